@@ -1,0 +1,32 @@
+//! The API on the wire: one noun per concept, the same names as in the service and in SQL.
+//!
+//! Requests refuse unknown fields; answers may gain fields, so readers ignore what they do not know.
+//! Timestamps are RFC 3339 text, durations carry their unit in the name.
+
+mod batch;
+mod ledger;
+mod policy;
+mod problem;
+mod rules;
+mod trajectory;
+
+pub use batch::{
+    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
+    VersionRange,
+};
+pub use ledger::{
+    CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, PolicyStats, RolloutState, Stats, StoryGroup,
+    TrajectoryPage, TrajectoryStory,
+};
+pub use policy::{
+    CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
+    ResumeRequest, ResumeResponse, VersionRequest, Waiting,
+};
+pub use problem::{PROBLEM_JSON, Problem, Violation};
+pub use rules::{
+    Advantage, BacklogRules, BatchOrder, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
+    LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Settle, StalenessAction, StalenessRules,
+};
+pub use trajectory::{
+    BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan,
+};

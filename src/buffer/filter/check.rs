@@ -1,0 +1,340 @@
+//! The first gate of an expression: is its shape one that we run?
+//!
+//! It looks at size, syntax, names, functions, loops and regular expressions, and evaluates
+//! nothing, because whatever passes must be safe to evaluate. [`rehearse`](super::rehearse) is the
+//! second gate.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::thread;
+
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators,
+};
+use cel::{ParseErrors, Program};
+use forebay_client::wire::{FilterRule, FilterScope};
+use regex::{Regex, RegexBuilder};
+
+use super::facts::{GroupVariables, RolloutVariables};
+
+/// Far more than a readable rule needs, and little enough to check in milliseconds.
+const SOURCE_BYTES_MAX: usize = 4096;
+/// The interpreter recurses, and runs on worker threads with 2 MiB of stack.
+const NESTING_MAX: usize = 100;
+/// The parser recurses for every term of a sum: 4 KiB of `+1` overflow an ordinary stack.
+const PARSER_STACK_BYTES: usize = 64 << 20;
+/// Bounds the memory that a compiled pattern takes, and with it the time to compile it.
+const REGEX_BYTES_MAX: usize = 256 << 10;
+
+/// The functions called as `value.name(..)`, with the number of their arguments. None of them can
+/// build a value much larger than its arguments.
+const METHODS: [(&str, RangeInclusive<usize>); 5] = [
+    ("contains", 1..=1),
+    ("endsWith", 1..=1),
+    ("matches", 1..=1),
+    ("size", 0..=0),
+    ("startsWith", 1..=1),
+];
+/// The functions called as `name(..)`, with the number of their arguments.
+const FUNCTIONS: [(&str, RangeInclusive<usize>); 11] = [
+    ("bool", 1..=1),
+    ("bytes", 1..=1),
+    ("double", 1..=1),
+    ("dyn", 1..=1),
+    ("int", 1..=1),
+    ("matches", 2..=2),
+    ("max", 1..=8),
+    ("min", 1..=8),
+    ("size", 1..=1),
+    ("string", 1..=1),
+    ("uint", 1..=1),
+];
+/// The variables that hold a number for each of many keys.
+const COLLECTIONS_OF_NUMBERS: [&str; 2] = ["reward_components", "rewards"];
+/// What there is to say when the parser fails without a reason.
+const UNREADABLE: &str = "the parser cannot read this";
+/// What the parser itself expands, for the message about an unknown function.
+const MACROS: &str = "has, all, exists, exists_one, map, filter";
+
+/// Parses and checks the expression of `rule`, adding its patterns to `regexes`. Returns every
+/// fault that has nothing to do with values.
+pub(super) fn parse(
+    rule: &FilterRule,
+    regexes: &mut HashMap<String, Regex>,
+) -> Result<Program, Vec<String>> {
+    if rule.when.len() > SOURCE_BYTES_MAX {
+        let length = rule.when.len();
+        return Err(vec![format!(
+            "at most {SOURCE_BYTES_MAX} bytes, not {length}"
+        )]);
+    }
+    let program = parse_apart(&rule.when).map_err(|message| vec![message])?;
+    let mut checker = Checker {
+        scope: rule.scope,
+        source: program.source_info(),
+        within: None,
+        regexes,
+        faults: Vec::new(),
+    };
+    checker.visit(program.expression());
+    let faults = checker.faults;
+    if faults.is_empty() {
+        Ok(program)
+    } else {
+        Err(faults)
+    }
+}
+
+/// Parses on a stack that no expression of the permitted size exhausts, and refuses what would
+/// exhaust an ordinary one when it is evaluated. A panic of the parser is a refusal, too.
+fn parse_apart(source: &str) -> Result<Program, String> {
+    let parse = || {
+        let program = Program::compile(source).map_err(|errors| first_error(&errors))?;
+        if nesting(program.expression()) > NESTING_MAX {
+            return Err(format!(
+                "nested more than {NESTING_MAX} deep; a sum of n terms counts n"
+            ));
+        }
+        Ok(program)
+    };
+    thread::scope(|threads| {
+        thread::Builder::new()
+            .name("filter-parser".to_owned())
+            .stack_size(PARSER_STACK_BYTES)
+            .spawn_scoped(threads, parse)
+            .expect("a service that cannot start a thread cannot serve either")
+            .join()
+            .unwrap_or_else(|_| Err(UNREADABLE.to_owned()))
+    })
+}
+
+/// The errors after the first are mostly its consequences.
+fn first_error(errors: &ParseErrors) -> String {
+    let Some(error) = errors.errors.first() else {
+        return UNREADABLE.to_owned();
+    };
+    let (line, column) = error.pos;
+    if error.msg.contains("Recursion limit") {
+        return format!("line {line}, column {column}: nested too deeply");
+    }
+    // What could have come instead is a list of most of the grammar.
+    let message = error.msg.split(" expecting ").next().unwrap_or_default();
+    let message = message.trim_start_matches("Syntax error: ");
+    format!("line {line}, column {column}: {message}")
+}
+
+fn nesting(node: &IdedExpr) -> usize {
+    1 + parts(node).into_iter().map(nesting).max().unwrap_or(0)
+}
+
+/// The expressions that a node is made of.
+pub(super) fn parts(node: &IdedExpr) -> Vec<&IdedExpr> {
+    match &node.expr {
+        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => Vec::new(),
+        Expr::Call(call) => call
+            .target
+            .as_deref()
+            .into_iter()
+            .chain(&call.args)
+            .collect(),
+        Expr::Select(select) => vec![&select.operand],
+        Expr::List(list) => list.elements.iter().collect(),
+        Expr::Map(map) => map
+            .entries
+            .iter()
+            .flat_map(|entry| entry_parts(&entry.expr))
+            .collect(),
+        Expr::Struct(message) => message
+            .entries
+            .iter()
+            .flat_map(|entry| entry_parts(&entry.expr))
+            .collect(),
+        Expr::Comprehension(each) => {
+            vec![
+                &each.iter_range,
+                &each.accu_init,
+                &each.loop_cond,
+                &each.loop_step,
+                &each.result,
+            ]
+        }
+    }
+}
+
+fn entry_parts(entry: &EntryExpr) -> Vec<&IdedExpr> {
+    match entry {
+        EntryExpr::MapEntry(entry) => vec![&entry.key, &entry.value],
+        EntryExpr::StructField(field) => vec![&field.value],
+    }
+}
+
+/// Puts the place of a node in front of a message. Columns count characters, as the parser's do.
+pub(super) fn at(source: &SourceInfo, node: &IdedExpr, message: &str) -> String {
+    let before = source
+        .offset_for(node.id)
+        .and_then(|(start, _)| source.source.get(..start as usize));
+    let Some(before) = before else {
+        return message.to_owned();
+    };
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let line = before.matches('\n').count() + 1;
+    let column = before[line_start..].chars().count() + 1;
+    format!("line {line}, column {column}: {message}")
+}
+
+/// Walks an expression for what its shape tells.
+struct Checker<'e> {
+    scope: FilterScope,
+    source: &'e SourceInfo,
+    /// The loop whose body is being visited; there is never a second one inside it.
+    within: Option<&'e ComprehensionExpr>,
+    regexes: &'e mut HashMap<String, Regex>,
+    faults: Vec<String>,
+}
+
+impl<'e> Checker<'e> {
+    fn visit(&mut self, node: &'e IdedExpr) {
+        match &node.expr {
+            Expr::Comprehension(each) => return self.visit_loop(node, each),
+            Expr::Ident(name) => self.check_name(node, name),
+            Expr::Call(call) => self.check_call(node, call),
+            Expr::Struct(_) => self.refuse(node, "messages cannot be constructed"),
+            _ => {}
+        }
+        for part in parts(node) {
+            self.visit(part);
+        }
+    }
+
+    /// A loop in the body of another multiplies its cost: four of them over 64 rewards run for 15
+    /// seconds. A loop over the result of another only adds.
+    fn visit_loop(&mut self, node: &'e IdedExpr, each: &'e ComprehensionExpr) {
+        if self.within.is_some() {
+            return self.refuse(node, "loops (all, exists, map, filter) cannot be nested");
+        }
+        self.visit(&each.iter_range);
+        self.within = Some(each);
+        for part in [
+            &each.accu_init,
+            &each.loop_cond,
+            &each.loop_step,
+            &each.result,
+        ] {
+            self.visit(part);
+            self.check_body(part);
+        }
+        self.within = None;
+    }
+
+    /// Whatever looks at a whole collection is a loop, too: `metadata.a.map(x, metadata.a)` makes
+    /// 900 million values of 30,000. So a body sees of them only a number at a time.
+    fn check_body(&mut self, node: &IdedExpr) {
+        let of_numbers = |node: &IdedExpr| matches!(&node.expr, Expr::Ident(name) if COLLECTIONS_OF_NUMBERS.contains(&name.as_str()));
+        match &node.expr {
+            // It has been refused as a whole.
+            Expr::Comprehension(_) => {}
+            Expr::Select(select) if of_numbers(&select.operand) => {}
+            Expr::Call(call) if call.func_name == operators::INDEX && of_numbers(&call.args[0]) => {
+                self.check_body(&call.args[1]);
+            }
+            Expr::Ident(name) if name == "metadata" => {
+                self.refuse(node, "`metadata` cannot be used in the body of a loop");
+            }
+            Expr::Ident(name) if of_numbers(node) => {
+                let message = format!("`{name}` can only be indexed in the body of a loop");
+                self.refuse(node, &message);
+            }
+            _ => parts(node)
+                .into_iter()
+                .for_each(|part| self.check_body(part)),
+        }
+    }
+
+    fn check_name(&mut self, node: &IdedExpr, name: &str) {
+        let own = |each: &ComprehensionExpr| each.iter_var == name || each.accu_var == name;
+        let (scope, known): (_, &[&str]) = match self.scope {
+            FilterScope::Rollout => ("rollout", &RolloutVariables::NAMES),
+            FilterScope::Group => ("group", &GroupVariables::NAMES),
+        };
+        if !known.contains(&name) && !self.within.is_some_and(own) {
+            let known = known.join(", ");
+            let message = format!("unknown name `{name}`; scope `{scope}` has {known}");
+            self.refuse(node, &message);
+        }
+    }
+
+    fn check_call(&mut self, node: &IdedExpr, call: &'e CallExpr) {
+        let name = call.func_name.as_str();
+        // The parser names operators `_+_` or `@in`, as no function can be.
+        if !name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        {
+            return;
+        }
+        let known: &[_] = if call.target.is_some() {
+            &METHODS
+        } else {
+            &FUNCTIONS
+        };
+        let fits = |(known, arguments): &(&str, RangeInclusive<usize>)| {
+            *known == name && arguments.contains(&call.args.len())
+        };
+        if !known.iter().any(fits) {
+            return self.refuse(node, &unknown_function(call));
+        }
+        if name == "matches" {
+            self.check_pattern(node, call.args.last());
+        }
+    }
+
+    fn check_pattern(&mut self, node: &IdedExpr, pattern: Option<&IdedExpr>) {
+        let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern.map(|node| &node.expr)
+        else {
+            return self.refuse(node, "the pattern of `matches` must be a string literal");
+        };
+        let pattern: &str = pattern.inner();
+        match RegexBuilder::new(pattern)
+            .size_limit(REGEX_BYTES_MAX)
+            .build()
+        {
+            Ok(regex) => {
+                self.regexes.insert(pattern.to_owned(), regex);
+            }
+            Err(error) => {
+                // The lines before the last draw the pattern, which the column points at already.
+                let error = error.to_string();
+                let error = error.lines().last().unwrap_or_default();
+                let error = error.trim_start_matches("error: ");
+                self.refuse(node, &format!("the pattern of `matches`: {error}"));
+            }
+        }
+    }
+
+    fn refuse(&mut self, node: &IdedExpr, message: &str) {
+        self.faults.push(at(self.source, node, message));
+    }
+}
+
+fn unknown_function(call: &CallExpr) -> String {
+    let names = |known: &[(&'static str, _)]| {
+        known
+            .iter()
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    format!(
+        "no {} `{}` with {} argument(s); there are the macros {MACROS}, the functions {} and the \
+         methods {}",
+        if call.target.is_some() {
+            "method"
+        } else {
+            "function"
+        },
+        call.func_name,
+        call.args.len(),
+        names(&FUNCTIONS),
+        names(&METHODS),
+    )
+}

@@ -1,0 +1,168 @@
+//! Stage 3, finalize: decide a group, exactly once, in the transaction that completes it.
+//!
+//! The stage before is [`ingest`](super::ingest), the next [`batch`](super::batch).
+
+use forebay_client::wire::Verdict;
+
+use super::{
+    advantage::advantages,
+    filter::{GroupFacts, Judgement},
+    ids::{RolloutPk, Version},
+    rules::Rules,
+};
+use crate::clock::Timestamp;
+
+/// Why a group is decided now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Every place is taken by a kept or masked rollout.
+    Complete,
+    /// `shrink`: every place is used, some by dropped rollouts.
+    PlacesUsed,
+    /// `refill`: the posts are used up.
+    Exhausted,
+    /// Its time is over, or it was closed by hand.
+    TimedOut,
+}
+
+impl Cause {
+    /// Reason of a group that has too few rollouts when it is decided.
+    fn shortage(self) -> &'static str {
+        match self {
+            Self::Exhausted => "exhausted",
+            Self::Complete | Self::PlacesUsed | Self::TimedOut => "incomplete",
+        }
+    }
+}
+
+/// A group as it stands under its lock.
+#[derive(Clone, Debug)]
+pub struct GroupSnapshot {
+    /// Places.
+    pub size: u32,
+    /// Rollouts that suffice.
+    pub min_size: u32,
+    /// Label of the environment of its first rollout.
+    pub environment: Option<String>,
+    /// When its first rollout arrived.
+    pub opened_at: Timestamp,
+    /// Kept and masked rollouts in the order of arrival.
+    pub rollouts: Vec<Member>,
+}
+
+/// A kept or masked rollout of a group.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Row of the rollout.
+    pub rollout_pk: RolloutPk,
+    /// Kept or masked.
+    pub verdict: Verdict,
+    /// Its vote.
+    pub reward: Option<f64>,
+    /// Segments.
+    pub segments: u32,
+    /// Segments with a trained token.
+    pub trained_segments: u32,
+    /// Prompt and response tokens.
+    pub tokens: u64,
+    /// Response tokens with mask 1, as sent.
+    pub trained_tokens: u64,
+    /// Oldest and newest version of a trained token, as delivered.
+    pub trained_versions: Option<(Version, Version)>,
+}
+
+/// What becomes of a group.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GroupDecision {
+    /// Ready for a batch, with what batches need to know of it.
+    Ready(ReadyGroup),
+    /// Discarded with a reason.
+    Discard(String),
+}
+
+/// What finalize computes of a ready group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadyGroup {
+    /// Advantage of every member.
+    pub advantages: Vec<(RolloutPk, f64)>,
+    /// Totals over the members.
+    pub totals: GroupTotals,
+}
+
+/// Totals over the kept and masked rollouts of a group, of the mask as delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GroupTotals {
+    /// Rows of `/samples`.
+    pub samples: u64,
+    /// Sum of max(1, samples with a trained token) over rollouts.
+    pub trained_samples: u64,
+    /// Prompt and response tokens.
+    pub tokens: u64,
+    /// Trained tokens.
+    pub trained_tokens: u64,
+    /// Sum of the rewards of kept rollouts.
+    pub reward_sum: f64,
+    /// Kept rollouts.
+    pub reward_count: u64,
+    /// Oldest and newest version of a trained token; none when nothing is trained.
+    pub trained_versions: Option<(Version, Version)>,
+}
+
+/// Decides a group: too few rollouts, then none that trains, then the group filters, then its advantages.
+#[must_use]
+pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupDecision {
+    if group.rollouts.len() < group.min_size as usize {
+        return GroupDecision::Discard(cause.shortage().to_owned());
+    }
+    if !group.rollouts.iter().any(|member| member.verdict == Verdict::Kept) {
+        return GroupDecision::Discard("all-masked".to_owned());
+    }
+    let rewards: Vec<f64> = group.rollouts.iter().filter_map(|member| member.reward).collect();
+    let Judgement { matched, .. } = rules.filters().judge_group(&filter_facts(group, &rewards, now));
+    if let Some(found) = matched {
+        return GroupDecision::Discard(found.name.to_owned());
+    }
+    let mut votes = advantages(rules.advantage, &rewards).into_iter();
+    let of_member = |member: &Member| {
+        let advantage = member.reward.and_then(|_| votes.next()).unwrap_or(0.0);
+        (member.rollout_pk, advantage)
+    };
+    GroupDecision::Ready(ReadyGroup {
+        advantages: group.rollouts.iter().map(of_member).collect(),
+        totals: totals(&group.rollouts),
+    })
+}
+
+fn totals(members: &[Member]) -> GroupTotals {
+    let mut totals = GroupTotals::default();
+    for member in members {
+        totals.samples += u64::from(member.segments.max(1));
+        totals.tokens += member.tokens;
+        let kept = member.verdict == Verdict::Kept;
+        totals.trained_samples += if kept { u64::from(member.trained_segments.max(1)) } else { 1 };
+        if !kept {
+            continue;
+        }
+        totals.trained_tokens += member.trained_tokens;
+        totals.reward_sum += member.reward.unwrap_or(0.0);
+        totals.reward_count += 1;
+        totals.trained_versions = match (totals.trained_versions, member.trained_versions) {
+            (Some((old, new)), Some((older, newer))) => Some((old.min(older), new.max(newer))),
+            (left, right) => left.or(right),
+        };
+    }
+    totals
+}
+
+fn filter_facts<'a>(group: &'a GroupSnapshot, rewards: &'a [f64], now: Timestamp) -> GroupFacts<'a> {
+    let masked = group.rollouts.iter().filter(|member| member.verdict == Verdict::Masked).count();
+    GroupFacts {
+        size: i64::from(group.size),
+        kept: (group.rollouts.len() - masked) as i64,
+        masked: masked as i64,
+        rewards,
+        tokens: group.rollouts.iter().map(|member| member.tokens as i64).sum(),
+        environment: group.environment.as_deref(),
+        age_s: now.micros_since(group.opened_at) as f64 / 1e6,
+    }
+}

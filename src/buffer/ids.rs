@@ -1,0 +1,313 @@
+//! Identities: a bare `Uuid` or `String` never crosses a function boundary.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use uuid::Uuid;
+
+/// Longest rollout, group, request and consumer id in bytes.
+pub const ID_BYTES_MAX: usize = 256;
+
+/// Longest policy name in bytes.
+pub const POLICY_NAME_BYTES_MAX: usize = 128;
+
+/// Why a text is not an identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidId {
+    /// Empty or longer than its bound.
+    #[error("must be 1 to {ID_BYTES_MAX} bytes")]
+    Length,
+    /// Contains a control character.
+    #[error("must not contain control characters")]
+    Control,
+    /// Not a policy name.
+    #[error("must match [A-Za-z0-9._-]{{1,128}}")]
+    PolicyName,
+    /// Not a batch id.
+    #[error("must be the id of a batch")]
+    BatchId,
+}
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Parses an id of 1 to 256 bytes without control characters.
+            pub fn parse(text: &str) -> Result<Self, InvalidId> {
+                check_text(text).map(|()| Self(text.into()))
+            }
+
+            /// The id as sent.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+
+            /// Short key of the id for indexes.
+            #[must_use]
+            pub fn key(&self) -> IdKey {
+                IdKey::of(&self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text_id! {
+    /// One execution of an agent by one policy on one task, named by its producer.
+    RolloutId
+}
+text_id! {
+    /// The rollouts of one task that are compared with each other.
+    GroupId
+}
+text_id! {
+    /// Makes a request for a batch repeatable.
+    RequestId
+}
+text_id! {
+    /// Who asks for batches; the scope of a request id.
+    ConsumerName
+}
+
+impl RolloutId {
+    /// A fresh id for a trajectory that came without one, ordered by time.
+    #[must_use]
+    pub fn mint() -> Self {
+        Self(Uuid::now_v7().to_string().into())
+    }
+}
+
+impl From<&RolloutId> for GroupId {
+    /// A trajectory without a group is a group of one, named like its rollout.
+    fn from(rollout_id: &RolloutId) -> Self {
+        Self(Arc::clone(&rollout_id.0))
+    }
+}
+
+/// A policy in training.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyName(Arc<str>);
+
+impl PolicyName {
+    /// Parses `[A-Za-z0-9._-]{1,128}`, which needs no encoding in a path.
+    pub fn parse(text: &str) -> Result<Self, InvalidId> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        if (1..=POLICY_NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(allowed) {
+            Ok(Self(text.into()))
+        } else {
+            Err(InvalidId::PolicyName)
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for PolicyName {
+    /// The policy that always exists.
+    fn default() -> Self {
+        Self("default".into())
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// First 16 bytes of the BLAKE3 hash of an id: what indexes hold instead of 256 bytes of text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdKey([u8; 16]);
+
+impl IdKey {
+    fn of(text: &str) -> Self {
+        let mut key = [0; 16];
+        key.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..16]);
+        Self(key)
+    }
+
+    /// From the 16 bytes of [`Self::as_bytes`].
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key as 32 hexadecimal digits.
+    #[must_use]
+    pub fn to_hex(self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.0))
+    }
+
+    /// The key's bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// An immutable list of whole groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BatchId(Uuid);
+
+impl BatchId {
+    /// A fresh id, ordered by time.
+    #[must_use]
+    pub fn mint() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// From the 16 bytes of [`Self::as_bytes`].
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(Uuid::from_bytes(bytes))
+    }
+
+    /// The 16 bytes that the store keeps.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl FromStr for BatchId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        Uuid::try_parse(text).map(Self).map_err(|_| InvalidId::BatchId)
+    }
+}
+
+impl fmt::Display for BatchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Proof of a claim: 122 random bits, new at every delivery.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LeaseToken(Arc<str>);
+
+impl LeaseToken {
+    /// A fresh token.
+    #[must_use]
+    pub fn mint() -> Self {
+        Self(Uuid::new_v4().simple().to_string().into())
+    }
+
+    /// A token as presented; one that was never minted matches no lease.
+    #[must_use]
+    pub fn presented(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    /// The token.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for LeaseToken {
+    /// A token is a secret: it never reaches a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LeaseToken(..)")
+    }
+}
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub i64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// The trainer's optimizer step.
+    Step
+}
+number! {
+    /// A policy's weight version.
+    Version
+}
+number! {
+    /// Lineage of a policy's weights.
+    Epoch
+}
+number! {
+    /// Fresh start of a policy.
+    Run
+}
+number! {
+    /// Row of a policy in the store.
+    PolicyPk
+}
+number! {
+    /// Row of a group in the store.
+    GroupPk
+}
+number! {
+    /// Row of a rollout in the store; ascending in the order of arrival within a group.
+    RolloutPk
+}
+number! {
+    /// Row of a batch in the store; ascending in the order in which batches were cut.
+    BatchPk
+}
+
+fn check_text(text: &str) -> Result<(), InvalidId> {
+    if text.is_empty() || text.len() > ID_BYTES_MAX {
+        Err(InvalidId::Length)
+    } else if text.chars().any(char::is_control) {
+        Err(InvalidId::Control)
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_bounded_and_free_of_control_characters() {
+        assert!(RolloutId::parse("7f3c-0 \u{e9}").is_ok());
+        assert_eq!(RolloutId::parse(""), Err(InvalidId::Length));
+        assert_eq!(RolloutId::parse(&"x".repeat(257)), Err(InvalidId::Length));
+        assert_eq!(GroupId::parse("a\nb"), Err(InvalidId::Control));
+        assert_eq!(GroupId::parse("a\u{85}b"), Err(InvalidId::Control));
+    }
+
+    #[test]
+    fn policy_names_need_no_encoding() {
+        assert!(PolicyName::parse("math.solver-1_x").is_ok());
+        for name in ["", "a/b", "a b", "\u{e9}"] {
+            assert_eq!(PolicyName::parse(name), Err(InvalidId::PolicyName), "{name:?}");
+        }
+        assert_eq!(PolicyName::parse(&"a".repeat(129)), Err(InvalidId::PolicyName));
+    }
+
+    #[test]
+    fn lease_tokens_stay_out_of_logs() {
+        let token = LeaseToken::mint();
+        assert!(!format!("{token:?}").contains(token.as_str()));
+    }
+}

@@ -1,0 +1,337 @@
+//! Stage 2, ingest: what becomes of a rollout, decided under the lock of its group.
+//!
+//! Everything here is a pure function of rules and snapshots; the store calls it inside its transaction, so the post
+//! that completes a group is answered after the group is decided. The stage before is
+//! [`trajectory`](super::trajectory), the next [`finalize`](super::finalize).
+
+use std::sync::Arc;
+
+use forebay_client::wire::{self, FilterAction, GroupState, OnDrop, Verdict, Violation};
+
+use super::{
+    Buffer,
+    canonical::ContentDigest,
+    filter::{Judgement, RolloutFacts},
+    finalize::Cause,
+    ids::{GroupId, PolicyName, RolloutId, Version},
+    payload::Payload,
+    refusal::{BufferError, Refusal},
+    rules::Rules,
+    trajectory::{Facts, ResolvedVersions, Trajectory, VIOLATIONS_MAX},
+};
+use crate::store::{BundleOutcome, Ingest, Ingested, StoreError};
+
+/// Reason of a rollout that came after its group was decided.
+pub const REASON_GROUP_DECIDED: &str = "group-decided";
+
+/// Reason of a rollout without a reward that no filter masked.
+pub const REASON_NO_REWARD: &str = "no-reward";
+
+/// Posts per place after which a refilling group is decided with what is there.
+pub const POSTS_PER_PLACE_MAX: u32 = 4;
+
+/// Failing filters named in the ledger, per rollout.
+const FAILED_FILTERS_MAX: usize = 16;
+
+/// A valid trajectory, packed and ready to be stored.
+#[derive(Clone, Debug)]
+pub struct NewRollout {
+    /// Policy that produced it.
+    pub policy: PolicyName,
+    /// Its identity.
+    pub rollout_id: RolloutId,
+    /// Its group, if its producer named one.
+    pub group_id: Option<GroupId>,
+    /// Size of the group, if its producer named one.
+    pub group_size: Option<u32>,
+    /// What rules and the ledger know of it.
+    pub facts: Facts,
+    /// Canonical content.
+    pub content: ContentDigest,
+    /// The bulk.
+    pub payload: Payload,
+}
+
+impl NewRollout {
+    /// Packs a trajectory. Takes milliseconds for long ones: not for an async worker.
+    #[must_use]
+    pub fn pack(trajectory: Trajectory) -> Self {
+        Self {
+            payload: Payload::pack(&trajectory),
+            policy: trajectory.policy,
+            rollout_id: trajectory.rollout_id,
+            group_id: trajectory.group_id,
+            group_size: trajectory.group_size,
+            facts: trajectory.facts,
+            content: trajectory.content,
+        }
+    }
+
+    /// The group it belongs to: its own when its producer named none.
+    #[must_use]
+    pub fn group(&self) -> GroupId {
+        self.group_id.clone().unwrap_or_else(|| GroupId::from(&self.rollout_id))
+    }
+}
+
+/// Places and posts of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupFill {
+    /// State before the rollout at hand.
+    pub state: GroupState,
+    /// Places.
+    pub size: u32,
+    /// Rollouts kept.
+    pub kept: u32,
+    /// Rollouts masked.
+    pub masked: u32,
+    /// Rollouts dropped.
+    pub dropped: u32,
+}
+
+impl GroupFill {
+    /// Kept and masked rollouts.
+    #[must_use]
+    pub fn arrived(&self) -> u32 {
+        self.kept + self.masked
+    }
+
+    /// Counts a rollout that an open group received.
+    pub fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Kept => self.kept += 1,
+            Verdict::Masked => self.masked += 1,
+            Verdict::Dropped => self.dropped += 1,
+            Verdict::Late => {}
+        }
+    }
+
+    /// Why the group is to be decided now, if it is.
+    #[must_use]
+    pub fn due(&self, on_drop: OnDrop) -> Option<Cause> {
+        let posts = self.arrived() + self.dropped;
+        if self.arrived() >= self.size {
+            return Some(Cause::Complete);
+        }
+        match on_drop {
+            OnDrop::Shrink if posts >= self.size => Some(Cause::PlacesUsed),
+            OnDrop::Refill if posts >= self.size.saturating_mul(POSTS_PER_PLACE_MAX) => Some(Cause::Exhausted),
+            _ => None,
+        }
+    }
+}
+
+/// What ingest decided about one rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutDecision {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Filter or built-in code behind it.
+    pub reason: Option<String>,
+    /// Filters whose evaluation failed.
+    pub failed_filters: Vec<String>,
+    /// Its version, with an absent one resolved.
+    pub versions: ResolvedVersions,
+}
+
+impl RolloutDecision {
+    /// Trained versions as they will be delivered: a masked rollout trains nothing.
+    #[must_use]
+    pub fn trained_versions(&self) -> Option<(Version, Version)> {
+        self.versions.trained.filter(|_| self.verdict == Verdict::Kept)
+    }
+}
+
+impl Buffer {
+    /// Validates and packs trajectories that were posted together; pointers start with the index in the bundle.
+    ///
+    /// Takes milliseconds for long ones: not for an async worker.
+    pub fn prepare(&self, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
+        let mut violations = Vec::new();
+        let mut prepared = Vec::with_capacity(bundle.len());
+        for (index, sent) in bundle.into_iter().enumerate() {
+            match Trajectory::parse(sent, &self.options.limits) {
+                Ok(trajectory) => prepared.push(NewRollout::pack(trajectory)),
+                Err(found) => violations.extend(found.into_iter().map(|violation| Violation {
+                    pointer: format!("/{index}{}", violation.pointer),
+                    detail: violation.detail,
+                })),
+            }
+        }
+        violations.truncate(VIOLATIONS_MAX);
+        if violations.is_empty() { Ok(prepared) } else { Err(Refusal::Invalid(violations)) }
+    }
+
+    /// Stores a bundle, all or nothing. When it answers, every group that the bundle completes is decided.
+    pub async fn ingest(&self, bundle: Vec<NewRollout>) -> Result<Vec<Ingested>, BufferError> {
+        let outcome = self.ingest_all(vec![bundle]).await?.pop();
+        outcome.ok_or(StoreError::Closed)?.map_err(BufferError::from)
+    }
+
+    /// Stores bundles that do not depend on each other, in order, with as few commits as may be.
+    pub async fn ingest_all(&self, bundles: Vec<Vec<NewRollout>>) -> Result<Vec<BundleOutcome>, BufferError> {
+        let bundles = Arc::new(bundles);
+        loop {
+            let ingest =
+                Ingest { bundles: Arc::clone(&bundles), decide: Arc::clone(&self.decide), now: self.clock.now() };
+            let outcomes = self.store.ingest(ingest).await?;
+            let unknown = outcomes.iter().find_map(|outcome| match outcome {
+                Err(Refusal::UnknownPolicy(name)) if self.options.auto_create => Some(name.clone()),
+                _ => None,
+            });
+            self.report(&bundles, &outcomes);
+            match unknown {
+                // What was stored is recognised, and answered with the same receipts, when the bundles go again.
+                Some(name) if bundles.len() == 1 => self.create(&name).await?,
+                Some(name) => {
+                    self.create(&name).await?;
+                    return Box::pin(self.retry_refused(&bundles, outcomes)).await;
+                }
+                None => return Ok(outcomes),
+            }
+        }
+    }
+
+    /// Runs again the bundles whose policy did not exist, and leaves the others' outcomes as they are.
+    async fn retry_refused(
+        &self,
+        bundles: &[Vec<NewRollout>],
+        mut outcomes: Vec<BundleOutcome>,
+    ) -> Result<Vec<BundleOutcome>, BufferError> {
+        let refused = |outcome: &BundleOutcome| matches!(outcome, Err(Refusal::UnknownPolicy(_)));
+        let again: Vec<usize> = (0..outcomes.len()).filter(|&index| refused(&outcomes[index])).collect();
+        let retried = self.ingest_all(again.iter().map(|&index| bundles[index].clone()).collect()).await?;
+        for (index, outcome) in again.into_iter().zip(retried) {
+            outcomes[index] = outcome;
+        }
+        Ok(outcomes)
+    }
+
+    /// Counts what was stored, and wakes who waits for the groups that became ready.
+    fn report(&self, bundles: &[Vec<NewRollout>], outcomes: &[BundleOutcome]) {
+        for (bundle, outcome) in bundles.iter().zip(outcomes) {
+            let Ok(stored) = outcome else { continue };
+            for (new, ingested) in bundle.iter().zip(stored) {
+                self.report_one(new, ingested);
+            }
+        }
+    }
+
+    fn report_one(&self, new: &NewRollout, ingested: &Ingested) {
+        let policy = ingested.policy.as_str();
+        if ingested.duplicate {
+            self.metrics.duplicate(policy);
+            return;
+        }
+        let decision = &ingested.decision;
+        self.metrics.received(policy, verdict_name(decision.verdict), new.facts.tokens);
+        for filter in &decision.failed_filters {
+            self.metrics.filter_failed(policy, filter);
+        }
+        if let (Verdict::Dropped, Some(reason)) = (decision.verdict, &decision.reason) {
+            self.metrics.dropped(policy, reason);
+        }
+        if let Some(state) = ingested.decided {
+            self.report_decided(&ingested.policy, state, ingested.discarded.as_deref());
+        }
+    }
+
+    /// Counts a decided group, and wakes a trainer if it is ready.
+    pub(super) fn report_decided(&self, policy: &PolicyName, state: GroupState, reason: Option<&str>) {
+        if state == GroupState::Ready {
+            self.metrics.decided(policy.as_str(), "ready");
+            self.wakers.batch(policy);
+        } else {
+            self.metrics.decided(policy.as_str(), "discarded");
+            self.metrics.dropped(policy.as_str(), reason.unwrap_or_default());
+        }
+    }
+}
+
+fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Kept => "kept",
+        Verdict::Masked => "masked",
+        Verdict::Dropped => "dropped",
+        Verdict::Late => "late",
+    }
+}
+
+/// Checks what only the policy's rules can: required columns, and groups of one.
+pub fn check(rules: &Rules, new: &NewRollout) -> Result<(), Refusal> {
+    let mut violations = Vec::new();
+    let mut refuse = |pointer: &str, detail: String| {
+        violations.push(Violation { pointer: pointer.into(), detail });
+    };
+    for &requirement in &rules.require {
+        if !new.facts.has(requirement) {
+            let name = serde_json::to_value(requirement).unwrap_or_default();
+            let name = name.as_str().unwrap_or_default();
+            let (pointer, place) = match name {
+                "tokens" => ("/segments", "at least one segment"),
+                "policy_version" => ("/policy_version", "the trajectory, or as `versions` in every segment"),
+                _ => ("/segments", "every segment"),
+            };
+            refuse(pointer, format!("policy `{}` requires `{name}` in {place}", new.policy));
+        }
+    }
+    if new.group_id.is_none() && rules.group.size > 1 {
+        refuse("/group_id", format!("is needed: groups of policy `{}` have {} rollouts", new.policy, rules.group.size));
+    }
+    if violations.is_empty() { Ok(()) } else { Err(Refusal::Invalid(violations)) }
+}
+
+/// The verdict on a new rollout of a group, under the group's lock.
+#[must_use]
+pub fn decide(rules: &Rules, new: &NewRollout, current: Version, group: GroupFill) -> RolloutDecision {
+    let versions = new.facts.versions.resolve(current);
+    if group.state != GroupState::Open {
+        return RolloutDecision {
+            verdict: Verdict::Late,
+            reason: Some(REASON_GROUP_DECIDED.to_owned()),
+            failed_filters: Vec::new(),
+            versions,
+        };
+    }
+    let Judgement { matched, failed } = rules.filters().judge_rollout(&filter_facts(&new.facts, versions, current));
+    let (verdict, reason) = match matched {
+        Some(found) if found.action == FilterAction::Mask => (Verdict::Masked, Some(found.name.to_owned())),
+        Some(found) => (Verdict::Dropped, Some(found.name.to_owned())),
+        None if new.facts.reward.is_none() => (Verdict::Dropped, Some(REASON_NO_REWARD.to_owned())),
+        None => (Verdict::Kept, None),
+    };
+    let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
+    RolloutDecision { verdict, reason, failed_filters, versions }
+}
+
+/// What a producer should know about a rollout that was accepted.
+#[must_use]
+pub fn warnings(decision: &RolloutDecision) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if decision.verdict == Verdict::Late {
+        warnings.push("the group was decided before this rollout arrived; it will not be trained on".to_owned());
+    }
+    for name in &decision.failed_filters {
+        warnings.push(format!("filter `{name}` could not be evaluated on this rollout and did not match"));
+    }
+    warnings
+}
+
+fn filter_facts<'a>(facts: &'a Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'a> {
+    RolloutFacts {
+        status: facts.status.as_str(),
+        reward: facts.reward,
+        reward_components: &facts.reward_components,
+        environment: facts.environment.as_deref(),
+        policy_version: versions.version.0,
+        version_current: current.0,
+        staleness: current.0.saturating_sub(versions.version.0).max(0),
+        segments: i64::from(facts.segments),
+        tokens: facts.tokens as i64,
+        response_tokens: facts.response_tokens as i64,
+        trained_tokens: facts.trained_tokens as i64,
+        max_segment_tokens: facts.max_segment_tokens as i64,
+        temperature: f64::from(facts.temperature),
+        metadata: facts.metadata.as_deref(),
+    }
+}

@@ -1,0 +1,182 @@
+//! Stage 5, lease: an exclusive, expiring, fenced claim on a batch, and how it ends.
+//!
+//! The stage before is [`batch`](super::batch); what a lease delivers is [`samples`](super::samples)'.
+
+use std::time::Duration;
+
+use forebay_client::wire::BatchState;
+use tokio::time::Instant;
+
+use super::{
+    Buffer,
+    ids::{BatchId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
+    refusal::{BufferError, Refusal},
+    wake::Woken,
+};
+use crate::store::{Batch, BatchFilter, Claim, Claimed, LeaseProof};
+
+/// Longest wait for a batch or a version.
+pub const WAIT_MS_MAX: u64 = 60_000;
+
+/// A request for a batch.
+#[derive(Clone, Debug)]
+pub struct LeaseRequest {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Who asks.
+    pub consumer: Option<ConsumerName>,
+    /// Makes the request repeatable.
+    pub request_id: Option<RequestId>,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// Take what is there when the time is over.
+    pub partial: bool,
+    /// How long to wait.
+    pub wait: Duration,
+}
+
+/// A batch in the hands of who asked for it.
+#[derive(Clone, Debug)]
+pub struct Leased {
+    /// The batch, with its lease.
+    pub batch: Batch,
+    /// The request held it already.
+    pub held: bool,
+}
+
+/// Who speaks for a lease.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// The batch.
+    pub batch_id: BatchId,
+    /// The token.
+    pub lease: LeaseToken,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+}
+
+impl Buffer {
+    /// The next batch, or none when no batch became ready in time.
+    ///
+    /// A caller that is dropped while it waits has claimed nothing.
+    pub async fn lease(&self, request: LeaseRequest) -> Result<Option<Leased>, BufferError> {
+        self.policy_or_create(&request.policy).await?;
+        let _waiter = self.waiters.try_acquire().map_err(|_| Refusal::TooManyWaiters)?;
+        let waker = self.wakers.of(&request.policy);
+        let started = Instant::now();
+        let deadline = started + request.wait;
+        let mut time_is_up = request.wait.is_zero();
+        self.metrics.waiters.inc();
+        let _count = Leave(&self.metrics.waiters);
+        loop {
+            let claimed = {
+                let _turn = waker.turn.lock().await;
+                self.store.claim(self.claim(&request, request.partial && time_is_up)).await??
+            };
+            match claimed {
+                Claimed::Held(batch) => {
+                    self.metrics.lease(batch.policy.as_str(), "held", 1);
+                    return Ok(Some(Leased { batch: *batch, held: true }));
+                }
+                Claimed::Granted(batch) => {
+                    self.report_granted(&batch, started.elapsed());
+                    // One event may have made several batches: let the next in line look.
+                    self.wakers.batch(&request.policy);
+                    return Ok(Some(Leased { batch: *batch, held: false }));
+                }
+                Claimed::Nothing if time_is_up => return Ok(None),
+                Claimed::Nothing => {
+                    time_is_up = self.wakers.wait_for_batch(&waker, deadline).await == Woken::TimeIsUp;
+                }
+            }
+        }
+    }
+
+    fn claim(&self, request: &LeaseRequest, partial: bool) -> Claim {
+        Claim {
+            policy: request.policy.clone(),
+            consumer: request.consumer.clone(),
+            request_id: request.request_id.clone(),
+            epoch: request.epoch,
+            partial,
+            batch_id: BatchId::mint(),
+            lease: LeaseToken::mint(),
+            now: self.clock.now(),
+        }
+    }
+
+    fn report_granted(&self, batch: &Batch, waited: Duration) {
+        let policy = batch.policy.as_str();
+        let event = if batch.attempt > 1 { "redelivered" } else { "granted" };
+        self.metrics.lease(policy, event, 1);
+        let oldest = batch.trained_versions.map_or(batch.version_current, |(oldest, _)| oldest);
+        let staleness = batch.version_current.0.saturating_sub(oldest.0).max(0);
+        self.metrics.granted(policy, waited, batch.tokens, staleness);
+    }
+
+    /// Heartbeat: the lease expires `ttl_s` from now.
+    pub async fn extend(&self, holder: Holder, ttl_s: u64) -> Result<Batch, BufferError> {
+        Ok(self.store.extend(self.proof(holder), ttl_s).await??)
+    }
+
+    /// The batch was consumed by an optimizer step.
+    pub async fn ack(&self, holder: Holder, step: Step) -> Result<Batch, BufferError> {
+        let batch = self.store.ack(self.proof(holder), step).await??;
+        self.metrics.lease(batch.policy.as_str(), "acked", 1);
+        self.metrics.acked(batch.policy.as_str(), self.clock.now().micros_since(batch.created_at) as f64 / 1e6);
+        Ok(batch)
+    }
+
+    /// Gives the batch back; named groups are quarantined.
+    pub async fn nack(
+        &self,
+        holder: Holder,
+        reason: Option<String>,
+        groups: Vec<GroupId>,
+    ) -> Result<Batch, BufferError> {
+        let batch = self.store.nack(self.proof(holder), reason, groups).await??;
+        self.metrics.lease(batch.policy.as_str(), "nacked", 1);
+        if batch.state == BatchState::Quarantined {
+            tracing::warn!(batch.id = %batch.batch_id, policy.name = %batch.policy, "batch quarantined: its deliveries are used up");
+        }
+        self.wakers.batch(&batch.policy);
+        Ok(batch)
+    }
+
+    /// A quarantined batch, or the quarantined groups of a split one, come back with a fresh count.
+    pub async fn readmit(&self, batch_id: BatchId) -> Result<Batch, BufferError> {
+        let batch = self.store.readmit(batch_id).await??;
+        self.wakers.batch(&batch.policy);
+        Ok(batch)
+    }
+
+    /// One batch.
+    pub async fn batch(&self, batch_id: BatchId) -> Result<Batch, BufferError> {
+        let batch = self.store.batch(batch_id).await?;
+        batch.ok_or_else(|| Refusal::Unknown("the batch").into())
+    }
+
+    /// Batches in the order in which they were cut.
+    pub async fn batches(&self, filter: BatchFilter) -> Result<Vec<Batch>, BufferError> {
+        self.known(&filter.policy).await?;
+        Ok(self.store.batches(filter).await?)
+    }
+
+    fn proof(&self, holder: Holder) -> LeaseProof {
+        LeaseProof {
+            batch_id: holder.batch_id,
+            lease: holder.lease,
+            epoch: holder.epoch,
+            now: self.clock.now(),
+        }
+    }
+}
+
+/// Leaves the count of waiters however the wait ends.
+struct Leave<'g>(&'g prometheus::IntGauge);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

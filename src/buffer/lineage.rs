@@ -1,0 +1,72 @@
+//! Stage 6, lineage: which steps the weights have learned from, and what a trainer that starts again gets back.
+//!
+//! The rule for trainers: start with resume(last saved step); lease, compute gradients, ack(step) and only then move
+//! the weights; save, then checkpoint(step); publish. So the weights never hold data that is not acked, and no crash
+//! trains twice or skips.
+
+use super::{
+    Buffer,
+    ids::{Epoch, PolicyName, Run, Step},
+    refusal::BufferError,
+};
+use crate::store::{Publish, Resume, Resumed};
+
+impl Buffer {
+    /// The trainer has saved `step` durably; the last settled step and the batches settled now.
+    pub async fn checkpoint(
+        &self,
+        policy: PolicyName,
+        step: Step,
+        epoch: Option<Epoch>,
+    ) -> Result<(Step, u64), BufferError> {
+        self.policy_or_create(&policy).await?;
+        Ok(self.store.checkpoint(policy, step, epoch, self.clock.now()).await??)
+    }
+
+    /// A trainer (re)starts from its checkpoint of `step`, or from nothing.
+    pub async fn resume(
+        &self,
+        policy: PolicyName,
+        step: Option<Step>,
+        force: bool,
+        epoch: Option<Epoch>,
+    ) -> Result<Resumed, BufferError> {
+        self.policy_or_create(&policy).await?;
+        let resume = Resume { policy: policy.clone(), step, force, epoch, now: self.clock.now() };
+        let resumed = self.store.resume(resume).await??;
+        tracing::info!(
+            policy.name = %policy,
+            lineage.step = step.map(|step| step.0),
+            lineage.epoch = resumed.epoch.0,
+            policy.version = resumed.version.0,
+            batches.returned = resumed.returned,
+            batches.undeliverable = resumed.undeliverable,
+            "trainer resumed"
+        );
+        self.metrics.lease(policy.as_str(), "revoked", resumed.returned);
+        self.wakers.batch(&policy);
+        self.wakers.version(&policy);
+        Ok(resumed)
+    }
+
+    /// A fresh start of the policy; the new run and epoch and the groups discarded.
+    pub async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>) -> Result<(Run, Epoch, u64), BufferError> {
+        self.policy_or_create(&policy).await?;
+        let reset = self.store.reset(policy.clone(), epoch, self.clock.now()).await??;
+        tracing::info!(policy.name = %policy, policy.run = reset.0.0, groups.discarded = reset.2, "policy reset");
+        self.wakers.version(&policy);
+        Ok(reset)
+    }
+
+    /// A new weight version; true unless it was an identical repeat.
+    pub async fn publish(&self, mut publish: Publish) -> Result<bool, BufferError> {
+        self.policy_or_create(&publish.policy).await?;
+        publish.now = self.clock.now();
+        let policy = publish.policy.clone();
+        let new = self.store.publish(publish).await??;
+        self.wakers.version(&policy);
+        // Staleness is measured against the new version: what waited may have gone stale, what is ready may not.
+        self.wakers.batch(&policy);
+        Ok(new)
+    }
+}

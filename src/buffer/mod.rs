@@ -1,0 +1,187 @@
+//! The domain: from a posted trajectory to an acknowledged batch. No HTTP, no SQL.
+//!
+//! One file per stage, in the order in which a rollout meets them:
+//!
+//! 1. [`trajectory`]: validate. 2. [`ingest`]: filter, take a place in a group. 3. [`finalize`]: decide the group.
+//! 4. [`batch`]: cut. 5. [`lease`], [`samples`]: deliver. 6. [`lineage`]: settle, resume. 7. [`sweep`]: what time does.
+//!
+//! Decisions are pure functions; [`Buffer`] carries them to the [`Store`], which applies them under its locks.
+
+pub mod ids;
+pub mod rules;
+pub mod trajectory;
+pub mod canonical;
+pub mod payload;
+pub mod filter;
+pub mod ingest;
+pub mod finalize;
+pub mod advantage;
+pub mod batch;
+pub mod weights;
+pub mod lease;
+pub mod shard;
+pub mod samples;
+pub mod lineage;
+pub mod policies;
+pub mod ledger;
+pub mod sweep;
+pub mod refusal;
+mod wake;
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use self::{
+    finalize::{Cause, GroupDecision, GroupSnapshot},
+    ids::{PolicyName, Version},
+    ingest::{GroupFill, NewRollout, RolloutDecision},
+    refusal::{BufferError, Refusal},
+    rules::Rules,
+    trajectory::TrajectoryLimits,
+    wake::Wakers,
+};
+use crate::{
+    clock::{Clock, Timestamp},
+    metrics::Metrics,
+    store::{Decide, Policy, PolicyWritten, Store, StoreError},
+};
+
+/// What an operator sets of the buffer.
+#[derive(Clone, Debug)]
+pub struct BufferOptions {
+    /// Bounds of one trajectory.
+    pub limits: TrajectoryLimits,
+    /// Requests that may wait for a batch or a version at once.
+    pub waiters_max: usize,
+    /// Policies that do not exist are created with `policy_defaults` by their first use.
+    pub auto_create: bool,
+    /// Rules of `default` and of policies created on demand.
+    pub policy_defaults: Arc<Rules>,
+}
+
+/// The rollout buffer: everything that the service can do, whoever asks.
+#[derive(Clone)]
+pub struct Buffer {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    metrics: Arc<Metrics>,
+    options: Arc<BufferOptions>,
+    wakers: Arc<Wakers>,
+    waiters: Arc<Semaphore>,
+    decide: Arc<dyn Decide>,
+}
+
+impl Buffer {
+    /// A buffer on an open store. The policies given are created where they do not exist, and `default` always.
+    ///
+    /// The database is the truth for rules: where a given policy exists with other rules, that is logged.
+    pub async fn start(
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        metrics: Arc<Metrics>,
+        options: BufferOptions,
+        policies: Vec<(PolicyName, Arc<Rules>)>,
+    ) -> Result<Self, StoreError> {
+        let buffer = Self {
+            waiters: Arc::new(Semaphore::new(options.waiters_max)),
+            store,
+            clock,
+            metrics,
+            options: Arc::new(options),
+            wakers: Arc::default(),
+            decide: Arc::new(Decisions),
+        };
+        buffer.anchor_clock().await?;
+        for (name, rules) in policies {
+            buffer.seed(name, rules).await?;
+        }
+        let default = PolicyName::default();
+        buffer.store.seed_policy(default, Arc::clone(&buffer.options.policy_defaults), buffer.clock.now()).await?;
+        Ok(buffer)
+    }
+
+    /// Adopts the clock that replicas share, where the store has one.
+    pub async fn anchor_clock(&self) -> Result<(), StoreError> {
+        if let Some(now) = self.store.now().await? {
+            self.clock.anchor(now);
+        }
+        Ok(())
+    }
+
+    /// Ends all waits, so that their requests are answered before the service stops.
+    pub fn stop_waiting(&self) {
+        self.wakers.close();
+    }
+
+    /// Answers when the store can write.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        self.store.ping().await
+    }
+
+    /// The store, for tests and diagnosis.
+    #[must_use]
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The current time, as every decision sees it.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    async fn seed(&self, name: PolicyName, rules: Arc<Rules>) -> Result<(), StoreError> {
+        let written = self.store.seed_policy(name.clone(), Arc::clone(&rules), self.clock.now()).await?;
+        if written == PolicyWritten::Existed
+            && let Some(policy) = self.store.policy(name.clone()).await?
+            && **policy.rules != **rules
+        {
+            tracing::warn!(
+                policy.name = %name,
+                "the configuration differs from the database, which is the truth for rules: PUT /policies/{name} replaces them"
+            );
+        }
+        Ok(())
+    }
+
+    /// A policy that exists, or may be created on demand.
+    async fn policy_or_create(&self, name: &PolicyName) -> Result<Policy, BufferError> {
+        if let Some(policy) = self.store.policy(name.clone()).await? {
+            return Ok(policy);
+        }
+        self.create(name).await?;
+        let policy = self.store.policy(name.clone()).await?;
+        policy.ok_or_else(|| Refusal::UnknownPolicy(name.clone()).into())
+    }
+
+    async fn create(&self, name: &PolicyName) -> Result<(), BufferError> {
+        if !self.options.auto_create {
+            return Err(Refusal::UnknownPolicy(name.clone()).into());
+        }
+        let rules = Arc::clone(&self.options.policy_defaults);
+        let written = self.store.seed_policy(name.clone(), rules, self.clock.now()).await?;
+        if written == PolicyWritten::Created {
+            tracing::info!(policy.name = %name, "policy created on demand");
+        }
+        Ok(())
+    }
+}
+
+/// The decisions of this crate, as the store calls them.
+#[derive(Debug)]
+struct Decisions;
+
+impl Decide for Decisions {
+    fn check(&self, rules: &Rules, new: &NewRollout) -> Result<(), Refusal> {
+        ingest::check(rules, new)
+    }
+
+    fn rollout(&self, rules: &Rules, new: &NewRollout, current: Version, group: GroupFill) -> RolloutDecision {
+        ingest::decide(rules, new, current, group)
+    }
+
+    fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupDecision {
+        finalize::decide(rules, group, cause, now)
+    }
+}

@@ -1,0 +1,86 @@
+//! Policies: their rules, and what their buffers hold.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Buffer,
+    ids::{PolicyName, Version},
+    refusal::{BufferError, Refusal},
+    rules::Rules,
+};
+use crate::store::{Policy, PolicyWritten, Tallies, WaitingFor};
+
+/// A policy with what its buffer holds.
+#[derive(Clone, Debug)]
+pub struct PolicyOverview {
+    /// The policy.
+    pub policy: Policy,
+    /// Its tallies.
+    pub tallies: Tallies,
+    /// What its trainer is waiting for.
+    pub waiting: WaitingFor,
+}
+
+impl Buffer {
+    /// Writes rules; they apply to groups opened from now on.
+    pub async fn put_policy(&self, name: PolicyName, rules: Arc<Rules>) -> Result<PolicyWritten, BufferError> {
+        let written = self.store.put_policy(name.clone(), rules, self.clock.now()).await?;
+        tracing::info!(policy.name = %name, "rules written");
+        // A smaller batch may be full now.
+        self.wakers.batch(&name);
+        Ok(written)
+    }
+
+    /// One policy.
+    pub async fn policy(&self, name: &PolicyName) -> Result<PolicyOverview, BufferError> {
+        let policy = self.policy_or_create(name).await?;
+        self.overview(policy).await
+    }
+
+    /// One policy, once its version is above `version` or below what it was when the wait began.
+    ///
+    /// None when nothing happened in time.
+    pub async fn policy_above(
+        &self,
+        name: &PolicyName,
+        version: Version,
+        wait: Duration,
+    ) -> Result<Option<PolicyOverview>, BufferError> {
+        let before = self.policy_or_create(name).await?;
+        let _waiter = self.waiters.try_acquire().map_err(|_| Refusal::TooManyWaiters)?;
+        let waker = self.wakers.of(name);
+        let look = || async {
+            let policy = self.known(name).await?;
+            // A resume that lowers the version answers too: its waiters follow a lineage that is over.
+            let changed = policy.version > version || policy.version < before.version || policy.run != before.run;
+            Ok::<_, BufferError>(changed.then_some(policy))
+        };
+        match self.wakers.until_version(&waker, Instant::now() + wait, look).await? {
+            Some(policy) => self.overview(policy).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Policies after a name, in order.
+    pub async fn policies(&self, after: String, limit: u32) -> Result<Vec<PolicyOverview>, BufferError> {
+        let mut overviews = Vec::new();
+        for policy in self.store.policies(after, limit).await? {
+            overviews.push(self.overview(policy).await?);
+        }
+        Ok(overviews)
+    }
+
+    /// A policy that exists; none is created by looking.
+    pub(super) async fn known(&self, name: &PolicyName) -> Result<Policy, BufferError> {
+        let policy = self.store.policy(name.clone()).await?;
+        policy.ok_or_else(|| Refusal::UnknownPolicy(name.clone()).into())
+    }
+
+    async fn overview(&self, policy: Policy) -> Result<PolicyOverview, BufferError> {
+        let tallies = self.store.tallies(Some(policy.policy_pk)).await?.remove(&policy.name).unwrap_or_default();
+        let waiting = self.store.waiting_for(policy.policy_pk, policy.run, self.clock.now()).await?;
+        Ok(PolicyOverview { policy, tallies, waiting })
+    }
+}

@@ -1,0 +1,105 @@
+//! What the buffer refuses to do, in the terms of the domain. How a refusal looks on the wire is `api::problem`'s.
+
+use forebay_client::wire::{GroupState, Verdict, Violation};
+
+use super::ids::{Epoch, PolicyName, Step, Version};
+use crate::store::StoreError;
+
+/// An answer other than success: a refusal of the domain, or a store that cannot answer.
+#[derive(Debug, thiserror::Error)]
+pub enum BufferError {
+    /// The request cannot be granted; nothing changed.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The store failed; a retry of an idempotent request is safe.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Why a request cannot be granted. Nothing changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The request contradicts the contract or the policy's rules.
+    #[error("the request is invalid")]
+    Invalid(Vec<Violation>),
+    /// No such policy, and it may not be created on demand.
+    #[error("policy `{0}` does not exist")]
+    UnknownPolicy(PolicyName),
+    /// No such rollout, group or batch.
+    #[error("{0} does not exist")]
+    Unknown(&'static str),
+    /// Same identity, different content: the first stays.
+    #[error("rollout `{rollout_id}` is already stored with different content")]
+    RolloutConflict {
+        /// Identity in question.
+        rollout_id: String,
+        /// Place in the bundle.
+        index: usize,
+        /// Verdict of the stored one.
+        verdict: Verdict,
+    },
+    /// The size of a group is fixed by its first rollout.
+    #[error("group `{group_id}` has size {size}, fixed by its first rollout")]
+    GroupSizeConflict {
+        /// Group in question.
+        group_id: String,
+        /// Place in the bundle.
+        index: usize,
+        /// Size of the group.
+        size: u32,
+    },
+    /// The policy holds as much untrained work as its backlog allows.
+    #[error("policy `{0}` has as much untrained work as its backlog allows")]
+    BacklogFull(PolicyName),
+    /// The lease expired, was revoked, or was never granted.
+    #[error("the lease is lost")]
+    LeaseLost,
+    /// The batch is acked by another step.
+    #[error("the batch is already acked by step {0}")]
+    AlreadyAcked(Step),
+    /// The step is at or below the last checkpoint.
+    #[error("step {step} is settled: the last checkpoint is step {checkpoint}")]
+    StepSettled {
+        /// Step in question.
+        step: Step,
+        /// Last settled step.
+        checkpoint: Step,
+    },
+    /// The caller speaks for a lineage that a resume has ended.
+    #[error("epoch {named} is superseded: the current one is {current}")]
+    Superseded {
+        /// Epoch of the caller.
+        named: Epoch,
+        /// Epoch of the policy.
+        current: Epoch,
+    },
+    /// A resume below what is settled or purged would skip data.
+    #[error("{0}")]
+    LineageGap(String),
+    /// A version at or below the current one.
+    #[error("version {0} is current: a new one is greater, or an identical repeat")]
+    VersionConflict(Version),
+    /// The group is not in a state that the call can change.
+    #[error("the group is {0:?}")]
+    GroupDecided(GroupState),
+    /// The batch is not in a state that the call can change.
+    #[error("the batch is {0}")]
+    BatchState(&'static str),
+    /// The payloads are purged.
+    #[error("the payloads of this batch are purged")]
+    Purged,
+    /// A stored payload does not match its digest; its group is quarantined.
+    #[error("a stored payload is damaged; its group is quarantined")]
+    Damaged,
+    /// Too many trainers wait already.
+    #[error("too many requests wait for a batch")]
+    TooManyWaiters,
+}
+
+impl Refusal {
+    /// A single violation.
+    #[must_use]
+    pub fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::Invalid(vec![Violation { pointer: pointer.into(), detail: detail.into() }])
+    }
+}

@@ -1,0 +1,126 @@
+//! The rules of a policy, validated whole and with their filters compiled.
+
+use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
+
+use super::{filter::Filters, trajectory::GROUP_SIZE_MAX};
+
+/// Seconds of ten years: longer durations are typing errors.
+const DURATION_S_MAX: u64 = 315_360_000;
+
+/// Seconds of a day: the longest lease, also by heartbeat.
+pub const LEASE_TTL_S_MAX: u64 = 86_400;
+
+/// Rules that were checked; the only way to them is [`Rules::parse`].
+#[derive(Debug)]
+pub struct Rules {
+    wire: PolicyRules,
+    filters: Filters,
+}
+
+impl Rules {
+    /// Checks rules whole; on failure returns every violation with its JSON pointer.
+    pub fn parse(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
+        let mut violations = Vec::new();
+        check_numbers(&wire, &mut violations);
+        match Filters::compile(&wire.filter) {
+            Ok(filters) if violations.is_empty() => return Ok(Self { wire, filters }),
+            Ok(_) => {}
+            Err(found) => violations.extend(found.into_iter().map(|violation| Violation {
+                pointer: format!("/filter/{}/{}", violation.index, violation.field),
+                detail: violation.message,
+            })),
+        }
+        Err(violations)
+    }
+
+    /// The filters of both scopes.
+    #[must_use]
+    pub fn filters(&self) -> &Filters {
+        &self.filters
+    }
+
+    /// Rollouts that suffice for a group of this size.
+    #[must_use]
+    pub fn min_size(&self, size: u32) -> u32 {
+        self.wire.group.min_size.map_or(size, |min_size| min_size.min(size))
+    }
+}
+
+impl std::ops::Deref for Rules {
+    type Target = PolicyRules;
+
+    fn deref(&self) -> &PolicyRules {
+        &self.wire
+    }
+}
+
+fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let mut within = |pointer: &str, value: u64, min: u64, max: u64| {
+        if !(min..=max).contains(&value) {
+            let detail = format!("must be {min} to {max}, is {value}");
+            violations.push(Violation { pointer: pointer.to_owned(), detail });
+        }
+    };
+    let group = &rules.group;
+    within("/group/size", group.size.into(), 1, GROUP_SIZE_MAX.into());
+    if let Some(min_size) = group.min_size {
+        within("/group/min_size", min_size.into(), 1, group.size.max(1).into());
+    }
+    within("/group/timeout_s", group.timeout_s, 1, DURATION_S_MAX);
+    within("/batch/groups", rules.batch.groups.into(), 1, 65_536);
+    if let Some(max_tokens) = rules.batch.max_tokens {
+        within("/batch/max_tokens", max_tokens, 1, i64::MAX as u64);
+    }
+    within("/lease/ttl_s", rules.lease.ttl_s, 1, LEASE_TTL_S_MAX);
+    within("/lease/max_deliveries", rules.lease.max_deliveries.into(), 1, 1_000);
+    within("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, 1, i64::MAX as u64);
+    within("/backlog/max_bytes", rules.backlog.max_bytes, 1, i64::MAX as u64);
+    let retention = &rules.retention;
+    within("/retention/trained_s", retention.trained_s, 0, DURATION_S_MAX);
+    within("/retention/settled_s", retention.settled_s, 0, DURATION_S_MAX);
+    within("/retention/dropped_s", retention.dropped_s, 0, DURATION_S_MAX);
+    within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
+    check_loss_constant(rules, violations);
+}
+
+fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let detail = match (rules.loss_weighting, rules.loss_constant) {
+        (LossWeighting::Constant, None) => "is needed where `loss_weighting` is `constant`",
+        (LossWeighting::Constant, Some(l)) if !(l.is_finite() && l > 0.0) => "must be finite and above 0",
+        (weighting, Some(_)) if weighting != LossWeighting::Constant => {
+            "is only for `loss_weighting` = `constant`"
+        }
+        _ => return,
+    };
+    violations.push(Violation { pointer: "/loss_constant".into(), detail: detail.into() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        Rules::parse(PolicyRules::default()).expect("defaults must pass their own check");
+    }
+
+    #[test]
+    fn every_violation_is_reported_with_its_pointer() {
+        let mut rules = PolicyRules { loss_weighting: LossWeighting::Constant, ..PolicyRules::default() };
+        rules.group.size = 4;
+        rules.group.min_size = Some(5);
+        rules.lease.ttl_s = 0;
+        let found = Rules::parse(rules).expect_err("these rules cannot work");
+        let pointers: Vec<_> = found.iter().map(|violation| violation.pointer.as_str()).collect();
+        assert_eq!(pointers, ["/group/min_size", "/lease/ttl_s", "/loss_constant"]);
+    }
+
+    #[test]
+    fn a_group_smaller_than_min_size_needs_all_of_its_rollouts() {
+        let mut rules = PolicyRules::default();
+        rules.group.size = 8;
+        rules.group.min_size = Some(4);
+        let rules = Rules::parse(rules).expect("these rules can work");
+        assert_eq!((rules.min_size(8), rules.min_size(2)), (4, 2));
+    }
+}

@@ -1,0 +1,78 @@
+//! Stage 7, sweep: what time alone changes. Expired work is back within a second of its end.
+//!
+//! Every replica sweeps; the guards of the store make that harmless.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{Buffer, finalize::Cause};
+use crate::store::StoreError;
+
+/// Pause between sweeps, a quarter of what [`Buffer::run_sweeper`] promises.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+
+/// Things of one kind that one transaction of a sweep changes.
+const SLICE: u32 = 1_000;
+
+/// Sweeps between two looks at the clock that replicas share.
+const ANCHOR_EVERY: u32 = 120;
+
+impl Buffer {
+    /// Sweeps until it is dropped. What expired is back within a second.
+    pub async fn run_sweeper(&self) {
+        let mut sweeps = 0_u32;
+        loop {
+            tokio::time::sleep(SWEEP_EVERY).await;
+            sweeps = sweeps.wrapping_add(1);
+            if sweeps.is_multiple_of(ANCHOR_EVERY)
+                && let Err(error) = self.anchor_clock().await
+            {
+                tracing::warn!(error = %error, "the database's clock could not be read");
+            }
+            let started = Instant::now();
+            let outcome = self.sweep().await;
+            self.metrics.swept(started.elapsed(), outcome.is_ok());
+            if let Err(error) = outcome {
+                tracing::warn!(error = %error, "a sweep failed; the next one goes on");
+            }
+        }
+    }
+
+    /// One sweep: leases past their end, groups past their deadline, payloads and tombstones past their time.
+    pub async fn sweep(&self) -> Result<(), StoreError> {
+        self.expire_leases().await?;
+        self.decide_overdue_groups().await?;
+        while self.store.retire(self.clock.now(), SLICE).await? >= u64::from(SLICE) {}
+        while self.store.discard_stragglers(self.clock.now(), SLICE).await? >= u64::from(SLICE) {}
+        Ok(())
+    }
+
+    async fn expire_leases(&self) -> Result<(), StoreError> {
+        let expired = self.store.expire_leases(self.clock.now(), SLICE).await?;
+        for policy in expired.policies {
+            tracing::info!(policy.name = %policy, "leases expired; their batches are returned");
+            self.metrics.lease(policy.as_str(), "expired", 1);
+            self.wakers.batch(&policy);
+        }
+        Ok(())
+    }
+
+    async fn decide_overdue_groups(&self) -> Result<(), StoreError> {
+        loop {
+            let now = self.clock.now();
+            let overdue = self.store.overdue_groups(now, SLICE).await?;
+            let slice = overdue.len();
+            for group in overdue {
+                let decide = Arc::clone(&self.decide);
+                if let Some((policy, group)) = self.store.decide_overdue(group, Cause::TimedOut, decide, now).await? {
+                    self.report_decided(&policy, group.fill.state, group.reason.as_deref());
+                }
+            }
+            if slice < SLICE as usize {
+                return Ok(());
+            }
+        }
+    }
+}

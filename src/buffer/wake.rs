@@ -1,0 +1,122 @@
+//! Waking: who waits for a batch or a version is woken by what it waits for, without polling on either side.
+//!
+//! A waiter is registered before it looks, so nothing that happens in between is lost. Replicas do not wake each
+//! other's waiters: a jittered look every half second covers them, and whatever else was missed.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use super::ids::PolicyName;
+
+/// Longest a waiter goes without looking.
+const LOOK_MS: std::ops::Range<u64> = 350..650;
+
+/// Waiters of every policy.
+#[derive(Debug, Default)]
+pub(super) struct Wakers {
+    by_policy: Mutex<HashMap<PolicyName, Arc<Waker>>>,
+    /// Ends all waits, for shutdown.
+    closing: Notify,
+    closed: std::sync::atomic::AtomicBool,
+}
+
+/// Waiters of one policy.
+#[derive(Debug, Default)]
+pub(super) struct Waker {
+    batches: Notify,
+    versions: Notify,
+    /// One claim at a time: the others would find the policy's row locked.
+    pub(super) turn: tokio::sync::Mutex<()>,
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// Something may have happened: look again.
+    Look,
+    /// The time is over, or the service stops: look a last time.
+    TimeIsUp,
+}
+
+impl Wakers {
+    /// The waiters of a policy that exists.
+    pub(super) fn of(&self, policy: &PolicyName) -> Arc<Waker> {
+        let mut wakers = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(wakers.entry(policy.clone()).or_default())
+    }
+
+    fn existing(&self, policy: &PolicyName) -> Option<Arc<Waker>> {
+        self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).get(policy).cloned()
+    }
+
+    /// A batch may be ready: wakes one waiter.
+    pub(super) fn batch(&self, policy: &PolicyName) {
+        if let Some(waker) = self.existing(policy) {
+            waker.batches.notify_one();
+        }
+    }
+
+    /// The version changed: wakes all who wait for it.
+    pub(super) fn version(&self, policy: &PolicyName) {
+        if let Some(waker) = self.existing(policy) {
+            waker.versions.notify_waiters();
+        }
+    }
+
+    /// Ends all waits.
+    pub(super) fn close(&self) {
+        self.closed.store(true, std::sync::atomic::Ordering::Release);
+        self.closing.notify_waiters();
+    }
+
+    /// Waits for a batch.
+    pub(super) async fn wait_for_batch(&self, waker: &Waker, deadline: Instant) -> Woken {
+        self.wait(waker.batches.notified(), deadline).await
+    }
+
+    /// Calls `look` until it answers something or the deadline is over; woken by versions.
+    pub(super) async fn until_version<T, E, F>(
+        &self,
+        waker: &Waker,
+        deadline: Instant,
+        mut look: impl FnMut() -> F,
+    ) -> Result<Option<T>, E>
+    where
+        F: Future<Output = Result<Option<T>, E>>,
+    {
+        loop {
+            let notified = waker.versions.notified();
+            tokio::pin!(notified);
+            // Registered before looking: `notify_waiters` wakes only who waits already.
+            notified.as_mut().enable();
+            if let Some(found) = look().await? {
+                return Ok(Some(found));
+            }
+            if self.wait(notified, deadline).await == Woken::TimeIsUp {
+                return look().await;
+            }
+        }
+    }
+
+    async fn wait(&self, notified: impl Future<Output = ()>, deadline: Instant) -> Woken {
+        let closing = self.closing.notified();
+        tokio::pin!(closing);
+        closing.as_mut().enable();
+        if self.closed.load(std::sync::atomic::Ordering::Acquire) || Instant::now() >= deadline {
+            return Woken::TimeIsUp;
+        }
+        let look_at = Instant::now() + Duration::from_millis(rand::random_range(LOOK_MS));
+        tokio::select! {
+            () = notified => Woken::Look,
+            () = closing => Woken::TimeIsUp,
+            () = tokio::time::sleep_until(deadline.min(look_at)) => {
+                if Instant::now() >= deadline { Woken::TimeIsUp } else { Woken::Look }
+            }
+        }
+    }
+}

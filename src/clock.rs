@@ -1,0 +1,128 @@
+//! Time as an argument: what the buffer decides depends on a clock that is handed in.
+//!
+//! It is separate so that tests move the clock instead of sleeping, and so that replicas agree:
+//! on Postgres the process clock is anchored to the database's and carried forward monotonically.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicI64, Ordering},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// A point in time in microseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    /// From microseconds since the Unix epoch.
+    #[must_use]
+    pub fn from_micros(micros: i64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the Unix epoch.
+    #[must_use]
+    pub fn as_micros(self) -> i64 {
+        self.0
+    }
+
+    /// This time and `seconds` more, saturating.
+    #[must_use]
+    pub fn plus_seconds(self, seconds: u64) -> Self {
+        let micros = i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+        Self(self.0.saturating_add(micros))
+    }
+
+    /// Microseconds from `earlier` to this time, negative when it is later.
+    #[must_use]
+    pub fn micros_since(self, earlier: Self) -> i64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl fmt::Display for Timestamp {
+    /// RFC 3339 in UTC with microseconds.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match jiff::Timestamp::from_microsecond(self.0) {
+            Ok(time) => write!(f, "{time:.6}"),
+            // Only a corrupt row or a saturated deadline is outside the calendar.
+            Err(_) => write!(f, "{}us", self.0),
+        }
+    }
+}
+
+/// Where `now` comes from.
+pub trait Clock: Send + Sync + fmt::Debug {
+    /// The current time; never earlier than an answer before.
+    fn now(&self) -> Timestamp;
+
+    /// Adopts a time read elsewhere, e.g. the database's, as the truth from now on.
+    fn anchor(&self, _time: Timestamp) {}
+}
+
+/// The process clock: a wall-clock reading carried forward by the monotonic clock.
+///
+/// Jumps of the wall clock neither end leases early nor bring them back.
+#[derive(Debug)]
+pub struct AnchoredClock {
+    started: Instant,
+    /// Wall-clock microseconds at `started`, as last anchored.
+    base: AtomicI64,
+    /// The latest answer, so that a new anchor never goes back in time.
+    latest: AtomicI64,
+}
+
+impl AnchoredClock {
+    /// A clock anchored to the system's wall clock.
+    #[must_use]
+    pub fn new() -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self {
+            started: Instant::now(),
+            base: AtomicI64::new(micros(wall)),
+            latest: AtomicI64::new(i64::MIN),
+        }
+    }
+}
+
+impl Default for AnchoredClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for AnchoredClock {
+    fn now(&self) -> Timestamp {
+        let now = self.base.load(Ordering::Acquire).saturating_add(micros(self.started.elapsed()));
+        let before = self.latest.fetch_max(now, Ordering::AcqRel);
+        Timestamp(now.max(before))
+    }
+
+    fn anchor(&self, time: Timestamp) {
+        self.base.store(time.0.saturating_sub(micros(self.started.elapsed())), Ordering::Release);
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_anchor_never_goes_back_in_time() {
+        let clock = AnchoredClock::new();
+        let before = clock.now();
+        clock.anchor(Timestamp::from_micros(before.as_micros() - 3_600_000_000));
+        assert!(clock.now() >= before);
+        clock.anchor(before.plus_seconds(3600));
+        assert!(clock.now() >= before.plus_seconds(3600));
+    }
+
+    #[test]
+    fn timestamps_print_as_rfc_3339() {
+        assert_eq!(Timestamp::from_micros(1_500_000).to_string(), "1970-01-01T00:00:01.500000Z");
+    }
+}

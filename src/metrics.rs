@@ -1,0 +1,357 @@
+//! What `/metrics` exports: one struct, every name and label in one place.
+//!
+//! Counters and histograms are this process's; states of the ledger are gauges read from the tallies when scraped, so
+//! that every replica reports the same. Labels are bounded: route templates, policies, states, and reasons that rules
+//! name.
+
+use std::{collections::BTreeSet, sync::Mutex, time::Duration};
+
+use prometheus::{
+    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
+};
+
+/// Distinct policies that get labels of their own; the others are counted together.
+const POLICY_LABELS_MAX: usize = 256;
+
+/// Distinct reasons that get labels of their own.
+const REASON_LABELS_MAX: usize = 256;
+
+/// Label of what is beyond its bound.
+const OTHER: &str = "_other";
+
+const LATENCY_BUCKETS_S: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+const SIZE_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+const STALENESS_BUCKETS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
+
+/// Every metric of the service.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Requests by route template, method and status.
+    pub requests: IntCounterVec,
+    /// Seconds from the request's head to the answer's head.
+    pub request_seconds: HistogramVec,
+    /// Bytes of request bodies as received, before decompression.
+    pub request_bytes: IntCounterVec,
+    /// Bytes of answers as sent.
+    pub response_bytes: IntCounterVec,
+    /// Requests being served.
+    pub requests_in_flight: IntGauge,
+    /// Bytes of request bodies being held.
+    pub body_bytes_in_flight: IntGauge,
+    rollouts: IntCounterVec,
+    duplicates: IntCounterVec,
+    tokens_received: IntCounterVec,
+    dropped: IntCounterVec,
+    decided: IntCounterVec,
+    filter_failures: IntCounterVec,
+    refused: IntCounterVec,
+    leases: IntCounterVec,
+    tokens_delivered: IntCounterVec,
+    batch_wait_seconds: HistogramVec,
+    group_staleness: HistogramVec,
+    lease_age_seconds: HistogramVec,
+    /// Trainers waiting for a batch.
+    pub waiters: IntGauge,
+    ledger_rollouts: IntGaugeVec,
+    ledger_groups: IntGaugeVec,
+    ledger_batches: IntGaugeVec,
+    ledger_received: IntGaugeVec,
+    ledger_live_bytes: IntGaugeVec,
+    ledger_assumed_versions: IntGaugeVec,
+    ledger_unconserved: IntGaugeVec,
+    policy_version: IntGaugeVec,
+    sweep_seconds: Histogram,
+    sweep_failures: IntCounter,
+    store: StoreMetrics,
+    policies: LabelSet,
+    reasons: LabelSet,
+}
+
+/// What the store reports of its commits.
+#[derive(Clone, Debug)]
+pub struct StoreMetrics {
+    commit_seconds: Histogram,
+    commit_commands: Histogram,
+    commit_failures: IntCounter,
+    wal_bytes: IntGauge,
+}
+
+impl StoreMetrics {
+    /// A transaction ended.
+    pub(crate) fn committed(&self, commands: usize, elapsed: Duration, succeeded: bool) {
+        self.commit_seconds.observe(elapsed.as_secs_f64());
+        self.commit_commands.observe(commands as f64);
+        if !succeeded {
+            self.commit_failures.inc();
+        }
+    }
+
+    /// Size of the write-ahead log (SQLite).
+    pub(crate) fn wal_bytes(&self, bytes: u64) {
+        self.wal_bytes.set(bytes as i64);
+    }
+}
+
+/// A bounded set of label values.
+#[derive(Debug)]
+struct LabelSet {
+    known: Mutex<BTreeSet<String>>,
+    max: usize,
+}
+
+impl LabelSet {
+    fn new(max: usize) -> Self {
+        Self { known: Mutex::default(), max }
+    }
+
+    fn bound<'a>(&self, value: &'a str) -> &'a str {
+        let mut known = self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if known.contains(value) {
+            return value;
+        }
+        if known.len() >= self.max {
+            return OTHER;
+        }
+        known.insert(value.to_owned());
+        value
+    }
+}
+
+/// Registers metrics whose names and buckets are constants of this file.
+struct Registrar<'r>(&'r Registry);
+
+impl Registrar<'_> {
+    fn add<C: prometheus::core::Collector + Clone + 'static>(&self, collector: prometheus::Result<C>) -> C {
+        let collector = collector.expect("names, labels and buckets are constants and valid");
+        self.0.register(Box::new(collector.clone())).expect("every name is registered once");
+        collector
+    }
+
+    fn counter(&self, name: &str, help: &str) -> IntCounter {
+        self.add(IntCounter::new(name, help))
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.add(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.add(IntGauge::new(name, help))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        self.add(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
+    }
+
+    fn histograms(&self, name: &str, help: &str, buckets: &[f64], labels: &[&str]) -> HistogramVec {
+        self.add(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels))
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All metrics, at zero.
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let r = Registrar(&registry);
+        let route = &["method", "route"];
+        let policy = &["policy"];
+        let by_state = &["policy", "state"];
+        let by_reason = &["policy", "reason"];
+        #[cfg(target_os = "linux")]
+        registry
+            .register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))
+            .expect("the process collector is registered once");
+        Self {
+            requests: r.counters("forebay_requests_total", "Requests answered.", &["method", "route", "status"]),
+            request_seconds: r.histograms(
+                "forebay_request_seconds",
+                "Seconds from a request's head to its answer's head; long polls include the wait.",
+                LATENCY_BUCKETS_S,
+                route,
+            ),
+            request_bytes: r.counters("forebay_request_bytes_total", "Body bytes received, as sent.", route),
+            response_bytes: r.counters("forebay_response_bytes_total", "Body bytes answered, as sent.", route),
+            requests_in_flight: r.gauge("forebay_requests_in_flight", "Requests being served."),
+            body_bytes_in_flight: r.gauge("forebay_body_bytes_in_flight", "Bytes of the body budget in use."),
+            rollouts: r.counters(
+                "forebay_rollouts_total",
+                "Rollouts received, without duplicates.",
+                &["policy", "verdict"],
+            ),
+            duplicates: r.counters("forebay_duplicates_total", "Rollouts recognised as already stored.", policy),
+            tokens_received: r.counters("forebay_tokens_received_total", "Tokens of rollouts received.", policy),
+            dropped: r.counters("forebay_dropped_total", "Rollouts and groups taken out, by rule.", by_reason),
+            decided: r.counters("forebay_groups_decided_total", "Groups decided.", by_state),
+            filter_failures: r.counters(
+                "forebay_filter_failures_total",
+                "Filters that could not be evaluated and did not match.",
+                &["policy", "filter"],
+            ),
+            refused: r.counters("forebay_problems_total", "Requests refused, by problem type.", &["type"]),
+            leases: r.counters("forebay_leases_total", "What became of leases.", &["policy", "event"]),
+            tokens_delivered: r.counters("forebay_tokens_delivered_total", "Tokens of batches leased.", policy),
+            batch_wait_seconds: r.histograms(
+                "forebay_batch_wait_seconds",
+                "Seconds that a request for a batch waited until it was granted.",
+                LATENCY_BUCKETS_S,
+                policy,
+            ),
+            group_staleness: r.histograms(
+                "forebay_batch_staleness_versions",
+                "Versions that the oldest trained token of a new batch is behind.",
+                STALENESS_BUCKETS,
+                policy,
+            ),
+            lease_age_seconds: r.histograms(
+                "forebay_batch_age_seconds",
+                "Seconds from the cut of a batch to its ack.",
+                &[0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0],
+                policy,
+            ),
+            waiters: r.gauge("forebay_waiters", "Requests waiting for a batch or a version."),
+            ledger_rollouts: r.gauges("forebay_ledger_rollouts", "Rollouts by state.", by_state),
+            ledger_groups: r.gauges("forebay_ledger_groups", "Groups by state.", by_state),
+            ledger_batches: r.gauges("forebay_ledger_batches", "Batches by state.", by_state),
+            ledger_received: r.gauges("forebay_ledger_received", "Rollouts ever received, without duplicates.", policy),
+            ledger_live_bytes: r.gauges(
+                "forebay_ledger_live_bytes",
+                "Stored payload bytes of what is not yet trained.",
+                policy,
+            ),
+            ledger_assumed_versions: r.gauges(
+                "forebay_ledger_assumed_versions",
+                "Rollouts whose producer sent no version.",
+                policy,
+            ),
+            ledger_unconserved: r.gauges(
+                "forebay_ledger_unconserved",
+                "Rollouts received less the sum of all states: anything but 0 is a bug.",
+                policy,
+            ),
+            policy_version: r.gauges("forebay_policy_version", "Current weight version.", policy),
+            sweep_seconds: r.histogram("forebay_sweep_seconds", "Seconds of one sweep.", LATENCY_BUCKETS_S),
+            sweep_failures: r.counter("forebay_sweep_failures_total", "Sweeps that failed."),
+            store: StoreMetrics {
+                commit_seconds: r.histogram("forebay_commit_seconds", "Seconds of one commit.", LATENCY_BUCKETS_S),
+                commit_commands: r.histogram(
+                    "forebay_commit_commands",
+                    "Operations that shared one commit.",
+                    SIZE_BUCKETS,
+                ),
+                commit_failures: r.counter("forebay_commit_failures_total", "Commits that failed."),
+                wal_bytes: r.gauge("forebay_wal_bytes", "Size of the write-ahead log (SQLite)."),
+            },
+            policies: LabelSet::new(POLICY_LABELS_MAX),
+            reasons: LabelSet::new(REASON_LABELS_MAX),
+            registry,
+        }
+    }
+
+    /// The part that a store reports to.
+    #[must_use]
+    pub fn store(&self) -> StoreMetrics {
+        self.store.clone()
+    }
+
+    /// A new rollout was stored.
+    pub fn received(&self, policy: &str, verdict: &str, tokens: u64) {
+        let policy = self.policies.bound(policy);
+        self.rollouts.with_label_values(&[policy, verdict]).inc();
+        self.tokens_received.with_label_values(&[policy]).inc_by(tokens);
+    }
+
+    /// A rollout was recognised.
+    pub fn duplicate(&self, policy: &str) {
+        self.duplicates.with_label_values(&[self.policies.bound(policy)]).inc();
+    }
+
+    /// A rule took out a rollout or group.
+    pub fn dropped(&self, policy: &str, reason: &str) {
+        self.dropped.with_label_values(&[self.policies.bound(policy), self.reasons.bound(reason)]).inc();
+    }
+
+    /// A group was decided.
+    pub fn decided(&self, policy: &str, state: &str) {
+        self.decided.with_label_values(&[self.policies.bound(policy), state]).inc();
+    }
+
+    /// A filter could not be evaluated.
+    pub fn filter_failed(&self, policy: &str, filter: &str) {
+        self.filter_failures.with_label_values(&[self.policies.bound(policy), self.reasons.bound(filter)]).inc();
+    }
+
+    /// A request was refused with a problem of this type, one of a fixed set.
+    pub fn refused(&self, kind: &str) {
+        self.refused.with_label_values(&[kind]).inc();
+    }
+
+    /// Something happened to a lease: granted, held, redelivered, acked, nacked, expired, revoked, lost.
+    pub fn lease(&self, policy: &str, event: &str, count: u64) {
+        self.leases.with_label_values(&[self.policies.bound(policy), event]).inc_by(count);
+    }
+
+    /// A batch was granted after a wait.
+    pub fn granted(&self, policy: &str, waited: Duration, tokens: u64, staleness: i64) {
+        let policy = self.policies.bound(policy);
+        self.batch_wait_seconds.with_label_values(&[policy]).observe(waited.as_secs_f64());
+        self.tokens_delivered.with_label_values(&[policy]).inc_by(tokens);
+        self.group_staleness.with_label_values(&[policy]).observe(staleness as f64);
+    }
+
+    /// A batch was acked so long after its cut.
+    pub fn acked(&self, policy: &str, age_s: f64) {
+        self.lease_age_seconds.with_label_values(&[self.policies.bound(policy)]).observe(age_s);
+    }
+
+    /// A sweep ended.
+    pub fn swept(&self, elapsed: Duration, succeeded: bool) {
+        self.sweep_seconds.observe(elapsed.as_secs_f64());
+        if !succeeded {
+            self.sweep_failures.inc();
+        }
+    }
+
+    /// States of the ledger, as of now.
+    pub fn ledger(&self, policy: &str, tallies: &std::collections::BTreeMap<String, i64>, unconserved: i64) {
+        let policy = self.policies.bound(policy);
+        for (name, &value) in tallies {
+            match name.split_once('.') {
+                Some(("rollout", state)) => self.ledger_rollouts.with_label_values(&[policy, state]).set(value),
+                Some(("group", state)) => self.ledger_groups.with_label_values(&[policy, state]).set(value),
+                Some(("batch", state)) => self.ledger_batches.with_label_values(&[policy, state]).set(value),
+                _ => {}
+            }
+        }
+        let value = |name: &str| tallies.get(name).copied().unwrap_or(0);
+        self.ledger_received.with_label_values(&[policy]).set(value("received"));
+        self.ledger_live_bytes.with_label_values(&[policy]).set(value("live_bytes"));
+        self.ledger_assumed_versions.with_label_values(&[policy]).set(value("assumed_version"));
+        self.ledger_unconserved.with_label_values(&[policy]).set(unconserved);
+    }
+
+    /// A policy's version, as of now.
+    pub fn version(&self, policy: &str, version: i64) {
+        self.policy_version.with_label_values(&[self.policies.bound(policy)]).set(version);
+    }
+
+    /// Everything in Prometheus' text format.
+    pub fn render(&self) -> prometheus::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(text)
+    }
+}

@@ -1,0 +1,96 @@
+//! Everything in which the databases differ, and nothing else.
+//!
+//! A [`Dialect`] runs operations: it decides which connection an operation gets, when its transaction commits, and how
+//! values are bound and read. The statements themselves are the operations'; where one needs two texts, both stand
+//! side by side in a [`Statement`](super::sql::Statement).
+
+mod postgres;
+mod sqlite;
+
+use async_trait::async_trait;
+
+pub use postgres::Postgres;
+pub use sqlite::Sqlite;
+
+use super::{StoreError, sql::Tx};
+use crate::clock::Timestamp;
+
+/// One atomic operation on the store, as a value: it may run again when the database asks for a retry.
+#[async_trait]
+pub(super) trait Op: Send + Sync + 'static {
+    /// What it answers once it is committed.
+    type Output: Send + 'static;
+
+    /// Which queue it waits in.
+    const CLASS: Class = Class::Control;
+
+    /// Bytes that it writes, for bounding a commit.
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    /// Runs inside a transaction; an error rolls back everything that it did.
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError>;
+}
+
+/// Which queue an operation waits in: leases and acks never wait behind megabytes of payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Small and urgent.
+    Control,
+    /// Ingest.
+    Bulk,
+}
+
+/// A database that runs operations.
+#[async_trait]
+pub(super) trait Dialect: Send + Sync + 'static {
+    /// Runs an operation that writes; answers after its commit is durable. Goes on when the caller is dropped.
+    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
+
+    /// Runs an operation that only reads, on a consistent snapshot.
+    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
+
+    /// The database's clock, where it is the one that replicas share.
+    async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
+
+    /// Flushes and closes.
+    async fn close(&self);
+}
+
+/// Binds arguments and reads rows for one driver of sqlx; the drivers share no trait that could say this once.
+macro_rules! connection {
+    ($connection:ty, $database:ty, $text:ident, $cell:ident) => {
+        #[async_trait]
+        impl Connection for $connection {
+            async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, sqlx::Error> {
+                Ok(bind(statement.$text, args).execute(self).await?.rows_affected())
+            }
+
+            async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, sqlx::Error> {
+                let rows = bind(statement.$text, args).fetch_all(self).await?;
+                let Some(first) = rows.first() else { return Ok(Vec::new()) };
+                let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+                rows.iter()
+                    .map(|row| {
+                        let cells = (0..columns.len()).map(|index| $cell(row, index)).collect::<Result<_, _>>()?;
+                        Ok(Row::new(Arc::clone(&columns), cells))
+                    })
+                    .collect()
+            }
+        }
+
+        fn bind(
+            sql: &'static str,
+            args: Vec<Arg>,
+        ) -> sqlx::query::Query<'static, $database, <$database as sqlx::Database>::Arguments> {
+            args.into_iter().fold(sqlx::query(sql), |query, arg| match arg {
+                Arg::Int(value) => query.bind(value),
+                Arg::Real(value) => query.bind(value),
+                Arg::Text(value) => query.bind(value),
+                Arg::Blob(value) => query.bind(value),
+            })
+        }
+    };
+}
+use connection;

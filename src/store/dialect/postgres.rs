@@ -1,0 +1,202 @@
+//! Postgres: every operation is a transaction of its own, in a task that no caller can cancel.
+//!
+//! A dropped `begin` would hand an open transaction to the next borrower of the connection (sqlx 0.9.0), and HTTP
+//! handlers are dropped whenever a client hangs up: so callers only wait for the task. Transactions that the database
+//! sacrifices to a deadlock run again.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use sqlx::{
+    Column as _, PgConnection, PgPool, Row as _, TypeInfo as _, ValueRef as _,
+    postgres::{PgConnectOptions, PgPoolOptions, PgRow},
+};
+
+use super::{Dialect, Op, connection};
+use crate::{
+    clock::Timestamp,
+    metrics::StoreMetrics,
+    store::{
+        OpenError, StoreError,
+        rules_cache::RulesCache,
+        sql::{Arg, Cell, Connection, Row, Statement, Tx},
+    },
+};
+
+/// Connections of one replica: twice the cores of a usual database server's share.
+const CONNECTIONS_MAX: u32 = 16;
+
+/// How long a request waits for a connection before it is answered 503.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Runs of one operation, first included, before a deadlock is reported.
+const ATTEMPTS_MAX: u32 = 8;
+
+/// Slots of one tally: concurrent transactions seldom meet in the same row.
+const TALLY_SLOTS: i64 = 16;
+
+/// A database shared by any number of replicas.
+#[derive(Debug)]
+pub struct Postgres {
+    pool: PgPool,
+    rules: Arc<RulesCache>,
+    metrics: StoreMetrics,
+}
+
+impl Postgres {
+    /// Connects, checks the settings on which durability rests, and brings the schema up to date.
+    pub(in crate::store) async fn open(url: &str, metrics: StoreMetrics) -> Result<Self, OpenError> {
+        let name = redact(url);
+        let options: PgConnectOptions =
+            url.parse().map_err(|error: sqlx::Error| OpenError::Settings(format!("database URL {name}: {error}")))?;
+        let options = options.application_name("forebay").options([
+            // The ROLLBACK before each use warns outside a transaction, which is where it usually is.
+            ("client_min_messages", "error"),
+            ("statement_timeout", "60s"),
+            ("lock_timeout", "10s"),
+            ("idle_in_transaction_session_timeout", "60s"),
+        ]);
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS_MAX)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .before_acquire(|connection, _| {
+                Box::pin(async move {
+                    // Whatever an aborted task left open ends here; outside a transaction this only warns.
+                    sqlx::Executor::execute(connection, "ROLLBACK").await?;
+                    Ok(true)
+                })
+            })
+            .connect_with(options)
+            .await
+            .map_err(|source| OpenError::Database { name: name.clone(), source })?;
+        for setting in ["fsync", "synchronous_commit"] {
+            check_setting(&pool, setting).await?;
+        }
+        sqlx::migrate!("migrations/postgres").run(&pool).await.map_err(|source| OpenError::schema(&name, source))?;
+        Ok(Self { pool, rules: Arc::new(RulesCache::default()), metrics })
+    }
+}
+
+/// The URL without its password.
+fn redact(url: &str) -> String {
+    match (url.find("://"), url.rfind('@')) {
+        (Some(scheme), Some(at)) if at > scheme => {
+            let user = url[scheme + 3..at].split(':').next().unwrap_or_default();
+            format!("{}{user}{}", &url[..scheme + 3], &url[at..])
+        }
+        _ => url.to_owned(),
+    }
+}
+
+async fn check_setting(pool: &PgPool, setting: &str) -> Result<(), OpenError> {
+    let value: String = sqlx::query_scalar("SELECT current_setting($1)")
+        .bind(setting)
+        .fetch_one(pool)
+        .await
+        .map_err(|error| OpenError::Settings(error.to_string()))?;
+    if value == "off" {
+        return Err(OpenError::Settings(format!(
+            "Postgres runs with {setting}=off: acknowledged trajectories would be lost in a crash"
+        )));
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Dialect for Postgres {
+    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
+        let task = tokio::spawn(async move {
+            let mut attempt = 1;
+            loop {
+                let started = std::time::Instant::now();
+                let outcome = transact(&pool, &rules, &op).await;
+                metrics.committed(1, started.elapsed(), outcome.is_ok());
+                match outcome {
+                    Err(error) if error.is_conflict() && attempt < ATTEMPTS_MAX => {
+                        attempt += 1;
+                        let pause = Duration::from_millis(rand::random_range(1..10) << attempt.min(6));
+                        tokio::time::sleep(pause).await;
+                    }
+                    outcome => return outcome,
+                }
+            }
+        });
+        task.await.map_err(|_| StoreError::Closed)?
+    }
+
+    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        let (pool, rules) = (self.pool.clone(), Arc::clone(&self.rules));
+        let task = tokio::spawn(async move {
+            let mut transaction = pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+            let output = op.run(&mut Tx::new(&mut *transaction, &rules)).await;
+            transaction.rollback().await?;
+            output
+        });
+        task.await.map_err(|_| StoreError::Closed)?
+    }
+
+    async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
+        let pool = self.pool.clone();
+        let task = tokio::spawn(async move {
+            sqlx::query_scalar("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)")
+                .fetch_one(&pool)
+                .await
+        });
+        let micros: i64 = task.await.map_err(|_| StoreError::Closed)??;
+        Ok(Some(Timestamp::from_micros(micros)))
+    }
+
+    async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+async fn transact<O: Op>(pool: &PgPool, rules: &RulesCache, op: &O) -> Result<O::Output, StoreError> {
+    let mut transaction = pool.begin().await?;
+    let mut tx = Tx::new(&mut *transaction, rules);
+    let output = op.run(&mut tx).await;
+    let output = match output {
+        Ok(output) => {
+            let tallies = tx.take_tallies();
+            tallies.write(&mut tx, rand::random_range(0..TALLY_SLOTS)).await.map(|()| output)
+        }
+        Err(error) => Err(error),
+    };
+    match output {
+        Ok(output) => {
+            transaction.commit().await?;
+            Ok(output)
+        }
+        Err(error) => {
+            transaction.rollback().await?;
+            Err(error)
+        }
+    }
+}
+
+connection!(PgConnection, sqlx::Postgres, postgres, cell);
+
+fn cell(row: &PgRow, index: usize) -> Result<Cell, sqlx::Error> {
+    let value = row.try_get_raw(index)?;
+    if value.is_null() {
+        return Ok(Cell::Null);
+    }
+    Ok(match value.type_info().name() {
+        "INT8" => Cell::Int(row.try_get_unchecked(index)?),
+        "FLOAT8" => Cell::Real(row.try_get_unchecked(index)?),
+        "BYTEA" => Cell::Blob(row.try_get_unchecked(index)?),
+        _ => Cell::Text(row.try_get_unchecked(index)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::redact;
+
+    #[test]
+    fn passwords_stay_out_of_messages() {
+        assert_eq!(redact("postgres://me:se:cret@db/forebay"), "postgres://me@db/forebay");
+        assert_eq!(redact("postgres://db/forebay"), "postgres://db/forebay");
+    }
+}

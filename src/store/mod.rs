@@ -1,0 +1,257 @@
+//! The durable half: one atomic operation per method, on SQLite or Postgres.
+//!
+//! Separate from [`buffer`](crate::buffer) so that the domain never mentions SQL and no transaction handle crosses the
+//! trait. A decision that must be made under a lock is a pure function handed in ([`Decide`]). The store never mints an
+//! id, and time is an argument.
+//!
+//! Read [`Store`] first, then one file of `ops`; [`dialect`] holds everything in which the databases differ.
+
+mod dialect;
+mod model;
+mod ops;
+mod rules_cache;
+mod sql;
+mod sql_store;
+mod tally;
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use async_trait::async_trait;
+use sqlx::migrate::MigrateError;
+
+pub use model::{
+    Batch, BatchFilter, BatchMember, BundleOutcome, Claim, Claimed, Decide, Expired, Group, GroupFilter, Ingest,
+    Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Story, StoryFilter, StoredPayload, Tallies,
+    WaitingFor,
+};
+
+use crate::{
+    buffer::{
+        finalize::Cause,
+        ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
+        refusal::Refusal,
+        rules::Rules,
+    },
+    clock::Timestamp,
+    metrics::StoreMetrics,
+};
+
+/// An answer, or a refusal of the domain that changed nothing.
+pub type Answer<T> = Result<Result<T, Refusal>, StoreError>;
+
+/// The operations of the buffer, each atomic and durable when it answers.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Stage 2: stores bundles, each all or nothing, and decides the groups that they complete.
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError>;
+    /// Stage 3, by hand: decides an open group as if it had timed out.
+    async fn close_group(
+        &self,
+        policy: PolicyName,
+        group_id: GroupId,
+        decide: Arc<dyn Decide>,
+        now: Timestamp,
+    ) -> Answer<Group>;
+    /// Discards a group that is open, ready or quarantined.
+    async fn discard_group(&self, policy: PolicyName, group_id: GroupId, reason: String, now: Timestamp)
+    -> Answer<Group>;
+    /// Stage 4 and 5: gives the batch that the request holds, one that came back, or a new one, in this order.
+    async fn claim(&self, claim: Claim) -> Answer<Claimed>;
+    /// Heartbeat.
+    async fn extend(&self, proof: LeaseProof, ttl_s: u64) -> Answer<Batch>;
+    /// The batch was consumed by a step.
+    async fn ack(&self, proof: LeaseProof, step: Step) -> Answer<Batch>;
+    /// The batch is given back; named groups are quarantined and the batch is split.
+    async fn nack(&self, proof: LeaseProof, reason: Option<String>, groups: Vec<GroupId>) -> Answer<Batch>;
+    /// A quarantined batch, or the quarantined groups of a split one, come back with a fresh count.
+    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch>;
+    /// A payload of this group is damaged: the group is quarantined before it is delivered.
+    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError>;
+    /// Stage 6: what was acked at or before the step is settled; the last settled step and the batches settled now.
+    async fn checkpoint(
+        &self,
+        policy: PolicyName,
+        step: Step,
+        epoch: Option<Epoch>,
+        now: Timestamp,
+    ) -> Answer<(Step, u64)>;
+    /// A trainer starts from a step.
+    async fn resume(&self, resume: Resume) -> Answer<Resumed>;
+    /// A fresh start of the policy; the new run and epoch and the groups discarded.
+    async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>, now: Timestamp) -> Answer<(Run, Epoch, u64)>;
+    /// A new weight version; true unless it was an identical repeat.
+    async fn publish(&self, publish: Publish) -> Answer<bool>;
+
+    /// Writes rules: of a new policy, or replaces those of an existing one.
+    async fn put_policy(&self, name: PolicyName, rules: Arc<Rules>, now: Timestamp)
+    -> Result<PolicyWritten, StoreError>;
+    /// Creates a policy that does not exist.
+    async fn seed_policy(
+        &self,
+        name: PolicyName,
+        rules: Arc<Rules>,
+        now: Timestamp,
+    ) -> Result<PolicyWritten, StoreError>;
+    /// One policy.
+    async fn policy(&self, name: PolicyName) -> Result<Option<Policy>, StoreError>;
+    /// Policies after a name, in order.
+    async fn policies(&self, after: String, limit: u32) -> Result<Vec<Policy>, StoreError>;
+    /// Tallies of every policy, or of one.
+    async fn tallies(&self, policy: Option<PolicyPk>) -> Result<BTreeMap<PolicyName, Tallies>, StoreError>;
+    /// What a trainer of the policy is waiting for.
+    async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError>;
+
+    /// One batch.
+    async fn batch(&self, batch_id: BatchId) -> Result<Option<Batch>, StoreError>;
+    /// Batches in the order in which they were cut.
+    async fn batches(&self, filter: BatchFilter) -> Result<Vec<Batch>, StoreError>;
+    /// Stage 5: the rollouts of a batch in order, without payloads; none when payloads are purged.
+    async fn batch_members(&self, batch: Batch) -> Result<Option<Vec<BatchMember>>, StoreError>;
+    /// Payloads of rollouts, in the order asked for; missing ones are left out.
+    async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError>;
+
+    /// Rollouts in the order in which they arrived.
+    async fn stories(&self, filter: StoryFilter) -> Result<Vec<Story>, StoreError>;
+    /// Groups in the order in which they were opened.
+    async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError>;
+
+    /// Sweep: leases past their end come back, up to `limit`.
+    async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError>;
+    /// Sweep: open groups past their deadline, up to `limit`.
+    async fn overdue_groups(&self, now: Timestamp, limit: u32) -> Result<Vec<GroupPk>, StoreError>;
+    /// Sweep: decides an overdue group; its policy and state, or none if somebody else did.
+    async fn decide_overdue(
+        &self,
+        group: GroupPk,
+        cause: Cause,
+        decide: Arc<dyn Decide>,
+        now: Timestamp,
+    ) -> Result<Option<(PolicyName, Group)>, StoreError>;
+    /// Sweep: purges payloads and forgets tombstones that are due, up to `limit` groups each; how many were done.
+    async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
+    /// Sweep: discards groups that a post slipped into a run that `reset` had just ended.
+    async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
+
+    /// Counts what the tallies claim by reading every row: for tests and diagnosis, never for a metric.
+    async fn recount(&self) -> Result<BTreeMap<String, BTreeMap<String, i64>>, StoreError>;
+    /// The clock that replicas share, if there is one.
+    async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
+    /// Answers when the store can read and write.
+    async fn ping(&self) -> Result<(), StoreError>;
+    /// Flushes and closes; calls after it fail.
+    async fn close(&self);
+}
+
+/// The store cannot answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database failed; whether a commit happened is known only by looking.
+    #[error("the database failed: {0}")]
+    Database(Arc<sqlx::Error>),
+    /// A row says something that the schema and this version rule out.
+    #[error("the store is corrupt: {0}")]
+    Corrupt(String),
+    /// The store is closed or closing.
+    #[error("the store is closed")]
+    Closed,
+}
+
+impl StoreError {
+    /// The database sacrificed this transaction to another one: running it again may succeed.
+    fn is_conflict(&self) -> bool {
+        // unique_violation: two replicas created the same row at once, and the loser must look again.
+        const CONFLICTS: [&str; 3] = ["40001", "40P01", "23505"];
+        let Self::Database(error) = self else { return false };
+        let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
+        code.is_some_and(|code| CONFLICTS.contains(&code.as_str()))
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(Arc::new(error))
+    }
+}
+
+/// The store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The URL names no database that this build knows.
+    #[error("database `{0}` is not `sqlite:PATH`, `sqlite::memory:` or `postgres://...`")]
+    Url(String),
+    /// A file or folder cannot be used.
+    #[error("cannot use {name}")]
+    File {
+        /// The file.
+        name: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Another process has the file.
+    #[error("database {0} is locked: another forebay serves it")]
+    Locked(String),
+    /// The database cannot be opened: damaged, not a database, or unreachable.
+    #[error("cannot open database {name}")]
+    Database {
+        /// The database.
+        name: String,
+        /// Why.
+        source: sqlx::Error,
+    },
+    /// A newer version wrote the database.
+    #[error("database {name} was written by a newer forebay (schema {version}): upgrade, or restore a backup")]
+    Newer {
+        /// The database.
+        name: String,
+        /// Number of the unknown migration.
+        version: i64,
+    },
+    /// The schema cannot be brought up to date.
+    #[error("cannot migrate database {name}")]
+    Schema {
+        /// The database.
+        name: String,
+        /// Why.
+        source: Box<MigrateError>,
+    },
+    /// The database runs with settings on which no promise can rest.
+    #[error("{0}")]
+    Settings(String),
+}
+
+impl OpenError {
+    fn file(path: &Path, source: std::io::Error) -> Self {
+        Self::File { name: path.display().to_string(), source }
+    }
+
+    fn database(path: &Path, source: sqlx::Error) -> Self {
+        Self::Database { name: path.display().to_string(), source }
+    }
+
+    fn schema(name: &str, source: MigrateError) -> Self {
+        match source {
+            MigrateError::VersionMissing(version) | MigrateError::VersionTooNew(version, _) => {
+                Self::Newer { name: name.to_owned(), version }
+            }
+            MigrateError::Execute(source) => Self::Database { name: name.to_owned(), source },
+            source => Self::Schema { name: name.to_owned(), source: Box::new(source) },
+        }
+    }
+}
+
+/// Opens the database that a URL names.
+pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Store>, OpenError> {
+    if url == "sqlite::memory:" {
+        return Ok(Arc::new(sql_store::SqlStore::new(dialect::Sqlite::open_temporary(metrics).await?)));
+    }
+    if let Some(path) = url.strip_prefix("sqlite:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if !path.is_empty() {
+            return Ok(Arc::new(sql_store::SqlStore::new(dialect::Sqlite::open(Path::new(path), metrics).await?)));
+        }
+    }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Arc::new(sql_store::SqlStore::new(dialect::Postgres::open(url, metrics).await?)));
+    }
+    Err(OpenError::Url(url.to_owned()))
+}

@@ -1,0 +1,441 @@
+//! What crosses the store's trait: requests and rows in the terms of the domain.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use forebay_client::wire::{BatchState, GroupState, RolloutState, Verdict};
+
+use crate::{
+    buffer::{
+        finalize::{Cause, GroupDecision, GroupSnapshot},
+        ids::{
+            BatchId, BatchPk, ConsumerName, Epoch, GroupId, GroupPk, LeaseToken, PolicyName, PolicyPk, RequestId,
+            RolloutId, RolloutPk, Run, Step, Version,
+        },
+        ingest::{GroupFill, NewRollout, RolloutDecision},
+        payload::Payload,
+        refusal::Refusal,
+        rules::Rules,
+        weights::BatchWeights,
+    },
+    clock::Timestamp,
+};
+
+/// Decisions that are taken under the lock of a group: pure functions of what they are given.
+pub trait Decide: Send + Sync + 'static {
+    /// Whether the policy's rules accept the rollout at all.
+    fn check(&self, rules: &Rules, new: &NewRollout) -> Result<(), Refusal>;
+    /// The verdict on a rollout.
+    fn rollout(&self, rules: &Rules, new: &NewRollout, current: Version, group: GroupFill) -> RolloutDecision;
+    /// What becomes of a group.
+    fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupDecision;
+}
+
+/// Bundles to ingest in one transaction, each all or nothing on its own.
+#[derive(Clone)]
+pub struct Ingest {
+    /// Rollouts posted together.
+    pub bundles: Arc<Vec<Vec<NewRollout>>>,
+    /// The decisions.
+    pub decide: Arc<dyn Decide>,
+    /// When they arrived.
+    pub now: Timestamp,
+}
+
+/// What became of one bundle.
+pub type BundleOutcome = Result<Vec<Ingested>, Refusal>;
+
+/// What became of one rollout.
+#[derive(Clone, Debug)]
+pub struct Ingested {
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Its identity.
+    pub rollout_id: RolloutId,
+    /// Its group.
+    pub group_id: GroupId,
+    /// The verdict, now or when it was first posted.
+    pub decision: RolloutDecision,
+    /// It was already stored.
+    pub duplicate: bool,
+    /// The group after the post.
+    pub fill: GroupFill,
+    /// This post decided the group.
+    pub decided: Option<GroupState>,
+    /// Why this post discarded the group.
+    pub discarded: Option<String>,
+}
+
+/// A policy's row.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Key of the row.
+    pub policy_pk: PolicyPk,
+    /// Name.
+    pub name: PolicyName,
+    /// Rules for groups opened from now on.
+    pub rules: Arc<Rules>,
+    /// Key of the row of the rules.
+    pub rules_pk: i64,
+    /// Fresh starts.
+    pub run: Run,
+    /// Lineage of the weights.
+    pub epoch: Epoch,
+    /// Current weight version.
+    pub version: Version,
+    /// Step at which it was published.
+    pub version_step: Option<Step>,
+    /// Where its weights are.
+    pub version_uri: Option<String>,
+    /// Last acked step.
+    pub acked_step: Option<Step>,
+    /// Last settled step.
+    pub checkpoint_step: Option<Step>,
+}
+
+/// Whether rules were written to a new policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyWritten {
+    /// The policy is new.
+    Created,
+    /// The policy existed, with other rules or these.
+    Existed,
+}
+
+/// Asks for a batch.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Who asks.
+    pub consumer: Option<ConsumerName>,
+    /// Makes the claim repeatable.
+    pub request_id: Option<RequestId>,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// Take what is there.
+    pub partial: bool,
+    /// Identity if a batch is cut.
+    pub batch_id: BatchId,
+    /// Token if a lease is granted.
+    pub lease: LeaseToken,
+    /// When it was asked.
+    pub now: Timestamp,
+}
+
+/// Answer to a claim.
+#[derive(Clone, Debug)]
+pub enum Claimed {
+    /// The same request holds this batch already; its ttl is renewed.
+    Held(Box<Batch>),
+    /// A batch that is new or came back.
+    Granted(Box<Batch>),
+    /// Nothing to give yet; groups that the claim found stale.
+    Nothing,
+}
+
+/// A batch's row.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Key of the row.
+    pub batch_pk: BatchPk,
+    /// Identity.
+    pub batch_id: BatchId,
+    /// Policy.
+    pub policy: PolicyName,
+    /// Key of the policy.
+    pub policy_pk: PolicyPk,
+    /// State.
+    pub state: BatchState,
+    /// Why it was given back or quarantined.
+    pub reason: Option<String>,
+    /// Token of the last lease.
+    pub lease: Option<LeaseToken>,
+    /// Consumer of the last lease.
+    pub consumer: String,
+    /// Epoch of the last lease.
+    pub epoch: Epoch,
+    /// End of the lease.
+    pub expires_at: Option<Timestamp>,
+    /// Number of the last delivery.
+    pub attempt: u32,
+    /// Deliveries that expired or were given back.
+    pub failed_deliveries: u32,
+    /// Step that consumed it.
+    pub step: Option<Step>,
+    /// Whole groups.
+    pub groups: u32,
+    /// Kept and masked rollouts.
+    pub rollouts: u32,
+    /// Rows of its samples.
+    pub samples: u32,
+    /// Prompt and response tokens.
+    pub tokens: u64,
+    /// The normalisation of its loss.
+    pub weights: BatchWeights,
+    /// The policy's version at the cut.
+    pub version_current: Version,
+    /// Oldest and newest version of a trained token.
+    pub trained_versions: Option<(Version, Version)>,
+    /// Numbers for the trainer's log, JSON.
+    pub metrics: BTreeMap<String, f64>,
+    /// Payload bytes.
+    pub live_bytes: i64,
+    /// When it was cut.
+    pub created_at: Timestamp,
+}
+
+/// Proof that a trainer speaks for a lease.
+#[derive(Clone, Debug)]
+pub struct LeaseProof {
+    /// The batch.
+    pub batch_id: BatchId,
+    /// The token.
+    pub lease: LeaseToken,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// When it spoke.
+    pub now: Timestamp,
+}
+
+/// A rollout of a batch, without its payload.
+#[derive(Clone, Debug)]
+pub struct BatchMember {
+    /// Key of the row.
+    pub rollout_pk: RolloutPk,
+    /// Its group.
+    pub group_pk: GroupPk,
+    /// Its group's id.
+    pub group_id: String,
+    /// Its id.
+    pub rollout_id: String,
+    /// Kept or masked.
+    pub verdict: Verdict,
+    /// Reward as sent.
+    pub reward: Option<f64>,
+    /// Advantage.
+    pub advantage: f64,
+    /// Its version.
+    pub policy_version: Version,
+    /// Segments.
+    pub segments: u32,
+    /// Segments with a trained token, as sent.
+    pub trained_segments: u32,
+    /// Prompt and response tokens.
+    pub tokens: u64,
+    /// Trained tokens, as sent.
+    pub trained_tokens: u64,
+}
+
+/// A payload with the key of its rollout.
+#[derive(Clone, Debug)]
+pub struct StoredPayload {
+    /// Key of the rollout.
+    pub rollout_pk: RolloutPk,
+    /// The bulk.
+    pub payload: Payload,
+}
+
+/// A resume.
+#[derive(Clone, Debug)]
+pub struct Resume {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Last saved step.
+    pub step: Option<Step>,
+    /// Go below what is settled.
+    pub force: bool,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// When it was asked.
+    pub now: Timestamp,
+}
+
+/// Answer to a resume.
+#[derive(Clone, Copy, Debug)]
+pub struct Resumed {
+    /// The new epoch.
+    pub epoch: Epoch,
+    /// The current version.
+    pub version: Version,
+    /// Batches that came back.
+    pub returned: u64,
+    /// Batches whose payloads are gone.
+    pub undeliverable: u64,
+}
+
+/// A new weight version.
+#[derive(Clone, Debug)]
+pub struct Publish {
+    /// Policy.
+    pub policy: PolicyName,
+    /// The version.
+    pub version: Version,
+    /// Step after which the weights were taken.
+    pub step: Option<Step>,
+    /// Where they are.
+    pub uri: Option<String>,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// When it was published.
+    pub now: Timestamp,
+}
+
+/// A rollout in the ledger.
+#[derive(Clone, Debug)]
+pub struct Story {
+    /// Cursor.
+    pub rollout_pk: RolloutPk,
+    /// Policy.
+    pub policy: PolicyName,
+    /// Run.
+    pub run: Run,
+    /// Identity.
+    pub rollout_id: String,
+    /// Verdict.
+    pub verdict: Verdict,
+    /// Reason of the verdict.
+    pub reason: Option<String>,
+    /// Filters that could not be evaluated.
+    pub failed_filters: Vec<String>,
+    /// Where it stands.
+    pub state: RolloutState,
+    /// Its group's id.
+    pub group_id: String,
+    /// Its group.
+    pub group: GroupFill,
+    /// Its group's reason.
+    pub group_reason: Option<String>,
+    /// Batches that carried it.
+    pub batches: Vec<BatchId>,
+    /// Step that consumed it.
+    pub step: Option<Step>,
+    /// Reward.
+    pub reward: Option<f64>,
+    /// Advantage.
+    pub advantage: Option<f64>,
+    /// Version.
+    pub policy_version: Version,
+    /// The producer sent none.
+    pub version_assumed: bool,
+    /// Segments.
+    pub segments: u32,
+    /// Tokens.
+    pub tokens: u64,
+    /// Arrival.
+    pub received_at: Timestamp,
+    /// Decision of the group.
+    pub decided_at: Option<Timestamp>,
+    /// Cut of the batch.
+    pub batched_at: Option<Timestamp>,
+    /// Ack of the batch.
+    pub acked_at: Option<Timestamp>,
+    /// Purge of the payload.
+    pub purged_at: Option<Timestamp>,
+}
+
+/// Which rollouts to list.
+#[derive(Clone, Debug, Default)]
+pub struct StoryFilter {
+    /// Policy.
+    pub policy: PolicyName,
+    /// One rollout.
+    pub rollout_id: Option<RolloutId>,
+    /// Of one group.
+    pub group_id: Option<GroupId>,
+    /// With a verdict.
+    pub verdict: Option<Verdict>,
+    /// With a reason.
+    pub reason: Option<String>,
+    /// In a state.
+    pub state: Option<RolloutState>,
+    /// Consumed by a step.
+    pub step: Option<Step>,
+    /// After a cursor.
+    pub after: i64,
+    /// At most.
+    pub limit: u32,
+}
+
+/// A group in the ledger.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Cursor.
+    pub group_pk: GroupPk,
+    /// Run.
+    pub run: Run,
+    /// Id.
+    pub group_id: String,
+    /// Places and rollouts.
+    pub fill: GroupFill,
+    /// Why it was discarded or quarantined.
+    pub reason: Option<String>,
+    /// Environment of its first rollout.
+    pub environment: Option<String>,
+    /// Rollouts that suffice.
+    pub min_size: u32,
+    /// Rollouts that came too late.
+    pub late: u32,
+    /// Its batch.
+    pub batch_id: Option<BatchId>,
+    /// First arrival.
+    pub opened_at: Timestamp,
+    /// When it is decided at the latest.
+    pub deadline_at: Option<Timestamp>,
+    /// When it was decided.
+    pub decided_at: Option<Timestamp>,
+}
+
+/// Which groups to list.
+#[derive(Clone, Debug, Default)]
+pub struct GroupFilter {
+    /// Policy.
+    pub policy: PolicyName,
+    /// One group.
+    pub group_id: Option<GroupId>,
+    /// In a state.
+    pub state: Option<GroupState>,
+    /// After a cursor.
+    pub after: i64,
+    /// At most.
+    pub limit: u32,
+}
+
+/// Which batches to list.
+#[derive(Clone, Debug, Default)]
+pub struct BatchFilter {
+    /// Policy.
+    pub policy: PolicyName,
+    /// In a state.
+    pub state: Option<BatchState>,
+    /// After a cursor.
+    pub after: i64,
+    /// At most.
+    pub limit: u32,
+}
+
+/// A policy's tallies by name.
+#[derive(Clone, Debug, Default)]
+pub struct Tallies {
+    /// Counts.
+    pub values: BTreeMap<String, i64>,
+    /// When the last rollout was received.
+    pub last_received_at: Option<Timestamp>,
+}
+
+/// What a trainer is waiting for.
+#[derive(Clone, Debug, Default)]
+pub struct WaitingFor {
+    /// The open groups that lack the fewest rollouts.
+    pub fullest: Vec<(String, GroupFill)>,
+    /// Drops and stale groups of the last hour, by name.
+    pub recent: BTreeMap<String, i64>,
+}
+
+/// What one sweep of expired leases changed.
+#[derive(Clone, Debug, Default)]
+pub struct Expired {
+    /// Policies with batches that came back.
+    pub policies: Vec<PolicyName>,
+    /// Leases that expired.
+    pub leases: u64,
+}

@@ -1,0 +1,410 @@
+//! Stage 4 and 5 in the store: the next batch for a trainer, under the lock of its policy.
+//!
+//! In order: the batch that the request already holds, a batch that came back, a new one cut from ready groups.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use forebay_client::wire::BatchState;
+use serde::{Deserialize, Serialize};
+
+use super::{batch, name_of, pair, policy, sweep};
+use crate::{
+    buffer::{
+        batch::cut,
+        ids::{BatchPk, GroupPk, Version},
+        refusal::Refusal,
+        weights::BatchWeights,
+    },
+    clock::Timestamp,
+    store::{
+        Batch, Claim, Claimed, Policy, StoreError,
+        dialect::Op,
+        sql::{Row, Statement, Tx, args, key_list, locking},
+        tally::{LIVE_BYTES, REWARD},
+    },
+};
+
+/// Ready groups read beyond a full batch, so that a run of stale ones is passed over in large steps.
+const LOOKAHEAD_GROUPS: u32 = 256;
+
+#[async_trait]
+impl Op for Claim {
+    type Output = Result<Claimed, Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        let Some(policy) = policy::lock(tx, &self.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        };
+        if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
+            return Ok(Err(refusal));
+        }
+        // A lease is lost at its end, swept or not.
+        sweep::expire_of_policy(tx, &policy, self.now).await?;
+        if let Some(held) = held(tx, &policy, self).await? {
+            return Ok(Ok(Claimed::Held(Box::new(held))));
+        }
+        let granted = match returned(tx, &policy, self).await? {
+            Some(batch) => Some(batch),
+            None => cut_new(tx, &policy, self).await?,
+        };
+        Ok(Ok(granted.map_or(Claimed::Nothing, |batch| Claimed::Granted(Box::new(batch)))))
+    }
+}
+
+impl Claim {
+    fn expires_at(&self, policy: &Policy) -> Timestamp {
+        self.now.plus_seconds(policy.rules.lease.ttl_s)
+    }
+
+    fn consumer(&self) -> &str {
+        self.consumer.as_ref().map_or("", |consumer| consumer.as_str())
+    }
+
+    fn request_id(&self) -> Option<&str> {
+        self.request_id.as_ref().map(|request_id| request_id.as_str())
+    }
+}
+
+/// The live lease of the same request, renewed.
+async fn held(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Option<Batch>, StoreError> {
+    const SELECT_HELD: Statement = Statement::new(
+        "-- select_held
+        SELECT batch_pk
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND consumer = $3 AND request_id = $4
+            AND expires_us > $5",
+    );
+    const RENEW_LEASE: Statement = Statement::new(
+        "-- renew_lease
+        UPDATE batch
+        SET expires_us = $2
+        WHERE batch_pk = $1 AND state = 'leased'",
+    );
+    let Some(request_id) = claim.request_id() else { return Ok(None) };
+    let values = args![policy.policy_pk, policy.run, claim.consumer(), request_id, claim.now];
+    let Some(mut row) = tx.fetch_optional(SELECT_HELD, values).await? else { return Ok(None) };
+    let held: BatchPk = row.get("batch_pk")?;
+    tx.guarded(RENEW_LEASE, args![held, claim.expires_at(policy)], 1).await?;
+    batch::get(tx, held).await.map(Some)
+}
+
+/// The next batch that came back, delivered again as it was cut.
+async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Option<Batch>, StoreError> {
+    // By the step that had consumed it, so that a resumed trainer repeats its steps; then in the order of the cuts.
+    const SELECT_RETURNED: Statement = Statement::new(
+        "-- select_returned
+        SELECT batch_pk
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = 'returned'
+        ORDER BY step IS NULL, step, batch_pk
+        LIMIT 1",
+    );
+    const LEASE_AGAIN: Statement = Statement::new(
+        "-- lease_again
+        UPDATE batch
+        SET state = 'leased', reason = NULL, lease = $2, consumer = $3, request_id = $4, epoch = $5, ttl_s = $6,
+            expires_us = $7, attempt = attempt + 1
+        WHERE batch_pk = $1 AND state = 'returned'",
+    );
+    let values = args![policy.policy_pk, policy.run];
+    let Some(mut row) = tx.fetch_optional(SELECT_RETURNED, values).await? else { return Ok(None) };
+    let batch = batch::get(tx, row.get("batch_pk")?).await?;
+    let values = args![
+        batch.batch_pk,
+        claim.lease.as_str(),
+        claim.consumer(),
+        claim.request_id(),
+        policy.epoch,
+        policy.rules.lease.ttl_s,
+        claim.expires_at(policy),
+    ];
+    tx.guarded(LEASE_AGAIN, values, 1).await?;
+    batch::tally_move(tx, &batch, BatchState::Leased);
+    batch::get(tx, batch.batch_pk).await.map(Some)
+}
+
+/// A ready group, as far as cutting a batch is concerned.
+struct Ready {
+    group_pk: GroupPk,
+    rollouts: u64,
+    samples: u64,
+    trained_samples: u64,
+    tokens: u64,
+    trained_tokens: u64,
+    reward_sum: f64,
+    reward_count: i64,
+    versions: Option<(Version, Version)>,
+    payload_bytes: i64,
+    failed_deliveries: u32,
+    delivered: bool,
+}
+
+impl Ready {
+    /// Versions that its oldest trained token is behind.
+    fn staleness(&self, current: Version) -> i64 {
+        self.versions.map_or(0, |(oldest, _)| current.0.saturating_sub(oldest.0).max(0))
+    }
+}
+
+async fn cut_new(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Option<Batch>, StoreError> {
+    let mut ready = fresh_groups(tx, policy, claim).await?;
+    let tokens: Vec<u64> = ready.iter().map(|group| group.tokens).collect();
+    let Some(taken) = cut(&policy.rules.batch, &tokens, claim.partial) else { return Ok(None) };
+    ready.truncate(taken);
+    let batch_pk = insert_batch(tx, policy, claim, &ready).await?;
+    fill_batch(tx, batch_pk, &ready).await?;
+    let rollouts: u64 = ready.iter().map(|group| group.rollouts).sum();
+    let tallies = tx.tallies();
+    tallies.groups(policy.policy_pk, "ready", -(taken as i64));
+    tallies.groups(policy.policy_pk, "batched", taken as i64);
+    tallies.batches(policy.policy_pk, "leased", 1);
+    tallies.rollouts(policy.policy_pk, "ready", -(rollouts as i64));
+    tallies.rollouts(policy.policy_pk, "leased", rollouts as i64);
+    batch::get(tx, batch_pk).await.map(Some)
+}
+
+/// The ready groups at the front of the line, after those that are over the staleness bound are taken out of it.
+async fn fresh_groups(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Vec<Ready>, StoreError> {
+    const SELECT_READY: Statement = locking!(
+        "-- select_ready
+        SELECT group_pk, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens, reward_sum,
+            reward_count, version_min, version_max, payload_bytes, failed_deliveries, delivered
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND state = 'ready'
+        ORDER BY ready_seq
+        LIMIT $3"
+    );
+    // One more than a batch: whether the next group fits decides whether a batch is full.
+    let limit = policy.rules.batch.groups + 1;
+    loop {
+        let looked_at = limit + LOOKAHEAD_GROUPS * u32::from(policy.rules.staleness.max.is_some());
+        let rows = tx.fetch_all(SELECT_READY, args![policy.policy_pk, policy.run, looked_at]).await?;
+        let mut ready = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
+        let bound = policy.rules.staleness.max.map_or(i64::MAX, i64::from);
+        // Staleness is tested at first delivery alone.
+        let is_stale = |group: &Ready| !group.delivered && group.staleness(policy.version) > bound;
+        let stale: Vec<&Ready> = ready.iter().filter(|group| is_stale(group)).collect();
+        if stale.is_empty() {
+            ready.truncate(limit as usize);
+            return Ok(ready);
+        }
+        make_stale(tx, policy, &stale, claim.now).await?;
+    }
+}
+
+fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
+    Ok(Ready {
+        group_pk: row.get("group_pk")?,
+        rollouts: row.get("rollouts")?,
+        samples: row.get("samples")?,
+        trained_samples: row.get("trained_samples")?,
+        tokens: row.get("tokens")?,
+        trained_tokens: row.get("trained_tokens")?,
+        reward_sum: row.get("reward_sum")?,
+        reward_count: row.get("reward_count")?,
+        versions: pair(&mut row, "version_min", "version_max")?,
+        payload_bytes: row.get("payload_bytes")?,
+        failed_deliveries: row.get("failed_deliveries")?,
+        delivered: row.get("delivered")?,
+    })
+}
+
+async fn make_stale(tx: &mut Tx<'_>, policy: &Policy, stale: &[&Ready], now: Timestamp) -> Result<(), StoreError> {
+    const MAKE_STALE: Statement = Statement {
+        sqlite: "-- make_stale
+            UPDATE rollout_group
+            SET state = 'stale', purge_us = $2
+            WHERE state = 'ready' AND group_pk IN (SELECT value FROM json_each($1))",
+        postgres: "-- make_stale
+            UPDATE rollout_group
+            SET state = 'stale', purge_us = $2
+            WHERE state = 'ready'
+                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+    };
+    let keys = key_list(stale.iter().map(|group| group.group_pk.0));
+    let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
+    tx.guarded(MAKE_STALE, args![keys, purge_at], stale.len()).await?;
+    let groups = stale.len() as i64;
+    let rollouts: u64 = stale.iter().map(|group| group.rollouts).sum();
+    let bytes: i64 = stale.iter().map(|group| group.payload_bytes).sum();
+    let tallies = tx.tallies();
+    tallies.groups(policy.policy_pk, "ready", -groups);
+    tallies.groups(policy.policy_pk, "stale", groups);
+    tallies.rollouts(policy.policy_pk, "ready", -(rollouts as i64));
+    tallies.rollouts(policy.policy_pk, "stale", rollouts as i64);
+    tallies.add(policy.policy_pk, LIVE_BYTES, -bytes);
+    tallies.recent(policy.policy_pk, "stale".to_owned(), groups, now);
+    Ok(())
+}
+
+async fn insert_batch(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    claim: &Claim,
+    groups: &[Ready],
+) -> Result<BatchPk, StoreError> {
+    const INSERT_BATCH: Statement = Statement::new(
+        "-- insert_batch
+        INSERT INTO batch (
+            batch_id, policy_pk, run, state, lease, consumer, request_id, epoch, ttl_s, expires_us, attempt,
+            failed_deliveries, group_count, rollout_count, sample_count, token_count, loss_weighting, loss_constant,
+            weight_samples, weight_tokens, version_current, version_min, version_max, metrics, live_bytes, created_us
+        )
+        VALUES (
+            $1, $2, $3, 'leased', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+            $22, $23, $24, $25
+        )
+        RETURNING batch_pk",
+    );
+    let sum = |of: fn(&Ready) -> u64| groups.iter().map(of).sum::<u64>();
+    let failed = groups.iter().map(|group| group.failed_deliveries).max().unwrap_or(0);
+    let weights = BatchWeights {
+        weighting: policy.rules.loss_weighting,
+        constant: policy.rules.loss_constant.unwrap_or(1.0),
+        rollouts: sum(|group| group.rollouts),
+        samples: sum(|group| group.trained_samples),
+        trained_tokens: sum(|group| group.trained_tokens),
+    };
+    let metrics = metrics(tx, policy, groups).await?;
+    let oldest = groups.iter().filter_map(|group| group.versions).map(|(oldest, _)| oldest).min();
+    let newest = groups.iter().filter_map(|group| group.versions).map(|(_, newest)| newest).max();
+    let values = args![
+        claim.batch_id.as_bytes(),
+        policy.policy_pk,
+        policy.run,
+        claim.lease.as_str(),
+        claim.consumer(),
+        claim.request_id(),
+        policy.epoch,
+        policy.rules.lease.ttl_s,
+        claim.expires_at(policy),
+        failed + 1,
+        failed,
+        groups.len(),
+        weights.rollouts,
+        sum(|group| group.samples),
+        sum(|group| group.tokens),
+        name_of(&weights.weighting),
+        weights.constant,
+        weights.samples,
+        weights.trained_tokens,
+        policy.version,
+        oldest,
+        newest,
+        serde_json::to_string(&metrics).expect("names and finite numbers always serialize"),
+        groups.iter().map(|group| group.payload_bytes).sum::<i64>(),
+        claim.now,
+    ];
+    tx.fetch_one(INSERT_BATCH, values).await?.get("batch_pk")
+}
+
+async fn fill_batch(tx: &mut Tx<'_>, batch: BatchPk, groups: &[Ready]) -> Result<(), StoreError> {
+    const BATCH_GROUPS: Statement = Statement {
+        sqlite: "-- batch_groups
+            UPDATE rollout_group
+            SET state = 'batched', batch_pk = $2, delivered = 1
+            WHERE state = 'ready' AND group_pk IN (SELECT value FROM json_each($1))",
+        postgres: "-- batch_groups
+            UPDATE rollout_group
+            SET state = 'batched', batch_pk = $2, delivered = 1
+            WHERE state = 'ready'
+                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+    };
+    const PLACE_GROUPS: Statement = Statement {
+        sqlite: "-- place_groups
+            INSERT INTO batch_group (batch_pk, place, group_pk)
+            SELECT $2, key, value
+            FROM json_each($1)",
+        postgres: "-- place_groups
+            INSERT INTO batch_group (batch_pk, place, group_pk)
+            SELECT $2, v.place - 1, v.group_pk::bigint
+            FROM json_array_elements_text($1::json) WITH ORDINALITY AS v (group_pk, place)",
+    };
+    let keys = key_list(groups.iter().map(|group| group.group_pk.0));
+    tx.guarded(BATCH_GROUPS, args![keys.as_str(), batch], groups.len()).await?;
+    tx.guarded(PLACE_GROUPS, args![keys, batch], groups.len()).await
+}
+
+/// Where the tallies stood when the batch before was cut.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct TallyMark {
+    rewards: i64,
+    reward_sum: f64,
+    dropped: BTreeMap<String, i64>,
+}
+
+/// What a trainer may log about a new batch, and about what was received since the one before.
+async fn metrics(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    groups: &[Ready],
+) -> Result<BTreeMap<String, f64>, StoreError> {
+    const SELECT_MARK: Statement = Statement::new(
+        "-- select_mark
+        SELECT tally_mark
+        FROM policy
+        WHERE policy_pk = $1",
+    );
+    const SELECT_FLOW: Statement = Statement::new(
+        "-- select_flow
+        SELECT name, CAST(SUM(value) AS BIGINT) AS value, SUM(amount) AS amount
+        FROM tally
+        WHERE policy_pk = $1 AND (name = 'reward' OR name LIKE 'dropped.%')
+        GROUP BY name",
+    );
+    const SET_MARK: Statement = Statement::new(
+        "-- set_mark
+        UPDATE policy
+        SET tally_mark = $2
+        WHERE policy_pk = $1",
+    );
+    let mark: String = tx.fetch_one(SELECT_MARK, args![policy.policy_pk]).await?.get("tally_mark")?;
+    let before: TallyMark = serde_json::from_str(&mark).unwrap_or_default();
+    let mut now = TallyMark::default();
+    for mut row in tx.fetch_all(SELECT_FLOW, args![policy.policy_pk]).await? {
+        let (name, value): (String, i64) = (row.get("name")?, row.get("value")?);
+        match name.strip_prefix("dropped.") {
+            Some(rule) => {
+                now.dropped.insert(rule.to_owned(), value);
+            }
+            None if name == REWARD => (now.rewards, now.reward_sum) = (value, row.get("amount")?),
+            None => {}
+        }
+    }
+    let mut metrics = flow_metrics(&before, &now);
+    metrics.extend(batch_metrics(policy.version, groups));
+    let mark = serde_json::to_string(&now).expect("names and finite numbers always serialize");
+    tx.guarded(SET_MARK, args![policy.policy_pk, mark], 1).await?;
+    Ok(metrics)
+}
+
+fn flow_metrics(before: &TallyMark, now: &TallyMark) -> BTreeMap<String, f64> {
+    let mut metrics = BTreeMap::new();
+    let rewards = now.rewards - before.rewards;
+    if rewards > 0 {
+        metrics.insert("reward/all".to_owned(), (now.reward_sum - before.reward_sum) / rewards as f64);
+    }
+    for (rule, total) in &now.dropped {
+        let dropped = total - before.dropped.get(rule).copied().unwrap_or(0);
+        if dropped > 0 {
+            metrics.insert(format!("dropped/{rule}"), dropped as f64);
+        }
+    }
+    metrics
+}
+
+fn batch_metrics(current: Version, groups: &[Ready]) -> BTreeMap<String, f64> {
+    let mut metrics = BTreeMap::new();
+    let rewards: i64 = groups.iter().map(|group| group.reward_count).sum();
+    let reward_sum: f64 = groups.iter().map(|group| group.reward_sum).sum();
+    if rewards > 0 && reward_sum.is_finite() {
+        metrics.insert("reward/trained".to_owned(), reward_sum / rewards as f64);
+    }
+    let staleness: Vec<i64> = groups.iter().map(|group| group.staleness(current)).collect();
+    let mean = staleness.iter().sum::<i64>() as f64 / staleness.len().max(1) as f64;
+    metrics.insert("staleness/mean".to_owned(), mean);
+    metrics.insert("staleness/max".to_owned(), staleness.iter().copied().max().unwrap_or(0) as f64);
+    metrics
+}

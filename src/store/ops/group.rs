@@ -1,0 +1,349 @@
+//! Stage 3 in the store: groups under their lock, and the decision that ends their open state.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use forebay_client::wire::GroupState;
+
+use super::{ledger, name_of, pair, policy};
+use crate::{
+    buffer::{
+        finalize::{Cause, GroupDecision, GroupSnapshot, Member, ReadyGroup},
+        ids::{GroupId, GroupPk, PolicyName, PolicyPk, Run},
+        ingest::GroupFill,
+        refusal::Refusal,
+        rules::Rules,
+    },
+    clock::Timestamp,
+    store::{
+        Decide, Group, StoreError,
+        dialect::Op,
+        sql::{Row, Statement, Tx, args, locking},
+        tally::LIVE_BYTES,
+    },
+};
+
+/// A group whose row is locked until the transaction ends.
+#[derive(Debug)]
+pub(super) struct LockedGroup {
+    pub(super) group_pk: GroupPk,
+    pub(super) policy_pk: PolicyPk,
+    pub(super) run: Run,
+    pub(super) group_id: String,
+    pub(super) rules: Arc<Rules>,
+    pub(super) fill: GroupFill,
+    pub(super) reason: Option<String>,
+    pub(super) min_size: u32,
+    pub(super) environment: Option<String>,
+    pub(super) opened_at: Timestamp,
+    pub(super) payload_bytes: i64,
+}
+
+macro_rules! lock_group {
+    ($tail:literal) => {
+        locking!(concat!(
+            "-- lock_group
+            SELECT group_pk, policy_pk, run, group_id, rules_pk, environment, state, reason, size, min_size, kept,
+                masked, dropped, payload_bytes, opened_us
+            FROM rollout_group ",
+            $tail
+        ))
+    };
+}
+
+/// Locks a group by its id, in the current run of its policy.
+pub(super) async fn lock(
+    tx: &mut Tx<'_>,
+    policy: PolicyPk,
+    run: Run,
+    group_id: &GroupId,
+) -> Result<Option<LockedGroup>, StoreError> {
+    const LOCK_GROUP: Statement = lock_group!("WHERE policy_pk = $1 AND run = $2 AND group_key = $3");
+    let row = tx.fetch_optional(LOCK_GROUP, args![policy, run, group_id.key().as_bytes()]).await?;
+    match row {
+        Some(row) => read(tx, row).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn lock_by_key(tx: &mut Tx<'_>, group: GroupPk) -> Result<Option<LockedGroup>, StoreError> {
+    const LOCK_GROUP_BY_KEY: Statement = lock_group!("WHERE group_pk = $1");
+    match tx.fetch_optional(LOCK_GROUP_BY_KEY, args![group]).await? {
+        Some(row) => read(tx, row).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<LockedGroup, StoreError> {
+    Ok(LockedGroup {
+        group_pk: row.get("group_pk")?,
+        policy_pk: row.get("policy_pk")?,
+        run: row.get("run")?,
+        group_id: row.get("group_id")?,
+        rules: tx.rules(row.get("rules_pk")?).await?,
+        fill: GroupFill {
+            state: row.parse("state")?,
+            size: row.get("size")?,
+            kept: row.get("kept")?,
+            masked: row.get("masked")?,
+            dropped: row.get("dropped")?,
+        },
+        reason: row.get("reason")?,
+        min_size: row.get("min_size")?,
+        environment: row.get("environment")?,
+        opened_at: row.get("opened_us")?,
+        payload_bytes: row.get("payload_bytes")?,
+    })
+}
+
+/// Decides an open group, exactly once.
+pub(super) async fn finalize(
+    tx: &mut Tx<'_>,
+    group: &mut LockedGroup,
+    cause: Cause,
+    decide: &dyn Decide,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let snapshot = snapshot(tx, group).await?;
+    match decide.group(&group.rules, &snapshot, cause, now) {
+        GroupDecision::Ready(ready) => make_ready(tx, group, &ready, now).await,
+        GroupDecision::Discard(reason) => discard(tx, group, reason, now).await,
+    }
+}
+
+async fn snapshot(tx: &mut Tx<'_>, group: &LockedGroup) -> Result<GroupSnapshot, StoreError> {
+    const SELECT_MEMBERS: Statement = Statement::new(
+        "-- select_members
+        SELECT rollout_pk, verdict, reward, segments, trained_segments, tokens, trained_tokens, version_min,
+            version_max
+        FROM rollout
+        WHERE group_pk = $1 AND verdict IN ('kept', 'masked')
+        ORDER BY rollout_pk",
+    );
+    let member = |mut row: Row| -> Result<Member, StoreError> {
+        Ok(Member {
+            rollout_pk: row.get("rollout_pk")?,
+            verdict: row.parse("verdict")?,
+            reward: row.get("reward")?,
+            segments: row.get("segments")?,
+            trained_segments: row.get("trained_segments")?,
+            tokens: row.get("tokens")?,
+            trained_tokens: row.get("trained_tokens")?,
+            trained_versions: pair(&mut row, "version_min", "version_max")?,
+        })
+    };
+    let rows = tx.fetch_all(SELECT_MEMBERS, args![group.group_pk]).await?;
+    Ok(GroupSnapshot {
+        size: group.fill.size,
+        min_size: group.min_size,
+        environment: group.environment.clone(),
+        opened_at: group.opened_at,
+        rollouts: rows.into_iter().map(member).collect::<Result<_, _>>()?,
+    })
+}
+
+async fn make_ready(
+    tx: &mut Tx<'_>,
+    group: &mut LockedGroup,
+    ready: &ReadyGroup,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    const SET_ADVANTAGES: Statement = Statement {
+        sqlite: "-- set_advantages
+            UPDATE rollout
+            SET advantage = CAST(v.value ->> 1 AS REAL)
+            FROM json_each($1) AS v
+            WHERE rollout.rollout_pk = v.value ->> 0",
+        postgres: "-- set_advantages
+            UPDATE rollout
+            SET advantage = (v ->> 1)::float8
+            FROM json_array_elements($1::json) AS v
+            WHERE rollout.rollout_pk = (v ->> 0)::bigint",
+    };
+    const MAKE_READY: Statement = Statement::new(
+        "-- make_ready
+        UPDATE rollout_group
+        SET state = 'ready', ready_seq = $2, decided_us = $3, deadline_us = NULL, samples = $4, trained_samples = $5,
+            tokens = $6, trained_tokens = $7, reward_sum = $8, reward_count = $9, version_min = $10, version_max = $11
+        WHERE group_pk = $1 AND state = 'open'",
+    );
+    const NEXT_READY: Statement = Statement {
+        sqlite: "-- next_ready
+            UPDATE ready_sequence
+            SET value = value + 1
+            RETURNING value",
+        postgres: "-- next_ready
+            SELECT nextval('ready_sequence') AS value",
+    };
+    let advantages: Vec<(i64, f64)> = ready.advantages.iter().map(|(pk, advantage)| (pk.0, *advantage)).collect();
+    let advantages = serde_json::to_string(&advantages).expect("finite advantages always serialize");
+    tx.guarded(SET_ADVANTAGES, args![advantages], ready.advantages.len()).await?;
+    let sequence: i64 = tx.fetch_one(NEXT_READY, args![]).await?.get("value")?;
+    let totals = &ready.totals;
+    let (oldest, newest) = totals.trained_versions.unzip();
+    let values = args![
+        group.group_pk,
+        sequence,
+        now,
+        totals.samples,
+        totals.trained_samples,
+        totals.tokens,
+        totals.trained_tokens,
+        totals.reward_sum,
+        totals.reward_count,
+        oldest,
+        newest,
+    ];
+    tx.guarded(MAKE_READY, values, 1).await?;
+    tally_move(tx, group, "open", "ready");
+    group.fill.state = GroupState::Ready;
+    Ok(())
+}
+
+/// Discards a group that is open, ready or quarantined.
+pub(super) async fn discard(
+    tx: &mut Tx<'_>,
+    group: &mut LockedGroup,
+    reason: String,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    const DISCARD_GROUP: Statement = Statement::new(
+        "-- discard_group
+        UPDATE rollout_group
+        SET state = 'discarded', reason = $3, decided_us = COALESCE(decided_us, $4), deadline_us = NULL,
+            purge_us = $5
+        WHERE group_pk = $1 AND state = $2",
+    );
+    let before = name_of(&group.fill.state);
+    let purge_at = now.plus_seconds(group.rules.retention.dropped_s);
+    let values = args![group.group_pk, before.as_str(), reason.as_str(), now, purge_at];
+    tx.guarded(DISCARD_GROUP, values, 1).await?;
+    tally_move(tx, group, &before, "discarded");
+    if group.fill.state != GroupState::Quarantined {
+        tx.tallies().add(group.policy_pk, LIVE_BYTES, -group.payload_bytes);
+    }
+    tx.tallies().dropped(group.policy_pk, &reason, now);
+    group.fill.state = GroupState::Discarded;
+    group.reason = Some(reason);
+    Ok(())
+}
+
+fn tally_move(tx: &mut Tx<'_>, group: &LockedGroup, from: &str, to: &str) {
+    let rollouts = i64::from(group.fill.arrived());
+    let tallies = tx.tallies();
+    tallies.rollouts(group.policy_pk, from, -rollouts);
+    tallies.rollouts(group.policy_pk, to, rollouts);
+    tallies.groups(group.policy_pk, from, -1);
+    tallies.groups(group.policy_pk, to, 1);
+}
+
+pub(in crate::store) struct CloseGroup {
+    pub(in crate::store) policy: PolicyName,
+    pub(in crate::store) group_id: GroupId,
+    pub(in crate::store) decide: Arc<dyn Decide>,
+    pub(in crate::store) now: Timestamp,
+}
+
+#[async_trait]
+impl Op for CloseGroup {
+    type Output = Result<Group, Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        let Some(policy) = policy::find(tx, &self.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        };
+        let Some(mut group) = lock(tx, policy.policy_pk, policy.run, &self.group_id).await? else {
+            return Ok(Err(Refusal::Unknown("the group")));
+        };
+        if group.fill.state != GroupState::Open {
+            return Ok(Err(Refusal::GroupDecided(group.fill.state)));
+        }
+        finalize(tx, &mut group, Cause::TimedOut, &*self.decide, self.now).await?;
+        ledger::group(tx, group.group_pk).await.map(Ok)
+    }
+}
+
+pub(in crate::store) struct DiscardGroup {
+    pub(in crate::store) policy: PolicyName,
+    pub(in crate::store) group_id: GroupId,
+    pub(in crate::store) reason: String,
+    pub(in crate::store) now: Timestamp,
+}
+
+#[async_trait]
+impl Op for DiscardGroup {
+    type Output = Result<Group, Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        // Locks the policy first, as claims do: a ready group must not be cut into a batch meanwhile.
+        let Some(policy) = policy::lock(tx, &self.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        };
+        let Some(mut group) = lock(tx, policy.policy_pk, policy.run, &self.group_id).await? else {
+            return Ok(Err(Refusal::Unknown("the group")));
+        };
+        if !matches!(group.fill.state, GroupState::Open | GroupState::Ready | GroupState::Quarantined) {
+            return Ok(Err(Refusal::GroupDecided(group.fill.state)));
+        }
+        discard(tx, &mut group, self.reason.clone(), self.now).await?;
+        ledger::group(tx, group.group_pk).await.map(Ok)
+    }
+}
+
+pub(in crate::store) struct OverdueGroups {
+    pub(in crate::store) now: Timestamp,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for OverdueGroups {
+    type Output = Vec<GroupPk>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_OVERDUE: Statement = Statement::new(
+            "-- select_overdue
+            SELECT group_pk
+            FROM rollout_group
+            WHERE deadline_us <= $1
+            ORDER BY deadline_us
+            LIMIT $2",
+        );
+        let rows = tx.fetch_all(SELECT_OVERDUE, args![self.now, self.limit]).await?;
+        rows.into_iter().map(|mut row| row.get("group_pk")).collect()
+    }
+}
+
+pub(in crate::store) struct DecideOverdue {
+    pub(in crate::store) group: GroupPk,
+    pub(in crate::store) cause: Cause,
+    pub(in crate::store) decide: Arc<dyn Decide>,
+    pub(in crate::store) now: Timestamp,
+}
+
+#[async_trait]
+impl Op for DecideOverdue {
+    type Output = Option<(PolicyName, Group)>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_POLICY_NAME: Statement = Statement::new(
+            "-- select_policy_name
+            SELECT name, run
+            FROM policy
+            WHERE policy_pk = $1",
+        );
+        let Some(mut group) = lock_by_key(tx, self.group).await? else { return Ok(None) };
+        if group.fill.state != GroupState::Open {
+            return Ok(None);
+        }
+        let mut row = tx.fetch_one(SELECT_POLICY_NAME, args![group.policy_pk]).await?;
+        let run: Run = row.get("run")?;
+        if run == group.run {
+            finalize(tx, &mut group, self.cause, &*self.decide, self.now).await?;
+        } else {
+            discard(tx, &mut group, "reset".to_owned(), self.now).await?;
+        }
+        let name: String = row.get("name")?;
+        let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+        Ok(Some((name, ledger::group(tx, group.group_pk).await?)))
+    }
+}

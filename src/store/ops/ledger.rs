@@ -1,0 +1,223 @@
+//! The ledger: stories of rollouts and rows of groups, as the API shows them.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use forebay_client::wire::{GroupState, Verdict};
+
+use super::name_of;
+use crate::{
+    buffer::{
+        ids::{BatchId, GroupPk, PolicyName},
+        ingest::GroupFill,
+    },
+    store::{
+        Group, GroupFilter, StoreError, Story, StoryFilter,
+        dialect::Op,
+        sql::{Row, Statement, Tx, args, key_list},
+    },
+};
+
+macro_rules! select_story {
+    ($where:literal) => {
+        concat!(
+            "-- select_story
+            SELECT s.*
+            FROM (
+                SELECT r.rollout_pk, p.name AS policy, r.run, r.rollout_id, r.verdict, r.reason, r.failed_filters,
+                    CASE
+                        WHEN r.verdict IN ('dropped', 'late') THEN r.verdict
+                        WHEN g.state = 'batched' THEN b.state
+                        ELSE g.state
+                    END AS state,
+                    g.group_pk, g.group_id, g.state AS group_state, g.reason AS group_reason, g.size, g.kept,
+                    g.masked, g.dropped, b.step, r.reward, r.advantage, r.policy_version, r.version_assumed,
+                    r.segments, r.tokens, r.received_us, g.decided_us, b.created_us AS batched_us, b.acked_us,
+                    g.purged_us
+                FROM rollout AS r
+                JOIN policy AS p ON p.policy_pk = r.policy_pk
+                JOIN rollout_group AS g ON g.group_pk = r.group_pk
+                LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk AND g.state = 'batched'
+                WHERE p.name = $1 AND ",
+            $where,
+            "
+            ) AS s
+            WHERE s.rollout_pk > $3
+                AND (CAST($4 AS TEXT) IS NULL OR s.verdict = $4)
+                AND (CAST($5 AS TEXT) IS NULL OR s.reason = $5)
+                AND (CAST($6 AS TEXT) IS NULL OR s.state = $6)
+                AND (CAST($7 AS BIGINT) IS NULL OR s.step = $7)
+            ORDER BY s.rollout_pk
+            LIMIT $8"
+        )
+    };
+}
+
+#[async_trait]
+impl Op for StoryFilter {
+    type Output = Vec<Story>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        // A name means the rollout or group of the current run; runs never meet.
+        const BY_ROLLOUT: Statement = Statement::new(select_story!(
+            "r.policy_pk = p.policy_pk AND r.run = p.run AND r.rollout_key = $2"
+        ));
+        const BY_GROUP: Statement =
+            Statement::new(select_story!("g.policy_pk = p.policy_pk AND g.run = p.run AND g.group_key = $2"));
+        const BY_POLICY: Statement = Statement::new(select_story!("CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3"));
+        let verdict = self.verdict.as_ref().map(name_of);
+        let state = self.state.as_ref().map(name_of);
+        let rest = args![self.after, verdict, self.reason.as_deref(), state, self.step, self.limit];
+        let (statement, second) = match (&self.rollout_id, &self.group_id) {
+            (Some(rollout_id), _) => (BY_ROLLOUT, args![rollout_id.key().as_bytes()]),
+            (None, Some(group_id)) => (BY_GROUP, args![group_id.key().as_bytes()]),
+            (None, None) => (BY_POLICY, args![None::<String>]),
+        };
+        let values = [args![self.policy.as_str()], second, rest].concat();
+        let mut stories = Vec::new();
+        let mut groups = Vec::new();
+        for mut row in tx.fetch_all(statement, values).await? {
+            groups.push(row.get::<GroupPk>("group_pk")?);
+            stories.push(read_story(&mut row)?);
+        }
+        let carriers = carriers(tx, &groups).await?;
+        for (story, group) in stories.iter_mut().zip(groups) {
+            if matches!(story.verdict, Verdict::Kept | Verdict::Masked) {
+                story.batches = carriers.get(&group).cloned().unwrap_or_default();
+            }
+        }
+        Ok(stories)
+    }
+}
+
+fn read_story(row: &mut Row) -> Result<Story, StoreError> {
+    let policy: String = row.get("policy")?;
+    let failed: Option<String> = row.get("failed_filters")?;
+    let verdict = row.parse("verdict")?;
+    let delivered = matches!(verdict, Verdict::Kept | Verdict::Masked);
+    Ok(Story {
+        rollout_pk: row.get("rollout_pk")?,
+        policy: PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
+        run: row.get("run")?,
+        rollout_id: row.get("rollout_id")?,
+        verdict,
+        reason: row.get("reason")?,
+        failed_filters: failed.map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default(),
+        state: row.parse("state")?,
+        group_id: row.get("group_id")?,
+        group: GroupFill {
+            state: row.parse("group_state")?,
+            size: row.get("size")?,
+            kept: row.get("kept")?,
+            masked: row.get("masked")?,
+            dropped: row.get("dropped")?,
+        },
+        group_reason: row.get("group_reason")?,
+        batches: Vec::new(),
+        step: row.get::<Option<_>>("step")?.filter(|_| delivered),
+        reward: row.get("reward")?,
+        advantage: row.get("advantage")?,
+        policy_version: row.get("policy_version")?,
+        version_assumed: row.get("version_assumed")?,
+        segments: row.get("segments")?,
+        tokens: row.get("tokens")?,
+        received_at: row.get("received_us")?,
+        decided_at: row.get("decided_us")?,
+        batched_at: row.get::<Option<_>>("batched_us")?.filter(|_| delivered),
+        acked_at: row.get::<Option<_>>("acked_us")?.filter(|_| delivered),
+        purged_at: row.get("purged_us")?,
+    })
+}
+
+/// The batches that ever carried each group, in the order in which they were cut.
+async fn carriers(tx: &mut Tx<'_>, groups: &[GroupPk]) -> Result<HashMap<GroupPk, Vec<BatchId>>, StoreError> {
+    const SELECT_CARRIERS: Statement = Statement {
+        sqlite: "-- select_carriers_of_groups
+            SELECT bg.group_pk, b.batch_id
+            FROM batch_group AS bg
+            JOIN batch AS b ON b.batch_pk = bg.batch_pk
+            WHERE bg.group_pk IN (SELECT value FROM json_each($1))
+            ORDER BY b.batch_pk",
+        postgres: "-- select_carriers_of_groups
+            SELECT bg.group_pk, b.batch_id
+            FROM batch_group AS bg
+            JOIN batch AS b ON b.batch_pk = bg.batch_pk
+            WHERE bg.group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))
+            ORDER BY b.batch_pk",
+    };
+    let mut carriers: HashMap<GroupPk, Vec<BatchId>> = HashMap::new();
+    for mut row in tx.fetch_all(SELECT_CARRIERS, args![key_list(groups.iter().map(|group| group.0))]).await? {
+        carriers.entry(row.get("group_pk")?).or_default().push(row.get("batch_id")?);
+    }
+    Ok(carriers)
+}
+
+macro_rules! select_group {
+    ($tail:literal) => {
+        concat!(
+            "-- select_group
+            SELECT g.group_pk, g.run, g.group_id, g.state, g.reason, g.environment, g.size, g.min_size, g.kept,
+                g.masked, g.dropped, g.late, b.batch_id, g.opened_us, g.deadline_us, g.decided_us
+            FROM rollout_group AS g
+            JOIN policy AS p ON p.policy_pk = g.policy_pk
+            LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk ",
+            $tail
+        )
+    };
+}
+
+/// Reads one group.
+pub(super) async fn group(tx: &mut Tx<'_>, group: GroupPk) -> Result<Group, StoreError> {
+    const SELECT_GROUP: Statement = Statement::new(select_group!("WHERE g.group_pk = $1"));
+    read_group(tx.fetch_one(SELECT_GROUP, args![group]).await?)
+}
+
+#[async_trait]
+impl Op for GroupFilter {
+    type Output = Vec<Group>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const BY_ID: Statement = Statement::new(select_group!(
+            "WHERE p.name = $1 AND g.run = p.run AND g.group_key = $2 AND g.group_pk > $3
+                AND (CAST($4 AS TEXT) IS NULL OR g.state = $4)
+            LIMIT $5"
+        ));
+        const BY_POLICY: Statement = Statement::new(select_group!(
+            "WHERE p.name = $1 AND CAST($2 AS TEXT) IS NULL AND g.group_pk > $3
+                AND (CAST($4 AS TEXT) IS NULL OR g.state = $4)
+            ORDER BY g.group_pk
+            LIMIT $5"
+        ));
+        let state = self.state.as_ref().map(|state: &GroupState| name_of(state));
+        let (statement, second) = match &self.group_id {
+            Some(group_id) => (BY_ID, args![group_id.key().as_bytes()]),
+            None => (BY_POLICY, args![None::<String>]),
+        };
+        let rest = args![self.after, state, self.limit];
+        let values = [args![self.policy.as_str()], second, rest].concat();
+        tx.fetch_all(statement, values).await?.into_iter().map(read_group).collect()
+    }
+}
+
+fn read_group(mut row: Row) -> Result<Group, StoreError> {
+    Ok(Group {
+        group_pk: row.get("group_pk")?,
+        run: row.get("run")?,
+        group_id: row.get("group_id")?,
+        fill: GroupFill {
+            state: row.parse("state")?,
+            size: row.get("size")?,
+            kept: row.get("kept")?,
+            masked: row.get("masked")?,
+            dropped: row.get("dropped")?,
+        },
+        reason: row.get("reason")?,
+        environment: row.get("environment")?,
+        min_size: row.get("min_size")?,
+        late: row.get("late")?,
+        batch_id: row.get("batch_id")?,
+        opened_at: row.get("opened_us")?,
+        deadline_at: row.get("deadline_us")?,
+        decided_at: row.get("decided_us")?,
+    })
+}

@@ -1,0 +1,361 @@
+//! Stage 6 in the store: checkpoints, resume and reset, which decide what the weights have learned from.
+
+use async_trait::async_trait;
+use forebay_client::wire::{BatchState, Settle};
+
+use super::{batch, name_of, policy};
+use crate::{
+    buffer::{
+        ids::{BatchPk, Epoch, PolicyName, Run, Step, Version},
+        refusal::Refusal,
+    },
+    clock::Timestamp,
+    store::{
+        Policy, Resume, Resumed, StoreError,
+        dialect::Op,
+        sql::{Statement, Tx, args, key_list, locking},
+        tally::LIVE_BYTES,
+    },
+};
+
+pub(in crate::store) struct Checkpoint {
+    pub(in crate::store) policy: PolicyName,
+    pub(in crate::store) step: Step,
+    pub(in crate::store) epoch: Option<Epoch>,
+    pub(in crate::store) now: Timestamp,
+}
+
+#[async_trait]
+impl Op for Checkpoint {
+    type Output = Result<(Step, u64), Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        let Some(policy) = policy::lock(tx, &self.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        };
+        if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
+            return Ok(Err(refusal));
+        }
+        let settled = settle(tx, &policy, self.step, self.now).await?;
+        let last = policy.checkpoint_step.map_or(self.step, |last| last.max(self.step));
+        set_lineage(tx, &policy, policy.epoch, policy.acked_step, Some(last)).await?;
+        Ok(Ok((last, settled)))
+    }
+}
+
+/// Settles what was acked at or before a step.
+async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) -> Result<u64, StoreError> {
+    const SELECT_SETTLED: Statement = Statement::new(
+        "-- select_settled
+        SELECT batch_pk
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND step <= $3
+        ORDER BY batch_pk",
+    );
+    let batches = batch_keys(tx, SELECT_SETTLED, policy, Some(step)).await?;
+    let purge_at = now.plus_seconds(policy.rules.retention.settled_s);
+    for &batch_pk in &batches {
+        set_state(tx, batch_pk, BatchState::Trained, BatchState::Checkpointed).await?;
+        batch::schedule_purge(tx, batch_pk, Some(purge_at)).await?;
+    }
+    Ok(batches.len() as u64)
+}
+
+async fn batch_keys(
+    tx: &mut Tx<'_>,
+    statement: Statement,
+    policy: &Policy,
+    step: Option<Step>,
+) -> Result<Vec<BatchPk>, StoreError> {
+    let rows = tx.fetch_all(statement, args![policy.policy_pk, policy.run, step]).await?;
+    rows.into_iter().map(|mut row| row.get("batch_pk")).collect()
+}
+
+async fn set_state(tx: &mut Tx<'_>, batch_pk: BatchPk, from: BatchState, to: BatchState) -> Result<(), StoreError> {
+    const SET_STATE: Statement = Statement::new(
+        "-- set_batch_state
+        UPDATE batch
+        SET state = $3
+        WHERE batch_pk = $1 AND state = $2",
+    );
+    let batch = batch::get(tx, batch_pk).await?;
+    tx.guarded(SET_STATE, args![batch_pk, name_of(&from), name_of(&to)], 1).await?;
+    batch::tally_move(tx, &batch, to);
+    Ok(())
+}
+
+async fn set_lineage(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    epoch: Epoch,
+    acked: Option<Step>,
+    checkpoint: Option<Step>,
+) -> Result<(), StoreError> {
+    const SET_LINEAGE: Statement = Statement::new(
+        "-- set_lineage
+        UPDATE policy
+        SET epoch = $2, acked_step = $3, checkpoint_step = $4
+        WHERE policy_pk = $1",
+    );
+    tx.guarded(SET_LINEAGE, args![policy.policy_pk, epoch, acked, checkpoint], 1).await
+}
+
+#[async_trait]
+impl Op for Resume {
+    type Output = Result<Resumed, Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        let Some(policy) = policy::lock(tx, &self.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        };
+        if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
+            return Ok(Err(refusal));
+        }
+        if let Err(refusal) = check_settled(self, &policy) {
+            return Ok(Err(refusal));
+        }
+        let after = acked_after(tx, self, &policy).await?;
+        if !after.gone.is_empty() && !self.force {
+            let detail = format!("{} batches acked after this step are purged", after.gone.len());
+            return Ok(Err(Refusal::LineageGap(detail)));
+        }
+        if let Some(step) = self.step {
+            settle(tx, &policy, step, self.now).await?;
+        }
+        let revoked = leased(tx, &policy).await?;
+        for &batch_pk in revoked.iter().chain(&after.deliverable) {
+            bring_back(tx, batch_pk).await?;
+        }
+        let version = rewind_version(tx, &policy, self.step).await?;
+        let epoch = Epoch(policy.epoch.0 + 1);
+        set_lineage(tx, &policy, epoch, self.step, self.step).await?;
+        Ok(Ok(Resumed {
+            epoch,
+            version,
+            returned: (revoked.len() + after.deliverable.len()) as u64,
+            undeliverable: after.gone.len() as u64,
+        }))
+    }
+}
+
+/// What is settled stays settled, unless the caller insists.
+fn check_settled(resume: &Resume, policy: &Policy) -> Result<(), Refusal> {
+    match policy.checkpoint_step {
+        Some(settled) if policy.rules.settle == Settle::Checkpoint && !resume.force && resume.step < Some(settled) => {
+            let from = resume.step.map_or("nothing".to_owned(), |step| format!("step {step}"));
+            Err(Refusal::LineageGap(format!("a resume from {from} would skip what step {settled} has settled")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Batches acked after a step, by whether they can still be delivered.
+struct AckedAfter {
+    deliverable: Vec<BatchPk>,
+    gone: Vec<BatchPk>,
+}
+
+async fn acked_after(tx: &mut Tx<'_>, resume: &Resume, policy: &Policy) -> Result<AckedAfter, StoreError> {
+    const SELECT_TRAINED_AFTER: Statement = Statement::new(
+        "-- select_trained_after
+        SELECT batch_pk
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)
+        ORDER BY batch_pk",
+    );
+    const SELECT_SETTLED_AFTER: Statement = Statement::new(
+        "-- select_settled_after
+        SELECT batch_pk
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = 'checkpointed' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)
+        ORDER BY batch_pk",
+    );
+    let mut batches = batch_keys(tx, SELECT_TRAINED_AFTER, policy, resume.step).await?;
+    if resume.force && policy.rules.settle == Settle::Checkpoint {
+        batches.extend(batch_keys(tx, SELECT_SETTLED_AFTER, policy, resume.step).await?);
+    }
+    let mut after = AckedAfter { deliverable: Vec::new(), gone: Vec::new() };
+    for batch_pk in batches {
+        let purged = batch::members(tx, batch_pk).await?.iter().any(|group| group.purged);
+        if purged { after.gone.push(batch_pk) } else { after.deliverable.push(batch_pk) }
+    }
+    Ok(after)
+}
+
+async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<BatchPk>, StoreError> {
+    const SELECT_LEASED: Statement = Statement::new(
+        "-- select_leased
+        SELECT batch_pk
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND (CAST($3 AS BIGINT) IS NULL)
+        ORDER BY batch_pk",
+    );
+    batch_keys(tx, SELECT_LEASED, policy, None).await
+}
+
+/// A batch comes back as it was cut. A resume is nobody's failure: the count of failed deliveries stays.
+async fn bring_back(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError> {
+    const BRING_BACK: Statement = Statement::new(
+        "-- bring_back
+        UPDATE batch
+        SET state = 'returned', lease = NULL, expires_us = NULL, acked_us = NULL
+        WHERE batch_pk = $1 AND state IN ('leased', 'trained', 'checkpointed')",
+    );
+    let batch = batch::get(tx, batch_pk).await?;
+    tx.guarded(BRING_BACK, args![batch_pk], 1).await?;
+    batch::tally_move(tx, &batch, BatchState::Returned);
+    batch::schedule_purge(tx, batch_pk, None).await
+}
+
+/// Forgets the versions above a step; the newest of the others is current, or 0 when there is none.
+async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) -> Result<Version, StoreError> {
+    // A version published before any ack has no step, and belongs to every lineage of the run.
+    const FORGET_VERSIONS: Statement = Statement::new(
+        "-- forget_versions
+        DELETE FROM version
+        WHERE policy_pk = $1 AND step IS NOT NULL AND (CAST($2 AS BIGINT) IS NULL OR step > $2)",
+    );
+    const SELECT_NEWEST_VERSION: Statement = Statement::new(
+        "-- select_newest_version
+        SELECT version, step, uri
+        FROM version
+        WHERE policy_pk = $1
+        ORDER BY version DESC
+        LIMIT 1",
+    );
+    tx.execute(FORGET_VERSIONS, args![policy.policy_pk, step]).await?;
+    let newest = tx.fetch_optional(SELECT_NEWEST_VERSION, args![policy.policy_pk]).await?;
+    let (version, step, uri): (Version, Option<Step>, Option<String>) = match newest {
+        Some(mut row) => (row.get("version")?, row.get("step")?, row.get("uri")?),
+        None => (Version(0), None, None),
+    };
+    policy::set_version(tx, policy.policy_pk, version, step, uri.as_deref()).await?;
+    Ok(version)
+}
+
+pub(in crate::store) struct Reset {
+    pub(in crate::store) policy: PolicyName,
+    pub(in crate::store) epoch: Option<Epoch>,
+    pub(in crate::store) now: Timestamp,
+}
+
+#[async_trait]
+impl Op for Reset {
+    type Output = Result<(Run, Epoch, u64), Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const START_RUN: Statement = Statement::new(
+            "-- start_run
+            UPDATE policy
+            SET run = $2, epoch = $3, version = 0, version_step = NULL, version_uri = NULL, acked_step = NULL,
+                checkpoint_step = NULL
+            WHERE policy_pk = $1",
+        );
+        const FORGET_ALL_VERSIONS: Statement = Statement::new(
+            "-- forget_all_versions
+            DELETE FROM version
+            WHERE policy_pk = $1",
+        );
+        let Some(policy) = policy::lock(tx, &self.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        };
+        if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
+            return Ok(Err(refusal));
+        }
+        let discarded = discard_live_groups(tx, &policy, self.now).await?;
+        discard_live_batches(tx, &policy).await?;
+        let (run, epoch) = (Run(policy.run.0 + 1), Epoch(policy.epoch.0 + 1));
+        tx.execute(FORGET_ALL_VERSIONS, args![policy.policy_pk]).await?;
+        tx.guarded(START_RUN, args![policy.policy_pk, run, epoch], 1).await?;
+        Ok(Ok((run, epoch, discarded)))
+    }
+}
+
+/// A set of live groups that share what their tallies call them.
+#[derive(Default)]
+struct Live {
+    keys: Vec<i64>,
+    rollouts: i64,
+    bytes: i64,
+}
+
+async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<u64, StoreError> {
+    // Locked first: what a post adds to an open group meanwhile would escape the sums.
+    const LOCK_LIVE_GROUPS: Statement = locking!(
+        "-- lock_live_groups
+        SELECT group_pk, state, kept + masked AS rollouts, payload_bytes,
+            (SELECT b.state FROM batch AS b WHERE b.batch_pk = rollout_group.batch_pk) AS batch_state
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND state IN ('open', 'ready', 'quarantined', 'batched')
+        ORDER BY group_pk"
+    );
+    const DISCARD_GROUPS: Statement = Statement {
+        sqlite: "-- discard_groups
+            UPDATE rollout_group
+            SET state = 'discarded', reason = 'reset', decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
+                purge_us = $3
+            WHERE state = $4 AND group_pk IN (SELECT value FROM json_each($1))",
+        postgres: "-- discard_groups
+            UPDATE rollout_group
+            SET state = 'discarded', reason = 'reset', decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
+                purge_us = $3
+            WHERE state = $4
+                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+    };
+    let mut live: std::collections::BTreeMap<(String, String), Live> = std::collections::BTreeMap::new();
+    for mut row in tx.fetch_all(LOCK_LIVE_GROUPS, args![policy.policy_pk, policy.run]).await? {
+        let state: String = row.get("state")?;
+        let batch_state: Option<String> = row.get("batch_state")?;
+        let rollout_state = if state == "batched" { batch_state.unwrap_or_default() } else { state.clone() };
+        if matches!(rollout_state.as_str(), "trained" | "checkpointed") {
+            continue;
+        }
+        let set = live.entry((state, rollout_state)).or_default();
+        set.keys.push(row.get("group_pk")?);
+        set.rollouts += row.get::<i64>("rollouts")?;
+        set.bytes += row.get::<i64>("payload_bytes")?;
+    }
+    let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
+    let mut discarded = 0;
+    for ((state, rollout_state), set) in live {
+        let groups = set.keys.len();
+        let keys = key_list(set.keys);
+        tx.guarded(DISCARD_GROUPS, args![keys, now, purge_at, state.as_str()], groups).await?;
+        let tallies = tx.tallies();
+        tallies.groups(policy.policy_pk, &state, -(groups as i64));
+        tallies.groups(policy.policy_pk, "discarded", groups as i64);
+        tallies.rollouts(policy.policy_pk, &rollout_state, -set.rollouts);
+        tallies.rollouts(policy.policy_pk, "discarded", set.rollouts);
+        tallies.add(policy.policy_pk, "dropped.reset", groups as i64);
+        if rollout_state != "quarantined" {
+            tallies.add(policy.policy_pk, LIVE_BYTES, -set.bytes);
+        }
+        discarded += groups as u64;
+    }
+    Ok(discarded)
+}
+
+/// The batches of discarded groups end with them; their rollouts were counted with the groups.
+async fn discard_live_batches(tx: &mut Tx<'_>, policy: &Policy) -> Result<(), StoreError> {
+    const COUNT_LIVE_BATCHES: Statement = Statement::new(
+        "-- count_live_batches
+        SELECT state, COUNT(*) AS batches
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state IN ('leased', 'returned', 'quarantined')
+        GROUP BY state",
+    );
+    const DISCARD_BATCHES: Statement = Statement::new(
+        "-- discard_batches
+        UPDATE batch
+        SET state = 'discarded', reason = 'reset', lease = NULL, expires_us = NULL
+        WHERE policy_pk = $1 AND run = $2 AND state IN ('leased', 'returned', 'quarantined')",
+    );
+    let mut batches = 0;
+    for mut row in tx.fetch_all(COUNT_LIVE_BATCHES, args![policy.policy_pk, policy.run]).await? {
+        let (state, count): (String, i64) = (row.get("state")?, row.get("batches")?);
+        tx.tallies().batches(policy.policy_pk, &state, -count);
+        tx.tallies().batches(policy.policy_pk, "discarded", count);
+        batches += count;
+    }
+    tx.guarded(DISCARD_BATCHES, args![policy.policy_pk, policy.run], batches as usize).await
+}

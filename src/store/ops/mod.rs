@@ -1,0 +1,31 @@
+//! The operations, one file per stage: each a value that runs inside one transaction.
+//!
+//! Every change of state is one guarded `UPDATE ... WHERE state = ...` that must touch exactly the rows it names, and
+//! moves the tallies with it.
+
+mod batch;
+pub(super) mod claim;
+pub(super) mod group;
+pub(super) mod ingest;
+pub(super) mod lease;
+pub(super) mod ledger;
+pub(super) mod lineage;
+pub(super) mod policy;
+pub(super) mod samples;
+pub(super) mod sweep;
+
+use super::{StoreError, sql::Row};
+
+/// The name of a unit variant on the wire and in SQL.
+fn name_of(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        other => unreachable!("states and verdicts serialize to their names, not to {other:?}"),
+    }
+}
+
+/// A pair of nullable columns that are null together.
+fn pair<T: super::sql::FromCell>(row: &mut Row, first: &str, second: &str) -> Result<Option<(T, T)>, StoreError> {
+    let (first, second): (Option<T>, Option<T>) = (row.get(first)?, row.get(second)?);
+    Ok(first.zip(second))
+}

@@ -1,0 +1,317 @@
+//! Policies: rules, versions and what a trainer is waiting for.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use async_trait::async_trait;
+use forebay_client::wire::GroupState;
+
+use crate::{
+    buffer::{
+        ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
+        ingest::GroupFill,
+        refusal::Refusal,
+        rules::Rules,
+    },
+    clock::Timestamp,
+    store::{
+        Policy, PolicyWritten, Publish, StoreError, Tallies, WaitingFor,
+        dialect::Op,
+        sql::{Row, Statement, Tx, args, locking},
+        tally::{RECEIVED, minute},
+    },
+};
+
+/// Versions remembered per policy, newest first: a resume goes back to one of these, or to 0.
+const VERSIONS_MAX: i64 = 1_000;
+
+/// Open groups named to a waiting trainer.
+const FULLEST_MAX: i64 = 5;
+
+/// Open groups looked at to find the fullest: the figure is for people, and must not cost a scan.
+const OPEN_SAMPLE_MAX: i64 = 1_000;
+
+/// Minutes of drops that `waiting` adds up.
+pub(in crate::store) const RECENT_MINUTES: i64 = 60;
+
+macro_rules! select_policy {
+    ($tail:literal) => {
+        concat!(
+            "-- select_policy
+            SELECT policy_pk, name, rules_pk, run, epoch, version, version_step, version_uri, acked_step,
+                checkpoint_step
+            FROM policy ",
+            $tail
+        )
+    };
+}
+
+/// Reads a policy.
+pub(super) async fn find(tx: &mut Tx<'_>, name: &PolicyName) -> Result<Option<Policy>, StoreError> {
+    const SELECT_POLICY: Statement = Statement::new(select_policy!("WHERE name = $1"));
+    let row = tx.fetch_optional(SELECT_POLICY, args![name.as_str()]).await?;
+    read_optional(tx, row).await
+}
+
+/// Reads a policy and locks its row: claims, acks, versions and the lineage are serialised here.
+pub(super) async fn lock(tx: &mut Tx<'_>, name: &PolicyName) -> Result<Option<Policy>, StoreError> {
+    const LOCK_POLICY: Statement = locking!(select_policy!("WHERE name = $1"));
+    let row = tx.fetch_optional(LOCK_POLICY, args![name.as_str()]).await?;
+    read_optional(tx, row).await
+}
+
+/// Locks the policy of a row that refers to it.
+pub(super) async fn lock_by_key(tx: &mut Tx<'_>, policy_pk: PolicyPk) -> Result<Policy, StoreError> {
+    const LOCK_POLICY_BY_KEY: Statement = locking!(select_policy!("WHERE policy_pk = $1"));
+    let row = tx.fetch_one(LOCK_POLICY_BY_KEY, args![policy_pk]).await?;
+    read(tx, row).await
+}
+
+async fn read_optional(tx: &mut Tx<'_>, row: Option<Row>) -> Result<Option<Policy>, StoreError> {
+    match row {
+        Some(row) => read(tx, row).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
+    let name: String = row.get("name")?;
+    let rules_pk = row.get("rules_pk")?;
+    Ok(Policy {
+        policy_pk: row.get("policy_pk")?,
+        name: PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(format!("policy `{name}`: {error}")))?,
+        rules: tx.rules(rules_pk).await?,
+        rules_pk,
+        run: row.get("run")?,
+        epoch: row.get("epoch")?,
+        version: row.get("version")?,
+        version_step: row.get("version_step")?,
+        version_uri: row.get("version_uri")?,
+        acked_step: row.get("acked_step")?,
+        checkpoint_step: row.get("checkpoint_step")?,
+    })
+}
+
+/// Refuses a caller who speaks for a lineage that is over.
+pub(super) fn check_epoch(named: Option<Epoch>, current: Epoch) -> Result<(), Refusal> {
+    match named {
+        Some(named) if named != current => Err(Refusal::Superseded { named, current }),
+        _ => Ok(()),
+    }
+}
+
+pub(in crate::store) struct FindPolicy(pub(in crate::store) PolicyName);
+
+#[async_trait]
+impl Op for FindPolicy {
+    type Output = Option<Policy>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        find(tx, &self.0).await
+    }
+}
+
+pub(in crate::store) struct ListPolicies {
+    pub(in crate::store) after: String,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for ListPolicies {
+    type Output = Vec<Policy>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const LIST_POLICIES: Statement = Statement::new(select_policy!("WHERE name > $1 ORDER BY name LIMIT $2"));
+        let mut policies = Vec::new();
+        for row in tx.fetch_all(LIST_POLICIES, args![self.after.as_str(), self.limit]).await? {
+            policies.push(read(tx, row).await?);
+        }
+        Ok(policies)
+    }
+}
+
+pub(in crate::store) struct PutPolicy {
+    pub(in crate::store) name: PolicyName,
+    pub(in crate::store) rules: Arc<Rules>,
+    pub(in crate::store) now: Timestamp,
+    pub(in crate::store) replaces: bool,
+}
+
+#[async_trait]
+impl Op for PutPolicy {
+    type Output = PolicyWritten;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<PolicyWritten, StoreError> {
+        const INSERT_RULES: Statement = Statement::new(
+            "-- insert_rules
+            INSERT INTO rules (body, created_us)
+            VALUES ($1, $2)
+            RETURNING rules_pk",
+        );
+        const INSERT_POLICY: Statement = Statement::new(
+            "-- insert_policy
+            INSERT INTO policy (name, rules_pk, run, epoch, version, tally_mark, created_us)
+            VALUES ($1, $2, 1, 0, 0, '{}', $3)",
+        );
+        const REPLACE_RULES: Statement = Statement::new(
+            "-- replace_rules
+            UPDATE policy
+            SET rules_pk = $2
+            WHERE policy_pk = $1",
+        );
+        let existing = lock(tx, &self.name).await?;
+        if existing.as_ref().is_some_and(|policy| !self.replaces || **policy.rules == **self.rules) {
+            return Ok(PolicyWritten::Existed);
+        }
+        let body = serde_json::to_string(&**self.rules).expect("rules are numbers, names and expressions");
+        let rules_pk: i64 = tx.fetch_one(INSERT_RULES, args![body, self.now]).await?.get("rules_pk")?;
+        if let Some(policy) = existing {
+            tx.guarded(REPLACE_RULES, args![policy.policy_pk, rules_pk], 1).await?;
+            return Ok(PolicyWritten::Existed);
+        }
+        tx.guarded(INSERT_POLICY, args![self.name.as_str(), rules_pk, self.now], 1).await?;
+        Ok(PolicyWritten::Created)
+    }
+}
+
+pub(in crate::store) struct PublishVersion(pub(in crate::store) Publish);
+
+#[async_trait]
+impl Op for PublishVersion {
+    type Output = Result<bool, Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const INSERT_VERSION: Statement = Statement::new(
+            "-- insert_version
+            INSERT INTO version (policy_pk, version, step, uri, published_us)
+            VALUES ($1, $2, $3, $4, $5)",
+        );
+        const DELETE_OLD_VERSIONS: Statement = Statement::new(
+            "-- delete_old_versions
+            DELETE FROM version
+            WHERE policy_pk = $1
+                AND version <= (
+                    SELECT version FROM version WHERE policy_pk = $1 ORDER BY version DESC LIMIT 1 OFFSET $2
+                )",
+        );
+        let publish = &self.0;
+        let Some(policy) = lock(tx, &publish.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(publish.policy.clone())));
+        };
+        if let Err(refusal) = check_epoch(publish.epoch, policy.epoch) {
+            return Ok(Err(refusal));
+        }
+        // A version without a step counts as published at the last acked one.
+        let step = publish.step.or(policy.acked_step);
+        if publish.version <= policy.version {
+            let repeats = publish.version == policy.version
+                && publish.uri == policy.version_uri
+                && publish.step.is_none_or(|step| Some(step) == policy.version_step);
+            return Ok(if repeats { Ok(false) } else { Err(Refusal::VersionConflict(policy.version)) });
+        }
+        let uri = publish.uri.as_deref();
+        tx.guarded(INSERT_VERSION, args![policy.policy_pk, publish.version, step, uri, publish.now], 1).await?;
+        tx.execute(DELETE_OLD_VERSIONS, args![policy.policy_pk, VERSIONS_MAX]).await?;
+        set_version(tx, policy.policy_pk, publish.version, step, uri).await?;
+        Ok(Ok(true))
+    }
+}
+
+/// Makes a version current.
+pub(super) async fn set_version(
+    tx: &mut Tx<'_>,
+    policy: PolicyPk,
+    version: Version,
+    step: Option<Step>,
+    uri: Option<&str>,
+) -> Result<(), StoreError> {
+    const SET_VERSION: Statement = Statement::new(
+        "-- set_version
+        UPDATE policy
+        SET version = $2, version_step = $3, version_uri = $4
+        WHERE policy_pk = $1",
+    );
+    tx.guarded(SET_VERSION, args![policy, version, step, uri], 1).await
+}
+
+pub(in crate::store) struct ReadTallies(pub(in crate::store) Option<PolicyPk>);
+
+#[async_trait]
+impl Op for ReadTallies {
+    type Output = BTreeMap<PolicyName, Tallies>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        // Policies without a single tally are listed too.
+        const SELECT_TALLIES: Statement = Statement::new(
+            "-- select_tallies
+            SELECT p.name AS policy, t.name AS tally, CAST(SUM(t.value) AS BIGINT) AS value,
+                MAX(t.latest_us) AS latest_us
+            FROM policy AS p
+            LEFT JOIN tally AS t ON t.policy_pk = p.policy_pk
+            WHERE $1 = 0 OR p.policy_pk = $1
+            GROUP BY p.name, t.name",
+        );
+        let policy = self.0.unwrap_or(PolicyPk(0));
+        let mut tallies: BTreeMap<PolicyName, Tallies> = BTreeMap::new();
+        for mut row in tx.fetch_all(SELECT_TALLIES, args![policy]).await? {
+            let name: String = row.get("policy")?;
+            let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let of_policy = tallies.entry(name).or_default();
+            let Some(tally) = row.get::<Option<String>>("tally")? else { continue };
+            if tally == RECEIVED {
+                of_policy.last_received_at = Some(row.get("latest_us")?);
+            }
+            of_policy.values.insert(tally, row.get("value")?);
+        }
+        Ok(tallies)
+    }
+}
+
+pub(in crate::store) struct ReadWaiting {
+    pub(in crate::store) policy: PolicyPk,
+    pub(in crate::store) run: Run,
+    pub(in crate::store) now: Timestamp,
+}
+
+#[async_trait]
+impl Op for ReadWaiting {
+    type Output = WaitingFor;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<WaitingFor, StoreError> {
+        const SELECT_FULLEST: Statement = Statement::new(
+            "-- select_fullest
+            SELECT group_id, size, kept, masked, dropped
+            FROM (
+                SELECT group_pk, group_id, size, kept, masked, dropped
+                FROM rollout_group
+                WHERE policy_pk = $1 AND run = $2 AND state = 'open'
+                LIMIT $3
+            ) AS open_groups
+            ORDER BY size - kept - masked, group_pk
+            LIMIT $4",
+        );
+        const SELECT_RECENT: Statement = Statement::new(
+            "-- select_recent
+            SELECT name, CAST(SUM(value) AS BIGINT) AS value
+            FROM recent
+            WHERE policy_pk = $1 AND minute > $2
+            GROUP BY name",
+        );
+        let mut waiting = WaitingFor::default();
+        let open = args![self.policy, self.run, OPEN_SAMPLE_MAX, FULLEST_MAX];
+        for mut row in tx.fetch_all(SELECT_FULLEST, open).await? {
+            let fill = GroupFill {
+                state: GroupState::Open,
+                size: row.get("size")?,
+                kept: row.get("kept")?,
+                masked: row.get("masked")?,
+                dropped: row.get("dropped")?,
+            };
+            waiting.fullest.push((row.get("group_id")?, fill));
+        }
+        let since = minute(self.now) - RECENT_MINUTES;
+        for mut row in tx.fetch_all(SELECT_RECENT, args![self.policy, since]).await? {
+            waiting.recent.insert(row.get("name")?, row.get("value")?);
+        }
+        Ok(waiting)
+    }
+}

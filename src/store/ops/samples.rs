@@ -1,0 +1,124 @@
+//! Stage 5 in the store: the contents of a batch, read in pieces; the only place that reads payloads.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+
+use super::batch::{self, select_batch};
+use crate::{
+    buffer::{
+        ids::{BatchId, PolicyName, RolloutPk},
+        payload::Payload,
+    },
+    clock::Timestamp,
+    store::{
+        Batch, BatchFilter, BatchMember, StoreError, StoredPayload,
+        dialect::Op,
+        sql::{Row, Statement, Tx, args, key_list},
+    },
+};
+
+pub(in crate::store) struct FindBatch(pub(in crate::store) BatchId);
+
+#[async_trait]
+impl Op for FindBatch {
+    type Output = Option<Batch>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        batch::find(tx, self.0).await
+    }
+}
+
+#[async_trait]
+impl Op for BatchFilter {
+    type Output = Vec<Batch>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const LIST_BATCHES: Statement = Statement::new(select_batch!(
+            "WHERE p.name = $1 AND b.batch_pk > $2 AND (CAST($3 AS TEXT) IS NULL OR b.state = $3)
+            ORDER BY b.batch_pk
+            LIMIT $4"
+        ));
+        let policy: &PolicyName = &self.policy;
+        let state = self.state.as_ref().map(super::name_of);
+        let rows = tx.fetch_all(LIST_BATCHES, args![policy.as_str(), self.after, state, self.limit]).await?;
+        rows.into_iter().map(batch::read).collect()
+    }
+}
+
+pub(in crate::store) struct BatchMembers(pub(in crate::store) Batch);
+
+#[async_trait]
+impl Op for BatchMembers {
+    type Output = Option<Vec<BatchMember>>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_BATCH_MEMBERS: Statement = Statement::new(
+            "-- select_batch_members
+            SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
+                r.policy_version, r.segments, r.trained_segments, r.tokens, r.trained_tokens, g.purged_us
+            FROM batch_group AS bg
+            JOIN rollout_group AS g ON g.group_pk = bg.group_pk
+            JOIN rollout AS r ON r.group_pk = bg.group_pk
+            WHERE bg.batch_pk = $1 AND r.verdict IN ('kept', 'masked')
+            ORDER BY bg.place, r.rollout_pk",
+        );
+        let rows = tx.fetch_all(SELECT_BATCH_MEMBERS, args![self.0.batch_pk]).await?;
+        let mut members = Vec::with_capacity(rows.len());
+        for mut row in rows {
+            if row.get::<Option<Timestamp>>("purged_us")?.is_some() {
+                return Ok(None);
+            }
+            members.push(read_member(row)?);
+        }
+        // Rows of forgotten rollouts are gone with their payloads.
+        Ok((members.len() == self.0.rollouts as usize).then_some(members))
+    }
+}
+
+fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
+    Ok(BatchMember {
+        rollout_pk: row.get("rollout_pk")?,
+        group_pk: row.get("group_pk")?,
+        group_id: row.get("group_id")?,
+        rollout_id: row.get("rollout_id")?,
+        verdict: row.parse("verdict")?,
+        reward: row.get("reward")?,
+        advantage: row.get::<Option<f64>>("advantage")?.unwrap_or(0.0),
+        policy_version: row.get("policy_version")?,
+        segments: row.get("segments")?,
+        trained_segments: row.get("trained_segments")?,
+        tokens: row.get("tokens")?,
+        trained_tokens: row.get("trained_tokens")?,
+    })
+}
+
+pub(in crate::store) struct ReadPayloads(pub(in crate::store) Vec<RolloutPk>);
+
+#[async_trait]
+impl Op for ReadPayloads {
+    type Output = Vec<StoredPayload>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_PAYLOADS: Statement = Statement {
+            sqlite: "-- select_payloads
+                SELECT rollout_pk, digest, body
+                FROM payload
+                WHERE rollout_pk IN (SELECT value FROM json_each($1))",
+            postgres: "-- select_payloads
+                SELECT rollout_pk, digest, body
+                FROM payload
+                WHERE rollout_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+        };
+        let keys = key_list(self.0.iter().map(|rollout| rollout.0));
+        let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(self.0.len());
+        for mut row in tx.fetch_all(SELECT_PAYLOADS, args![keys]).await? {
+            let payload = Payload { digest: row.get("digest")?, body: row.get("body")? };
+            payloads.insert(row.get("rollout_pk")?, payload);
+        }
+        let in_order = self.0.iter().filter_map(|&rollout_pk| {
+            payloads.remove(&rollout_pk).map(|payload| StoredPayload { rollout_pk, payload })
+        });
+        Ok(in_order.collect())
+    }
+}

@@ -1,0 +1,306 @@
+//! Stage 7 in the store: what time alone changes, in slices, so that no sweep holds a lock for long.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use super::{batch, group, policy};
+use crate::{
+    buffer::ids::{BatchPk, GroupId, PolicyPk},
+    clock::Timestamp,
+    store::{
+        Expired, Policy, StoreError,
+        dialect::Op,
+        sql::{Row, Statement, Tx, args, locking},
+        tally::minute,
+    },
+};
+
+/// Gives back the leases of a policy that are past their end.
+pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<u64, StoreError> {
+    const SELECT_EXPIRED: Statement = Statement::new(
+        "-- select_expired_of_policy
+        SELECT batch_pk
+        FROM batch
+        WHERE policy_pk = $1 AND state = 'leased' AND expires_us <= $2
+        ORDER BY batch_pk",
+    );
+    let rows = tx.fetch_all(SELECT_EXPIRED, args![policy.policy_pk, now]).await?;
+    let expired = rows.len() as u64;
+    for mut row in rows {
+        let batch = batch::get(tx, row.get::<BatchPk>("batch_pk")?).await?;
+        batch::fail_delivery(tx, policy, &batch, None).await?;
+    }
+    Ok(expired)
+}
+
+pub(in crate::store) struct ExpireLeases {
+    pub(in crate::store) now: Timestamp,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for ExpireLeases {
+    type Output = Expired;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Expired, StoreError> {
+        // In the order of their keys, so that sweeps of two replicas lock policies alike.
+        const SELECT_POLICIES: Statement = Statement::new(
+            "-- select_policies_with_expired_leases
+            SELECT DISTINCT policy_pk
+            FROM batch
+            WHERE expires_us <= $1
+            ORDER BY policy_pk
+            LIMIT $2",
+        );
+        let mut expired = Expired::default();
+        for mut row in tx.fetch_all(SELECT_POLICIES, args![self.now, self.limit]).await? {
+            let policy = policy::lock_by_key(tx, row.get("policy_pk")?).await?;
+            expired.leases += expire_of_policy(tx, &policy, self.now).await?;
+            expired.policies.push(policy.name);
+        }
+        Ok(expired)
+    }
+}
+
+pub(in crate::store) struct DiscardStragglers {
+    pub(in crate::store) now: Timestamp,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for DiscardStragglers {
+    type Output = u64;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
+        const SELECT_STRAGGLERS: Statement = Statement::new(
+            "-- select_stragglers
+            SELECT g.policy_pk, g.run, g.group_id
+            FROM policy AS p
+            JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run < p.run
+            WHERE g.state = 'ready'
+            ORDER BY g.group_pk
+            LIMIT $1",
+        );
+        let mut discarded = 0;
+        for mut row in tx.fetch_all(SELECT_STRAGGLERS, args![self.limit]).await? {
+            let group_id: String = row.get("group_id")?;
+            let group_id = GroupId::parse(&group_id).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let locked = group::lock(tx, row.get("policy_pk")?, row.get("run")?, &group_id).await?;
+            if let Some(mut locked) = locked.filter(|group| group.fill.state == forebay_client::wire::GroupState::Ready)
+            {
+                group::discard(tx, &mut locked, "reset".to_owned(), self.now).await?;
+                discarded += 1;
+            }
+        }
+        Ok(discarded)
+    }
+}
+
+pub(in crate::store) struct Retire {
+    pub(in crate::store) now: Timestamp,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for Retire {
+    type Output = u64;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
+        const FORGET_MINUTES: Statement = Statement::new(
+            "-- forget_minutes
+            DELETE FROM recent
+            WHERE minute <= $1",
+        );
+        let purged = purge(tx, self.now, self.limit).await?;
+        let forgotten = forget(tx, self.now, self.limit).await?;
+        tx.execute(FORGET_MINUTES, args![minute(self.now) - policy::RECENT_MINUTES]).await?;
+        Ok(purged + forgotten)
+    }
+}
+
+/// Deletes payloads that are due; the ledger rows stay as tombstones.
+async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+    const LOCK_PURGEABLE: Statement = locking!(
+        "-- lock_purgeable
+        SELECT group_pk, rules_pk
+        FROM rollout_group
+        WHERE purge_us <= $1
+        ORDER BY purge_us
+        LIMIT $2"
+    );
+    const DELETE_PAYLOADS: Statement = Statement::new(
+        "-- delete_payloads
+        DELETE FROM payload
+        WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+    );
+    const MARK_PURGED: Statement = Statement::new(
+        "-- mark_purged
+        UPDATE rollout_group
+        SET purge_us = NULL, purged_us = $2, forget_us = $3
+        WHERE group_pk = $1 AND purge_us IS NOT NULL",
+    );
+    let rows = tx.fetch_all(LOCK_PURGEABLE, args![now, limit]).await?;
+    let purged = rows.len() as u64;
+    for mut row in rows {
+        let group_pk: i64 = row.get("group_pk")?;
+        let rules = tx.rules(row.get("rules_pk")?).await?;
+        tx.execute(DELETE_PAYLOADS, args![group_pk]).await?;
+        tx.guarded(MARK_PURGED, args![group_pk, now, now.plus_seconds(rules.retention.tombstone_s)], 1).await?;
+    }
+    Ok(purged)
+}
+
+/// Deletes tombstones that are due: their rollouts are counted as forgotten.
+async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+    const LOCK_FORGETTABLE: Statement = locking!(
+        "-- lock_forgettable
+        SELECT group_pk, policy_pk, state, kept + masked AS rollouts, dropped, late,
+            (SELECT b.state FROM batch AS b WHERE b.batch_pk = rollout_group.batch_pk) AS batch_state
+        FROM rollout_group
+        WHERE forget_us <= $1
+        ORDER BY forget_us
+        LIMIT $2"
+    );
+    let rows = tx.fetch_all(LOCK_FORGETTABLE, args![now, limit]).await?;
+    let forgotten = rows.len() as u64;
+    for row in rows {
+        forget_group(tx, row).await?;
+    }
+    Ok(forgotten)
+}
+
+async fn forget_group(tx: &mut Tx<'_>, mut row: Row) -> Result<(), StoreError> {
+    const FORGET_PAYLOADS: Statement = Statement::new(
+        "-- forget_payloads
+        DELETE FROM payload
+        WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+    );
+    const FORGET_ROLLOUTS: Statement = Statement::new(
+        "-- forget_rollouts
+        DELETE FROM rollout
+        WHERE group_pk = $1",
+    );
+    const SELECT_CARRIERS: Statement = Statement::new(
+        "-- select_carriers
+        SELECT batch_pk
+        FROM batch_group
+        WHERE group_pk = $1",
+    );
+    const FORGET_PLACES: Statement = Statement::new(
+        "-- forget_places
+        DELETE FROM batch_group
+        WHERE group_pk = $1",
+    );
+    const FORGET_GROUP: Statement = Statement::new(
+        "-- forget_group
+        DELETE FROM rollout_group
+        WHERE group_pk = $1",
+    );
+    let group_pk: i64 = row.get("group_pk")?;
+    let carriers = tx.fetch_all(SELECT_CARRIERS, args![group_pk]).await?;
+    for statement in [FORGET_PAYLOADS, FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP] {
+        tx.execute(statement, args![group_pk]).await?;
+    }
+    for mut carrier in carriers {
+        forget_empty_batch(tx, carrier.get("batch_pk")?).await?;
+    }
+    let policy: PolicyPk = row.get("policy_pk")?;
+    let state: String = row.get("state")?;
+    let rollout_state = match row.get::<Option<String>>("batch_state")? {
+        Some(batch_state) if state == "batched" => batch_state,
+        _ => state.clone(),
+    };
+    let (rollouts, dropped, late): (i64, i64, i64) = (row.get("rollouts")?, row.get("dropped")?, row.get("late")?);
+    let tallies = tx.tallies();
+    tallies.groups(policy, &state, -1);
+    tallies.rollouts(policy, &rollout_state, -rollouts);
+    tallies.rollouts(policy, "dropped", -dropped);
+    tallies.rollouts(policy, "late", -late);
+    tallies.rollouts(policy, "forgotten", rollouts + dropped + late);
+    Ok(())
+}
+
+/// A batch is forgotten with the last of its groups.
+async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), StoreError> {
+    const FORGET_BATCH: Statement = Statement::new(
+        "-- forget_batch
+        DELETE FROM batch
+        WHERE batch_pk = $1 AND NOT EXISTS (SELECT 1 FROM batch_group WHERE batch_pk = $1)
+        RETURNING policy_pk, state",
+    );
+    if let Some(mut row) = tx.fetch_optional(FORGET_BATCH, args![batch]).await? {
+        let (policy, state): (PolicyPk, String) = (row.get("policy_pk")?, row.get("state")?);
+        tx.tallies().batches(policy, &state, -1);
+    }
+    Ok(())
+}
+
+pub(in crate::store) struct Recount;
+
+#[async_trait]
+impl Op for Recount {
+    type Output = BTreeMap<String, BTreeMap<String, i64>>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const COUNT_ROLLOUTS: Statement = Statement::new(
+            "-- count_rollouts
+            SELECT p.name AS policy, COUNT(*) AS value, 'rollout.' || CASE
+                WHEN r.verdict IN ('dropped', 'late') THEN r.verdict
+                WHEN g.state = 'batched' THEN b.state
+                ELSE g.state
+            END AS name
+            FROM rollout AS r
+            JOIN policy AS p ON p.policy_pk = r.policy_pk
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk
+            LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
+            GROUP BY 1, 3",
+        );
+        const COUNT_GROUPS: Statement = Statement::new(
+            "-- count_groups
+            SELECT p.name AS policy, COUNT(*) AS value, 'group.' || g.state AS name
+            FROM rollout_group AS g
+            JOIN policy AS p ON p.policy_pk = g.policy_pk
+            GROUP BY 1, 3",
+        );
+        const COUNT_BATCHES: Statement = Statement::new(
+            "-- count_batches
+            SELECT p.name AS policy, COUNT(*) AS value, 'batch.' || b.state AS name
+            FROM batch AS b
+            JOIN policy AS p ON p.policy_pk = b.policy_pk
+            GROUP BY 1, 3",
+        );
+        const SUM_LIVE_BYTES: Statement = Statement::new(
+            "-- sum_live_bytes
+            SELECT p.name AS policy, CAST(SUM(LENGTH(y.body)) AS BIGINT) AS value, 'live_bytes' AS name
+            FROM payload AS y
+            JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
+            JOIN policy AS p ON p.policy_pk = r.policy_pk
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk
+            LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
+            WHERE r.verdict IN ('kept', 'masked')
+                AND (g.state IN ('open', 'ready') OR (g.state = 'batched' AND b.state IN ('leased', 'returned')))
+            GROUP BY 1",
+        );
+        let mut counts: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
+        for statement in [COUNT_ROLLOUTS, COUNT_GROUPS, COUNT_BATCHES, SUM_LIVE_BYTES] {
+            for mut row in tx.fetch_all(statement, args![]).await? {
+                counts.entry(row.get("policy")?).or_default().insert(row.get("name")?, row.get("value")?);
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// Reads and writes nothing that matters: answers when the database does.
+pub(in crate::store) struct Ping;
+
+#[async_trait]
+impl Op for Ping {
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        const TOUCH: Statement = Statement::new("-- touch\nUPDATE policy SET run = run WHERE policy_pk = 0");
+        tx.execute(TOUCH, args![]).await.map(drop)
+    }
+}

@@ -1,0 +1,419 @@
+//! The few types that cross into SQL, and one open transaction that speaks them on either database.
+//!
+//! Separate from the operations so that each is written once: it binds [`Arg`]s, reads [`Row`]s by column name, and
+//! leaves to a dialect's [`Connection`] how its driver does both. Statements run unchanged on both databases, except
+//! where a [`Statement`] carries two texts.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use async_trait::async_trait;
+
+use super::{StoreError, rules_cache::RulesCache, tally::TallyDelta};
+use crate::{
+    buffer::{
+        ids::{BatchId, BatchPk, Epoch, GroupPk, PolicyPk, RolloutPk, Run, Step, Version},
+        rules::Rules,
+    },
+    clock::Timestamp,
+};
+
+/// One statement in the words of both databases.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Statement {
+    pub(super) sqlite: &'static str,
+    pub(super) postgres: &'static str,
+}
+
+impl Statement {
+    /// A statement that both databases read alike.
+    pub(super) const fn new(sql: &'static str) -> Self {
+        Self { sqlite: sql, postgres: sql }
+    }
+}
+
+/// A `SELECT` that locks its rows until the end of the transaction; the only writer of SQLite needs no lock.
+///
+/// `NO KEY`: rows that merely refer to a locked one are not held up.
+macro_rules! locking {
+    ($sql:expr) => {
+        $crate::store::sql::Statement { sqlite: $sql, postgres: concat!($sql, "\nFOR NO KEY UPDATE") }
+    };
+}
+pub(super) use locking;
+
+/// A value to bind.
+#[derive(Clone, Debug)]
+pub(super) enum Arg {
+    Int(Option<i64>),
+    Real(Option<f64>),
+    Text(Option<String>),
+    Blob(Option<Vec<u8>>),
+}
+
+/// Builds the arguments of a statement, in order.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => { vec![$($crate::store::sql::Arg::from($value)),*] };
+}
+pub(super) use args;
+
+impl From<i64> for Arg {
+    fn from(value: i64) -> Self {
+        Self::Int(Some(value))
+    }
+}
+
+impl From<Option<i64>> for Arg {
+    fn from(value: Option<i64>) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(value: u32) -> Self {
+        Self::Int(Some(value.into()))
+    }
+}
+
+impl From<u64> for Arg {
+    /// Lengths and counts; validation keeps them far below the sign bit.
+    fn from(value: u64) -> Self {
+        Self::Int(Some(value as i64))
+    }
+}
+
+impl From<usize> for Arg {
+    fn from(value: usize) -> Self {
+        Self::Int(Some(value as i64))
+    }
+}
+
+impl From<bool> for Arg {
+    fn from(value: bool) -> Self {
+        Self::Int(Some(value.into()))
+    }
+}
+
+impl From<f64> for Arg {
+    fn from(value: f64) -> Self {
+        Self::Real(Some(value))
+    }
+}
+
+impl From<Option<f64>> for Arg {
+    fn from(value: Option<f64>) -> Self {
+        Self::Real(value)
+    }
+}
+
+impl From<&str> for Arg {
+    fn from(value: &str) -> Self {
+        Self::Text(Some(value.to_owned()))
+    }
+}
+
+impl From<String> for Arg {
+    fn from(value: String) -> Self {
+        Self::Text(Some(value))
+    }
+}
+
+impl From<Option<&str>> for Arg {
+    fn from(value: Option<&str>) -> Self {
+        Self::Text(value.map(str::to_owned))
+    }
+}
+
+impl From<Option<String>> for Arg {
+    fn from(value: Option<String>) -> Self {
+        Self::Text(value)
+    }
+}
+
+impl From<&[u8]> for Arg {
+    fn from(value: &[u8]) -> Self {
+        Self::Blob(Some(value.to_vec()))
+    }
+}
+
+impl From<Timestamp> for Arg {
+    fn from(value: Timestamp) -> Self {
+        Self::Int(Some(value.as_micros()))
+    }
+}
+
+impl From<Option<Timestamp>> for Arg {
+    fn from(value: Option<Timestamp>) -> Self {
+        Self::Int(value.map(Timestamp::as_micros))
+    }
+}
+
+macro_rules! number_arg {
+    ($($id:ident),*) => { $(
+        impl From<$id> for Arg {
+            fn from(value: $id) -> Self {
+                Self::Int(Some(value.0))
+            }
+        }
+
+        impl From<Option<$id>> for Arg {
+            fn from(value: Option<$id>) -> Self {
+                Self::Int(value.map(|id| id.0))
+            }
+        }
+    )* };
+}
+number_arg!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
+
+/// A list of keys as one argument: JSON text, read by `json_each` or `json_array_elements_text`.
+pub(super) fn key_list(keys: impl IntoIterator<Item = i64>) -> String {
+    let keys: Vec<String> = keys.into_iter().map(|key| key.to_string()).collect();
+    format!("[{}]", keys.join(","))
+}
+
+/// A value as read.
+#[derive(Clone, Debug)]
+pub(super) enum Cell {
+    Null,
+    Int(i64),
+    Real(f64),
+    Text(String),
+    Blob(Vec<u8>),
+}
+
+/// A row as read, its values by column name.
+#[derive(Debug)]
+pub(super) struct Row {
+    columns: Arc<[String]>,
+    cells: Vec<Cell>,
+}
+
+impl Row {
+    pub(super) fn new(columns: Arc<[String]>, cells: Vec<Cell>) -> Self {
+        Self { columns, cells }
+    }
+
+    fn cell(&mut self, column: &str) -> Result<Cell, StoreError> {
+        let index = self.columns.iter().position(|name| name == column);
+        match index.and_then(|index| self.cells.get_mut(index)) {
+            Some(cell) => Ok(std::mem::replace(cell, Cell::Null)),
+            None => Err(self.corrupt(column, "missing")),
+        }
+    }
+
+    /// Takes a value out of the row.
+    pub(super) fn get<T: FromCell>(&mut self, column: &str) -> Result<T, StoreError> {
+        let cell = self.cell(column)?;
+        T::from_cell(cell).ok_or_else(|| self.corrupt(column, "not of its type"))
+    }
+
+    /// Takes a text out of the row that names a value of the domain, e.g. a state.
+    pub(super) fn parse<T: serde::de::DeserializeOwned>(&mut self, column: &str) -> Result<T, StoreError> {
+        let text: String = self.get(column)?;
+        serde_json::from_value(serde_json::Value::String(text)).map_err(|_| self.corrupt(column, "not a known name"))
+    }
+
+    fn corrupt(&self, column: &str, problem: &str) -> StoreError {
+        // The first column is the key of the row wherever there is one.
+        let key = match self.cells.first() {
+            Some(Cell::Int(key)) => format!("{} {key}", self.columns[0]),
+            _ => "a row".to_owned(),
+        };
+        StoreError::Corrupt(format!("column `{column}` of {key} is {problem}"))
+    }
+}
+
+/// A type that a column can be read as.
+pub(super) trait FromCell: Sized {
+    fn from_cell(cell: Cell) -> Option<Self>;
+}
+
+impl FromCell for i64 {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        if let Cell::Int(value) = cell { Some(value) } else { None }
+    }
+}
+
+impl FromCell for u32 {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        i64::from_cell(cell)?.try_into().ok()
+    }
+}
+
+impl FromCell for u64 {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        i64::from_cell(cell)?.try_into().ok()
+    }
+}
+
+impl FromCell for bool {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        Some(i64::from_cell(cell)? != 0)
+    }
+}
+
+impl FromCell for f64 {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        match cell {
+            Cell::Real(value) => Some(value),
+            Cell::Int(value) => Some(value as Self),
+            _ => None,
+        }
+    }
+}
+
+impl FromCell for String {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        if let Cell::Text(value) = cell { Some(value) } else { None }
+    }
+}
+
+impl FromCell for Vec<u8> {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        if let Cell::Blob(value) = cell { Some(value) } else { None }
+    }
+}
+
+impl<const N: usize> FromCell for [u8; N] {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        Vec::from_cell(cell)?.try_into().ok()
+    }
+}
+
+impl FromCell for Timestamp {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        i64::from_cell(cell).map(Self::from_micros)
+    }
+}
+
+impl FromCell for BatchId {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        <[u8; 16]>::from_cell(cell).map(Self::from_bytes)
+    }
+}
+
+macro_rules! number_cell {
+    ($($id:ident),*) => { $(
+        impl FromCell for $id {
+            fn from_cell(cell: Cell) -> Option<Self> {
+                i64::from_cell(cell).map(Self)
+            }
+        }
+    )* };
+}
+number_cell!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
+
+impl<T: FromCell> FromCell for Option<T> {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        match cell {
+            Cell::Null => Some(None),
+            cell => T::from_cell(cell).map(Some),
+        }
+    }
+}
+
+/// An open connection of either database.
+#[async_trait]
+pub(super) trait Connection: Send {
+    /// Runs a statement; the number of rows that it changed.
+    async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, sqlx::Error>;
+
+    /// Runs a statement; its rows, read to the end before anything is awaited elsewhere.
+    async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, sqlx::Error>;
+}
+
+/// One open transaction, with the counts that it will add to the tallies when it commits.
+pub(super) struct Tx<'c> {
+    connection: &'c mut dyn Connection,
+    rules: &'c RulesCache,
+    tallies: TallyDelta,
+    savepoints: Vec<TallyDelta>,
+}
+
+impl<'c> Tx<'c> {
+    pub(super) fn new(connection: &'c mut dyn Connection, rules: &'c RulesCache) -> Self {
+        Self { connection, rules, tallies: TallyDelta::default(), savepoints: Vec::new() }
+    }
+
+    /// Runs a statement; the number of rows that it changed.
+    pub(super) async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
+        self.connection.execute(statement, args).await.map_err(StoreError::from)
+    }
+
+    /// Runs a guarded statement that must touch exactly `rows` rows.
+    pub(super) async fn guarded(
+        &mut self,
+        statement: Statement,
+        args: Vec<Arg>,
+        rows: usize,
+    ) -> Result<(), StoreError> {
+        let touched = self.execute(statement, args).await?;
+        if touched == rows as u64 {
+            return Ok(());
+        }
+        let name = statement.sqlite.lines().next().unwrap_or_default();
+        Err(StoreError::Corrupt(format!("`{name}` touched {touched} rows instead of {rows}")))
+    }
+
+    /// All rows of a statement.
+    pub(super) async fn fetch_all(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
+        self.connection.fetch(statement, args).await.map_err(StoreError::from)
+    }
+
+    /// The first row of a statement, if there is one.
+    pub(super) async fn fetch_optional(
+        &mut self,
+        statement: Statement,
+        args: Vec<Arg>,
+    ) -> Result<Option<Row>, StoreError> {
+        Ok(self.fetch_all(statement, args).await?.into_iter().next())
+    }
+
+    /// The only row of a statement that always has one.
+    pub(super) async fn fetch_one(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Row, StoreError> {
+        let row = self.fetch_optional(statement, args).await?;
+        row.ok_or_else(|| StoreError::Corrupt("a row that must exist is missing".to_owned()))
+    }
+
+    /// Rules by their row, parsed once per process.
+    pub(super) async fn rules(&mut self, rules_pk: i64) -> Result<Arc<Rules>, StoreError> {
+        const SELECT_RULES: Statement = Statement::new("-- select_rules\nSELECT body FROM rules WHERE rules_pk = $1");
+        if let Some(rules) = self.rules.get(rules_pk) {
+            return Ok(rules);
+        }
+        let mut row = self.fetch_one(SELECT_RULES, args![rules_pk]).await?;
+        let body: String = row.get("body")?;
+        self.rules.insert(rules_pk, &body)
+    }
+
+    /// Counts that commit with this transaction.
+    pub(super) fn tallies(&mut self) -> &mut TallyDelta {
+        &mut self.tallies
+    }
+
+    /// Takes the counts out, for one write at the end of the transaction.
+    pub(super) fn take_tallies(&mut self) -> TallyDelta {
+        std::mem::take(&mut self.tallies)
+    }
+
+    /// Opens a nested scope that can fail alone.
+    pub(super) async fn savepoint(&mut self) -> Result<(), StoreError> {
+        self.savepoints.push(self.tallies.clone());
+        self.execute(Statement::new("SAVEPOINT part"), Vec::new()).await.map(drop)
+    }
+
+    /// Keeps what happened since the savepoint.
+    pub(super) async fn release(&mut self) -> Result<(), StoreError> {
+        self.savepoints.pop();
+        self.execute(Statement::new("RELEASE SAVEPOINT part"), Vec::new()).await.map(drop)
+    }
+
+    /// Forgets what happened since the savepoint.
+    pub(super) async fn rollback(&mut self) -> Result<(), StoreError> {
+        self.tallies = self.savepoints.pop().unwrap_or_default();
+        self.execute(Statement::new("ROLLBACK TO SAVEPOINT part"), Vec::new()).await?;
+        self.execute(Statement::new("RELEASE SAVEPOINT part"), Vec::new()).await.map(drop)
+    }
+}
+
+/// Sums by name.
+pub(super) type Sums = BTreeMap<String, i64>;

@@ -1,0 +1,213 @@
+//! The one implementation of [`Store`]: hands each operation to a dialect.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use async_trait::async_trait;
+
+use super::{
+    Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, Claimed, Decide, Expired, Group, GroupFilter,
+    Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError, StoredPayload, Story,
+    StoryFilter, Tallies, WaitingFor,
+    dialect::Dialect,
+    ops::{
+        group::{CloseGroup, DecideOverdue, DiscardGroup, OverdueGroups},
+        lease::{Ack, Extend, Nack, QuarantineDamaged, Readmit},
+        lineage::{Checkpoint, Reset},
+        policy::{FindPolicy, ListPolicies, PublishVersion, PutPolicy, ReadTallies, ReadWaiting},
+        samples::{BatchMembers, FindBatch, ReadPayloads},
+        sweep::{DiscardStragglers, ExpireLeases, Ping, Recount, Retire},
+    },
+};
+use crate::{
+    buffer::{
+        finalize::Cause,
+        ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
+        rules::Rules,
+    },
+    clock::Timestamp,
+};
+
+/// A store in a SQL database.
+#[derive(Debug)]
+pub(super) struct SqlStore<D> {
+    dialect: D,
+}
+
+impl<D: Dialect> SqlStore<D> {
+    pub(super) fn new(dialect: D) -> Self {
+        Self { dialect }
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> Store for SqlStore<D> {
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
+        self.dialect.write(ingest).await
+    }
+
+    async fn close_group(
+        &self,
+        policy: PolicyName,
+        group_id: GroupId,
+        decide: Arc<dyn Decide>,
+        now: Timestamp,
+    ) -> Answer<Group> {
+        self.dialect.write(CloseGroup { policy, group_id, decide, now }).await
+    }
+
+    async fn discard_group(
+        &self,
+        policy: PolicyName,
+        group_id: GroupId,
+        reason: String,
+        now: Timestamp,
+    ) -> Answer<Group> {
+        self.dialect.write(DiscardGroup { policy, group_id, reason, now }).await
+    }
+
+    async fn claim(&self, claim: Claim) -> Answer<Claimed> {
+        self.dialect.write(claim).await
+    }
+
+    async fn extend(&self, proof: LeaseProof, ttl_s: u64) -> Answer<Batch> {
+        self.dialect.write(Extend { proof, ttl_s }).await
+    }
+
+    async fn ack(&self, proof: LeaseProof, step: Step) -> Answer<Batch> {
+        self.dialect.write(Ack { proof, step }).await
+    }
+
+    async fn nack(&self, proof: LeaseProof, reason: Option<String>, groups: Vec<GroupId>) -> Answer<Batch> {
+        self.dialect.write(Nack { proof, reason, groups }).await
+    }
+
+    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch> {
+        self.dialect.write(Readmit { batch_id }).await
+    }
+
+    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError> {
+        self.dialect.write(QuarantineDamaged { batch_id, group }).await
+    }
+
+    async fn checkpoint(
+        &self,
+        policy: PolicyName,
+        step: Step,
+        epoch: Option<Epoch>,
+        now: Timestamp,
+    ) -> Answer<(Step, u64)> {
+        self.dialect.write(Checkpoint { policy, step, epoch, now }).await
+    }
+
+    async fn resume(&self, resume: Resume) -> Answer<Resumed> {
+        self.dialect.write(resume).await
+    }
+
+    async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>, now: Timestamp) -> Answer<(Run, Epoch, u64)> {
+        self.dialect.write(Reset { policy, epoch, now }).await
+    }
+
+    async fn publish(&self, publish: Publish) -> Answer<bool> {
+        self.dialect.write(PublishVersion(publish)).await
+    }
+
+    async fn put_policy(
+        &self,
+        name: PolicyName,
+        rules: Arc<Rules>,
+        now: Timestamp,
+    ) -> Result<PolicyWritten, StoreError> {
+        self.dialect.write(PutPolicy { name, rules, now, replaces: true }).await
+    }
+
+    async fn seed_policy(
+        &self,
+        name: PolicyName,
+        rules: Arc<Rules>,
+        now: Timestamp,
+    ) -> Result<PolicyWritten, StoreError> {
+        self.dialect.write(PutPolicy { name, rules, now, replaces: false }).await
+    }
+
+    async fn policy(&self, name: PolicyName) -> Result<Option<Policy>, StoreError> {
+        self.dialect.read(FindPolicy(name)).await
+    }
+
+    async fn policies(&self, after: String, limit: u32) -> Result<Vec<Policy>, StoreError> {
+        self.dialect.read(ListPolicies { after, limit }).await
+    }
+
+    async fn tallies(&self, policy: Option<PolicyPk>) -> Result<BTreeMap<PolicyName, Tallies>, StoreError> {
+        self.dialect.read(ReadTallies(policy)).await
+    }
+
+    async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError> {
+        self.dialect.read(ReadWaiting { policy, run, now }).await
+    }
+
+    async fn batch(&self, batch_id: BatchId) -> Result<Option<Batch>, StoreError> {
+        self.dialect.read(FindBatch(batch_id)).await
+    }
+
+    async fn batches(&self, filter: BatchFilter) -> Result<Vec<Batch>, StoreError> {
+        self.dialect.read(filter).await
+    }
+
+    async fn batch_members(&self, batch: Batch) -> Result<Option<Vec<BatchMember>>, StoreError> {
+        self.dialect.read(BatchMembers(batch)).await
+    }
+
+    async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError> {
+        self.dialect.read(ReadPayloads(rollouts)).await
+    }
+
+    async fn stories(&self, filter: StoryFilter) -> Result<Vec<Story>, StoreError> {
+        self.dialect.read(filter).await
+    }
+
+    async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError> {
+        self.dialect.read(filter).await
+    }
+
+    async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError> {
+        self.dialect.write(ExpireLeases { now, limit }).await
+    }
+
+    async fn overdue_groups(&self, now: Timestamp, limit: u32) -> Result<Vec<GroupPk>, StoreError> {
+        self.dialect.read(OverdueGroups { now, limit }).await
+    }
+
+    async fn decide_overdue(
+        &self,
+        group: GroupPk,
+        cause: Cause,
+        decide: Arc<dyn Decide>,
+        now: Timestamp,
+    ) -> Result<Option<(PolicyName, Group)>, StoreError> {
+        self.dialect.write(DecideOverdue { group, cause, decide, now }).await
+    }
+
+    async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        self.dialect.write(Retire { now, limit }).await
+    }
+
+    async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        self.dialect.write(DiscardStragglers { now, limit }).await
+    }
+
+    async fn recount(&self) -> Result<BTreeMap<String, BTreeMap<String, i64>>, StoreError> {
+        self.dialect.read(Recount).await
+    }
+
+    async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.dialect.now().await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.dialect.write(Ping).await
+    }
+
+    async fn close(&self) {
+        self.dialect.close().await;
+    }
+}

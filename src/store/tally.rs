@@ -1,0 +1,158 @@
+//! Tallies: counts kept in the transactions that change them, so that no metric ever counts rows.
+//!
+//! On Postgres each count is spread over slots, or its row would serialise all ingest of a policy. Counts are written
+//! in the order of their names, once per transaction, so that transactions never wait for each other in a circle.
+
+use std::collections::BTreeMap;
+
+use super::{
+    StoreError,
+    sql::{Statement, Tx, args},
+};
+use crate::{buffer::ids::PolicyPk, clock::Timestamp};
+
+/// Name of the tally of receipts with `duplicate = false`.
+pub(super) const RECEIVED: &str = "received";
+/// Name of the tally of payload bytes of what is not yet trained.
+pub(super) const LIVE_BYTES: &str = "live_bytes";
+/// Name of the tally of rewards received: their count and sum.
+pub(super) const REWARD: &str = "reward";
+/// Name of the tally of rollouts whose version was assumed.
+pub(super) const ASSUMED_VERSION: &str = "assumed_version";
+
+/// Rewards count in the mean up to here: a single absurd one must not overflow the sum of all.
+const REWARD_TALLY_MAX: f64 = 1e15;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    value: i64,
+    amount: f64,
+    latest_us: i64,
+}
+
+/// Changes to tallies that one transaction makes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TallyDelta {
+    totals: BTreeMap<(PolicyPk, String), Change>,
+    recent: BTreeMap<(PolicyPk, i64, String), i64>,
+}
+
+impl TallyDelta {
+    /// Adds to a count.
+    pub(super) fn add(&mut self, policy: PolicyPk, name: impl Into<String>, value: i64) {
+        if value != 0 {
+            self.totals.entry((policy, name.into())).or_default().value += value;
+        }
+    }
+
+    /// Adds rollouts to a state of the ledger, by its name.
+    pub(super) fn rollouts(&mut self, policy: PolicyPk, state: &str, value: i64) {
+        self.add(policy, format!("rollout.{state}"), value);
+    }
+
+    /// Adds groups to a state.
+    pub(super) fn groups(&mut self, policy: PolicyPk, state: &str, value: i64) {
+        self.add(policy, format!("group.{state}"), value);
+    }
+
+    /// Adds batches to a state.
+    pub(super) fn batches(&mut self, policy: PolicyPk, state: &str, value: i64) {
+        self.add(policy, format!("batch.{state}"), value);
+    }
+
+    /// Counts a rollout or group that a rule took out.
+    pub(super) fn dropped(&mut self, policy: PolicyPk, reason: &str, now: Timestamp) {
+        self.add(policy, format!("dropped.{reason}"), 1);
+        self.recent(policy, format!("dropped.{reason}"), 1, now);
+    }
+
+    /// Counts something for the last hour.
+    pub(super) fn recent(&mut self, policy: PolicyPk, name: String, value: i64, now: Timestamp) {
+        *self.recent.entry((policy, minute(now), name)).or_default() += value;
+    }
+
+    /// Counts a rollout at its arrival.
+    pub(super) fn received(&mut self, policy: PolicyPk, reward: Option<f64>, now: Timestamp) {
+        let received = self.totals.entry((policy, RECEIVED.to_owned())).or_default();
+        received.value += 1;
+        received.latest_us = received.latest_us.max(now.as_micros());
+        if let Some(reward) = reward {
+            let rewards = self.totals.entry((policy, REWARD.to_owned())).or_default();
+            rewards.value += 1;
+            rewards.amount += reward.clamp(-REWARD_TALLY_MAX, REWARD_TALLY_MAX);
+        }
+    }
+
+    /// Adds the changes of a command that will commit in the same transaction.
+    pub(super) fn merge(&mut self, other: Self) {
+        for (key, change) in other.totals {
+            let total = self.totals.entry(key).or_default();
+            total.value += change.value;
+            total.amount += change.amount;
+            total.latest_us = total.latest_us.max(change.latest_us);
+        }
+        for (key, value) in other.recent {
+            *self.recent.entry(key).or_default() += value;
+        }
+    }
+
+    /// Writes the changes into `slot`.
+    pub(super) async fn write(self, tx: &mut Tx<'_>, slot: i64) -> Result<(), StoreError> {
+        // Rows go in one statement, read from JSON; `WHERE true` tells SQLite's parser that ON CONFLICT follows.
+        const ADD_TALLIES: Statement = Statement {
+            sqlite: "-- add_tallies
+                INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
+                SELECT value ->> 0, value ->> 1, $2, value ->> 2, CAST(value ->> 3 AS REAL), value ->> 4
+                FROM json_each($1)
+                WHERE true
+                ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
+                    value = tally.value + excluded.value,
+                    amount = tally.amount + excluded.amount,
+                    latest_us = MAX(tally.latest_us, excluded.latest_us)",
+            postgres: "-- add_tallies
+                INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
+                SELECT (v ->> 0)::bigint, v ->> 1, $2, (v ->> 2)::bigint, (v ->> 3)::float8, (v ->> 4)::bigint
+                FROM json_array_elements($1::json) AS v
+                ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
+                    value = tally.value + excluded.value,
+                    amount = tally.amount + excluded.amount,
+                    latest_us = GREATEST(tally.latest_us, excluded.latest_us)",
+        };
+        const ADD_RECENT: Statement = Statement {
+            sqlite: "-- add_recent
+                INSERT INTO recent (policy_pk, minute, name, slot, value)
+                SELECT value ->> 0, value ->> 1, value ->> 2, $2, value ->> 3
+                FROM json_each($1)
+                WHERE true
+                ON CONFLICT (policy_pk, minute, name, slot) DO UPDATE SET value = recent.value + excluded.value",
+            postgres: "-- add_recent
+                INSERT INTO recent (policy_pk, minute, name, slot, value)
+                SELECT (v ->> 0)::bigint, (v ->> 1)::bigint, v ->> 2, $2, (v ->> 3)::bigint
+                FROM json_array_elements($1::json) AS v
+                ON CONFLICT (policy_pk, minute, name, slot) DO UPDATE SET value = recent.value + excluded.value",
+        };
+        if !self.totals.is_empty() {
+            let rows: Vec<_> = self
+                .totals
+                .iter()
+                .map(|((policy, name), change)| (policy.0, name, change.value, change.amount, change.latest_us))
+                .collect();
+            tx.execute(ADD_TALLIES, args![json(&rows), slot]).await?;
+        }
+        if !self.recent.is_empty() {
+            let rows: Vec<_> =
+                self.recent.iter().map(|((policy, minute, name), value)| (policy.0, minute, name, value)).collect();
+            tx.execute(ADD_RECENT, args![json(&rows), slot]).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The minute of a time, as `recent` counts them.
+pub(super) fn minute(time: Timestamp) -> i64 {
+    time.as_micros().div_euclid(60_000_000)
+}
+
+fn json(rows: &impl serde::Serialize) -> String {
+    serde_json::to_string(rows).expect("tuples of numbers and names always serialize")
+}

@@ -1,0 +1,233 @@
+//! Throwaway Postgres clusters, so that tests run against a real server that nobody set up.
+//!
+//! Separate from the rest of the support code because a cluster is a process that has to end
+//! with the tests, however they end. Statics are never dropped and `kill -9` runs no
+//! destructors, so the server belongs to a supervising shell that the test process talks to
+//! through a pipe: when the pipe closes, the shell stops the server and removes its folder.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{MetadataExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context as _, bail, ensure};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+
+/// The connection URL of a fresh, empty database in the cluster that this process shares.
+///
+/// # Panics
+///
+/// When no server can be found or started: a test that needs Postgres never passes without it.
+pub(crate) async fn fresh_database() -> String {
+    static SHARED: OnceLock<Result<Cluster, String>> = OnceLock::new();
+
+    // Every test has a runtime of its own, so the cluster is bound to none of them. A failure is
+    // kept as well: the tests after the first one fail at once, with the same message.
+    let start = || SHARED.get_or_init(|| Cluster::start().map_err(|error| format!("{error:#}")));
+    let shared = tokio::task::spawn_blocking(start)
+        .await
+        .expect("starting a cluster returns its errors");
+    match shared {
+        Ok(cluster) => cluster.fresh_database().await,
+        Err(message) => panic!("no Postgres to test with: {message}"),
+    }
+}
+
+/// What the server runs with, besides its defaults.
+///
+/// `fsync` and `synchronous_commit` stay on, since the service refuses to start without them;
+/// the cluster is made cheap by leaving out what only replicas need.
+const SETTINGS: &str = "\
+listen_addresses = ''
+port = 5432
+max_connections = 400
+shared_buffers = 64MB
+wal_level = minimal
+max_wal_senders = 0
+fsync = on
+synchronous_commit = on
+";
+
+/// Makes the cluster, then runs `pg_ctl` with each line it reads and answers with the exit status.
+///
+/// Making it here means that a test process killed in the middle leaves nothing behind either. The
+/// signals that end a terminal's jobs, and the broken pipe of an answer that nobody reads, must
+/// not end the shell before it has cleaned up.
+const SUPERVISOR: &str = r#"
+trap '' HUP INT TERM PIPE
+bin=$1 settings=$2 folder=$PWD
+{
+    "$bin/initdb" --pgdata="$folder/data" --username=forebay --auth=trust \
+        --no-locale --encoding=UTF8 --no-sync &&
+        printf "%sunix_socket_directories = '%s'\n" "$settings" "$folder" \
+            >>"$folder/data/postgresql.conf"
+} >"$folder/log" 2>&1
+while read -r arguments; do
+    "$bin/pg_ctl" --pgdata="$folder/data" --log="$folder/log" $arguments >>"$folder/log" 2>&1
+    echo $?
+done
+"$bin/pg_ctl" --pgdata="$folder/data" --mode=immediate stop >/dev/null 2>&1
+cd / && rm -rf "$folder"
+"#;
+
+/// A server with its data, listening on a Unix socket in its folder; both go when this is dropped.
+pub(crate) struct Cluster {
+    folder: PathBuf,
+    supervisor: Child,
+}
+
+impl Cluster {
+    /// Makes a cluster and starts its server; blocks until it accepts connections.
+    pub(crate) fn start() -> anyhow::Result<Self> {
+        // A socket's path has at most 107 bytes (103 on macOS), so TMPDIR is not asked.
+        let folder = tempfile::Builder::new()
+            .prefix("forebay-pg-")
+            .tempdir_in("/tmp")
+            .context("make the cluster's folder")?;
+        let account = Account::for_server(folder.path())?;
+        let binaries = installation(&account, folder.path())?;
+        let supervisor = account
+            .command("/bin/sh")
+            .args(["-c", SUPERVISOR, "postgres-supervisor"])
+            .arg(binaries)
+            .arg(SETTINGS)
+            .current_dir(folder.path())
+            // An interrupt from the terminal goes to the tests alone. Nothing of theirs is held
+            // open either, or `cargo test | less` would wait for the server.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start the supervisor")?;
+        let mut cluster = Self {
+            folder: folder.keep(),
+            supervisor,
+        };
+        cluster.pg_ctl("start --wait --timeout=60")?;
+        Ok(cluster)
+    }
+
+    /// Runs `pg_ctl` on the cluster: `stop --mode=immediate` is a crash, `start --wait` recovers.
+    pub(crate) fn pg_ctl(&mut self, arguments: &str) -> anyhow::Result<()> {
+        let stdin = self.supervisor.stdin.as_mut().context("stdin is piped")?;
+        writeln!(stdin, "{arguments}").context("ask the supervisor")?;
+        let stdout = self.supervisor.stdout.as_mut().context("stdout is piped")?;
+        let mut status = String::new();
+        // At most one answer is under way, so the reader cannot swallow the next one.
+        BufReader::new(stdout)
+            .read_line(&mut status)
+            .context("hear from the supervisor")?;
+        if status.trim() != "0" {
+            let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines[lines.len().saturating_sub(30)..].join("\n");
+            bail!("pg_ctl {arguments} failed; the end of the server's log:\n{tail}");
+        }
+        Ok(())
+    }
+
+    /// Creates a database in this cluster and returns its connection URL.
+    pub(crate) async fn fresh_database(&self) -> String {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("t_{number}_{}", std::process::id());
+        let mut connection = PgConnection::connect(&self.url("postgres"))
+            .await
+            .expect("the server accepts connections once pg_ctl has returned");
+        // Nothing ever connects to template0, so tests can create from it at the same time;
+        // template1 is refused as a source while autovacuum or anyone else is in it.
+        let create = AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE template0"));
+        sqlx::raw_sql(create)
+            .execute(&mut connection)
+            .await
+            .expect("the name is new and the user is a superuser");
+        // A dropped connection leaves its server process waiting; the limit counts those.
+        connection.close().await.expect("the server is running");
+        self.url(&name)
+    }
+
+    /// The host and the port are spelled out because sqlx takes what is missing from `PGHOST` and
+    /// its like. The folder's name is letters and digits, so nothing in it needs encoding.
+    fn url(&self, database: &str) -> String {
+        let folder = self.folder.display();
+        format!("postgres://forebay@localhost:5432/{database}?host={folder}")
+    }
+}
+
+/// Whom the server runs as.
+///
+/// Postgres refuses to run as root, which is what tests in a container often are.
+enum Account {
+    /// The user that runs the tests.
+    Own,
+    /// An unprivileged user, when the tests run as root.
+    Unprivileged { user: u32, group: u32 },
+}
+
+impl Account {
+    /// Picks the account and hands it `folder`, which the tests' own user has just made.
+    fn for_server(folder: &Path) -> anyhow::Result<Self> {
+        let made_by = fs::metadata(folder).context("look at the cluster's folder")?;
+        if made_by.uid() != 0 {
+            return Ok(Self::Own);
+        }
+        let (user, group) = ["postgres", "nobody"]
+            .into_iter()
+            .find_map(|name| Some((id("-u", name)?, id("-g", name)?)))
+            .context("Postgres refuses root, and there is neither a user postgres nor nobody")?;
+        chown(folder, Some(user), Some(group)).context("hand over the cluster's folder")?;
+        Ok(Self::Unprivileged { user, group })
+    }
+
+    /// A command run as this account, in an environment that cannot change how Postgres behaves.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env_clear().env("LC_ALL", "C");
+        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+        if let Self::Unprivileged { user, group } = *self {
+            command.uid(user).gid(group);
+        }
+        command
+    }
+}
+
+/// The numeric id of the user called `name` (`-u`) or of its group (`-g`), if there is one.
+fn id(which: &str, name: &str) -> Option<u32> {
+    let output = Command::new("id").args([which, name]).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+/// The folder of the server's binaries: those of the machine, or else a copy in `folder` when
+/// `account` cannot read them, as in a checkout below `/root`.
+fn installation(account: &Account, folder: &Path) -> anyhow::Result<PathBuf> {
+    let binaries = postgres_bin(&[])?;
+    let version = account
+        .command(binaries.join("initdb"))
+        .arg("--version")
+        .current_dir(folder)
+        .output();
+    if version.is_ok_and(|output| output.status.success()) {
+        return Ok(binaries);
+    }
+    postgres_bin(&["--copy-to".as_ref(), folder])
+}
+
+/// Asks `scripts/postgres-bin`, which also honours `FOREBAY_POSTGRES_BIN`.
+fn postgres_bin(arguments: &[&Path]) -> anyhow::Result<PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/postgres-bin");
+    let output = Command::new(&script)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("run {}", script.display()))?;
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}", complaints.trim());
+    let folder = String::from_utf8(output.stdout).context("read the path it prints")?;
+    Ok(PathBuf::from(folder.trim_end()))
+}
