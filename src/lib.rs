@@ -5,11 +5,15 @@
 //!
 //! - [`buffer`]: the domain, one file per stage. Start at [`buffer::trajectory`].
 //! - [`store`]: the same stages as atomic operations on SQLite or Postgres.
-
-
-
+//! - [`api`]: HTTP in and out; no decisions.
+//! - [`server`]: accept loop, background tasks, graceful stop.
+//! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the others are given.
 
 pub mod buffer;
 pub mod store;
+pub mod api;
+pub mod server;
+pub mod config;
 pub mod clock;
 pub mod metrics;
+pub mod telemetry;

@@ -1,0 +1,314 @@
+//! `/batches`: a trainer takes the next batch, keeps it, and says what became of it.
+
+use std::time::Duration;
+
+use axum::{
+    Json as Answer,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use forebay_client::wire::{
+    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Problem, ShardCount,
+    VersionRange,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{
+    Api,
+    body::Json,
+    params::{self, BatchPath, Query},
+    problem::Failure,
+};
+use crate::{
+    buffer::{
+        ids::{BatchId, ConsumerName, GroupId, LeaseToken, RequestId},
+        lease::{Holder, LeaseRequest, WAIT_MS_MAX},
+        rules::LEASE_TTL_S_MAX,
+        shard::SHARDS_MAX,
+    },
+    clock::Timestamp,
+    store::{Batch, BatchFilter},
+};
+
+/// Bytes of a nack's reason.
+const REASON_BYTES_MAX: usize = 1_024;
+
+/// Groups that a nack may name.
+const NACK_GROUPS_MAX: usize = 65_536;
+
+/// Take the next batch
+///
+/// A long poll: answered as soon as a batch is ready, with 204 when none became ready in `wait_ms`.
+#[utoipa::path(
+    post,
+    path = "/batches",
+    tag = "trainers",
+    request_body = BatchRequest,
+    responses(
+        (status = 201, description = "A batch and its lease", body = BatchDescriptor),
+        (status = 200, description = "The batch that this request holds, renewed", body = BatchDescriptor),
+        (status = 204, description = "No batch became ready in time"),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Too many requests wait", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn lease(State(api): State<Api>, Json(request): Json<BatchRequest>) -> Result<Response, Failure> {
+    let wait_ms = wait_ms("/wait_ms", request.wait_ms)?;
+    let request = LeaseRequest {
+        policy: params::policy("/policy", request.policy.as_deref())?,
+        consumer: params::optional("/consumer", request.consumer.as_deref(), ConsumerName::parse)?,
+        request_id: params::optional("/request_id", request.request_id.as_deref(), RequestId::parse)?,
+        epoch: params::epoch(request.epoch),
+        partial: request.partial.unwrap_or(false),
+        wait: Duration::from_millis(wait_ms),
+    };
+    let Some(leased) = api.buffer.lease(request).await? else {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    };
+    let status = if leased.held { StatusCode::OK } else { StatusCode::CREATED };
+    let lease = leased.batch.lease.clone();
+    let mut descriptor = describe(leased.batch, api.buffer.now());
+    descriptor.lease = lease.map(|lease| lease.as_str().to_owned());
+    Ok((status, Answer(descriptor)).into_response())
+}
+
+/// The wait that a long poll asks for.
+pub(super) fn wait_ms(pointer: &str, wait_ms: Option<u64>) -> Result<u64, Failure> {
+    match wait_ms.unwrap_or(0) {
+        wait_ms @ 0..=WAIT_MS_MAX => Ok(wait_ms),
+        _ => Err(Failure::invalid(pointer, format!("must be at most {WAIT_MS_MAX}"))),
+    }
+}
+
+/// Which batches to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct BatchQuery {
+    /// Policy; `default` when absent.
+    policy: Option<String>,
+    /// In this state.
+    state: Option<BatchState>,
+    /// The `next` of the page before.
+    after: Option<String>,
+    /// Entries of the page, at most 1,000.
+    limit: Option<u32>,
+}
+
+/// Batches, in the order in which they were cut
+#[utoipa::path(
+    get,
+    path = "/batches",
+    tag = "trainers",
+    params(BatchQuery),
+    responses(
+        (status = 200, description = "A page of batches, without leases", body = BatchPage),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn list(
+    State(api): State<Api>,
+    Query(query): Query<BatchQuery>,
+) -> Result<Answer<BatchPage>, Failure> {
+    let limit = params::page_limit(query.limit)?;
+    let filter = BatchFilter {
+        policy: params::policy("policy", query.policy.as_deref())?,
+        state: query.state,
+        after: params::cursor(query.after.as_deref())?,
+        limit,
+    };
+    let batches = api.buffer.batches(filter).await?;
+    let next = params::next(batches.len(), limit, batches.last().map(|batch| batch.batch_pk.0));
+    let now = api.buffer.now();
+    Ok(Answer(BatchPage { batches: batches.into_iter().map(|batch| describe(batch, now)).collect(), next }))
+}
+
+/// How to look at one batch.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ShardsQuery {
+    /// Count what each of this many shards holds.
+    shards: Option<u32>,
+}
+
+/// One batch and its state
+#[utoipa::path(
+    get,
+    path = "/batches/{id}",
+    tag = "trainers",
+    params(("id" = String, Path, description = "Id of the batch"), ShardsQuery),
+    responses(
+        (status = 200, description = "The batch, without its lease", body = BatchDescriptor),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 410, description = "Shards cannot be counted: the payloads are purged", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn get(
+    State(api): State<Api>,
+    BatchPath(batch_id): BatchPath,
+    Query(query): Query<ShardsQuery>,
+) -> Result<Answer<BatchDescriptor>, Failure> {
+    let batch = api.buffer.batch(batch_id).await?;
+    let shards = match query.shards {
+        None => None,
+        Some(count @ 1..=SHARDS_MAX) => Some(api.buffer.shards(&batch, count).await?),
+        Some(_) => return Err(Failure::invalid("shards", format!("must be 1 to {SHARDS_MAX}"))),
+    };
+    let mut descriptor = describe(batch, api.buffer.now());
+    descriptor.shards = shards.map(|shards| {
+        let count = |total: crate::buffer::samples::ShardTotals| ShardCount {
+            rollouts: total.rollouts,
+            samples: total.samples,
+            tokens: total.tokens,
+        };
+        shards.into_iter().map(count).collect()
+    });
+    Ok(Answer(descriptor))
+}
+
+/// Heartbeat: the lease expires `ttl_s` from now
+#[utoipa::path(
+    post,
+    path = "/batches/{id}/extend",
+    tag = "trainers",
+    params(("id" = String, Path, description = "Id of the batch")),
+    request_body = ExtendRequest,
+    responses(
+        (status = 200, description = "Extended", body = BatchDescriptor),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`lease-lost` or `superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn extend(
+    State(api): State<Api>,
+    BatchPath(batch_id): BatchPath,
+    Json(request): Json<ExtendRequest>,
+) -> Result<Answer<BatchDescriptor>, Failure> {
+    if !(1..=LEASE_TTL_S_MAX).contains(&request.ttl_s) {
+        return Err(Failure::invalid("/ttl_s", format!("must be 1 to {LEASE_TTL_S_MAX}")));
+    }
+    let batch = api.buffer.extend(holder(batch_id, &request.lease, request.epoch), request.ttl_s).await?;
+    Ok(Answer(describe(batch, api.buffer.now())))
+}
+
+/// The batch was consumed by an optimizer step
+///
+/// A repeat of the same lease and step is recognised and answered alike.
+#[utoipa::path(
+    post,
+    path = "/batches/{id}/ack",
+    tag = "trainers",
+    params(("id" = String, Path, description = "Id of the batch")),
+    request_body = AckRequest,
+    responses(
+        (status = 200, description = "Acked: the weights may move", body = BatchDescriptor),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`lease-lost`, `superseded`, `already-acked` or `step-settled`: discard the gradients", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn ack(
+    State(api): State<Api>,
+    BatchPath(batch_id): BatchPath,
+    Json(request): Json<AckRequest>,
+) -> Result<Answer<BatchDescriptor>, Failure> {
+    let step = params::step("/step", request.step)?;
+    let batch = api.buffer.ack(holder(batch_id, &request.lease, request.epoch), step).await?;
+    Ok(Answer(describe(batch, api.buffer.now())))
+}
+
+/// Give the batch back
+///
+/// Named groups are quarantined; the batch then ends `split` and its other groups return to their places.
+#[utoipa::path(
+    post,
+    path = "/batches/{id}/nack",
+    tag = "trainers",
+    params(("id" = String, Path, description = "Id of the batch")),
+    request_body = NackRequest,
+    responses(
+        (status = 200, description = "Given back", body = BatchDescriptor),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`lease-lost` or `superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid, or a group that is not in the batch", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn nack(
+    State(api): State<Api>,
+    BatchPath(batch_id): BatchPath,
+    Json(request): Json<NackRequest>,
+) -> Result<Answer<BatchDescriptor>, Failure> {
+    let reason = request.reason.map(|reason| params::text("/reason", reason, REASON_BYTES_MAX)).transpose()?;
+    let named = request.groups.unwrap_or_default();
+    if named.len() > NACK_GROUPS_MAX {
+        return Err(Failure::invalid("/groups", format!("must have at most {NACK_GROUPS_MAX} entries")));
+    }
+    let mut groups = Vec::with_capacity(named.len());
+    for (index, group_id) in named.iter().enumerate() {
+        let parsed = GroupId::parse(group_id);
+        groups.push(parsed.map_err(|error| Failure::invalid(format!("/groups/{index}"), error.to_string()))?);
+    }
+    let batch = api.buffer.nack(holder(batch_id, &request.lease, request.epoch), reason, groups).await?;
+    Ok(Answer(describe(batch, api.buffer.now())))
+}
+
+/// Bring back a quarantined batch, or the quarantined groups of a split one
+#[utoipa::path(
+    post,
+    path = "/batches/{id}/readmit",
+    tag = "trainers",
+    params(("id" = String, Path, description = "Id of the batch")),
+    responses(
+        (status = 200, description = "Back, with a fresh count of deliveries", body = BatchDescriptor),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`batch-state`: nothing of it is quarantined", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn readmit(
+    State(api): State<Api>,
+    BatchPath(batch_id): BatchPath,
+) -> Result<Answer<BatchDescriptor>, Failure> {
+    let batch = api.buffer.readmit(batch_id).await?;
+    Ok(Answer(describe(batch, api.buffer.now())))
+}
+
+fn holder(batch_id: BatchId, lease: &str, epoch: Option<i64>) -> Holder {
+    Holder { batch_id, lease: LeaseToken::presented(lease), epoch: params::epoch(epoch) }
+}
+
+/// A batch on the wire, without the token of its lease: that is for its holder alone.
+fn describe(batch: Batch, now: Timestamp) -> BatchDescriptor {
+    BatchDescriptor {
+        samples_url: format!("/batches/{}/samples", batch.batch_id),
+        batch_id: batch.batch_id.to_string(),
+        state: batch.state,
+        lease: None,
+        consumer: Some(batch.consumer).filter(|consumer| !consumer.is_empty()),
+        epoch: batch.epoch.0,
+        policy: batch.policy.to_string(),
+        expires_at: params::time(batch.expires_at),
+        expires_in_ms: batch.expires_at.map(|end| end.micros_since(now).max(0) / 1_000),
+        attempt: batch.attempt,
+        step: batch.step.map(|step| step.0),
+        reason: batch.reason,
+        groups: batch.groups,
+        rollouts: batch.rollouts,
+        samples: batch.samples,
+        tokens: batch.tokens,
+        policy_version: VersionRange {
+            current: batch.version_current.0,
+            min: batch.trained_versions.map(|(oldest, _)| oldest.0),
+            max: batch.trained_versions.map(|(_, newest)| newest.0),
+        },
+        metrics: batch.metrics,
+        shards: None,
+        created_at: batch.created_at.to_string(),
+    }
+}

@@ -1,0 +1,276 @@
+//! Request bodies: bounded before they are read, after they are decompressed, and by a deadline; then parsed.
+
+use std::{io::Read as _, sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    extract::{FromRequest, Request},
+    http::{HeaderMap, StatusCode, header},
+};
+use bytes::{Bytes, BytesMut};
+use forebay_client::wire::Violation;
+use http_body_util::BodyExt as _;
+use serde::de::DeserializeOwned;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{Api, problem::Failure};
+
+/// Bytes of one permit of the budget: a semaphore counts to 2^29 at least.
+const PERMIT_BYTES: usize = 1 << 10;
+
+/// Bodies of control calls are small.
+const CONTROL_BYTES_MAX: usize = 256 << 10;
+
+/// A body that expands more than this, beyond [`RATIO_FREE_BYTES`], is a bomb.
+const RATIO_MAX: usize = 200;
+
+/// Up to here any ratio is harmless.
+const RATIO_FREE_BYTES: usize = 16 << 20;
+
+/// Bounds of request bodies.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyLimits {
+    /// Bytes of one body, as sent and again after decompression.
+    pub body_bytes_max: usize,
+    /// Bytes of all bodies that are held at once.
+    pub budget_bytes: usize,
+    /// Time that a body may take to arrive.
+    pub read_timeout: Duration,
+}
+
+/// The bytes of bodies that the service is willing to hold at once.
+#[derive(Clone, Debug)]
+pub(super) struct BodyBudget {
+    limits: BodyLimits,
+    permits: Arc<Semaphore>,
+    in_flight: prometheus::IntGauge,
+}
+
+/// A share of the budget, given back when it is dropped.
+pub(super) struct Share {
+    permit: OwnedSemaphorePermit,
+    in_flight: prometheus::IntGauge,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.in_flight.sub((self.permit.num_permits() * PERMIT_BYTES) as i64);
+    }
+}
+
+impl BodyBudget {
+    pub(super) fn new(limits: BodyLimits, in_flight: prometheus::IntGauge) -> Self {
+        let permits = limits.budget_bytes.div_ceil(PERMIT_BYTES).min(Semaphore::MAX_PERMITS);
+        Self { limits, permits: Arc::new(Semaphore::new(permits)), in_flight }
+    }
+
+    /// Takes bytes from the budget, or refuses at once: waiting would only move the queue into memory.
+    fn take(&self, bytes: usize) -> Result<Share, Failure> {
+        let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.permits).try_acquire_many_owned(permits).map_err(|_| {
+            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight")
+                .detail("the body was not read; retry after a pause")
+                .retry()
+        })?;
+        self.in_flight.add((permit.num_permits() * PERMIT_BYTES) as i64);
+        Ok(Share { permit, in_flight: self.in_flight.clone() })
+    }
+}
+
+/// A body that was read and decompressed, with the share of the budget that pays for it.
+pub(super) struct ReadBody {
+    pub(super) bytes: Bytes,
+    pub(super) share: Vec<Share>,
+}
+
+/// Media types of bodies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Media {
+    /// `application/json`
+    Json,
+    /// `application/x-ndjson`
+    Ndjson,
+}
+
+/// The media type of a body that may have any of them.
+pub(super) fn media(headers: &HeaderMap) -> Result<Media, Failure> {
+    let sent = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    match sent.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+        "application/json" => Ok(Media::Json),
+        "application/x-ndjson" => Ok(Media::Ndjson),
+        _ => Err(unsupported("Content-Type must be application/json or application/x-ndjson")),
+    }
+}
+
+fn unsupported(detail: &str) -> Failure {
+    Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body's type is not taken")
+        .detail(detail)
+}
+
+fn too_large(detail: String) -> Failure {
+    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large").detail(detail)
+}
+
+/// Content codings of bodies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coding {
+    Identity,
+    Gzip,
+    Zstd,
+}
+
+fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
+    let Some(sent) = headers.get(header::CONTENT_ENCODING) else { return Ok(Coding::Identity) };
+    match sent.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+        "identity" | "" => Ok(Coding::Identity),
+        "gzip" => Ok(Coding::Gzip),
+        "zstd" => Ok(Coding::Zstd),
+        _ => Err(unsupported("Content-Encoding must be gzip or zstd")),
+    }
+}
+
+/// Reads a bulk body within the limits and the budget.
+pub(super) async fn read(budget: &BodyBudget, headers: &HeaderMap, body: Body) -> Result<ReadBody, Failure> {
+    let max = budget.limits.body_bytes_max;
+    let coding = coding(headers)?;
+    let declared = declared_length(headers);
+    if declared.is_some_and(|length| length > max) {
+        return Err(too_large(format!("a body has at most {max} bytes")));
+    }
+    // A body of unknown length may take all that a body may have.
+    let mut share = vec![budget.take(declared.unwrap_or(max))?];
+    let sent = collect(body, max, declared, budget.limits.read_timeout).await?;
+    if coding == Coding::Identity {
+        return Ok(ReadBody { bytes: sent, share });
+    }
+    // What it expands to is paid for before it is expanded: the worst that the ratio allows.
+    let expanded_max = max.min(RATIO_FREE_BYTES.max(sent.len().saturating_mul(RATIO_MAX)));
+    share.push(budget.take(expanded_max)?);
+    let expand = move || expand(&sent, coding, expanded_max);
+    let bytes = tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())??;
+    // Keep only what it came to.
+    share.pop();
+    share.push(budget.take(bytes.len())?);
+    Ok(ReadBody { bytes, share })
+}
+
+fn declared_length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+async fn collect(mut body: Body, max: usize, declared: Option<usize>, limit: Duration) -> Result<Bytes, Failure> {
+    let read = async {
+        let mut collected = BytesMut::with_capacity(declared.unwrap_or(0).min(max));
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| {
+                Failure::new(StatusCode::BAD_REQUEST, "incomplete-body", "The body did not arrive whole")
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            if collected.len() + data.len() > max {
+                return Err(too_large(format!("a body has at most {max} bytes")));
+            }
+            collected.extend_from_slice(&data);
+        }
+        Ok(collected.freeze())
+    };
+    tokio::time::timeout(limit, read).await.unwrap_or_else(|_| {
+        Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "The body took too long to arrive"))
+    })
+}
+
+fn expand(sent: &[u8], coding: Coding, max: usize) -> Result<Bytes, Failure> {
+    let mut expanded = Vec::new();
+    // One byte more than allowed tells a full body from one that is too large.
+    let limit = max as u64 + 1;
+    let outcome = match coding {
+        Coding::Identity => sent.take(limit).read_to_end(&mut expanded),
+        Coding::Gzip => flate2::read::MultiGzDecoder::new(sent).take(limit).read_to_end(&mut expanded),
+        Coding::Zstd => zstd::Decoder::new(sent).and_then(|decoder| decoder.take(limit).read_to_end(&mut expanded)),
+    };
+    if expanded.len() > max {
+        return Err(too_large(format!("this body expands to at most {max} bytes")));
+    }
+    match outcome {
+        Ok(_) => Ok(expanded.into()),
+        Err(error) => Err(Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body does not decompress")
+            .detail(error.to_string())),
+    }
+}
+
+pub(super) fn stopped() -> Failure {
+    Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "The service is stopping").retry()
+}
+
+/// The small JSON body of a control call.
+pub(super) struct Json<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
+        let (parts, body) = request.into_parts();
+        if media(&parts.headers)? != Media::Json {
+            return Err(unsupported("Content-Type must be application/json"));
+        }
+        if coding(&parts.headers)? != Coding::Identity {
+            return Err(unsupported("this call takes no Content-Encoding"));
+        }
+        let timeout = api.bodies.limits.read_timeout;
+        let bytes = collect(body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout).await?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// Parses JSON; an error says where, by JSON pointer.
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(bytes).map_err(|error| describe::<T>(bytes, &error))
+}
+
+/// Only a body that failed is parsed a second time, to find out where: keeping the path costs time.
+fn describe<T: DeserializeOwned>(bytes: &[u8], error: &serde_json::Error) -> Failure {
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let pointer = match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
+        Err(error) => pointer(error.path()),
+        // The value is whole, and something follows it.
+        Ok(_) => String::new(),
+    };
+    let text = error.to_string();
+    let place = format!("line {}, column {}", error.line(), error.column());
+    let message = text.split(" at line ").next().unwrap_or(&text);
+    let out_of_range = message.starts_with("number out of range");
+    let detail = match not_a_number(bytes, error) {
+        Some(token) => format!("`{token}` is not JSON: numbers must be finite ({place})"),
+        None => format!("{message} ({place})"),
+    };
+    let failure = if error.is_data() || out_of_range {
+        Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid")
+    } else {
+        Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body is not JSON")
+    };
+    failure.violations(vec![Violation { pointer, detail }])
+}
+
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    let mut pointer = String::new();
+    for segment in path {
+        match segment {
+            Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
+            Segment::Map { key } => pointer.push_str(&format!("/{}", key.replace('~', "~0").replace('/', "~1"))),
+            Segment::Enum { .. } | Segment::Unknown => {}
+        }
+    }
+    pointer
+}
+
+/// What Python's `json.dumps` writes for floats that are not finite, if that is what stopped the parser.
+fn not_a_number(bytes: &[u8], error: &serde_json::Error) -> Option<&'static str> {
+    if !error.is_syntax() {
+        return None;
+    }
+    let line_start = bytes.split_inclusive(|&byte| byte == b'\n').take(error.line() - 1).map(<[u8]>::len).sum::<usize>();
+    let at = line_start + error.column().saturating_sub(1);
+    let near = &bytes[at.saturating_sub(2).min(bytes.len())..(at + 10).min(bytes.len())];
+    let found = |token: &str| near.windows(token.len()).any(|window| window == token.as_bytes());
+    ["-Infinity", "Infinity", "NaN"].into_iter().find(|token| found(token))
+}

@@ -1,0 +1,137 @@
+//! `/groups`: groups in the ledger, and the two ways to end one by hand.
+
+use axum::{Json as Answer, extract::State};
+use forebay_client::wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Problem};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{
+    Api,
+    body::Json,
+    params::{self, Query},
+    problem::Failure,
+};
+use crate::{
+    buffer::ids::{GroupId, ID_BYTES_MAX, PolicyName},
+    store::{Group, GroupFilter},
+};
+
+/// Which groups to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct GroupQuery {
+    /// Policy; `default` when absent.
+    policy: Option<String>,
+    /// One group of the current run.
+    group_id: Option<String>,
+    /// In this state.
+    state: Option<GroupState>,
+    /// The `next` of the page before.
+    after: Option<String>,
+    /// Entries of the page, at most 1,000.
+    limit: Option<u32>,
+}
+
+/// Groups, in the order in which they were opened
+#[utoipa::path(
+    get,
+    path = "/groups",
+    tag = "agents",
+    params(GroupQuery),
+    responses(
+        (status = 200, description = "A page of groups", body = GroupPage),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn list(
+    State(api): State<Api>,
+    Query(query): Query<GroupQuery>,
+) -> Result<Answer<GroupPage>, Failure> {
+    let policy = params::policy("policy", query.policy.as_deref())?;
+    let limit = params::page_limit(query.limit)?;
+    let filter = GroupFilter {
+        policy: policy.clone(),
+        group_id: params::optional("group_id", query.group_id.as_deref(), GroupId::parse)?,
+        state: query.state,
+        after: params::cursor(query.after.as_deref())?,
+        limit,
+    };
+    let groups = api.buffer.groups(filter).await?;
+    let next = params::next(groups.len(), limit, groups.last().map(|group| group.group_pk.0));
+    Ok(Answer(GroupPage { groups: groups.into_iter().map(|group| on_wire(&policy, group)).collect(), next }))
+}
+
+/// Decide an open group now, as if it had timed out
+#[utoipa::path(
+    post,
+    path = "/groups/close",
+    tag = "agents",
+    request_body = CloseRequest,
+    responses(
+        (status = 200, description = "The group as decided", body = GroupInfo),
+        (status = 404, description = "No such policy or group", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`group-decided`: it is not open", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn close(
+    State(api): State<Api>,
+    Json(request): Json<CloseRequest>,
+) -> Result<Answer<GroupInfo>, Failure> {
+    let policy = params::policy("/policy", request.policy.as_deref())?;
+    let group_id = group_id(&request.group_id)?;
+    let group = api.buffer.close_group(policy.clone(), group_id).await?;
+    Ok(Answer(on_wire(&policy, group)))
+}
+
+/// Discard a group that is open, ready or quarantined
+#[utoipa::path(
+    post,
+    path = "/groups/discard",
+    tag = "agents",
+    request_body = DiscardRequest,
+    responses(
+        (status = 200, description = "The group as discarded", body = GroupInfo),
+        (status = 404, description = "No such policy or group", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`group-decided`: a batch carries it, or it is final", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn discard(
+    State(api): State<Api>,
+    Json(request): Json<DiscardRequest>,
+) -> Result<Answer<GroupInfo>, Failure> {
+    let policy = params::policy("/policy", request.policy.as_deref())?;
+    let group_id = group_id(&request.group_id)?;
+    let reason = params::text("/reason", request.reason, ID_BYTES_MAX)?;
+    let group = api.buffer.discard_group(policy.clone(), group_id, reason).await?;
+    Ok(Answer(on_wire(&policy, group)))
+}
+
+fn group_id(text: &str) -> Result<GroupId, Failure> {
+    GroupId::parse(text).map_err(|error| Failure::invalid("/group_id", error.to_string()))
+}
+
+fn on_wire(policy: &PolicyName, group: Group) -> GroupInfo {
+    GroupInfo {
+        policy: policy.to_string(),
+        run: group.run.0,
+        group_id: group.group_id,
+        state: group.fill.state,
+        reason: group.reason,
+        environment: group.environment,
+        size: group.fill.size,
+        min_size: group.min_size,
+        arrived: group.fill.arrived(),
+        kept: group.fill.kept,
+        masked: group.fill.masked,
+        dropped: group.fill.dropped,
+        late: group.late,
+        batch_id: group.batch_id.map(|batch_id| batch_id.to_string()),
+        opened_at: group.opened_at.to_string(),
+        deadline_at: params::time(group.deadline_at),
+        decided_at: params::time(group.decided_at),
+    }
+}

@@ -1,0 +1,132 @@
+//! Parameters of paths and queries, parsed once into the domain's terms.
+
+use axum::{
+    extract::{FromRequestParts, rejection::PathRejection},
+    http::request::Parts,
+};
+use serde::de::DeserializeOwned;
+
+use super::{Api, problem::Failure};
+use crate::{
+    buffer::{
+        ids::{BatchId, Epoch, InvalidId, PolicyName, Step, Version},
+        refusal::Refusal,
+    },
+    clock::Timestamp,
+};
+
+/// Entries of a page unless asked otherwise.
+pub(super) const PAGE_DEFAULT: u32 = 100;
+
+/// Entries of a page at most.
+const PAGE_MAX: u32 = 1_000;
+
+/// Query parameters; unknown and malformed ones are refused by name.
+pub(super) struct Query<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _api: &Api) -> Result<Self, Failure> {
+        let query = axum::extract::Query::<T>::try_from_uri(&parts.uri);
+        query.map(|query| Self(query.0)).map_err(|error| {
+            let text = error.body_text();
+            Failure::invalid("", text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text))
+        })
+    }
+}
+
+/// The policy that a path names.
+pub(super) struct PolicyPath(pub(super) PolicyName);
+
+impl FromRequestParts<Api> for PolicyPath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let name = path(parts, api).await?;
+        PolicyName::parse(&name).map(Self).map_err(|error| Failure::invalid("policy", error.to_string()))
+    }
+}
+
+/// The batch that a path names.
+pub(super) struct BatchPath(pub(super) BatchId);
+
+impl FromRequestParts<Api> for BatchPath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let id = path(parts, api).await?;
+        // What is not an id names no batch.
+        id.parse().map(Self).map_err(|_| Refusal::Unknown("the batch").into())
+    }
+}
+
+async fn path(parts: &mut Parts, api: &Api) -> Result<String, Failure> {
+    let path = axum::extract::Path::<String>::from_request_parts(parts, api).await;
+    path.map(|path| path.0).map_err(|error: PathRejection| Failure::invalid("", error.body_text()))
+}
+
+/// The policy that a body or query names, or the one that always exists.
+pub(super) fn policy(pointer: &str, name: Option<&str>) -> Result<PolicyName, Failure> {
+    Ok(optional(pointer, name, PolicyName::parse)?.unwrap_or_default())
+}
+
+/// An id that a body or query may name.
+pub(super) fn optional<T>(
+    pointer: &str,
+    text: Option<&str>,
+    parse: impl Fn(&str) -> Result<T, InvalidId>,
+) -> Result<Option<T>, Failure> {
+    text.map(parse).transpose().map_err(|error| Failure::invalid(pointer, error.to_string()))
+}
+
+/// A step that a body names.
+pub(super) fn step(pointer: &str, step: i64) -> Result<Step, Failure> {
+    natural(pointer, step).map(Step)
+}
+
+/// A version that a body or query names.
+pub(super) fn version(pointer: &str, version: i64) -> Result<Version, Failure> {
+    natural(pointer, version).map(Version)
+}
+
+/// An epoch that a body may name.
+pub(super) fn epoch(epoch: Option<i64>) -> Option<Epoch> {
+    epoch.map(Epoch)
+}
+
+fn natural(pointer: &str, number: i64) -> Result<i64, Failure> {
+    if number < 0 { Err(Failure::invalid(pointer, "must be 0 or above")) } else { Ok(number) }
+}
+
+/// A text of bounded length that a body names.
+pub(super) fn text(pointer: &str, text: String, bytes_max: usize) -> Result<String, Failure> {
+    if text.is_empty() || text.len() > bytes_max || text.chars().any(char::is_control) {
+        return Err(Failure::invalid(pointer, format!("must be 1 to {bytes_max} bytes without control characters")));
+    }
+    Ok(text)
+}
+
+/// A cursor that an answer gave out.
+pub(super) fn cursor(after: Option<&str>) -> Result<i64, Failure> {
+    let parse = |text: &str| text.parse().map_err(|_| Failure::invalid("after", "must be the `next` of a page"));
+    after.map_or(Ok(0), parse)
+}
+
+/// The size of a page.
+pub(super) fn page_limit(limit: Option<u32>) -> Result<u32, Failure> {
+    match limit.unwrap_or(PAGE_DEFAULT) {
+        limit @ 1..=PAGE_MAX => Ok(limit),
+        _ => Err(Failure::invalid("limit", format!("must be 1 to {PAGE_MAX}"))),
+    }
+}
+
+/// The cursor of the page after one that is full.
+pub(super) fn next(entries: usize, limit: u32, last: Option<i64>) -> Option<String> {
+    last.filter(|_| entries == limit as usize).map(|last| last.to_string())
+}
+
+/// A time on the wire.
+pub(super) fn time(time: Option<Timestamp>) -> Option<String> {
+    time.map(|time| time.to_string())
+}

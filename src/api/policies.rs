@@ -1,0 +1,288 @@
+//! `/policies`: rules, versions, and the lineage of the weights.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use axum::{
+    Json as Answer,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use forebay_client::wire::{
+    CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyRules, PolicyStatus, Problem, ReceiptGroup,
+    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{
+    Api,
+    batches::wait_ms,
+    body::Json,
+    params::{self, PolicyPath, Query},
+    problem::Failure,
+};
+use crate::{
+    buffer::{policies::PolicyOverview, refusal::Refusal, rules::Rules},
+    clock::Timestamp,
+    store::{PolicyWritten, Publish, Tallies},
+};
+
+/// Bytes of a version's URI.
+const URI_BYTES_MAX: usize = 2_048;
+
+/// Which policies to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct PolicyQuery {
+    /// The `next` of the page before.
+    after: Option<String>,
+    /// Entries of the page, at most 1,000.
+    limit: Option<u32>,
+}
+
+/// All policies, in the order of their names
+#[utoipa::path(
+    get,
+    path = "/policies",
+    tag = "policies",
+    params(PolicyQuery),
+    responses((status = 200, description = "A page of policies", body = PolicyList))
+)]
+pub(super) async fn list(
+    State(api): State<Api>,
+    Query(query): Query<PolicyQuery>,
+) -> Result<Answer<PolicyList>, Failure> {
+    let limit = params::page_limit(query.limit)?;
+    let overviews = api.buffer.policies(query.after.unwrap_or_default(), limit).await?;
+    let policies: Vec<PolicyStatus> = overviews.into_iter().map(on_wire).collect();
+    let last = policies.last().map(|policy| policy.policy.clone());
+    let next = last.filter(|_| policies.len() == limit as usize);
+    Ok(Answer(PolicyList { policies, next }))
+}
+
+/// How to look at a policy.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WaitQuery {
+    /// Answer once the version is above this one, or a resume has lowered it.
+    wait_version_above: Option<i64>,
+    /// Milliseconds to wait for that, at most 60,000.
+    wait_ms: Option<u64>,
+}
+
+/// A policy: rules, version, what its buffer holds and what its trainer waits for
+#[utoipa::path(
+    get,
+    path = "/policies/{policy}",
+    tag = "policies",
+    params(("policy" = String, Path, description = "Name of the policy"), WaitQuery),
+    responses(
+        (status = 200, description = "The policy", body = PolicyStatus),
+        (status = 204, description = "No such version in time"),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn get(
+    State(api): State<Api>,
+    PolicyPath(policy): PolicyPath,
+    Query(query): Query<WaitQuery>,
+) -> Result<Response, Failure> {
+    let wait = Duration::from_millis(wait_ms("wait_ms", query.wait_ms)?);
+    let overview = match query.wait_version_above {
+        None => Some(api.buffer.policy(&policy).await?),
+        Some(version) => {
+            let version = params::version("wait_version_above", version)?;
+            api.buffer.policy_above(&policy, version, wait).await?
+        }
+    };
+    Ok(match overview {
+        Some(overview) => Answer(on_wire(overview)).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
+    })
+}
+
+/// Write a policy's rules
+///
+/// Validated whole. They apply to groups opened from now on; omitted keys take the defaults.
+#[utoipa::path(
+    put,
+    path = "/policies/{policy}",
+    tag = "policies",
+    params(("policy" = String, Path, description = "Name of the policy")),
+    request_body = PolicyRules,
+    responses(
+        (status = 201, description = "The policy is new", body = PolicyStatus),
+        (status = 200, description = "The rules are replaced", body = PolicyStatus),
+        (status = 422, description = "The rules cannot work", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn put(
+    State(api): State<Api>,
+    PolicyPath(policy): PolicyPath,
+    Json(rules): Json<PolicyRules>,
+) -> Result<Response, Failure> {
+    // Compiling filters may take longer than an async worker should be held up.
+    let rules = tokio::task::spawn_blocking(move || Rules::parse(rules));
+    let rules = rules.await.map_err(|_| super::body::stopped())?.map_err(Refusal::Invalid)?;
+    let written = api.buffer.put_policy(policy.clone(), Arc::new(rules)).await?;
+    let status = if written == PolicyWritten::Created { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Answer(on_wire(api.buffer.policy(&policy).await?))).into_response())
+}
+
+/// Publish a weight version
+#[utoipa::path(
+    put,
+    path = "/policies/{policy}/version",
+    tag = "trainers",
+    params(("policy" = String, Path, description = "Name of the policy")),
+    request_body = VersionRequest,
+    responses(
+        (status = 200, description = "It is current", body = PolicyStatus),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`version-conflict` or `superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn publish(
+    State(api): State<Api>,
+    PolicyPath(policy): PolicyPath,
+    Json(request): Json<VersionRequest>,
+) -> Result<Answer<PolicyStatus>, Failure> {
+    let publish = Publish {
+        policy: policy.clone(),
+        version: params::version("/version", request.version)?,
+        step: request.step.map(|step| params::step("/step", step)).transpose()?,
+        uri: request.uri.map(|uri| params::text("/uri", uri, URI_BYTES_MAX)).transpose()?,
+        epoch: params::epoch(request.epoch),
+        now: api.buffer.now(),
+    };
+    api.buffer.publish(publish).await?;
+    Ok(Answer(on_wire(api.buffer.policy(&policy).await?)))
+}
+
+/// The trainer has saved a step durably
+///
+/// What was acked at or before it is settled: no resume brings it back.
+#[utoipa::path(
+    post,
+    path = "/policies/{policy}/checkpoints",
+    tag = "trainers",
+    params(("policy" = String, Path, description = "Name of the policy")),
+    request_body = CheckpointRequest,
+    responses(
+        (status = 200, description = "Settled", body = CheckpointResponse),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn checkpoint(
+    State(api): State<Api>,
+    PolicyPath(policy): PolicyPath,
+    Json(request): Json<CheckpointRequest>,
+) -> Result<Answer<CheckpointResponse>, Failure> {
+    let step = params::step("/step", request.step)?;
+    let (last, settled_batches) = api.buffer.checkpoint(policy, step, params::epoch(request.epoch)).await?;
+    Ok(Answer(CheckpointResponse { checkpoint_step: last.0, settled_batches }))
+}
+
+/// A trainer (re)starts from its checkpoint
+///
+/// Open leases are revoked, batches acked after the step come back, the version goes back, a new epoch begins.
+#[utoipa::path(
+    post,
+    path = "/policies/{policy}/resume",
+    tag = "trainers",
+    params(("policy" = String, Path, description = "Name of the policy")),
+    request_body = ResumeRequest,
+    responses(
+        (status = 200, description = "Resumed", body = ResumeResponse),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`lineage-gap` or `superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn resume(
+    State(api): State<Api>,
+    PolicyPath(policy): PolicyPath,
+    Json(request): Json<ResumeRequest>,
+) -> Result<Answer<ResumeResponse>, Failure> {
+    let step = request.step.map(|step| params::step("/step", step)).transpose()?;
+    let force = request.force.unwrap_or(false);
+    let resumed = api.buffer.resume(policy, step, force, params::epoch(request.epoch)).await?;
+    Ok(Answer(ResumeResponse {
+        epoch: resumed.epoch.0,
+        version: resumed.version.0,
+        returned_batches: resumed.returned,
+        undeliverable_batches: resumed.undeliverable,
+    }))
+}
+
+/// Start the policy afresh
+///
+/// Live groups are discarded with reason `reset`; step and version start over; the epoch goes on counting.
+#[utoipa::path(
+    post,
+    path = "/policies/{policy}/reset",
+    tag = "trainers",
+    params(("policy" = String, Path, description = "Name of the policy")),
+    request_body = ResetRequest,
+    responses(
+        (status = 200, description = "A new run", body = ResetResponse),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn reset(
+    State(api): State<Api>,
+    PolicyPath(policy): PolicyPath,
+    Json(request): Json<ResetRequest>,
+) -> Result<Answer<ResetResponse>, Failure> {
+    let (run, epoch, discarded_groups) = api.buffer.reset(policy, params::epoch(request.epoch)).await?;
+    Ok(Answer(ResetResponse { run: run.0, epoch: epoch.0, discarded_groups }))
+}
+
+fn on_wire(overview: PolicyOverview) -> PolicyStatus {
+    let PolicyOverview { policy, tallies, waiting } = overview;
+    let mut recent = waiting.recent;
+    let stale_last_hour = recent.remove("stale").unwrap_or(0);
+    let dropped_last_hour: BTreeMap<String, i64> = recent
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.strip_prefix("dropped.")?.to_owned(), value)))
+        .collect();
+    let fullest = waiting.fullest.into_iter().map(|(group_id, fill)| OpenGroup {
+        group_id,
+        fill: ReceiptGroup { state: fill.state, arrived: fill.arrived(), size: fill.size },
+    });
+    PolicyStatus {
+        policy: policy.name.to_string(),
+        run: policy.run.0,
+        epoch: policy.epoch.0,
+        version: policy.version.0,
+        version_step: policy.version_step.map(|step| step.0),
+        version_uri: policy.version_uri,
+        checkpoint_step: policy.checkpoint_step.map(|step| step.0),
+        waiting: Waiting {
+            ready_groups: tallies.value("group.ready"),
+            needed_groups: i64::from(policy.rules.batch.groups),
+            returned_batches: tallies.value("batch.returned"),
+            open_groups: tallies.value("group.open"),
+            fullest: fullest.collect(),
+            last_post_at: last_post(&tallies),
+            dropped_last_hour,
+            stale_last_hour,
+        },
+        rules: PolicyRules::clone(&policy.rules),
+        rollouts: tallies.family("rollout"),
+        groups: tallies.family("group"),
+        batches: tallies.family("batch"),
+    }
+}
+
+fn last_post(tallies: &Tallies) -> Option<String> {
+    tallies.last_received_at.map(|time: Timestamp| time.to_string())
+}

@@ -1,0 +1,191 @@
+//! Errors as RFC 9457 problems: the one mapping from what the buffer refuses to HTTP.
+//!
+//! A handler returns a [`Failure`]; [`render`] writes it, once, with the request's id, counts and logs it.
+
+use std::any::Any;
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use forebay_client::wire::{PROBLEM_JSON, Problem, Violation};
+
+use crate::{
+    buffer::refusal::{BufferError, Refusal},
+    metrics::Metrics,
+};
+
+/// Seconds after which a retry makes sense when nothing better is known.
+const RETRY_AFTER_S: u64 = 1;
+
+/// A request that failed: the problem, and what only the log may know.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    problem: Problem,
+    source: Option<String>,
+}
+
+impl Failure {
+    pub(super) fn new(status: StatusCode, kind: &str, title: &str) -> Self {
+        let problem =
+            Problem { kind: kind.to_owned(), title: title.to_owned(), status: status.as_u16(), ..Problem::default() };
+        Self { problem, source: None }
+    }
+
+    pub(super) fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.problem.detail = Some(detail.into());
+        self
+    }
+
+    pub(super) fn retry(mut self) -> Self {
+        self.problem.retry_after_s = Some(RETRY_AFTER_S);
+        self
+    }
+
+    pub(super) fn violations(mut self, violations: Vec<Violation>) -> Self {
+        if let [only] = violations.as_slice() {
+            let at = if only.pointer.is_empty() { String::new() } else { format!("{}: ", only.pointer) };
+            self.problem.detail = Some(format!("{at}{}", only.detail));
+        }
+        self.problem.errors = violations;
+        self
+    }
+
+    /// Something is wrong with the request.
+    pub(super) fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::from(Refusal::invalid(pointer, detail))
+    }
+
+    pub(super) fn not_acceptable(detail: &str) -> Self {
+        Self::new(StatusCode::NOT_ACCEPTABLE, "not-acceptable", "No representation is acceptable").detail(detail)
+    }
+
+    /// The problem as it stands in a line of a bulk answer.
+    pub(super) fn into_problem(self) -> Problem {
+        self.problem
+    }
+
+    /// Removes the index that starts every pointer into a bundle, for a body that is a single object.
+    pub(super) fn of_single_object(mut self) -> Self {
+        let strip = |pointer: &mut String| {
+            if let Some(rest) = pointer.strip_prefix("/0") {
+                *pointer = rest.to_owned();
+            }
+        };
+        self.problem.errors.iter_mut().for_each(|violation| strip(&mut violation.pointer));
+        let errors = std::mem::take(&mut self.problem.errors);
+        if errors.is_empty() { self } else { self.violations(errors) }
+    }
+}
+
+impl From<BufferError> for Failure {
+    fn from(error: BufferError) -> Self {
+        match error {
+            BufferError::Refused(refusal) => refusal.into(),
+            BufferError::Store(error) => {
+                let mut failure = Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "store-unavailable",
+                    "The store cannot answer",
+                )
+                .detail("whether the request took effect is not known; repeating an idempotent request is safe")
+                .retry();
+                failure.source = Some(error.to_string());
+                failure
+            }
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        use StatusCode as S;
+        let detail = refusal.to_string();
+        let (status, kind, title) = match &refusal {
+            Refusal::Invalid(_) => (S::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid"),
+            Refusal::UnknownPolicy(_) => (S::NOT_FOUND, "unknown-policy", "No such policy"),
+            Refusal::Unknown(_) => (S::NOT_FOUND, "not-found", "No such thing"),
+            Refusal::RolloutConflict { .. } => {
+                (S::CONFLICT, "rollout-conflict", "A different rollout has this identity")
+            }
+            Refusal::GroupSizeConflict { .. } => (S::CONFLICT, "group-size-conflict", "The group has another size"),
+            Refusal::BacklogFull(_) => (S::TOO_MANY_REQUESTS, "backlog-full", "The policy's backlog is full"),
+            Refusal::LeaseLost => (S::CONFLICT, "lease-lost", "The lease is lost"),
+            Refusal::AlreadyAcked(_) => (S::CONFLICT, "already-acked", "The batch is acked by another step"),
+            Refusal::StepSettled { .. } => (S::CONFLICT, "step-settled", "The step is settled"),
+            Refusal::Superseded { .. } => (S::CONFLICT, "superseded", "The epoch is superseded"),
+            Refusal::LineageGap(_) => (S::CONFLICT, "lineage-gap", "The lineage would have a gap"),
+            Refusal::VersionConflict(_) => (S::CONFLICT, "version-conflict", "The version is not new"),
+            Refusal::GroupDecided(_) => (S::CONFLICT, "group-decided", "The group's state does not allow this"),
+            Refusal::BatchState(_) => (S::CONFLICT, "batch-state", "The batch's state does not allow this"),
+            Refusal::Purged => (S::GONE, "purged", "The payloads are purged"),
+            Refusal::Damaged => (S::INTERNAL_SERVER_ERROR, "damaged", "A stored payload is damaged"),
+            Refusal::TooManyWaiters => (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait"),
+        };
+        let failure = Self::new(status, kind, title).detail(detail);
+        match refusal {
+            Refusal::Invalid(violations) => failure.violations(violations),
+            Refusal::RolloutConflict { index, verdict, rollout_id } => {
+                let detail = format!("rollout `{rollout_id}` is already stored with different content");
+                let mut failure =
+                    failure.violations(vec![Violation { pointer: format!("/{index}"), detail: detail.clone() }]);
+                failure.problem.verdict = Some(verdict);
+                failure.detail(detail)
+            }
+            Refusal::GroupSizeConflict { index, size, .. } => failure.violations(vec![Violation {
+                pointer: format!("/{index}/group_size"),
+                detail: format!("the group has size {size}, fixed by its first rollout"),
+            }]),
+            Refusal::BacklogFull(_) | Refusal::TooManyWaiters => failure.retry(),
+            _ => failure,
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    /// Carries the failure to [`render`], which knows the request's id.
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, axum::Extension(Box::new(self))).into_response()
+    }
+}
+
+/// Writes a failure as a problem document, counts it and, where it is the service's own, logs it.
+pub(super) fn render(mut response: Response, request_id: &str, metrics: &Metrics) -> Response {
+    let Some(failure) = response.extensions_mut().remove::<Box<Failure>>() else { return response };
+    let Failure { mut problem, source } = *failure;
+    metrics.refused(&problem.kind);
+    if problem.status >= 500 {
+        tracing::error!(problem.kind = problem.kind, error = source.as_deref(), "request failed");
+    } else {
+        tracing::debug!(problem.kind = problem.kind, problem.detail = problem.detail, "request refused");
+    }
+    problem.instance = Some(request_id.to_owned());
+    let body = serde_json::to_vec(&problem).expect("a problem is plain text and numbers");
+    let headers = response.headers_mut();
+    headers.remove(header::CONTENT_LENGTH);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+    if let Some(seconds) = problem.retry_after_s {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    *response.body_mut() = Body::from(body);
+    response
+}
+
+pub(super) async fn not_found() -> Failure {
+    Failure::new(StatusCode::NOT_FOUND, "not-found", "No such route").detail("see /docs for the routes")
+}
+
+pub(super) async fn method_not_allowed() -> Failure {
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The route does not take this method")
+}
+
+/// A bug: the request fails, the service goes on.
+#[expect(clippy::needless_pass_by_value, reason = "the signature is tower-http's")]
+pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let message = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let mut failure = Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The service has a bug");
+    failure.source = Some(format!("panic: {}", message.unwrap_or("without a message")));
+    failure.into_response()
+}

@@ -1,0 +1,175 @@
+//! `GET /batches/{id}/samples`: a batch's rows, streamed page by page so that no batch is ever held whole.
+
+use axum::{
+    body::Body,
+    extract::State,
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use forebay_client::wire::{Problem, Sample};
+use futures::stream;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{
+    Api, body,
+    params::{BatchPath, Query},
+    problem::Failure,
+};
+use crate::buffer::{
+    samples::SampleReader,
+    shard::{SHARDS_MAX, Shard},
+};
+
+/// Which part of a batch to read.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ShardQuery {
+    /// Index of the shard, below `shards`.
+    shard: Option<u32>,
+    /// Number of shards.
+    shards: Option<u32>,
+}
+
+/// The samples of a batch: one row per segment
+///
+/// Needs no lease. Rows are in order: group place, arrival, segment. Shards are deterministic sets of whole rollouts.
+#[utoipa::path(
+    get,
+    path = "/batches/{id}/samples",
+    tag = "trainers",
+    params(("id" = String, Path, description = "Id of the batch"), ShardQuery),
+    responses(
+        (status = 200, description = "Rows, by `Accept`: NDJSON (also for `*/*`) or a JSON array",
+            content((Sample = "application/x-ndjson"), (Vec<Sample> = "application/json"))),
+        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
+        (status = 406, description = "No acceptable representation", body = Problem, content_type = "application/problem+json"),
+        (status = 410, description = "The payloads are purged", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn get(
+    State(api): State<Api>,
+    BatchPath(batch_id): BatchPath,
+    Query(query): Query<ShardQuery>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let format = negotiate(&headers)?;
+    let shard = shard(&query)?;
+    let mut reader = api.buffer.samples(batch_id, shard).await?;
+    // The first page is read before the head is sent, so that its failure is still a problem.
+    let first = reader.next_page().await?;
+    let rows = Rows { reader, format, next: first, state: Stage::Head };
+    let body = Body::from_stream(stream::try_unfold(rows, Rows::frame));
+    Ok(([(header::CONTENT_TYPE, format.media())], body).into_response())
+}
+
+fn shard(query: &ShardQuery) -> Result<Shard, Failure> {
+    match (query.shard, query.shards) {
+        (None, None) => Ok(Shard::WHOLE),
+        (Some(index), Some(count)) => Shard::new(index, count)
+            .ok_or_else(|| Failure::invalid("shard", format!("must be below `shards`, which is at most {SHARDS_MAX}"))),
+        (None, Some(_)) => Err(Failure::invalid("shard", "is needed with `shards`")),
+        (Some(_), None) => Err(Failure::invalid("shards", "is needed with `shard`")),
+    }
+}
+
+/// Representations of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Ndjson,
+    Json,
+}
+
+impl Format {
+    fn media(self) -> &'static str {
+        match self {
+            Self::Ndjson => "application/x-ndjson",
+            Self::Json => "application/json",
+        }
+    }
+}
+
+/// The best of what the caller accepts; NDJSON where it does not care.
+fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
+    let accepted: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let accepted = accepted.join(",");
+    if accepted.trim().is_empty() {
+        return Ok(Format::Ndjson);
+    }
+    let best = accepted.split(',').filter_map(|entry| {
+        let mut parts = entry.split(';').map(str::trim);
+        let format = match parts.next().unwrap_or_default().to_ascii_lowercase().as_str() {
+            "application/x-ndjson" | "*/*" | "application/*" => Format::Ndjson,
+            "application/json" => Format::Json,
+            _ => return None,
+        };
+        let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok()).unwrap_or(1.0);
+        (quality > 0.0).then_some((format, quality))
+    });
+    // Of equal qualities the first named wins.
+    best.reduce(|best, next| if next.1 > best.1 { next } else { best })
+        .map(|(format, _)| format)
+        .ok_or_else(|| Failure::not_acceptable("samples are application/x-ndjson or application/json"))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Head,
+    Rows,
+    Done,
+}
+
+/// A body being written.
+struct Rows {
+    reader: SampleReader,
+    format: Format,
+    next: Option<Vec<Sample>>,
+    state: Stage,
+}
+
+impl Rows {
+    /// The next frame; an error breaks the connection rather than deliver damage or end early without a sign.
+    async fn frame(mut self) -> Result<Option<(Bytes, Self)>, std::io::Error> {
+        if self.state == Stage::Done {
+            return Ok(None);
+        }
+        let page = self.next.take();
+        let (format, is_head, is_last) = (self.format, self.state == Stage::Head, page.is_none());
+        let write = move || write(format, page.unwrap_or_default(), is_head, is_last);
+        let bytes = tokio::task::spawn_blocking(write).await.map_err(|_| broken(body::stopped()))??;
+        self.state = if is_last { Stage::Done } else { Stage::Rows };
+        if !is_last {
+            self.next = self.reader.next_page().await.map_err(|error| broken(error.into()))?;
+        }
+        Ok(Some((bytes, self)))
+    }
+}
+
+fn broken(failure: Failure) -> std::io::Error {
+    let problem = failure.into_problem();
+    tracing::warn!(problem.kind = problem.kind, "a stream of samples was broken off");
+    std::io::Error::other(problem.kind)
+}
+
+fn write(format: Format, rows: Vec<Sample>, is_head: bool, is_last: bool) -> Result<Bytes, std::io::Error> {
+    let mut text = Vec::new();
+    if format == Format::Json && is_head {
+        text.push(b'[');
+    }
+    for (index, row) in rows.iter().enumerate() {
+        if format == Format::Json && !(is_head && index == 0) {
+            text.push(b',');
+        }
+        serde_json::to_writer(&mut text, row)?;
+        if format == Format::Ndjson {
+            text.push(b'\n');
+        }
+    }
+    if format == Format::Json && is_last {
+        text.push(b']');
+    }
+    Ok(text.into())
+}

@@ -1,0 +1,325 @@
+//! `/trajectories`: agents hand in finished work and look up what became of it.
+
+use axum::{
+    body::Body,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use forebay_client::wire::{
+    self, BulkLine, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{
+    Api,
+    body::{self, Media},
+    params::{self, Query},
+    problem::Failure,
+};
+use crate::{
+    buffer::{
+        Buffer,
+        ids::{GroupId, RolloutId},
+        ingest::{NewRollout, warnings},
+        refusal::BufferError,
+    },
+    store::{Ingested, Story, StoryFilter},
+};
+
+/// Trajectories of one bundle.
+const BUNDLE_MAX: usize = 4_096;
+
+/// Bodies longer than this would hold up an async worker for milliseconds.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+
+/// Lines of a bulk body that share a commit.
+const BULK_LINES: usize = 64;
+
+/// Payload bytes of bulk lines that share a commit.
+const BULK_BYTES: usize = 8 << 20;
+
+/// Hand in finished work
+///
+/// An object is one trajectory; an array is a bundle, all or nothing; NDJSON is bulk, every line on its own.
+/// Answered after the commit is on disk.
+#[utoipa::path(
+    post,
+    path = "/trajectories",
+    tag = "agents",
+    request_body(
+        content((wire::Trajectory = "application/json"), (wire::Trajectory = "application/x-ndjson")),
+        description = "An object, an array of objects (a bundle), or one object per line (bulk). \
+            May be gzip or zstd."
+    ),
+    responses(
+        (status = 201, description = "Stored; a bundle: at least one was new", body = Receipt),
+        (status = 200, description = "Seen before, or bulk: a line per line",
+            content((Receipt = "application/json"), (BulkLine = "application/x-ndjson"))),
+        (status = 400, description = "Malformed; nothing stored", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`rollout-conflict` or `group-size-conflict`; nothing stored", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "Too large; nothing stored", body = Problem, content_type = "application/problem+json"),
+        (status = 415, description = "Not a type that is taken", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid, with pointers; nothing stored", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "Over the policy's backlog", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Over the byte budget, or the store cannot write", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn post(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Failure> {
+    let media = body::media(&headers)?;
+    let body::ReadBody { bytes, share } = body::read(&api.bodies, &headers, body).await?;
+    let inline = bytes.len() <= INLINE_BYTES_MAX;
+    let buffer = api.buffer.clone();
+    match media {
+        Media::Json => {
+            let (bundle, shape) = run(inline, move || decode(&buffer, &bytes)).await??;
+            let answer = api.buffer.ingest(bundle).await;
+            drop(share);
+            shape.answer(answer)
+        }
+        Media::Ndjson => {
+            let lines = run(inline, move || decode_lines(&buffer, &bytes)).await?;
+            let answer = ingest_lines(&api.buffer, lines).await;
+            drop(share);
+            Ok(answer)
+        }
+    }
+}
+
+async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+    if inline { Ok(work()) } else { tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped()) }
+}
+
+/// What a JSON body was, and so what its answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Object,
+    Array,
+}
+
+fn decode(buffer: &Buffer, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    if first != Some(&b'[') {
+        let prepared = buffer.prepare(vec![body::parse(bytes)?]);
+        return prepared.map(|one| (one, Shape::Object)).map_err(|refusal| Failure::from(refusal).of_single_object());
+    }
+    let bundle: Vec<wire::Trajectory> = body::parse(bytes)?;
+    if bundle.is_empty() || bundle.len() > BUNDLE_MAX {
+        return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
+    }
+    Ok((buffer.prepare(bundle)?, Shape::Array))
+}
+
+impl Shape {
+    fn answer(self, answer: Result<Vec<Ingested>, BufferError>) -> Result<Response, Failure> {
+        let ingested = answer.map_err(|error| match self {
+            Self::Array => Failure::from(error),
+            Self::Object => Failure::from(error).of_single_object(),
+        })?;
+        let status = if ingested.iter().all(|one| one.duplicate) { StatusCode::OK } else { StatusCode::CREATED };
+        let mut receipts: Vec<Receipt> = ingested.into_iter().map(receipt).collect();
+        Ok(match (self, receipts.pop()) {
+            (Self::Object, Some(only)) => (status, axum::Json(only)).into_response(),
+            (_, last) => {
+                receipts.extend(last);
+                (status, axum::Json(receipts)).into_response()
+            }
+        })
+    }
+}
+
+fn receipt(ingested: Ingested) -> Receipt {
+    Receipt {
+        policy: ingested.policy.to_string(),
+        rollout_id: ingested.rollout_id.to_string(),
+        group_id: ingested.group_id.to_string(),
+        verdict: ingested.decision.verdict,
+        warnings: warnings(&ingested.decision),
+        reason: ingested.decision.reason,
+        duplicate: ingested.duplicate,
+        group: ReceiptGroup {
+            state: ingested.fill.state,
+            arrived: ingested.fill.arrived(),
+            size: ingested.fill.size,
+        },
+    }
+}
+
+/// A line of a bulk body that may be stored, or why not.
+struct Line {
+    number: u64,
+    prepared: Result<NewRollout, Failure>,
+}
+
+fn decode_lines(buffer: &Buffer, bytes: &[u8]) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let prepared = body::parse(line).and_then(|trajectory| {
+            let mut one = buffer.prepare(vec![trajectory])?;
+            one.pop().ok_or_else(body::stopped)
+        });
+        let prepared = prepared.map_err(Failure::of_single_object);
+        lines.push(Line { number: index as u64 + 1, prepared });
+    }
+    lines
+}
+
+async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Response {
+    let mut answers: Vec<BulkLine> = Vec::with_capacity(lines.len());
+    let mut slice: Vec<(u64, NewRollout)> = Vec::new();
+    let mut bytes = 0;
+    for line in lines {
+        match line.prepared {
+            Err(failure) => answers.push(refused(line.number, failure)),
+            Ok(rollout) => {
+                bytes += rollout.payload.body.len();
+                slice.push((line.number, rollout));
+            }
+        }
+        if slice.len() >= BULK_LINES || bytes >= BULK_BYTES {
+            ingest_slice(buffer, std::mem::take(&mut slice), &mut answers).await;
+            bytes = 0;
+        }
+    }
+    ingest_slice(buffer, slice, &mut answers).await;
+    answers.sort_by_key(|answer| answer.line);
+    let mut text = Vec::new();
+    for answer in answers {
+        serde_json::to_writer(&mut text, &answer).expect("receipts and problems are plain data");
+        text.push(b'\n');
+    }
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], text).into_response()
+}
+
+async fn ingest_slice(buffer: &Buffer, slice: Vec<(u64, NewRollout)>, answers: &mut Vec<BulkLine>) {
+    if slice.is_empty() {
+        return;
+    }
+    let (numbers, bundles): (Vec<u64>, Vec<Vec<NewRollout>>) =
+        slice.into_iter().map(|(number, rollout)| (number, vec![rollout])).unzip();
+    match buffer.ingest_all(bundles).await {
+        Err(error) => {
+            let failure = Failure::from(error);
+            answers.extend(numbers.into_iter().map(|number| refused(number, failure.clone())));
+        }
+        Ok(outcomes) => {
+            for (number, outcome) in numbers.into_iter().zip(outcomes) {
+                answers.push(match outcome {
+                    Ok(mut stored) => accepted(number, stored.pop()),
+                    Err(refusal) => refused(number, Failure::from(refusal).of_single_object()),
+                });
+            }
+        }
+    }
+}
+
+fn accepted(line: u64, ingested: Option<Ingested>) -> BulkLine {
+    let Some(ingested) = ingested else { return refused(line, body::stopped()) };
+    let status = if ingested.duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    BulkLine { line, status: status.as_u16(), receipt: Some(receipt(ingested)), problem: None }
+}
+
+fn refused(line: u64, failure: Failure) -> BulkLine {
+    let problem = failure.into_problem();
+    BulkLine { line, status: problem.status, receipt: None, problem: Some(problem) }
+}
+
+/// Which rollouts to look up.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct StoryQuery {
+    /// Policy; `default` when absent.
+    policy: Option<String>,
+    /// One rollout of the current run: the answer is its story.
+    rollout_id: Option<String>,
+    /// Rollouts of one group of the current run.
+    group_id: Option<String>,
+    /// With this verdict.
+    verdict: Option<Verdict>,
+    /// With this reason.
+    reason: Option<String>,
+    /// In this state.
+    state: Option<RolloutState>,
+    /// Consumed by this optimizer step.
+    step: Option<i64>,
+    /// The `next` of the page before.
+    after: Option<String>,
+    /// Entries of the page, at most 1,000.
+    limit: Option<u32>,
+}
+
+/// What became of rollouts
+///
+/// With `rollout_id` the answer is one story, else a page of stories in the order of arrival.
+#[utoipa::path(
+    get,
+    path = "/trajectories",
+    tag = "agents",
+    params(StoryQuery),
+    responses(
+        (status = 200, description = "A story with `rollout_id`, else a page", body = TrajectoryPage),
+        (status = 404, description = "No such policy or rollout", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn get(State(api): State<Api>, Query(query): Query<StoryQuery>) -> Result<Response, Failure> {
+    let policy = params::policy("policy", query.policy.as_deref())?;
+    if let Some(rollout_id) = params::optional("rollout_id", query.rollout_id.as_deref(), RolloutId::parse)? {
+        let story = api.buffer.story(policy, rollout_id).await?;
+        return Ok(axum::Json(story_on_wire(story)).into_response());
+    }
+    let limit = params::page_limit(query.limit)?;
+    let filter = StoryFilter {
+        policy,
+        rollout_id: None,
+        group_id: params::optional("group_id", query.group_id.as_deref(), GroupId::parse)?,
+        verdict: query.verdict,
+        reason: query.reason,
+        state: query.state,
+        step: query.step.map(|step| params::step("step", step)).transpose()?,
+        after: params::cursor(query.after.as_deref())?,
+        limit,
+    };
+    let stories = api.buffer.stories(filter).await?;
+    let next = params::next(stories.len(), limit, stories.last().map(|story| story.rollout_pk.0));
+    let trajectories = stories.into_iter().map(story_on_wire).collect();
+    Ok(axum::Json(TrajectoryPage { trajectories, next }).into_response())
+}
+
+fn story_on_wire(story: Story) -> TrajectoryStory {
+    TrajectoryStory {
+        policy: story.policy.to_string(),
+        run: story.run.0,
+        rollout_id: story.rollout_id,
+        verdict: story.verdict,
+        reason: story.reason,
+        failed_filters: story.failed_filters,
+        state: story.state,
+        group: StoryGroup {
+            group_id: story.group_id,
+            state: story.group.state,
+            reason: story.group_reason,
+            arrived: story.group.arrived(),
+            size: story.group.size,
+        },
+        batches: story.batches.iter().map(ToString::to_string).collect(),
+        step: story.step.map(|step| step.0),
+        reward: story.reward,
+        advantage: story.advantage,
+        policy_version: story.policy_version.0,
+        policy_version_assumed: story.version_assumed,
+        segments: story.segments,
+        tokens: story.tokens,
+        received_at: story.received_at.to_string(),
+        decided_at: params::time(story.decided_at),
+        batched_at: params::time(story.batched_at),
+        acked_at: params::time(story.acked_at),
+        purged_at: params::time(story.purged_at),
+    }
+}

@@ -1,0 +1,276 @@
+//! Configuration: one TOML file, every key with a default, validated whole before anything starts.
+
+use std::{collections::BTreeSet, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use forebay_client::wire::{PolicyRules, Violation};
+use serde::Deserialize;
+
+use crate::{
+    api::BodyLimits,
+    buffer::{BufferOptions, ids::PolicyName, rules::Rules, trajectory::TrajectoryLimits},
+    server::ServerLimits,
+};
+
+/// What the service is told, checked.
+#[derive(Debug)]
+pub struct Config {
+    /// Address to listen on.
+    pub listen: String,
+    /// Database URL.
+    pub database: String,
+    /// How the log looks.
+    pub log: LogFormat,
+    /// Bounds of connections and of the stop.
+    pub server: ServerLimits,
+    /// Bounds of bodies.
+    pub bodies: BodyLimits,
+    /// What the buffer is told.
+    pub buffer: BufferOptions,
+    /// Policies to create where they do not exist.
+    pub policies: Vec<(PolicyName, Arc<Rules>)>,
+}
+
+/// How the log looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// One line per event, for people.
+    #[default]
+    Text,
+    /// One JSON object per line, for machines.
+    Json,
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not the TOML that is expected.
+    #[error("{0}")]
+    Parse(Box<toml::de::Error>),
+    /// Values that cannot work.
+    #[error("{}", list(.0))]
+    Invalid(Vec<Violation>),
+}
+
+fn list(violations: &[Violation]) -> String {
+    let lines: Vec<String> = violations.iter().map(|violation| format!("{}: {}", violation.pointer, violation.detail)).collect();
+    lines.join("\n")
+}
+
+/// The file.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    listen: String,
+    database: String,
+    log: LogFormat,
+    auto_create: bool,
+    limits: Limits,
+    policy_defaults: PolicyRules,
+    policy: Vec<toml::Table>,
+}
+
+impl Default for File {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8080".to_owned(),
+            database: "sqlite:data/forebay.db".to_owned(),
+            log: LogFormat::default(),
+            auto_create: false,
+            limits: Limits::default(),
+            policy_defaults: PolicyRules::default(),
+            policy: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Limits {
+    connections: usize,
+    header_timeout_s: u64,
+    body_bytes: usize,
+    body_timeout_s: u64,
+    inflight_bytes: usize,
+    trajectory_tokens: usize,
+    trajectory_segments: usize,
+    metadata_bytes: usize,
+    waiters: usize,
+    shutdown_s: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1_024,
+            header_timeout_s: 10,
+            body_bytes: 64 << 20,
+            body_timeout_s: 120,
+            inflight_bytes: 256 << 20,
+            trajectory_tokens: 2_000_000,
+            trajectory_segments: 4_096,
+            metadata_bytes: 256 << 10,
+            waiters: 1_024,
+            shutdown_s: 30,
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file, or the defaults when there is none.
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let Some(path) = path else { return Self::parse("") };
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.display().to_string(), source })?;
+        Self::parse(&text)
+    }
+
+    /// Parses and checks the text of a file.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let file: File = toml::from_str(text).map_err(|error| ConfigError::Parse(Box::new(error)))?;
+        let mut violations = Vec::new();
+        check_limits(&file.limits, &mut violations);
+        let defaults = rules("/policy_defaults", file.policy_defaults.clone(), &mut violations);
+        let policies = policies(file.policy, &mut violations);
+        let (Some(policy_defaults), true) = (defaults, violations.is_empty()) else {
+            return Err(ConfigError::Invalid(violations));
+        };
+        let limits = file.limits;
+        Ok(Self {
+            listen: file.listen,
+            database: file.database,
+            log: file.log,
+            server: ServerLimits {
+                connections_max: limits.connections,
+                header_timeout: Duration::from_secs(limits.header_timeout_s),
+                shutdown_timeout: Duration::from_secs(limits.shutdown_s),
+            },
+            bodies: BodyLimits {
+                body_bytes_max: limits.body_bytes,
+                budget_bytes: limits.inflight_bytes,
+                read_timeout: Duration::from_secs(limits.body_timeout_s),
+            },
+            buffer: BufferOptions {
+                limits: TrajectoryLimits {
+                    tokens_max: limits.trajectory_tokens,
+                    segments_max: limits.trajectory_segments,
+                    metadata_bytes_max: limits.metadata_bytes,
+                },
+                waiters_max: limits.waiters,
+                auto_create: file.auto_create,
+                policy_defaults,
+            },
+            policies,
+        })
+    }
+}
+
+/// Whether an address can only be reached from this machine.
+#[must_use]
+pub fn is_loopback(address: &SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
+    let mut at_least = |name: &str, value: usize, min: usize| {
+        if value < min {
+            let (pointer, detail) = (format!("/limits/{name}"), format!("must be at least {min}, is {value}"));
+            violations.push(Violation { pointer, detail });
+        }
+    };
+    at_least("connections", limits.connections, 1);
+    at_least("header_timeout_s", limits.header_timeout_s as usize, 1);
+    at_least("body_bytes", limits.body_bytes, 1_024);
+    at_least("body_timeout_s", limits.body_timeout_s as usize, 1);
+    // A compressed body is held twice: as sent, and expanded.
+    at_least("inflight_bytes", limits.inflight_bytes, limits.body_bytes.saturating_mul(2));
+    at_least("trajectory_tokens", limits.trajectory_tokens, 1);
+    at_least("trajectory_segments", limits.trajectory_segments, 1);
+    at_least("waiters", limits.waiters, 1);
+}
+
+fn policies(tables: Vec<toml::Table>, violations: &mut Vec<Violation>) -> Vec<(PolicyName, Arc<Rules>)> {
+    let mut policies = Vec::new();
+    let mut names = BTreeSet::new();
+    for (index, mut table) in tables.into_iter().enumerate() {
+        let at = format!("/policy/{index}");
+        let mut refuse = |field: &str, detail: String| {
+            violations.push(Violation { pointer: format!("{at}{field}"), detail });
+        };
+        let name = match table.remove("name") {
+            Some(toml::Value::String(name)) => name,
+            _ => {
+                refuse("/name", "is needed, a text".to_owned());
+                continue;
+            }
+        };
+        let name = match PolicyName::parse(&name) {
+            Ok(name) if names.insert(name.clone()) => name,
+            Ok(_) => {
+                refuse("/name", format!("`{name}` is there twice"));
+                continue;
+            }
+            Err(error) => {
+                refuse("/name", error.to_string());
+                continue;
+            }
+        };
+        match table.try_into::<PolicyRules>() {
+            Err(error) => refuse("", error.to_string().trim_end().to_owned()),
+            Ok(wire) => {
+                if let Some(rules) = rules(&at, wire, violations) {
+                    policies.push((name, rules));
+                }
+            }
+        }
+    }
+    policies
+}
+
+fn rules(at: &str, wire: PolicyRules, violations: &mut Vec<Violation>) -> Option<Arc<Rules>> {
+    match Rules::parse(wire) {
+        Ok(rules) => Some(Arc::new(rules)),
+        Err(found) => {
+            violations.extend(
+                found.into_iter().map(|v| Violation { pointer: format!("{at}{}", v.pointer), detail: v.detail }),
+            );
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_needs_to_be_said() {
+        let config = Config::parse("").expect("the defaults are valid");
+        assert_eq!((config.listen.as_str(), config.database.as_str()), ("127.0.0.1:8080", "sqlite:data/forebay.db"));
+    }
+
+    #[test]
+    fn every_wrong_value_is_named() {
+        let text = "[limits]\nconnections = 0\n[[policy]]\nname = 'a b'\n[[policy]]\nname = 'x'\nlease = { ttl_s = 0 }";
+        let error = Config::parse(text).expect_err("three values are wrong").to_string();
+        for pointer in ["/limits/connections", "/policy/0/name", "/policy/1/lease/ttl_s"] {
+            assert!(error.contains(pointer), "{pointer} is not in {error}");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_are_refused() {
+        let error = Config::parse("lissten = 'x'").expect_err("the key is misspelt").to_string();
+        assert!(error.contains("lissten"), "{error}");
+        let error = Config::parse("[[policy]]\nname = 'x'\ngrup = {}").expect_err("the key is misspelt").to_string();
+        assert!(error.contains("grup"), "{error}");
+    }
+}
