@@ -237,6 +237,7 @@ fn describe<T: DeserializeOwned>(bytes: &[u8], error: &serde_json::Error) -> Fai
     let text = error.to_string();
     let place = format!("line {}, column {}", error.line(), error.column());
     let message = text.split(" at line ").next().unwrap_or(&text);
+    let pointer = pointer + &unplaced_field(message, &pointer);
     let out_of_range = message.starts_with("number out of range");
     let detail = match not_a_number(bytes, error) {
         Some(token) => format!("`{token}` is not JSON: numbers must be finite ({place})"),
@@ -261,6 +262,15 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
         }
     }
     pointer
+}
+
+/// The field that a message names and the path does not: one that is there twice, or not at all.
+fn unplaced_field(message: &str, pointer: &str) -> String {
+    let named = ["duplicate field `", "missing field `"].iter().find_map(|prefix| message.strip_prefix(prefix));
+    match named.and_then(|rest| rest.split('`').next()) {
+        Some(field) if !pointer.ends_with(&format!("/{field}")) => format!("/{field}"),
+        _ => String::new(),
+    }
 }
 
 /// What Python's `json.dumps` writes for floats that are not finite, if that is what stopped the parser.

@@ -60,9 +60,10 @@ fn request_id(headers: &HeaderMap) -> String {
     sent.map_or_else(|| Uuid::now_v7().to_string(), str::to_owned)
 }
 
-/// Counts frames as they pass. A body of known length keeps it.
+/// Counts a body of known length at once, so that it keeps it, and any other as its frames pass.
 fn count_bytes(body: Body, counter: prometheus::IntCounter) -> Body {
-    if body.is_end_stream() {
+    if let Some(length) = body.size_hint().exact() {
+        counter.inc_by(length);
         return body;
     }
     Body::new(body.map_frame(move |frame| {

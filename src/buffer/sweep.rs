@@ -42,6 +42,9 @@ impl Buffer {
 
     /// One sweep: leases past their end, groups past their deadline, payloads and tombstones past their time.
     pub async fn sweep(&self) -> Result<(), StoreError> {
+        if !self.store.anything_due(self.clock.now()).await? {
+            return Ok(());
+        }
         self.expire_leases().await?;
         self.decide_overdue_groups().await?;
         while self.store.retire(self.clock.now(), SLICE).await? >= u64::from(SLICE) {}

@@ -115,6 +115,8 @@ pub trait Store: Send + Sync + 'static {
     /// Groups in the order in which they were opened.
     async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError>;
 
+    /// Sweep: whether time has made anything due; reads only, so that an idle service writes nothing.
+    async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError>;
     /// Sweep: leases past their end come back, up to `limit`.
     async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError>;
     /// Sweep: open groups past their deadline, up to `limit`.

@@ -4,7 +4,7 @@
 //! leaves to a dialect's [`Connection`] how its driver does both. Statements run unchanged on both databases, except
 //! where a [`Statement`] carries two texts.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
@@ -414,6 +414,3 @@ impl<'c> Tx<'c> {
         self.execute(Statement::new("RELEASE SAVEPOINT part"), Vec::new()).await.map(drop)
     }
 }
-
-/// Sums by name.
-pub(super) type Sums = BTreeMap<String, i64>;

@@ -15,7 +15,7 @@ use super::{
         lineage::{Checkpoint, Reset},
         policy::{FindPolicy, ListPolicies, PublishVersion, PutPolicy, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
-        sweep::{DiscardStragglers, ExpireLeases, Ping, Recount, Retire},
+        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Recount, Retire},
     },
 };
 use crate::{
@@ -167,6 +167,10 @@ impl<D: Dialect> Store for SqlStore<D> {
 
     async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError> {
         self.dialect.read(filter).await
+    }
+
+    async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.dialect.read(AnythingDue(now)).await
     }
 
     async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError> {

@@ -9,8 +9,8 @@ mod sqlite;
 
 use async_trait::async_trait;
 
-pub use postgres::Postgres;
-pub use sqlite::Sqlite;
+pub(super) use postgres::Postgres;
+pub(super) use sqlite::Sqlite;
 
 use super::{StoreError, sql::Tx};
 use crate::clock::Timestamp;

@@ -37,7 +37,7 @@ const TALLY_SLOTS: i64 = 16;
 
 /// A database shared by any number of replicas.
 #[derive(Debug)]
-pub struct Postgres {
+pub(in crate::store) struct Postgres {
     pool: PgPool,
     rules: Arc<RulesCache>,
     metrics: StoreMetrics,

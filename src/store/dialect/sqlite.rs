@@ -55,19 +55,22 @@ const WAL_BYTES_MAX: u64 = 64 << 20;
 /// Free pages given back to the file system in one idle slice.
 const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
 
+/// How long a connection waits for another's lock, e.g. while the log is reset.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How long the writer waits for a command before it looks after the file.
 const IDLE: Duration = Duration::from_millis(500);
 
 /// An embedded database in one file.
 #[derive(Debug)]
-pub struct Sqlite {
+pub(in crate::store) struct Sqlite {
     control: mpsc::Sender<Box<dyn Command>>,
     bulk: mpsc::Sender<Box<dyn Command>>,
     readers: SqlitePool,
     rules: Arc<RulesCache>,
     writer: tokio::sync::Mutex<Option<tokio::task::JoinHandle<()>>>,
     /// Held for as long as the store is open: one process per file.
-    _lock: std::fs::File,
+    lock: std::sync::Mutex<Option<std::fs::File>>,
     /// Removed with the store, for `sqlite::memory:`.
     _temporary: Option<tempfile::TempDir>,
 }
@@ -109,7 +112,7 @@ impl Sqlite {
             // The writer looks after the log itself.
             .pragma("wal_autocheckpoint", "0")
             .foreign_keys(true)
-            .busy_timeout(Duration::from_secs(5));
+            .busy_timeout(BUSY_TIMEOUT);
         let mut connection =
             SqliteConnection::connect_with(&options).await.map_err(|source| OpenError::database(&path, source))?;
         check_version(&mut connection).await?;
@@ -120,7 +123,8 @@ impl Sqlite {
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS_MAX)
             .test_before_acquire(false)
-            .connect_with(options.read_only(true))
+            // Only the writer sets how the file is organised.
+            .connect_with(SqliteConnectOptions::new().filename(&path).read_only(true).busy_timeout(BUSY_TIMEOUT))
             .await
             .map_err(|source| OpenError::database(&path, source))?;
         let rules = Arc::new(RulesCache::default());
@@ -138,7 +142,7 @@ impl Sqlite {
             metrics,
         };
         let writer = tokio::sync::Mutex::new(Some(tokio::spawn(writer.run())));
-        Ok(Self { control, bulk, readers, rules, writer, _lock: lock, _temporary: temporary })
+        Ok(Self { control, bulk, readers, rules, writer, lock: std::sync::Mutex::new(Some(lock)), _temporary: temporary })
     }
 }
 
@@ -202,6 +206,7 @@ impl Dialect for Sqlite {
         if let Err(error) = writer.await {
             tracing::error!(error = %error, "the store's writer ended abnormally");
         }
+        self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     }
 }
 

@@ -31,7 +31,8 @@ macro_rules! select_story {
                         ELSE g.state
                     END AS state,
                     g.group_pk, g.group_id, g.state AS group_state, g.reason AS group_reason, g.size, g.kept,
-                    g.masked, g.dropped, b.step, r.reward, r.advantage, r.policy_version, r.version_assumed,
+                    g.masked, g.dropped,
+                    CASE WHEN r.verdict IN ('kept', 'masked') THEN b.step END AS step, r.reward, r.advantage, r.policy_version, r.version_assumed,
                     r.segments, r.tokens, r.received_us, g.decided_us, b.created_us AS batched_us, b.acked_us,
                     g.purged_us
                 FROM rollout AS r
@@ -114,7 +115,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         },
         group_reason: row.get("group_reason")?,
         batches: Vec::new(),
-        step: row.get::<Option<_>>("step")?.filter(|_| delivered),
+        step: row.get("step")?,
         reward: row.get("reward")?,
         advantage: row.get("advantage")?,
         policy_version: row.get("policy_version")?,

@@ -34,6 +34,36 @@ pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Time
     Ok(expired)
 }
 
+pub(in crate::store) struct AnythingDue(pub(in crate::store) Timestamp);
+
+#[async_trait]
+impl Op for AnythingDue {
+    type Output = bool;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
+        // One look into each index of times.
+        const SELECT_DUE: Statement = Statement::new(
+            "-- select_due
+            SELECT CAST(CASE
+                WHEN EXISTS (SELECT 1 FROM batch WHERE expires_us <= $1) THEN 1
+                WHEN EXISTS (SELECT 1 FROM rollout_group WHERE deadline_us <= $1) THEN 1
+                WHEN EXISTS (SELECT 1 FROM rollout_group WHERE purge_us <= $1) THEN 1
+                WHEN EXISTS (SELECT 1 FROM rollout_group WHERE forget_us <= $1) THEN 1
+                WHEN EXISTS (SELECT 1 FROM recent WHERE minute <= $2) THEN 1
+                WHEN EXISTS (
+                    SELECT 1
+                    FROM policy AS p
+                    JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run < p.run
+                    WHERE g.state = 'ready'
+                ) THEN 1
+                ELSE 0
+            END AS BIGINT) AS due",
+        );
+        let minute = minute(self.0) - policy::RECENT_MINUTES;
+        Ok(tx.fetch_one(SELECT_DUE, args![self.0, minute]).await?.get("due")?)
+    }
+}
+
 pub(in crate::store) struct ExpireLeases {
     pub(in crate::store) now: Timestamp,
     pub(in crate::store) limit: u32,

@@ -1,0 +1,136 @@
+//! Filters: CEL at both scopes, counted by name, refused when they cannot work.
+
+use serde_json::{Value, json};
+
+use crate::support::{group, member, on_both_stores, rollout, text, with};
+
+fn filter(name: &str, scope: &str, when: &str, action: &str) -> Value {
+    json!({"name": name, "scope": scope, "when": when, "action": action})
+}
+
+on_both_stores! {
+    async fn the_first_match_decides_and_is_named(app: TestApp) {
+        let filters = json!([
+            filter("truncated", "rollout", "status == 'truncated'", "mask"),
+            filter("low", "rollout", "reward < 0.5", "drop"),
+        ]);
+        app.rules("default", json!({"filter": filters})).await;
+        let cases = [
+            (with(rollout("a", 0.0), json!({"status": "truncated"})), "masked", json!("truncated")),
+            (rollout("b", 0.0), "dropped", json!("low")),
+            (rollout("c", 1.0), "kept", Value::Null),
+        ];
+        for (body, verdict, reason) in cases {
+            let receipt = app.accept(body).await;
+            assert_eq!((text(&receipt["verdict"]), &receipt["reason"]), (verdict, &reason));
+        }
+        assert_eq!(app.get("/stats").await.expect(200)["policies"]["default"]["dropped"]["low"], 1);
+        assert!(app.metrics().await.contains(r#"forebay_dropped_total{policy="default",reason="low"} 1"#));
+    }
+
+    async fn a_rollout_without_a_reward_never_votes(app: TestApp) {
+        let filters = json!([filter("infra", "rollout", "status == 'failed'", "mask")]);
+        app.rules("default", json!({"group": {"size": 3}, "filter": filters})).await;
+        let mut bare = member("g", 0, 0.0);
+        bare.as_object_mut().expect("a rollout is an object").remove("reward");
+        let dropped = app.accept(bare.clone()).await;
+        assert_eq!((text(&dropped["verdict"]), text(&dropped["reason"])), ("dropped", "no-reward"));
+        let masked = app.accept(with(bare, json!({"rollout_id": "g-m", "status": "failed"}))).await;
+        assert_eq!((text(&masked["verdict"]), &masked["group"]["arrived"]), ("masked", &json!(1)));
+        app.accept(member("g", 1, 1.0)).await;
+        app.accept(member("g", 2, 0.0)).await;
+        let rows = app.samples(&app.lease().await).await;
+        assert_eq!(rows.len(), 3);
+        assert_eq!((&rows[0]["reward"], &rows[0]["advantage"], &rows[0]["loss_mask"]),
+            (&Value::Null, &json!(0.0), &json!([0, 0])));
+        // The baseline is that of the two that have a reward.
+        let advantage = rows[1]["advantage"].as_f64().expect("a number");
+        assert!((advantage - 0.707_105_8).abs() < 1e-6, "{advantage}");
+    }
+
+    async fn a_masked_rollout_votes_and_trains_nothing(app: TestApp) {
+        let filters = json!([filter("long", "rollout", "tokens > 3", "mask")]);
+        app.rules("default", json!({"group": {"size": 2}, "advantage": "grpo_mean", "filter": filters})).await;
+        app.accept(member("g", 0, 1.0)).await;
+        let long = json!({"segments": [{"tokens": [1, 2, 3, 4], "loss_mask": [1, 1]}], "policy_version": 0});
+        app.accept(with(member("g", 1, 0.0), long)).await;
+        let batch = app.lease().await;
+        let rows = app.samples(&batch).await;
+        assert_eq!((&rows[0]["advantage"], &rows[1]["advantage"]), (&json!(0.5), &json!(-0.5)));
+        assert_eq!((&rows[1]["verdict"], &rows[1]["loss_mask"]), (&json!("masked"), &json!([0, 0])));
+        // It still counts in G.
+        assert_eq!(rows[0]["loss_weight"], 0.25);
+    }
+
+    async fn a_group_filter_discards_with_its_name(app: TestApp) {
+        let filters = json!([filter("zero-variance", "group", "reward_std < 1e-6", "drop")]);
+        app.rules("default", json!({"group": {"size": 2}, "filter": filters})).await;
+        let receipts = app.accept(group("flat", &[0.5, 0.5])).await;
+        assert_eq!(receipts[1]["group"]["state"], "discarded");
+        let story = app.story("flat-0").await;
+        assert_eq!((&story["state"], &story["group"]["reason"]), (&json!("discarded"), &json!("zero-variance")));
+        app.accept(group("varied", &[0.0, 1.0])).await;
+        let batch = app.lease().await;
+        assert_eq!(app.group_ids(&batch).await, ["varied"]);
+        assert_eq!(batch["metrics"]["dropped/zero-variance"], 1.0);
+        assert_eq!((&batch["metrics"]["reward/all"], &batch["metrics"]["reward/trained"]), (&json!(0.5), &json!(0.5)));
+        let waiting = &app.get("/policies/default").await.expect(200)["waiting"];
+        assert_eq!(waiting["dropped_last_hour"], json!({"zero-variance": 1}));
+        app.pass_s(3_700.0).await;
+        let waiting = &app.get("/policies/default").await.expect(200)["waiting"];
+        assert_eq!(waiting["dropped_last_hour"], json!({}));
+    }
+
+    async fn a_group_without_any_kept_rollout_is_discarded(app: TestApp) {
+        let filters = json!([
+            filter("mask-all", "rollout", "true", "mask"),
+            filter("never-reached", "group", "true", "drop"),
+        ]);
+        app.rules("default", json!({"filter": filters})).await;
+        assert_eq!(app.accept(rollout("a", 1.0)).await["group"]["state"], "discarded");
+        assert_eq!(app.story("a").await["group"]["reason"], "all-masked");
+    }
+
+    async fn a_filter_that_cannot_be_evaluated_does_not_match_and_is_named(app: TestApp) {
+        let filters = json!([filter("quality", "rollout", "metadata.quality < 0.5", "drop")]);
+        app.rules("default", json!({"filter": filters})).await;
+        let receipt = app.accept(with(rollout("a", 1.0), json!({"metadata": {"other": 1}}))).await;
+        assert_eq!((text(&receipt["verdict"]), receipt["warnings"].as_array().map(Vec::len)), ("kept", Some(1)));
+        assert_eq!(app.story("a").await["failed_filters"], json!(["quality"]));
+        assert!(app.metrics().await.contains(r#"forebay_filter_failures_total{filter="quality",policy="default"} 1"#));
+        let receipt = app.accept(with(rollout("b", 1.0), json!({"metadata": {"quality": 0.1}}))).await;
+        assert_eq!(receipt["verdict"], "dropped");
+    }
+
+    async fn staleness_at_ingest_is_measured_against_the_current_version(app: TestApp) {
+        let filters = json!([filter("old", "rollout", "staleness > 2", "drop")]);
+        app.rules("default", json!({"filter": filters})).await;
+        app.publish(5).await.expect(200);
+        assert_eq!(app.accept(with(rollout("a", 1.0), json!({"policy_version": 2}))).await["verdict"], "dropped");
+        assert_eq!(app.accept(with(rollout("b", 1.0), json!({"policy_version": 3}))).await["verdict"], "kept");
+        assert_eq!(app.accept(rollout("c", 1.0)).await["verdict"], "kept", "an absent version is the current one");
+        let story = app.story("c").await;
+        assert_eq!((&story["policy_version"], &story["policy_version_assumed"]), (&json!(5), &json!(true)));
+    }
+
+    async fn rules_that_cannot_work_are_refused_with_their_place(app: TestApp) {
+        let cases = [
+            (json!({"filter": [filter("x", "rollout", "reward < 0 || nope > 1", "drop")]}), "/filter/0/when"),
+            (json!({"filter": [filter("x", "rollout", "reward * 2 > 1.0", "drop")]}), "/filter/0/when"),
+            (json!({"filter": [filter("x", "rollout", "1 + ", "drop")]}), "/filter/0/when"),
+            (json!({"filter": [filter("x", "group", "reward_std < 1.0", "mask")]}), "/filter/0/action"),
+            (json!({"filter": [filter("no-reward", "rollout", "true", "drop")]}), "/filter/0/name"),
+            (json!({"group": {"size": 2, "min_size": 3}}), "/group/min_size"),
+            (json!({"loss_weighting": "constant"}), "/loss_constant"),
+            (json!({"lease": {"ttl_s": 0}}), "/lease/ttl_s"),
+            (json!({"advantage": "best"}), "/advantage"),
+            (json!({"batch": {"order": "freshest"}}), "/batch/order"),
+            (json!({"nope": 1}), "/nope"),
+        ];
+        for (rules, pointer) in cases {
+            let answer = app.put("/policies/default", rules.clone()).await;
+            assert_eq!(answer.pointers(422), [pointer], "{rules}");
+        }
+        assert_eq!(app.get("/policies/default").await.expect(200)["rules"]["filter"], json!([]));
+    }
+}

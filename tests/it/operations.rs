@@ -1,0 +1,159 @@
+//! Operations: health, OpenAPI, documents, starting and stopping.
+
+use std::time::Duration;
+
+use forebay::{
+    metrics::Metrics,
+    store::{self, OpenError},
+};
+use serde_json::{Value, json};
+
+use crate::support::{Backend, TestApp, on_both_stores, rollout, text};
+
+on_both_stores! {
+    async fn a_ready_service_says_so(app: TestApp) {
+        assert_eq!(app.get("/healthz").await.expect(200)["status"], "ok");
+        assert_eq!(app.get("/readyz").await.expect(200)["status"], "ready");
+    }
+
+    async fn a_stop_answers_who_waits_and_keeps_what_was_acknowledged(app: TestApp) {
+        let url = format!("{}/batches", app.url);
+        let request = app.http.post(url).json(&json!({"wait_ms": 60_000}));
+        let waiting = tokio::spawn(async move { request.send().await.expect("the server answers").status() });
+        crate::support::eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1") }).await;
+        app.rules("other", json!({"group": {"size": 2}})).await;
+        let answer = app.post("/trajectories", crate::support::with(rollout("a", 1.0), json!({"policy": "other", "group_id": "g"})));
+        answer.await.expect(201);
+        app.restart().await;
+        assert_eq!(waiting.await.expect("the task ends"), 204);
+        assert_eq!(app.get("/trajectories?policy=other&rollout_id=a").await.expect(200)["state"], "open");
+    }
+
+    async fn what_clients_abort_leaves_no_transaction_open(app: TestApp) {
+        let body = Value::Array((0..20).map(|index| rollout(&format!("r{index}"), 1.0)).collect());
+        let aborted = (0..300_u64).map(|index| {
+            let request = app.http.post(format!("{}/trajectories", app.url)).json(&body);
+            let request = request.timeout(Duration::from_micros(200 + index * 37 % 9_000));
+            async move { drop(request.send().await) }
+        });
+        futures::future::join_all(aborted).await;
+        // Everything that comes after goes on as if nothing had happened.
+        for index in 0..40 {
+            app.accept(rollout(&format!("after{index}"), 1.0)).await;
+        }
+        let received = app.get("/stats").await.expect(200)["policies"]["default"]["received"].as_i64();
+        assert!(received == Some(40) || received == Some(60), "a bundle is wholly there or absent: {received:?}");
+    }
+}
+
+#[test]
+fn the_checked_in_openapi_document_is_that_of_the_routes() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi/forebay.json");
+    let checked_in = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        checked_in == forebay::api::openapi(),
+        "openapi/forebay.json has drifted: `cargo run -p forebay -- openapi > openapi/forebay.json`"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_are_readable_without_the_internet() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let served = app.get("/openapi.json").await.expect(200);
+    let document: Value = serde_json::from_str(&forebay::api::openapi()).expect("the document is JSON");
+    assert_eq!(served, document);
+    let page = app.http.get(format!("{}/docs/", app.url)).send().await.expect("the server answers");
+    assert_eq!(page.status(), 200);
+    let page = page.text().await.expect("the page is text");
+    assert!(!page.contains("https://") && !page.contains("//cdn"), "the page must not load from elsewhere: {page}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_exist_is_a_problem_too() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let problem = app.get("/nope").await.refused(404, "not-found");
+    assert!(!text(&problem["instance"]).is_empty());
+    app.get("/batches/x/ack").await.refused(405, "method-not-allowed");
+    let answer = app.http.get(format!("{}/nope", app.url)).header("x-request-id", "mine-1").send().await;
+    let answer = answer.expect("the server answers");
+    assert_eq!(answer.headers()["x-request-id"], "mine-1");
+    assert_eq!(answer.headers()["content-type"], "application/problem+json");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_beyond_the_budget_are_refused_before_they_are_read() {
+    let config = "[limits]\nbody_bytes = 65536\ninflight_bytes = 131072";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    // Two bodies announce all that the budget has and send nothing.
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        use tokio::io::AsyncWriteExt as _;
+        let address = app.url.trim_start_matches("http://").to_owned();
+        let mut stream = tokio::net::TcpStream::connect(address).await.expect("the server accepts");
+        let head = "POST /trajectories HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.expect("the head is sent");
+        held.push(stream);
+    }
+    crate::support::eventually("the budget's end", || async {
+        app.metrics().await.contains("forebay_body_bytes_in_flight 131072")
+    })
+    .await;
+    let response = app.http.post(format!("{}/trajectories", app.url)).json(&rollout("a", 1.0)).send().await;
+    let response = response.expect("the server answers");
+    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &"1".parse().expect("a header")));
+    drop(held);
+    crate::support::eventually("the budget's return", || async {
+        app.post("/trajectories", rollout("a", 1.0)).await.status.is_success()
+    })
+    .await;
+    app.finish().await;
+}
+
+#[tokio::test]
+async fn a_database_that_another_process_serves_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let url = format!("sqlite:{}", folder.path().join("x.db").display());
+    let first = store::open(&url, Metrics::new().store()).await.expect("the first opens it");
+    let second = store::open(&url, Metrics::new().store()).await.err().expect("the second must not");
+    assert!(matches!(second, OpenError::Locked(_)), "{second}");
+    first.close().await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().join("x.db");
+    std::fs::write(&path, vec![7; 10_000]).expect("the file can be written");
+    let error = store::open(&format!("sqlite:{}", path.display()), Metrics::new().store()).await.err();
+    let error = error.expect("it must not open");
+    assert!(matches!(error, OpenError::Database { .. }) && error.to_string().contains("x.db"), "{error}");
+    let error = store::open("mysql://x", Metrics::new().store()).await.err().expect("no such kind");
+    assert!(matches!(error, OpenError::Url(_)));
+}
+
+#[tokio::test]
+async fn a_database_of_a_newer_version_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().join("x.db");
+    let sqlite = format!("sqlite:{}", path.display());
+    let postgres = crate::support::fresh_database().await;
+    for url in [sqlite.as_str(), postgres.as_str()] {
+        store::open(url, Metrics::new().store()).await.expect("it opens").close().await;
+        let insert = "INSERT INTO _sqlx_migrations (version, description, installed_on, success, checksum, execution_time)
+            VALUES (9999, 'later', CURRENT_TIMESTAMP, true, '', 0)";
+        if url.starts_with("sqlite") {
+            use sqlx::Connection as _;
+            let mut connection = sqlx::SqliteConnection::connect(url).await.expect("it opens");
+            sqlx::query(insert).execute(&mut connection).await.expect("the row is written");
+            connection.close().await.expect("it closes");
+        } else {
+            use sqlx::Connection as _;
+            let mut connection = sqlx::PgConnection::connect(url).await.expect("it opens");
+            sqlx::query(insert).execute(&mut connection).await.expect("the row is written");
+        }
+        let error = store::open(url, Metrics::new().store()).await.err().expect("it must not open");
+        assert!(matches!(error, OpenError::Newer { version: 9999, .. }), "{error:?}");
+    }
+}

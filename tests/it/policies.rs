@@ -1,0 +1,92 @@
+//! Policies: rules, defaults, creation on demand, versions.
+
+use serde_json::json;
+
+use crate::support::{Backend, TestApp, member, on_both_stores, rollout, with};
+
+on_both_stores! {
+    async fn rules_are_created_then_replaced_whole(app: TestApp) {
+        let created = app.put("/policies/math.solver", json!({"group": {"size": 8, "min_size": 2}})).await.expect(201);
+        assert_eq!((&created["rules"]["group"]["timeout_s"], &created["rules"]["batch"]["groups"]), (&json!(3600), &json!(1)));
+        let replaced = app.put("/policies/math.solver", json!({"batch": {"groups": 16}})).await.expect(200);
+        assert_eq!(replaced["rules"]["group"], json!({"size": 1, "timeout_s": 3600, "on_drop": "refill"}));
+        let names: Vec<_> = app.get("/policies").await.expect(200)["policies"].as_array().expect("a page").iter()
+            .map(|policy| policy["policy"].clone()).collect();
+        assert_eq!(names, ["default", "math.solver"]);
+    }
+
+    async fn versions_only_grow_and_identical_repeats_are_recognised(app: TestApp) {
+        let version = json!({"version": 13, "step": 40, "uri": "file:///ckpt/v13"});
+        let answer = app.put("/policies/default/version", version.clone()).await.expect(200);
+        assert_eq!((&answer["version"], &answer["version_step"]), (&json!(13), &json!(40)));
+        app.put("/policies/default/version", version).await.expect(200);
+        for other in [json!({"version": 12}), json!({"version": 13}), json!({"version": 13, "step": 41, "uri": "file:///ckpt/v13"})] {
+            app.put("/policies/default/version", other).await.refused(409, "version-conflict");
+        }
+        app.put("/policies/nobody/version", json!({"version": 1})).await.refused(404, "unknown-policy");
+        let answer = app.put("/policies/default/version", json!({"version": -1})).await;
+        assert_eq!(answer.pointers(422), ["/version"]);
+    }
+
+    async fn a_wait_for_a_version_is_woken_by_it_and_by_a_resume_that_lowers_it(app: TestApp) {
+        app.get("/policies/default?wait_version_above=0&wait_ms=1").await.expect(204);
+        let waiting = app.get("/policies/default?wait_version_above=0&wait_ms=60000");
+        let publishing = async {
+            crate::support::eventually("a waiter", || async { true }).await;
+            app.put("/policies/default/version", json!({"version": 1, "step": 5})).await.expect(200);
+        };
+        let (answer, ()) = tokio::join!(waiting, publishing);
+        assert_eq!(answer.expect(200)["version"], 1);
+        let waiting = app.get("/policies/default?wait_version_above=1&wait_ms=60000");
+        let resuming = async {
+            // The wait has read the version it starts from once it has asked the store.
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            app.resume(None).await;
+        };
+        let (answer, _) = tokio::join!(waiting, resuming);
+        assert_eq!(answer.expect(200)["version"], 0);
+    }
+
+    async fn waiting_says_what_a_trainer_waits_for(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 3}, "batch": {"groups": 4}})).await;
+        app.accept(json!([member("a", 0, 1.0), member("b", 0, 1.0), member("b", 1, 1.0)])).await;
+        app.accept(crate::support::group("c", &[1.0, 0.5, 0.0])).await;
+        let policy = app.get("/policies/default").await.expect(200);
+        let waiting = &policy["waiting"];
+        assert_eq!((&waiting["ready_groups"], &waiting["needed_groups"], &waiting["open_groups"]), (&json!(1), &json!(4), &json!(2)));
+        assert_eq!(waiting["fullest"][0], json!({"group_id": "b", "state": "open", "arrived": 2, "size": 3}));
+        assert_eq!(waiting["last_post_at"], "2026-01-01T00:00:00.000000Z");
+        assert_eq!(policy["rollouts"], json!({"open": 3, "ready": 3}));
+    }
+
+    async fn the_database_is_the_truth_for_rules(app: TestApp) {
+        app.reconfigure("[[policy]]\nname = 'p'\nadvantage = 'rloo'").await;
+        assert_eq!(app.get("/policies/p").await.expect(200)["rules"]["advantage"], "rloo");
+        app.reconfigure("[[policy]]\nname = 'p'\nadvantage = 'reward'").await;
+        assert_eq!(app.get("/policies/p").await.expect(200)["rules"]["advantage"], "rloo");
+    }
+
+    async fn policies_are_created_on_demand_only_where_that_is_allowed(app: TestApp) {
+        let unknown = with(rollout("a", 1.0), json!({"policy": "new"}));
+        app.post("/trajectories", unknown.clone()).await.refused(404, "unknown-policy");
+        app.get("/policies/new").await.refused(404, "unknown-policy");
+        app.reconfigure("auto_create = true\n[policy_defaults]\nadvantage = 'reward'").await;
+        let other = with(rollout("b", 1.0), json!({"policy": "other"}));
+        app.post("/trajectories", json!([unknown, other])).await.expect(201);
+        assert_eq!(app.get("/policies/new").await.expect(200)["rules"]["advantage"], "reward");
+        app.post("/batches", json!({"policy": "third"})).await.expect(204);
+        app.get("/trajectories?policy=fourth").await.refused(404, "unknown-policy");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bulk_lines_create_policies_on_demand_too() {
+    let app = TestApp::start_with(Backend::Sqlite, "auto_create = true").await;
+    let lines: Vec<String> =
+        ["x", "y", "x"].iter().enumerate().map(|(i, p)| with(rollout(&format!("r{i}"), 1.0), json!({"policy": p})).to_string()).collect();
+    let url = format!("{}/trajectories", app.url);
+    let answer = app.http.post(url).header("content-type", "application/x-ndjson").body(lines.join("\n")).send().await;
+    let body = answer.expect("the server answers").text().await.expect("text");
+    assert_eq!(body.matches("\"status\":201").count(), 3, "{body}");
+    app.finish().await;
+}

@@ -1,0 +1,406 @@
+//! `TestApp`: the real service on a real socket and a real store, with a clock that the test moves.
+
+mod postgres;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use forebay::{
+    buffer::Buffer,
+    clock::{Clock, Timestamp},
+    config::Config,
+    metrics::Metrics,
+    server::Server,
+    store::{self, Store},
+};
+pub(crate) use postgres::fresh_database;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+
+/// Which database a test runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    Sqlite,
+    Postgres,
+}
+
+/// Runs each test on both stores, and checks the tallies against the rows when it ends.
+macro_rules! on_both_stores {
+    ($( $(#[$meta:meta])* async fn $name:ident($app:ident: TestApp) $body:block )*) => {
+        $( $(#[$meta])* async fn $name($app: &mut $crate::support::TestApp) $body )*
+
+        mod sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    let mut app = $crate::support::TestApp::start($crate::support::Backend::Sqlite).await;
+                    super::$name(&mut app).await;
+                    app.finish().await;
+                }
+            )*
+        }
+
+        mod postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    let mut app = $crate::support::TestApp::start($crate::support::Backend::Postgres).await;
+                    super::$name(&mut app).await;
+                    app.finish().await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_both_stores;
+
+/// A clock that stands still until the test moves it.
+#[derive(Debug)]
+pub(crate) struct TestClock(AtomicI64);
+
+impl TestClock {
+    pub(crate) fn advance_s(&self, seconds: f64) {
+        self.0.fetch_add((seconds * 1e6) as i64, Ordering::SeqCst);
+    }
+}
+
+impl Default for TestClock {
+    fn default() -> Self {
+        // 2026-01-01T00:00:00Z
+        Self(AtomicI64::new(1_767_225_600_000_000))
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// The service, running.
+pub(crate) struct TestApp {
+    pub(crate) backend: Backend,
+    pub(crate) clock: Arc<TestClock>,
+    pub(crate) url: String,
+    pub(crate) http: reqwest::Client,
+    pub(crate) buffer: Buffer,
+    pub(crate) database: String,
+    config: String,
+    running: Option<Running>,
+    _folder: tempfile::TempDir,
+}
+
+struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+/// An answer that was read.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) json: Value,
+}
+
+impl Answer {
+    /// The body, after checking the status.
+    #[track_caller]
+    pub(crate) fn expect(self, status: u16) -> Value {
+        assert_eq!(self.status.as_u16(), status, "unexpected answer: {}", self.json);
+        self.json
+    }
+
+    /// The body of a problem, after checking status and type.
+    #[track_caller]
+    pub(crate) fn refused(self, status: u16, kind: &str) -> Value {
+        let problem = self.expect(status);
+        assert_eq!(problem["type"], kind, "unexpected problem: {problem}");
+        problem
+    }
+
+    /// The pointers of a problem's violations.
+    #[track_caller]
+    pub(crate) fn pointers(self, status: u16) -> Vec<String> {
+        let problem = self.expect(status);
+        let errors = problem["errors"].as_array().expect("a problem about the body lists its errors");
+        errors.iter().map(|error| error["pointer"].as_str().expect("pointers are text").to_owned()).collect()
+    }
+}
+
+impl TestApp {
+    /// The service on a fresh database, with the default configuration.
+    pub(crate) async fn start(backend: Backend) -> Self {
+        Self::start_with(backend, "").await
+    }
+
+    /// The service on a fresh database.
+    pub(crate) async fn start_with(backend: Backend, config: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let database = match backend {
+            Backend::Sqlite => format!("sqlite:{}", folder.path().join("forebay.db").display()),
+            Backend::Postgres => fresh_database().await,
+        };
+        let clock = Arc::new(TestClock::default());
+        let (url, buffer, running) = launch(&database, config, &clock).await;
+        Self {
+            backend,
+            clock,
+            url,
+            http: reqwest::Client::new(),
+            buffer,
+            database,
+            config: config.to_owned(),
+            running: Some(running),
+            _folder: folder,
+        }
+    }
+
+    /// Stops gracefully and starts again on the same database.
+    pub(crate) async fn restart(&mut self) {
+        self.stop().await;
+        let (url, buffer, running) = launch(&self.database, &self.config, &self.clock).await;
+        (self.url, self.buffer, self.running) = (url, buffer, Some(running));
+    }
+
+    /// Restarts with another configuration.
+    pub(crate) async fn reconfigure(&mut self, config: &str) {
+        config.clone_into(&mut self.config);
+        self.restart().await;
+    }
+
+    pub(crate) async fn stop(&mut self) {
+        if let Some(running) = self.running.take() {
+            let _ = running.stop.send(());
+            running.task.await.expect("the server stops without a panic");
+        }
+    }
+
+    /// Checks that the tallies are what the rows say and that nothing was lost, then stops.
+    pub(crate) async fn finish(mut self) {
+        self.check_books().await;
+        self.stop().await;
+    }
+
+    /// Tallies against rows, and received against the sum of all states.
+    pub(crate) async fn check_books(&self) {
+        let counted = self.store().recount().await.expect("the store can be counted");
+        for (policy, tallies) in self.buffer.stats().await.expect("the store can be read") {
+            assert_eq!(tallies.unconserved(), 0, "policy {policy}: {:?}", tallies.values);
+            let counted = counted.get(policy.as_str()).cloned().unwrap_or_default();
+            for (name, value) in &tallies.values {
+                let counts = ["rollout.", "group.", "batch."].iter().any(|family| name.starts_with(family));
+                if (counts || name == "live_bytes") && name != "rollout.forgotten" {
+                    assert_eq!(counted.get(name).copied().unwrap_or(0), *value, "policy {policy}: tally {name}");
+                }
+            }
+            for (name, value) in counted {
+                assert_eq!(tallies.value(&name), value, "policy {policy}: rows {name}");
+            }
+        }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        self.buffer.store()
+    }
+
+    /// Moves the clock and sweeps.
+    pub(crate) async fn pass_s(&self, seconds: f64) {
+        self.clock.advance_s(seconds);
+        self.buffer.sweep().await.expect("the store can be swept");
+    }
+
+    pub(crate) async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+        let mut request = self.http.request(method, format!("{}{path}", self.url));
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        read(request.send().await.expect("the server answers")).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, path, None).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.call(Method::POST, path, Some(body)).await
+    }
+
+    pub(crate) async fn put(&self, path: &str, body: Value) -> Answer {
+        self.call(Method::PUT, path, Some(body)).await
+    }
+
+    /// Posts a body as it is.
+    pub(crate) async fn post_raw(&self, path: &str, headers: &[(&str, &str)], body: impl Into<Vec<u8>>) -> Answer {
+        let mut request = self.http.post(format!("{}{path}", self.url)).body(body.into());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        read(request.send().await.expect("the server answers")).await
+    }
+
+    /// Hands in a trajectory or a bundle that must be accepted.
+    #[track_caller]
+    pub(crate) fn accept(&self, body: Value) -> impl Future<Output = Value> {
+        let answer = self.post("/trajectories", body);
+        async move {
+            let answer = answer.await;
+            assert!(answer.status.is_success(), "unexpected answer: {}", answer.json);
+            answer.json
+        }
+    }
+
+    /// Writes the rules of a policy.
+    pub(crate) async fn rules(&self, policy: &str, rules: Value) {
+        let answer = self.put(&format!("/policies/{policy}"), rules).await;
+        assert!(answer.status.is_success(), "unexpected answer: {}", answer.json);
+    }
+
+    /// Leases the next batch of `default`, which must be there.
+    pub(crate) async fn lease(&self) -> Value {
+        self.lease_with(json!({})).await
+    }
+
+    /// Leases a batch, which must be there.
+    pub(crate) async fn lease_with(&self, request: Value) -> Value {
+        self.post("/batches", request).await.expect(201)
+    }
+
+    pub(crate) async fn ack(&self, batch: &Value, step: i64) -> Answer {
+        let path = format!("/batches/{}/ack", text(&batch["batch_id"]));
+        self.post(&path, json!({"lease": batch["lease"], "step": step})).await
+    }
+
+    pub(crate) async fn nack(&self, batch: &Value, groups: &[&str]) -> Answer {
+        let path = format!("/batches/{}/nack", text(&batch["batch_id"]));
+        self.post(&path, json!({"lease": batch["lease"], "reason": "test", "groups": groups})).await
+    }
+
+    pub(crate) async fn batch(&self, batch: &Value) -> Value {
+        self.get(&format!("/batches/{}", text(&batch["batch_id"]))).await.expect(200)
+    }
+
+    /// The rows of a batch.
+    pub(crate) async fn samples(&self, batch: &Value) -> Vec<Value> {
+        let url = format!("{}{}", self.url, text(&batch["samples_url"]));
+        let response = self.http.get(url).send().await.expect("the server answers");
+        assert_eq!(response.status(), 200);
+        let body = response.text().await.expect("the stream ends well");
+        body.lines().map(|line| serde_json::from_str(line).expect("every line is a row")).collect()
+    }
+
+    /// The group ids of a batch, in order and once each.
+    pub(crate) async fn group_ids(&self, batch: &Value) -> Vec<String> {
+        let mut groups: Vec<String> = Vec::new();
+        for row in self.samples(batch).await {
+            let group = text(&row["group_id"]).to_owned();
+            if groups.last() != Some(&group) {
+                groups.push(group);
+            }
+        }
+        groups
+    }
+
+    /// A rollout's story.
+    pub(crate) async fn story(&self, rollout_id: &str) -> Value {
+        self.get(&format!("/trajectories?rollout_id={rollout_id}")).await.expect(200)
+    }
+
+    pub(crate) async fn resume(&self, step: Option<i64>) -> Value {
+        self.post("/policies/default/resume", json!({"step": step})).await.expect(200)
+    }
+
+    pub(crate) async fn checkpoint(&self, step: i64) -> Value {
+        self.post("/policies/default/checkpoints", json!({"step": step})).await.expect(200)
+    }
+
+    pub(crate) async fn publish(&self, version: i64) -> Answer {
+        self.put("/policies/default/version", json!({"version": version})).await
+    }
+
+    /// `/metrics` as text.
+    pub(crate) async fn metrics(&self) -> String {
+        let response = self.http.get(format!("{}/metrics", self.url)).send().await.expect("the server answers");
+        response.text().await.expect("metrics are text")
+    }
+}
+
+async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> (String, Buffer, Running) {
+    let config = Config::parse(config).expect("the test's configuration is valid");
+    let metrics = Arc::new(Metrics::new());
+    let store = store::open(database, metrics.store()).await.expect("the store opens");
+    let buffer = Buffer::start(store, Arc::clone(clock) as _, Arc::clone(&metrics), config.buffer, config.policies)
+        .await
+        .expect("the store can be used");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
+    let (stop, stopped) = oneshot::channel();
+    let server = Server::new(listener, buffer.clone(), metrics, config.bodies, config.server);
+    let task = tokio::spawn(server.run(async {
+        let _ = stopped.await;
+    }));
+    (url, buffer, Running { stop, task })
+}
+
+async fn read(response: reqwest::Response) -> Answer {
+    let status = response.status();
+    let body = response.bytes().await.expect("the answer arrives whole");
+    let json = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap_or(Value::Null) };
+    Answer { status, json }
+}
+
+/// A text in an answer.
+#[track_caller]
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is not text"))
+}
+
+/// A completed rollout with one segment of one prompt and two response tokens.
+pub(crate) fn rollout(rollout_id: &str, reward: f64) -> Value {
+    json!({
+        "rollout_id": rollout_id,
+        "status": "completed",
+        "reward": reward,
+        "segments": [{"tokens": [1, 2, 3], "loss_mask": [1, 1], "logprobs": [-0.5, -0.25]}],
+    })
+}
+
+/// A rollout of a group; ids are `group-index`.
+pub(crate) fn member(group_id: &str, index: usize, reward: f64) -> Value {
+    let mut rollout = rollout(&format!("{group_id}-{index}"), reward);
+    rollout["group_id"] = group_id.into();
+    rollout
+}
+
+/// A whole group as a bundle, one rollout per reward.
+pub(crate) fn group(group_id: &str, rewards: &[f64]) -> Value {
+    let members = rewards.iter().enumerate().map(|(index, &reward)| {
+        let mut member = member(group_id, index, reward);
+        member["group_size"] = rewards.len().into();
+        member
+    });
+    Value::Array(members.collect())
+}
+
+/// A value with fields replaced or added.
+pub(crate) fn with(mut value: Value, fields: Value) -> Value {
+    let (Value::Object(target), Value::Object(fields)) = (&mut value, fields) else {
+        panic!("only objects have fields");
+    };
+    target.extend(fields);
+    value
+}
+
+/// Waits until a condition that another task brings about holds; fails after ten seconds.
+pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < deadline, "{what} did not come about");
+        tokio::task::yield_now().await;
+    }
+}
