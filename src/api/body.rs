@@ -237,7 +237,8 @@ fn describe<T: DeserializeOwned>(bytes: &[u8], error: &serde_json::Error) -> Fai
     let text = error.to_string();
     let place = format!("line {}, column {}", error.line(), error.column());
     let message = text.split(" at line ").next().unwrap_or(&text);
-    let pointer = pointer + &unplaced_field(message, &pointer);
+    let field = unplaced_field(message, &pointer);
+    let pointer = pointer + &field;
     let out_of_range = message.starts_with("number out of range");
     let detail = match not_a_number(bytes, error) {
         Some(token) => format!("`{token}` is not JSON: numbers must be finite ({place})"),

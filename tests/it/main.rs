@@ -11,3 +11,7 @@ mod policies;
 mod ledger;
 mod numbers;
 mod operations;
+mod trainer_rule;
+mod damage;
+mod replicas;
+mod crash;

@@ -100,21 +100,8 @@ impl Sqlite {
         metrics: StoreMetrics,
     ) -> Result<Self, OpenError> {
         let lock = lock(&path)?;
-        let options = SqliteConnectOptions::new()
-            .filename(&path)
-            .create_if_missing(true)
-            .page_size(PAGE_BYTES)
-            .auto_vacuum(SqliteAutoVacuum::Incremental)
-            .journal_mode(SqliteJournalMode::Wal)
-            // NORMAL would lose acknowledged commits in a power cut, and with group commit it is no faster.
-            .synchronous(SqliteSynchronous::Full)
-            .pragma("journal_size_limit", WAL_BYTES_MAX.to_string())
-            // The writer looks after the log itself.
-            .pragma("wal_autocheckpoint", "0")
-            .foreign_keys(true)
-            .busy_timeout(BUSY_TIMEOUT);
         let mut connection =
-            SqliteConnection::connect_with(&options).await.map_err(|source| OpenError::database(&path, source))?;
+            SqliteConnection::connect_with(&writer_options(&path)).await.map_err(|source| OpenError::database(&path, source))?;
         check_version(&mut connection).await?;
         sqlx::migrate!("migrations/sqlite")
             .run(&mut connection)
@@ -144,6 +131,22 @@ impl Sqlite {
         let writer = tokio::sync::Mutex::new(Some(tokio::spawn(writer.run())));
         Ok(Self { control, bulk, readers, rules, writer, lock: std::sync::Mutex::new(Some(lock)), _temporary: temporary })
     }
+}
+
+fn writer_options(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .page_size(PAGE_BYTES)
+        .auto_vacuum(SqliteAutoVacuum::Incremental)
+        .journal_mode(SqliteJournalMode::Wal)
+        // NORMAL would lose acknowledged commits in a power cut, and with group commit it is no faster.
+        .synchronous(SqliteSynchronous::Full)
+        .pragma("journal_size_limit", WAL_BYTES_MAX.to_string())
+        // The writer looks after the log itself.
+        .pragma("wal_autocheckpoint", "0")
+        .foreign_keys(true)
+        .busy_timeout(BUSY_TIMEOUT)
 }
 
 /// One process per file: two writers would not see each other's queues, waiters and clocks.
@@ -409,4 +412,27 @@ fn cell(row: &SqliteRow, index: usize) -> Result<Cell, sqlx::Error> {
         "BLOB" => Cell::Blob(row.try_get_unchecked(index)?),
         _ => Cell::Text(row.try_get_unchecked(index)?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn commits_are_on_disk_before_they_are_answered() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let options = writer_options(&folder.path().join("x.db"));
+        let mut connection = SqliteConnection::connect_with(&options).await.expect("the file can be made");
+        // 2 is FULL: the log is synced at every commit.
+        for (pragma, expected) in [("synchronous", 2), ("page_size", 16_384)] {
+            let found: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("PRAGMA {pragma}")))
+                .fetch_one(&mut connection)
+                .await
+                .expect("pragmas can be read");
+            assert_eq!(found, expected, "{pragma}");
+        }
+        let mode: String =
+            sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut connection).await.expect("pragmas can be read");
+        assert_eq!(mode, "wal");
+    }
 }

@@ -21,6 +21,7 @@ use forebay::{
 pub(crate) use postgres::fresh_database;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use sqlx::Connection as _;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
 /// Which database a test runs on.
@@ -85,7 +86,6 @@ impl Clock for TestClock {
 
 /// The service, running.
 pub(crate) struct TestApp {
-    pub(crate) backend: Backend,
     pub(crate) clock: Arc<TestClock>,
     pub(crate) url: String,
     pub(crate) http: reqwest::Client,
@@ -149,7 +149,6 @@ impl TestApp {
         let clock = Arc::new(TestClock::default());
         let (url, buffer, running) = launch(&database, config, &clock).await;
         Self {
-            backend,
             clock,
             url,
             http: reqwest::Client::new(),
@@ -321,6 +320,32 @@ impl TestApp {
 
     pub(crate) async fn publish(&self, version: i64) -> Answer {
         self.put("/policies/default/version", json!({"version": version})).await
+    }
+
+    /// Another replica of the service on the same database (Postgres).
+    pub(crate) async fn replica(&self) -> Self {
+        let (url, buffer, running) = launch(&self.database, &self.config, &self.clock).await;
+        Self {
+            clock: Arc::clone(&self.clock),
+            url,
+            http: reqwest::Client::new(),
+            buffer,
+            database: self.database.clone(),
+            config: self.config.clone(),
+            running: Some(running),
+            _folder: tempfile::tempdir().expect("a temporary folder can be made"),
+        }
+    }
+
+    /// Changes the database behind the service's back; the rows that changed.
+    pub(crate) async fn tamper(&self, sql: &'static str) -> u64 {
+        if self.database.starts_with("sqlite") {
+            let mut connection = sqlx::SqliteConnection::connect(&self.database).await.expect("the file opens");
+            sqlx::query(sql).execute(&mut connection).await.expect("the statement is valid").rows_affected()
+        } else {
+            let mut connection = sqlx::PgConnection::connect(&self.database).await.expect("the server accepts");
+            sqlx::query(sql).execute(&mut connection).await.expect("the statement is valid").rows_affected()
+        }
     }
 
     /// `/metrics` as text.
