@@ -77,11 +77,7 @@ impl AnchoredClock {
     #[must_use]
     pub fn new() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self {
-            started: Instant::now(),
-            base: AtomicI64::new(micros(wall)),
-            latest: AtomicI64::new(i64::MIN),
-        }
+        Self { started: Instant::now(), base: AtomicI64::new(micros(wall)), latest: AtomicI64::new(i64::MIN) }
     }
 }
 

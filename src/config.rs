@@ -61,7 +61,8 @@ pub enum ConfigError {
 }
 
 fn list(violations: &[Violation]) -> String {
-    let lines: Vec<String> = violations.iter().map(|violation| format!("{}: {}", violation.pointer, violation.detail)).collect();
+    let lines: Vec<String> =
+        violations.iter().map(|violation| format!("{}: {}", violation.pointer, violation.detail)).collect();
     lines.join("\n")
 }
 
@@ -205,12 +206,9 @@ fn policies(tables: Vec<toml::Table>, violations: &mut Vec<Violation>) -> Vec<(P
         let mut refuse = |field: &str, detail: String| {
             violations.push(Violation { pointer: format!("{at}{field}"), detail });
         };
-        let name = match table.remove("name") {
-            Some(toml::Value::String(name)) => name,
-            _ => {
-                refuse("/name", "is needed, a text".to_owned());
-                continue;
-            }
+        let Some(toml::Value::String(name)) = table.remove("name") else {
+            refuse("/name", "is needed, a text".to_owned());
+            continue;
         };
         let name = match PolicyName::parse(&name) {
             Ok(name) if names.insert(name.clone()) => name,

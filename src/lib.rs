@@ -9,11 +9,11 @@
 //! - [`server`]: accept loop, background tasks, graceful stop.
 //! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the others are given.
 
-pub mod buffer;
-pub mod store;
 pub mod api;
-pub mod server;
-pub mod config;
+pub mod buffer;
 pub mod clock;
+pub mod config;
 pub mod metrics;
+pub mod server;
+pub mod store;
 pub mod telemetry;

@@ -48,7 +48,7 @@ struct ServeArgs {
     /// Address to listen on [default: 127.0.0.1:8080]
     #[arg(long, env = "FOREBAY_LISTEN", value_name = "ADDR")]
     listen: Option<String>,
-    /// sqlite:PATH, sqlite::memory: (a temporary file, gone at exit) or postgres://... [default: sqlite:data/forebay.db]
+    /// `sqlite:PATH`, `sqlite::memory:` (a temporary file, gone at exit) or `postgres://...` [default: sqlite:data/forebay.db]
     #[arg(long, env = "FOREBAY_DATABASE", value_name = "URL")]
     database: Option<String>,
     /// How the log looks [default: text]
@@ -111,15 +111,10 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let address = listener.local_addr().context("the listener has no address")?;
     let metrics = Arc::new(Metrics::new());
     let store = store::open(&config.database, metrics.store()).await?;
-    let buffer = Buffer::start(
-        store,
-        Arc::new(AnchoredClock::new()),
-        Arc::clone(&metrics),
-        config.buffer,
-        config.policies,
-    )
-    .await
-    .context("the store cannot be used")?;
+    let buffer =
+        Buffer::start(store, Arc::new(AnchoredClock::new()), Arc::clone(&metrics), config.buffer, config.policies)
+            .await
+            .context("the store cannot be used")?;
     tracing::info!(listen = %address, docs = %format!("http://{address}/docs"), "serving");
     Server::new(listener, buffer, metrics, config.bodies, config.server).run(shutdown).await;
     Ok(())

@@ -37,8 +37,7 @@ pub struct Metrics {
     pub request_bytes: IntCounterVec,
     /// Bytes of answers as sent.
     pub response_bytes: IntCounterVec,
-    /// Requests being served.
-    pub requests_in_flight: IntGauge,
+    requests_in_flight: IntGauge,
     /// Bytes of request bodies being held.
     pub body_bytes_in_flight: IntGauge,
     rollouts: IntCounterVec,
@@ -53,8 +52,7 @@ pub struct Metrics {
     batch_wait_seconds: HistogramVec,
     group_staleness: HistogramVec,
     lease_age_seconds: HistogramVec,
-    /// Trainers waiting for a batch.
-    pub waiters: IntGauge,
+    waiters: IntGauge,
     ledger_rollouts: IntGaugeVec,
     ledger_groups: IntGaugeVec,
     ledger_batches: IntGaugeVec,
@@ -65,6 +63,8 @@ pub struct Metrics {
     policy_version: IntGaugeVec,
     sweep_seconds: Histogram,
     sweep_failures: IntCounter,
+    /// Scrapes whose ledger gauges are those of the scrape before.
+    pub gauge_failures: IntCounter,
     store: StoreMetrics,
     policies: LabelSet,
     reasons: LabelSet,
@@ -92,6 +92,23 @@ impl StoreMetrics {
     /// Size of the write-ahead log (SQLite).
     pub(crate) fn wal_bytes(&self, bytes: u64) {
         self.wal_bytes.set(bytes as i64);
+    }
+}
+
+/// One of a number of things that go on; leaves the count however it ends, also when its future is dropped.
+#[derive(Debug)]
+pub struct Counted<'g>(&'g IntGauge);
+
+impl<'g> Counted<'g> {
+    fn enter(gauge: &'g IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 
@@ -245,6 +262,10 @@ impl Metrics {
             policy_version: r.gauges("forebay_policy_version", "Current weight version.", policy),
             sweep_seconds: r.histogram("forebay_sweep_seconds", "Seconds of one sweep.", LATENCY_BUCKETS_S),
             sweep_failures: r.counter("forebay_sweep_failures_total", "Sweeps that failed."),
+            gauge_failures: r.counter(
+                "forebay_gauge_failures_total",
+                "Scrapes for which the ledger could not be read: its gauges are older.",
+            ),
             store: StoreMetrics {
                 commit_seconds: r.histogram("forebay_commit_seconds", "Seconds of one commit.", LATENCY_BUCKETS_S),
                 commit_commands: r.histogram(
@@ -281,7 +302,27 @@ impl Metrics {
 
     /// A rule took out a rollout or group.
     pub fn dropped(&self, policy: &str, reason: &str) {
-        self.dropped.with_label_values(&[self.policies.bound(policy), self.reasons.bound(reason)]).inc();
+        self.dropped_many(policy, reason, 1);
+    }
+
+    /// A rule took out so many rollouts or groups.
+    pub fn dropped_many(&self, policy: &str, reason: &str, count: u64) {
+        if count > 0 {
+            let labels = [self.policies.bound(policy), self.reasons.bound(reason)];
+            self.dropped.with_label_values(&labels).inc_by(count);
+        }
+    }
+
+    /// Counts one who waits for a batch or a version, until the answer is dropped.
+    #[must_use]
+    pub fn waiting(&self) -> Counted<'_> {
+        Counted::enter(&self.waiters)
+    }
+
+    /// Counts a request being served, until the answer is dropped.
+    #[must_use]
+    pub fn serving(&self) -> Counted<'_> {
+        Counted::enter(&self.requests_in_flight)
     }
 
     /// A group was decided.
@@ -299,7 +340,7 @@ impl Metrics {
         self.refused.with_label_values(&[kind]).inc();
     }
 
-    /// Something happened to a lease: granted, held, redelivered, acked, nacked, expired, revoked, lost.
+    /// Something happened to a lease: granted, held, redelivered, acked, nacked, expired, revoked.
     pub fn lease(&self, policy: &str, event: &str, count: u64) {
         self.leases.with_label_values(&[self.policies.bound(policy), event]).inc_by(count);
     }
@@ -328,6 +369,10 @@ impl Metrics {
     /// States of the ledger, as of now.
     pub fn ledger(&self, policy: &str, tallies: &std::collections::BTreeMap<String, i64>, unconserved: i64) {
         let policy = self.policies.bound(policy);
+        if policy == OTHER {
+            // Gauges of several policies under one label would overwrite each other.
+            return;
+        }
         for (name, &value) in tallies {
             match name.split_once('.') {
                 Some(("rollout", state)) => self.ledger_rollouts.with_label_values(&[policy, state]).set(value),

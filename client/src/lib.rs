@@ -14,6 +14,6 @@ mod client;
 mod heartbeat;
 
 #[cfg(feature = "http")]
-pub use client::{Client, ClientError, RetryPolicy};
+pub use client::{Client, ClientError, RetryPolicy, TransportError};
 #[cfg(feature = "http")]
 pub use heartbeat::Heartbeat;

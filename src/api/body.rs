@@ -1,6 +1,6 @@
 //! Request bodies: bounded before they are read, after they are decompressed, and by a deadline; then parsed.
 
-use std::{io::Read as _, sync::Arc, time::Duration};
+use std::{fmt::Write as _, io::Read as _, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -257,8 +257,12 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
     let mut pointer = String::new();
     for segment in path {
         match segment {
-            Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
-            Segment::Map { key } => pointer.push_str(&format!("/{}", key.replace('~', "~0").replace('/', "~1"))),
+            Segment::Seq { index } => {
+                let _ = write!(pointer, "/{index}");
+            }
+            Segment::Map { key } => {
+                let _ = write!(pointer, "/{}", key.replace('~', "~0").replace('/', "~1"));
+            }
             Segment::Enum { .. } | Segment::Unknown => {}
         }
     }
@@ -279,7 +283,8 @@ fn not_a_number(bytes: &[u8], error: &serde_json::Error) -> Option<&'static str>
     if !error.is_syntax() {
         return None;
     }
-    let line_start = bytes.split_inclusive(|&byte| byte == b'\n').take(error.line() - 1).map(<[u8]>::len).sum::<usize>();
+    let line_start =
+        bytes.split_inclusive(|&byte| byte == b'\n').take(error.line() - 1).map(<[u8]>::len).sum::<usize>();
     let at = line_start + error.column().saturating_sub(1);
     let near = &bytes[at.saturating_sub(2).min(bytes.len())..(at + 10).min(bytes.len())];
     let found = |token: &str| near.windows(token.len()).any(|window| window == token.as_bytes());

@@ -31,8 +31,7 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     let received = metrics.request_bytes.with_label_values(&labels);
     request = request.map(|body| count_bytes(body, received));
 
-    metrics.requests_in_flight.inc();
-    let _leave = Leave(&metrics.requests_in_flight);
+    let _count = metrics.serving();
     let started = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let elapsed = started.elapsed();
@@ -72,13 +71,4 @@ fn count_bytes(body: Body, counter: prometheus::IntCounter) -> Body {
         }
         frame
     }))
-}
-
-/// Leaves the count of requests also when the caller hangs up and this future is dropped.
-struct Leave<'g>(&'g prometheus::IntGauge);
-
-impl Drop for Leave<'_> {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
 }

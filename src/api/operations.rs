@@ -76,7 +76,9 @@ pub(super) async fn ready(State(api): State<Api>) -> Result<Response, Failure> {
         return Err(body::stopped());
     }
     let not_ready = |detail: &str| {
-        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The store does not take work").detail(detail).retry()
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The store does not take work")
+            .detail(detail)
+            .retry()
     };
     match tokio::time::timeout(READY_TIMEOUT, api.buffer.ping()).await {
         Ok(Ok(())) => Ok(Answer(json!({"status": "ready"})).into_response()),
@@ -90,8 +92,14 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Failure>
     // A scrape answers also when the store does not: what it says then is most needed.
     match tokio::time::timeout(GAUGES_TIMEOUT, api.buffer.refresh_gauges()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(error = %error, "the ledger's gauges are not up to date"),
-        Err(_) => tracing::warn!("the ledger's gauges are not up to date: the store did not answer in time"),
+        Ok(Err(error)) => {
+            api.metrics.gauge_failures.inc();
+            tracing::warn!(error = %error, "the ledger's gauges are not up to date");
+        }
+        Err(_) => {
+            api.metrics.gauge_failures.inc();
+            tracing::warn!("the ledger's gauges are not up to date: the store did not answer in time");
+        }
     }
     let text = api.metrics.render().map_err(|error| {
         tracing::error!(error = %error, "metrics could not be written");

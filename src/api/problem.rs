@@ -22,15 +22,15 @@ const RETRY_AFTER_S: u64 = 1;
 /// A request that failed: the problem, and what only the log may know.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    problem: Problem,
-    source: Option<String>,
+    problem: Box<Problem>,
+    source: Option<Box<str>>,
 }
 
 impl Failure {
     pub(super) fn new(status: StatusCode, kind: &str, title: &str) -> Self {
         let problem =
             Problem { kind: kind.to_owned(), title: title.to_owned(), status: status.as_u16(), ..Problem::default() };
-        Self { problem, source: None }
+        Self { problem: Box::new(problem), source: None }
     }
 
     pub(super) fn detail(mut self, detail: impl Into<String>) -> Self {
@@ -63,7 +63,7 @@ impl Failure {
 
     /// The problem as it stands in a line of a bulk answer.
     pub(super) fn into_problem(self) -> Problem {
-        self.problem
+        *self.problem
     }
 
     /// Removes the index that starts every pointer into a bundle, for a body that is a single object.
@@ -84,14 +84,11 @@ impl From<BufferError> for Failure {
         match error {
             BufferError::Refused(refusal) => refusal.into(),
             BufferError::Store(error) => {
-                let mut failure = Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "store-unavailable",
-                    "The store cannot answer",
-                )
-                .detail("whether the request took effect is not known; repeating an idempotent request is safe")
-                .retry();
-                failure.source = Some(error.to_string());
+                let mut failure =
+                    Self::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store cannot answer")
+                        .detail("whether the request took effect is not known; repeating an idempotent request is safe")
+                        .retry();
+                failure.source = Some(error.to_string().into());
                 failure
             }
         }
@@ -147,14 +144,14 @@ impl IntoResponse for Failure {
     /// Carries the failure to [`render`], which knows the request's id.
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, axum::Extension(Box::new(self))).into_response()
+        (status, axum::Extension(self)).into_response()
     }
 }
 
 /// Writes a failure as a problem document, counts it and, where it is the service's own, logs it.
 pub(super) fn render(mut response: Response, request_id: &str, metrics: &Metrics) -> Response {
-    let Some(failure) = response.extensions_mut().remove::<Box<Failure>>() else { return response };
-    let Failure { mut problem, source } = *failure;
+    let Some(failure) = response.extensions_mut().remove::<Failure>() else { return response };
+    let Failure { mut problem, source } = failure;
     metrics.refused(&problem.kind);
     if problem.status >= 500 {
         tracing::error!(problem.kind = problem.kind, error = source.as_deref(), "request failed");
@@ -174,7 +171,7 @@ pub(super) fn render(mut response: Response, request_id: &str, metrics: &Metrics
 }
 
 pub(super) async fn not_found() -> Failure {
-    Failure::new(StatusCode::NOT_FOUND, "not-found", "No such route").detail("see /docs for the routes")
+    Failure::new(StatusCode::NOT_FOUND, "no-such-route", "No such route").detail("see /docs for the routes")
 }
 
 pub(super) async fn method_not_allowed() -> Failure {
@@ -186,6 +183,6 @@ pub(super) async fn method_not_allowed() -> Failure {
 pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let message = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     let mut failure = Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The service has a bug");
-    failure.source = Some(format!("panic: {}", message.unwrap_or("without a message")));
+    failure.source = Some(format!("panic: {}", message.unwrap_or("without a message")).into());
     failure.into_response()
 }

@@ -138,7 +138,7 @@ impl Rows {
         }
         let page = self.next.take();
         let (format, is_head, is_last) = (self.format, self.state == Stage::Head, page.is_none());
-        let write = move || write(format, page.unwrap_or_default(), is_head, is_last);
+        let write = move || write(format, &page.unwrap_or_default(), is_head, is_last);
         let bytes = tokio::task::spawn_blocking(write).await.map_err(|_| broken(body::stopped()))??;
         self.state = if is_last { Stage::Done } else { Stage::Rows };
         if !is_last {
@@ -154,7 +154,7 @@ fn broken(failure: Failure) -> std::io::Error {
     std::io::Error::other(problem.kind)
 }
 
-fn write(format: Format, rows: Vec<Sample>, is_head: bool, is_last: bool) -> Result<Bytes, std::io::Error> {
+fn write(format: Format, rows: &[Sample], is_head: bool, is_last: bool) -> Result<Bytes, std::io::Error> {
     let mut text = Vec::new();
     if format == Format::Json && is_head {
         text.push(b'[');

@@ -139,11 +139,7 @@ fn receipt(ingested: Ingested) -> Receipt {
         warnings: warnings(&ingested.decision),
         reason: ingested.decision.reason,
         duplicate: ingested.duplicate,
-        group: ReceiptGroup {
-            state: ingested.fill.state,
-            arrived: ingested.fill.arrived(),
-            size: ingested.fill.size,
-        },
+        group: ReceiptGroup { state: ingested.fill.state, arrived: ingested.fill.arrived(), size: ingested.fill.size },
     }
 }
 

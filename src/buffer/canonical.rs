@@ -88,7 +88,9 @@ impl Hasher {
             Json::Array(items) => {
                 self.tag(5);
                 self.int(items.len() as i64);
-                items.iter().for_each(|item| self.json(item));
+                for item in items {
+                    self.json(item);
+                }
             }
             Json::Object(entries) => {
                 self.tag(6);

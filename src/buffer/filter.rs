@@ -31,16 +31,8 @@ const RULES_MAX: usize = 64;
 /// Names become labels of metrics and reasons in the ledger.
 const NAME_BYTES_MAX: usize = 64;
 /// Reasons that the service itself writes into the ledger; a filter's name must not forge them.
-const BUILT_IN_REASONS: [&str; 8] = [
-    "no-reward",
-    "group-decided",
-    "incomplete",
-    "exhausted",
-    "all-masked",
-    "reset",
-    "stale",
-    "quarantined",
-];
+const BUILT_IN_REASONS: [&str; 8] =
+    ["no-reward", "group-decided", "incomplete", "exhausted", "all-masked", "reset", "stale", "quarantined"];
 
 /// The compiled filters of one policy, in the order of its rules.
 ///
@@ -93,11 +85,9 @@ impl Filters {
         for (index, rule) in rules.iter().enumerate() {
             match check::parse(rule, &mut regexes) {
                 Ok(program) => filters.push((index, rule, program)),
-                Err(messages) => violations.extend(
-                    messages
-                        .into_iter()
-                        .map(|message| FilterViolation::new(index, "when", message)),
-                ),
+                Err(messages) => {
+                    violations.extend(messages.into_iter().map(|message| FilterViolation::new(index, "when", message)));
+                }
             }
         }
         let environment = environment(regexes);
@@ -110,9 +100,8 @@ impl Filters {
             violations.sort_by_key(|violation| violation.index);
             return Err(violations);
         }
-        let (rollout, group): (Vec<_>, Vec<_>) = filters
-            .into_iter()
-            .partition(|(_, rule, _)| rule.scope == FilterScope::Rollout);
+        let (rollout, group): (Vec<_>, Vec<_>) =
+            filters.into_iter().partition(|(_, rule, _)| rule.scope == FilterScope::Rollout);
         Ok(Self {
             environment,
             rollout: rollout.into_iter().map(Filter::from_parts).collect(),
@@ -139,27 +128,19 @@ impl Filters {
             match filter.program.execute(&scope) {
                 Ok(Value::Bool(false)) => {}
                 Ok(Value::Bool(true)) => {
-                    let matched = Some(Match {
-                        name: &filter.name,
-                        action: filter.action,
-                    });
+                    let matched = Some(Match { name: &filter.name, action: filter.action });
                     return Judgement { matched, failed };
                 }
                 Ok(_) | Err(_) => failed.push(filter.name.as_str()),
             }
         }
-        Judgement {
-            matched: None,
-            failed,
-        }
+        Judgement { matched: None, failed }
     }
 }
 
 impl fmt::Debug for Filters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |filters: &[Filter]| -> Vec<String> {
-            filters.iter().map(|filter| filter.name.clone()).collect()
-        };
+        let names = |filters: &[Filter]| -> Vec<String> { filters.iter().map(|filter| filter.name.clone()).collect() };
         f.debug_struct("Filters")
             .field("rollout", &names(&self.rollout))
             .field("group", &names(&self.group))
@@ -169,11 +150,7 @@ impl fmt::Debug for Filters {
 
 impl FilterViolation {
     fn new(index: usize, field: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            index,
-            field,
-            message: message.into(),
-        }
+        Self { index, field, message: message.into() }
     }
 }
 
@@ -185,11 +162,7 @@ struct Filter {
 
 impl Filter {
     fn from_parts((_, rule, program): (usize, &FilterRule, Program)) -> Self {
-        Self {
-            name: rule.name.clone(),
-            action: rule.action,
-            program,
-        }
+        Self { name: rule.name.clone(), action: rule.action, program }
     }
 }
 
@@ -224,9 +197,7 @@ fn environment(regexes: HashMap<String, Regex>) -> Context<'static, 'static> {
     let mut environment = Context::default();
     // The crate's own `matches`, behind its feature `regex`, compiles the pattern on every call:
     // 45 microseconds for the simplest one, against half a microsecond for the evaluation.
-    let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| match regexes
-        .get(pattern.as_str())
-    {
+    let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| match regexes.get(pattern.as_str()) {
         Some(regex) => Ok(regex.is_match(&text)),
         None => Err(ExecutionError::function_error("matches", "unknown pattern")),
     };

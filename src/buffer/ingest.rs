@@ -317,7 +317,7 @@ pub fn warnings(decision: &RolloutDecision) -> Vec<String> {
     warnings
 }
 
-fn filter_facts<'a>(facts: &'a Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'a> {
+fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'_> {
     RolloutFacts {
         status: facts.status.as_str(),
         reward: facts.reward,

@@ -66,14 +66,15 @@ impl Buffer {
         let started = Instant::now();
         let deadline = started + request.wait;
         let mut time_is_up = request.wait.is_zero();
-        self.metrics.waiters.inc();
-        let _count = Leave(&self.metrics.waiters);
+        let _count = self.metrics.waiting();
         loop {
-            let claimed = {
+            let answer = {
                 let _turn = waker.turn.lock().await;
                 self.store.claim(self.claim(&request, request.partial && time_is_up)).await??
             };
-            match claimed {
+            self.report_expired(&request.policy, answer.expired);
+            self.metrics.dropped_many(request.policy.as_str(), "stale", answer.stale);
+            match answer.claimed {
                 Claimed::Held(batch) => {
                     self.metrics.lease(batch.policy.as_str(), "held", 1);
                     return Ok(Some(Leased { batch: *batch, held: true }));
@@ -163,20 +164,6 @@ impl Buffer {
     }
 
     fn proof(&self, holder: Holder) -> LeaseProof {
-        LeaseProof {
-            batch_id: holder.batch_id,
-            lease: holder.lease,
-            epoch: holder.epoch,
-            now: self.clock.now(),
-        }
-    }
-}
-
-/// Leaves the count of waiters however the wait ends.
-struct Leave<'g>(&'g prometheus::IntGauge);
-
-impl Drop for Leave<'_> {
-    fn drop(&mut self) {
-        self.0.dec();
+        LeaseProof { batch_id: holder.batch_id, lease: holder.lease, epoch: holder.epoch, now: self.clock.now() }
     }
 }

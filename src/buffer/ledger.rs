@@ -91,9 +91,9 @@ impl Buffer {
         }
         let mut after = String::new();
         loop {
-            let page = self.store.policies(after, 100).await?;
+            let page = self.store.policies(after.clone(), 100).await?;
             let Some(last) = page.last() else { return Ok(()) };
-            after = last.name.as_str().to_owned();
+            last.name.as_str().clone_into(&mut after);
             for policy in page {
                 self.metrics.version(policy.name.as_str(), policy.version.0);
             }

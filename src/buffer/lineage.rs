@@ -53,6 +53,7 @@ impl Buffer {
     pub async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>) -> Result<(Run, Epoch, u64), BufferError> {
         self.policy_or_create(&policy).await?;
         let reset = self.store.reset(policy.clone(), epoch, self.clock.now()).await??;
+        self.metrics.dropped_many(policy.as_str(), "reset", reset.2);
         tracing::info!(policy.name = %policy, policy.run = reset.0.0, groups.discarded = reset.2, "policy reset");
         self.wakers.version(&policy);
         Ok(reset)

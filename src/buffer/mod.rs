@@ -7,26 +7,26 @@
 //!
 //! Decisions are pure functions; [`Buffer`] carries them to the [`Store`], which applies them under its locks.
 
-pub mod ids;
-pub mod rules;
-pub mod trajectory;
-pub mod canonical;
-pub mod payload;
-pub mod filter;
-pub mod ingest;
-pub mod finalize;
 pub mod advantage;
 pub mod batch;
-pub mod weights;
+pub mod canonical;
+pub mod filter;
+pub mod finalize;
+pub mod ids;
+pub mod ingest;
 pub mod lease;
-pub mod shard;
-pub mod samples;
-pub mod lineage;
-pub mod policies;
 pub mod ledger;
-pub mod sweep;
+pub mod lineage;
+pub mod payload;
+pub mod policies;
 pub mod refusal;
+pub mod rules;
+pub mod samples;
+pub mod shard;
+pub mod sweep;
+pub mod trajectory;
 mod wake;
+pub mod weights;
 
 use std::sync::Arc;
 

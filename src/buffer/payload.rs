@@ -71,10 +71,14 @@ impl Payload {
         packed.put_u32_le(header.len() as u32);
         packed.put_slice(&header);
         for segment in &trajectory.segments {
-            segment.tokens.iter().for_each(|&id| packed.put_i32_le(id));
+            for &id in &segment.tokens {
+                packed.put_i32_le(id);
+            }
             packed.put_slice(&segment.loss_mask);
             for column in [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten() {
-                column.iter().for_each(|&value| packed.put_f32_le(value));
+                for &value in column {
+                    packed.put_f32_le(value);
+                }
             }
         }
         let body = zstd::bulk::compress(&packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");

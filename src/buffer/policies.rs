@@ -50,6 +50,7 @@ impl Buffer {
     ) -> Result<Option<PolicyOverview>, BufferError> {
         let before = self.policy_or_create(name).await?;
         let _waiter = self.waiters.try_acquire().map_err(|_| Refusal::TooManyWaiters)?;
+        let _count = self.metrics.waiting();
         let waker = self.wakers.of(name);
         let look = || async {
             let policy = self.known(name).await?;

@@ -87,9 +87,7 @@ fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     let detail = match (rules.loss_weighting, rules.loss_constant) {
         (LossWeighting::Constant, None) => "is needed where `loss_weighting` is `constant`",
         (LossWeighting::Constant, Some(l)) if !(l.is_finite() && l > 0.0) => "must be finite and above 0",
-        (weighting, Some(_)) if weighting != LossWeighting::Constant => {
-            "is only for `loss_weighting` = `constant`"
-        }
+        (weighting, Some(_)) if weighting != LossWeighting::Constant => "is only for `loss_weighting` = `constant`",
         _ => return,
     };
     violations.push(Violation { pointer: "/loss_constant".into(), detail: detail.into() });

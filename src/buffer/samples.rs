@@ -7,7 +7,7 @@ use forebay_client::wire::{Sample, Segment, Verdict};
 use super::{
     Buffer,
     ids::BatchId,
-    payload::Unpacked,
+    payload::{Damaged, Unpacked},
     refusal::{BufferError, Refusal},
     shard::{self, Shard},
     weights::RolloutMask,
@@ -45,7 +45,8 @@ impl Buffer {
         let members = self.members(&batch).await?;
         let tokens: Vec<u64> = members.iter().map(|member| member.tokens).collect();
         let belongs = shard.members(&tokens);
-        let members: Vec<_> = members.into_iter().zip(belongs).filter(|(_, yes)| *yes).map(|(member, _)| member).collect();
+        let members: Vec<_> =
+            members.into_iter().zip(belongs).filter(|(_, yes)| *yes).map(|(member, _)| member).collect();
         Ok(SampleReader { buffer: self.clone(), batch, members: members.into_iter() })
     }
 
@@ -82,17 +83,18 @@ impl SampleReader {
             return Err(Refusal::Purged.into());
         }
         let weights = self.batch.weights;
-        let unpack = move || {
+        let unpack = move || -> Result<Vec<Sample>, Box<(BatchMember, Damaged)>> {
             let mut rows = Vec::new();
             for (member, stored) in page.iter().zip(payloads) {
-                let unpacked = stored.payload.unpack().map_err(|damage| (member.clone(), damage))?;
+                let unpacked = stored.payload.unpack().map_err(|damage| Box::new((member.clone(), damage)))?;
                 rows.extend(rows_of(member, unpacked, &weights));
             }
             Ok(rows)
         };
         match tokio::task::spawn_blocking(unpack).await.map_err(|_| crate::store::StoreError::Closed)? {
             Ok(rows) => Ok(Some(rows)),
-            Err((member, damage)) => {
+            Err(found) => {
+                let (member, damage) = *found;
                 tracing::error!(
                     batch.id = %self.batch.batch_id,
                     rollout.id = %member.rollout_id,

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Buffer, finalize::Cause};
+use super::{Buffer, finalize::Cause, ids::PolicyName};
 use crate::store::StoreError;
 
 /// Pause between sweeps, a quarter of what [`Buffer::run_sweeper`] promises.
@@ -54,12 +54,19 @@ impl Buffer {
 
     async fn expire_leases(&self) -> Result<(), StoreError> {
         let expired = self.store.expire_leases(self.clock.now(), SLICE).await?;
-        for policy in expired.policies {
-            tracing::info!(policy.name = %policy, "leases expired; their batches are returned");
-            self.metrics.lease(policy.as_str(), "expired", 1);
+        for (policy, leases) in expired {
+            self.report_expired(&policy, leases);
             self.wakers.batch(&policy);
         }
         Ok(())
+    }
+
+    /// Counts leases that were past their end.
+    pub(super) fn report_expired(&self, policy: &PolicyName, leases: u64) {
+        if leases > 0 {
+            tracing::info!(policy.name = %policy, leases, "leases expired");
+            self.metrics.lease(policy.as_str(), "expired", leases);
+        }
     }
 
     async fn decide_overdue_groups(&self) -> Result<(), StoreError> {

@@ -127,6 +127,7 @@ impl VersionFacts {
 
 /// Presence of the columns that a policy may require.
 #[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "one per requirement, not a state machine")]
 pub struct Columns {
     logprobs: bool,
     teacher_logprobs: bool,
@@ -238,11 +239,7 @@ impl Violations {
 
 fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
     if let Some(size) = sent.group_size {
-        found.require(
-            (1..=GROUP_SIZE_MAX).contains(&size),
-            "/group_size",
-            &format!("must be 1 to {GROUP_SIZE_MAX}"),
-        );
+        found.require((1..=GROUP_SIZE_MAX).contains(&size), "/group_size", &format!("must be 1 to {GROUP_SIZE_MAX}"));
         found.require(
             sent.group_id.is_some() || size == 1,
             "/group_size",
@@ -262,11 +259,7 @@ fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
         found.require(value.is_finite(), &pointer, "must be finite");
     }
     let Sampling { temperature, top_p, top_k } = sent.sampling;
-    found.require(
-        temperature.is_finite() && temperature > 0.0,
-        "/sampling/temperature",
-        "must be finite and above 0",
-    );
+    found.require(temperature.is_finite() && temperature > 0.0, "/sampling/temperature", "must be finite and above 0");
     found.require(top_p > 0.0 && top_p <= 1.0, "/sampling/top_p", "must be above 0 and at most 1");
     found.require(top_k == -1 || top_k > 0, "/sampling/top_k", "must be -1 (all) or above 0");
 }
@@ -294,11 +287,7 @@ fn check_segments(segments: &[Segment], limits: &TrajectoryLimits, found: &mut V
 fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
     let response = segment.loss_mask.len();
     found.text(&format!("{at}/kind"), segment.kind.as_deref());
-    found.require(
-        response >= 1,
-        &format!("{at}/loss_mask"),
-        "must cover at least one response token",
-    );
+    found.require(response >= 1, &format!("{at}/loss_mask"), "must cover at least one response token");
     if segment.tokens.len() <= response {
         let detail = format!(
             "must hold at least one prompt token before the {response} response tokens of `loss_mask`, has {}",
@@ -311,16 +300,11 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
     if let Some(length) = segment.response_length
         && length as usize != response
     {
-        found.push(
-            format!("{at}/response_length"),
-            format!("is {length}, but `loss_mask` covers {response} tokens"),
-        );
+        found.push(format!("{at}/response_length"), format!("is {length}, but `loss_mask` covers {response} tokens"));
     }
-    for (name, column) in [
-        ("logprobs", &segment.logprobs),
-        ("teacher_logprobs", &segment.teacher_logprobs),
-        ("values", &segment.values),
-    ] {
+    for (name, column) in
+        [("logprobs", &segment.logprobs), ("teacher_logprobs", &segment.teacher_logprobs), ("values", &segment.values)]
+    {
         let Some(column) = column else { continue };
         let pointer = format!("{at}/{name}");
         if column.len() != response {

@@ -42,9 +42,7 @@ impl BatchWeights {
         let rollouts = at_least_one(self.rollouts);
         let divisor = match self.weighting {
             LossWeighting::RolloutMean => rollouts * at_least_one(rollout.trained_tokens),
-            LossWeighting::TurnMean => {
-                rollouts * at_least_one(rollout.trained_samples) * at_least_one(sample_tokens)
-            }
+            LossWeighting::TurnMean => rollouts * at_least_one(rollout.trained_samples) * at_least_one(sample_tokens),
             LossWeighting::SampleMean => at_least_one(self.samples) * at_least_one(sample_tokens),
             LossWeighting::TokenMean => at_least_one(self.trained_tokens),
             LossWeighting::Constant => rollouts * self.constant,
@@ -80,8 +78,7 @@ mod tests {
 
     #[test]
     fn worked_numbers_with_equal_lengths_hold() {
-        let batch: &[&[&[f64]]] =
-            &[&[&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0], &[7.0, 8.0, 9.0]], &[&[10.0, 11.0, 12.0]]];
+        let batch: &[&[&[f64]]] = &[&[&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0], &[7.0, 8.0, 9.0]], &[&[10.0, 11.0, 12.0]]];
         for (weighting, expected) in [
             (LossWeighting::RolloutMean, 8.0),
             (LossWeighting::TurnMean, 8.0),

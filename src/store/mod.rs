@@ -20,9 +20,9 @@ use async_trait::async_trait;
 use sqlx::migrate::MigrateError;
 
 pub use model::{
-    Batch, BatchFilter, BatchMember, BundleOutcome, Claim, Claimed, Decide, Expired, Group, GroupFilter, Ingest,
-    Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Story, StoryFilter, StoredPayload, Tallies,
-    WaitingFor,
+    Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Decide, Expired, Group, GroupFilter,
+    Ingest, Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, StoredPayload, Story, StoryFilter,
+    Tallies, WaitingFor,
 };
 
 use crate::{
@@ -53,10 +53,15 @@ pub trait Store: Send + Sync + 'static {
         now: Timestamp,
     ) -> Answer<Group>;
     /// Discards a group that is open, ready or quarantined.
-    async fn discard_group(&self, policy: PolicyName, group_id: GroupId, reason: String, now: Timestamp)
-    -> Answer<Group>;
+    async fn discard_group(
+        &self,
+        policy: PolicyName,
+        group_id: GroupId,
+        reason: String,
+        now: Timestamp,
+    ) -> Answer<Group>;
     /// Stage 4 and 5: gives the batch that the request holds, one that came back, or a new one, in this order.
-    async fn claim(&self, claim: Claim) -> Answer<Claimed>;
+    async fn claim(&self, claim: Claim) -> Answer<ClaimAnswer>;
     /// Heartbeat.
     async fn extend(&self, proof: LeaseProof, ttl_s: u64) -> Answer<Batch>;
     /// The batch was consumed by a step.
@@ -83,8 +88,12 @@ pub trait Store: Send + Sync + 'static {
     async fn publish(&self, publish: Publish) -> Answer<bool>;
 
     /// Writes rules: of a new policy, or replaces those of an existing one.
-    async fn put_policy(&self, name: PolicyName, rules: Arc<Rules>, now: Timestamp)
-    -> Result<PolicyWritten, StoreError>;
+    async fn put_policy(
+        &self,
+        name: PolicyName,
+        rules: Arc<Rules>,
+        now: Timestamp,
+    ) -> Result<PolicyWritten, StoreError>;
     /// Creates a policy that does not exist.
     async fn seed_policy(
         &self,

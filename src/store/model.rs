@@ -122,14 +122,25 @@ pub struct Claim {
     pub now: Timestamp,
 }
 
-/// Answer to a claim.
+/// Answer to a claim, and what it found on the way.
+#[derive(Clone, Debug)]
+pub struct ClaimAnswer {
+    /// What is given.
+    pub claimed: Claimed,
+    /// Leases of the policy that were past their end.
+    pub expired: u64,
+    /// Ready groups that were over the staleness bound.
+    pub stale: u64,
+}
+
+/// What a claim is given.
 #[derive(Clone, Debug)]
 pub enum Claimed {
     /// The same request holds this batch already; its ttl is renewed.
     Held(Box<Batch>),
     /// A batch that is new or came back.
     Granted(Box<Batch>),
-    /// Nothing to give yet; groups that the claim found stale.
+    /// Nothing to give yet.
     Nothing,
 }
 
@@ -431,11 +442,5 @@ pub struct WaitingFor {
     pub recent: BTreeMap<String, i64>,
 }
 
-/// What one sweep of expired leases changed.
-#[derive(Clone, Debug, Default)]
-pub struct Expired {
-    /// Policies with batches that came back.
-    pub policies: Vec<PolicyName>,
-    /// Leases that expired.
-    pub leases: u64,
-}
+/// Leases that one sweep found past their end, by policy.
+pub type Expired = Vec<(PolicyName, u64)>;

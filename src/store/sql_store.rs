@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use async_trait::async_trait;
 
 use super::{
-    Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, Claimed, Decide, Expired, Group, GroupFilter,
+    Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Expired, Group, GroupFilter,
     Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError, StoredPayload, Story,
     StoryFilter, Tallies, WaitingFor,
     dialect::Dialect,
@@ -65,7 +65,7 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.write(DiscardGroup { policy, group_id, reason, now }).await
     }
 
-    async fn claim(&self, claim: Claim) -> Answer<Claimed> {
+    async fn claim(&self, claim: Claim) -> Answer<ClaimAnswer> {
         self.dialect.write(claim).await
     }
 

@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     process::Stdio,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -55,6 +54,10 @@ impl Service {
 /// What producers know: which rollouts they were told are stored.
 type Acknowledged = Arc<Mutex<BTreeSet<String>>>;
 
+fn count(acknowledged: &Acknowledged) -> usize {
+    acknowledged.lock().expect("no producer panics").len()
+}
+
 /// Posts members of many groups, in pairs and alone, until the service is gone.
 async fn produce(http: reqwest::Client, url: String, cycle: usize, lane: usize, acknowledged: Acknowledged) {
     for group in 0..GROUPS_PER_CYCLE {
@@ -86,15 +89,17 @@ async fn survive(database: &str) {
             tokio::spawn(produce(http.clone(), service.url.clone(), cycle, lane, Arc::clone(&acknowledged)))
         });
         let lanes: Vec<_> = lanes.collect();
-        // The moment is spread over the cycles; what it hits is up to the machine.
-        tokio::time::sleep(Duration::from_millis(15 + 37 * cycle as u64)).await;
+        // The moment moves on with the cycles; what it hits is up to the machine.
+        let before = count(&acknowledged);
+        crate::support::eventually("some posts", || async { count(&acknowledged) >= before + 3 + 11 * cycle }).await;
         service.kill().await;
         for lane in lanes {
             lane.await.expect("a producer only stops");
         }
     }
     let service = Service::start(database).await;
-    check(&http, &service.url, &acknowledged.lock().expect("no producer panics").clone()).await;
+    let acknowledged = acknowledged.lock().expect("no producer panics").clone();
+    check(&http, &service.url, &acknowledged).await;
     service.kill().await;
 }
 

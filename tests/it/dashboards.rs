@@ -72,7 +72,7 @@ struct MetricUse {
     at: usize,
 }
 
-/// A token of PromQL, as far as names are concerned: ranges in brackets are left out.
+/// A token of `PromQL`, as far as names are concerned: ranges in brackets are left out.
 #[derive(Clone, Debug, PartialEq)]
 enum Token {
     /// A metric, label, function or keyword.
@@ -394,7 +394,6 @@ fn panels_do_not_overlap() {
     }
 }
 
-#[cfg(test)]
 mod expressions {
     use super::*;
 

@@ -18,6 +18,7 @@ fn failed(group_id: &str, index: usize) -> Value {
     with(member(group_id, index, 0.0), json!({"status": "aborted"}))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "it reads as the rules that it makes")]
 fn dropping(group: Value) -> Value {
     json!({"group": group, "filter": [
         {"name": "infra-abort", "scope": "rollout", "when": "status == \"aborted\"", "action": "drop"}]})

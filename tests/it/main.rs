@@ -2,16 +2,18 @@
 
 mod support;
 
-mod ingest;
-mod groups;
-mod filters;
 mod batches;
-mod lineage;
-mod policies;
+mod client;
+mod crash;
+mod damage;
+mod dashboards;
+mod filters;
+mod groups;
+mod ingest;
 mod ledger;
+mod lineage;
 mod numbers;
 mod operations;
-mod trainer_rule;
-mod damage;
+mod policies;
 mod replicas;
-mod crash;
+mod trainer_rule;

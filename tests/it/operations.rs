@@ -72,7 +72,7 @@ async fn documents_are_readable_without_the_internet() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_exist_is_a_problem_too() {
     let app = TestApp::start(Backend::Sqlite).await;
-    let problem = app.get("/nope").await.refused(404, "not-found");
+    let problem = app.get("/nope").await.refused(404, "no-such-route");
     assert!(!text(&problem["instance"]).is_empty());
     app.get("/batches/x/ack").await.refused(405, "method-not-allowed");
     let answer = app.http.get(format!("{}/nope", app.url)).header("x-request-id", "mine-1").send().await;
@@ -92,8 +92,9 @@ async fn bodies_beyond_the_budget_are_refused_before_they_are_read() {
         use tokio::io::AsyncWriteExt as _;
         let address = app.url.trim_start_matches("http://").to_owned();
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("the server accepts");
-        let head = "POST /trajectories HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n";
-        stream.write_all(head.as_bytes()).await.expect("the head is sent");
+        let request_head =
+            "POST /trajectories HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n";
+        stream.write_all(request_head.as_bytes()).await.expect("the head is sent");
         held.push(stream);
     }
     crate::support::eventually("the budget's end", || async {
@@ -102,7 +103,10 @@ async fn bodies_beyond_the_budget_are_refused_before_they_are_read() {
     .await;
     let response = app.http.post(format!("{}/trajectories", app.url)).json(&rollout("a", 1.0)).send().await;
     let response = response.expect("the server answers");
-    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &"1".parse().expect("a header")));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["retry-after"]),
+        (503, &"1".parse().expect("a header"))
+    );
     drop(held);
     crate::support::eventually("the budget's return", || async {
         app.post("/trajectories", rollout("a", 1.0)).await.status.is_success()
@@ -141,7 +145,8 @@ async fn a_database_of_a_newer_version_is_named() {
     let postgres = crate::support::fresh_database().await;
     for url in [sqlite.as_str(), postgres.as_str()] {
         store::open(url, Metrics::new().store()).await.expect("it opens").close().await;
-        let insert = "INSERT INTO _sqlx_migrations (version, description, installed_on, success, checksum, execution_time)
+        let insert =
+            "INSERT INTO _sqlx_migrations (version, description, installed_on, success, checksum, execution_time)
             VALUES (9999, 'later', CURRENT_TIMESTAMP, true, '', 0)";
         if url.starts_with("sqlite") {
             use sqlx::Connection as _;

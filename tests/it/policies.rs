@@ -4,6 +4,10 @@ use serde_json::json;
 
 use crate::support::{Backend, TestApp, member, on_both_stores, rollout, with};
 
+async fn waits(app: &TestApp) {
+    crate::support::eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1") }).await;
+}
+
 on_both_stores! {
     async fn rules_are_created_then_replaced_whole(app: TestApp) {
         let created = app.put("/policies/math.solver", json!({"group": {"size": 8, "min_size": 2}})).await.expect(201);
@@ -32,18 +36,17 @@ on_both_stores! {
         app.get("/policies/default?wait_version_above=0&wait_ms=1").await.expect(204);
         let waiting = app.get("/policies/default?wait_version_above=0&wait_ms=60000");
         let publishing = async {
-            crate::support::eventually("a waiter", || async { true }).await;
+            waits(app).await;
             app.put("/policies/default/version", json!({"version": 1, "step": 5})).await.expect(200);
         };
         let (answer, ()) = tokio::join!(waiting, publishing);
         assert_eq!(answer.expect(200)["version"], 1);
         let waiting = app.get("/policies/default?wait_version_above=1&wait_ms=60000");
         let resuming = async {
-            // The wait has read the version it starts from once it has asked the store.
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            waits(app).await;
             app.resume(None).await;
         };
-        let (answer, _) = tokio::join!(waiting, resuming);
+        let (answer, ()) = tokio::join!(waiting, resuming);
         assert_eq!(answer.expect(200)["version"], 0);
     }
 
@@ -82,8 +85,11 @@ on_both_stores! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bulk_lines_create_policies_on_demand_too() {
     let app = TestApp::start_with(Backend::Sqlite, "auto_create = true").await;
-    let lines: Vec<String> =
-        ["x", "y", "x"].iter().enumerate().map(|(i, p)| with(rollout(&format!("r{i}"), 1.0), json!({"policy": p})).to_string()).collect();
+    let lines: Vec<String> = ["x", "y", "x"]
+        .iter()
+        .enumerate()
+        .map(|(i, p)| with(rollout(&format!("r{i}"), 1.0), json!({"policy": p})).to_string())
+        .collect();
     let url = format!("{}/trajectories", app.url);
     let answer = app.http.post(url).header("content-type", "application/x-ndjson").body(lines.join("\n")).send().await;
     let body = answer.expect("the server answers").text().await.expect("text");

@@ -72,8 +72,11 @@ async fn leases_are_exclusive_and_fenced_across_replicas() {
     });
     let answers = futures::future::join_all(leases).await;
     let granted: Vec<Value> = answers.into_iter().filter(|a| a.status == 201).map(|a| a.json).collect();
-    let groups: BTreeSet<String> =
-        futures::future::join_all(granted.iter().map(|batch| second.group_ids(batch))).await.concat().into_iter().collect();
+    let groups: BTreeSet<String> = futures::future::join_all(granted.iter().map(|batch| second.group_ids(batch)))
+        .await
+        .concat()
+        .into_iter()
+        .collect();
     assert_eq!((granted.len(), groups.len()), (20, 20));
     second.resume(None).await;
     first.ack(&granted[0], 1).await.refused(409, "lease-lost");

@@ -54,7 +54,8 @@ impl Trainer<'_> {
         let mut weights = self.disk.weights.clone();
         while weights.len() < STEPS {
             let step = weights.len() as i64 + 1;
-            let request = json!({"policy": self.policy, "consumer": "t", "request_id": format!("{step}"), "epoch": epoch});
+            let request =
+                json!({"policy": self.policy, "consumer": "t", "request_id": format!("{step}"), "epoch": epoch});
             let batch = self.call("/batches", request).await?;
             let gradients = self.app.samples(&batch).await;
             let ack = format!("/batches/{}/ack", text(&batch["batch_id"]));

@@ -27,6 +27,4 @@ pub use rules::{
     Advantage, BacklogRules, BatchOrder, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
     LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Settle, StalenessAction, StalenessRules,
 };
-pub use trajectory::{
-    BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan,
-};
+pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};

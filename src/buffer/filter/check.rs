@@ -8,9 +8,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::thread;
 
-use cel::common::ast::{
-    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators,
-};
+use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators};
 use cel::{ParseErrors, Program};
 use forebay_client::wire::{FilterRule, FilterScope};
 use regex::{Regex, RegexBuilder};
@@ -28,13 +26,8 @@ const REGEX_BYTES_MAX: usize = 256 << 10;
 
 /// The functions called as `value.name(..)`, with the number of their arguments. None of them can
 /// build a value much larger than its arguments.
-const METHODS: [(&str, RangeInclusive<usize>); 5] = [
-    ("contains", 1..=1),
-    ("endsWith", 1..=1),
-    ("matches", 1..=1),
-    ("size", 0..=0),
-    ("startsWith", 1..=1),
-];
+const METHODS: [(&str, RangeInclusive<usize>); 5] =
+    [("contains", 1..=1), ("endsWith", 1..=1), ("matches", 1..=1), ("size", 0..=0), ("startsWith", 1..=1)];
 /// The functions called as `name(..)`, with the number of their arguments.
 const FUNCTIONS: [(&str, RangeInclusive<usize>); 11] = [
     ("bool", 1..=1),
@@ -58,31 +51,17 @@ const MACROS: &str = "has, all, exists, exists_one, map, filter";
 
 /// Parses and checks the expression of `rule`, adding its patterns to `regexes`. Returns every
 /// fault that has nothing to do with values.
-pub(super) fn parse(
-    rule: &FilterRule,
-    regexes: &mut HashMap<String, Regex>,
-) -> Result<Program, Vec<String>> {
+pub(super) fn parse(rule: &FilterRule, regexes: &mut HashMap<String, Regex>) -> Result<Program, Vec<String>> {
     if rule.when.len() > SOURCE_BYTES_MAX {
         let length = rule.when.len();
-        return Err(vec![format!(
-            "at most {SOURCE_BYTES_MAX} bytes, not {length}"
-        )]);
+        return Err(vec![format!("at most {SOURCE_BYTES_MAX} bytes, not {length}")]);
     }
     let program = parse_apart(&rule.when).map_err(|message| vec![message])?;
-    let mut checker = Checker {
-        scope: rule.scope,
-        source: program.source_info(),
-        within: None,
-        regexes,
-        faults: Vec::new(),
-    };
+    let mut checker =
+        Checker { scope: rule.scope, source: program.source_info(), within: None, regexes, faults: Vec::new() };
     checker.visit(program.expression());
     let faults = checker.faults;
-    if faults.is_empty() {
-        Ok(program)
-    } else {
-        Err(faults)
-    }
+    if faults.is_empty() { Ok(program) } else { Err(faults) }
 }
 
 /// Parses on a stack that no expression of the permitted size exhausts, and refuses what would
@@ -91,9 +70,7 @@ fn parse_apart(source: &str) -> Result<Program, String> {
     let parse = || {
         let program = Program::compile(source).map_err(|errors| first_error(&errors))?;
         if nesting(program.expression()) > NESTING_MAX {
-            return Err(format!(
-                "nested more than {NESTING_MAX} deep; a sum of n terms counts n"
-            ));
+            return Err(format!("nested more than {NESTING_MAX} deep; a sum of n terms counts n"));
         }
         Ok(program)
     };
@@ -131,32 +108,13 @@ fn nesting(node: &IdedExpr) -> usize {
 pub(super) fn parts(node: &IdedExpr) -> Vec<&IdedExpr> {
     match &node.expr {
         Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => Vec::new(),
-        Expr::Call(call) => call
-            .target
-            .as_deref()
-            .into_iter()
-            .chain(&call.args)
-            .collect(),
+        Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).collect(),
         Expr::Select(select) => vec![&select.operand],
         Expr::List(list) => list.elements.iter().collect(),
-        Expr::Map(map) => map
-            .entries
-            .iter()
-            .flat_map(|entry| entry_parts(&entry.expr))
-            .collect(),
-        Expr::Struct(message) => message
-            .entries
-            .iter()
-            .flat_map(|entry| entry_parts(&entry.expr))
-            .collect(),
+        Expr::Map(map) => map.entries.iter().flat_map(|entry| entry_parts(&entry.expr)).collect(),
+        Expr::Struct(message) => message.entries.iter().flat_map(|entry| entry_parts(&entry.expr)).collect(),
         Expr::Comprehension(each) => {
-            vec![
-                &each.iter_range,
-                &each.accu_init,
-                &each.loop_cond,
-                &each.loop_step,
-                &each.result,
-            ]
+            vec![&each.iter_range, &each.accu_init, &each.loop_cond, &each.loop_step, &each.result]
         }
     }
 }
@@ -170,9 +128,7 @@ fn entry_parts(entry: &EntryExpr) -> Vec<&IdedExpr> {
 
 /// Puts the place of a node in front of a message. Columns count characters, as the parser's do.
 pub(super) fn at(source: &SourceInfo, node: &IdedExpr, message: &str) -> String {
-    let before = source
-        .offset_for(node.id)
-        .and_then(|(start, _)| source.source.get(..start as usize));
+    let before = source.offset_for(node.id).and_then(|(start, _)| source.source.get(..start as usize));
     let Some(before) = before else {
         return message.to_owned();
     };
@@ -214,12 +170,7 @@ impl<'e> Checker<'e> {
         }
         self.visit(&each.iter_range);
         self.within = Some(each);
-        for part in [
-            &each.accu_init,
-            &each.loop_cond,
-            &each.loop_step,
-            &each.result,
-        ] {
+        for part in [&each.accu_init, &each.loop_cond, &each.loop_step, &each.result] {
             self.visit(part);
             self.check_body(part);
         }
@@ -244,9 +195,7 @@ impl<'e> Checker<'e> {
                 let message = format!("`{name}` can only be indexed in the body of a loop");
                 self.refuse(node, &message);
             }
-            _ => parts(node)
-                .into_iter()
-                .for_each(|part| self.check_body(part)),
+            _ => parts(node).into_iter().for_each(|part| self.check_body(part)),
         }
     }
 
@@ -266,20 +215,12 @@ impl<'e> Checker<'e> {
     fn check_call(&mut self, node: &IdedExpr, call: &'e CallExpr) {
         let name = call.func_name.as_str();
         // The parser names operators `_+_` or `@in`, as no function can be.
-        if !name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        {
+        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
             return;
         }
-        let known: &[_] = if call.target.is_some() {
-            &METHODS
-        } else {
-            &FUNCTIONS
-        };
-        let fits = |(known, arguments): &(&str, RangeInclusive<usize>)| {
-            *known == name && arguments.contains(&call.args.len())
-        };
+        let known: &[_] = if call.target.is_some() { &METHODS } else { &FUNCTIONS };
+        let fits =
+            |(known, arguments): &(&str, RangeInclusive<usize>)| *known == name && arguments.contains(&call.args.len());
         if !known.iter().any(fits) {
             return self.refuse(node, &unknown_function(call));
         }
@@ -289,15 +230,11 @@ impl<'e> Checker<'e> {
     }
 
     fn check_pattern(&mut self, node: &IdedExpr, pattern: Option<&IdedExpr>) {
-        let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern.map(|node| &node.expr)
-        else {
+        let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern.map(|node| &node.expr) else {
             return self.refuse(node, "the pattern of `matches` must be a string literal");
         };
         let pattern: &str = pattern.inner();
-        match RegexBuilder::new(pattern)
-            .size_limit(REGEX_BYTES_MAX)
-            .build()
-        {
+        match RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build() {
             Ok(regex) => {
                 self.regexes.insert(pattern.to_owned(), regex);
             }
@@ -317,21 +254,11 @@ impl<'e> Checker<'e> {
 }
 
 fn unknown_function(call: &CallExpr) -> String {
-    let names = |known: &[(&'static str, _)]| {
-        known
-            .iter()
-            .map(|(name, _)| *name)
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
+    let names = |known: &[(&'static str, _)]| known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     format!(
         "no {} `{}` with {} argument(s); there are the macros {MACROS}, the functions {} and the \
          methods {}",
-        if call.target.is_some() {
-            "method"
-        } else {
-            "function"
-        },
+        if call.target.is_some() { "method" } else { "function" },
         call.func_name,
         call.args.len(),
         names(&FUNCTIONS),

@@ -69,10 +69,7 @@ pub struct GroupFacts<'a> {
 }
 
 /// A scope in which the variables of one record have values.
-pub(super) fn scope_of<'a>(
-    environment: &'a Context<'a, 'a>,
-    variables: &'a dyn VariableResolver,
-) -> Context<'a, 'a> {
+pub(super) fn scope_of<'a>(environment: &'a Context<'a, 'a>, variables: &'a dyn VariableResolver) -> Context<'a, 'a> {
     let mut scope = environment.new_inner_scope();
     scope.set_variable_resolver(variables);
     scope
@@ -106,23 +103,11 @@ impl<'a> RolloutVariables<'a> {
     ];
 
     pub(super) fn new(facts: &'a RolloutFacts<'a>) -> Self {
-        Self {
-            facts,
-            reward_components: OnceLock::new(),
-            metadata: OnceLock::new(),
-        }
+        Self { facts, reward_components: OnceLock::new(), metadata: OnceLock::new() }
     }
 
     fn reward_components(&self) -> &dyn Val {
-        let convert = || {
-            boxed(
-                self.facts
-                    .reward_components
-                    .clone()
-                    .into_iter()
-                    .collect::<HashMap<_, _>>(),
-            )
-        };
+        let convert = || boxed(self.facts.reward_components.clone().into_iter().collect::<HashMap<_, _>>());
         self.reward_components.get_or_init(convert).as_ref()
     }
 
@@ -130,9 +115,7 @@ impl<'a> RolloutVariables<'a> {
     fn metadata(&self) -> Option<&dyn Val> {
         let convert = || match self.facts.metadata {
             None => Some(boxed(Value::Null)),
-            Some(text) => serde_json::from_str(text.get())
-                .ok()
-                .map(|json| boxed(from_json(json))),
+            Some(text) => serde_json::from_str(text.get()).ok().map(|json| boxed(from_json(json))),
         };
         self.metadata.get_or_init(convert).as_deref()
     }
@@ -186,17 +169,11 @@ impl<'a> GroupVariables<'a> {
     ];
 
     pub(super) fn new(facts: &'a GroupFacts<'a>) -> Self {
-        Self {
-            facts,
-            rewards: OnceLock::new(),
-            statistics: Statistics::of(facts.rewards),
-        }
+        Self { facts, rewards: OnceLock::new(), statistics: Statistics::of(facts.rewards) }
     }
 
     fn rewards(&self) -> &dyn Val {
-        self.rewards
-            .get_or_init(|| boxed(self.facts.rewards.to_vec()))
-            .as_ref()
+        self.rewards.get_or_init(|| boxed(self.facts.rewards.to_vec())).as_ref()
     }
 
     fn statistic(&self, pick: impl Fn(&Statistics) -> f64) -> CowVal<'_, '_> {
@@ -264,10 +241,7 @@ fn or_null<'b>(value: Option<CowVal<'b, 'b>>) -> CowVal<'b, 'b> {
 }
 
 fn boxed(value: impl Into<Value>) -> Box<dyn Val> {
-    value
-        .into()
-        .try_into()
-        .expect("lists, maps and scalars are values that can be bound")
+    value.into().try_into().expect("lists, maps and scalars are values that can be bound")
 }
 
 /// Whole numbers become `int`, as rules write them, unless only `uint` can hold them.
@@ -282,16 +256,10 @@ fn from_json(json: serde_json::Value) -> Value {
             .or_else(|| number.as_f64().map(Value::Float))
             .unwrap_or(Value::Null),
         serde_json::Value::String(value) => Value::from(value),
-        serde_json::Value::Array(values) => {
-            Value::from(values.into_iter().map(from_json).collect::<Vec<_>>())
-        }
+        serde_json::Value::Array(values) => Value::from(values.into_iter().map(from_json).collect::<Vec<_>>()),
         serde_json::Value::Object(entries) => {
             let entries = entries.into_iter();
-            Value::from(
-                entries
-                    .map(|(key, value)| (key, from_json(value)))
-                    .collect::<HashMap<_, _>>(),
-            )
+            Value::from(entries.map(|(key, value)| (key, from_json(value))).collect::<HashMap<_, _>>())
         }
     }
 }

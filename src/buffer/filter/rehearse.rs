@@ -15,8 +15,7 @@ use super::check::{at, parts};
 use super::facts::{GroupFacts, GroupVariables, RolloutFacts, RolloutVariables, scope_of};
 
 /// The error that every new author of rules makes once.
-const MIXED_HINT: &str =
-    "; int and double compare but do not mix in arithmetic: write 2.0 rather than 2";
+const MIXED_HINT: &str = "; int and double compare but do not mix in arithmetic: write 2.0 rather than 2";
 
 const TYPICAL_GROUP: GroupFacts<'static> = GroupFacts {
     size: 4,
@@ -85,13 +84,9 @@ impl Place {
         };
         match (call.func_name.as_str(), index) {
             (operators::CONDITIONAL, 1 | 2) => self,
-            (
-                operators::CONDITIONAL
-                | operators::LOGICAL_AND
-                | operators::LOGICAL_OR
-                | operators::LOGICAL_NOT,
-                _,
-            ) => Self::Condition,
+            (operators::CONDITIONAL | operators::LOGICAL_AND | operators::LOGICAL_OR | operators::LOGICAL_NOT, _) => {
+                Self::Condition
+            }
             _ => Self::Anything,
         }
     }
@@ -125,9 +120,7 @@ impl Rehearsal<'_> {
     /// Runs the body once, for the first element. Without one its types are unknown.
     fn run_loop(&self, each: &ComprehensionExpr, scope: &Context<'_, '_>) -> Result<(), String> {
         self.run(&each.iter_range, Place::Anything, scope)?;
-        let element = Value::resolve(&each.iter_range, scope)
-            .ok()
-            .and_then(first_element);
+        let element = Value::resolve(&each.iter_range, scope).ok().and_then(first_element);
         let (Some(element), Ok(result)) = (element, Value::resolve(&each.accu_init, scope)) else {
             return Ok(());
         };

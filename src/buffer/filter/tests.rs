@@ -11,12 +11,7 @@ use serde_json::value::RawValue;
 use super::{Filters, GroupFacts, Judgement, RolloutFacts};
 
 fn rule(name: &str, scope: FilterScope, when: &str) -> FilterRule {
-    FilterRule {
-        name: name.to_owned(),
-        scope,
-        when: when.to_owned(),
-        action: FilterAction::Drop,
-    }
+    FilterRule { name: name.to_owned(), scope, when: when.to_owned(), action: FilterAction::Drop }
 }
 
 fn rollout_rule(name: &str, when: &str) -> FilterRule {
@@ -42,10 +37,7 @@ fn metadata(json: &str) -> Box<RawValue> {
 }
 
 /// No two numbers are equal, so that no variable passes for another.
-fn rollout_facts<'a>(
-    reward_components: &'a BTreeMap<String, f64>,
-    metadata: Option<&'a RawValue>,
-) -> RolloutFacts<'a> {
+fn rollout_facts<'a>(reward_components: &'a BTreeMap<String, f64>, metadata: Option<&'a RawValue>) -> RolloutFacts<'a> {
     RolloutFacts {
         status: "aborted",
         reward: Some(0.75),
@@ -65,15 +57,7 @@ fn rollout_facts<'a>(
 }
 
 fn group_facts(rewards: &[f64]) -> GroupFacts<'_> {
-    GroupFacts {
-        size: 8,
-        kept: 6,
-        masked: 2,
-        rewards,
-        tokens: 9000,
-        environment: Some("swe-bench"),
-        age_s: 12.5,
-    }
+    GroupFacts { size: 8, kept: 6, masked: 2, rewards, tokens: 9000, environment: Some("swe-bench"), age_s: 12.5 }
 }
 
 #[track_caller]
@@ -88,8 +72,5 @@ fn judge_group(when: &str, facts: &GroupFacts<'_>) -> Option<bool> {
 
 /// Whether the only filter matched; `None` when it could not be evaluated.
 fn verdict(judgement: &Judgement<'_>) -> Option<bool> {
-    judgement
-        .failed
-        .is_empty()
-        .then_some(judgement.matched.is_some())
+    judgement.failed.is_empty().then_some(judgement.matched.is_some())
 }

@@ -12,7 +12,9 @@ use std::{
 use async_trait::async_trait;
 use sqlx::{
     Column as _, Connection as _, Row as _, SqliteConnection, SqlitePool, TypeInfo as _, ValueRef as _,
-    sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
+    sqlite::{
+        SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    },
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -100,8 +102,9 @@ impl Sqlite {
         metrics: StoreMetrics,
     ) -> Result<Self, OpenError> {
         let lock = lock(&path)?;
-        let mut connection =
-            SqliteConnection::connect_with(&writer_options(&path)).await.map_err(|source| OpenError::database(&path, source))?;
+        let mut connection = SqliteConnection::connect_with(&writer_options(&path))
+            .await
+            .map_err(|source| OpenError::database(&path, source))?;
         check_version(&mut connection).await?;
         sqlx::migrate!("migrations/sqlite")
             .run(&mut connection)
@@ -129,7 +132,15 @@ impl Sqlite {
             metrics,
         };
         let writer = tokio::sync::Mutex::new(Some(tokio::spawn(writer.run())));
-        Ok(Self { control, bulk, readers, rules, writer, lock: std::sync::Mutex::new(Some(lock)), _temporary: temporary })
+        Ok(Self {
+            control,
+            bulk,
+            readers,
+            rules,
+            writer,
+            lock: std::sync::Mutex::new(Some(lock)),
+            _temporary: temporary,
+        })
     }
 }
 
@@ -387,6 +398,7 @@ impl Writer {
         if std::mem::take(&mut self.dirty) {
             self.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
             self.maintain(VACUUM_PAGES).await;
+            self.metrics.wal_bytes(self.wal_bytes());
         }
     }
 

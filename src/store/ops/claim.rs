@@ -12,13 +12,13 @@ use super::{batch, name_of, pair, policy, sweep};
 use crate::{
     buffer::{
         batch::cut,
-        ids::{BatchPk, GroupPk, Version},
+        ids::{BatchPk, ConsumerName, GroupPk, RequestId, Version},
         refusal::Refusal,
         weights::BatchWeights,
     },
     clock::Timestamp,
     store::{
-        Batch, Claim, Claimed, Policy, StoreError,
+        Batch, Claim, ClaimAnswer, Claimed, Policy, StoreError,
         dialect::Op,
         sql::{Row, Statement, Tx, args, key_list, locking},
         tally::{LIVE_BYTES, REWARD},
@@ -30,7 +30,7 @@ const LOOKAHEAD_GROUPS: u32 = 256;
 
 #[async_trait]
 impl Op for Claim {
-    type Output = Result<Claimed, Refusal>;
+    type Output = Result<ClaimAnswer, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
@@ -40,15 +40,17 @@ impl Op for Claim {
             return Ok(Err(refusal));
         }
         // A lease is lost at its end, swept or not.
-        sweep::expire_of_policy(tx, &policy, self.now).await?;
-        if let Some(held) = held(tx, &policy, self).await? {
-            return Ok(Ok(Claimed::Held(Box::new(held))));
-        }
-        let granted = match returned(tx, &policy, self).await? {
-            Some(batch) => Some(batch),
-            None => cut_new(tx, &policy, self).await?,
+        let expired = sweep::expire_of_policy(tx, &policy, self.now).await?;
+        let mut stale = 0;
+        let claimed = if let Some(held) = held(tx, &policy, self).await? {
+            Claimed::Held(Box::new(held))
+        } else if let Some(batch) = returned(tx, &policy, self).await? {
+            Claimed::Granted(Box::new(batch))
+        } else {
+            let cut = cut_new(tx, &policy, self, &mut stale).await?;
+            cut.map_or(Claimed::Nothing, |batch| Claimed::Granted(Box::new(batch)))
         };
-        Ok(Ok(granted.map_or(Claimed::Nothing, |batch| Claimed::Granted(Box::new(batch)))))
+        Ok(Ok(ClaimAnswer { claimed, expired, stale }))
     }
 }
 
@@ -58,11 +60,11 @@ impl Claim {
     }
 
     fn consumer(&self) -> &str {
-        self.consumer.as_ref().map_or("", |consumer| consumer.as_str())
+        self.consumer.as_ref().map_or("", ConsumerName::as_str)
     }
 
     fn request_id(&self) -> Option<&str> {
-        self.request_id.as_ref().map(|request_id| request_id.as_str())
+        self.request_id.as_ref().map(RequestId::as_str)
     }
 }
 
@@ -147,8 +149,13 @@ impl Ready {
     }
 }
 
-async fn cut_new(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Option<Batch>, StoreError> {
-    let mut ready = fresh_groups(tx, policy, claim).await?;
+async fn cut_new(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    claim: &Claim,
+    passed_over: &mut u64,
+) -> Result<Option<Batch>, StoreError> {
+    let mut ready = fresh_groups(tx, policy, claim, passed_over).await?;
     let tokens: Vec<u64> = ready.iter().map(|group| group.tokens).collect();
     let Some(taken) = cut(&policy.rules.batch, &tokens, claim.partial) else { return Ok(None) };
     ready.truncate(taken);
@@ -165,7 +172,12 @@ async fn cut_new(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opti
 }
 
 /// The ready groups at the front of the line, after those that are over the staleness bound are taken out of it.
-async fn fresh_groups(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Vec<Ready>, StoreError> {
+async fn fresh_groups(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    claim: &Claim,
+    passed_over: &mut u64,
+) -> Result<Vec<Ready>, StoreError> {
     const SELECT_READY: Statement = locking!(
         "-- select_ready
         SELECT group_pk, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens, reward_sum,
@@ -189,6 +201,7 @@ async fn fresh_groups(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result
             ready.truncate(limit as usize);
             return Ok(ready);
         }
+        *passed_over += stale.len() as u64;
         make_stale(tx, policy, &stale, claim.now).await?;
     }
 }
@@ -336,11 +349,7 @@ struct TallyMark {
 }
 
 /// What a trainer may log about a new batch, and about what was received since the one before.
-async fn metrics(
-    tx: &mut Tx<'_>,
-    policy: &Policy,
-    groups: &[Ready],
-) -> Result<BTreeMap<String, f64>, StoreError> {
+async fn metrics(tx: &mut Tx<'_>, policy: &Policy, groups: &[Ready]) -> Result<BTreeMap<String, f64>, StoreError> {
     const SELECT_MARK: Statement = Statement::new(
         "-- select_mark
         SELECT tally_mark

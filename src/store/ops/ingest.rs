@@ -155,11 +155,8 @@ async fn stored(
     };
     let mut stored = HashMap::new();
     for (name, policy) in policies {
-        let keys: Vec<String> = bundle
-            .iter()
-            .filter(|new| new.policy == *name)
-            .map(|new| new.rollout_id.key().to_hex())
-            .collect();
+        let keys: Vec<String> =
+            bundle.iter().filter(|new| new.policy == *name).map(|new| new.rollout_id.key().to_hex()).collect();
         let keys = serde_json::to_string(&keys).expect("hex keys always serialize");
         for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, keys]).await? {
             let key = IdKey::from_bytes(row.get("rollout_key")?);
@@ -245,16 +242,15 @@ async fn lock_groups(
     let mut admitted = BTreeSet::new();
     for (key, first) in first_of_group {
         let policy = &policies[&first.policy];
-        let locked = match group::lock(tx, policy.policy_pk, policy.run, &first.group()).await? {
-            Some(locked) => locked,
-            None => {
-                if admitted.insert(policy.policy_pk)
-                    && let Err(refusal) = check_backlog(tx, policy).await?
-                {
-                    return Ok(Err(refusal));
-                }
-                open_group(tx, ingest, policy, first).await?
+        let locked = if let Some(locked) = group::lock(tx, policy.policy_pk, policy.run, &first.group()).await? {
+            locked
+        } else {
+            if admitted.insert(policy.policy_pk)
+                && let Err(refusal) = check_backlog(tx, policy).await?
+            {
+                return Ok(Err(refusal));
             }
+            open_group(tx, ingest, policy, first).await?
         };
         groups.insert(key, Arrivals { locked, late: 0, changed: false });
     }

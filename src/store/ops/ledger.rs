@@ -60,9 +60,8 @@ impl Op for StoryFilter {
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         // A name means the rollout or group of the current run; runs never meet.
-        const BY_ROLLOUT: Statement = Statement::new(select_story!(
-            "r.policy_pk = p.policy_pk AND r.run = p.run AND r.rollout_key = $2"
-        ));
+        const BY_ROLLOUT: Statement =
+            Statement::new(select_story!("r.policy_pk = p.policy_pk AND r.run = p.run AND r.rollout_key = $2"));
         const BY_GROUP: Statement =
             Statement::new(select_story!("g.policy_pk = p.policy_pk AND g.run = p.run AND g.group_key = $2"));
         const BY_POLICY: Statement = Statement::new(select_story!("CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3"));

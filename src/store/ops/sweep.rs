@@ -86,8 +86,8 @@ impl Op for ExpireLeases {
         let mut expired = Expired::default();
         for mut row in tx.fetch_all(SELECT_POLICIES, args![self.now, self.limit]).await? {
             let policy = policy::lock_by_key(tx, row.get("policy_pk")?).await?;
-            expired.leases += expire_of_policy(tx, &policy, self.now).await?;
-            expired.policies.push(policy.name);
+            let leases = expire_of_policy(tx, &policy, self.now).await?;
+            expired.push((policy.name, leases));
         }
         Ok(expired)
     }

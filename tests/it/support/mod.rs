@@ -18,6 +18,7 @@ use forebay::{
     server::Server,
     store::{self, Store},
 };
+use forebay_client::Client;
 pub(crate) use postgres::fresh_database;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -206,6 +207,11 @@ impl TestApp {
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
         self.buffer.store()
+    }
+
+    /// A client as an agent or a trainer in Rust would use it.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.url).expect("the test's address is a URL")
     }
 
     /// Moves the clock and sweeps.

@@ -28,9 +28,7 @@ pub(crate) async fn fresh_database() -> String {
     // Every test has a runtime of its own, so the cluster is bound to none of them. A failure is
     // kept as well: the tests after the first one fail at once, with the same message.
     let start = || SHARED.get_or_init(|| Cluster::start().map_err(|error| format!("{error:#}")));
-    let shared = tokio::task::spawn_blocking(start)
-        .await
-        .expect("starting a cluster returns its errors");
+    let shared = tokio::task::spawn_blocking(start).await.expect("starting a cluster returns its errors");
     match shared {
         Ok(cluster) => cluster.fresh_database().await,
         Err(message) => panic!("no Postgres to test with: {message}"),
@@ -84,10 +82,8 @@ impl Cluster {
     /// Makes a cluster and starts its server; blocks until it accepts connections.
     pub(crate) fn start() -> anyhow::Result<Self> {
         // A socket's path has at most 107 bytes (103 on macOS), so TMPDIR is not asked.
-        let folder = tempfile::Builder::new()
-            .prefix("forebay-pg-")
-            .tempdir_in("/tmp")
-            .context("make the cluster's folder")?;
+        let folder =
+            tempfile::Builder::new().prefix("forebay-pg-").tempdir_in("/tmp").context("make the cluster's folder")?;
         let account = Account::for_server(folder.path())?;
         let binaries = installation(&account, folder.path())?;
         let supervisor = account
@@ -104,10 +100,7 @@ impl Cluster {
             .stderr(Stdio::null())
             .spawn()
             .context("start the supervisor")?;
-        let mut cluster = Self {
-            folder: folder.keep(),
-            supervisor,
-        };
+        let mut cluster = Self { folder: folder.keep(), supervisor };
         cluster.pg_ctl("start --wait --timeout=60")?;
         Ok(cluster)
     }
@@ -119,9 +112,7 @@ impl Cluster {
         let stdout = self.supervisor.stdout.as_mut().context("stdout is piped")?;
         let mut status = String::new();
         // At most one answer is under way, so the reader cannot swallow the next one.
-        BufReader::new(stdout)
-            .read_line(&mut status)
-            .context("hear from the supervisor")?;
+        BufReader::new(stdout).read_line(&mut status).context("hear from the supervisor")?;
         if status.trim() != "0" {
             let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
@@ -143,10 +134,7 @@ impl Cluster {
         // Nothing ever connects to template0, so tests can create from it at the same time;
         // template1 is refused as a source while autovacuum or anyone else is in it.
         let create = AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE template0"));
-        sqlx::raw_sql(create)
-            .execute(&mut connection)
-            .await
-            .expect("the name is new and the user is a superuser");
+        sqlx::raw_sql(create).execute(&mut connection).await.expect("the name is new and the user is a superuser");
         // A dropped connection leaves its server process waiting; the limit counts those.
         connection.close().await.expect("the server is running");
         self.url(&name)
@@ -207,11 +195,7 @@ fn id(which: &str, name: &str) -> Option<u32> {
 /// `account` cannot read them, as in a checkout below `/root`.
 fn installation(account: &Account, folder: &Path) -> anyhow::Result<PathBuf> {
     let binaries = postgres_bin(&[])?;
-    let version = account
-        .command(binaries.join("initdb"))
-        .arg("--version")
-        .current_dir(folder)
-        .output();
+    let version = account.command(binaries.join("initdb")).arg("--version").current_dir(folder).output();
     if version.is_ok_and(|output| output.status.success()) {
         return Ok(binaries);
     }

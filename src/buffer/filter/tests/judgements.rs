@@ -7,8 +7,7 @@ use forebay_client::wire::FilterAction;
 
 use super::super::{GroupFacts, RolloutFacts};
 use super::{
-    compile, components, group_facts, group_rule, judge_group, judge_rollout, metadata,
-    rollout_facts, rollout_rule,
+    compile, components, group_facts, group_rule, judge_group, judge_rollout, metadata, rollout_facts, rollout_rule,
 };
 
 const METADATA: &str = r#"{
@@ -50,11 +49,7 @@ fn every_rollout_variable_has_its_value() {
 #[test]
 fn absent_facts_are_null() {
     let components = BTreeMap::new();
-    let facts = RolloutFacts {
-        reward: None,
-        environment: None,
-        ..rollout_facts(&components, None)
-    };
+    let facts = RolloutFacts { reward: None, environment: None, ..rollout_facts(&components, None) };
     for when in [
         "reward == null",
         "environment == null",
@@ -90,22 +85,13 @@ fn every_group_variable_has_its_value() {
 #[test]
 fn equal_rewards_have_no_spread() {
     let when = "reward_std < 1e-6";
-    assert_eq!(
-        judge_group(when, &group_facts(&[0.5, 0.5, 0.5])),
-        Some(true)
-    );
-    assert_eq!(
-        judge_group(when, &group_facts(&[0.5, 0.5, 0.6])),
-        Some(false)
-    );
+    assert_eq!(judge_group(when, &group_facts(&[0.5, 0.5, 0.5])), Some(true));
+    assert_eq!(judge_group(when, &group_facts(&[0.5, 0.5, 0.6])), Some(false));
 }
 
 #[test]
 fn statistics_of_no_rewards_are_null() {
-    let facts = GroupFacts {
-        environment: None,
-        ..group_facts(&[])
-    };
+    let facts = GroupFacts { environment: None, ..group_facts(&[]) };
     for when in [
         "reward_mean == null",
         "reward_std == null",
@@ -122,12 +108,7 @@ fn statistics_of_no_rewards_are_null() {
 fn doubles_compare_with_whole_numbers() {
     let components = components();
     let facts = rollout_facts(&components, None);
-    for when in [
-        "reward > 0",
-        "reward < 1",
-        "reward != 1",
-        "reward_components.tests == 1",
-    ] {
+    for when in ["reward > 0", "reward < 1", "reward != 1", "reward_components.tests == 1"] {
         assert_eq!(judge_rollout(when, &facts), Some(true), "{when}");
     }
 }
@@ -174,10 +155,7 @@ fn records_that_cannot_be_judged_are_reported_and_do_not_match() {
     let components = components();
     let flag = metadata(r#"{"flag": 1}"#);
     let deep = metadata(&format!("{}{}", "[".repeat(500), "]".repeat(500)));
-    let facts = RolloutFacts {
-        reward: None,
-        ..rollout_facts(&components, Some(&flag))
-    };
+    let facts = RolloutFacts { reward: None, ..rollout_facts(&components, Some(&flag)) };
     assert_eq!(judge_rollout("reward < 0.5", &facts), None);
     assert_eq!(judge_rollout("metadata.missing == 1", &facts), None);
     assert_eq!(judge_rollout("metadata.flag", &facts), None);
@@ -204,10 +182,7 @@ fn the_first_match_wins_and_failures_before_it_are_named() {
     assert_eq!((matched.name, matched.action), ("long", FilterAction::Mask));
     assert_eq!(judgement.failed, ["no-task"]);
 
-    let short = RolloutFacts {
-        tokens: 600,
-        ..rollout_facts(&components, None)
-    };
+    let short = RolloutFacts { tokens: 600, ..rollout_facts(&components, None) };
     let judgement = filters.judge_rollout(&short);
     assert_eq!(judgement.matched, None);
     assert_eq!(judgement.failed, ["no-task", "no-task-either"]);

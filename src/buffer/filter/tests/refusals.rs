@@ -28,9 +28,7 @@ fn assert_refused(scope: FilterScope, when: &str, message: &str) {
 
 #[test]
 fn the_sixty_fifth_rule_is_refused() {
-    let rules: Vec<_> = (0..=RULES_MAX)
-        .map(|index| rollout_rule(&format!("filter-{index}"), "reward < 0"))
-        .collect();
+    let rules: Vec<_> = (0..=RULES_MAX).map(|index| rollout_rule(&format!("filter-{index}"), "reward < 0")).collect();
     compile(&rules[..RULES_MAX]);
     let violations = violations(&rules);
     assert_eq!(violations.len(), 1);
@@ -51,10 +49,7 @@ fn names_have_1_to_64_plain_bytes() {
 
 #[test]
 fn names_are_unique_over_both_scopes() {
-    let violations = violations(&[
-        rollout_rule("zero", "reward == 0"),
-        group_rule("zero", "reward_mean == 0"),
-    ]);
+    let violations = violations(&[rollout_rule("zero", "reward == 0"), group_rule("zero", "reward_mean == 0")]);
     assert_eq!(violations.len(), 1);
     assert_eq!((violations[0].index, violations[0].field), (1, "name"));
     assert!(violations[0].message.contains("`zero`"));
@@ -62,16 +57,8 @@ fn names_are_unique_over_both_scopes() {
 
 #[test]
 fn names_of_built_in_reasons_are_refused() {
-    for name in [
-        "no-reward",
-        "group-decided",
-        "incomplete",
-        "exhausted",
-        "all-masked",
-        "reset",
-        "stale",
-        "quarantined",
-    ] {
+    for name in ["no-reward", "group-decided", "incomplete", "exhausted", "all-masked", "reset", "stale", "quarantined"]
+    {
         let violations = violations(&[rollout_rule(name, "reward < 0")]);
         assert_eq!(violations.len(), 1, "{name}");
         assert!(violations[0].message.contains("built-in"), "{name}");
@@ -94,10 +81,7 @@ fn every_violation_is_returned_in_the_order_of_the_rules() {
         rollout_rule("good", "reward > 1.0"),
         rollout_rule("bad name", "nope > 1 || nada > 1"),
     ];
-    let places: Vec<_> = violations(&rules)
-        .iter()
-        .map(|violation| (violation.index, violation.field))
-        .collect();
+    let places: Vec<_> = violations(&rules).iter().map(|violation| (violation.index, violation.field)).collect();
     assert_eq!(places, [(0, "when"), (2, "name"), (2, "when"), (2, "when")]);
 }
 
@@ -113,45 +97,26 @@ fn expressions_have_at_most_4_kib() {
 fn syntax_errors_say_where() {
     assert_refused(FilterScope::Rollout, "", "line 1, column 1: ");
     assert_refused(FilterScope::Rollout, "reward <", "line 1, column 9: ");
-    assert_refused(
-        FilterScope::Rollout,
-        "reward < 0 &&\n|| true",
-        "line 2, column 1: ",
-    );
+    assert_refused(FilterScope::Rollout, "reward < 0 &&\n|| true", "line 2, column 1: ");
     assert_refused(FilterScope::Rollout, "has(reward)", "line 1, column 5: ");
 }
 
 #[test]
 fn unknown_names_are_refused_where_evaluation_would_skip_them() {
     let refusal = refusal(FilterScope::Rollout, "reward < 0 || nope > 1");
-    assert!(
-        refusal.starts_with("line 1, column 15: unknown name `nope`"),
-        "{refusal}"
-    );
+    assert!(refusal.starts_with("line 1, column 15: unknown name `nope`"), "{refusal}");
     assert!(refusal.contains("max_segment_tokens"), "{refusal}");
 }
 
 #[test]
 fn columns_count_characters() {
-    assert_refused(
-        FilterScope::Rollout,
-        "status == 'é' ||\n  nope",
-        "line 2, column 3: ",
-    );
-    assert_refused(
-        FilterScope::Rollout,
-        "status == 'é' || nope",
-        "line 1, column 18: ",
-    );
+    assert_refused(FilterScope::Rollout, "status == 'é' ||\n  nope", "line 2, column 3: ");
+    assert_refused(FilterScope::Rollout, "status == 'é' || nope", "line 1, column 18: ");
 }
 
 #[test]
 fn names_of_the_other_scope_are_unknown() {
-    assert_refused(
-        FilterScope::Rollout,
-        "reward_mean > 0",
-        "unknown name `reward_mean`",
-    );
+    assert_refused(FilterScope::Rollout, "reward_mean > 0", "unknown name `reward_mean`");
     assert_refused(FilterScope::Group, "reward > 0", "unknown name `reward`");
 }
 
@@ -160,51 +125,31 @@ fn a_loop_variable_is_known_only_in_its_loop() {
     compile(&[group_rule("filter", "rewards.all(r, r > 0)")]);
     let outside = "rewards.all(r, r > 0) && r > 0";
     assert_refused(FilterScope::Group, outside, "column 26: unknown name `r`");
-    assert_refused(
-        FilterScope::Group,
-        "r.all(r, r > 0)",
-        "column 1: unknown name `r`",
-    );
+    assert_refused(FilterScope::Group, "r.all(r, r > 0)", "column 1: unknown name `r`");
 }
 
 #[test]
 fn functions_outside_the_list_are_refused() {
     for (when, message) in [
-        (
-            "timestamp(status) == null",
-            "no function `timestamp` with 1 arg",
-        ),
-        (
-            "status.lowerAscii() == 'x'",
-            "no method `lowerAscii` with 0 arg",
-        ),
+        ("timestamp(status) == null", "no function `timestamp` with 1 arg"),
+        ("status.lowerAscii() == 'x'", "no method `lowerAscii` with 0 arg"),
         ("type(reward) == null", "no function `type`"),
         ("contains(status, 'a')", "no function `contains` with 2 arg"),
         ("max() == null", "no function `max` with 0 arg"),
         ("metadata.tags.all(t)", "no method `all` with 1 arg"),
     ] {
         let violations = violations(&[rollout_rule("filter", when)]);
-        let found = violations
-            .iter()
-            .any(|violation| violation.message.contains(message));
+        let found = violations.iter().any(|violation| violation.message.contains(message));
         assert!(found, "{when}: {violations:?}");
     }
 }
 
 #[test]
 fn optional_values_and_messages_are_refused() {
-    assert_refused(
-        FilterScope::Rollout,
-        "metadata.?task == null",
-        "unsupported syntax",
-    );
+    assert_refused(FilterScope::Rollout, "metadata.?task == null", "unsupported syntax");
     assert_refused(FilterScope::Rollout, "A{b: 1} == null", "messages");
     let violations = violations(&[rollout_rule("filter", "optional.of(reward).hasValue()")]);
-    assert!(
-        violations
-            .iter()
-            .any(|violation| violation.message.contains("`optional`"))
-    );
+    assert!(violations.iter().any(|violation| violation.message.contains("`optional`")));
 }
 
 #[test]
@@ -226,22 +171,11 @@ fn loop_bodies_cannot_look_at_whole_collections() {
         assert_refused(FilterScope::Rollout, when, message);
     }
     let message = "can only be indexed in the body of a loop";
-    assert_refused(
-        FilterScope::Group,
-        "rewards.all(r, r < max(rewards))",
-        message,
-    );
-    assert_refused(
-        FilterScope::Group,
-        "rewards.all(r, r < rewards[size(rewards) - 1])",
-        message,
-    );
+    assert_refused(FilterScope::Group, "rewards.all(r, r < max(rewards))", message);
+    assert_refused(FilterScope::Group, "rewards.all(r, r < rewards[size(rewards) - 1])", message);
 
     let facts = group_facts(&[0.5, 0.5]);
-    assert_eq!(
-        judge_group("rewards.all(r, r == rewards[0])", &facts),
-        Some(true)
-    );
+    assert_eq!(judge_group("rewards.all(r, r == rewards[0])", &facts), Some(true));
 }
 
 #[test]
@@ -249,16 +183,8 @@ fn patterns_must_be_literals_that_compile() {
     let literal = "must be a string literal";
     assert_refused(FilterScope::Rollout, "status.matches(environment)", literal);
     assert_refused(FilterScope::Rollout, "matches(status, 'a' + 'b')", literal);
-    assert_refused(
-        FilterScope::Rollout,
-        "metadata.task.matches('(')",
-        "unclosed group",
-    );
-    assert_refused(
-        FilterScope::Rollout,
-        r"status.matches(r'(\w{99}){99}')",
-        "size limit",
-    );
+    assert_refused(FilterScope::Rollout, "metadata.task.matches('(')", "unclosed group");
+    assert_refused(FilterScope::Rollout, r"status.matches(r'(\w{99}){99}')", "size limit");
 }
 
 #[test]
@@ -284,10 +210,7 @@ fn results_other_than_true_and_false_are_refused() {
         "reward_components.all(k, reward_components[k])",
     ] {
         let refusal = refusal(FilterScope::Rollout, when);
-        assert!(
-            refusal.contains(message) || refusal.contains("no matching overload"),
-            "{when}: {refusal}"
-        );
+        assert!(refusal.contains(message) || refusal.contains("no matching overload"), "{when}: {refusal}");
     }
 }
 
@@ -296,36 +219,17 @@ fn type_errors_are_refused_where_evaluation_would_skip_them() {
     let message = "write 2.0 rather than 2";
     for (scope, when) in [
         (FilterScope::Rollout, "reward * 2 > 1.0"),
-        (
-            FilterScope::Rollout,
-            "status == 'aborted' && 2 * reward > 1.0",
-        ),
-        (
-            FilterScope::Rollout,
-            "reward == null ? reward * 2 > 1.0 : false",
-        ),
+        (FilterScope::Rollout, "status == 'aborted' && 2 * reward > 1.0"),
+        (FilterScope::Rollout, "reward == null ? reward * 2 > 1.0 : false"),
         (FilterScope::Rollout, "reward_components.format * 2 > 1.0"),
-        (
-            FilterScope::Rollout,
-            "reward_components['format'] + 1 > 1.0",
-        ),
+        (FilterScope::Rollout, "reward_components['format'] + 1 > 1.0"),
         (FilterScope::Group, "rewards.all(r, r > 0.0 && r * 2 > 1.0)"),
-        (
-            FilterScope::Group,
-            "rewards.exists(r, r == 0.0 || r - 1 > 1.0)",
-        ),
-        (
-            FilterScope::Group,
-            "rewards.map(r, r > 0.0, r * 2).size() > 0",
-        ),
+        (FilterScope::Group, "rewards.exists(r, r == 0.0 || r - 1 > 1.0)"),
+        (FilterScope::Group, "rewards.map(r, r > 0.0, r * 2).size() > 0"),
     ] {
         assert_refused(scope, when, message);
     }
-    assert_refused(
-        FilterScope::Rollout,
-        "reward > 1 && status > 1",
-        "column 22: ",
-    );
+    assert_refused(FilterScope::Rollout, "reward > 1 && status > 1", "column 22: ");
     assert_refused(FilterScope::Group, "size.all(r, r > 0)", "column 9: ");
 }
 
