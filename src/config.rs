@@ -111,7 +111,7 @@ struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 1_024,
+            connections: 4_096,
             header_timeout_s: 10,
             body_bytes: 64 << 20,
             body_timeout_s: 120,
@@ -187,7 +187,6 @@ fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
             violations.push(Violation { pointer, detail });
         }
     };
-    at_least("connections", limits.connections, 1);
     at_least("header_timeout_s", limits.header_timeout_s as usize, 1);
     at_least("body_bytes", limits.body_bytes, 1_024);
     at_least("body_timeout_s", limits.body_timeout_s as usize, 1);
@@ -196,6 +195,8 @@ fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
     at_least("trajectory_tokens", limits.trajectory_tokens, 1);
     at_least("trajectory_segments", limits.trajectory_segments, 1);
     at_least("waiters", limits.waiters, 1);
+    // Who waits holds a connection: acks and heartbeats need some that are free.
+    at_least("connections", limits.connections, limits.waiters.saturating_mul(2));
 }
 
 fn policies(tables: Vec<toml::Table>, violations: &mut Vec<Violation>) -> Vec<(PolicyName, Arc<Rules>)> {
@@ -257,7 +258,8 @@ mod tests {
 
     #[test]
     fn every_wrong_value_is_named() {
-        let text = "[limits]\nconnections = 0\n[[policy]]\nname = 'a b'\n[[policy]]\nname = 'x'\nlease = { ttl_s = 0 }";
+        let text =
+            "[limits]\nconnections = 100\n[[policy]]\nname = 'a b'\n[[policy]]\nname = 'x'\nlease = { ttl_s = 0 }";
         let error = Config::parse(text).expect_err("three values are wrong").to_string();
         for pointer in ["/limits/connections", "/policy/0/name", "/policy/1/lease/ttl_s"] {
             assert!(error.contains(pointer), "{pointer} is not in {error}");

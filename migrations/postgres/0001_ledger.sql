@@ -9,7 +9,7 @@ CREATE TABLE rules (
 
 CREATE TABLE policy (
     policy_pk BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE,
+    name TEXT COLLATE "C" NOT NULL UNIQUE,
     rules_pk BIGINT NOT NULL REFERENCES rules (rules_pk),
     run BIGINT NOT NULL,
     epoch BIGINT NOT NULL,
@@ -80,6 +80,7 @@ CREATE TABLE rollout_group (
     environment TEXT,
     state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'batched', 'stale', 'discarded', 'quarantined')),
     reason TEXT,
+    failed_filters TEXT,
     size BIGINT NOT NULL,
     min_size BIGINT NOT NULL,
     kept BIGINT NOT NULL,
@@ -140,6 +141,7 @@ CREATE TABLE rollout (
     trained_segments BIGINT NOT NULL,
     tokens BIGINT NOT NULL,
     trained_tokens BIGINT NOT NULL,
+    unpacked_bytes BIGINT NOT NULL,
     received_us BIGINT NOT NULL,
     UNIQUE (policy_pk, run, rollout_key)
 );

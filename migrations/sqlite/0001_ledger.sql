@@ -81,6 +81,7 @@ CREATE TABLE rollout_group (
     environment TEXT,
     state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'batched', 'stale', 'discarded', 'quarantined')),
     reason TEXT,
+    failed_filters TEXT,
     size INTEGER NOT NULL,
     min_size INTEGER NOT NULL,
     kept INTEGER NOT NULL,
@@ -141,6 +142,7 @@ CREATE TABLE rollout (
     trained_segments INTEGER NOT NULL,
     tokens INTEGER NOT NULL,
     trained_tokens INTEGER NOT NULL,
+    unpacked_bytes INTEGER NOT NULL,
     received_us INTEGER NOT NULL,
     UNIQUE (policy_pk, run, rollout_key)
 ) STRICT;

@@ -1,9 +1,9 @@
 //! Request bodies: bounded before they are read, after they are decompressed, and by a deadline; then parsed.
 
-use std::{fmt::Write as _, io::Read as _, sync::Arc, time::Duration};
+use std::{fmt::Write as _, io::Read, sync::Arc, time::Duration};
 
 use axum::{
-    body::Body,
+    body::{Body, HttpBody as _},
     extract::{FromRequest, Request},
     http::{HeaderMap, StatusCode, header},
 };
@@ -23,6 +23,12 @@ const CONTROL_BYTES_MAX: usize = 256 << 10;
 
 /// A body that expands more than this, beyond [`RATIO_FREE_BYTES`], is a bomb.
 const RATIO_MAX: usize = 200;
+
+/// How long the rest of a refused body is read and thrown away.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Bytes by which a body of unknown length is paid for.
+const STEP_BYTES: usize = 256 << 10;
 
 /// Up to here any ratio is harmless.
 const RATIO_FREE_BYTES: usize = 16 << 20;
@@ -50,6 +56,16 @@ pub(super) struct BodyBudget {
 pub(super) struct Share {
     permit: OwnedSemaphorePermit,
     in_flight: prometheus::IntGauge,
+}
+
+impl Share {
+    /// Gives back what is beyond `bytes`.
+    fn shrink(&mut self, bytes: usize) {
+        let surplus = self.permit.num_permits().saturating_sub(bytes.div_ceil(PERMIT_BYTES));
+        if let Some(permit) = self.permit.split(surplus) {
+            self.in_flight.sub((permit.num_permits() * PERMIT_BYTES) as i64);
+        }
+    }
 }
 
 impl Drop for Share {
@@ -107,8 +123,9 @@ fn unsupported(detail: &str) -> Failure {
         .detail(detail)
 }
 
-fn too_large(detail: String) -> Failure {
-    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large").detail(detail)
+fn too_large(max: usize) -> Failure {
+    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large")
+        .detail(format!("at most {max} bytes, also after decompression"))
 }
 
 /// Content codings of bodies.
@@ -130,35 +147,71 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
 }
 
 /// Reads a bulk body within the limits and the budget.
-pub(super) async fn read(budget: &BodyBudget, headers: &HeaderMap, body: Body) -> Result<ReadBody, Failure> {
+pub(super) async fn read(budget: &BodyBudget, headers: &HeaderMap, mut body: Body) -> Result<ReadBody, Failure> {
+    let read = read_whole(budget, headers, &mut body).await;
+    if read.is_err() {
+        linger(body).await;
+    }
+    read
+}
+
+/// Lets the rest of a refused body pass by for a while: closing on a client that still sends would reset the
+/// connection, and with it the answer that says why.
+async fn linger(mut body: Body) {
+    let pass_by = async { while let Some(Ok(_)) = body.frame().await {} };
+    // Over the time the client has to do without the answer.
+    let _ = tokio::time::timeout(LINGER, pass_by).await;
+}
+
+async fn read_whole(budget: &BodyBudget, headers: &HeaderMap, body: &mut Body) -> Result<ReadBody, Failure> {
     let max = budget.limits.body_bytes_max;
     let coding = coding(headers)?;
     let declared = declared_length(headers);
     if declared.is_some_and(|length| length > max) {
-        return Err(too_large(format!("a body has at most {max} bytes")));
+        return Err(too_large(max));
     }
-    // A body of unknown length may take all that a body may have.
-    let mut share = vec![budget.take(declared.unwrap_or(max))?];
-    let sent = collect(body, max, declared, budget.limits.read_timeout).await?;
+    let mut paid = Paid { budget: budget.clone(), shares: Vec::new(), bytes: 0 };
+    // What is announced is paid for before it is read; what is not, as it comes.
+    paid.cover(declared.unwrap_or(0))?;
+    let sent = collect(body, max, declared, budget.limits.read_timeout, &mut paid).await?;
     if coding == Coding::Identity {
-        return Ok(ReadBody { bytes: sent, share });
+        return Ok(ReadBody { bytes: sent, share: paid.shares });
     }
-    // What it expands to is paid for before it is expanded: the worst that the ratio allows.
-    let expanded_max = max.min(RATIO_FREE_BYTES.max(sent.len().saturating_mul(RATIO_MAX)));
-    share.push(budget.take(expanded_max)?);
-    let expand = move || expand(&sent, coding, expanded_max);
-    let bytes = tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())??;
-    // Keep only what it came to.
-    share.pop();
-    share.push(budget.take(bytes.len())?);
-    Ok(ReadBody { bytes, share })
+    let max = max.min(RATIO_FREE_BYTES.max(sent.len().saturating_mul(RATIO_MAX)));
+    let expand = move || expand(&sent, coding, max, paid);
+    tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
+}
+
+/// What a body has taken from the budget so far.
+struct Paid {
+    budget: BodyBudget,
+    shares: Vec<Share>,
+    bytes: usize,
+}
+
+impl Paid {
+    /// Pays for a body of this length, in steps.
+    fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
+        if bytes > self.bytes {
+            let step = (bytes - self.bytes).max(STEP_BYTES.min(bytes));
+            self.shares.push(self.budget.take(step)?);
+            self.bytes += step;
+        }
+        Ok(())
+    }
 }
 
 fn declared_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-async fn collect(mut body: Body, max: usize, declared: Option<usize>, limit: Duration) -> Result<Bytes, Failure> {
+async fn collect(
+    body: &mut Body,
+    max: usize,
+    declared: Option<usize>,
+    limit: Duration,
+    paid: &mut Paid,
+) -> Result<Bytes, Failure> {
     let read = async {
         let mut collected = BytesMut::with_capacity(declared.unwrap_or(0).min(max));
         while let Some(frame) = body.frame().await {
@@ -167,8 +220,9 @@ async fn collect(mut body: Body, max: usize, declared: Option<usize>, limit: Dur
             })?;
             let Ok(data) = frame.into_data() else { continue };
             if collected.len() + data.len() > max {
-                return Err(too_large(format!("a body has at most {max} bytes")));
+                return Err(too_large(max));
             }
+            paid.cover(collected.len() + data.len())?;
             collected.extend_from_slice(&data);
         }
         Ok(collected.freeze())
@@ -178,23 +232,35 @@ async fn collect(mut body: Body, max: usize, declared: Option<usize>, limit: Dur
     })
 }
 
-fn expand(sent: &[u8], coding: Coding, max: usize) -> Result<Bytes, Failure> {
-    let mut expanded = Vec::new();
-    // One byte more than allowed tells a full body from one that is too large.
-    let limit = max as u64 + 1;
-    let outcome = match coding {
-        Coding::Identity => sent.take(limit).read_to_end(&mut expanded),
-        Coding::Gzip => flate2::read::MultiGzDecoder::new(sent).take(limit).read_to_end(&mut expanded),
-        Coding::Zstd => zstd::Decoder::new(sent).and_then(|decoder| decoder.take(limit).read_to_end(&mut expanded)),
+/// Expands a body step by step, each paid for before it is made. What was sent is dropped at the end.
+fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<ReadBody, Failure> {
+    let malformed = |error: std::io::Error| {
+        Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body does not decompress").detail(error.to_string())
     };
-    if expanded.len() > max {
-        return Err(too_large(format!("this body expands to at most {max} bytes")));
+    let mut decoder: Box<dyn Read + '_> = match coding {
+        Coding::Identity => Box::new(sent),
+        Coding::Gzip => Box::new(flate2::read::MultiGzDecoder::new(sent)),
+        Coding::Zstd => Box::new(zstd::Decoder::new(sent).map_err(malformed)?),
+    };
+    let mut expanded = Vec::new();
+    loop {
+        paid.cover(sent.len() + expanded.len() + STEP_BYTES)?;
+        let step = decoder.by_ref().take(STEP_BYTES as u64).read_to_end(&mut expanded).map_err(malformed)?;
+        if expanded.len() > max {
+            return Err(too_large(max));
+        }
+        if step < STEP_BYTES {
+            break;
+        }
     }
-    match outcome {
-        Ok(_) => Ok(expanded.into()),
-        Err(error) => Err(Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body does not decompress")
-            .detail(error.to_string())),
+    drop(decoder);
+    let mut left = expanded.len();
+    for share in &mut paid.shares {
+        let kept = left.min(share.permit.num_permits() * PERMIT_BYTES);
+        share.shrink(kept);
+        left -= kept;
     }
+    Ok(ReadBody { bytes: expanded.into(), share: paid.shares })
 }
 
 pub(super) fn stopped() -> Failure {
@@ -208,7 +274,8 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
-        let (parts, body) = request.into_parts();
+        let (parts, mut body) = request.into_parts();
+        // Small bodies are bounded by the number of connections, not by the budget: acks pass under any load.
         if media(&parts.headers)? != Media::Json {
             return Err(unsupported("Content-Type must be application/json"));
         }
@@ -216,8 +283,23 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
             return Err(unsupported("this call takes no Content-Encoding"));
         }
         let timeout = api.bodies.limits.read_timeout;
-        let bytes = collect(body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout).await?;
+        let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
+        let bytes = collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await?;
         parse(&bytes).map(Self)
+    }
+}
+
+/// The body of a control call that has only optional fields: it may be left out.
+pub(super) struct OptionalJson<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalJson<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
+        if request.body().is_end_stream() {
+            return Ok(Self(T::default()));
+        }
+        Json::from_request(request, api).await.map(|json| Self(json.0))
     }
 }
 

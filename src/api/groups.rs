@@ -121,6 +121,7 @@ fn on_wire(policy: &PolicyName, group: Group) -> GroupInfo {
         group_id: group.group_id,
         state: group.fill.state,
         reason: group.reason,
+        failed_filters: group.failed_filters,
         environment: group.environment,
         size: group.fill.size,
         min_size: group.min_size,

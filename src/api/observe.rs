@@ -25,9 +25,14 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     let method = request.method().clone();
     // The template, not the path: paths hold ids, and would make labels unbounded.
     let route = request.extensions().get::<MatchedPath>().map_or("_unmatched", MatchedPath::as_str).to_owned();
-    let span = tracing::info_span!("request", request.id = %request_id, http.method = %method, http.route = route);
     let metrics = &api.metrics;
-    let labels = [method.as_str(), route.as_str()];
+    // Any token is a method; only these are labels.
+    let verb = match method.as_str() {
+        verb @ ("GET" | "POST" | "PUT" | "HEAD" | "DELETE" | "OPTIONS" | "PATCH") => verb,
+        _ => "_other",
+    };
+    let labels = [verb, route.as_str()];
+    let span = tracing::info_span!("request", request.id = %request_id, http.method = verb, http.route = route);
     let received = metrics.request_bytes.with_label_values(&labels);
     request = request.map(|body| count_bytes(body, received));
 
@@ -39,7 +44,7 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
 
     metrics.request_seconds.with_label_values(&labels).observe(elapsed.as_secs_f64());
     let status = response.status();
-    metrics.requests.with_label_values(&[method.as_str(), &route, status.as_str()]).inc();
+    metrics.requests.with_label_values(&[verb, &route, status.as_str()]).inc();
     span.in_scope(|| {
         tracing::debug!(http.status = status.as_u16(), elapsed_ms = elapsed.as_millis() as u64, "answered");
     });

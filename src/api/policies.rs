@@ -18,12 +18,12 @@ use utoipa::IntoParams;
 use super::{
     Api,
     batches::wait_ms,
-    body::Json,
+    body::{Json, OptionalJson},
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
 use crate::{
-    buffer::{policies::PolicyOverview, refusal::Refusal, rules::Rules},
+    buffer::{ids::PolicyName, policies::PolicyOverview, refusal::Refusal, rules::Rules},
     clock::Timestamp,
     store::{PolicyWritten, Publish, Tallies},
 };
@@ -55,7 +55,9 @@ pub(super) async fn list(
     Query(query): Query<PolicyQuery>,
 ) -> Result<Answer<PolicyList>, Failure> {
     let limit = params::page_limit(query.limit)?;
-    let overviews = api.buffer.policies(query.after.unwrap_or_default(), limit).await?;
+    let after = params::optional("after", query.after.as_deref(), PolicyName::parse)?;
+    let after = after.map(|name| name.as_str().to_owned()).unwrap_or_default();
+    let overviews = api.buffer.policies(after, limit).await?;
     let policies: Vec<PolicyStatus> = overviews.into_iter().map(on_wire).collect();
     let last = policies.last().map(|policy| policy.policy.clone());
     let next = last.filter(|_| policies.len() == limit as usize);
@@ -230,7 +232,7 @@ pub(super) async fn resume(
     path = "/policies/{policy}/reset",
     tag = "trainers",
     params(("policy" = String, Path, description = "Name of the policy")),
-    request_body = ResetRequest,
+    request_body = Option<ResetRequest>,
     responses(
         (status = 200, description = "A new run", body = ResetResponse),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
@@ -240,7 +242,7 @@ pub(super) async fn resume(
 pub(super) async fn reset(
     State(api): State<Api>,
     PolicyPath(policy): PolicyPath,
-    Json(request): Json<ResetRequest>,
+    OptionalJson(request): OptionalJson<ResetRequest>,
 ) -> Result<Answer<ResetResponse>, Failure> {
     let (run, epoch, discarded_groups) = api.buffer.reset(policy, params::epoch(request.epoch)).await?;
     Ok(Answer(ResetResponse { run: run.0, epoch: epoch.0, discarded_groups }))

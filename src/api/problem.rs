@@ -14,6 +14,7 @@ use forebay_client::wire::{PROBLEM_JSON, Problem, Violation};
 use crate::{
     buffer::refusal::{BufferError, Refusal},
     metrics::Metrics,
+    store::StoreError,
 };
 
 /// Seconds after which a retry makes sense when nothing better is known.
@@ -83,6 +84,11 @@ impl From<BufferError> for Failure {
     fn from(error: BufferError) -> Self {
         match error {
             BufferError::Refused(refusal) => refusal.into(),
+            BufferError::Store(StoreError::Corrupt(found)) => {
+                let mut failure = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The store is corrupt");
+                failure.source = Some(found.into());
+                failure
+            }
             BufferError::Store(error) => {
                 let mut failure =
                     Self::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store cannot answer")

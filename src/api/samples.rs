@@ -18,9 +18,12 @@ use super::{
     problem::Failure,
 };
 use crate::buffer::{
-    samples::SampleReader,
+    samples::{Page, SampleReader},
     shard::{SHARDS_MAX, Shard},
 };
+
+/// Bytes at which a frame is sent.
+const FRAME_BYTES: usize = 1 << 20;
 
 /// Which part of a batch to read.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -61,7 +64,7 @@ pub(super) async fn get(
     let mut reader = api.buffer.samples(batch_id, shard).await?;
     // The first page is read before the head is sent, so that its failure is still a problem.
     let first = reader.next_page().await?;
-    let rows = Rows { reader, format, next: first, state: Stage::Head };
+    let rows = Rows { reader, format, page: first, written: None, ended: false };
     let body = Body::from_stream(stream::try_unfold(rows, Rows::frame));
     Ok(([(header::CONTENT_TYPE, format.media())], body).into_response())
 }
@@ -115,36 +118,72 @@ fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
         .ok_or_else(|| Failure::not_acceptable("samples are application/x-ndjson or application/json"))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Head,
-    Rows,
-    Done,
-}
-
 /// A body being written.
 struct Rows {
     reader: SampleReader,
     format: Format,
-    next: Option<Vec<Sample>>,
-    state: Stage,
+    page: Option<Page>,
+    /// Rows written so far; none before the opening bracket of an array.
+    written: Option<u64>,
+    ended: bool,
 }
 
 impl Rows {
     /// The next frame; an error breaks the connection rather than deliver damage or end early without a sign.
     async fn frame(mut self) -> Result<Option<(Bytes, Self)>, std::io::Error> {
-        if self.state == Stage::Done {
+        if self.ended {
             return Ok(None);
         }
-        let page = self.next.take();
-        let (format, is_head, is_last) = (self.format, self.state == Stage::Head, page.is_none());
-        let write = move || write(format, &page.unwrap_or_default(), is_head, is_last);
-        let bytes = tokio::task::spawn_blocking(write).await.map_err(|_| broken(body::stopped()))??;
-        self.state = if is_last { Stage::Done } else { Stage::Rows };
-        if !is_last {
-            self.next = self.reader.next_page().await.map_err(|error| broken(error.into()))?;
+        if self.page.is_none() && self.written.is_some() {
+            self.page = self.reader.next_page().await.map_err(|error| broken(error.into()))?;
         }
-        Ok(Some((bytes, self)))
+        let write = move || self.write().map(|bytes| (bytes, self));
+        let written = tokio::task::spawn_blocking(write).await.map_err(|_| broken(body::stopped()))??;
+        Ok(Some(written))
+    }
+
+    /// Writes rows of the current page until a frame is full; without a page, the end.
+    fn write(&mut self) -> Result<Bytes, std::io::Error> {
+        let mut text = Vec::new();
+        if self.format == Format::Json && self.written.is_none() {
+            text.push(b'[');
+        }
+        let mut written = self.written.unwrap_or(0);
+        self.ended = self.page.is_none();
+        while text.len() < FRAME_BYTES {
+            let Some(row) = self.page.as_mut().and_then(Iterator::next) else {
+                self.page = None;
+                break;
+            };
+            self.format.write_row(&mut text, &row, written == 0)?;
+            written += 1;
+        }
+        self.written = Some(written);
+        if self.format == Format::Json && self.ended {
+            text.push(b']');
+        }
+        Ok(text.into())
+    }
+}
+
+impl Format {
+    fn write_row(self, text: &mut Vec<u8>, row: &Sample, is_first: bool) -> Result<(), std::io::Error> {
+        if self == Self::Json && !is_first {
+            text.push(b',');
+        }
+        let start = text.len();
+        serde_json::to_writer(&mut *text, row)?;
+        if self == Self::Ndjson {
+            // Messages and metadata are as sent, line breaks between their tokens included. None can stand inside a
+            // JSON text, so as a space each means the same.
+            for byte in &mut text[start..] {
+                if matches!(byte, b'\n' | b'\r') {
+                    *byte = b' ';
+                }
+            }
+            text.push(b'\n');
+        }
+        Ok(())
     }
 }
 
@@ -152,24 +191,4 @@ fn broken(failure: Failure) -> std::io::Error {
     let problem = failure.into_problem();
     tracing::warn!(problem.kind = problem.kind, "a stream of samples was broken off");
     std::io::Error::other(problem.kind)
-}
-
-fn write(format: Format, rows: &[Sample], is_head: bool, is_last: bool) -> Result<Bytes, std::io::Error> {
-    let mut text = Vec::new();
-    if format == Format::Json && is_head {
-        text.push(b'[');
-    }
-    for (index, row) in rows.iter().enumerate() {
-        if format == Format::Json && !(is_head && index == 0) {
-            text.push(b',');
-        }
-        serde_json::to_writer(&mut text, row)?;
-        if format == Format::Ndjson {
-            text.push(b'\n');
-        }
-    }
-    if format == Format::Json && is_last {
-        text.push(b']');
-    }
-    Ok(text.into())
 }

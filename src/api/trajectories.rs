@@ -1,15 +1,21 @@
 //! `/trajectories`: agents hand in finished work and look up what became of it.
 
+use std::fmt;
+
 use axum::{
     body::Body,
     extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use forebay_client::wire::{
     self, BulkLine, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, SeqAccess, Visitor},
+};
 use utoipa::IntoParams;
 
 use super::{
@@ -21,7 +27,7 @@ use super::{
 use crate::{
     buffer::{
         Buffer,
-        ids::{GroupId, RolloutId},
+        ids::{GroupId, ID_BYTES_MAX, RolloutId},
         ingest::{NewRollout, warnings},
         refusal::BufferError,
     },
@@ -30,6 +36,9 @@ use crate::{
 
 /// Trajectories of one bundle.
 const BUNDLE_MAX: usize = 4_096;
+
+/// Lines of one bulk body: its answers are held until it ends.
+const BULK_LINES_MAX: usize = 16_384;
 
 /// Bodies longer than this would hold up an async worker for milliseconds.
 const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -70,20 +79,19 @@ const BULK_BYTES: usize = 8 << 20;
 pub(super) async fn post(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Failure> {
     let media = body::media(&headers)?;
     let body::ReadBody { bytes, share } = body::read(&api.bodies, &headers, body).await?;
-    let inline = bytes.len() <= INLINE_BYTES_MAX;
     let buffer = api.buffer.clone();
     match media {
         Media::Json => {
+            let inline = bytes.len() <= INLINE_BYTES_MAX;
             let (bundle, shape) = run(inline, move || decode(&buffer, &bytes)).await??;
             let answer = api.buffer.ingest(bundle).await;
             drop(share);
             shape.answer(answer)
         }
         Media::Ndjson => {
-            let lines = run(inline, move || decode_lines(&buffer, &bytes)).await?;
-            let answer = ingest_lines(&api.buffer, lines).await;
+            let answer = bulk(&buffer, bytes).await;
             drop(share);
-            Ok(answer)
+            answer
         }
     }
 }
@@ -105,11 +113,41 @@ fn decode(buffer: &Buffer, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Fai
         let prepared = buffer.prepare(vec![body::parse(bytes)?]);
         return prepared.map(|one| (one, Shape::Object)).map_err(|refusal| Failure::from(refusal).of_single_object());
     }
-    let bundle: Vec<wire::Trajectory> = body::parse(bytes)?;
-    if bundle.is_empty() || bundle.len() > BUNDLE_MAX {
+    let Bundle(bundle) = body::parse(bytes)?;
+    if bundle.is_empty() {
         return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
     }
     Ok((buffer.prepare(bundle)?, Shape::Array))
+}
+
+/// An array of trajectories that is refused at the first one too many, not when all are parsed.
+struct Bundle(Vec<wire::Trajectory>);
+
+impl<'de> Deserialize<'de> for Bundle {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(BundleVisitor)
+    }
+}
+
+struct BundleVisitor;
+
+impl<'de> Visitor<'de> for BundleVisitor {
+    type Value = Bundle;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of trajectories")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Bundle, A::Error> {
+        let mut bundle = Vec::new();
+        while let Some(trajectory) = seq.next_element()? {
+            if bundle.len() >= BUNDLE_MAX {
+                return Err(de::Error::custom(format_args!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
+            }
+            bundle.push(trajectory);
+        }
+        Ok(Bundle(bundle))
+    }
 }
 
 impl Shape {
@@ -149,23 +187,47 @@ struct Line {
     prepared: Result<NewRollout, Failure>,
 }
 
-fn decode_lines(buffer: &Buffer, bytes: &[u8]) -> Vec<Line> {
-    let mut lines = Vec::new();
-    for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
-        if line.iter().all(u8::is_ascii_whitespace) {
-            continue;
+/// Ingests a bulk body slice by slice: what is decoded is stored and answered before the next slice is decoded.
+async fn bulk(buffer: &Buffer, bytes: Bytes) -> Result<Response, Failure> {
+    let lines = numbered_lines(&bytes)?;
+    let mut text = Vec::new();
+    for slice in lines.chunks(BULK_LINES) {
+        let inline = slice.iter().map(|(_, line)| line.len()).sum::<usize>() <= INLINE_BYTES_MAX;
+        let slice: Vec<(u64, Bytes)> = slice.iter().map(|(number, line)| (*number, bytes.slice_ref(line))).collect();
+        let decoder = buffer.clone();
+        let lines = run(inline, move || decode_lines(&decoder, slice)).await?;
+        for answer in ingest_lines(buffer, lines).await {
+            serde_json::to_writer(&mut text, &answer).expect("receipts and problems are plain data");
+            text.push(b'\n');
         }
-        let prepared = body::parse(line).and_then(|trajectory| {
+    }
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], text).into_response())
+}
+
+/// The lines that hold something, with their numbers from 1.
+fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
+    let lines = bytes.split(|&byte| byte == b'\n').zip(1..).map(|(line, number)| (number, line));
+    let held = lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace));
+    // One more than allowed tells a full body from one with too many.
+    let held: Vec<_> = held.take(BULK_LINES_MAX + 1).collect();
+    if held.len() > BULK_LINES_MAX {
+        return Err(Failure::invalid("", format!("a bulk body has at most {BULK_LINES_MAX} lines")));
+    }
+    Ok(held)
+}
+
+fn decode_lines(buffer: &Buffer, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
+    let decode = |(number, line): (u64, Bytes)| {
+        let prepared = body::parse(&line).and_then(|trajectory| {
             let mut one = buffer.prepare(vec![trajectory])?;
             one.pop().ok_or_else(body::stopped)
         });
-        let prepared = prepared.map_err(Failure::of_single_object);
-        lines.push(Line { number: index as u64 + 1, prepared });
-    }
-    lines
+        Line { number, prepared: prepared.map_err(Failure::of_single_object) }
+    };
+    lines.into_iter().map(decode).collect()
 }
 
-async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Response {
+async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Vec<BulkLine> {
     let mut answers: Vec<BulkLine> = Vec::with_capacity(lines.len());
     let mut slice: Vec<(u64, NewRollout)> = Vec::new();
     let mut bytes = 0;
@@ -177,19 +239,14 @@ async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Response {
                 slice.push((line.number, rollout));
             }
         }
-        if slice.len() >= BULK_LINES || bytes >= BULK_BYTES {
+        if bytes >= BULK_BYTES {
             ingest_slice(buffer, std::mem::take(&mut slice), &mut answers).await;
             bytes = 0;
         }
     }
     ingest_slice(buffer, slice, &mut answers).await;
     answers.sort_by_key(|answer| answer.line);
-    let mut text = Vec::new();
-    for answer in answers {
-        serde_json::to_writer(&mut text, &answer).expect("receipts and problems are plain data");
-        text.push(b'\n');
-    }
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], text).into_response()
+    answers
 }
 
 async fn ingest_slice(buffer: &Buffer, slice: Vec<(u64, NewRollout)>, answers: &mut Vec<BulkLine>) {
@@ -276,7 +333,7 @@ pub(super) async fn get(State(api): State<Api>, Query(query): Query<StoryQuery>)
         rollout_id: None,
         group_id: params::optional("group_id", query.group_id.as_deref(), GroupId::parse)?,
         verdict: query.verdict,
-        reason: query.reason,
+        reason: query.reason.map(|reason| params::text("reason", reason, ID_BYTES_MAX)).transpose()?,
         state: query.state,
         step: query.step.map(|step| params::step("step", step)).transpose()?,
         after: params::cursor(query.after.as_deref())?,

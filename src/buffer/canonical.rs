@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 /// Nesting that free-form JSON may have, well under the parser's own limit of 128.
 pub const JSON_DEPTH_MAX: usize = 64;
 
-/// BLAKE3 hash of a trajectory's canonical content.
+/// BLAKE3 hash of canonical content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ContentDigest([u8; 32]);
 
@@ -29,7 +29,7 @@ impl fmt::Debug for ContentDigest {
     }
 }
 
-/// Hashes values unambiguously: every field has a tag, every variable length goes first.
+/// Hashes values unambiguously: every value has a tag, every variable length goes first or has an end.
 #[derive(Default)]
 pub(super) struct Hasher(blake3::Hasher);
 
@@ -59,73 +59,45 @@ impl Hasher {
         self.0.update(value);
     }
 
+    pub(super) fn digest(&mut self, value: ContentDigest) {
+        self.0.update(&value.0);
+    }
+
     pub(super) fn option<T>(&mut self, value: Option<T>, hash: impl FnOnce(&mut Self, T)) {
         self.tag(u8::from(value.is_some()));
         if let Some(value) = value {
             hash(self, value);
         }
     }
-
-    fn json(&mut self, node: &Json) {
-        match node {
-            Json::Null => self.tag(0),
-            Json::Bool(value) => {
-                self.tag(1);
-                self.tag(u8::from(*value));
-            }
-            Json::Int(value) => {
-                self.tag(2);
-                self.0.update(&value.to_le_bytes());
-            }
-            Json::Float(value) => {
-                self.tag(3);
-                self.float(*value);
-            }
-            Json::Text(value) => {
-                self.tag(4);
-                self.text(value);
-            }
-            Json::Array(items) => {
-                self.tag(5);
-                self.int(items.len() as i64);
-                for item in items {
-                    self.json(item);
-                }
-            }
-            Json::Object(entries) => {
-                self.tag(6);
-                self.int(entries.len() as i64);
-                for (key, value) in entries {
-                    self.text(key);
-                    self.json(value);
-                }
-            }
-        }
-    }
 }
 
 /// Free-form JSON that was checked: bounded depth, no duplicate keys, every number in range.
-#[derive(Debug)]
-pub(super) enum Json {
-    Null,
-    Bool(bool),
-    Int(i128),
-    Float(f64),
-    Text(String),
-    Array(Vec<Json>),
-    Object(BTreeMap<String, Json>),
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CheckedJson {
+    /// What it is at the top.
+    pub(super) kind: JsonKind,
+    /// Hash of its value, whatever its spelling.
+    pub(super) digest: ContentDigest,
 }
 
-impl Json {
-    /// Checks raw JSON; the error says what is wrong with it.
-    pub(super) fn check(raw: &RawValue) -> Result<Self, String> {
-        let mut deserializer = serde_json::Deserializer::from_str(raw.get());
-        Seed { depth: 0 }.deserialize(&mut deserializer).map_err(|error| describe(&error))
-    }
+/// What JSON is at its top.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum JsonKind {
+    /// `[...]`
+    Array,
+    /// `{...}`
+    Object,
+    /// Anything else.
+    Scalar,
+}
 
-    pub(super) fn hash_into(&self, hasher: &mut Hasher) {
-        hasher.json(self);
-    }
+/// Checks and hashes raw JSON without keeping it; the error says what is wrong with it.
+pub(super) fn check_json(raw: &RawValue) -> Result<CheckedJson, String> {
+    let mut hasher = Hasher::default();
+    let mut deserializer = serde_json::Deserializer::from_str(raw.get());
+    let walk = Walk { hasher: &mut hasher, depth: 0 };
+    let kind = walk.deserialize(&mut deserializer).map_err(|error| describe(&error))?;
+    Ok(CheckedJson { kind, digest: hasher.finish() })
 }
 
 /// The error without its position, which is relative to the fragment and would mislead.
@@ -134,76 +106,106 @@ fn describe(error: &serde_json::Error) -> String {
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }
 
-struct Seed {
+const NULL: u8 = 0;
+const BOOL: u8 = 1;
+const INT: u8 = 2;
+const FLOAT: u8 = 3;
+const TEXT: u8 = 4;
+const ARRAY: u8 = 5;
+const OBJECT: u8 = 6;
+const END: u8 = 7;
+
+/// Walks JSON and hashes it. Arrays stream into the hash; of an object only keys and their values' digests are held
+/// until they are sorted.
+struct Walk<'h> {
+    hasher: &'h mut Hasher,
     depth: usize,
 }
 
-impl Seed {
-    fn deeper<E: de::Error>(&self) -> Result<Self, E> {
-        if self.depth >= JSON_DEPTH_MAX {
+impl Walk<'_> {
+    fn deeper<E: de::Error>(depth: usize, hasher: &mut Hasher) -> Result<Walk<'_>, E> {
+        if depth >= JSON_DEPTH_MAX {
             return Err(E::custom(format_args!("nested deeper than {JSON_DEPTH_MAX} levels")));
         }
-        Ok(Self { depth: self.depth + 1 })
+        Ok(Walk { hasher, depth: depth + 1 })
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Seed {
-    type Value = Json;
+impl<'de> DeserializeSeed<'de> for Walk<'_> {
+    type Value = JsonKind;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonKind, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Seed {
-    type Value = Json;
+impl<'de> Visitor<'de> for Walk<'_> {
+    type Value = JsonKind;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_unit<E>(self) -> Result<Json, E> {
-        Ok(Json::Null)
+    fn visit_unit<E>(self) -> Result<JsonKind, E> {
+        self.hasher.tag(NULL);
+        Ok(JsonKind::Scalar)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
-        Ok(Json::Bool(value))
+    fn visit_bool<E>(self, value: bool) -> Result<JsonKind, E> {
+        self.hasher.tag(BOOL);
+        self.hasher.tag(u8::from(value));
+        Ok(JsonKind::Scalar)
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
-        Ok(Json::Int(value.into()))
+    fn visit_i64<E>(self, value: i64) -> Result<JsonKind, E> {
+        self.hasher.tag(INT);
+        self.hasher.0.update(&i128::from(value).to_le_bytes());
+        Ok(JsonKind::Scalar)
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
-        Ok(Json::Int(value.into()))
+    fn visit_u64<E>(self, value: u64) -> Result<JsonKind, E> {
+        self.hasher.tag(INT);
+        self.hasher.0.update(&i128::from(value).to_le_bytes());
+        Ok(JsonKind::Scalar)
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
-        Ok(Json::Float(value))
+    fn visit_f64<E>(self, value: f64) -> Result<JsonKind, E> {
+        self.hasher.tag(FLOAT);
+        self.hasher.float(value);
+        Ok(JsonKind::Scalar)
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Json, E> {
-        Ok(Json::Text(value.to_owned()))
+    fn visit_str<E>(self, value: &str) -> Result<JsonKind, E> {
+        self.hasher.tag(TEXT);
+        self.hasher.text(value);
+        Ok(JsonKind::Scalar)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element_seed(self.deeper()?)? {
-            items.push(item);
-        }
-        Ok(Json::Array(items))
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<JsonKind, A::Error> {
+        self.hasher.tag(ARRAY);
+        while seq.next_element_seed(Walk::deeper(self.depth, self.hasher)?)?.is_some() {}
+        self.hasher.tag(END);
+        Ok(JsonKind::Array)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
-        let mut entries = BTreeMap::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonKind, A::Error> {
+        let mut entries: BTreeMap<String, ContentDigest> = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
-            let value = map.next_value_seed(self.deeper()?)?;
+            let mut hasher = Hasher::default();
+            map.next_value_seed(Walk::deeper(self.depth, &mut hasher)?)?;
             if entries.contains_key(&key) {
                 return Err(de::Error::custom(format_args!("duplicate key `{key}`")));
             }
-            entries.insert(key, value);
+            entries.insert(key, hasher.finish());
         }
-        Ok(Json::Object(entries))
+        self.hasher.tag(OBJECT);
+        for (key, value) in entries {
+            self.hasher.tag(TEXT);
+            self.hasher.text(&key);
+            self.hasher.digest(value);
+        }
+        self.hasher.tag(END);
+        Ok(JsonKind::Object)
     }
 }
 
@@ -211,16 +213,16 @@ impl<'de> Visitor<'de> for Seed {
 mod tests {
     use super::*;
 
+    fn check(text: &str) -> Result<CheckedJson, String> {
+        check_json(&RawValue::from_string(text.to_owned()).expect("the test's JSON is well-formed"))
+    }
+
     fn digest(text: &str) -> ContentDigest {
-        let raw = RawValue::from_string(text.to_owned()).expect("the test's JSON is well-formed");
-        let mut hasher = Hasher::default();
-        Json::check(&raw).expect("the test's JSON is acceptable").hash_into(&mut hasher);
-        hasher.finish()
+        check(text).expect("the test's JSON is acceptable").digest
     }
 
     fn refusal(text: &str) -> String {
-        let raw = RawValue::from_string(text.to_owned()).expect("the test's JSON is well-formed");
-        Json::check(&raw).expect_err("the test's JSON is refused")
+        check(text).expect_err("the test's JSON is refused")
     }
 
     #[test]
@@ -230,9 +232,19 @@ mod tests {
 
     #[test]
     fn different_values_have_different_content() {
-        for other in [r#"{"a":[1,[2]]}"#, r#"{"a":[1],"b":2}"#, r#"{"a":["1",2]}"#, r#"{"a":[1.5,2]}"#] {
+        let others = [
+            r#"{"a":[1,[2]]}"#,
+            r#"{"a":[1],"b":2}"#,
+            r#"{"a":["1",2]}"#,
+            r#"{"a":[1.5,2]}"#,
+            r#"{"a":[1,2,{}]}"#,
+            r#"[{"a":[1,2]}]"#,
+        ];
+        for other in others {
             assert_ne!(digest(r#"{"a":[1,2]}"#), digest(other), "{other}");
         }
+        assert_ne!(digest("[[1],2]"), digest("[[1,2]]"));
+        assert_ne!(digest(r#"{"a":{"b":1}}"#), digest(r#"{"a":{},"b":1}"#));
     }
 
     #[test]

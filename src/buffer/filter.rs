@@ -31,8 +31,8 @@ const RULES_MAX: usize = 64;
 /// Names become labels of metrics and reasons in the ledger.
 const NAME_BYTES_MAX: usize = 64;
 /// Reasons that the service itself writes into the ledger; a filter's name must not forge them.
-const BUILT_IN_REASONS: [&str; 8] =
-    ["no-reward", "group-decided", "incomplete", "exhausted", "all-masked", "reset", "stale", "quarantined"];
+const BUILT_IN_REASONS: [&str; 9] =
+    ["no-reward", "group-decided", "incomplete", "exhausted", "all-masked", "reset", "stale", "quarantined", "by-hand"];
 
 /// The compiled filters of one policy, in the order of its rules.
 ///

@@ -8,6 +8,7 @@ use super::{
     advantage::advantages,
     filter::{GroupFacts, Judgement},
     ids::{RolloutPk, Version},
+    ingest::FAILED_FILTERS_MAX,
     rules::Rules,
 };
 use crate::clock::Timestamp;
@@ -71,6 +72,21 @@ pub struct Member {
     pub trained_versions: Option<(Version, Version)>,
 }
 
+/// What was decided about a group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupOutcome {
+    /// What becomes of it.
+    pub decision: GroupDecision,
+    /// Group filters that could not be evaluated and did not match.
+    pub failed_filters: Vec<String>,
+}
+
+impl From<GroupDecision> for GroupOutcome {
+    fn from(decision: GroupDecision) -> Self {
+        Self { decision, failed_filters: Vec::new() }
+    }
+}
+
 /// What becomes of a group.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GroupDecision {
@@ -110,27 +126,27 @@ pub struct GroupTotals {
 
 /// Decides a group: too few rollouts, then none that trains, then the group filters, then its advantages.
 #[must_use]
-pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupDecision {
+pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {
     if group.rollouts.len() < group.min_size as usize {
-        return GroupDecision::Discard(cause.shortage().to_owned());
+        return GroupDecision::Discard(cause.shortage().to_owned()).into();
     }
     if !group.rollouts.iter().any(|member| member.verdict == Verdict::Kept) {
-        return GroupDecision::Discard("all-masked".to_owned());
+        return GroupDecision::Discard("all-masked".to_owned()).into();
     }
     let rewards: Vec<f64> = group.rollouts.iter().filter_map(|member| member.reward).collect();
-    let Judgement { matched, .. } = rules.filters().judge_group(&filter_facts(group, &rewards, now));
+    let Judgement { matched, failed } = rules.filters().judge_group(&filter_facts(group, &rewards, now));
+    let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
     if let Some(found) = matched {
-        return GroupDecision::Discard(found.name.to_owned());
+        return GroupOutcome { decision: GroupDecision::Discard(found.name.to_owned()), failed_filters };
     }
     let mut votes = advantages(rules.advantage, &rewards).into_iter();
     let of_member = |member: &Member| {
         let advantage = member.reward.and_then(|_| votes.next()).unwrap_or(0.0);
         (member.rollout_pk, advantage)
     };
-    GroupDecision::Ready(ReadyGroup {
-        advantages: group.rollouts.iter().map(of_member).collect(),
-        totals: totals(&group.rollouts),
-    })
+    let ready =
+        ReadyGroup { advantages: group.rollouts.iter().map(of_member).collect(), totals: totals(&group.rollouts) };
+    GroupOutcome { decision: GroupDecision::Ready(ready), failed_filters }
 }
 
 fn totals(members: &[Member]) -> GroupTotals {

@@ -27,11 +27,14 @@ pub const REASON_GROUP_DECIDED: &str = "group-decided";
 /// Reason of a rollout without a reward that no filter masked.
 pub const REASON_NO_REWARD: &str = "no-reward";
 
+/// What groups discarded by hand are counted by: the reasons that people give are free text.
+pub const RULE_BY_HAND: &str = "by-hand";
+
 /// Posts per place after which a refilling group is decided with what is there.
 pub const POSTS_PER_PLACE_MAX: u32 = 4;
 
-/// Failing filters named in the ledger, per rollout.
-const FAILED_FILTERS_MAX: usize = 16;
+/// Failing filters named in the ledger, per rollout or group.
+pub(super) const FAILED_FILTERS_MAX: usize = 16;
 
 /// A valid trajectory, packed and ready to be stored.
 #[derive(Clone, Debug)]
@@ -232,12 +235,22 @@ impl Buffer {
             self.metrics.dropped(policy, reason);
         }
         if let Some(state) = ingested.decided {
-            self.report_decided(&ingested.policy, state, ingested.discarded.as_deref());
+            let failed = &ingested.failed_group_filters;
+            self.report_decided(&ingested.policy, state, ingested.discarded.as_deref(), failed);
         }
     }
 
     /// Counts a decided group, and wakes a trainer if it is ready.
-    pub(super) fn report_decided(&self, policy: &PolicyName, state: GroupState, reason: Option<&str>) {
+    pub(super) fn report_decided(
+        &self,
+        policy: &PolicyName,
+        state: GroupState,
+        reason: Option<&str>,
+        failed_filters: &[String],
+    ) {
+        for filter in failed_filters {
+            self.metrics.filter_failed(policy.as_str(), filter);
+        }
         if state == GroupState::Ready {
             self.metrics.decided(policy.as_str(), "ready");
             self.wakers.batch(policy);

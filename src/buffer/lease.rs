@@ -60,7 +60,6 @@ impl Buffer {
     ///
     /// A caller that is dropped while it waits has claimed nothing.
     pub async fn lease(&self, request: LeaseRequest) -> Result<Option<Leased>, BufferError> {
-        self.policy_or_create(&request.policy).await?;
         let _waiter = self.waiters.try_acquire().map_err(|_| Refusal::TooManyWaiters)?;
         let waker = self.wakers.of(&request.policy);
         let started = Instant::now();
@@ -70,13 +69,20 @@ impl Buffer {
         loop {
             let answer = {
                 let _turn = waker.turn.lock().await;
-                self.store.claim(self.claim(&request, request.partial && time_is_up)).await??
+                let claim = self.claim(&request, request.partial && time_is_up);
+                self.creating(&request.policy, || self.store.claim(claim.clone())).await
             };
+            if matches!(&answer, Err(BufferError::Refused(Refusal::UnknownPolicy(_)))) {
+                self.wakers.forget(&request.policy);
+            }
+            let answer = answer?;
             self.report_expired(&request.policy, answer.expired);
             self.metrics.dropped_many(request.policy.as_str(), "stale", answer.stale);
             match answer.claimed {
                 Claimed::Held(batch) => {
                     self.metrics.lease(batch.policy.as_str(), "held", 1);
+                    // The wake-up, if there was one, was for somebody who needs a new batch.
+                    self.wakers.batch(&request.policy);
                     return Ok(Some(Leased { batch: *batch, held: true }));
                 }
                 Claimed::Granted(batch) => {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     Buffer,
     ids::{GroupId, PolicyName, RolloutId},
+    ingest::RULE_BY_HAND,
     refusal::{BufferError, Refusal},
 };
 use crate::store::{Group, GroupFilter, Story, StoryFilter, Tallies};
@@ -63,7 +64,7 @@ impl Buffer {
     pub async fn close_group(&self, policy: PolicyName, group_id: GroupId) -> Result<Group, BufferError> {
         let decide = Arc::clone(&self.decide);
         let group = self.store.close_group(policy.clone(), group_id, decide, self.clock.now()).await??;
-        self.report_decided(&policy, group.fill.state, group.reason.as_deref());
+        self.report_decided(&policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
         Ok(group)
     }
 
@@ -75,7 +76,7 @@ impl Buffer {
         reason: String,
     ) -> Result<Group, BufferError> {
         let group = self.store.discard_group(policy.clone(), group_id, reason, self.clock.now()).await??;
-        self.report_decided(&policy, group.fill.state, group.reason.as_deref());
+        self.report_decided(&policy, group.fill.state, Some(RULE_BY_HAND), &[]);
         Ok(group)
     }
 

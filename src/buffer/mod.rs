@@ -33,7 +33,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use self::{
-    finalize::{Cause, GroupDecision, GroupSnapshot},
+    finalize::{Cause, GroupOutcome, GroupSnapshot},
     ids::{PolicyName, Version},
     ingest::{GroupFill, NewRollout, RolloutDecision},
     refusal::{BufferError, Refusal},
@@ -44,7 +44,7 @@ use self::{
 use crate::{
     clock::{Clock, Timestamp},
     metrics::Metrics,
-    store::{Decide, Policy, PolicyWritten, Store, StoreError},
+    store::{Answer, Decide, Policy, PolicyWritten, Store, StoreError},
 };
 
 /// What an operator sets of the buffer.
@@ -155,6 +155,20 @@ impl Buffer {
         policy.ok_or_else(|| Refusal::UnknownPolicy(name.clone()).into())
     }
 
+    /// Asks the store; where the policy does not exist and may be created on demand, creates it and asks again.
+    async fn creating<T, F>(&self, name: &PolicyName, ask: impl Fn() -> F) -> Result<T, BufferError>
+    where
+        F: Future<Output = Answer<T>>,
+    {
+        match ask().await? {
+            Err(Refusal::UnknownPolicy(_)) => {
+                self.create(name).await?;
+                Ok(ask().await??)
+            }
+            answer => Ok(answer?),
+        }
+    }
+
     async fn create(&self, name: &PolicyName) -> Result<(), BufferError> {
         if !self.options.auto_create {
             return Err(Refusal::UnknownPolicy(name.clone()).into());
@@ -181,7 +195,7 @@ impl Decide for Decisions {
         ingest::decide(rules, new, current, group)
     }
 
-    fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupDecision {
+    fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {
         finalize::decide(rules, group, cause, now)
     }
 }

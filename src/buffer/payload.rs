@@ -20,6 +20,8 @@ pub struct Payload {
     pub digest: [u8; 32],
     /// One zstd frame.
     pub body: Vec<u8>,
+    /// Bytes that it unpacks to.
+    pub unpacked_bytes: usize,
 }
 
 /// A payload that is not what was stored.
@@ -82,7 +84,7 @@ impl Payload {
             }
         }
         let body = zstd::bulk::compress(&packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");
-        Self { digest: *blake3::hash(&body).as_bytes(), body }
+        Self { digest: *blake3::hash(&body).as_bytes(), body, unpacked_bytes: packed.len() }
     }
 
     /// Checks the digest, decompresses and unpacks.

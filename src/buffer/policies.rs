@@ -39,7 +39,7 @@ impl Buffer {
         self.overview(policy).await
     }
 
-    /// One policy, once its version is above `version` or below what it was when the wait began.
+    /// One policy, once its version is above `version`, or below it because a resume or reset lowered it.
     ///
     /// None when nothing happened in time.
     pub async fn policy_above(
@@ -54,8 +54,8 @@ impl Buffer {
         let waker = self.wakers.of(name);
         let look = || async {
             let policy = self.known(name).await?;
-            // A resume that lowers the version answers too: its waiters follow a lineage that is over.
-            let changed = policy.version > version || policy.version < before.version || policy.run != before.run;
+            // A lower version answers too, whenever the resume was: who waits follows a lineage that is over.
+            let changed = policy.version != version || policy.run != before.run;
             Ok::<_, BufferError>(changed.then_some(policy))
         };
         match self.wakers.until_version(&waker, Instant::now() + wait, look).await? {

@@ -10,12 +10,12 @@ use super::{
     payload::{Damaged, Unpacked},
     refusal::{BufferError, Refusal},
     shard::{self, Shard},
-    weights::RolloutMask,
+    weights::{BatchWeights, RolloutMask},
 };
-use crate::store::{Batch, BatchMember};
+use crate::store::{Batch, BatchMember, StoreError};
 
-/// Tokens of one page, unless a single rollout has more: about 10 MiB unpacked.
-const PAGE_TOKENS: u64 = 1 << 20;
+/// Unpacked bytes of one page, unless a single rollout has more.
+const PAGE_BYTES: u64 = 8 << 20;
 
 /// Rollouts of one page.
 const PAGE_ROLLOUTS: usize = 256;
@@ -70,9 +70,19 @@ impl Buffer {
     }
 }
 
+/// Rollouts that were read, checked and unpacked; their rows are made one at a time.
+pub struct Page {
+    rollouts: std::vec::IntoIter<(BatchMember, Unpacked)>,
+    weights: BatchWeights,
+    current: Option<RolloutRows>,
+}
+
+/// A rollout whose payload is not what was stored.
+type DamagedMember = (BatchMember, Damaged);
+
 impl SampleReader {
-    /// The next rows, or none at the end.
-    pub async fn next_page(&mut self) -> Result<Option<Vec<Sample>>, BufferError> {
+    /// The next rollouts, or none at the end.
+    pub async fn next_page(&mut self) -> Result<Option<Page>, BufferError> {
         let page = self.take_page();
         if page.is_empty() {
             return Ok(None);
@@ -82,40 +92,45 @@ impl SampleReader {
         if payloads.len() != page.len() {
             return Err(Refusal::Purged.into());
         }
-        let weights = self.batch.weights;
-        let unpack = move || -> Result<Vec<Sample>, Box<(BatchMember, Damaged)>> {
-            let mut rows = Vec::new();
-            for (member, stored) in page.iter().zip(payloads) {
-                let unpacked = stored.payload.unpack().map_err(|damage| Box::new((member.clone(), damage)))?;
-                rows.extend(rows_of(member, unpacked, &weights));
+        let unpack = move || -> Result<Vec<(BatchMember, Unpacked)>, Box<DamagedMember>> {
+            let mut rollouts = Vec::with_capacity(page.len());
+            for (member, stored) in page.into_iter().zip(payloads) {
+                match stored.payload.unpack() {
+                    Ok(unpacked) => rollouts.push((member, unpacked)),
+                    Err(damage) => return Err(Box::new((member, damage))),
+                }
             }
-            Ok(rows)
+            Ok(rollouts)
         };
-        match tokio::task::spawn_blocking(unpack).await.map_err(|_| crate::store::StoreError::Closed)? {
-            Ok(rows) => Ok(Some(rows)),
-            Err(found) => {
-                let (member, damage) = *found;
-                tracing::error!(
-                    batch.id = %self.batch.batch_id,
-                    rollout.id = %member.rollout_id,
-                    group.id = %member.group_id,
-                    error = %damage,
-                    "a stored payload is damaged; its group is quarantined"
-                );
-                self.buffer.store.quarantine_damaged(self.batch.batch_id, member.group_pk).await?;
-                self.buffer.wakers.batch(&self.batch.policy);
-                Err(Refusal::Damaged.into())
+        match tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)? {
+            Ok(rollouts) => {
+                Ok(Some(Page { rollouts: rollouts.into_iter(), weights: self.batch.weights, current: None }))
             }
+            Err(found) => Err(self.quarantine(&found.0, found.1).await?),
         }
     }
 
+    /// Damage is quarantined before anybody is told.
+    async fn quarantine(&self, member: &BatchMember, damage: Damaged) -> Result<BufferError, BufferError> {
+        tracing::error!(
+            batch.id = %self.batch.batch_id,
+            rollout.id = %member.rollout_id,
+            group.id = %member.group_id,
+            error = %damage,
+            "a stored payload is damaged; its group is quarantined"
+        );
+        self.buffer.store.quarantine_damaged(self.batch.batch_id, member.group_pk).await?;
+        self.buffer.wakers.batch(&self.batch.policy);
+        Ok(Refusal::Damaged.into())
+    }
+
     fn take_page(&mut self) -> Vec<BatchMember> {
-        let mut tokens = 0;
+        let mut bytes = 0;
         let mut page = Vec::new();
         while page.len() < PAGE_ROLLOUTS {
             let Some(next) = self.members.as_slice().first() else { break };
-            tokens += next.tokens;
-            if tokens > PAGE_TOKENS && !page.is_empty() {
+            bytes += next.unpacked_bytes;
+            if bytes > PAGE_BYTES && !page.is_empty() {
                 break;
             }
             page.extend(self.members.next());
@@ -124,53 +139,83 @@ impl SampleReader {
     }
 }
 
-fn rows_of(member: &BatchMember, unpacked: Unpacked, weights: &super::weights::BatchWeights) -> Vec<Sample> {
-    let delivers = member.verdict == Verdict::Kept;
-    let mask = RolloutMask {
-        trained_tokens: if delivers { member.trained_tokens } else { 0 },
-        trained_samples: if delivers { member.trained_segments.into() } else { 0 },
-    };
-    let row = |segment: Option<Segment>, index: usize, segments: usize, of: &Unpacked| -> Sample {
-        let (tokens, mut loss_mask, rest) = match segment {
-            Some(mut segment) => {
-                (Some(std::mem::take(&mut segment.tokens)), Some(std::mem::take(&mut segment.loss_mask)), segment)
+impl Iterator for Page {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        loop {
+            if let Some(row) = self.current.as_mut().and_then(Iterator::next) {
+                return Some(row);
             }
-            None => (None, None, Segment::default()),
-        };
-        if let Some(mask) = loss_mask.as_mut().filter(|_| !delivers) {
-            mask.fill(0);
+            let (member, unpacked) = self.rollouts.next()?;
+            self.current = Some(RolloutRows::new(member, unpacked, self.weights));
         }
-        let trained = loss_mask.iter().flatten().map(|&bit| u64::from(bit)).sum();
-        Sample {
+    }
+}
+
+/// The rows of one rollout.
+struct RolloutRows {
+    member: BatchMember,
+    rollout: Unpacked,
+    weights: BatchWeights,
+    mask: RolloutMask,
+    /// A rollout without segments has one row without tokens.
+    segments: std::vec::IntoIter<Option<Segment>>,
+    count: usize,
+    next: usize,
+}
+
+impl RolloutRows {
+    fn new(member: BatchMember, mut rollout: Unpacked, weights: BatchWeights) -> Self {
+        let delivers = member.verdict == Verdict::Kept;
+        let mask = RolloutMask {
+            trained_tokens: if delivers { member.trained_tokens } else { 0 },
+            trained_samples: if delivers { member.trained_segments.into() } else { 0 },
+        };
+        let segments = std::mem::take(&mut rollout.segments);
+        let segments: Vec<Option<Segment>> =
+            if segments.is_empty() { vec![None] } else { segments.into_iter().map(Some).collect() };
+        Self { member, rollout, weights, mask, count: segments.len(), segments: segments.into_iter(), next: 0 }
+    }
+}
+
+impl Iterator for RolloutRows {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        let segment = self.segments.next()?;
+        let index = self.next;
+        self.next += 1;
+        let has_tokens = segment.is_some();
+        let mut segment = segment.unwrap_or_default();
+        if self.member.verdict != Verdict::Kept {
+            segment.loss_mask.fill(0);
+        }
+        let trained = segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum();
+        let (member, rollout) = (&self.member, &self.rollout);
+        Some(Sample {
             rollout_id: member.rollout_id.clone(),
             group_id: member.group_id.clone(),
             segment: index as i32,
-            segments: segments as i32,
-            kind: rest.kind,
-            environment: of.environment.clone(),
+            segments: self.count as i32,
+            kind: segment.kind,
+            environment: rollout.environment.clone(),
             verdict: member.verdict,
-            status: of.status,
-            tokens,
-            response_length: loss_mask.as_ref().map_or(0, Vec::len) as i32,
-            loss_mask,
-            logprobs: rest.logprobs,
-            teacher_logprobs: rest.teacher_logprobs,
-            values: rest.values,
-            temperature: of.sampling.temperature,
+            status: rollout.status,
+            tokens: has_tokens.then_some(segment.tokens),
+            response_length: segment.loss_mask.len() as i32,
+            loss_mask: has_tokens.then_some(segment.loss_mask),
+            logprobs: segment.logprobs,
+            teacher_logprobs: segment.teacher_logprobs,
+            values: segment.values,
+            temperature: rollout.sampling.temperature,
             reward: member.reward,
             advantage: member.advantage as f32,
-            loss_weight: weights.of_sample(mask, trained),
+            loss_weight: self.weights.of_sample(self.mask, trained),
             policy_version: Some(member.policy_version.0),
-            versions: rest.versions,
-            messages: of.messages.clone(),
-            metadata: of.metadata.clone(),
-        }
-    };
-    let mut unpacked = unpacked;
-    let segments = std::mem::take(&mut unpacked.segments);
-    if segments.is_empty() {
-        return vec![row(None, 0, 0, &unpacked)];
+            versions: segment.versions,
+            messages: rollout.messages.clone(),
+            metadata: rollout.metadata.clone(),
+        })
     }
-    let count = segments.len();
-    segments.into_iter().enumerate().map(|(index, segment)| row(Some(segment), index, count, &unpacked)).collect()
 }

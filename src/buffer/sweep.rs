@@ -7,7 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Buffer, finalize::Cause, ids::PolicyName};
+use super::{
+    Buffer,
+    finalize::Cause,
+    ids::{GroupPk, PolicyName},
+};
 use crate::store::StoreError;
 
 /// Pause between sweeps, a quarter of what [`Buffer::run_sweeper`] promises.
@@ -74,15 +78,25 @@ impl Buffer {
             let now = self.clock.now();
             let overdue = self.store.overdue_groups(now, SLICE).await?;
             let slice = overdue.len();
+            let mut failed = 0;
             for group in overdue {
-                let decide = Arc::clone(&self.decide);
-                if let Some((policy, group)) = self.store.decide_overdue(group, Cause::TimedOut, decide, now).await? {
-                    self.report_decided(&policy, group.fill.state, group.reason.as_deref());
+                if let Err(error) = self.decide_overdue_group(group).await {
+                    // One group that cannot be decided must not hold up the others.
+                    failed += 1;
+                    tracing::error!(error = %error, group.pk = group.0, "an overdue group cannot be decided");
                 }
             }
-            if slice < SLICE as usize {
+            if slice < SLICE as usize || failed == slice {
                 return Ok(());
             }
         }
+    }
+
+    async fn decide_overdue_group(&self, group: GroupPk) -> Result<(), StoreError> {
+        let (decide, now) = (Arc::clone(&self.decide), self.clock.now());
+        if let Some((policy, group)) = self.store.decide_overdue(group, Cause::TimedOut, decide, now).await? {
+            self.report_decided(&policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
+        }
+        Ok(())
     }
 }

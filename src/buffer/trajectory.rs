@@ -9,7 +9,7 @@ use forebay_client::wire::{self, Requirement, Sampling, Segment, Status, Violati
 use serde_json::value::RawValue;
 
 use super::{
-    canonical::{ContentDigest, Hasher, Json},
+    canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
     ids::{GroupId, InvalidId, PolicyName, RolloutId, Version},
 };
 
@@ -161,13 +161,13 @@ impl Trajectory {
         found.text("/environment", sent.environment.as_deref());
         check_scalars(&sent, &mut found);
         check_segments(&sent.segments, limits, &mut found);
-        let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, "an array");
-        let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, "an object");
+        let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
+        let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
         if !found.0.is_empty() {
             return Err(found.0);
         }
         let rollout_id = named_rollout.unwrap_or_else(RolloutId::mint);
-        let content = digest(&sent, &policy, &rollout_id, messages.as_ref(), metadata.as_ref());
+        let content = digest(&sent, &policy, &rollout_id, messages, metadata);
         Ok(Self {
             facts: facts(&sent),
             policy,
@@ -213,24 +213,20 @@ impl Violations {
         self.id(pointer, text, GroupId::parse);
     }
 
-    fn json(&mut self, pointer: &str, raw: Option<&RawValue>, bytes_max: usize, shape: &str) -> Option<Json> {
+    fn json(&mut self, pointer: &str, raw: Option<&RawValue>, bytes_max: usize, kind: JsonKind) -> Option<CheckedJson> {
         let raw = raw?;
         if raw.get().len() > bytes_max {
             self.push(pointer, format!("must be at most {bytes_max} bytes"));
             return None;
         }
-        match Json::check(raw) {
+        match check_json(raw) {
             Err(detail) => {
                 self.push(pointer, detail);
                 None
             }
             Ok(json) => {
-                let fits = match &json {
-                    Json::Array(_) => shape == "an array",
-                    Json::Object(_) => shape == "an object",
-                    _ => false,
-                };
-                self.require(fits, pointer, &format!("must be {shape}"));
+                let shape = if kind == JsonKind::Array { "must be an array" } else { "must be an object" };
+                self.require(json.kind == kind, pointer, shape);
                 Some(json)
             }
         }
@@ -401,8 +397,8 @@ fn digest(
     sent: &wire::Trajectory,
     policy: &PolicyName,
     rollout_id: &RolloutId,
-    messages: Option<&Json>,
-    metadata: Option<&Json>,
+    messages: Option<CheckedJson>,
+    metadata: Option<CheckedJson>,
 ) -> ContentDigest {
     let mut hasher = Hasher::default();
     hasher.text(policy.as_str());
@@ -424,8 +420,8 @@ fn digest(
     for segment in &sent.segments {
         digest_segment(&mut hasher, segment);
     }
-    hasher.option(messages, |hasher, json| json.hash_into(hasher));
-    hasher.option(metadata, |hasher, json| json.hash_into(hasher));
+    hasher.option(messages, |hasher, json| hasher.digest(json.digest));
+    hasher.option(metadata, |hasher, json| hasher.digest(json.digest));
     hasher.finish()
 }
 

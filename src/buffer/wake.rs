@@ -44,10 +44,15 @@ pub(super) enum Woken {
 }
 
 impl Wakers {
-    /// The waiters of a policy that exists.
+    /// The waiters of a policy.
     pub(super) fn of(&self, policy: &PolicyName) -> Arc<Waker> {
         let mut wakers = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(wakers.entry(policy.clone()).or_default())
+    }
+
+    /// Drops the waiters of a policy that turned out not to exist.
+    pub(super) fn forget(&self, policy: &PolicyName) {
+        self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).remove(policy);
     }
 
     fn existing(&self, policy: &PolicyName) -> Option<Arc<Waker>> {

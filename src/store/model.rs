@@ -6,7 +6,7 @@ use forebay_client::wire::{BatchState, GroupState, RolloutState, Verdict};
 
 use crate::{
     buffer::{
-        finalize::{Cause, GroupDecision, GroupSnapshot},
+        finalize::{Cause, GroupOutcome, GroupSnapshot},
         ids::{
             BatchId, BatchPk, ConsumerName, Epoch, GroupId, GroupPk, LeaseToken, PolicyName, PolicyPk, RequestId,
             RolloutId, RolloutPk, Run, Step, Version,
@@ -27,7 +27,7 @@ pub trait Decide: Send + Sync + 'static {
     /// The verdict on a rollout.
     fn rollout(&self, rules: &Rules, new: &NewRollout, current: Version, group: GroupFill) -> RolloutDecision;
     /// What becomes of a group.
-    fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupDecision;
+    fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome;
 }
 
 /// Bundles to ingest in one transaction, each all or nothing on its own.
@@ -63,6 +63,8 @@ pub struct Ingested {
     pub decided: Option<GroupState>,
     /// Why this post discarded the group.
     pub discarded: Option<String>,
+    /// Group filters that could not be evaluated in this decision.
+    pub failed_group_filters: Vec<String>,
 }
 
 /// A policy's row.
@@ -235,6 +237,8 @@ pub struct BatchMember {
     pub tokens: u64,
     /// Trained tokens, as sent.
     pub trained_tokens: u64,
+    /// Bytes that its payload unpacks to.
+    pub unpacked_bytes: u64,
 }
 
 /// A payload with the key of its rollout.
@@ -380,6 +384,8 @@ pub struct Group {
     pub fill: GroupFill,
     /// Why it was discarded or quarantined.
     pub reason: Option<String>,
+    /// Group filters that could not be evaluated.
+    pub failed_filters: Vec<String>,
     /// Environment of its first rollout.
     pub environment: Option<String>,
     /// Rollouts that suffice.

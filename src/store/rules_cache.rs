@@ -20,6 +20,10 @@ impl RulesCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&rules_pk).cloned()
     }
 
+    pub(super) fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     pub(super) fn insert(&self, rules_pk: i64, body: &str) -> Result<Arc<Rules>, StoreError> {
         let corrupt = |problem: String| StoreError::Corrupt(format!("rules {rules_pk}: {problem}"));
         let wire = serde_json::from_str(body).map_err(|error| corrupt(error.to_string()))?;

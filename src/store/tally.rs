@@ -62,8 +62,13 @@ impl TallyDelta {
 
     /// Counts a rollout or group that a rule took out.
     pub(super) fn dropped(&mut self, policy: PolicyPk, reason: &str, now: Timestamp) {
-        self.add(policy, format!("dropped.{reason}"), 1);
-        self.recent(policy, format!("dropped.{reason}"), 1, now);
+        self.dropped_many(policy, reason, 1, now);
+    }
+
+    /// Counts so many rollouts or groups that a rule took out.
+    pub(super) fn dropped_many(&mut self, policy: PolicyPk, reason: &str, count: i64, now: Timestamp) {
+        self.add(policy, format!("dropped.{reason}"), count);
+        self.recent(policy, format!("dropped.{reason}"), count, now);
     }
 
     /// Counts something for the last hour.

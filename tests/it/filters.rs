@@ -102,6 +102,15 @@ on_both_stores! {
         assert_eq!(receipt["verdict"], "dropped");
     }
 
+    async fn a_group_filter_that_cannot_be_evaluated_is_named_too(app: TestApp) {
+        let filters = json!([filter("seventh", "group", "rewards[7] > 0.9", "drop")]);
+        app.rules("default", json!({"group": {"size": 2}, "filter": filters})).await;
+        app.accept(group("g", &[1.0, 0.0])).await;
+        let page = app.get("/groups?group_id=g").await.expect(200);
+        assert_eq!((&page["groups"][0]["state"], &page["groups"][0]["failed_filters"]), (&json!("ready"), &json!(["seventh"])));
+        assert!(app.metrics().await.contains(r#"forebay_filter_failures_total{filter="seventh",policy="default"} 1"#));
+    }
+
     async fn staleness_at_ingest_is_measured_against_the_current_version(app: TestApp) {
         let filters = json!([filter("old", "rollout", "staleness > 2", "drop")]);
         app.rules("default", json!({"filter": filters})).await;

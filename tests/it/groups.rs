@@ -142,6 +142,8 @@ on_both_stores! {
             let answer = app.post("/groups/discard", json!({"group_id": name, "reason": "bad data"})).await.expect(200);
             assert_eq!((text(&answer["state"]), text(&answer["reason"])), ("discarded", "bad data"));
         }
+        let dropped = &app.get("/stats").await.expect(200)["policies"]["default"]["dropped"];
+        assert_eq!(dropped, &json!({"by-hand": 2}), "reasons are free text, and counted by one name");
         app.post("/batches", json!({})).await.expect(204);
         app.accept(group("leased", &[1.0, 0.0])).await;
         app.lease().await;

@@ -193,6 +193,26 @@ on_both_stores! {
         assert!(raw.contains(&format!("\"metadata\":{}", sent["metadata"])), "{raw}");
     }
 
+    async fn messages_on_many_lines_stay_on_one_line_of_the_samples(app: TestApp) {
+        let sent = json!({"rollout_id": "r", "status": "aborted", "reward": 0.5,
+            "messages": [{"role": "user", "content": "two\nlines"}], "metadata": {"a": [1, {"b": null}]}});
+        let pretty = serde_json::to_string_pretty(&sent).expect("a value is JSON").replace('\n', "\r\n");
+        app.post_raw("/trajectories", &[JSON], pretty).await.expect(201);
+        let rows = app.samples(&app.lease().await).await;
+        assert_eq!((rows.len(), &rows[0]["messages"], &rows[0]["metadata"]), (1, &sent["messages"], &sent["metadata"]));
+        app.post("/trajectories", sent).await.expect(200);
+    }
+
+    async fn a_long_rollout_is_delivered_row_by_row(app: TestApp) {
+        let segment = json!({"tokens": [1, 2], "loss_mask": [1]});
+        let messages = json!([{"role": "user", "content": "x".repeat(100_000)}]);
+        let fields = json!({"segments": vec![segment; 200], "messages": messages});
+        app.accept(with(rollout("long", 1.0), fields)).await;
+        let rows = app.samples(&app.lease().await).await;
+        assert_eq!((rows.len(), rows[199]["segment"].as_i64()), (200, Some(199)));
+        assert_eq!(rows[199]["messages"], messages);
+    }
+
     async fn a_rollout_that_never_generated_has_one_row_without_tokens(app: TestApp) {
         let text_only = json!({"rollout_id": "t", "status": "aborted", "reward": 0.0, "messages": [{"role": "user"}]});
         app.post("/trajectories", with(text_only.clone(), json!({"status": "completed"}))).await.expect(422);
@@ -317,6 +337,18 @@ async fn what_is_too_large_or_too_deep_is_refused() {
     let bomb = zstd::encode_all(vec![b' '; 1 << 20].as_slice(), 3).expect("memory compresses");
     assert!(bomb.len() < 1_000);
     app.post_raw("/trajectories", &[JSON, ("content-encoding", "zstd")], bomb).await.refused(413, "too-large");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bundles_and_bulk_bodies_are_bounded_in_number() {
+    let app = TestApp::start(crate::support::Backend::Sqlite).await;
+    let many = format!("[{}]", vec!["{\"status\":\"aborted\"}"; 4_097].join(","));
+    let problem = post(&app, &many).await.expect(422);
+    assert!(text(&problem["detail"]).contains("1 to 4096"), "{problem}");
+    let lines = "{}\n".repeat(16_385);
+    let problem = app.post_raw("/trajectories", &[NDJSON], lines).await.expect(422);
+    assert!(text(&problem["detail"]).contains("at most 16384 lines"), "{problem}");
     app.finish().await;
 }
 

@@ -115,6 +115,18 @@ on_both_stores! {
         app.resume(Some(1)).await;
     }
 
+    async fn the_tombstone_of_what_is_not_settled_stays(app: TestApp) {
+        app.rules("default", json!({"retention": {"trained_s": 10, "tombstone_s": 10}})).await;
+        post_rollouts(app, 0..1).await;
+        train(app, 1).await;
+        app.pass_s(11.0).await;
+        app.pass_s(1_000.0).await;
+        resume_with(app, json!({"step": 0})).await.refused(409, "lineage-gap");
+        app.checkpoint(1).await;
+        app.pass_s(11.0).await;
+        app.get("/trajectories?rollout_id=r000").await.refused(404, "not-found");
+    }
+
     async fn trainers_that_never_save_settle_by_their_acks(app: TestApp) {
         app.rules("default", json!({"settle": "ack"})).await;
         post_rollouts(app, 0..2).await;
@@ -151,7 +163,7 @@ on_both_stores! {
         let epoch = app.resume(Some(4)).await["epoch"].as_i64();
         let again = app.lease().await;
         assert_eq!(again["batch_id"], leased["batch_id"]);
-        let reset = app.post("/policies/default/reset", json!({})).await.expect(200);
+        let reset = app.call(reqwest::Method::POST, "/policies/default/reset", None).await.expect(200);
         assert_eq!((&reset["run"], &reset["discarded_groups"]), (&json!(2), &json!(3)));
         assert_eq!(reset["epoch"].as_i64(), epoch.map(|epoch| epoch + 1), "the epoch goes on counting");
         app.ack(&again, 5).await.refused(409, "lease-lost");

@@ -95,6 +95,9 @@ pub struct GroupInfo {
     pub state: GroupState,
     /// Why it was discarded or quarantined.
     pub reason: Option<String>,
+    /// Group filters whose evaluation failed on it, at most 16 names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_filters: Vec<String>,
     /// Label of the environment of its first rollout.
     pub environment: Option<String>,
     /// Places.

@@ -24,6 +24,9 @@ pub(super) trait Op: Send + Sync + 'static {
     /// Which queue it waits in.
     const CLASS: Class = Class::Control;
 
+    /// Nothing is done when the caller is gone before it commits: a lease granted to nobody helps nobody.
+    const ABANDONABLE: bool = false;
+
     /// Bytes that it writes, for bounding a commit.
     fn bytes(&self) -> usize {
         0

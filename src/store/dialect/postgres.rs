@@ -106,11 +106,14 @@ async fn check_setting(pool: &PgPool, setting: &str) -> Result<(), OpenError> {
 impl Dialect for Postgres {
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
+        let caller = Arc::new(());
+        let gone = Arc::downgrade(&caller);
         let task = tokio::spawn(async move {
+            let abandoned = move || O::ABANDONABLE && gone.strong_count() == 0;
             let mut attempt = 1;
             loop {
                 let started = std::time::Instant::now();
-                let outcome = transact(&pool, &rules, &op).await;
+                let outcome = transact(&pool, &rules, &op, &abandoned).await;
                 metrics.committed(1, started.elapsed(), outcome.is_ok());
                 match outcome {
                     Err(error) if error.is_conflict() && attempt < ATTEMPTS_MAX => {
@@ -122,7 +125,9 @@ impl Dialect for Postgres {
                 }
             }
         });
-        task.await.map_err(|_| StoreError::Closed)?
+        let outcome = task.await.map_err(|_| StoreError::Closed)?;
+        drop(caller);
+        outcome
     }
 
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
@@ -152,7 +157,12 @@ impl Dialect for Postgres {
     }
 }
 
-async fn transact<O: Op>(pool: &PgPool, rules: &RulesCache, op: &O) -> Result<O::Output, StoreError> {
+async fn transact<O: Op>(
+    pool: &PgPool,
+    rules: &RulesCache,
+    op: &O,
+    abandoned: &(impl Fn() -> bool + Sync),
+) -> Result<O::Output, StoreError> {
     let mut transaction = pool.begin().await?;
     let mut tx = Tx::new(&mut *transaction, rules);
     let output = op.run(&mut tx).await;
@@ -164,6 +174,10 @@ async fn transact<O: Op>(pool: &PgPool, rules: &RulesCache, op: &O) -> Result<O:
         Err(error) => Err(error),
     };
     match output {
+        Ok(_) if abandoned() => {
+            transaction.rollback().await?;
+            Err(StoreError::Closed)
+        }
         Ok(output) => {
             transaction.commit().await?;
             Ok(output)

@@ -4,12 +4,14 @@
 //! answers everybody: durability costs one fsync per group. Nothing that writes can be cancelled by a caller.
 
 use std::{
+    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use sqlx::{
     Column as _, Connection as _, Row as _, SqliteConnection, SqlitePool, TypeInfo as _, ValueRef as _,
     sqlite::{
@@ -250,7 +252,12 @@ struct Pending<O: Op> {
 #[async_trait]
 impl<O: Op> Command for Pending<O> {
     async fn run(&mut self, tx: &mut Tx<'_>) -> bool {
-        let outcome = self.op.run(tx).await;
+        if O::ABANDONABLE && self.reply.is_closed() {
+            return false;
+        }
+        // A bug in one operation must not end the writer for all.
+        let run = AssertUnwindSafe(self.op.run(tx)).catch_unwind();
+        let outcome = run.await.unwrap_or_else(|_| Err(StoreError::Corrupt("an operation panicked".to_owned())));
         let commits = outcome.is_ok();
         self.outcome = Some(outcome);
         commits
@@ -317,9 +324,12 @@ impl Writer {
                 Some(command) = self.bulk.recv() => command,
                 () = tokio::time::sleep(IDLE) => {
                     self.idle().await;
+                    // Closed queues never wake the branches above: nobody is left to serve.
+                    if self.control.is_closed() && self.bulk.is_closed() {
+                        break;
+                    }
                     continue;
                 }
-                else => break,
             };
             let commands = self.drain(first);
             let closes = commands.iter().any(|command| command.closes());
@@ -355,6 +365,8 @@ impl Writer {
             tracing::error!(error = %error, commands = commands.len(), "a commit failed");
             // After a failed COMMIT SQLite may or may not still be inside the transaction.
             let _ = self.connection.execute(Statement::new("ROLLBACK"), Vec::new()).await;
+            // Keys of rows that are gone will be given to others.
+            self.rules.clear();
         }
         self.dirty = true;
         for command in commands {

@@ -86,10 +86,16 @@ pub(super) async fn get(tx: &mut Tx<'_>, batch: BatchPk) -> Result<Batch, StoreE
     read(tx.fetch_one(SELECT_BATCH_BY_KEY, args![batch]).await?)
 }
 
-/// Counts a batch's move to another state.
-pub(super) fn tally_move(tx: &mut Tx<'_>, batch: &Batch, to: BatchState) {
+/// Counts a batch's move to another state: the rollouts that it still has, for some may be forgotten.
+pub(super) async fn tally_move(tx: &mut Tx<'_>, batch: &Batch, to: BatchState) -> Result<(), StoreError> {
+    const COUNT_ROLLOUTS: Statement = Statement::new(
+        "-- count_rollouts_of_batch
+        SELECT CAST(COALESCE(SUM(kept + masked), 0) AS BIGINT) AS rollouts
+        FROM rollout_group
+        WHERE batch_pk = $1 AND state = 'batched'",
+    );
     let (from, to) = (name_of(&batch.state), name_of(&to));
-    let rollouts = i64::from(batch.rollouts);
+    let rollouts: i64 = tx.fetch_one(COUNT_ROLLOUTS, args![batch.batch_pk]).await?.get("rollouts")?;
     let tallies = tx.tallies();
     tallies.batches(batch.policy_pk, &from, -1);
     tallies.batches(batch.policy_pk, &to, 1);
@@ -98,6 +104,7 @@ pub(super) fn tally_move(tx: &mut Tx<'_>, batch: &Batch, to: BatchState) {
     let live = |state: &str| state == "leased" || state == "returned";
     let bytes = batch.live_bytes * (i64::from(live(&to)) - i64::from(live(&from)));
     tallies.add(batch.policy_pk, LIVE_BYTES, bytes);
+    Ok(())
 }
 
 /// A delivery that failed, by expiry or nack: the batch comes back, or is quarantined when its deliveries are used up.
@@ -118,8 +125,7 @@ pub(super) async fn fail_delivery(
     let to = if used_up { BatchState::Quarantined } else { BatchState::Returned };
     let reason = reason.or(used_up.then_some(REASON_MAX_DELIVERIES));
     tx.guarded(FAIL_DELIVERY, args![batch.batch_pk, name_of(&to), reason, failed], 1).await?;
-    tally_move(tx, batch, to);
-    Ok(())
+    tally_move(tx, batch, to).await
 }
 
 /// Ends a batch that holds bad groups: those are quarantined, the others return to their places.
@@ -276,4 +282,15 @@ pub(super) async fn schedule_purge(
         WHERE batch_pk = $1 AND state = 'batched' AND purged_us IS NULL",
     );
     tx.execute(SCHEDULE_PURGE, args![batch, purge_at]).await.map(drop)
+}
+
+/// Lets the tombstones of a batch that is settled expire, if its payloads went before.
+pub(super) async fn schedule_forget(tx: &mut Tx<'_>, batch: BatchPk, forget_at: Timestamp) -> Result<(), StoreError> {
+    const SCHEDULE_FORGET: Statement = Statement::new(
+        "-- schedule_forget
+        UPDATE rollout_group
+        SET forget_us = $2
+        WHERE batch_pk = $1 AND state = 'batched' AND purged_us IS NOT NULL AND forget_us IS NULL",
+    );
+    tx.execute(SCHEDULE_FORGET, args![batch, forget_at]).await.map(drop)
 }

@@ -32,6 +32,8 @@ const LOOKAHEAD_GROUPS: u32 = 256;
 impl Op for Claim {
     type Output = Result<ClaimAnswer, Refusal>;
 
+    const ABANDONABLE: bool = true;
+
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
@@ -122,7 +124,7 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
         claim.expires_at(policy),
     ];
     tx.guarded(LEASE_AGAIN, values, 1).await?;
-    batch::tally_move(tx, &batch, BatchState::Leased);
+    batch::tally_move(tx, &batch, BatchState::Leased).await?;
     batch::get(tx, batch.batch_pk).await.map(Some)
 }
 

@@ -11,6 +11,7 @@ use crate::{
         finalize::{Cause, GroupDecision, GroupSnapshot, Member, ReadyGroup},
         ids::{GroupId, GroupPk, PolicyName, PolicyPk, Run},
         ingest::GroupFill,
+        ingest::RULE_BY_HAND,
         refusal::Refusal,
         rules::Rules,
     },
@@ -35,6 +36,8 @@ pub(super) struct LockedGroup {
     pub(super) reason: Option<String>,
     pub(super) min_size: u32,
     pub(super) environment: Option<String>,
+    /// Group filters that could not be evaluated in its decision.
+    pub(super) failed_filters: Vec<String>,
     pub(super) opened_at: Timestamp,
     pub(super) payload_bytes: i64,
 }
@@ -91,6 +94,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<LockedGroup, StoreError> 
         reason: row.get("reason")?,
         min_size: row.get("min_size")?,
         environment: row.get("environment")?,
+        failed_filters: Vec::new(),
         opened_at: row.get("opened_us")?,
         payload_bytes: row.get("payload_bytes")?,
     })
@@ -105,9 +109,14 @@ pub(super) async fn finalize(
     now: Timestamp,
 ) -> Result<(), StoreError> {
     let snapshot = snapshot(tx, group).await?;
-    match decide.group(&group.rules, &snapshot, cause, now) {
+    let outcome = decide.group(&group.rules, &snapshot, cause, now);
+    group.failed_filters = outcome.failed_filters;
+    match outcome.decision {
         GroupDecision::Ready(ready) => make_ready(tx, group, &ready, now).await,
-        GroupDecision::Discard(reason) => discard(tx, group, reason, now).await,
+        GroupDecision::Discard(reason) => {
+            let rule = reason.clone();
+            discard(tx, group, reason, &rule, now).await
+        }
     }
 }
 
@@ -164,7 +173,8 @@ async fn make_ready(
         "-- make_ready
         UPDATE rollout_group
         SET state = 'ready', ready_seq = $2, decided_us = $3, deadline_us = NULL, samples = $4, trained_samples = $5,
-            tokens = $6, trained_tokens = $7, reward_sum = $8, reward_count = $9, version_min = $10, version_max = $11
+            tokens = $6, trained_tokens = $7, reward_sum = $8, reward_count = $9, version_min = $10, version_max = $11,
+            failed_filters = $12
         WHERE group_pk = $1 AND state = 'open'",
     );
     const NEXT_READY: Statement = Statement {
@@ -193,6 +203,7 @@ async fn make_ready(
         totals.reward_count,
         oldest,
         newest,
+        failed_names(group),
     ];
     tx.guarded(MAKE_READY, values, 1).await?;
     tally_move(tx, group, "open", "ready");
@@ -200,29 +211,34 @@ async fn make_ready(
     Ok(())
 }
 
-/// Discards a group that is open, ready or quarantined.
+fn failed_names(group: &LockedGroup) -> Option<String> {
+    Some(group.failed_filters.join(",")).filter(|names| !names.is_empty())
+}
+
+/// Discards a group that is open, ready or quarantined. It is counted by `rule`, one of a bounded set of names.
 pub(super) async fn discard(
     tx: &mut Tx<'_>,
     group: &mut LockedGroup,
     reason: String,
+    rule: &str,
     now: Timestamp,
 ) -> Result<(), StoreError> {
     const DISCARD_GROUP: Statement = Statement::new(
         "-- discard_group
         UPDATE rollout_group
         SET state = 'discarded', reason = $3, decided_us = COALESCE(decided_us, $4), deadline_us = NULL,
-            purge_us = $5
+            purge_us = $5, failed_filters = $6
         WHERE group_pk = $1 AND state = $2",
     );
     let before = name_of(&group.fill.state);
     let purge_at = now.plus_seconds(group.rules.retention.dropped_s);
-    let values = args![group.group_pk, before.as_str(), reason.as_str(), now, purge_at];
+    let values = args![group.group_pk, before.as_str(), reason.as_str(), now, purge_at, failed_names(group)];
     tx.guarded(DISCARD_GROUP, values, 1).await?;
     tally_move(tx, group, &before, "discarded");
     if group.fill.state != GroupState::Quarantined {
         tx.tallies().add(group.policy_pk, LIVE_BYTES, -group.payload_bytes);
     }
-    tx.tallies().dropped(group.policy_pk, &reason, now);
+    tx.tallies().dropped(group.policy_pk, rule, now);
     group.fill.state = GroupState::Discarded;
     group.reason = Some(reason);
     Ok(())
@@ -285,7 +301,7 @@ impl Op for DiscardGroup {
         if !matches!(group.fill.state, GroupState::Open | GroupState::Ready | GroupState::Quarantined) {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
-        discard(tx, &mut group, self.reason.clone(), self.now).await?;
+        discard(tx, &mut group, self.reason.clone(), RULE_BY_HAND, self.now).await?;
         ledger::group(tx, group.group_pk).await.map(Ok)
     }
 }
@@ -340,7 +356,7 @@ impl Op for DecideOverdue {
         if run == group.run {
             finalize(tx, &mut group, self.cause, &*self.decide, self.now).await?;
         } else {
-            discard(tx, &mut group, "reset".to_owned(), self.now).await?;
+            discard(tx, &mut group, "reset".to_owned(), "reset", self.now).await?;
         }
         let name: String = row.get("name")?;
         let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;

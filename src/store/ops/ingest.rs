@@ -10,7 +10,7 @@ use forebay_client::wire::{GroupState, Verdict};
 
 use super::{
     group::{self, LockedGroup},
-    name_of, policy,
+    name_of, names, policy,
 };
 use crate::{
     buffer::{
@@ -41,18 +41,33 @@ impl Op for Ingest {
     }
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        let mut outcomes = Vec::with_capacity(self.bundles.len());
-        for bundle in self.bundles.iter() {
+        let mut outcomes: Vec<(usize, BundleOutcome)> = Vec::with_capacity(self.bundles.len());
+        for index in in_lock_order(&self.bundles) {
             tx.savepoint().await?;
-            let outcome = ingest_bundle(tx, self, bundle).await?;
+            let outcome = ingest_bundle(tx, self, &self.bundles[index]).await?;
             match outcome {
                 Ok(_) => tx.release().await?,
                 Err(_) => tx.rollback().await?,
             }
-            outcomes.push(outcome);
+            outcomes.push((index, outcome));
         }
-        Ok(outcomes)
+        outcomes.sort_by_key(|(index, _)| *index);
+        Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
     }
+}
+
+/// The order in which the bundles of one transaction run: locks are kept until its end, so they are taken in one order
+/// by all. Bundles of the same group stay in the order in which they came.
+fn in_lock_order(bundles: &[Vec<NewRollout>]) -> Vec<usize> {
+    let first_lock = |bundle: &Vec<NewRollout>| bundle.iter().map(lock_key).min();
+    let mut order: Vec<usize> = (0..bundles.len()).collect();
+    order.sort_by_key(|&index| first_lock(&bundles[index]));
+    order
+}
+
+/// What orders the locks of groups.
+fn lock_key(new: &NewRollout) -> (PolicyName, IdKey) {
+    (new.policy.clone(), new.group().key())
 }
 
 /// A rollout that is already stored.
@@ -167,14 +182,13 @@ async fn stored(
 }
 
 fn read_stored(row: &mut Row) -> Result<Stored, StoreError> {
-    let failed: Option<String> = row.get("failed_filters")?;
     Ok(Stored {
         content: row.get("content_digest")?,
         group_pk: row.get("group_pk")?,
         decision: RolloutDecision {
             verdict: row.parse("verdict")?,
             reason: row.get("reason")?,
-            failed_filters: failed.map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default(),
+            failed_filters: names(row.get("failed_filters")?),
             versions: ResolvedVersions {
                 version: row.get("policy_version")?,
                 trained: None,
@@ -217,6 +231,7 @@ fn repeat(
         fill: now.map_or(stored.fill, |group| group.locked.fill),
         decided: None,
         discarded: None,
+        failed_group_filters: Vec::new(),
     })
 }
 
@@ -234,13 +249,13 @@ async fn lock_groups(
     policies: &BTreeMap<PolicyName, Policy>,
     newcomers: &[&NewRollout],
 ) -> Result<Result<BTreeMap<RolloutKey, Arrivals>, Refusal>, StoreError> {
-    let mut first_of_group: BTreeMap<RolloutKey, &NewRollout> = BTreeMap::new();
+    let mut first_of_group: BTreeMap<(PolicyName, IdKey), &NewRollout> = BTreeMap::new();
     for new in newcomers {
-        first_of_group.entry((policies[&new.policy].policy_pk, new.group().key())).or_insert(new);
+        first_of_group.entry(lock_key(new)).or_insert(new);
     }
     let mut groups = BTreeMap::new();
     let mut admitted = BTreeSet::new();
-    for (key, first) in first_of_group {
+    for ((_, group_key), first) in first_of_group {
         let policy = &policies[&first.policy];
         let locked = if let Some(locked) = group::lock(tx, policy.policy_pk, policy.run, &first.group()).await? {
             locked
@@ -252,7 +267,7 @@ async fn lock_groups(
             }
             open_group(tx, ingest, policy, first).await?
         };
-        groups.insert(key, Arrivals { locked, late: 0, changed: false });
+        groups.insert((policy.policy_pk, group_key), Arrivals { locked, late: 0, changed: false });
     }
     Ok(Ok(groups))
 }
@@ -321,6 +336,7 @@ async fn open_group(
         reason: None,
         min_size,
         environment: environment.map(str::to_owned),
+        failed_filters: Vec::new(),
         opened_at: ingest.now,
         payload_bytes: 0,
     })
@@ -365,6 +381,7 @@ async fn admit(
         fill: group.locked.fill,
         decided,
         discarded: decided.and(group.locked.reason.clone()),
+        failed_group_filters: decided.map(|_| group.locked.failed_filters.clone()).unwrap_or_default(),
     }))
 }
 
@@ -390,9 +407,9 @@ async fn insert(
         INSERT INTO rollout (
             policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
             content_digest, policy_version, version_assumed, version_min, version_max, segments, trained_segments,
-            tokens, trained_tokens, received_us
+            tokens, trained_tokens, unpacked_bytes, received_us
         )
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)
         RETURNING rollout_pk",
     );
     const INSERT_PAYLOAD: Statement = Statement::new(
@@ -422,6 +439,7 @@ async fn insert(
         new.facts.trained_segments,
         new.facts.tokens,
         new.facts.trained_tokens,
+        new.payload.unpacked_bytes,
         ingest.now,
     ];
     let rollout_pk: i64 = tx.fetch_one(INSERT_ROLLOUT, values).await?.get("rollout_pk")?;

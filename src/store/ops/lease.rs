@@ -116,7 +116,7 @@ async fn train(tx: &mut Tx<'_>, ack: &Ack, policy: &Policy, batch: &Batch) -> Re
     let now = ack.proof.now;
     let values = args![batch.batch_pk, ack.proof.lease.as_str(), name_of(&to), ack.step, now];
     tx.guarded(TRAIN_BATCH, values, 1).await?;
-    batch::tally_move(tx, batch, to);
+    batch::tally_move(tx, batch, to).await?;
     batch::schedule_purge(tx, batch.batch_pk, Some(now.plus_seconds(kept_s))).await?;
     let last = policy.acked_step.map_or(ack.step, |acked| acked.max(ack.step));
     tx.guarded(SET_ACKED_STEP, args![policy.policy_pk, last], 1).await
@@ -178,7 +178,7 @@ impl Op for Readmit {
         match batch.state {
             BatchState::Quarantined => {
                 tx.guarded(READMIT_BATCH, args![batch.batch_pk], 1).await?;
-                batch::tally_move(tx, &batch, BatchState::Returned);
+                batch::tally_move(tx, &batch, BatchState::Returned).await?;
             }
             BatchState::Split if batch::readmit_groups(tx, &batch).await? > 0 => {}
             _ => return Ok(Err(Refusal::BatchState("not quarantined"))),

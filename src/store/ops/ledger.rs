@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
 
-use super::name_of;
+use super::{name_of, names};
 use crate::{
     buffer::{
         ids::{BatchId, GroupPk, PolicyName},
@@ -92,7 +92,6 @@ impl Op for StoryFilter {
 
 fn read_story(row: &mut Row) -> Result<Story, StoreError> {
     let policy: String = row.get("policy")?;
-    let failed: Option<String> = row.get("failed_filters")?;
     let verdict = row.parse("verdict")?;
     let delivered = matches!(verdict, Verdict::Kept | Verdict::Masked);
     Ok(Story {
@@ -102,7 +101,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         rollout_id: row.get("rollout_id")?,
         verdict,
         reason: row.get("reason")?,
-        failed_filters: failed.map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default(),
+        failed_filters: names(row.get("failed_filters")?),
         state: row.parse("state")?,
         group_id: row.get("group_id")?,
         group: GroupFill {
@@ -156,7 +155,7 @@ macro_rules! select_group {
     ($tail:literal) => {
         concat!(
             "-- select_group
-            SELECT g.group_pk, g.run, g.group_id, g.state, g.reason, g.environment, g.size, g.min_size, g.kept,
+            SELECT g.group_pk, g.run, g.group_id, g.state, g.reason, g.failed_filters, g.environment, g.size, g.min_size, g.kept,
                 g.masked, g.dropped, g.late, b.batch_id, g.opened_us, g.deadline_us, g.decided_us
             FROM rollout_group AS g
             JOIN policy AS p ON p.policy_pk = g.policy_pk
@@ -212,6 +211,7 @@ fn read_group(mut row: Row) -> Result<Group, StoreError> {
             dropped: row.get("dropped")?,
         },
         reason: row.get("reason")?,
+        failed_filters: names(row.get("failed_filters")?),
         environment: row.get("environment")?,
         min_size: row.get("min_size")?,
         late: row.get("late")?,

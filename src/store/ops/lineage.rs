@@ -57,6 +57,7 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
     for &batch_pk in &batches {
         set_state(tx, batch_pk, BatchState::Trained, BatchState::Checkpointed).await?;
         batch::schedule_purge(tx, batch_pk, Some(purge_at)).await?;
+        batch::schedule_forget(tx, batch_pk, now.plus_seconds(policy.rules.retention.tombstone_s)).await?;
     }
     Ok(batches.len() as u64)
 }
@@ -80,8 +81,7 @@ async fn set_state(tx: &mut Tx<'_>, batch_pk: BatchPk, from: BatchState, to: Bat
     );
     let batch = batch::get(tx, batch_pk).await?;
     tx.guarded(SET_STATE, args![batch_pk, name_of(&from), name_of(&to)], 1).await?;
-    batch::tally_move(tx, &batch, to);
-    Ok(())
+    batch::tally_move(tx, &batch, to).await
 }
 
 async fn set_lineage(
@@ -203,7 +203,7 @@ async fn bring_back(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError
     );
     let batch = batch::get(tx, batch_pk).await?;
     tx.guarded(BRING_BACK, args![batch_pk], 1).await?;
-    batch::tally_move(tx, &batch, BatchState::Returned);
+    batch::tally_move(tx, &batch, BatchState::Returned).await?;
     batch::schedule_purge(tx, batch_pk, None).await
 }
 
@@ -256,6 +256,12 @@ impl Op for Reset {
             DELETE FROM version
             WHERE policy_pk = $1",
         );
+        const SELECT_TRAINED: Statement = Statement::new(
+            "-- select_trained
+            SELECT batch_pk
+            FROM batch
+            WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND CAST($3 AS BIGINT) IS NULL",
+        );
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
@@ -264,6 +270,10 @@ impl Op for Reset {
         }
         let discarded = discard_live_groups(tx, &policy, self.now).await?;
         discard_live_batches(tx, &policy).await?;
+        // What the old run trained and purged is held for no resume any more.
+        for batch_pk in batch_keys(tx, SELECT_TRAINED, &policy, None).await? {
+            batch::schedule_forget(tx, batch_pk, self.now.plus_seconds(policy.rules.retention.tombstone_s)).await?;
+        }
         let (run, epoch) = (Run(policy.run.0 + 1), Epoch(policy.epoch.0 + 1));
         tx.execute(FORGET_ALL_VERSIONS, args![policy.policy_pk]).await?;
         tx.guarded(START_RUN, args![policy.policy_pk, run, epoch], 1).await?;
@@ -326,7 +336,7 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
         tallies.groups(policy.policy_pk, "discarded", groups as i64);
         tallies.rollouts(policy.policy_pk, &rollout_state, -set.rollouts);
         tallies.rollouts(policy.policy_pk, "discarded", set.rollouts);
-        tallies.add(policy.policy_pk, "dropped.reset", groups as i64);
+        tallies.dropped_many(policy.policy_pk, "reset", groups as i64, now);
         if rollout_state != "quarantined" {
             tallies.add(policy.policy_pk, LIVE_BYTES, -set.bytes);
         }

@@ -24,6 +24,11 @@ fn name_of(value: &impl serde::Serialize) -> String {
     }
 }
 
+/// Names that a column holds, separated by commas: filters, whose names have none.
+fn names(column: Option<String>) -> Vec<String> {
+    column.map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default()
+}
+
 /// A pair of nullable columns that are null together.
 fn pair<T: super::sql::FromCell>(row: &mut Row, first: &str, second: &str) -> Result<Option<(T, T)>, StoreError> {
     let (first, second): (Option<T>, Option<T>) = (row.get(first)?, row.get(second)?);

@@ -56,7 +56,8 @@ impl Op for BatchMembers {
         const SELECT_BATCH_MEMBERS: Statement = Statement::new(
             "-- select_batch_members
             SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
-                r.policy_version, r.segments, r.trained_segments, r.tokens, r.trained_tokens, g.purged_us
+                r.policy_version, r.segments, r.trained_segments, r.tokens, r.trained_tokens, r.unpacked_bytes,
+                g.purged_us
             FROM batch_group AS bg
             JOIN rollout_group AS g ON g.group_pk = bg.group_pk
             JOIN rollout AS r ON r.group_pk = bg.group_pk
@@ -90,6 +91,7 @@ fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
         trained_segments: row.get("trained_segments")?,
         tokens: row.get("tokens")?,
         trained_tokens: row.get("trained_tokens")?,
+        unpacked_bytes: row.get("unpacked_bytes")?,
     })
 }
 
@@ -102,18 +104,24 @@ impl Op for ReadPayloads {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const SELECT_PAYLOADS: Statement = Statement {
             sqlite: "-- select_payloads
-                SELECT rollout_pk, digest, body
-                FROM payload
-                WHERE rollout_pk IN (SELECT value FROM json_each($1))",
+                SELECT y.rollout_pk, y.digest, y.body, r.unpacked_bytes
+                FROM payload AS y
+                JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
+                WHERE y.rollout_pk IN (SELECT value FROM json_each($1))",
             postgres: "-- select_payloads
-                SELECT rollout_pk, digest, body
-                FROM payload
-                WHERE rollout_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+                SELECT y.rollout_pk, y.digest, y.body, r.unpacked_bytes
+                FROM payload AS y
+                JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
+                WHERE y.rollout_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
         };
         let keys = key_list(self.0.iter().map(|rollout| rollout.0));
         let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(self.0.len());
         for mut row in tx.fetch_all(SELECT_PAYLOADS, args![keys]).await? {
-            let payload = Payload { digest: row.get("digest")?, body: row.get("body")? };
+            let payload = Payload {
+                digest: row.get("digest")?,
+                body: row.get("body")?,
+                unpacked_bytes: row.get::<u64>("unpacked_bytes")? as usize,
+            };
             payloads.insert(row.get("rollout_pk")?, payload);
         }
         let in_order = self.0.iter().filter_map(|&rollout_pk| {

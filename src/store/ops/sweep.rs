@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use forebay_client::wire::GroupState;
 
 use super::{batch, group, policy};
 use crate::{
@@ -54,7 +55,7 @@ impl Op for AnythingDue {
                     SELECT 1
                     FROM policy AS p
                     JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run < p.run
-                    WHERE g.state = 'ready'
+                    WHERE g.state IN ('open', 'ready')
                 ) THEN 1
                 ELSE 0
             END AS BIGINT) AS due",
@@ -108,7 +109,7 @@ impl Op for DiscardStragglers {
             SELECT g.policy_pk, g.run, g.group_id
             FROM policy AS p
             JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run < p.run
-            WHERE g.state = 'ready'
+            WHERE g.state IN ('open', 'ready')
             ORDER BY g.group_pk
             LIMIT $1",
         );
@@ -117,9 +118,10 @@ impl Op for DiscardStragglers {
             let group_id: String = row.get("group_id")?;
             let group_id = GroupId::parse(&group_id).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let locked = group::lock(tx, row.get("policy_pk")?, row.get("run")?, &group_id).await?;
-            if let Some(mut locked) = locked.filter(|group| group.fill.state == forebay_client::wire::GroupState::Ready)
+            if let Some(mut locked) =
+                locked.filter(|group| matches!(group.fill.state, GroupState::Open | GroupState::Ready))
             {
-                group::discard(tx, &mut locked, "reset".to_owned(), self.now).await?;
+                group::discard(tx, &mut locked, "reset".to_owned(), "reset", self.now).await?;
                 discarded += 1;
             }
         }
@@ -153,7 +155,13 @@ impl Op for Retire {
 async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
     const LOCK_PURGEABLE: Statement = locking!(
         "-- lock_purgeable
-        SELECT group_pk, rules_pk
+        SELECT group_pk, rules_pk,
+            CAST(COALESCE((
+                SELECT CASE WHEN b.state = 'trained' AND b.run = p.run THEN 1 ELSE 0 END
+                FROM batch AS b
+                JOIN policy AS p ON p.policy_pk = b.policy_pk
+                WHERE b.batch_pk = rollout_group.batch_pk
+            ), 0) AS BIGINT) AS unsettled
         FROM rollout_group
         WHERE purge_us <= $1
         ORDER BY purge_us
@@ -175,8 +183,11 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
     for mut row in rows {
         let group_pk: i64 = row.get("group_pk")?;
         let rules = tx.rules(row.get("rules_pk")?).await?;
+        // The tombstone of what is not settled stays until it is: a resume below it must still find the gap.
+        let unsettled = row.get::<bool>("unsettled")?;
+        let forget_at = (!unsettled).then(|| now.plus_seconds(rules.retention.tombstone_s));
         tx.execute(DELETE_PAYLOADS, args![group_pk]).await?;
-        tx.guarded(MARK_PURGED, args![group_pk, now, now.plus_seconds(rules.retention.tombstone_s)], 1).await?;
+        tx.guarded(MARK_PURGED, args![group_pk, now, forget_at], 1).await?;
     }
     Ok(purged)
 }
@@ -192,6 +203,17 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
         ORDER BY forget_us
         LIMIT $2"
     );
+    const SELECT_POLICIES: Statement = Statement::new(
+        "-- select_policies_with_forgettable_groups
+        SELECT DISTINCT policy_pk
+        FROM rollout_group
+        WHERE forget_us <= $1
+        ORDER BY policy_pk",
+    );
+    // Batches change their states under the locks of their policies: what is counted out below must not move meanwhile.
+    for mut row in tx.fetch_all(SELECT_POLICIES, args![now]).await? {
+        policy::lock_by_key(tx, row.get("policy_pk")?).await?;
+    }
     let rows = tx.fetch_all(LOCK_FORGETTABLE, args![now, limit]).await?;
     let forgotten = rows.len() as u64;
     for row in rows {
