@@ -193,7 +193,7 @@ impl Paid {
     /// Pays for a body of this length, in steps.
     fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
         if bytes > self.bytes {
-            let step = (bytes - self.bytes).max(STEP_BYTES.min(bytes));
+            let step = (bytes - self.bytes).max(STEP_BYTES.min(self.budget.limits.body_bytes_max));
             self.shares.push(self.budget.take(step)?);
             self.bytes += step;
         }
@@ -243,13 +243,15 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
         Coding::Zstd => Box::new(zstd::Decoder::new(sent).map_err(malformed)?),
     };
     let mut expanded = Vec::new();
+    // One byte more than allowed tells a full body from one that is too large.
+    let step_max = STEP_BYTES.min(max + 1);
     loop {
-        paid.cover(sent.len() + expanded.len() + STEP_BYTES)?;
-        let step = decoder.by_ref().take(STEP_BYTES as u64).read_to_end(&mut expanded).map_err(malformed)?;
+        paid.cover(sent.len() + expanded.len() + step_max)?;
+        let step = decoder.by_ref().take(step_max as u64).read_to_end(&mut expanded).map_err(malformed)?;
         if expanded.len() > max {
             return Err(too_large(max));
         }
-        if step < STEP_BYTES {
+        if step < step_max {
             break;
         }
     }
