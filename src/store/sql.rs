@@ -164,6 +164,48 @@ macro_rules! number_arg {
 }
 number_arg!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
 
+/// Rows of one statement, in falling order: any number of rows is a few statements, and each text is prepared once.
+const ROWS_PER_STATEMENT: [usize; 5] = [16, 8, 4, 2, 1];
+
+/// An `INSERT` of any number of rows.
+#[derive(Debug)]
+pub(super) struct InsertRows([Statement; ROWS_PER_STATEMENT.len()]);
+
+impl InsertRows {
+    /// Made once per process: the texts live as long as it does.
+    pub(super) fn new(head: &str, columns: usize, tail: &str) -> Self {
+        Self(ROWS_PER_STATEMENT.map(|rows| {
+            let row = |row: usize| {
+                let places: Vec<String> = (1..=columns).map(|column| format!("${}", row * columns + column)).collect();
+                format!("({})", places.join(", "))
+            };
+            let values: Vec<String> = (0..rows).map(row).collect();
+            let text = format!("{head}\nVALUES {}\n{tail}", values.join(", "));
+            Statement::new(String::leak(text))
+        }))
+    }
+
+    /// Inserts rows in order; the integer column that each returned, in no order.
+    pub(super) async fn run(
+        &self,
+        tx: &mut Tx<'_>,
+        rows: Vec<Vec<Arg>>,
+        returned: &str,
+    ) -> Result<Vec<i64>, StoreError> {
+        let mut left = rows.into_iter();
+        let mut keys = Vec::with_capacity(left.len());
+        for (size, statement) in ROWS_PER_STATEMENT.into_iter().zip(self.0) {
+            while left.len() >= size {
+                let args = left.by_ref().take(size).flatten().collect();
+                for mut row in tx.fetch_all(statement, args).await? {
+                    keys.push(row.get(returned)?);
+                }
+            }
+        }
+        Ok(keys)
+    }
+}
+
 /// A list of keys as one argument: JSON text, read by `json_each` or `json_array_elements_text`.
 pub(super) fn key_list(keys: impl IntoIterator<Item = i64>) -> String {
     let keys: Vec<String> = keys.into_iter().map(|key| key.to_string()).collect();

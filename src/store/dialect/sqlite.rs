@@ -156,6 +156,8 @@ fn writer_options(path: &Path) -> SqliteConnectOptions {
         // NORMAL would lose acknowledged commits in a power cut, and with group commit it is no faster.
         .synchronous(SqliteSynchronous::Full)
         .pragma("journal_size_limit", WAL_BYTES_MAX.to_string())
+        // Savepoints keep the pages that they may restore: in memory, not in files that are made and removed each time.
+        .pragma("temp_store", "MEMORY")
         // The writer looks after the log itself.
         .pragma("wal_autocheckpoint", "0")
         .foreign_keys(true)

@@ -3,7 +3,10 @@
 //! Groups are locked in the order of their keys, so that bundles which share groups never wait for each other in a
 //! circle; what a racing replica inserted meanwhile fails the unique index, and the transaction runs again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::LazyLock,
+};
 
 use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
@@ -22,7 +25,7 @@ use crate::{
     store::{
         BundleOutcome, Ingest, Ingested, Policy, StoreError,
         dialect::{Class, Op},
-        sql::{Row, Statement, Tx, args},
+        sql::{Arg, InsertRows, Row, Statement, Tx, args},
         tally::{ASSUMED_VERSION, LIVE_BYTES},
     },
 };
@@ -45,9 +48,10 @@ impl Op for Ingest {
         for index in in_lock_order(&self.bundles) {
             tx.savepoint().await?;
             let outcome = ingest_bundle(tx, self, &self.bundles[index]).await?;
-            match outcome {
-                Ok(_) => tx.release().await?,
-                Err(_) => tx.rollback().await?,
+            if outcome.is_ok() {
+                tx.release().await?;
+            } else {
+                tx.rollback().await?;
             }
             outcomes.push((index, outcome));
         }
@@ -93,6 +97,7 @@ async fn ingest_bundle(tx: &mut Tx<'_>, ingest: &Ingest, bundle: &[NewRollout]) 
         Err(refusal) => return Ok(Err(refusal)),
     };
     let mut receipts = Vec::with_capacity(bundle.len());
+    let mut arrived = Vec::with_capacity(newcomers.len());
     for (index, new) in bundle.iter().enumerate() {
         let policy = &policies[&new.policy];
         let key = (policy.policy_pk, new.rollout_id.key());
@@ -106,7 +111,7 @@ async fn ingest_bundle(tx: &mut Tx<'_>, ingest: &Ingest, bundle: &[NewRollout]) 
         let group = groups
             .get_mut(&(policy.policy_pk, new.group().key()))
             .expect("lock_groups locked the group of every newcomer");
-        match admit(tx, ingest, policy, group, new, index).await? {
+        match admit(tx, ingest, policy, group, new, index, &mut arrived).await? {
             Ok(receipt) => {
                 stored.insert(key, Stored::of(new, group, &receipt));
                 receipts.push(receipt);
@@ -114,6 +119,7 @@ async fn ingest_bundle(tx: &mut Tx<'_>, ingest: &Ingest, bundle: &[NewRollout]) 
             Err(refusal) => return Ok(Err(refusal)),
         }
     }
+    insert(tx, ingest, &mut arrived).await?;
     for group in groups.values() {
         write_counts(tx, group).await?;
     }
@@ -342,13 +348,14 @@ async fn open_group(
     })
 }
 
-async fn admit(
+async fn admit<'b>(
     tx: &mut Tx<'_>,
     ingest: &Ingest,
     policy: &Policy,
     group: &mut Arrivals,
-    new: &NewRollout,
+    new: &'b NewRollout,
     index: usize,
+    arrived: &mut Vec<Arrived<'b>>,
 ) -> Result<Result<Ingested, Refusal>, StoreError> {
     let size = group.locked.fill.size;
     if new.group_size.is_some_and(|declared| declared != size) {
@@ -359,7 +366,9 @@ async fn admit(
         return Ok(Err(at_index(refusal, index)));
     }
     let decision = ingest.decide.rollout(&group.locked.rules, new, policy.version, group.locked.fill);
-    let bytes = insert(tx, ingest, group, new, &decision).await?;
+    let row = Arrived::new(group, new, &decision);
+    let bytes = row.live_bytes();
+    arrived.push(row);
     tally_arrival(tx, ingest, policy.policy_pk, new, &decision, bytes);
     group.changed = true;
     group.locked.fill.count(decision.verdict);
@@ -369,6 +378,8 @@ async fn admit(
     if group.locked.fill.state == GroupState::Open
         && let Some(cause) = group.locked.fill.due(group.locked.rules.group.on_drop)
     {
+        // The decision reads the group's rows.
+        insert(tx, ingest, arrived).await?;
         group::finalize(tx, &mut group.locked, cause, &*ingest.decide, ingest.now).await?;
         decided = Some(group.locked.fill.state);
     }
@@ -394,62 +405,97 @@ fn at_index(refusal: Refusal, index: usize) -> Refusal {
     Refusal::Invalid(violations)
 }
 
-/// Inserts a rollout; the payload bytes that count as live.
-async fn insert(
-    tx: &mut Tx<'_>,
-    ingest: &Ingest,
-    group: &Arrivals,
-    new: &NewRollout,
-    decision: &RolloutDecision,
-) -> Result<i64, StoreError> {
-    const INSERT_ROLLOUT: Statement = Statement::new(
-        "-- insert_rollout
-        INSERT INTO rollout (
-            policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
-            content_digest, policy_version, version_assumed, version_min, version_max, segments, trained_segments,
-            tokens, trained_tokens, unpacked_bytes, received_us
-        )
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)
-        RETURNING rollout_pk",
-    );
-    const INSERT_PAYLOAD: Statement = Statement::new(
-        "-- insert_payload
-        INSERT INTO payload (rollout_pk, codec, digest, body)
-        VALUES ($1, $2, $3, $4)",
-    );
-    let (oldest, newest): (Option<Version>, Option<Version>) = decision.trained_versions().unzip();
-    let failed = Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty());
-    let run: Run = group.locked.run;
-    let values = args![
-        group.locked.policy_pk,
-        run,
-        new.rollout_id.key().as_bytes(),
-        new.rollout_id.as_str(),
-        group.locked.group_pk,
-        name_of(&decision.verdict),
-        decision.reason.as_deref(),
-        failed,
-        new.facts.reward,
-        new.content.as_bytes(),
-        decision.versions.version,
-        decision.versions.assumed,
-        oldest,
-        newest,
-        new.facts.segments,
-        new.facts.trained_segments,
-        new.facts.tokens,
-        new.facts.trained_tokens,
-        new.payload.unpacked_bytes,
-        ingest.now,
-    ];
-    let rollout_pk: i64 = tx.fetch_one(INSERT_ROLLOUT, values).await?.get("rollout_pk")?;
-    let delivered = matches!(decision.verdict, Verdict::Kept | Verdict::Masked);
-    if delivered || group.locked.rules.retention.dropped_s > 0 {
-        let payload = &new.payload;
-        let values = args![rollout_pk, CODEC_PACKED_ZSTD, &payload.digest[..], payload.body.as_slice()];
-        tx.execute(INSERT_PAYLOAD, values).await?;
+/// A rollout that waits to be inserted with its siblings: rows go in as few statements as may be.
+struct Arrived<'b> {
+    new: &'b NewRollout,
+    decision: RolloutDecision,
+    policy_pk: PolicyPk,
+    run: Run,
+    group_pk: GroupPk,
+    keeps_payload: bool,
+}
+
+impl<'b> Arrived<'b> {
+    fn new(group: &Arrivals, new: &'b NewRollout, decision: &RolloutDecision) -> Self {
+        let LockedGroup { policy_pk, run, group_pk, rules, .. } = &group.locked;
+        let delivered = matches!(decision.verdict, Verdict::Kept | Verdict::Masked);
+        Self {
+            new,
+            decision: decision.clone(),
+            policy_pk: *policy_pk,
+            run: *run,
+            group_pk: *group_pk,
+            keeps_payload: delivered || rules.retention.dropped_s > 0,
+        }
     }
-    Ok(if delivered { new.payload.body.len() as i64 } else { 0 })
+
+    /// Payload bytes that count as not yet trained.
+    fn live_bytes(&self) -> i64 {
+        let delivered = matches!(self.decision.verdict, Verdict::Kept | Verdict::Masked);
+        if delivered { self.new.payload.body.len() as i64 } else { 0 }
+    }
+
+    fn args(&self, ingest: &Ingest) -> Vec<Arg> {
+        let (new, decision) = (self.new, &self.decision);
+        let (oldest, newest): (Option<Version>, Option<Version>) = decision.trained_versions().unzip();
+        args![
+            self.policy_pk,
+            self.run,
+            new.rollout_id.key().as_bytes(),
+            new.rollout_id.as_str(),
+            self.group_pk,
+            name_of(&decision.verdict),
+            decision.reason.as_deref(),
+            Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
+            new.facts.reward,
+            new.content.as_bytes(),
+            decision.versions.version,
+            decision.versions.assumed,
+            oldest,
+            newest,
+            new.facts.segments,
+            new.facts.trained_segments,
+            new.facts.tokens,
+            new.facts.trained_tokens,
+            new.payload.unpacked_bytes,
+            ingest.now,
+        ]
+    }
+}
+
+/// Inserts what has arrived, in order: keys ascend in the order of arrival.
+async fn insert(tx: &mut Tx<'_>, ingest: &Ingest, arrived: &mut Vec<Arrived<'_>>) -> Result<(), StoreError> {
+    static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
+        InsertRows::new(
+            "-- insert_rollouts
+            INSERT INTO rollout (
+                policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
+                content_digest, policy_version, version_assumed, version_min, version_max, segments,
+                trained_segments, tokens, trained_tokens, unpacked_bytes, received_us
+            )",
+            20,
+            "RETURNING rollout_pk",
+        )
+    });
+    static INSERT_PAYLOADS: LazyLock<InsertRows> = LazyLock::new(|| {
+        InsertRows::new(
+            "-- insert_payloads
+            INSERT INTO payload (rollout_pk, codec, digest, body)",
+            4,
+            "RETURNING rollout_pk",
+        )
+    });
+    let arrived = std::mem::take(arrived);
+    let rows = arrived.iter().map(|row| row.args(ingest)).collect();
+    let mut keys: Vec<i64> = INSERT_ROLLOUTS.run(tx, rows, "rollout_pk").await?;
+    // RETURNING promises no order; the keys themselves do.
+    keys.sort_unstable();
+    let payload = |(row, key): (&Arrived<'_>, i64)| {
+        let payload = &row.new.payload;
+        row.keeps_payload.then(|| args![key, CODEC_PACKED_ZSTD, &payload.digest[..], payload.body.as_slice()])
+    };
+    let payloads = arrived.iter().zip(keys).filter_map(payload).collect();
+    INSERT_PAYLOADS.run(tx, payloads, "rollout_pk").await.map(drop)
 }
 
 fn tally_arrival(
