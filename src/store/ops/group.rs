@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use forebay_client::wire::GroupState;
 
-use super::{ledger, name_of, pair, policy};
+use super::{fill, ledger, name_of, pair, policy};
 use crate::{
     buffer::{
         finalize::{Cause, GroupDecision, GroupSnapshot, Member, ReadyGroup},
@@ -84,13 +84,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<LockedGroup, StoreError> 
         run: row.get("run")?,
         group_id: row.get("group_id")?,
         rules: tx.rules(row.get("rules_pk")?).await?,
-        fill: GroupFill {
-            state: row.parse("state")?,
-            size: row.get("size")?,
-            kept: row.get("kept")?,
-            masked: row.get("masked")?,
-            dropped: row.get("dropped")?,
-        },
+        fill: fill(&mut row, "state")?,
         reason: row.get("reason")?,
         min_size: row.get("min_size")?,
         environment: row.get("environment")?,

@@ -3,21 +3,20 @@
 //! Groups are locked in the order of their keys, so that bundles which share groups never wait for each other in a
 //! circle; what a racing replica inserted meanwhile fails the unique index, and the transaction runs again.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::LazyLock,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
 
 use super::{
+    fill,
     group::{self, LockedGroup},
-    name_of, names, policy,
+    insert::{Arrived, insert},
+    names, policy,
 };
 use crate::{
     buffer::{
-        ids::{GroupPk, IdKey, PolicyName, PolicyPk, Run, Version},
+        ids::{GroupPk, IdKey, PolicyName, PolicyPk},
         ingest::{GroupFill, NewRollout, RolloutDecision},
         refusal::Refusal,
         trajectory::ResolvedVersions,
@@ -25,13 +24,10 @@ use crate::{
     store::{
         BundleOutcome, Ingest, Ingested, Policy, StoreError,
         dialect::{Class, Op},
-        sql::{Arg, InsertRows, Row, Statement, Tx, args},
+        sql::{Row, Statement, Tx, args},
         tally::{ASSUMED_VERSION, LIVE_BYTES},
     },
 };
-
-/// How a payload's body is encoded: see `buffer::payload`.
-const CODEC_PACKED_ZSTD: i64 = 1;
 
 #[async_trait]
 impl Op for Ingest {
@@ -201,13 +197,7 @@ fn read_stored(row: &mut Row) -> Result<Stored, StoreError> {
                 assumed: row.get("version_assumed")?,
             },
         },
-        fill: GroupFill {
-            state: row.parse("state")?,
-            size: row.get("size")?,
-            kept: row.get("kept")?,
-            masked: row.get("masked")?,
-            dropped: row.get("dropped")?,
-        },
+        fill: fill(row, "state")?,
     })
 }
 
@@ -366,7 +356,7 @@ async fn admit<'b>(
         return Ok(Err(at_index(refusal, index)));
     }
     let decision = ingest.decide.rollout(&group.locked.rules, new, policy.version, group.locked.fill);
-    let row = Arrived::new(group, new, &decision);
+    let row = Arrived::new(&group.locked, new, &decision);
     let bytes = row.live_bytes();
     arrived.push(row);
     tally_arrival(tx, ingest, policy.policy_pk, new, &decision, bytes);
@@ -403,99 +393,6 @@ fn at_index(refusal: Refusal, index: usize) -> Refusal {
         violation.pointer.insert_str(0, &format!("/{index}"));
     }
     Refusal::Invalid(violations)
-}
-
-/// A rollout that waits to be inserted with its siblings: rows go in as few statements as may be.
-struct Arrived<'b> {
-    new: &'b NewRollout,
-    decision: RolloutDecision,
-    policy_pk: PolicyPk,
-    run: Run,
-    group_pk: GroupPk,
-    keeps_payload: bool,
-}
-
-impl<'b> Arrived<'b> {
-    fn new(group: &Arrivals, new: &'b NewRollout, decision: &RolloutDecision) -> Self {
-        let LockedGroup { policy_pk, run, group_pk, rules, .. } = &group.locked;
-        let delivered = matches!(decision.verdict, Verdict::Kept | Verdict::Masked);
-        Self {
-            new,
-            decision: decision.clone(),
-            policy_pk: *policy_pk,
-            run: *run,
-            group_pk: *group_pk,
-            keeps_payload: delivered || rules.retention.dropped_s > 0,
-        }
-    }
-
-    /// Payload bytes that count as not yet trained.
-    fn live_bytes(&self) -> i64 {
-        let delivered = matches!(self.decision.verdict, Verdict::Kept | Verdict::Masked);
-        if delivered { self.new.payload.body.len() as i64 } else { 0 }
-    }
-
-    fn args(&self, ingest: &Ingest) -> Vec<Arg> {
-        let (new, decision) = (self.new, &self.decision);
-        let (oldest, newest): (Option<Version>, Option<Version>) = decision.trained_versions().unzip();
-        args![
-            self.policy_pk,
-            self.run,
-            new.rollout_id.key().as_bytes(),
-            new.rollout_id.as_str(),
-            self.group_pk,
-            name_of(&decision.verdict),
-            decision.reason.as_deref(),
-            Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
-            new.facts.reward,
-            new.content.as_bytes(),
-            decision.versions.version,
-            decision.versions.assumed,
-            oldest,
-            newest,
-            new.facts.segments,
-            new.facts.trained_segments,
-            new.facts.tokens,
-            new.facts.trained_tokens,
-            new.payload.unpacked_bytes,
-            ingest.now,
-        ]
-    }
-}
-
-/// Inserts what has arrived, in order: keys ascend in the order of arrival.
-async fn insert(tx: &mut Tx<'_>, ingest: &Ingest, arrived: &mut Vec<Arrived<'_>>) -> Result<(), StoreError> {
-    static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
-        InsertRows::new(
-            "-- insert_rollouts
-            INSERT INTO rollout (
-                policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
-                content_digest, policy_version, version_assumed, version_min, version_max, segments,
-                trained_segments, tokens, trained_tokens, unpacked_bytes, received_us
-            )",
-            20,
-            "RETURNING rollout_pk",
-        )
-    });
-    static INSERT_PAYLOADS: LazyLock<InsertRows> = LazyLock::new(|| {
-        InsertRows::new(
-            "-- insert_payloads
-            INSERT INTO payload (rollout_pk, codec, digest, body)",
-            4,
-            "RETURNING rollout_pk",
-        )
-    });
-    let arrived = std::mem::take(arrived);
-    let rows = arrived.iter().map(|row| row.args(ingest)).collect();
-    let mut keys: Vec<i64> = INSERT_ROLLOUTS.run(tx, rows, "rollout_pk").await?;
-    // RETURNING promises no order; the keys themselves do.
-    keys.sort_unstable();
-    let payload = |(row, key): (&Arrived<'_>, i64)| {
-        let payload = &row.new.payload;
-        row.keeps_payload.then(|| args![key, CODEC_PACKED_ZSTD, &payload.digest[..], payload.body.as_slice()])
-    };
-    let payloads = arrived.iter().zip(keys).filter_map(payload).collect();
-    INSERT_PAYLOADS.run(tx, payloads, "rollout_pk").await.map(drop)
 }
 
 fn tally_arrival(

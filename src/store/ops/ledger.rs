@@ -5,12 +5,9 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
 
-use super::{name_of, names};
+use super::{fill, name_of, names};
 use crate::{
-    buffer::{
-        ids::{BatchId, GroupPk, PolicyName},
-        ingest::GroupFill,
-    },
+    buffer::ids::{BatchId, GroupPk, PolicyName},
     store::{
         Group, GroupFilter, StoreError, Story, StoryFilter,
         dialect::Op,
@@ -104,13 +101,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         failed_filters: names(row.get("failed_filters")?),
         state: row.parse("state")?,
         group_id: row.get("group_id")?,
-        group: GroupFill {
-            state: row.parse("group_state")?,
-            size: row.get("size")?,
-            kept: row.get("kept")?,
-            masked: row.get("masked")?,
-            dropped: row.get("dropped")?,
-        },
+        group: fill(row, "group_state")?,
         group_reason: row.get("group_reason")?,
         batches: Vec::new(),
         step: row.get("step")?,
@@ -203,13 +194,7 @@ fn read_group(mut row: Row) -> Result<Group, StoreError> {
         group_pk: row.get("group_pk")?,
         run: row.get("run")?,
         group_id: row.get("group_id")?,
-        fill: GroupFill {
-            state: row.parse("state")?,
-            size: row.get("size")?,
-            kept: row.get("kept")?,
-            masked: row.get("masked")?,
-            dropped: row.get("dropped")?,
-        },
+        fill: fill(&mut row, "state")?,
         reason: row.get("reason")?,
         failed_filters: names(row.get("failed_filters")?),
         environment: row.get("environment")?,

@@ -7,6 +7,7 @@ mod batch;
 pub(super) mod claim;
 pub(super) mod group;
 pub(super) mod ingest;
+mod insert;
 pub(super) mod lease;
 pub(super) mod ledger;
 pub(super) mod lineage;
@@ -15,6 +16,7 @@ pub(super) mod samples;
 pub(super) mod sweep;
 
 use super::{StoreError, sql::Row};
+use crate::buffer::ingest::GroupFill;
 
 /// The name of a unit variant on the wire and in SQL.
 fn name_of(value: &impl serde::Serialize) -> String {
@@ -27,6 +29,17 @@ fn name_of(value: &impl serde::Serialize) -> String {
 /// Names that a column holds, separated by commas: filters, whose names have none.
 fn names(column: Option<String>) -> Vec<String> {
     column.map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default()
+}
+
+/// Places and posts of a group, as several statements select them.
+fn fill(row: &mut Row, state: &str) -> Result<GroupFill, StoreError> {
+    Ok(GroupFill {
+        state: row.parse(state)?,
+        size: row.get("size")?,
+        kept: row.get("kept")?,
+        masked: row.get("masked")?,
+        dropped: row.get("dropped")?,
+    })
 }
 
 /// A pair of nullable columns that are null together.
