@@ -21,7 +21,7 @@ use tokio::{net::TcpListener, sync::oneshot};
 
 const ROLLOUTS: usize = 8;
 const TOKENS: usize = 2_000;
-const CONNECTIONS: usize = 8;
+const CONNECTIONS: usize = 32;
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
 

@@ -220,6 +220,8 @@ pub struct Sample {
     /// Divisor of the logits at sampling.
     pub temperature: f32,
     /// Reward of the rollout.
+    #[serde(with = "super::exact")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
     pub reward: Option<f64>,
     /// Advantage of the rollout.
     pub advantage: f32,

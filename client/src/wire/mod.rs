@@ -4,6 +4,7 @@
 //! Timestamps are RFC 3339 text, durations carry their unit in the name.
 
 mod batch;
+mod exact;
 mod ledger;
 mod policy;
 mod problem;

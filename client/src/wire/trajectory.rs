@@ -33,7 +33,7 @@ pub struct Trajectory {
     /// How the execution ended.
     pub status: Status,
     /// Finite reward of the whole rollout.
-    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "finite")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "super::exact")]
     pub reward: Option<f64>,
     /// Named parts of the reward, for filters and export.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -52,15 +52,6 @@ pub struct Trajectory {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub metadata: Option<Box<RawValue>>,
-}
-
-/// JSON has no NaN, and `null` would silently mean that there is no reward.
-#[expect(clippy::ref_option, reason = "the signature is serde's")]
-fn finite<S: serde::Serializer>(reward: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
-    if reward.is_some_and(|reward| !reward.is_finite()) {
-        return Err(serde::ser::Error::custom("the reward must be finite"));
-    }
-    reward.serialize(serializer)
 }
 
 /// How an execution ended, in the words of its producer.
