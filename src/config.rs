@@ -105,6 +105,7 @@ struct Limits {
     trajectory_segments: usize,
     metadata_bytes: usize,
     waiters: usize,
+    look_ms: u64,
     shutdown_s: u64,
 }
 
@@ -120,6 +121,7 @@ impl Default for Limits {
             trajectory_segments: 4_096,
             metadata_bytes: 256 << 10,
             waiters: 1_024,
+            look_ms: 500,
             shutdown_s: 30,
         }
     }
@@ -166,6 +168,7 @@ impl Config {
                     metadata_bytes_max: limits.metadata_bytes,
                 },
                 waiters_max: limits.waiters,
+                look_every: Duration::from_millis(limits.look_ms),
                 auto_create: file.auto_create,
                 policy_defaults,
             },
@@ -195,6 +198,7 @@ fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
     at_least("trajectory_tokens", limits.trajectory_tokens, 1);
     at_least("trajectory_segments", limits.trajectory_segments, 1);
     at_least("waiters", limits.waiters, 1);
+    at_least("look_ms", limits.look_ms as usize, 1);
     // Who waits holds a connection: acks and heartbeats need some that are free.
     at_least("connections", limits.connections, limits.waiters.saturating_mul(2));
 }

@@ -28,7 +28,7 @@ pub mod trajectory;
 mod wake;
 pub mod weights;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
@@ -54,6 +54,8 @@ pub struct BufferOptions {
     pub limits: TrajectoryLimits,
     /// Requests that may wait for a batch or a version at once.
     pub waiters_max: usize,
+    /// Longest that a waiter goes without looking, on average.
+    pub look_every: Duration,
     /// Policies that do not exist are created with `policy_defaults` by their first use.
     pub auto_create: bool,
     /// Rules of `default` and of policies created on demand.
@@ -85,11 +87,11 @@ impl Buffer {
     ) -> Result<Self, StoreError> {
         let buffer = Self {
             waiters: Arc::new(Semaphore::new(options.waiters_max)),
+            wakers: Arc::new(Wakers::new(options.look_every)),
             store,
             clock,
             metrics,
             options: Arc::new(options),
-            wakers: Arc::default(),
             decide: Arc::new(Decisions),
         };
         buffer.anchor_clock().await?;

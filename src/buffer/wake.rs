@@ -1,7 +1,7 @@
 //! Waking: who waits for a batch or a version is woken by what it waits for, without polling on either side.
 //!
 //! A waiter is registered before it looks, so nothing that happens in between is lost. Replicas do not wake each
-//! other's waiters: a jittered look every half second covers them, and whatever else was missed.
+//! other's waiters: a jittered look every half second or so covers them.
 
 use std::{
     collections::HashMap,
@@ -13,12 +13,13 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::ids::PolicyName;
 
-/// Longest a waiter goes without looking.
-const LOOK_MS: std::ops::Range<u64> = 350..650;
+/// Share of the time between two looks by which they are spread, so that waiters do not look all at once.
+const LOOK_JITTER: std::ops::Range<f64> = 0.7..1.3;
 
 /// Waiters of every policy.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Wakers {
+    look_every: Duration,
     by_policy: Mutex<HashMap<PolicyName, Arc<Waker>>>,
     /// Ends all waits, for shutdown.
     closing: Notify,
@@ -44,6 +45,11 @@ pub(super) enum Woken {
 }
 
 impl Wakers {
+    /// Nobody waits yet; who will looks this often without being woken.
+    pub(super) fn new(look_every: Duration) -> Self {
+        Self { look_every, by_policy: Mutex::default(), closing: Notify::new(), closed: false.into() }
+    }
+
     /// The waiters of a policy.
     pub(super) fn of(&self, policy: &PolicyName) -> Arc<Waker> {
         let mut wakers = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +121,7 @@ impl Wakers {
         if self.closed.load(std::sync::atomic::Ordering::Acquire) || Instant::now() >= deadline {
             return Woken::TimeIsUp;
         }
-        let look_at = Instant::now() + Duration::from_millis(rand::random_range(LOOK_MS));
+        let look_at = Instant::now() + self.look_every.mul_f64(rand::random_range(LOOK_JITTER));
         tokio::select! {
             () = notified => Woken::Look,
             () = closing => Woken::TimeIsUp,

@@ -71,6 +71,27 @@ on_both_stores! {
         answer.expect(201);
     }
 
+    async fn waiters_are_woken_and_do_not_just_happen_to_look(app: TestApp) {
+        app.reconfigure("[limits]\nlook_ms = 3_600_000").await;
+        app.rules("default", json!({"group": {"size": 2}})).await;
+        let trainer = app.post("/batches", json!({"wait_ms": 60_000}));
+        let second = app.post("/batches", json!({"wait_ms": 60_000}));
+        let agent = app.get("/policies/default?wait_version_above=0&wait_ms=60000");
+        let acting = async {
+            crate::support::eventually("three waiters", || async {
+                app.metrics().await.contains("forebay_waiters 3")
+            }).await;
+            fill(app, &["a", "b"]).await;
+            app.publish(1).await.expect(200);
+        };
+        let all = async { tokio::join!(trainer, second, agent, acting) };
+        let (first, second, version, ()) =
+            tokio::time::timeout(Duration::from_secs(30), all).await.expect("everybody is woken long before");
+        first.expect(201);
+        second.expect(201);
+        version.expect(200);
+    }
+
     async fn several_waiting_trainers_get_a_batch_each(app: TestApp) {
         let waiting = (0..6).map(|_| app.post("/batches", json!({"wait_ms": 60_000})));
         let waiting = futures::future::join_all(waiting);

@@ -2,54 +2,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    process::Stdio,
     sync::{Arc, Mutex},
 };
 
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
-    process::{Child, Command},
-};
 
-use crate::support::{fresh_database, member, text, with};
+use crate::support::{fresh_database, member, process::Service, text, with};
 
 const CYCLES: usize = 6;
 const GROUPS_PER_CYCLE: usize = 60;
 const GROUP_SIZE: usize = 3;
-
-/// The service as a process of its own.
-struct Service {
-    process: Child,
-    url: String,
-}
-
-impl Service {
-    async fn start(database: &str) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_forebay"))
-            .args(["--listen", "127.0.0.1:0", "--database", database, "--log", "json"])
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the binary starts");
-        let mut log = BufReader::new(process.stderr.take().expect("its log is a pipe")).lines();
-        let address = loop {
-            let line = log.next_line().await.expect("the log is text").expect("it serves before its log ends");
-            let event: Value = serde_json::from_str(&line).unwrap_or_default();
-            if event["message"] == "serving" {
-                break text(&event["listen"]).to_owned();
-            }
-        };
-        // Somebody has to read the log, or a full pipe would stop the service.
-        tokio::spawn(async move { while let Ok(Some(_)) = log.next_line().await {} });
-        Self { process, url: format!("http://{address}") }
-    }
-
-    /// SIGKILL: nothing is flushed, nobody is told.
-    async fn kill(mut self) {
-        self.process.kill().await.expect("the process can be killed");
-    }
-}
 
 /// What producers know: which rollouts they were told are stored.
 type Acknowledged = Arc<Mutex<BTreeSet<String>>>;

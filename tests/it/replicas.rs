@@ -1,10 +1,15 @@
-//! Replicas: two processes' worth of service on one Postgres behave as one.
+//! Replicas: several services on one Postgres behave as one.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
+use futures::StreamExt as _;
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Backend, TestApp, group, member, rollout, text};
+use crate::support::{Backend, TestApp, fresh_database, group, member, process::Service, rollout, text, with};
 
 async fn two() -> (TestApp, TestApp) {
     let first = TestApp::start(Backend::Postgres).await;
@@ -101,4 +106,103 @@ async fn a_trainer_waiting_at_one_replica_gets_what_the_other_received() {
     published.expect(200);
     assert_eq!(answer.expect(200)["version"], 1);
     finish(first, second).await;
+}
+
+const GROUPS: usize = 40;
+const GROUP_SIZE: usize = 3;
+
+/// Processes of the real binary, each of which may answer any call.
+struct Fleet {
+    http: reqwest::Client,
+    urls: Vec<String>,
+}
+
+impl Fleet {
+    /// Asks one process, and the others in turn while none answers.
+    async fn call(&self, process: usize, method: Method, path: &str, body: &Value) -> (StatusCode, String) {
+        for url in self.urls.iter().cycle().skip(process).take(2 * self.urls.len()) {
+            let request = self.http.request(method.clone(), format!("{url}{path}")).json(body);
+            let Ok(response) = request.send().await else { continue };
+            let status = response.status();
+            // An answer that breaks off is no answer.
+            let Ok(text) = response.text().await else { continue };
+            return (status, text);
+        }
+        panic!("no process answers {path}")
+    }
+
+    /// Two producers post the same rollout through different processes; how often it was new.
+    async fn produce(&self, group: usize, index: usize) -> usize {
+        let body = with(member(&format!("g{group}"), index, index as f64), json!({"group_size": GROUP_SIZE}));
+        let post = |process: usize| self.call(process, Method::POST, "/trajectories", &body);
+        let ((first, one), (second, other)) = tokio::join!(post(group + index), post(group + index + 1));
+        assert!(first.is_success() && second.is_success(), "{one} {other}");
+        usize::from(first == StatusCode::CREATED) + usize::from(second == StatusCode::CREATED)
+    }
+
+    /// Trains until every group has been trained by somebody; what this trainer got, by group.
+    async fn train(&self, process: usize, trained: &AtomicUsize) -> BTreeMap<String, Vec<String>> {
+        let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for step in 1.. {
+            if trained.load(Ordering::Relaxed) >= GROUPS {
+                break;
+            }
+            // The request's name makes it safe to ask again somewhere else.
+            let request = json!({"consumer": format!("t{process}"), "request_id": step.to_string(), "wait_ms": 500});
+            let (status, batch) = self.call(process, Method::POST, "/batches", &request).await;
+            if status == StatusCode::NO_CONTENT {
+                continue;
+            }
+            let batch: Value = serde_json::from_str(&batch).expect("a descriptor");
+            let (_, rows) = self.call(process + 1, Method::GET, text(&batch["samples_url"]), &Value::Null).await;
+            for row in rows.lines() {
+                let row: Value = serde_json::from_str(row).expect("every line is a row");
+                groups.entry(text(&row["group_id"]).to_owned()).or_default().push(text(&row["rollout_id"]).to_owned());
+            }
+            let path = format!("/batches/{}/ack", text(&batch["batch_id"]));
+            let ack = json!({"lease": batch["lease"], "step": step});
+            let (status, answer) = self.call(process, Method::POST, &path, &ack).await;
+            assert_eq!(status, StatusCode::OK, "{answer}");
+            trained.fetch_add(1, Ordering::Relaxed);
+        }
+        groups
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_are_one_service_and_one_of_them_may_be_killed() {
+    let database = fresh_database().await;
+    let (first, second) = tokio::join!(Service::start(&database), Service::start(&database));
+    let fleet = Fleet { http: reqwest::Client::new(), urls: vec![first.url.clone(), second.url.clone()] };
+    let trained = AtomicUsize::new(0);
+    let producing = futures::stream::iter(0..GROUPS * GROUP_SIZE)
+        .map(|rollout| fleet.produce(rollout / GROUP_SIZE, rollout % GROUP_SIZE))
+        .buffer_unordered(4)
+        .collect::<Vec<usize>>();
+    let killing = async {
+        crate::support::eventually("a third of the steps", || async { trained.load(Ordering::Relaxed) >= GROUPS / 3 })
+            .await;
+        first.kill().await;
+    };
+    let (created, (), mut groups, others) =
+        tokio::join!(producing, killing, fleet.train(0, &trained), fleet.train(1, &trained));
+    // A creation whose answer the kill took away shows as a repeat when it is asked again.
+    assert!(created.iter().all(|&times| times <= 1), "a rollout was stored twice");
+    assert!(created.iter().sum::<usize>() >= GROUPS * GROUP_SIZE - 8, "more answers were lost than calls were open");
+    for (group, rollouts) in others {
+        assert!(groups.insert(group.clone(), rollouts).is_none(), "{group} was trained twice");
+    }
+    assert_eq!(groups.len(), GROUPS);
+    for (group, rollouts) in &groups {
+        let expected: BTreeSet<String> = (0..GROUP_SIZE).map(|index| format!("{group}-{index}")).collect();
+        assert_eq!(
+            (rollouts.len(), rollouts.iter().cloned().collect()),
+            (GROUP_SIZE, expected),
+            "{group} is not whole"
+        );
+    }
+    let (_, stats) = fleet.call(1, Method::GET, "/stats", &Value::Null).await;
+    let stats: Value = serde_json::from_str(&stats).expect("JSON");
+    assert_eq!(stats["conserved"], true, "{stats}");
+    second.kill().await;
 }

@@ -32,6 +32,11 @@ pub(super) trait Op: Send + Sync + 'static {
         0
     }
 
+    /// Whether everything it did is to be undone although it has an answer: a refusal leaves nothing behind.
+    fn undoes(_output: &Self::Output) -> bool {
+        false
+    }
+
     /// Runs inside a transaction; an error rolls back everything that it did.
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError>;
 }

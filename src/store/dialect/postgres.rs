@@ -178,6 +178,10 @@ async fn transact<O: Op>(
             transaction.rollback().await?;
             Err(StoreError::Closed)
         }
+        Ok(output) if O::undoes(&output) => {
+            transaction.rollback().await?;
+            Ok(output)
+        }
         Ok(output) => {
             transaction.commit().await?;
             Ok(output)

@@ -39,7 +39,15 @@ impl Op for Ingest {
         self.bundles.iter().flatten().map(|new| new.payload.body.len()).sum()
     }
 
+    /// What a refused bundle did before it was refused goes with the transaction when it has that to itself.
+    fn undoes(outcomes: &Self::Output) -> bool {
+        matches!(outcomes.as_slice(), [Err(_)])
+    }
+
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        if let [bundle] = self.bundles.as_slice() {
+            return Ok(vec![ingest_bundle(tx, self, bundle).await?]);
+        }
         let mut outcomes: Vec<(usize, BundleOutcome)> = Vec::with_capacity(self.bundles.len());
         for index in in_lock_order(&self.bundles) {
             tx.savepoint().await?;

@@ -1,6 +1,7 @@
 //! `TestApp`: the real service on a real socket and a real store, with a clock that the test moves.
 
 mod postgres;
+pub(crate) mod process;
 
 use std::{
     sync::{
