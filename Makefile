@@ -2,18 +2,28 @@
 
 CARGO ?= cargo
 
-.PHONY: run test check lint bench openapi help
+.PHONY: run test test-trainer demo lint bench bench-trainer libtorch openapi help
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve on 127.0.0.1:8080 from SQLite in data/; needs Rust and a C compiler
 	$(CARGO) run --release -p forebay -- serve
 
-test: lint ## Everything: lints, unit and integration tests on SQLite and Postgres (fetched when there is none)
+test: lint ## Everything: both databases, the trainer on the CPU; fetches Postgres and libtorch where there is none
 	./scripts/postgres-bin > /dev/null
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay
+	$(MAKE) test-trainer
+
+test-trainer: libtorch ## The trainer's lints and tests alone
+	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings
+	$(CARGO) test -p forebay-trainer
+
+demo: libtorch ## A model learns arithmetic from nothing: service, two workers, trainer; TASK=lookup, SEED=2
+	$(CARGO) build --release -p forebay-trainer
+	$(CARGO) build --release -p forebay
+	./scripts/demo --task $(or $(TASK),arithmetic) --seed $(or $(SEED),1)
 
 lint: ## Formatting and lints
 	$(CARGO) fmt --all --check
@@ -22,6 +32,13 @@ lint: ## Formatting and lints
 
 bench: ## Durable ingest beside the drain-only ceiling; the figures of README.md
 	$(CARGO) bench -p forebay --bench ingest
+
+bench-trainer: libtorch ## The trainer's step beside eager PyTorch, in turn on the same cores
+	$(CARGO) build --release -p forebay-trainer
+	./scripts/bench-trainer
+
+libtorch:
+	./scripts/libtorch > /dev/null
 
 openapi: ## Write openapi/forebay.json from the routes
 	$(CARGO) run -q -p forebay -- openapi > openapi/forebay.json

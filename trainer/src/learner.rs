@@ -1,0 +1,459 @@
+//! One optimizer step: gradients of a batch, and moving the weights by them.
+//!
+//! The two are apart because the ack stands between them. Gradients add up over microbatches of whole rows; the weights
+//! of the loss carry the normalisation, so that any split gives the same sum.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use tch::{Device, Tensor, no_grad};
+
+use crate::{
+    config::{ConfigError, MemoryConfig, TrainConfig},
+    head::{self, Entropy, HeadInput, HeadOptions},
+    loss::{
+        self, LossError, LossInputs, LossStatistics, Objective, ObjectiveConfig, OldLogprobs, OldPolicy, StepStatistics,
+    },
+    microbatch::{Microbatch, plan},
+    model::{ComputeKind, Decoder, LoadError, Parameters},
+    optimizer::{AdamW, OptimizerConfig, OptimizerError, ParameterState, Schedule},
+    report::StepReport,
+    returns::{self, Sequence},
+    rows::{Row, Rows},
+    state::{Checkpoint, State, StateError},
+};
+
+/// Models, optimizers and the objective.
+#[derive(Debug)]
+pub struct Learner {
+    step: i64,
+    objective: ObjectiveConfig,
+    memory: MemoryConfig,
+    policy: Trained,
+    critic: Option<Trained>,
+    reference: Option<Decoder>,
+    teacher: Option<Decoder>,
+}
+
+/// A model that is trained.
+#[derive(Debug)]
+struct Trained {
+    /// Name of its tensors in a checkpoint.
+    name: &'static str,
+    decoder: Decoder,
+    optimizer: AdamW,
+    schedule: Schedule,
+    /// Checkpoint whose configuration and tokenizer go along.
+    base: PathBuf,
+}
+
+/// Gradients of a batch, as numbers; the tensors are with the parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOutcome {
+    /// Statistics of the loss; `None` for a batch that trains nothing.
+    pub statistics: Option<StepStatistics>,
+    /// Global norm of the gradients of policy and critic together.
+    pub gradient_norm: f64,
+    /// Loss of the critic.
+    pub value_loss: Option<f64>,
+    /// Learning rate of the policy in this step.
+    pub learning_rate: f64,
+}
+
+/// Why a step cannot be computed.
+#[derive(Debug, thiserror::Error)]
+pub enum LearnerError {
+    /// A model cannot be loaded.
+    #[error("the model in {} cannot be loaded", path.display())]
+    Model {
+        /// Its folder.
+        path: PathBuf,
+        /// Why.
+        source: LoadError,
+    },
+    /// The configuration cannot be used on this machine.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The objective cannot be trained, or not on these rows.
+    #[error("the objective cannot be trained on this batch: {0}")]
+    Objective(#[from] loss::ConfigError),
+    /// A column is missing.
+    #[error(transparent)]
+    Loss(#[from] LossError),
+    /// The optimizer refused.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    /// The last checkpoint cannot be read.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+impl Learner {
+    /// Starts from the configured model, or goes on from a checkpoint.
+    pub fn open(config: &TrainConfig, checkpoint: Option<&Checkpoint>) -> Result<Self, LearnerError> {
+        let device = config.device()?;
+        let compute = config.compute(device);
+        let frozen = |path: &Option<PathBuf>| path.as_deref().map(|path| load(path, device, compute)).transpose();
+        let model = checkpoint.map_or_else(|| config.model.clone(), Checkpoint::model);
+        let decoder = load(&model, device, compute)?;
+        let critic = match &config.critic {
+            Some(critic) => {
+                let base = critic.model.clone().unwrap_or_else(|| config.model.clone());
+                let folder = checkpoint.and_then(Checkpoint::critic).unwrap_or_else(|| base.clone());
+                let decoder = Decoder::load_critic(&folder, device, compute)
+                    .map_err(|source| LearnerError::Model { path: folder, source })?;
+                Some(Trained::new("critic", decoder, critic.optimizer, critic.schedule, base)?)
+            }
+            None => None,
+        };
+        let mut learner = Self {
+            step: 0,
+            objective: config.objective.clone(),
+            memory: config.memory,
+            policy: Trained::new("policy", decoder, config.optimizer, config.schedule, config.model.clone())?,
+            critic,
+            reference: frozen(&config.reference)?,
+            teacher: frozen(&config.teacher)?,
+        };
+        if let Some(checkpoint) = checkpoint {
+            learner.restore(checkpoint, device)?;
+        }
+        Ok(learner)
+    }
+
+    fn restore(&mut self, checkpoint: &Checkpoint, device: Device) -> Result<(), LearnerError> {
+        let mut tensors: BTreeMap<String, Tensor> = checkpoint.optimizer(device)?.into_iter().collect();
+        for model in std::iter::once(&mut self.policy).chain(self.critic.as_mut()) {
+            model.restore(checkpoint.optimizer_steps, &mut tensors)?;
+        }
+        self.step = checkpoint.step;
+        Ok(())
+    }
+
+    /// Last optimizer step.
+    #[must_use]
+    pub fn step(&self) -> i64 {
+        self.step
+    }
+
+    /// Token ids that the policy knows.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        self.policy.decoder.config().vocab_size as usize
+    }
+
+    /// Weights of the policy.
+    #[must_use]
+    pub fn parameters(&self) -> &Parameters {
+        self.policy.decoder.parameters()
+    }
+
+    /// What a checkpoint holds.
+    #[must_use]
+    pub fn state(&self) -> State<'_> {
+        let models = || std::iter::once(&self.policy).chain(&self.critic);
+        State {
+            step: self.step,
+            model: (self.policy.decoder.parameters(), &self.policy.base),
+            critic: self.critic.as_ref().map(|critic| (critic.decoder.parameters(), critic.base.as_path())),
+            optimizer_steps: self.policy.optimizer.steps(),
+            optimizer: models().flat_map(Trained::moments).collect(),
+        }
+    }
+
+    /// Computes the gradients of a batch in place of those that are there. The weights do not move.
+    pub fn gradients(&mut self, batch: &Rows) -> Result<StepOutcome, LearnerError> {
+        let rows = batch.trained();
+        self.objective.check_rows(rows, self.teacher.is_some())?;
+        self.policy.optimizer.zero_grad();
+        if let Some(critic) = &mut self.critic {
+            critic.optimizer.zero_grad();
+        }
+        let learning_rate = self.policy.schedule.learning_rate(self.step as u64);
+        if rows.is_empty() {
+            return Ok(StepOutcome { statistics: None, gradient_norm: 0.0, value_loss: None, learning_rate });
+        }
+        let lengths: Vec<usize> = rows.iter().map(|row| row.inputs().len()).collect();
+        let plan = plan(&lengths, self.memory.microbatch_tokens);
+        let old = self.objective.old_logprobs_of(rows);
+        let prepared = if self.objective.needs_whole_batch() { Some(self.prepare(rows, &plan, old)?) } else { None };
+        let mut statistics: Option<LossStatistics> = None;
+        let mut head_gradient = self.policy.decoder.head().detach().zeros_like();
+        for indices in &plan {
+            let microbatch = Microbatch::new(rows, indices, self.policy.decoder.device());
+            let part = self.policy_gradients(&microbatch, old, prepared.as_ref(), &mut head_gradient)?;
+            statistics = Some(match statistics {
+                Some(sum) => sum.add(&part),
+                None => part,
+            });
+        }
+        head::inject(self.policy.decoder.head(), &head_gradient).backward();
+        let value_loss = match (&self.critic, &prepared) {
+            (Some(critic), Some(prepared)) => Some(self.critic_gradients(critic, rows, &plan, prepared)),
+            _ => None,
+        };
+        let norms = [Some(&self.policy), self.critic.as_ref()];
+        let squares = norms.into_iter().flatten().filter_map(|model| model.optimizer.gradient_norm());
+        Ok(StepOutcome {
+            statistics: statistics.map(|sum| sum.finish()),
+            gradient_norm: squares.map(|norm| norm * norm).sum::<f64>().sqrt(),
+            value_loss,
+            learning_rate,
+        })
+    }
+
+    /// Moves the weights by the gradients. Only after the batch is acked.
+    pub fn apply(&mut self, outcome: &StepOutcome) -> Result<(), LearnerError> {
+        if outcome.statistics.is_some() {
+            let step = self.step as u64;
+            for model in std::iter::once(&mut self.policy).chain(self.critic.as_mut()) {
+                model.optimizer.step(model.schedule.learning_rate(step))?;
+            }
+        }
+        self.step += 1;
+        Ok(())
+    }
+
+    fn policy_gradients(
+        &self,
+        microbatch: &Microbatch,
+        old: OldLogprobs,
+        prepared: Option<&Prepared>,
+        head_gradient: &mut Tensor,
+    ) -> Result<LossStatistics, LearnerError> {
+        let decoder = &self.policy.decoder;
+        if !self.memory.recompute_layers {
+            let predicting = microbatch.predicting(&decoder.hidden(&microbatch.inputs));
+            let (gradient, statistics) = self.head_gradients(microbatch, &predicting, old, prepared, head_gradient)?;
+            head::inject(&predicting, &gradient).backward();
+            return Ok(statistics);
+        }
+        let recomputed = decoder.hidden_recomputed(&microbatch.inputs);
+        let hidden = recomputed.hidden().detach().set_requires_grad(true);
+        let predicting = microbatch.predicting(&hidden);
+        let (gradient, statistics) = self.head_gradients(microbatch, &predicting, old, prepared, head_gradient)?;
+        head::inject(&predicting, &gradient).backward();
+        recomputed.backward(&hidden.grad());
+        Ok(statistics)
+    }
+
+    /// Gradient of the loss by the hidden states at trained tokens; that of the head is added to `head_gradient`.
+    fn head_gradients(
+        &self,
+        microbatch: &Microbatch,
+        predicting: &Tensor,
+        old: OldLogprobs,
+        prepared: Option<&Prepared>,
+        head_gradient: &mut Tensor,
+    ) -> Result<(Tensor, LossStatistics), LearnerError> {
+        let hidden = predicting.detach();
+        let weight = self.policy.decoder.head().detach().to_kind(hidden.kind());
+        let entropy = if self.objective.entropy_coef == 0.0 { Entropy::Reported } else { Entropy::Trained };
+        let input = head_input(microbatch, &hidden, &weight);
+        let forward = head::forward(&input, HeadOptions { logits_max: self.memory.logits, entropy });
+        let needs_reference = self.objective.kl_loss_coef != 0.0;
+        let reference = self.reference.as_ref().filter(|_| needs_reference);
+        let reference = reference.map(|model| self.log_probabilities(model, microbatch));
+        let teacher = self.teacher.as_ref().filter(|_| self.objective.opd_coef != 0.0);
+        let teacher = teacher.map(|model| self.log_probabilities(model, microbatch));
+        let advantages = prepared.map(|prepared| microbatch.flatten(&prepared.advantages));
+        let recomputed = prepared.and_then(|prepared| prepared.logp_old.as_ref()).map(|old| microbatch.flatten(old));
+        let inputs = LossInputs {
+            tokens: &microbatch.flat,
+            logp: &forward.logp,
+            entropy: forward.entropy.as_ref(),
+            logp_old: match (old, &recomputed) {
+                (OldLogprobs::Rollout, _) => OldPolicy::Rollout,
+                (OldLogprobs::Recompute, None) => OldPolicy::Current,
+                (OldLogprobs::Recompute, Some(logp_old)) => OldPolicy::Recomputed(logp_old),
+            },
+            logp_reference: reference.as_ref(),
+            logp_teacher: teacher.as_ref(),
+            advantages: advantages.as_ref(),
+        };
+        let gradients = loss::differentiate(&self.objective, &inputs)?;
+        let hidden_gradient = forward.backward(&gradients.logp, gradients.entropy.as_ref(), head_gradient);
+        Ok((hidden_gradient, gradients.statistics))
+    }
+
+    /// Log-probabilities of the trained tokens under a model that is not trained here.
+    fn log_probabilities(&self, model: &Decoder, microbatch: &Microbatch) -> Tensor {
+        no_grad(|| {
+            let hidden = microbatch.predicting(&model.hidden(&microbatch.inputs));
+            let weight = model.head().detach().to_kind(hidden.kind());
+            head::log_probabilities(&head_input(microbatch, &hidden, &weight), self.memory.logits)
+        })
+    }
+
+    /// Advantages that need the whole batch, from a pass without gradients.
+    fn prepare(&self, rows: &[Row], plan: &[Vec<usize>], old: OldLogprobs) -> Result<Prepared, LearnerError> {
+        let columns = || vec![Vec::new(); rows.len()];
+        let (mut logp_old, mut logp_reference, mut values) = (columns(), columns(), columns());
+        let penalised = self.objective.kl_coef != 0.0;
+        if penalised && self.reference.is_none() {
+            return Err(ConfigError::missing("reference", "objective.kl_coef needs it").into());
+        }
+        for indices in plan {
+            let microbatch = Microbatch::new(rows, indices, self.policy.decoder.device());
+            if old == OldLogprobs::Recompute {
+                microbatch.unflatten(&self.log_probabilities(&self.policy.decoder, &microbatch), &mut logp_old);
+            }
+            if let Some(reference) = self.reference.as_ref().filter(|_| penalised) {
+                microbatch.unflatten(&self.log_probabilities(reference, &microbatch), &mut logp_reference);
+            }
+            if let Some(critic) = &self.critic {
+                microbatch.unflatten(&no_grad(|| critic.values(&microbatch)), &mut values);
+            }
+        }
+        let kl: Vec<Option<Vec<f32>>> = rows
+            .iter()
+            .enumerate()
+            .map(|(index, row)| {
+                let old = if old == OldLogprobs::Recompute { Some(logp_old[index].as_slice()) } else { row.logprobs() };
+                let reference = &logp_reference[index];
+                old.filter(|_| penalised).map(|old| old.iter().zip(reference).map(|(old, new)| old - new).collect())
+            })
+            .collect();
+        let sequences: Vec<Sequence<'_>> = rows
+            .iter()
+            .zip(&kl)
+            .map(|(row, kl)| Sequence {
+                reward: row.reward().unwrap_or(0.0),
+                positions: row.positions(),
+                kl: kl.as_deref(),
+            })
+            .collect();
+        let discounting = self.objective.discounting();
+        let (advantages, returns) = if self.objective.objective == Objective::Ppo {
+            if self.critic.is_none() {
+                return Err(ConfigError::missing("critic", "the objective `ppo` reads its values").into());
+            }
+            let estimates: Vec<returns::Estimate> = sequences
+                .iter()
+                .zip(&values)
+                .map(|(sequence, values)| returns::generalized_advantages(sequence, values, discounting))
+                .collect();
+            let mut advantages: Vec<Vec<f64>> = estimates.iter().map(|estimate| estimate.advantages.clone()).collect();
+            if self.objective.whiten_advantages {
+                returns::whiten(&mut advantages);
+            }
+            (advantages, estimates.into_iter().map(|estimate| estimate.returns).collect())
+        } else {
+            (returns::reinforce_plus_plus(&sequences, discounting), Vec::new())
+        };
+        Ok(Prepared {
+            logp_old: (old == OldLogprobs::Recompute).then_some(logp_old),
+            advantages: to_f32(advantages),
+            returns: to_f32(returns),
+            values,
+        })
+    }
+
+    /// Gradients of the critic; its loss.
+    fn critic_gradients(&self, critic: &Trained, rows: &[Row], plan: &[Vec<usize>], prepared: &Prepared) -> f64 {
+        let mut sum = 0.0;
+        for indices in plan {
+            let microbatch = Microbatch::new(rows, indices, critic.decoder.device());
+            let loss = returns::value_loss(
+                &critic.values(&microbatch),
+                &microbatch.flatten(&prepared.values),
+                &microbatch.flatten(&prepared.returns),
+                &microbatch.flat.loss_weight,
+                self.objective.value_clip,
+            );
+            loss.loss.backward();
+            sum += loss.loss.double_value(&[]);
+        }
+        sum
+    }
+}
+
+/// What a pass over the whole batch found, by row and trained token.
+struct Prepared {
+    logp_old: Option<Vec<Vec<f32>>>,
+    advantages: Vec<Vec<f32>>,
+    returns: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl Trained {
+    fn new(
+        name: &'static str,
+        decoder: Decoder,
+        optimizer: OptimizerConfig,
+        schedule: Schedule,
+        base: PathBuf,
+    ) -> Result<Self, LearnerError> {
+        schedule.validate()?;
+        let parameters = decoder.parameters().iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone()));
+        let optimizer = AdamW::new(optimizer, parameters)?;
+        Ok(Self { name, decoder, optimizer, schedule, base })
+    }
+
+    /// Values at the trained tokens of a microbatch, each read before its token.
+    fn values(&self, microbatch: &Microbatch) -> Tensor {
+        self.decoder.values(&microbatch.predicting(&self.decoder.hidden(&microbatch.inputs)))
+    }
+
+    fn moments(&self) -> impl Iterator<Item = (String, Tensor)> + '_ {
+        self.optimizer.state().flat_map(|(parameter, state)| {
+            let named = |moment: &str, tensor| (format!("{}.{moment}.{parameter}", self.name), tensor);
+            let both = [named("mean", state.mean), named("square", state.square)];
+            both.into_iter().chain(state.average.map(|average| named("average", average))).collect::<Vec<_>>()
+        })
+    }
+
+    fn restore(&mut self, steps: i64, tensors: &mut BTreeMap<String, Tensor>) -> Result<(), LearnerError> {
+        let mut take = |moment: &str, parameter: &str| tensors.remove(&format!("{}.{moment}.{parameter}", self.name));
+        let mut saved = BTreeMap::new();
+        for (parameter, _) in self.decoder.parameters().iter() {
+            // What is missing is named by the optimizer.
+            if let (Some(mean), Some(square)) = (take("mean", parameter), take("square", parameter)) {
+                let state = ParameterState { mean, square, average: take("average", parameter) };
+                saved.insert(parameter.to_owned(), state);
+            }
+        }
+        Ok(self.optimizer.restore(steps, &saved)?)
+    }
+}
+
+impl StepOutcome {
+    /// The part of a report that the loss knows.
+    #[must_use]
+    pub fn report(&self) -> StepReport {
+        let base = StepReport {
+            value_loss: self.value_loss,
+            gradient_norm: self.gradient_norm,
+            learning_rate: self.learning_rate,
+            ..StepReport::default()
+        };
+        let Some(statistics) = self.statistics else { return base };
+        StepReport {
+            loss: statistics.loss,
+            advantage_mean: statistics.advantage_mean,
+            clip_fraction: statistics.clip_fraction,
+            kl_rollout: statistics.kl_rollout,
+            kl_reference: statistics.kl_reference,
+            entropy: statistics.entropy,
+            ratio_mean: statistics.ratio_mean,
+            ratio_max: statistics.ratio_max,
+            correction_mean: statistics.correction_mean,
+            correction_zeroed: statistics.correction_zeroed,
+            ..base
+        }
+    }
+}
+
+fn load(path: &Path, device: Device, compute: ComputeKind) -> Result<Decoder, LearnerError> {
+    Decoder::load(path, device, compute).map_err(|source| LearnerError::Model { path: path.to_owned(), source })
+}
+
+fn head_input<'a>(microbatch: &'a Microbatch, hidden: &'a Tensor, weight: &'a Tensor) -> HeadInput<'a> {
+    HeadInput { hidden, weight, targets: &microbatch.flat.targets, temperature: microbatch.flat.temperature.as_ref() }
+}
+
+fn to_f32(columns: Vec<Vec<f64>>) -> Vec<Vec<f32>> {
+    columns.into_iter().map(|column| column.into_iter().map(|value| value as f32).collect()).collect()
+}

@@ -1,0 +1,124 @@
+//! What a step reports about its loss: sums on the device, added over microbatches, read once at the end.
+
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::{Corrected, penalty};
+
+/// Columns that are summed over tokens, and divided by their own count of them.
+const COLUMNS: usize = 8;
+
+/// Sums over the tokens of some microbatches.
+#[derive(Debug)]
+pub struct LossStatistics {
+    /// The loss, and then the columns: `[1 + COLUMNS]`, f64.
+    sums: Tensor,
+    counts: [i64; COLUMNS],
+    /// A scalar, f64.
+    ratio_max: Tensor,
+}
+
+/// Statistics of a step. All but the loss are plain means over the trained tokens that have them; `None` where none do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepStatistics {
+    /// Weighted sum over tokens.
+    pub loss: f64,
+    /// Trained tokens.
+    pub tokens: i64,
+    /// Mean advantage.
+    pub advantage_mean: Option<f64>,
+    /// Share of tokens at which the clip decided.
+    pub clip_fraction: Option<f64>,
+    /// k3 estimate of KL(rollout || policy) in nats: `exp(d) - 1 - d`, `d = logp - logp_rollout`; the rollout sampled.
+    pub kl_rollout: Option<f64>,
+    /// KL to the reference in nats, by the loss's estimator.
+    pub kl_reference: Option<f64>,
+    /// Entropy in nats.
+    pub entropy: Option<f64>,
+    /// Mean ratio to the old policy.
+    pub ratio_mean: Option<f64>,
+    /// Largest ratio to the old policy.
+    pub ratio_max: Option<f64>,
+    /// Mean factor of the off-policy correction.
+    pub correction_mean: Option<f64>,
+    /// Share of tokens whose factor a correction's rules set to 0.
+    pub correction_zeroed: Option<f64>,
+}
+
+/// What one microbatch shows.
+pub(super) struct Observed<'a> {
+    pub(super) total: &'a Tensor,
+    pub(super) logp: &'a Tensor,
+    pub(super) logp_rollout: Option<&'a Tensor>,
+    pub(super) entropy: Option<&'a Tensor>,
+    pub(super) advantage: &'a Tensor,
+    pub(super) ratio: Option<&'a Tensor>,
+    pub(super) clipped: Option<&'a Tensor>,
+    pub(super) kl_reference: Option<&'a Tensor>,
+    pub(super) corrected: Option<&'a Corrected>,
+}
+
+impl LossStatistics {
+    pub(super) fn of(observed: &Observed) -> Self {
+        no_grad(|| {
+            let kl_rollout = observed.logp_rollout.map(|rollout| penalty::k3(&(rollout - observed.logp)));
+            let columns: [Option<&Tensor>; COLUMNS] = [
+                Some(observed.advantage),
+                observed.clipped,
+                kl_rollout.as_ref(),
+                observed.kl_reference,
+                observed.entropy,
+                observed.ratio,
+                observed.corrected.map(|corrected| &corrected.weight),
+                observed.corrected.map(|corrected| &corrected.zeroed),
+            ];
+            let nothing = || Tensor::zeros([], (Kind::Double, observed.logp.device()));
+            let mut sums = vec![observed.total.to_kind(Kind::Double)];
+            sums.extend(columns.map(|column| column.map_or_else(nothing, |column| column.sum(Kind::Double))));
+            Self {
+                sums: Tensor::stack(&sums, 0).detach(),
+                counts: columns.map(|column| column.map_or(0, |column| column.numel() as i64)),
+                ratio_max: observed.ratio.map_or_else(nothing, |ratio| ratio.max().to_kind(Kind::Double)).detach(),
+            }
+        })
+    }
+
+    /// Sums of no microbatch, on the device of those to come.
+    #[must_use]
+    pub fn empty(device: Device) -> Self {
+        Self {
+            sums: Tensor::zeros([1 + COLUMNS as i64], (Kind::Double, device)),
+            counts: [0; COLUMNS],
+            ratio_max: Tensor::zeros([], (Kind::Double, device)),
+        }
+    }
+
+    /// Adds the sums of another microbatch of the same step.
+    #[must_use]
+    pub fn add(&self, other: &Self) -> Self {
+        Self {
+            sums: &self.sums + &other.sums,
+            counts: std::array::from_fn(|column| self.counts[column] + other.counts[column]),
+            ratio_max: self.ratio_max.maximum(&other.ratio_max),
+        }
+    }
+
+    /// Reads the sums from the device and divides them.
+    #[must_use]
+    pub fn finish(&self) -> StepStatistics {
+        let sum = |column: usize| self.sums.double_value(&[column as i64]);
+        let mean = |column: usize| (self.counts[column] > 0).then(|| sum(column + 1) / self.counts[column] as f64);
+        StepStatistics {
+            loss: sum(0),
+            tokens: self.counts[0],
+            advantage_mean: mean(0),
+            clip_fraction: mean(1),
+            kl_rollout: mean(2),
+            kl_reference: mean(3),
+            entropy: mean(4),
+            ratio_mean: mean(5),
+            ratio_max: (self.counts[5] > 0).then(|| self.ratio_max.double_value(&[])),
+            correction_mean: mean(6),
+            correction_zeroed: mean(7),
+        }
+    }
+}

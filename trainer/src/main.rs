@@ -1,0 +1,143 @@
+//! Command line, configuration, log; then the loop of the command.
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use forebay_trainer::{
+    bench::{BenchArgs, bench},
+    config::{DeviceConfig, TrainConfig},
+    rollout::{InitArgs, RolloutArgs, init, rollout},
+    train::train,
+};
+use tracing_subscriber::EnvFilter;
+
+/// Trains language models on the batches of a Forebay buffer, on one device.
+#[derive(Parser)]
+#[command(version, about, arg_required_else_help = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+    /// How the log looks
+    #[arg(long, global = true, env = "FOREBAY_TRAINER_LOG", value_name = "FORMAT", default_value = "text")]
+    log: LogFormat,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Lease batches, learn, publish weights
+    Train(TrainArgs),
+    /// Play a task with the newest published weights and post the trajectories
+    Rollout(RolloutArgs),
+    /// Write a small checkpoint with random weights, to start a demonstration from
+    Init(InitArgs),
+    /// Measure training steps on this machine, without a service
+    Bench(BenchArgs),
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// One object a line
+    Json,
+}
+
+#[derive(Args)]
+struct TrainArgs {
+    /// Configuration file (TOML); `configs/trainer.toml` explains every key
+    #[arg(long, env = "FOREBAY_TRAINER_CONFIG", value_name = "FILE")]
+    config: PathBuf,
+    /// The service, instead of the file's `server`
+    #[arg(long, env = "FOREBAY_SERVER", value_name = "URL")]
+    server: Option<String>,
+    /// Policy to train, instead of the file's `policy`
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// Checkpoint to start from, instead of the file's `model`
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+    /// Optimizer steps in all, instead of the file's `steps`
+    #[arg(long, value_name = "N")]
+    steps: Option<i64>,
+    /// Folder of checkpoints, versions and metrics, instead of the file's `output`
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Where tensors live, instead of the file's `device`
+    #[arg(long)]
+    device: Option<DeviceConfig>,
+    /// Go on although the service has settled steps that the last checkpoint here does not hold
+    #[arg(long)]
+    force: bool,
+}
+
+fn main() -> ExitCode {
+    let command_line = CommandLine::parse();
+    start_log(command_line.log);
+    let outcome = match command_line.command {
+        Command::Train(args) => run_train(args),
+        Command::Rollout(args) => run_rollout(&args),
+        Command::Bench(args) => run_bench(&args),
+        Command::Init(args) => init(&args).map_err(anyhow::Error::from),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("forebay-trainer: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_train(args: TrainArgs) -> anyhow::Result<()> {
+    let mut config = TrainConfig::read(&args.config)?;
+    config.server = args.server.unwrap_or(config.server);
+    config.policy = args.policy.unwrap_or(config.policy);
+    config.model = args.model.unwrap_or(config.model);
+    config.steps = args.steps.unwrap_or(config.steps);
+    config.output = args.output.unwrap_or(config.output);
+    config.device = args.device.unwrap_or(config.device);
+    let stop = stop_flag()?;
+    Ok(train(&config, args.force, &|| stop.load(Ordering::Relaxed))?)
+}
+
+fn run_rollout(args: &RolloutArgs) -> anyhow::Result<()> {
+    let stop = stop_flag()?;
+    let tally = rollout(args, &|| stop.load(Ordering::Relaxed))?;
+    tracing::info!(?tally, "stopped");
+    Ok(())
+}
+
+fn run_bench(args: &BenchArgs) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let measured = bench(args)?;
+    writeln!(std::io::stdout(), "{}", serde_json::to_string(&measured)?).context("cannot print")
+}
+
+/// A flag that SIGINT and SIGTERM set; the second one ends the process at once.
+fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // In this order: the first signal finds the flag down and raises it, the second finds it up.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+            .context("cannot listen for signals")?;
+    }
+    Ok(stop)
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_target(false).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}

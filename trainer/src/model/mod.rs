@@ -1,0 +1,26 @@
+//! Decoder-only language models, with the names and the arithmetic of their
+//! checkpoints.
+//!
+//! A [`Decoder`] is built from a [`ModelConfig`] and owns its [`Parameters`]. Training
+//! runs whole sequences through [`Decoder::hidden`], or through
+//! [`Decoder::hidden_recomputed`] where the activations of all layers do not fit;
+//! sampling runs them piece by piece through [`Decoder::extend`] and a [`KvCache`].
+
+mod config;
+mod parameters;
+
+mod decoder;
+mod layers;
+mod rope;
+
+mod cache;
+mod recompute;
+
+pub use cache::KvCache;
+pub use config::{Architecture, ConfigError, ModelConfig};
+pub use decoder::{ComputeKind, Decoder, LoadError};
+pub use parameters::Parameters;
+pub use recompute::Recomputed;
+pub use rope::RopeScaling;
+
+pub(crate) use parameters::{Head, ParameterSpec, layout};

@@ -1,0 +1,251 @@
+//! What a step tells: one line of JSON, the same as Prometheus metrics, and a progress bar for people.
+//!
+//! Separate from the loop, which hands over one [`StepReport`] a step and knows nothing of where it goes.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+};
+
+use axum::{Router, extract::State, http::header, routing::get};
+use indicatif::{ProgressBar, ProgressStyle};
+use prometheus::{Gauge, IntCounter, IntGauge, Registry, TextEncoder};
+use serde::Serialize;
+use tokio::runtime::Handle;
+
+/// One optimizer step. Means over tokens are over trained tokens (mask 1).
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StepReport {
+    /// Optimizer step, from 1.
+    pub step: i64,
+    /// Weight version that agents had when the step began.
+    pub version: i64,
+    /// Batch that it consumed.
+    pub batch_id: String,
+    /// Seconds since the trainer started.
+    pub seconds: f64,
+    /// Weighted sum over the batch: the number whose gradient was taken.
+    pub loss: f64,
+    /// Mean reward over all rollouts that were received since the batch before, trained or not.
+    pub reward_all: Option<f64>,
+    /// Mean reward over the rollouts of the batch.
+    pub reward_trained: Option<f64>,
+    /// Mean advantage.
+    pub advantage_mean: Option<f64>,
+    /// Share of tokens at which the clip decided.
+    pub clip_fraction: Option<f64>,
+    /// Estimate (k3) of the divergence of the weights from those that generated the tokens.
+    pub kl_rollout: Option<f64>,
+    /// Estimate of the divergence from the reference model.
+    pub kl_reference: Option<f64>,
+    /// Mean entropy, nats per token.
+    pub entropy: Option<f64>,
+    /// Mean importance ratio.
+    pub ratio_mean: Option<f64>,
+    /// Largest importance ratio.
+    pub ratio_max: Option<f64>,
+    /// Mean factor of the off-policy correction.
+    pub correction_mean: Option<f64>,
+    /// Share of tokens that the correction zeroed.
+    pub correction_zeroed: Option<f64>,
+    /// Loss of the critic.
+    pub value_loss: Option<f64>,
+    /// Global norm of the gradients before they were clipped.
+    pub gradient_norm: f64,
+    /// Learning rate of the step.
+    pub learning_rate: f64,
+    /// Versions between the weights now and those that generated the oldest trained token, mean over rollouts.
+    pub staleness_mean: f64,
+    /// The same, largest.
+    pub staleness_max: i64,
+    /// Rollouts.
+    pub rollouts: usize,
+    /// Prompt and response tokens.
+    pub tokens: usize,
+    /// Tokens with mask 1.
+    pub trained_tokens: usize,
+    /// Tokens per second of work: time without data does not count.
+    pub tokens_per_s: f64,
+    /// Seconds without data before the step.
+    pub waited_s: f64,
+    /// Share of the time since the step before that was spent waiting for data.
+    pub waiting_share: f64,
+}
+
+/// Where reports go.
+pub struct Reporter {
+    lines: Option<File>,
+    metrics: Arc<TrainerMetrics>,
+    bar: ProgressBar,
+}
+
+impl Reporter {
+    /// Appends lines to `lines`, if given; shows a bar up to `steps` where standard error is a terminal.
+    pub fn new(lines: Option<&Path>, steps: i64, done: i64) -> io::Result<Self> {
+        let lines = lines.map(|path| OpenOptions::new().create(true).append(true).open(path)).transpose()?;
+        let bar = ProgressBar::new(steps.max(0) as u64).with_position(done.max(0) as u64);
+        let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        Ok(Self { lines, metrics: Arc::new(TrainerMetrics::new()), bar })
+    }
+
+    /// Serves `/metrics` at `address` for as long as the runtime lives; the address that was bound.
+    pub fn serve(&self, runtime: &Handle, address: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = runtime.block_on(tokio::net::TcpListener::bind(address))?;
+        let bound = listener.local_addr()?;
+        let router = Router::new().route("/metrics", get(metrics)).with_state(Arc::clone(&self.metrics));
+        runtime.spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                tracing::error!(%error, "the metrics are no longer served");
+            }
+        });
+        Ok(bound)
+    }
+
+    /// Reports a step.
+    pub fn step(&mut self, report: &StepReport) -> io::Result<()> {
+        self.metrics.step(report);
+        if let Some(lines) = &mut self.lines {
+            let mut line = serde_json::to_vec(report)?;
+            line.push(b'\n');
+            lines.write_all(&line)?;
+        }
+        self.bar.set_position(report.step.max(0) as u64);
+        self.bar.set_message(format!(
+            "reward {} loss {:+.4} staleness {:.1} {:.0} tok/s waiting {:.0}%",
+            report.reward_all.or(report.reward_trained).map_or_else(|| "-".to_owned(), |reward| format!("{reward:.3}")),
+            report.loss,
+            report.staleness_mean,
+            report.tokens_per_s,
+            100.0 * report.waiting_share,
+        ));
+        tracing::info!(
+            step = report.step,
+            policy.version = report.version,
+            batch.id = report.batch_id,
+            reward = report.reward_all,
+            reward_trained = report.reward_trained,
+            loss = report.loss,
+            gradient_norm = report.gradient_norm,
+            staleness_max = report.staleness_max,
+            tokens_per_s = report.tokens_per_s.round(),
+            waiting_share = report.waiting_share,
+            "step"
+        );
+        Ok(())
+    }
+
+    /// Counts a batch whose lease was lost while it was computed.
+    pub fn lost(&self) {
+        self.metrics.lost.inc();
+    }
+
+    /// Counts a saved checkpoint.
+    pub fn saved(&self, step: i64) {
+        self.metrics.saved_step.set(step);
+    }
+
+    /// Leaves the bar as it is.
+    pub fn finish(&self) {
+        self.bar.abandon();
+    }
+}
+
+async fn metrics(State(metrics): State<Arc<TrainerMetrics>>) -> ([(header::HeaderName, &'static str); 1], String) {
+    let text = TextEncoder::new().encode_to_string(&metrics.registry.gather()).unwrap_or_default();
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
+}
+
+/// What a gauge shows of a step.
+type Read = fn(&StepReport) -> Option<f64>;
+
+/// The last step as gauges, and sums as counters. No labels: one trainer has one policy.
+struct TrainerMetrics {
+    registry: Registry,
+    step: IntGauge,
+    version: IntGauge,
+    saved_step: IntGauge,
+    staleness_max: IntGauge,
+    gauges: Vec<(Gauge, Read)>,
+    tokens: IntCounter,
+    trained_tokens: IntCounter,
+    rollouts: IntCounter,
+    lost: IntCounter,
+    waited: prometheus::Counter,
+}
+
+impl TrainerMetrics {
+    fn new() -> Self {
+        let registry = Registry::new();
+        let gauge = |name: &str, help: &str, read: Read| {
+            let gauge = Gauge::new(format!("forebay_trainer_{name}"), help).expect("the name is valid");
+            registry.register(Box::new(gauge.clone())).expect("the name is new");
+            (gauge, read)
+        };
+        let int = |name: &str, help: &str| {
+            let gauge = IntGauge::new(format!("forebay_trainer_{name}"), help).expect("the name is valid");
+            registry.register(Box::new(gauge.clone())).expect("the name is new");
+            gauge
+        };
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(format!("forebay_trainer_{name}"), help).expect("the name is valid");
+            registry.register(Box::new(counter.clone())).expect("the name is new");
+            counter
+        };
+        let waited = prometheus::Counter::new("forebay_trainer_waiting_seconds_total", "Seconds without data.")
+            .expect("the name is valid");
+        registry.register(Box::new(waited.clone())).expect("the name is new");
+        let gauges = vec![
+            gauge("loss", "Loss of the last step.", |r| Some(r.loss)),
+            gauge("reward_all", "Mean reward over all rollouts received.", |r| r.reward_all),
+            gauge("reward_trained", "Mean reward over the rollouts of the last batch.", |r| r.reward_trained),
+            gauge("clip_fraction", "Share of tokens whose ratio was clipped.", |r| r.clip_fraction),
+            gauge("kl_rollout", "Divergence (k3) from the generating weights.", |r| r.kl_rollout),
+            gauge("kl_reference", "Divergence from the reference model.", |r| r.kl_reference),
+            gauge("entropy", "Mean entropy, nats per token.", |r| r.entropy),
+            gauge("ratio_mean", "Mean importance ratio.", |r| r.ratio_mean),
+            gauge("ratio_max", "Largest importance ratio.", |r| r.ratio_max),
+            gauge("value_loss", "Loss of the critic.", |r| r.value_loss),
+            gauge("gradient_norm", "Global norm of the gradients before clipping.", |r| Some(r.gradient_norm)),
+            gauge("learning_rate", "Learning rate.", |r| Some(r.learning_rate)),
+            gauge("staleness_mean", "Mean staleness of the rollouts of the last batch, in versions.", |r| {
+                Some(r.staleness_mean)
+            }),
+            gauge("tokens_per_second", "Tokens per second of work in the last step.", |r| Some(r.tokens_per_s)),
+            gauge("waiting_share", "Share of the last step's time without data.", |r| Some(r.waiting_share)),
+        ];
+        Self {
+            step: int("step", "Last optimizer step."),
+            version: int("version", "Weight version that agents have."),
+            saved_step: int("saved_step", "Last step that is saved."),
+            staleness_max: int("staleness_max", "Largest staleness in the last batch, in versions."),
+            tokens: counter("tokens_total", "Prompt and response tokens of all steps."),
+            trained_tokens: counter("trained_tokens_total", "Tokens with mask 1 of all steps."),
+            rollouts: counter("rollouts_total", "Rollouts of all steps."),
+            lost: counter("lost_batches_total", "Batches whose lease was lost while they were computed."),
+            waited,
+            gauges,
+            registry,
+        }
+    }
+
+    fn step(&self, report: &StepReport) {
+        self.step.set(report.step);
+        self.version.set(report.version);
+        self.staleness_max.set(report.staleness_max);
+        for (gauge, read) in &self.gauges {
+            // What a step has no number for keeps the last one.
+            if let Some(value) = read(report) {
+                gauge.set(value);
+            }
+        }
+        self.tokens.inc_by(report.tokens as u64);
+        self.trained_tokens.inc_by(report.trained_tokens as u64);
+        self.rollouts.inc_by(report.rollouts as u64);
+        self.waited.inc_by(report.waited_s);
+    }
+}

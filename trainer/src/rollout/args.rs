@@ -1,0 +1,184 @@
+//! The command lines of `rollout` and `init`.
+
+use std::path::PathBuf;
+
+use super::task::TaskName;
+use crate::config::DeviceConfig;
+
+/// Bytes of a worker's name: ids begin with it and have 256 at most.
+const WORKER_BYTES_MAX: usize = 128;
+
+/// Generate trajectories for a policy with its newest weights, until stopped.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RolloutArgs {
+    /// URL of the service.
+    #[arg(long, env = "FOREBAY_SERVER", default_value = "http://127.0.0.1:8080", value_name = "URL")]
+    pub server: String,
+
+    /// Policy to play for. Its versions must be published as file:// folders that this machine sees.
+    #[arg(long, env = "FOREBAY_POLICY", default_value = "default", value_name = "NAME")]
+    pub policy: String,
+
+    /// What to play.
+    #[arg(long, value_enum, default_value_t = TaskName::Arithmetic)]
+    pub task: TaskName,
+
+    /// Rollouts of a group; without it, the size in the policy's rules.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub group_size: Option<u32>,
+
+    /// Groups played at once, between two looks for a new version.
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub groups: u32,
+
+    /// Divisor of the logits; higher draws unlikelier tokens.
+    #[arg(long, default_value_t = 1.0, value_name = "NUMBER", value_parser = temperature)]
+    pub temperature: f32,
+
+    /// Tokens that the model may draw in a turn; without it, as many as the task can use.
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub max_new_tokens: Option<usize>,
+
+    /// End after this many rollouts, rounded up to whole rounds; without it, run until stopped.
+    #[arg(long, value_name = "N")]
+    pub rollouts: Option<u64>,
+
+    /// Seed of everything random: the same seed, worker id and order of versions give the same rollouts. Without it,
+    /// every start plays something else.
+    #[arg(long, env = "FOREBAY_SEED", value_name = "NUMBER")]
+    pub seed: Option<u64>,
+
+    /// Name of this worker; workers of one policy need different ones.
+    #[arg(long, env = "FOREBAY_WORKER", default_value = "rollout-0", value_name = "NAME", value_parser = worker_id)]
+    pub worker_id: String,
+
+    /// Where the model runs.
+    #[arg(long, value_enum, default_value_t = DeviceConfig::Auto)]
+    pub device: DeviceConfig,
+
+    /// Threads of libtorch on the CPU; without it, one per core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    pub threads: Option<i32>,
+}
+
+/// Make a small model of random weights for a task, as a Hugging Face folder.
+#[derive(Clone, Debug, clap::Args)]
+pub struct InitArgs {
+    /// Folder to make; it must not exist.
+    pub folder: PathBuf,
+
+    /// The task whose characters are the vocabulary.
+    #[arg(long, value_enum, default_value_t = TaskName::Arithmetic)]
+    pub task: TaskName,
+
+    /// Family of the model.
+    #[arg(long, value_enum, default_value_t = Family::Llama)]
+    pub family: Family,
+
+    /// Width of the residual stream; a multiple of twice the heads.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub hidden: i64,
+
+    /// Width inside the feed-forward part; without it, four times the hidden width.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub intermediate: Option<i64>,
+
+    /// Layers.
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub layers: i64,
+
+    /// Heads of attention.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub heads: i64,
+
+    /// Standard deviation of the weights. Models as small as these learn nothing from the 0.02 of large ones.
+    #[arg(long, default_value_t = 0.1, value_name = "NUMBER", value_parser = deviation)]
+    pub initializer_range: f64,
+
+    /// Seed of the weights.
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub seed: u64,
+}
+
+/// Families of models that `init` makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Family {
+    /// As Llama: no biases.
+    Llama,
+    /// As Qwen 2 and 2.5: biases on queries, keys and values. `transformers` gives it the tokenizer class of Qwen 2,
+    /// which skips characters outside the alphabet.
+    Qwen2,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(number) if number > 0.0 && f32::is_finite(number) => Ok(number),
+        _ => Err("it must be a number above 0".to_owned()),
+    }
+}
+
+fn deviation(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if number >= 0.0 && f64::is_finite(number) => Ok(number),
+        _ => Err("it must be a number, 0 or more".to_owned()),
+    }
+}
+
+fn worker_id(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > WORKER_BYTES_MAX || text.chars().any(char::is_control) {
+        return Err(format!("it must have 1 to {WORKER_BYTES_MAX} bytes and no control characters"));
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    enum Command {
+        Rollout(RolloutArgs),
+        Init(InitArgs),
+    }
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Command::try_parse_from(std::iter::once("forebay-trainer").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn command_lines_are_consistent() {
+        <Command as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn options_are_read() {
+        let line = "rollout --policy math --task lookup --group-size 8 --temperature 0.7 --seed 3 --device cpu";
+        let Ok(Command::Rollout(args)) = parse(line) else { panic!("the line is valid") };
+        assert_eq!((args.policy.as_str(), args.task, args.group_size), ("math", TaskName::Lookup, Some(8)));
+        assert_eq!((args.seed, args.rollouts, args.device), (Some(3), None, DeviceConfig::Cpu));
+        let Ok(Command::Init(args)) = parse("init model --family qwen2 --layers 1") else {
+            panic!("the line is valid")
+        };
+        assert_eq!((args.family, args.layers, args.hidden), (Family::Qwen2, 1, 64));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        for (line, option) in [
+            ("rollout --temperature 0", "--temperature"),
+            ("rollout --temperature inf", "--temperature"),
+            ("rollout --group-size 0", "--group-size"),
+            ("rollout --max-new-tokens 0", "--max-new-tokens"),
+            ("rollout --task chess", "--task"),
+            ("init model --hidden 0", "--hidden"),
+            ("init model --initializer-range=-1", "--initializer-range"),
+        ] {
+            let error = parse(line).expect_err("the value is out of range").to_string();
+            assert!(error.contains(option), "{error}");
+        }
+        let long = format!("rollout --worker-id {}", "w".repeat(WORKER_BYTES_MAX + 1));
+        assert!(parse(&long).is_err());
+    }
+}

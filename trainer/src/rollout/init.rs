@@ -1,0 +1,125 @@
+//! `init`: a complete checkpoint of random weights, small enough to learn a task within minutes on one core.
+
+use std::{fs, io, path::PathBuf};
+
+use serde_json::{Value, json};
+use tch::Device;
+
+use super::{
+    Tokenizer, TokenizerError,
+    args::{Family, InitArgs},
+};
+use crate::{
+    checkpoint::{self, CheckpointError, Storage, WriteOptions},
+    model::{ComputeKind, ConfigError, Decoder, ModelConfig},
+};
+
+/// The longest sequence that the configuration claims; rotations have no table that would end.
+const POSITIONS: i64 = 512;
+
+/// Why no model was made.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// Heads need whole pairs of numbers to rotate.
+    #[error("a hidden width of {hidden} does not divide into {heads} heads of even width")]
+    Heads {
+        /// Width of the residual stream.
+        hidden: i64,
+        /// Heads.
+        heads: i64,
+    },
+    /// The model is not supported.
+    #[error("such a model is not supported")]
+    Config(#[from] ConfigError),
+    /// The tokenizer cannot be made or written.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The weights cannot be written.
+    #[error("cannot write the weights")]
+    Checkpoint(#[from] CheckpointError),
+}
+
+/// Makes the folder that `args` describe, whole or not at all. Equal arguments make equal files.
+pub fn init(args: &InitArgs) -> Result<(), InitError> {
+    let InitArgs { hidden, heads, .. } = *args;
+    if hidden % (2 * heads) != 0 {
+        return Err(InitError::Heads { hidden, heads });
+    }
+    let tokenizer = Tokenizer::new(args.task.task().alphabet())?;
+    let config = format!("{:#}\n", model_config(args, &tokenizer));
+    let decoder = Decoder::random(ModelConfig::parse(&config)?, Device::Cpu, ComputeKind::Float32, args.seed);
+
+    // Checkpoints are written from a source, whose companions they take along.
+    let source = tempfile::tempdir().map_err(|source| InitError::Write { path: std::env::temp_dir(), source })?;
+    tokenizer.save(source.path())?;
+    let generation = format!("{:#}\n", generation_config(&tokenizer));
+    // Eight bytes that say how long the header is, and the header: no tensors.
+    let no_weights = b"\x02\0\0\0\0\0\0\0{}";
+    let files: [(&str, &[u8]); 3] = [
+        ("config.json", config.as_bytes()),
+        ("generation_config.json", generation.as_bytes()),
+        ("model.safetensors", no_weights),
+    ];
+    for (name, content) in files {
+        let path = source.path().join(name);
+        fs::write(&path, content).map_err(|source| InitError::Write { path, source })?;
+    }
+    let options = WriteOptions { storage: Storage::Float32, ..WriteOptions::default() };
+    checkpoint::write(decoder.parameters(), source.path(), &args.folder, &options)?;
+    tracing::info!(
+        folder = %args.folder.display(),
+        parameters = decoder.parameters().count(),
+        vocabulary = tokenizer.vocab_size(),
+        "made a model of random weights",
+    );
+    Ok(())
+}
+
+fn model_config(args: &InitArgs, tokenizer: &Tokenizer) -> Value {
+    let (architecture, model_type) = match args.family {
+        Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
+        Family::Llama => ("LlamaForCausalLM", "llama"),
+    };
+    json!({
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": tokenizer.vocab_size(),
+        "hidden_size": args.hidden,
+        "intermediate_size": args.intermediate.unwrap_or(4 * args.hidden),
+        "num_hidden_layers": args.layers,
+        "num_attention_heads": args.heads,
+        "num_key_value_heads": args.heads,
+        "max_position_embeddings": POSITIONS,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": false,
+        "initializer_range": args.initializer_range,
+        "use_cache": true,
+        "torch_dtype": "float32",
+        "pad_token_id": tokenizer.pad(),
+        "bos_token_id": tokenizer.bos(),
+        "eos_token_id": tokenizer.eos(),
+    })
+}
+
+fn generation_config(tokenizer: &Tokenizer) -> Value {
+    json!({
+        "pad_token_id": tokenizer.pad(),
+        "bos_token_id": tokenizer.bos(),
+        "eos_token_id": tokenizer.eos(),
+        "do_sample": true,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+    })
+}

@@ -1,0 +1,293 @@
+//! The character tokenizer of the built-in tasks.
+//!
+//! Our own, because it is a table: reading and writing all that a `tokenizer.json` can hold would be a dependency
+//! many times the size of this file. What it writes is a word-level model over single characters, which the fast
+//! tokenizers of `transformers` load; what it reads is what it writes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+/// Pads batches; never part of a text.
+const PAD: &str = "<pad>";
+/// Begins every text.
+const BOS: &str = "<bos>";
+/// Ends a turn of the model.
+const EOS: &str = "<eos>";
+/// Stands for characters outside the alphabet where others encode; this tokenizer refuses them instead.
+const UNKNOWN: &str = "<unk>";
+
+/// Special tokens by id: they come before the characters.
+const SPECIAL: [&str; 4] = [PAD, BOS, EOS, UNKNOWN];
+const PAD_ID: i64 = 0;
+const BOS_ID: i64 = 1;
+const EOS_ID: i64 = 2;
+
+/// Name of the file in a checkpoint.
+const TOKENIZER_FILE: &str = "tokenizer.json";
+/// Name of the file that tells `transformers` how to load the other.
+const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+
+/// One token per character, after four special ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tokenizer {
+    /// Characters by id, from the first id after the special tokens.
+    characters: Vec<char>,
+    ids: BTreeMap<char, i64>,
+}
+
+/// Why a tokenizer could not be made, or a text not be encoded.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// The file could not be read or written.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file is not JSON.
+    #[error("{path} is not JSON")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+    /// The file describes another kind of tokenizer.
+    #[error("{path} is not a character tokenizer as `init` writes it: {reason}")]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// What is different.
+        reason: String,
+    },
+    /// An alphabet with a character twice.
+    #[error("the alphabet has {0:?} twice")]
+    Twice(char),
+    /// A character that the alphabet lacks.
+    #[error("the tokenizer has no {0:?}: the model was made for another task")]
+    Unknown(char),
+}
+
+impl Tokenizer {
+    /// A tokenizer of the characters of `alphabet`, in their order.
+    pub fn new(alphabet: &str) -> Result<Self, TokenizerError> {
+        let characters: Vec<char> = alphabet.chars().collect();
+        let mut ids = BTreeMap::new();
+        for (index, &character) in characters.iter().enumerate() {
+            if ids.insert(character, (SPECIAL.len() + index) as i64).is_some() {
+                return Err(TokenizerError::Twice(character));
+            }
+        }
+        Ok(Self { characters, ids })
+    }
+
+    /// Reads the tokenizer of the checkpoint in `folder`.
+    pub fn load(folder: &Path) -> Result<Self, TokenizerError> {
+        let path = folder.join(TOKENIZER_FILE);
+        let json = match fs::read(&path) {
+            Ok(json) => json,
+            Err(source) => return Err(TokenizerError::Io { action: "read", path, source }),
+        };
+        let file: Value = match serde_json::from_slice(&json) {
+            Ok(file) => file,
+            Err(source) => return Err(TokenizerError::Syntax { path, source }),
+        };
+        let alphabet = alphabet_of(&file).map_err(|reason| TokenizerError::Kind { path: path.clone(), reason })?;
+        let tokenizer = Self::new(&alphabet)?;
+        if file == tokenizer.to_json() {
+            Ok(tokenizer)
+        } else {
+            Err(TokenizerError::Kind { path, reason: "something besides the alphabet is different".to_owned() })
+        }
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`.
+    pub fn save(&self, folder: &Path) -> Result<(), TokenizerError> {
+        let config = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": PAD,
+            "bos_token": BOS,
+            "eos_token": EOS,
+            "unk_token": UNKNOWN,
+            // A space is a character here, whatever stands beside it.
+            "clean_up_tokenization_spaces": false,
+        });
+        for (file, json) in [(TOKENIZER_FILE, self.to_json()), (TOKENIZER_CONFIG_FILE, config)] {
+            let path = folder.join(file);
+            let written = fs::write(&path, format!("{json:#}\n"));
+            written.map_err(|source| TokenizerError::Io { action: "write", path, source })?;
+        }
+        Ok(())
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        SPECIAL.len() + self.characters.len()
+    }
+
+    /// Id of the token that pads batches.
+    #[must_use]
+    pub fn pad(&self) -> i64 {
+        PAD_ID
+    }
+
+    /// Id of the token that begins every text.
+    #[must_use]
+    pub fn bos(&self) -> i64 {
+        BOS_ID
+    }
+
+    /// Id of the token that ends a turn of the model.
+    #[must_use]
+    pub fn eos(&self) -> i64 {
+        EOS_ID
+    }
+
+    /// The ids of a text, without special tokens.
+    pub fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        let id = |character: char| self.ids.get(&character).copied().ok_or(TokenizerError::Unknown(character));
+        text.chars().map(id).collect()
+    }
+
+    /// The ids of a prompt: the beginning of a text.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        let mut ids = vec![BOS_ID];
+        ids.extend(self.encode(text)?);
+        Ok(ids)
+    }
+
+    /// The text of tokens; special ones by their names, ids outside the vocabulary as `<unk>`.
+    #[must_use]
+    pub fn decode(&self, tokens: &[i64]) -> String {
+        let mut text = String::new();
+        for &token in tokens {
+            let index = usize::try_from(token).unwrap_or(usize::MAX);
+            match (SPECIAL.get(index), self.characters.get(index.wrapping_sub(SPECIAL.len()))) {
+                (Some(name), _) => text.push_str(name),
+                (None, Some(&character)) => text.push(character),
+                (None, None) => text.push_str(UNKNOWN),
+            }
+        }
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let mut vocabulary = serde_json::Map::new();
+        for (id, name) in SPECIAL.iter().enumerate() {
+            vocabulary.insert((*name).to_owned(), id.into());
+        }
+        for (character, id) in &self.ids {
+            vocabulary.insert(character.to_string(), (*id).into());
+        }
+        let added = SPECIAL.iter().enumerate().map(|(id, name)| {
+            json!({
+                "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        });
+        json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added.collect::<Vec<_>>(),
+            "normalizer": null,
+            // Every character is a word of its own, line breaks included.
+            "pre_tokenizer": {
+                "type": "Split", "pattern": { "Regex": "[\\s\\S]" }, "behavior": "Isolated", "invert": false,
+            },
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [
+                    { "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
+                ],
+                "pair": [
+                    { "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
+                    { "Sequence": { "id": "B", "type_id": 0 } },
+                ],
+                "special_tokens": { BOS: { "id": BOS, "ids": [BOS_ID], "tokens": [BOS] } },
+            },
+            "decoder": { "type": "Fuse" },
+            "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": UNKNOWN },
+        })
+    }
+}
+
+/// The characters of a `tokenizer.json` in the order of their ids, or what keeps them from being an alphabet.
+fn alphabet_of(file: &Value) -> Result<String, String> {
+    let model = &file["model"];
+    if model["type"] != "WordLevel" {
+        return Err(format!("its model is {}", model["type"]));
+    }
+    let vocabulary = model["vocab"].as_object().ok_or("its vocabulary is not an object")?;
+    let mut characters = BTreeSet::new();
+    for (token, id) in vocabulary {
+        let mut content = token.chars();
+        match (content.next(), content.next()) {
+            (Some(character), None) => characters.insert((id.as_u64(), character)),
+            _ if SPECIAL.contains(&token.as_str()) => continue,
+            _ => return Err(format!("{token:?} is not a single character")),
+        };
+    }
+    Ok(characters.into_iter().map(|(_, character)| character).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::new("0123456789+=").expect("no character is there twice")
+    }
+
+    #[test]
+    fn text_comes_back_from_its_tokens() {
+        let tokenizer = tokenizer();
+        let tokens = tokenizer.encode("12+30=42").expect("the alphabet has all of it");
+        assert_eq!(tokens, [5, 6, 14, 7, 4, 15, 8, 6]);
+        assert_eq!(tokenizer.decode(&tokens), "12+30=42");
+        assert_eq!(tokenizer.vocab_size(), 16);
+        assert_eq!(tokenizer.encode_prompt("1").expect("it is a digit"), [tokenizer.bos(), 5]);
+    }
+
+    #[test]
+    fn special_tokens_never_read_as_characters() {
+        let tokenizer = tokenizer();
+        assert_eq!(tokenizer.decode(&[1, 5, 2, 0, 99, -1]), "<bos>1<eos><pad><unk><unk>");
+        assert!(matches!(tokenizer.encode("1<"), Err(TokenizerError::Unknown('<'))));
+        assert!(matches!(Tokenizer::new("121"), Err(TokenizerError::Twice('1'))));
+    }
+
+    #[test]
+    fn saved_tokenizer_is_loaded_alike() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        // Not in the order of their code points, and with what JSON and patterns escape.
+        let tokenizer = Tokenizer::new("=+9 \"\\\n0é").expect("no character is there twice");
+        tokenizer.save(folder.path()).expect("the folder can be written to");
+        assert_eq!(Tokenizer::load(folder.path()).expect("it was just written"), tokenizer);
+    }
+
+    #[test]
+    fn other_tokenizers_are_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let refusal = |change: &dyn Fn(&mut Value)| {
+            let mut json = tokenizer().to_json();
+            change(&mut json);
+            fs::write(folder.path().join(TOKENIZER_FILE), json.to_string()).expect("the folder can be written to");
+            Tokenizer::load(folder.path()).expect_err("it is not ours").to_string()
+        };
+        assert!(refusal(&|json| json["model"]["type"] = "BPE".into()).contains("its model is \"BPE\""));
+        assert!(refusal(&|json| json["model"]["vocab"]["the"] = 16.into()).contains("\"the\""));
+        assert!(refusal(&|json| json["model"]["vocab"]["7"] = 90.into()).contains("different"));
+        assert!(refusal(&|json| json["post_processor"] = Value::Null).contains("different"));
+    }
+}

@@ -1,0 +1,408 @@
+//! Stage 1: from the service's `/samples` rows to training rows. The next stage is [`crate::microbatch`].
+//!
+//! This is separate because it is the only place that trusts nothing: a [`Row`] is checked once and holds per-token
+//! columns at its trained tokens alone, so that what a producer wrote at masked tokens cannot reach a loss.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use forebay_client::wire::{Sample, VersionSpan};
+
+/// The rows of one batch that train something, and statistics over all of its rows.
+#[derive(Debug)]
+pub struct Rows {
+    trained: Vec<Row>,
+    statistics: BatchStatistics,
+}
+
+/// One sequence (= segment) with at least one trained token.
+///
+/// Per-token columns cover the K response tokens with mask 1, in order; [`Row::positions`] says where they stand in
+/// the response.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    index: usize,
+    rollout_id: RolloutId,
+    group_id: GroupId,
+    segment: i32,
+    inputs: Vec<i64>,
+    prompt_length: usize,
+    response_length: usize,
+    positions: Vec<i64>,
+    targets: Vec<i64>,
+    logprobs: Option<Vec<f32>>,
+    teacher_logprobs: Option<Vec<f32>>,
+    values: Option<Vec<f32>>,
+    temperature: f32,
+    reward: Option<f64>,
+    advantage: f32,
+    loss_weight: f64,
+    policy_version: Option<i64>,
+    versions: Vec<VersionSpan>,
+}
+
+/// Name of a rollout within its policy.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RolloutId(String);
+
+/// Name of a group of rollouts within its policy.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(String);
+
+/// What a batch held, whether it trains or not. A rollout counts once, however many rows it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchStatistics {
+    /// Rollouts.
+    pub rollouts: usize,
+    /// Rollouts with a trained token.
+    pub rollouts_trained: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Rows without tokens: they count in the rewards alone.
+    pub rows_without_tokens: usize,
+    /// Prompt and response tokens.
+    pub tokens: usize,
+    /// Tokens with mask 1.
+    pub tokens_trained: usize,
+    /// Mean reward of the rollouts that have one.
+    pub reward_mean: Option<f64>,
+    /// Mean reward of the rollouts that have one and a trained token.
+    pub reward_trained_mean: Option<f64>,
+    /// Mean over trained rollouts of current version - version of the rollout.
+    pub staleness_mean: Option<f64>,
+    /// Its largest value.
+    pub staleness_max: Option<i64>,
+}
+
+/// Rows that cannot be trained on, all of them.
+#[derive(Debug, thiserror::Error)]
+#[error("{} rows of the batch are malformed, first: {}", .violations.len(), .violations.first().map(ToString::to_string).unwrap_or_default())]
+pub struct RowsError {
+    /// What is wrong, in the order of the rows; never empty.
+    pub violations: Vec<RowViolation>,
+}
+
+/// What is wrong with one field of one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowViolation {
+    /// Place of the row in the batch, from 0.
+    pub row: usize,
+    /// Rollout of the row.
+    pub rollout_id: RolloutId,
+    /// The field's name on the wire.
+    pub field: &'static str,
+    /// What it should have been.
+    pub reason: String,
+}
+
+impl Rows {
+    /// Checks and converts the rows of a batch; `vocabulary` is the number of token ids that the model knows and
+    /// `version_current` the policy's version against which staleness is measured.
+    pub fn read(samples: &[Sample], vocabulary: usize, version_current: i64) -> Result<Self, RowsError> {
+        let mut violations = Vec::new();
+        let mut trained = Vec::new();
+        for (index, sample) in samples.iter().enumerate() {
+            match Row::read(index, sample, vocabulary) {
+                Ok(row) => trained.extend(row),
+                Err(found) => violations.extend(found),
+            }
+        }
+        if !violations.is_empty() {
+            return Err(RowsError { violations });
+        }
+        let statistics = BatchStatistics::of(samples, &trained, version_current);
+        Ok(Self { trained, statistics })
+    }
+
+    /// Rows with at least one trained token, in the order of the batch.
+    #[must_use]
+    pub fn trained(&self) -> &[Row] {
+        &self.trained
+    }
+
+    /// Statistics over all rows.
+    #[must_use]
+    pub fn statistics(&self) -> &BatchStatistics {
+        &self.statistics
+    }
+}
+
+impl Row {
+    /// `None` for a row that trains nothing.
+    fn read(index: usize, sample: &Sample, vocabulary: usize) -> Result<Option<Self>, Vec<RowViolation>> {
+        let mut check = Check { row: index, sample, violations: Vec::new() };
+        let shape = check.shape(vocabulary);
+        check.scalars();
+        let (Some((tokens, mask)), true) = (shape, check.violations.is_empty()) else {
+            return if check.violations.is_empty() { Ok(None) } else { Err(check.violations) };
+        };
+        let trained: Vec<usize> = (0..mask.len()).filter(|&t| mask[t] == 1).collect();
+        let logprobs = check.column("logprobs", sample.logprobs.as_deref(), mask.len(), &trained);
+        let teacher_logprobs =
+            check.column("teacher_logprobs", sample.teacher_logprobs.as_deref(), mask.len(), &trained);
+        let values = check.column("values", sample.values.as_deref(), mask.len(), &trained);
+        if !check.violations.is_empty() {
+            return Err(check.violations);
+        }
+        let Some(&last) = trained.last() else { return Ok(None) };
+        let prompt_length = tokens.len() - mask.len();
+        Ok(Some(Self {
+            index,
+            rollout_id: RolloutId(sample.rollout_id.clone()),
+            group_id: GroupId(sample.group_id.clone()),
+            segment: sample.segment,
+            inputs: tokens[..prompt_length + last].iter().map(|&id| i64::from(id)).collect(),
+            prompt_length,
+            response_length: mask.len(),
+            positions: trained.iter().map(|&t| t as i64).collect(),
+            targets: trained.iter().map(|&t| i64::from(tokens[prompt_length + t])).collect(),
+            logprobs,
+            teacher_logprobs,
+            values,
+            temperature: sample.temperature,
+            reward: sample.reward,
+            advantage: sample.advantage,
+            loss_weight: sample.loss_weight,
+            policy_version: sample.policy_version,
+            versions: sample.versions.clone().unwrap_or_default(),
+        }))
+    }
+
+    /// Place of the row in the batch as delivered, from 0.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Rollout of the row.
+    #[must_use]
+    pub fn rollout_id(&self) -> &RolloutId {
+        &self.rollout_id
+    }
+
+    /// Group of the row.
+    #[must_use]
+    pub fn group_id(&self) -> &GroupId {
+        &self.group_id
+    }
+
+    /// Place of the segment in its rollout, from 0.
+    #[must_use]
+    pub fn segment(&self) -> i32 {
+        self.segment
+    }
+
+    /// Token ids that a model must read to predict every trained token: everything before the last one. What follows
+    /// is never looked at by causal attention, so its forward pass is saved.
+    #[must_use]
+    pub fn inputs(&self) -> &[i64] {
+        &self.inputs
+    }
+
+    /// Number of prompt tokens, at least 1.
+    #[must_use]
+    pub fn prompt_length(&self) -> usize {
+        self.prompt_length
+    }
+
+    /// Number of response tokens, masked ones included.
+    #[must_use]
+    pub fn response_length(&self) -> usize {
+        self.response_length
+    }
+
+    /// Number K of trained tokens, at least 1.
+    #[must_use]
+    pub fn trained_length(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Response positions of the trained tokens, from 0, ascending.
+    #[must_use]
+    pub fn positions(&self) -> &[i64] {
+        &self.positions
+    }
+
+    /// Ids of the trained tokens.
+    #[must_use]
+    pub fn targets(&self) -> &[i64] {
+        &self.targets
+    }
+
+    /// Behaviour log-probabilities of the trained tokens.
+    #[must_use]
+    pub fn logprobs(&self) -> Option<&[f32]> {
+        self.logprobs.as_deref()
+    }
+
+    /// Teacher log-probabilities of the trained tokens.
+    #[must_use]
+    pub fn teacher_logprobs(&self) -> Option<&[f32]> {
+        self.teacher_logprobs.as_deref()
+    }
+
+    /// Critic values read before each trained token.
+    #[must_use]
+    pub fn values(&self) -> Option<&[f32]> {
+        self.values.as_deref()
+    }
+
+    /// Divisor of the logits at sampling, above 0.
+    #[must_use]
+    pub fn temperature(&self) -> f32 {
+        self.temperature
+    }
+
+    /// Reward of the rollout.
+    #[must_use]
+    pub fn reward(&self) -> Option<f64> {
+        self.reward
+    }
+
+    /// Advantage of the rollout.
+    #[must_use]
+    pub fn advantage(&self) -> f32 {
+        self.advantage
+    }
+
+    /// Weight of each trained token in the loss.
+    #[must_use]
+    pub fn loss_weight(&self) -> f64 {
+        self.loss_weight
+    }
+
+    /// Weight version of the rollout: its oldest span with a trained token.
+    #[must_use]
+    pub fn policy_version(&self) -> Option<i64> {
+        self.policy_version
+    }
+
+    /// Version spans over the response as sent; empty when none were.
+    #[must_use]
+    pub fn versions(&self) -> &[VersionSpan] {
+        &self.versions
+    }
+}
+
+impl RolloutId {
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl GroupId {
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl BatchStatistics {
+    fn of(samples: &[Sample], trained: &[Row], version_current: i64) -> Self {
+        let rewards: BTreeMap<&str, Option<f64>> =
+            samples.iter().map(|sample| (sample.rollout_id.as_str(), sample.reward)).collect();
+        let learners: BTreeMap<&str, &Row> = trained.iter().map(|row| (row.rollout_id.as_str(), row)).collect();
+        let staleness: Vec<i64> =
+            learners.values().filter_map(|row| row.policy_version).map(|version| version_current - version).collect();
+        let mean = |numbers: &[f64]| (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64);
+        Self {
+            rollouts: rewards.len(),
+            rollouts_trained: learners.len(),
+            rows: samples.len(),
+            rows_without_tokens: samples.iter().filter(|sample| sample.tokens.is_none()).count(),
+            tokens: samples.iter().filter_map(|sample| sample.tokens.as_ref()).map(Vec::len).sum(),
+            tokens_trained: trained.iter().map(Row::trained_length).sum(),
+            reward_mean: mean(&rewards.values().copied().flatten().collect::<Vec<_>>()),
+            reward_trained_mean: mean(&learners.values().filter_map(|row| row.reward).collect::<Vec<_>>()),
+            staleness_mean: mean(&staleness.iter().map(|&versions| versions as f64).collect::<Vec<_>>()),
+            staleness_max: staleness.into_iter().max(),
+        }
+    }
+}
+
+impl fmt::Display for RowViolation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, rollout_id, field, reason } = self;
+        write!(formatter, "row {row} (rollout {}): {field} {reason}", rollout_id.as_str())
+    }
+}
+
+/// Collects what is wrong with one row.
+struct Check<'a> {
+    row: usize,
+    sample: &'a Sample,
+    violations: Vec<RowViolation>,
+}
+
+impl<'a> Check<'a> {
+    /// Tokens and mask where they fit each other; nothing for a row without tokens.
+    fn shape(&mut self, vocabulary: usize) -> Option<(&'a [i32], &'a [u8])> {
+        let tokens = self.sample.tokens.as_deref()?;
+        let Some(mask) = self.sample.loss_mask.as_deref() else {
+            self.refuse("loss_mask", "is missing though the row has tokens");
+            return None;
+        };
+        if usize::try_from(self.sample.response_length) != Ok(mask.len()) {
+            let reason = format!("has {} entries, response_length is {}", mask.len(), self.sample.response_length);
+            self.refuse("loss_mask", reason);
+        }
+        if mask.is_empty() || mask.len() >= tokens.len() {
+            let reason = format!("must hold a prompt and a response, has {} of which {}", tokens.len(), mask.len());
+            self.refuse("tokens", reason);
+        }
+        if mask.iter().any(|&entry| entry > 1) {
+            self.refuse("loss_mask", "holds something else than 0 and 1");
+        }
+        if let Some(id) = tokens.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= vocabulary)) {
+            self.refuse("tokens", format!("holds id {id}, the vocabulary has {vocabulary}"));
+        }
+        Some((tokens, mask))
+    }
+
+    fn scalars(&mut self) {
+        let Sample { temperature, advantage, loss_weight, reward, .. } = *self.sample;
+        if !(temperature.is_finite() && temperature > 0.0) {
+            self.refuse("temperature", format!("is {temperature}, not finite and above 0"));
+        }
+        if !advantage.is_finite() {
+            self.refuse("advantage", format!("is {advantage}, not finite"));
+        }
+        if !(loss_weight.is_finite() && loss_weight >= 0.0) {
+            self.refuse("loss_weight", format!("is {loss_weight}, not finite and at least 0"));
+        }
+        if reward.is_some_and(|reward| !reward.is_finite()) {
+            self.refuse("reward", "is not finite");
+        }
+    }
+
+    /// The entries of a per-token column at the trained tokens.
+    fn column(
+        &mut self,
+        field: &'static str,
+        column: Option<&[f32]>,
+        length: usize,
+        trained: &[usize],
+    ) -> Option<Vec<f32>> {
+        let column = column?;
+        if column.len() != length {
+            self.refuse(field, format!("has {} entries, the response {length}", column.len()));
+            return None;
+        }
+        let kept: Vec<f32> = trained.iter().map(|&t| column[t]).collect();
+        if kept.iter().any(|entry| !entry.is_finite()) {
+            self.refuse(field, "is not finite at a trained token");
+        }
+        Some(kept)
+    }
+
+    fn refuse(&mut self, field: &'static str, reason: impl Into<String>) {
+        let rollout_id = RolloutId(self.sample.rollout_id.clone());
+        self.violations.push(RowViolation { row: self.row, rollout_id, field, reason: reason.into() });
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

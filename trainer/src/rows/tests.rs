@@ -1,0 +1,101 @@
+use forebay_client::wire::{Status, Verdict};
+
+use super::*;
+
+/// A row with `prompt` prompt tokens and one response token per entry of `mask`; ids count up from 1.
+pub(crate) fn sample(rollout: &str, prompt: usize, mask: &[u8]) -> Sample {
+    let logprobs = (0..mask.len()).map(|t| -0.1 * (t as f32 + 1.0)).collect();
+    Sample {
+        rollout_id: rollout.to_owned(),
+        group_id: "group".to_owned(),
+        segment: 0,
+        segments: 1,
+        kind: None,
+        environment: None,
+        verdict: Verdict::Kept,
+        status: Status::Completed,
+        tokens: Some((1..=(prompt + mask.len()) as i32).collect()),
+        response_length: mask.len() as i32,
+        loss_mask: Some(mask.to_vec()),
+        logprobs: Some(logprobs),
+        teacher_logprobs: None,
+        values: None,
+        temperature: 1.0,
+        reward: Some(1.0),
+        advantage: 0.5,
+        loss_weight: 0.25,
+        policy_version: Some(3),
+        versions: None,
+        messages: None,
+        metadata: None,
+    }
+}
+
+pub(crate) fn rows(samples: &[Sample]) -> Rows {
+    Rows::read(samples, 100, 5).expect("the fixture is well formed")
+}
+
+#[test]
+fn columns_cover_the_trained_tokens_alone() {
+    let rows = rows(&[sample("a", 3, &[0, 1, 1, 0, 1, 0])]);
+    let row = &rows.trained()[0];
+    assert_eq!(row.positions(), [1, 2, 4]);
+    assert_eq!(row.targets(), [5, 6, 8]);
+    assert_eq!(row.logprobs(), Some(&[-0.2, -0.3, -0.5][..]));
+    assert_eq!(row.inputs(), [1, 2, 3, 4, 5, 6, 7], "the last trained token predicts nothing that is trained");
+    assert_eq!((row.prompt_length(), row.response_length(), row.trained_length()), (3, 6, 3));
+}
+
+#[test]
+fn garbage_at_masked_tokens_changes_nothing() {
+    let clean = sample("a", 2, &[1, 0, 1]);
+    let mut dirty = clean.clone();
+    dirty.logprobs.as_mut().expect("it has some")[1] = f32::NAN;
+    assert_eq!(rows(&[clean]).trained(), rows(&[dirty]).trained());
+}
+
+#[test]
+fn rows_without_trained_tokens_count_in_the_statistics_alone() {
+    let mut bare = sample("bare", 1, &[1]);
+    (bare.tokens, bare.loss_mask, bare.logprobs, bare.response_length) = (None, None, None, 0);
+    bare.reward = Some(0.0);
+    let mut masked = sample("masked", 1, &[0, 0]);
+    masked.reward = None;
+    let first = sample("trained", 2, &[1, 1]);
+    let mut second = sample("trained", 2, &[1]);
+    second.segment = 1;
+    let rows = rows(&[bare, masked, first, second]);
+    assert_eq!(rows.trained().iter().map(Row::index).collect::<Vec<_>>(), [2, 3]);
+    let expected = BatchStatistics {
+        rollouts: 3,
+        rollouts_trained: 1,
+        rows: 4,
+        rows_without_tokens: 1,
+        tokens: 10,
+        tokens_trained: 3,
+        reward_mean: Some(0.5),
+        reward_trained_mean: Some(1.0),
+        staleness_mean: Some(2.0),
+        staleness_max: Some(2),
+    };
+    assert_eq!(*rows.statistics(), expected);
+}
+
+#[test]
+fn every_violation_is_named() {
+    let mut short = sample("short", 1, &[1, 1]);
+    short.logprobs = Some(vec![-1.0]);
+    let mut odd = sample("odd", 1, &[1, 2]);
+    odd.temperature = 0.0;
+    odd.tokens = Some(vec![1, 100, -1]);
+    let mut bare = sample("bare", 1, &[1]);
+    bare.loss_mask = None;
+    let error = Rows::read(&[short, odd, bare], 100, 0).expect_err("all of them are malformed");
+    let found: Vec<_> = error.violations.iter().map(|violation| (violation.row, violation.field)).collect();
+    assert_eq!(
+        found,
+        [(0, "logprobs"), (1, "loss_mask"), (1, "tokens"), (1, "temperature"), (2, "loss_mask")],
+        "{error}"
+    );
+    assert!(error.to_string().contains("rollout short"), "{error}");
+}

@@ -1,0 +1,15 @@
+//! Integration tests of the trainer, in one binary because linking libtorch is slow.
+
+mod golden;
+mod support;
+
+mod checkpoint;
+mod config;
+mod crash;
+mod decoding;
+mod engine;
+mod generate;
+mod objectives;
+mod parity;
+mod recompute;
+mod rollout;
