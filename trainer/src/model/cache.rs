@@ -10,7 +10,7 @@ use super::Decoder;
 use super::layers::{Stack, attend_causally, repeat_heads};
 
 /// Capacity grows in steps of this many tokens, so that most steps copy nothing.
-const CAPACITY_STEP: i64 = 256;
+const CAPACITY_STEP: i64 = 32;
 
 /// Keys and values of some sequences, with the weights they were computed by.
 ///
