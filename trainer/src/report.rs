@@ -123,6 +123,10 @@ impl Reporter {
             report.tokens_per_s,
             100.0 * report.waiting_share,
         ));
+        if !self.bar.is_hidden() {
+            // Lines would tear the bar apart, and say the same.
+            return Ok(());
+        }
         tracing::info!(
             step = report.step,
             policy.version = report.version,

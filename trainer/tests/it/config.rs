@@ -1,12 +1,16 @@
 //! The configuration that people start from.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use forebay_client::wire::PolicyRules;
 use forebay_trainer::config::TrainConfig;
 
+fn configs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
+}
+
 fn shipped() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/trainer.toml");
-    std::fs::read_to_string(path).expect("it is there")
+    std::fs::read_to_string(configs().join("trainer.toml")).expect("it is there")
 }
 
 fn parse(text: &str) -> Result<TrainConfig, String> {
@@ -45,6 +49,16 @@ fn what_the_shipped_file_leaves_out_can_be_put_in() {
     let config = parse(&all.join("\n")).expect("every key that is shown exists");
     assert!(config.critic.is_some() && config.reference.is_some() && config.publish.engine.len() == 1);
     assert!(config.objective.clip_c.is_some() && config.metrics_listen.is_some());
+}
+
+#[test]
+fn the_files_of_the_demo_can_be_used() {
+    for task in ["arithmetic", "lookup"] {
+        let file = |name: String| std::fs::read_to_string(configs().join(name)).expect("it is there");
+        parse(&file(format!("demo-{task}-trainer.toml"))).expect("it can be used");
+        let rules: PolicyRules = serde_json::from_str(&file(format!("demo-{task}.json"))).expect("they are rules");
+        assert!(rules.staleness.max.is_some(), "the demo's staleness is bounded");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod crash;
 mod decoding;
 mod engine;
 mod generate;
+mod lifecycle;
 mod objectives;
 mod parity;
 mod recompute;

@@ -1,0 +1,139 @@
+//! Beginnings and ends of a trainer: taking over, giving back, stopping.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use forebay_client::wire::{ResumeRequest, Trajectory};
+use forebay_trainer::{
+    config::{DeviceConfig, TrainConfig},
+    service::ServiceError,
+    train::{TrainError, train},
+};
+use tokio::task::JoinHandle;
+
+use crate::support::{TestService, record, recorded, tiny_model};
+
+const POLICIES: &str = r"
+    [policy_defaults]
+    group = { size = 2 }
+";
+
+fn config(service: &TestService, output: PathBuf, steps: i64) -> TrainConfig {
+    let mut config = TrainConfig::new(tiny_model(), output);
+    config.server.clone_from(&service.url);
+    config.steps = steps;
+    config.device = DeviceConfig::Cpu;
+    config
+}
+
+/// Trains on a thread of its own until the flag is up.
+fn start(config: TrainConfig, stop: &Arc<AtomicBool>) -> JoinHandle<Result<(), TrainError>> {
+    let stop = Arc::clone(stop);
+    tokio::task::spawn_blocking(move || train(&config, false, &|| stop.load(Ordering::Relaxed)))
+}
+
+async fn run(config: TrainConfig) -> Result<(), TrainError> {
+    start(config, &Arc::default()).await.expect("the trainer does not panic")
+}
+
+fn steps_reported(output: &Path) -> usize {
+    std::fs::read_to_string(output.join("metrics.jsonl")).map_or(0, |lines| lines.lines().count())
+}
+
+/// Looks again until it holds; a deadline turns a hang into a failure.
+async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let looking = async {
+        while !holds().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    let limit = std::time::Duration::from_mins(1);
+    tokio::time::timeout(limit, looking).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_that_cannot_be_trained_is_given_back_by_name_and_the_others_go_on() {
+    let service = TestService::start(POLICIES).await;
+    let mut foreign: Vec<Trajectory> = (0..2).map(|member| recorded(0, member)).collect();
+    // No such token in the model's vocabulary.
+    foreign[1].segments[0].tokens[0] = 1_000;
+    service.client.post_bundle(&foreign).await.expect("the service does not know the vocabulary");
+    for group in 1..3 {
+        let bundle: Vec<Trajectory> = (0..2).map(|member| recorded(group, member)).collect();
+        service.client.post_bundle(&bundle).await.expect("the bundle is accepted");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    run(config(&service, folder.path().join("run"), 2)).await.expect("two groups can be trained");
+    let page = service.client.groups("default", &[("state", "quarantined")]).await.expect("it answers");
+    let ids: Vec<&str> = page.groups.iter().map(|group| group.group_id.as_str()).collect();
+    assert_eq!(ids, ["g0"]);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_stops_when_another_takes_over() {
+    let service = TestService::start(POLICIES).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let trainer = start(config(&service, folder.path().join("run"), 10), &Arc::default());
+    let epoch = || async { service.client.policy("default").await.expect("it answers").expect("it exists").epoch };
+    eventually("the trainer's resume", || async { epoch().await == 1 }).await;
+    service.client.resume("default", &ResumeRequest::default()).await.expect("another trainer resumes");
+    // What wakes its long poll; it is refused because its epoch is over.
+    record(&service.client, 1, 2).await;
+    let ended = trainer.await.expect("the trainer does not panic");
+    assert!(matches!(ended, Err(TrainError::Service(ServiceError::Superseded(_)))), "{ended:?}");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_that_lost_its_checkpoints_says_so() {
+    let service = TestService::start(POLICIES).await;
+    record(&service.client, 2, 2).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    run(config(&service, folder.path().join("run"), 2)).await.expect("it trains");
+    let ended = run(config(&service, folder.path().join("another"), 3)).await;
+    assert!(matches!(ended, Err(TrainError::Service(ServiceError::LineageGap { .. }))), "{ended:?}");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_that_is_told_to_stop_saves_and_goes_on_later() {
+    let service = TestService::start(POLICIES).await;
+    record(&service.client, 3, 2).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let output = folder.path().join("run");
+    let stop = Arc::new(AtomicBool::new(false));
+    let trainer = start(config(&service, output.clone(), 5), &stop);
+    eventually("three steps", || async { steps_reported(&output) == 3 }).await;
+    stop.store(true, Ordering::Relaxed);
+    trainer.await.expect("the trainer does not panic").expect("it ends well");
+    let status = service.client.policy("default").await.expect("it answers").expect("it exists");
+    assert_eq!((status.checkpoint_step, status.version_step), (Some(3), Some(3)));
+    for group in 3..5 {
+        let bundle: Vec<Trajectory> = (0..2).map(|member| recorded(group, member)).collect();
+        service.client.post_bundle(&bundle).await.expect("the bundle is accepted");
+    }
+    run(config(&service, output.clone(), 5)).await.expect("it goes on");
+    assert_eq!(steps_reported(&output), 5);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_has_one_trainer_at_a_time() {
+    let service = TestService::start(POLICIES).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let output = folder.path().join("run");
+    let stop = Arc::new(AtomicBool::new(false));
+    let first = start(config(&service, output.clone(), 1), &stop);
+    eventually("the first one's metrics", || async { output.join("metrics.jsonl").exists() }).await;
+    let second = run(config(&service, output.clone(), 1)).await;
+    assert!(matches!(second, Err(TrainError::Locked(_))), "{second:?}");
+    stop.store(true, Ordering::Relaxed);
+    first.await.expect("the trainer does not panic").expect("it ends well");
+    service.stop().await;
+}
