@@ -8,7 +8,8 @@ use std::{
     },
 };
 
-use forebay_client::wire::{ResumeRequest, Trajectory};
+use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse as _};
+use forebay_client::wire::{BatchState, ResumeRequest, Trajectory};
 use forebay_trainer::{
     config::{DeviceConfig, TrainConfig},
     service::ServiceError,
@@ -16,7 +17,7 @@ use forebay_trainer::{
 };
 use tokio::task::JoinHandle;
 
-use crate::support::{TestService, record, recorded, tiny_model};
+use crate::support::{TestService, forward, record, recorded, tiny_model};
 
 const POLICIES: &str = r"
     [policy_defaults]
@@ -80,8 +81,8 @@ async fn a_trainer_stops_when_another_takes_over() {
     let service = TestService::start(POLICIES).await;
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let trainer = start(config(&service, folder.path().join("run"), 10), &Arc::default());
-    let epoch = || async { service.client.policy("default").await.expect("it answers").expect("it exists").epoch };
-    eventually("the trainer's resume", || async { epoch().await == 1 }).await;
+    let version = || async { service.client.policy("default").await.expect("it answers").expect("it exists").version };
+    eventually("the trainer's first version", || async { version().await == 1 }).await;
     service.client.resume("default", &ResumeRequest::default()).await.expect("another trainer resumes");
     // What wakes its long poll; it is refused because its epoch is over.
     record(&service.client, 1, 2).await;
@@ -135,5 +136,51 @@ async fn a_folder_has_one_trainer_at_a_time() {
     assert!(matches!(second, Err(TrainError::Locked(_))), "{second:?}");
     stop.store(true, Ordering::Relaxed);
     first.await.expect("the trainer does not panic").expect("it ends well");
+    service.stop().await;
+}
+
+/// Passes calls on, except that no lease is ever extended and the first samples arrive when theirs is over.
+async fn slow_path(service: &TestService) -> String {
+    let client = service.client.clone();
+    let (target, http) = (service.url.clone(), reqwest::Client::new());
+    let held = Arc::new(AtomicBool::new(false));
+    let pass = move |request: Request| {
+        let (client, target, http, held) = (client.clone(), target.clone(), http.clone(), Arc::clone(&held));
+        async move {
+            let path = request.uri().path().to_owned();
+            if path.ends_with("/extend") {
+                return StatusCode::SERVICE_UNAVAILABLE.into_response();
+            }
+            if let Some(batch) = path.strip_prefix("/batches/").and_then(|rest| rest.strip_suffix("/samples"))
+                && !held.swap(true, Ordering::Relaxed)
+            {
+                eventually("the end of the lease", || async {
+                    let batch = client.batch(batch).await.expect("it answers").expect("it exists");
+                    batch.state == BatchState::Returned
+                })
+                .await;
+            }
+            forward(&http, &target, request).await
+        }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(pass)).await });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gradients_of_a_lost_lease_are_discarded_and_the_batch_is_trained_when_it_comes_back() {
+    let service = TestService::start("[policy_defaults]\ngroup = { size = 2 }\nlease = { ttl_s = 1 }").await;
+    record(&service.client, 1, 2).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let mut config = config(&service, folder.path().join("run"), 1);
+    config.server = slow_path(&service).await;
+    config.data.lease_ttl_s = 1;
+    run(config).await.expect("it trains");
+    assert_eq!(steps_reported(&folder.path().join("run")), 1);
+    let page = service.client.batches("default", &[]).await.expect("it answers");
+    let batches: Vec<(u32, BatchState)> = page.batches.iter().map(|batch| (batch.attempt, batch.state)).collect();
+    assert_eq!(batches, [(2, BatchState::Checkpointed)], "the second delivery was trained, and it alone");
     service.stop().await;
 }

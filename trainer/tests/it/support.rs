@@ -191,10 +191,16 @@ async fn pass(State(gate): State<Arc<GateState>>, request: Request, killed: Kill
     if fatal && killed == Killed::Before {
         return never.await;
     }
+    let answer = forward(&gate.http, &gate.target, request).await;
+    if fatal { never.await } else { answer }
+}
+
+/// Passes a call on to the service at `target`, and its whole answer back.
+pub(crate) async fn forward(http: &reqwest::Client, target: &str, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.expect("the trainer sends whole bodies");
-    let target = format!("{}{}", gate.target, parts.uri);
-    let mut forwarded = gate.http.request(parts.method, target).body(body);
+    let target = format!("{target}{}", parts.uri);
+    let mut forwarded = http.request(parts.method, target).body(body);
     for name in [axum::http::header::CONTENT_TYPE, axum::http::header::ACCEPT] {
         if let Some(value) = parts.headers.get(&name) {
             forwarded = forwarded.header(name, value);
@@ -203,9 +209,6 @@ async fn pass(State(gate): State<Arc<GateState>>, request: Request, killed: Kill
     let Ok(answer) = forwarded.send().await else { return StatusCode::BAD_GATEWAY.into_response() };
     let (status, kind) = (answer.status(), answer.headers().get(axum::http::header::CONTENT_TYPE).cloned());
     let Ok(bytes) = answer.bytes().await else { return StatusCode::BAD_GATEWAY.into_response() };
-    if fatal {
-        return never.await;
-    }
     let mut response = Response::builder().status(status);
     if let Some(kind) = kind {
         response = response.header(axum::http::header::CONTENT_TYPE, kind);
