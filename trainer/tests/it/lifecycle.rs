@@ -171,16 +171,17 @@ async fn slow_path(service: &TestService) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gradients_of_a_lost_lease_are_discarded_and_the_batch_is_trained_when_it_comes_back() {
-    let service = TestService::start("[policy_defaults]\ngroup = { size = 2 }\nlease = { ttl_s = 1 }").await;
+    let service = TestService::start("[policy_defaults]\ngroup = { size = 2 }\nlease = { ttl_s = 2 }").await;
     record(&service.client, 1, 2).await;
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let mut config = config(&service, folder.path().join("run"), 1);
     config.server = slow_path(&service).await;
-    config.data.lease_ttl_s = 1;
+    config.data.lease_ttl_s = 2;
     run(config).await.expect("it trains");
     assert_eq!(steps_reported(&folder.path().join("run")), 1);
     let page = service.client.batches("default", &[]).await.expect("it answers");
-    let batches: Vec<(u32, BatchState)> = page.batches.iter().map(|batch| (batch.attempt, batch.state)).collect();
-    assert_eq!(batches, [(2, BatchState::Checkpointed)], "the second delivery was trained, and it alone");
+    let [batch] = page.batches.as_slice() else { panic!("one batch was cut: {:?}", page.batches) };
+    assert!(batch.attempt >= 2, "the first delivery was lost");
+    assert_eq!((batch.state, batch.step), (BatchState::Checkpointed, Some(1)), "a later one was trained");
     service.stop().await;
 }
