@@ -19,7 +19,6 @@ use crate::{
     microbatch::{Microbatch, plan},
     model::{ComputeKind, Decoder, LoadError, Parameters},
     optimizer::{AdamW, OptimizerConfig, OptimizerError, ParameterState, Schedule},
-    report::StepReport,
     returns::{self, Sequence},
     rows::{Row, Rows},
     state::{Checkpoint, State, StateError},
@@ -416,33 +415,6 @@ impl Trained {
             }
         }
         Ok(self.optimizer.restore(steps, &saved)?)
-    }
-}
-
-impl StepOutcome {
-    /// The part of a report that the loss knows.
-    #[must_use]
-    pub fn report(&self) -> StepReport {
-        let base = StepReport {
-            value_loss: self.value_loss,
-            gradient_norm: self.gradient_norm,
-            learning_rate: self.learning_rate,
-            ..StepReport::default()
-        };
-        let Some(statistics) = self.statistics else { return base };
-        StepReport {
-            loss: statistics.loss,
-            advantage_mean: statistics.advantage_mean,
-            clip_fraction: statistics.clip_fraction,
-            kl_rollout: statistics.kl_rollout,
-            kl_reference: statistics.kl_reference,
-            entropy: statistics.entropy,
-            ratio_mean: statistics.ratio_mean,
-            ratio_max: statistics.ratio_max,
-            correction_mean: statistics.correction_mean,
-            correction_zeroed: statistics.correction_zeroed,
-            ..base
-        }
     }
 }
 

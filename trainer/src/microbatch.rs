@@ -17,8 +17,6 @@ const PADDING_ID: i64 = 0;
 pub struct Microbatch {
     /// Token ids `[B, S]`, i64, right-padded with 0; S is the longest row's [`Row::inputs`].
     pub inputs: Tensor,
-    /// Length of each row within `inputs`: `[B]`, i64.
-    pub lengths: Tensor,
     /// Places in the `[B * S]` flattened hidden states that predict the flat tokens: `[N]`, i64, ascending.
     pub gather: Tensor,
     /// What the losses read.
@@ -88,11 +86,9 @@ impl Microbatch {
             let before_response = (start + row.prompt_length() - 1) as i64;
             gather.extend(row.positions().iter().map(|position| before_response + position));
         }
-        let lengths: Vec<i64> = members.iter().map(|row| row.inputs().len() as i64).collect();
         let size = [members.len() as i64, longest as i64];
         Self {
             inputs: Tensor::from_slice(&inputs).view(size).to_device(device),
-            lengths: Tensor::from_slice(&lengths).to_device(device),
             gather: Tensor::from_slice(&gather).to_device(device),
             flat: FlatTokens::new(&members, device),
             rows: indices.to_vec(),
@@ -203,7 +199,6 @@ mod tests {
         let microbatch = Microbatch::new(rows.trained(), &[0, 1, 2], Device::Cpu);
         assert_eq!(microbatch.inputs.size(), [3, 5]);
         assert_eq!(integers(&microbatch.inputs.flatten(0, 1)), [1, 2, 3, 4, 5, 1, 2, 0, 0, 0, 1, 2, 3, 4, 0]);
-        assert_eq!(integers(&microbatch.lengths), [5, 2, 4]);
         assert_eq!(integers(&microbatch.gather), [2, 4, 6, 11, 12, 13]);
         assert_eq!(integers(&microbatch.flat.targets), [4, 6, 3, 3, 4, 5]);
         // Ids count up, so the id at each predicting place is its target less one.

@@ -16,6 +16,8 @@ use prometheus::{Gauge, IntCounter, IntGauge, Registry, TextEncoder};
 use serde::Serialize;
 use tokio::runtime::Handle;
 
+use crate::loss::StepStatistics;
+
 /// One optimizer step. Means over tokens are over trained tokens (mask 1).
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StepReport {
@@ -27,30 +29,13 @@ pub struct StepReport {
     pub batch_id: String,
     /// Seconds since the trainer started.
     pub seconds: f64,
-    /// Weighted sum over the batch: the number whose gradient was taken.
-    pub loss: f64,
     /// Mean reward over all rollouts that were received since the batch before, trained or not.
     pub reward_all: Option<f64>,
-    /// Mean reward over the rollouts of the batch.
+    /// Mean reward over the rollouts of the batch that train a token.
     pub reward_trained: Option<f64>,
-    /// Mean advantage.
-    pub advantage_mean: Option<f64>,
-    /// Share of tokens at which the clip decided.
-    pub clip_fraction: Option<f64>,
-    /// Estimate (k3) of the divergence of the weights from those that generated the tokens.
-    pub kl_rollout: Option<f64>,
-    /// Estimate of the divergence from the reference model.
-    pub kl_reference: Option<f64>,
-    /// Mean entropy, nats per token.
-    pub entropy: Option<f64>,
-    /// Mean importance ratio.
-    pub ratio_mean: Option<f64>,
-    /// Largest importance ratio.
-    pub ratio_max: Option<f64>,
-    /// Mean factor of the off-policy correction.
-    pub correction_mean: Option<f64>,
-    /// Share of tokens that the correction zeroed.
-    pub correction_zeroed: Option<f64>,
+    /// What the loss saw.
+    #[serde(flatten)]
+    pub statistics: StepStatistics,
     /// Loss of the critic.
     pub value_loss: Option<f64>,
     /// Global norm of the gradients before they were clipped.
@@ -65,8 +50,6 @@ pub struct StepReport {
     pub rollouts: usize,
     /// Prompt and response tokens.
     pub tokens: usize,
-    /// Tokens with mask 1.
-    pub trained_tokens: usize,
     /// Tokens per second of work: time without data does not count.
     pub tokens_per_s: f64,
     /// Seconds without data before the step.
@@ -118,7 +101,7 @@ impl Reporter {
         self.bar.set_message(format!(
             "reward {} loss {:+.4} staleness {:.1} {:.0} tok/s waiting {:.0}%",
             report.reward_all.or(report.reward_trained).map_or_else(|| "-".to_owned(), |reward| format!("{reward:.3}")),
-            report.loss,
+            report.statistics.loss,
             report.staleness_mean,
             report.tokens_per_s,
             100.0 * report.waiting_share,
@@ -133,7 +116,7 @@ impl Reporter {
             batch.id = report.batch_id,
             reward = report.reward_all,
             reward_trained = report.reward_trained,
-            loss = report.loss,
+            loss = report.statistics.loss,
             gradient_norm = report.gradient_norm,
             staleness_max = report.staleness_max,
             tokens_per_s = report.tokens_per_s.round(),
@@ -204,15 +187,17 @@ impl TrainerMetrics {
             .expect("the name is valid");
         registry.register(Box::new(waited.clone())).expect("the name is new");
         let gauges = vec![
-            gauge("loss", "Loss of the last step.", |r| Some(r.loss)),
+            gauge("loss", "Loss of the last step.", |r| Some(r.statistics.loss)),
             gauge("reward_all", "Mean reward over all rollouts received.", |r| r.reward_all),
-            gauge("reward_trained", "Mean reward over the rollouts of the last batch.", |r| r.reward_trained),
-            gauge("clip_fraction", "Share of tokens whose ratio was clipped.", |r| r.clip_fraction),
-            gauge("kl_rollout", "Divergence (k3) from the generating weights.", |r| r.kl_rollout),
-            gauge("kl_reference", "Divergence from the reference model.", |r| r.kl_reference),
-            gauge("entropy", "Mean entropy, nats per token.", |r| r.entropy),
-            gauge("ratio_mean", "Mean importance ratio.", |r| r.ratio_mean),
-            gauge("ratio_max", "Largest importance ratio.", |r| r.ratio_max),
+            gauge("reward_trained", "Mean reward over the rollouts of the last batch that train a token.", |r| {
+                r.reward_trained
+            }),
+            gauge("clip_fraction", "Share of tokens whose ratio was clipped.", |r| r.statistics.clip_fraction),
+            gauge("kl_rollout", "Divergence (k3) from the generating weights.", |r| r.statistics.kl_rollout),
+            gauge("kl_reference", "Divergence from the reference model.", |r| r.statistics.kl_reference),
+            gauge("entropy", "Mean entropy, nats per token.", |r| r.statistics.entropy),
+            gauge("ratio_mean", "Mean importance ratio.", |r| r.statistics.ratio_mean),
+            gauge("ratio_max", "Largest importance ratio.", |r| r.statistics.ratio_max),
             gauge("value_loss", "Loss of the critic.", |r| r.value_loss),
             gauge("gradient_norm", "Global norm of the gradients before clipping.", |r| Some(r.gradient_norm)),
             gauge("learning_rate", "Learning rate.", |r| Some(r.learning_rate)),
@@ -248,8 +233,37 @@ impl TrainerMetrics {
             }
         }
         self.tokens.inc_by(report.tokens as u64);
-        self.trained_tokens.inc_by(report.trained_tokens as u64);
+        self.trained_tokens.inc_by(report.statistics.trained_tokens as u64);
         self.rollouts.inc_by(report.rollouts as u64);
         self.waited.inc_by(report.waited_s);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_step_is_served_as_metrics() {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
+        let mut reporter = Reporter::new(None, 10, 0).expect("no file is needed");
+        let address = reporter.serve(runtime.handle(), ([127, 0, 0, 1], 0).into()).expect("a port is free");
+        let statistics = StepStatistics { loss: -0.25, trained_tokens: 7, ..StepStatistics::default() };
+        for step in [1, 2] {
+            let report = StepReport { step, statistics, reward_trained: Some(0.5), ..StepReport::default() };
+            reporter.step(&report).expect("nothing is written");
+        }
+        reporter.lost();
+        let url = format!("http://{address}/metrics");
+        let text = runtime.block_on(async { reqwest::get(url).await?.text().await }).expect("it is served");
+        for line in [
+            "forebay_trainer_step 2",
+            "forebay_trainer_loss -0.25",
+            "forebay_trainer_reward_trained 0.5",
+            "forebay_trainer_trained_tokens_total 14",
+            "forebay_trainer_lost_batches_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "`{line}` is not in\n{text}");
+        }
     }
 }

@@ -266,15 +266,17 @@ fn report(step: i64, version: i64, delivery: &Delivery, rows: &Rows, outcome: &S
         batch_id: batch.batch_id.clone(),
         seconds: pace.seconds,
         reward_all: batch.metrics.get("reward/all").copied(),
-        reward_trained: statistics.reward_mean,
+        reward_trained: statistics.reward_trained_mean,
+        statistics: outcome.statistics.unwrap_or_default(),
+        value_loss: outcome.value_loss,
+        gradient_norm: outcome.gradient_norm,
+        learning_rate: outcome.learning_rate,
         staleness_mean: statistics.staleness_mean.unwrap_or(0.0),
         staleness_max: statistics.staleness_max.unwrap_or(0),
         rollouts: statistics.rollouts,
         tokens: statistics.tokens,
-        trained_tokens: statistics.tokens_trained,
         tokens_per_s: statistics.tokens as f64 / (pace.whole - pace.waited).max(1e-9),
         waited_s: pace.waited,
         waiting_share: (pace.waited / pace.whole.max(1e-9)).min(1.0),
-        ..outcome.report()
     }
 }

@@ -1,5 +1,6 @@
 //! What a step reports about its loss: sums on the device, added over microbatches, read once at the end.
 
+use serde::Serialize;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::{Corrected, penalty};
@@ -18,12 +19,12 @@ pub struct LossStatistics {
 }
 
 /// Statistics of a step. All but the loss are plain means over the trained tokens that have them; `None` where none do.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepStatistics {
     /// Weighted sum over tokens.
     pub loss: f64,
-    /// Trained tokens.
-    pub tokens: i64,
+    /// Tokens with mask 1.
+    pub trained_tokens: i64,
     /// Mean advantage.
     pub advantage_mean: Option<f64>,
     /// Share of tokens at which the clip decided.
@@ -109,7 +110,7 @@ impl LossStatistics {
         let mean = |column: usize| (self.counts[column] > 0).then(|| sum(column + 1) / self.counts[column] as f64);
         StepStatistics {
             loss: sum(0),
-            tokens: self.counts[0],
+            trained_tokens: self.counts[0],
             advantage_mean: mean(0),
             clip_fraction: mean(1),
             kl_rollout: mean(2),

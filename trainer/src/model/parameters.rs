@@ -51,13 +51,6 @@ impl Parameters {
         self.entries.iter().map(|(_, tensor)| tensor.numel()).sum()
     }
 
-    /// Sets every gradient to zero, before those of the next batch are added up.
-    pub fn zero_gradients(&self) {
-        for (_, tensor) in &self.entries {
-            tensor.shallow_clone().zero_grad();
-        }
-    }
-
     /// Appends a float32 tensor, which from now on requires gradients.
     pub(super) fn push(&mut self, name: String, tensor: &Tensor) {
         self.index.insert(name.clone(), self.entries.len());

@@ -75,7 +75,7 @@ fn what_a_term_needs_and_lacks_is_named() {
 fn statistics_hold_by_hand() {
     let batch = Batch::with_ratios(&[2.0, 2.0, 0.5, 1.0], &[2.0, -2.0, 2.0, 0.0]);
     let found = batch.evaluate(&config("{}")).statistics.finish();
-    assert_eq!(found.tokens, 4);
+    assert_eq!(found.trained_tokens, 4);
     assert!((found.loss - 0.6).abs() < 1e-12);
     assert_eq!((found.clip_fraction, found.advantage_mean), (Some(0.25), Some(0.5)));
     let kl = |r: f64| r - 1.0 - r.ln();

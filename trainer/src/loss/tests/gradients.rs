@@ -178,7 +178,7 @@ fn agree(found: &Step, expected: &Step, of: &str) {
             found.correction_mean,
             found.correction_zeroed,
         ];
-        let mut listed = vec![found.loss, found.tokens as f64, found.advantage_mean.unwrap_or(f64::MAX)];
+        let mut listed = vec![found.loss, found.trained_tokens as f64, found.advantage_mean.unwrap_or(f64::MAX)];
         listed.extend(optional.map(|number| number.unwrap_or(f64::MAX)));
         listed
     };
