@@ -47,6 +47,7 @@ pub struct Metrics {
     decided: IntCounterVec,
     filter_failures: IntCounterVec,
     refused: IntCounterVec,
+    admissions: IntCounterVec,
     leases: IntCounterVec,
     tokens_delivered: IntCounterVec,
     batch_wait_seconds: HistogramVec,
@@ -58,6 +59,7 @@ pub struct Metrics {
     ledger_batches: IntGaugeVec,
     ledger_received: IntGaugeVec,
     ledger_live_bytes: IntGaugeVec,
+    ledger_reserved: IntGaugeVec,
     ledger_assumed_versions: IntGaugeVec,
     ledger_unconserved: IntGaugeVec,
     policy_version: IntGaugeVec,
@@ -181,6 +183,7 @@ impl Default for Metrics {
 impl Metrics {
     /// All metrics, at zero.
     #[must_use]
+    #[expect(clippy::too_many_lines, reason = "a list with an entry for each metric")]
     pub fn new() -> Self {
         let registry = Registry::new();
         let r = Registrar(&registry);
@@ -219,6 +222,11 @@ impl Metrics {
                 &["policy", "filter"],
             ),
             refused: r.counters("forebay_problems_total", "Requests refused, by problem type.", &["type"]),
+            admissions: r.counters(
+                "forebay_admissions_total",
+                "Rollouts that room was asked for before they started.",
+                &["policy", "outcome"],
+            ),
             leases: r.counters("forebay_leases_total", "What became of leases.", &["policy", "event"]),
             tokens_delivered: r.counters("forebay_tokens_delivered_total", "Tokens of batches leased.", policy),
             batch_wait_seconds: r.histograms(
@@ -244,6 +252,11 @@ impl Metrics {
             ledger_groups: r.gauges("forebay_ledger_groups", "Groups by state.", by_state),
             ledger_batches: r.gauges("forebay_ledger_batches", "Batches by state.", by_state),
             ledger_received: r.gauges("forebay_ledger_received", "Rollouts ever received, without duplicates.", policy),
+            ledger_reserved: r.gauges(
+                "forebay_ledger_reserved_rollouts",
+                "Rollouts that room is reserved for and that are not posted.",
+                policy,
+            ),
             ledger_live_bytes: r.gauges(
                 "forebay_ledger_live_bytes",
                 "Stored payload bytes of what is not yet trained.",
@@ -345,6 +358,13 @@ impl Metrics {
         self.leases.with_label_values(&[self.policies.bound(policy), event]).inc_by(count);
     }
 
+    /// Room was granted, as much as asked for or less.
+    pub fn admitted(&self, policy: &str, granted: u32, asked: u32) {
+        let policy = self.policies.bound(policy);
+        self.admissions.with_label_values(&[policy, "granted"]).inc_by(granted.into());
+        self.admissions.with_label_values(&[policy, "refused"]).inc_by((asked - granted).into());
+    }
+
     /// A batch was granted after a wait.
     pub fn granted(&self, policy: &str, waited: Duration, tokens: u64, staleness: i64) {
         let policy = self.policies.bound(policy);
@@ -384,6 +404,7 @@ impl Metrics {
         let value = |name: &str| tallies.get(name).copied().unwrap_or(0);
         self.ledger_received.with_label_values(&[policy]).set(value("received"));
         self.ledger_live_bytes.with_label_values(&[policy]).set(value("live_bytes"));
+        self.ledger_reserved.with_label_values(&[policy]).set(value("reserved"));
         self.ledger_assumed_versions.with_label_values(&[policy]).set(value("assumed_version"));
         self.ledger_unconserved.with_label_values(&[policy]).set(unconserved);
     }

@@ -24,10 +24,10 @@ use self::{
     retry::Repeat,
 };
 use crate::wire::{
-    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BulkLine, CheckpointRequest, CheckpointResponse,
-    CloseRequest, DiscardRequest, ExtendRequest, GroupInfo, GroupPage, NackRequest, PolicyList, PolicyRules,
-    PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample, Stats, Trajectory,
-    TrajectoryPage, TrajectoryStory, VersionRequest,
+    AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BulkLine, CheckpointRequest,
+    CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, GroupInfo, GroupPage, NackRequest, PolicyList,
+    PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample, Stats,
+    Trajectory, TrajectoryPage, TrajectoryStory, VersionRequest,
 };
 
 /// Time to open a connection: enough for a few lost packets, short enough to reach another replica soon.
@@ -92,6 +92,15 @@ impl Client {
 
 /// For agents: hand in trajectories, look up what became of them.
 impl Client {
+    /// Reserves room for rollouts that are about to start, from none to as many as asked for.
+    ///
+    /// A repeat would reserve more room, which then expires unused: only what the service certainly did not begin is
+    /// repeated.
+    pub async fn admit(&self, policy: &str, rollouts: u32) -> Result<Admission> {
+        let request = AdmissionRequest { policy: Some(policy.to_owned()), rollouts };
+        self.send(Method::POST, &["admissions"], &request, Repeat::UnlessBegun).await
+    }
+
     /// Hands in one trajectory; `Ok` means that it is durable.
     ///
     /// Without a `rollout_id` a repeat would be another rollout: then it is repeated only when the service certainly

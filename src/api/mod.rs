@@ -2,6 +2,7 @@
 //!
 //! [`router`] is the table of contents; each resource has a file with its handlers in the same order.
 
+mod admissions;
 mod batches;
 mod body;
 mod groups;
@@ -94,6 +95,7 @@ pub fn openapi() -> String {
 fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(trajectories::post, trajectories::get))
+        .routes(routes!(admissions::post))
         .routes(routes!(groups::list))
         .routes(routes!(groups::close))
         .routes(routes!(groups::discard))

@@ -274,6 +274,7 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
             returned_batches: tallies.value("batch.returned"),
             open_groups: tallies.value("group.open"),
             fullest: fullest.collect(),
+            reserved_rollouts: tallies.value("reserved"),
             last_post_at: last_post(&tallies),
             dropped_last_hour,
             stale_last_hour,

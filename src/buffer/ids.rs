@@ -25,6 +25,9 @@ pub enum InvalidId {
     /// Not a batch id.
     #[error("must be the id of a batch")]
     BatchId,
+    /// Not an admission id.
+    #[error("must be the id of an admission")]
+    AdmissionId,
 }
 
 macro_rules! text_id {
@@ -157,42 +160,55 @@ impl IdKey {
     }
 }
 
-/// An immutable list of whole groups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BatchId(Uuid);
+macro_rules! uuid_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Uuid);
 
-impl BatchId {
-    /// A fresh id, ordered by time.
-    #[must_use]
-    pub fn mint() -> Self {
-        Self(Uuid::now_v7())
-    }
+        impl $name {
+            /// A fresh id, ordered by time.
+            #[must_use]
+            pub fn mint() -> Self {
+                Self(Uuid::now_v7())
+            }
 
-    /// From the 16 bytes of [`Self::as_bytes`].
-    #[must_use]
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(Uuid::from_bytes(bytes))
-    }
+            /// From the 16 bytes of [`Self::as_bytes`].
+            #[must_use]
+            pub fn from_bytes(bytes: [u8; 16]) -> Self {
+                Self(Uuid::from_bytes(bytes))
+            }
 
-    /// The 16 bytes that the store keeps.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
+            /// The 16 bytes that the store keeps.
+            #[must_use]
+            pub fn as_bytes(&self) -> &[u8] {
+                self.0.as_bytes()
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                Uuid::try_parse(text).map(Self).map_err(|_| InvalidId::$name)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
 }
 
-impl FromStr for BatchId {
-    type Err = InvalidId;
-
-    fn from_str(text: &str) -> Result<Self, InvalidId> {
-        Uuid::try_parse(text).map(Self).map_err(|_| InvalidId::BatchId)
-    }
+uuid_id! {
+    /// An immutable list of whole groups.
+    BatchId
 }
-
-impl fmt::Display for BatchId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+uuid_id! {
+    /// Room reserved before work starts.
+    AdmissionId
 }
 
 /// Proof of a claim: 122 random bits, new at every delivery.

@@ -6,17 +6,19 @@
 
 use std::sync::Arc;
 
-use forebay_client::wire::{self, FilterAction, GroupState, OnDrop, Verdict, Violation};
+use forebay_client::wire::{self, FilterAction, GroupState, OnDrop, Requirement, StalenessAction, Verdict, Violation};
 
 use super::{
     Buffer,
+    admission::Room,
     canonical::ContentDigest,
     filter::{Judgement, RolloutFacts},
     finalize::Cause,
-    ids::{GroupId, PolicyName, RolloutId, Version},
+    ids::{AdmissionId, GroupId, PolicyName, RolloutId, Version},
     payload::Payload,
     refusal::{BufferError, Refusal},
     rules::Rules,
+    staleness::TrainedSpan,
     trajectory::{Facts, ResolvedVersions, Trajectory, VIOLATIONS_MAX},
 };
 use crate::store::{BundleOutcome, Ingest, Ingested, StoreError};
@@ -47,6 +49,8 @@ pub struct NewRollout {
     pub group_id: Option<GroupId>,
     /// Size of the group, if its producer named one.
     pub group_size: Option<u32>,
+    /// The admission that it uses up, if its producer named one.
+    pub admission_id: Option<AdmissionId>,
     /// What rules and the ledger know of it.
     pub facts: Facts,
     /// Canonical content.
@@ -65,6 +69,7 @@ impl NewRollout {
             rollout_id: trajectory.rollout_id,
             group_id: trajectory.group_id,
             group_size: trajectory.group_size,
+            admission_id: trajectory.admission_id,
             facts: trajectory.facts,
             content: trajectory.content,
         }
@@ -135,6 +140,10 @@ pub struct RolloutDecision {
     pub failed_filters: Vec<String>,
     /// Its version, with an absent one resolved.
     pub versions: ResolvedVersions,
+    /// It names an admission that gives it nothing.
+    pub admission_lapsed: bool,
+    /// Trained tokens by version, where the policy masks those that are over the staleness bound.
+    pub trained_spans: Option<Vec<TrainedSpan>>,
 }
 
 impl RolloutDecision {
@@ -271,13 +280,15 @@ fn verdict_name(verdict: Verdict) -> &'static str {
 }
 
 /// Checks what only the policy's rules can: required columns, and groups of one.
-pub fn check(rules: &Rules, new: &NewRollout) -> Result<(), Refusal> {
+pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal> {
     let mut violations = Vec::new();
     let mut refuse = |pointer: &str, detail: String| {
         violations.push(Violation { pointer: pointer.into(), detail });
     };
     for &requirement in &rules.require {
-        if !new.facts.has(requirement) {
+        // An admission brings its version.
+        let brought = requirement == Requirement::PolicyVersion && room.version().is_some();
+        if !brought && !new.facts.has(requirement) {
             let name = serde_json::to_value(requirement).unwrap_or_default();
             let name = name.as_str().unwrap_or_default();
             let (pointer, place) = match name {
@@ -296,14 +307,17 @@ pub fn check(rules: &Rules, new: &NewRollout) -> Result<(), Refusal> {
 
 /// The verdict on a new rollout of a group, under the group's lock.
 #[must_use]
-pub fn decide(rules: &Rules, new: &NewRollout, current: Version, group: GroupFill) -> RolloutDecision {
-    let versions = new.facts.versions.resolve(current);
+pub fn decide(rules: &Rules, new: &NewRollout, room: Room, current: Version, group: GroupFill) -> RolloutDecision {
+    let versions = new.facts.versions.resolve(room.version(), current);
+    let admission_lapsed = room == Room::Lapsed;
     if group.state != GroupState::Open {
         return RolloutDecision {
             verdict: Verdict::Late,
             reason: Some(REASON_GROUP_DECIDED.to_owned()),
             failed_filters: Vec::new(),
             versions,
+            admission_lapsed,
+            trained_spans: None,
         };
     }
     let Judgement { matched, failed } = rules.filters().judge_rollout(&filter_facts(&new.facts, versions, current));
@@ -314,7 +328,10 @@ pub fn decide(rules: &Rules, new: &NewRollout, current: Version, group: GroupFil
         None => (Verdict::Kept, None),
     };
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
-    RolloutDecision { verdict, reason, failed_filters, versions }
+    let masks = verdict == Verdict::Kept && rules.staleness.action == StalenessAction::Mask;
+    let stated = new.facts.versions.stated(room.version(), current);
+    let trained_spans = masks.then(|| new.facts.trained_spans(stated));
+    RolloutDecision { verdict, reason, failed_filters, versions, admission_lapsed, trained_spans }
 }
 
 /// What a producer should know about a rollout that was accepted.
@@ -323,6 +340,9 @@ pub fn warnings(decision: &RolloutDecision) -> Vec<String> {
     let mut warnings = Vec::new();
     if decision.verdict == Verdict::Late {
         warnings.push("the group was decided before this rollout arrived; it will not be trained on".to_owned());
+    }
+    if decision.admission_lapsed {
+        warnings.push("the admission that it names is expired or used up, or of another policy or run".to_owned());
     }
     for name in &decision.failed_filters {
         warnings.push(format!("filter `{name}` could not be evaluated on this rollout and did not match"));

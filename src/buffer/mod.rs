@@ -7,6 +7,7 @@
 //!
 //! Decisions are pure functions; [`Buffer`] carries them to the [`Store`], which applies them under its locks.
 
+pub mod admission;
 pub mod advantage;
 pub mod batch;
 pub mod canonical;
@@ -23,6 +24,7 @@ pub mod refusal;
 pub mod rules;
 pub mod samples;
 pub mod shard;
+pub mod staleness;
 pub mod sweep;
 pub mod trajectory;
 mod wake;
@@ -33,6 +35,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use self::{
+    admission::{Backlog, Gates, Room},
     finalize::{Cause, GroupOutcome, GroupSnapshot},
     ids::{PolicyName, Version},
     ingest::{GroupFill, NewRollout, RolloutDecision},
@@ -92,7 +95,7 @@ impl Buffer {
             clock,
             metrics,
             options: Arc::new(options),
-            decide: Arc::new(Decisions),
+            decide: Arc::new(Decisions::default()),
         };
         buffer.anchor_clock().await?;
         for (name, rules) in policies {
@@ -185,16 +188,29 @@ impl Buffer {
 }
 
 /// The decisions of this crate, as the store calls them.
-#[derive(Debug)]
-struct Decisions;
+#[derive(Debug, Default)]
+struct Decisions {
+    gates: Gates,
+}
 
 impl Decide for Decisions {
-    fn check(&self, rules: &Rules, new: &NewRollout) -> Result<(), Refusal> {
-        ingest::check(rules, new)
+    fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> Result<(), Refusal> {
+        if self.gates.is_open(policy, rules, backlog) { Ok(()) } else { Err(Refusal::BacklogFull(policy.clone())) }
     }
 
-    fn rollout(&self, rules: &Rules, new: &NewRollout, current: Version, group: GroupFill) -> RolloutDecision {
-        ingest::decide(rules, new, current, group)
+    fn check(&self, rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal> {
+        ingest::check(rules, new, room)
+    }
+
+    fn rollout(
+        &self,
+        rules: &Rules,
+        new: &NewRollout,
+        room: Room,
+        current: Version,
+        group: GroupFill,
+    ) -> RolloutDecision {
+        ingest::decide(rules, new, room, current, group)
     }
 
     fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {

@@ -2,14 +2,15 @@
 //!
 //! Pages are bounded in bytes, and every payload's digest is checked before its page is handed out.
 
-use forebay_client::wire::{Sample, Segment, Verdict};
+use forebay_client::wire::{Sample, Segment, Verdict, VersionSpan};
 
 use super::{
     Buffer,
-    ids::BatchId,
+    ids::{BatchId, Version},
     payload::{Damaged, Unpacked},
     refusal::{BufferError, Refusal},
     shard::{self, Shard},
+    staleness::TrainedSpan,
     weights::{BatchWeights, RolloutMask},
 };
 use crate::store::{Batch, BatchMember, StoreError};
@@ -153,6 +154,23 @@ impl Iterator for Page {
     }
 }
 
+/// Zeroes the mask of tokens of versions below `oldest`.
+fn mask_stale(segment: &mut Segment, index: u32, trained: &[TrainedSpan], oldest: Version) {
+    let Some(spans) = &segment.versions else {
+        // No span describes it: one version generated all of it.
+        let version = trained.iter().find(|span| span.0 == index).map(|span| span.1);
+        if version.is_some_and(|version| version < oldest.0) {
+            segment.loss_mask.fill(0);
+        }
+        return;
+    };
+    for &VersionSpan(version, start, length) in spans {
+        if version < oldest.0 {
+            segment.loss_mask[start as usize..(start + length) as usize].fill(0);
+        }
+    }
+}
+
 /// The rows of one rollout.
 struct RolloutRows {
     member: BatchMember,
@@ -190,6 +208,8 @@ impl Iterator for RolloutRows {
         let mut segment = segment.unwrap_or_default();
         if self.member.verdict != Verdict::Kept {
             segment.loss_mask.fill(0);
+        } else if let Some(oldest) = self.member.mask_below {
+            mask_stale(&mut segment, index as u32, &self.member.trained_spans, oldest);
         }
         let trained = segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum();
         let (member, rollout) = (&self.member, &self.rollout);

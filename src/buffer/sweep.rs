@@ -51,6 +51,7 @@ impl Buffer {
         }
         self.expire_leases().await?;
         self.decide_overdue_groups().await?;
+        while self.store.expire_admissions(self.clock.now(), SLICE).await? >= u64::from(SLICE) {}
         while self.store.retire(self.clock.now(), SLICE).await? >= u64::from(SLICE) {}
         while self.store.discard_stragglers(self.clock.now(), SLICE).await? >= u64::from(SLICE) {}
         Ok(())

@@ -10,7 +10,8 @@ use serde_json::value::RawValue;
 
 use super::{
     canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
-    ids::{GroupId, InvalidId, PolicyName, RolloutId, Version},
+    ids::{AdmissionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
+    staleness::TrainedSpan,
 };
 
 /// Violations reported for one request: enough to fix a producer, too few to flood it.
@@ -40,6 +41,7 @@ pub struct Trajectory {
     pub(super) rollout_id: RolloutId,
     pub(super) group_id: Option<GroupId>,
     pub(super) group_size: Option<u32>,
+    pub(super) admission_id: Option<AdmissionId>,
     pub(super) facts: Facts,
     pub(super) sampling: Sampling,
     pub(super) segments: Vec<Segment>,
@@ -78,6 +80,8 @@ pub struct Facts {
     pub versions: VersionFacts,
     /// Which required columns are there.
     pub columns: Columns,
+    /// Trained tokens by segment and version; none where no span describes them.
+    spans: Vec<(u32, Option<i64>, u64)>,
 }
 
 /// Which weight versions generated a rollout, before an absent one is assumed.
@@ -105,11 +109,11 @@ pub struct ResolvedVersions {
 }
 
 impl VersionFacts {
-    /// Resolves against the version that is current at arrival.
+    /// Resolves against the version that an admission brought, or else the one that is current at arrival.
     #[must_use]
-    pub fn resolve(&self, current: Version) -> ResolvedVersions {
-        let stated = self.declared.unwrap_or(current.0);
-        let assumed = self.declared.is_none() && self.uncovered;
+    pub fn resolve(&self, admitted: Option<Version>, current: Version) -> ResolvedVersions {
+        let stated = self.stated(admitted, current).0;
+        let assumed = self.declared.is_none() && admitted.is_none() && self.uncovered;
         let trained = match (self.trained_spans, self.uncovered && self.trains) {
             (Some((oldest, newest)), true) => Some((oldest.min(stated), newest.max(stated))),
             (Some(span), false) => Some(span),
@@ -122,6 +126,12 @@ impl VersionFacts {
             trained: trained.map(|(oldest, newest)| (Version(oldest), Version(newest))),
             assumed,
         }
+    }
+
+    /// The version of tokens that no span describes.
+    #[must_use]
+    pub fn stated(&self, admitted: Option<Version>, current: Version) -> Version {
+        self.declared.map(Version).or(admitted).unwrap_or(current)
     }
 }
 
@@ -136,6 +146,15 @@ pub struct Columns {
 }
 
 impl Facts {
+    /// Trained tokens by segment and version, in order; `stated` is the version of what no span describes.
+    #[must_use]
+    pub fn trained_spans(&self, stated: Version) -> Vec<TrainedSpan> {
+        let span = |&(segment, version, trained): &(u32, Option<i64>, u64)| {
+            TrainedSpan(segment, version.unwrap_or(stated.0), trained)
+        };
+        self.spans.iter().map(span).collect()
+    }
+
     /// Whether a required column is there. A rollout that never generated has none to show, except its version.
     #[must_use]
     pub fn has(&self, requirement: Requirement) -> bool {
@@ -158,6 +177,7 @@ impl Trajectory {
         let policy = found.id("/policy", sent.policy.as_deref(), PolicyName::parse).unwrap_or_default();
         let named_rollout = found.id("/rollout_id", sent.rollout_id.as_deref(), RolloutId::parse);
         let group_id = found.id("/group_id", sent.group_id.as_deref(), GroupId::parse);
+        let admission_id = found.id("/admission_id", sent.admission_id.as_deref(), str::parse);
         found.text("/environment", sent.environment.as_deref());
         check_scalars(&sent, &mut found);
         check_segments(&sent.segments, limits, &mut found);
@@ -174,6 +194,7 @@ impl Trajectory {
             rollout_id,
             group_id,
             group_size: sent.group_size,
+            admission_id,
             sampling: sent.sampling,
             segments: sent.segments,
             messages: sent.messages,
@@ -363,7 +384,32 @@ fn facts(sent: &wire::Trajectory) -> Facts {
             policy_version: sent.policy_version.is_some() || every(|segment| segment.versions.is_some()),
         },
         versions,
+        spans: trained_spans(&sent.segments),
     }
+}
+
+fn trained_spans(segments: &[Segment]) -> Vec<(u32, Option<i64>, u64)> {
+    let mut found: Vec<(u32, Option<i64>, u64)> = Vec::new();
+    let mut add = |segment: usize, version: Option<i64>, mask: &[u8]| {
+        let trained = mask.iter().map(|&bit| u64::from(bit)).sum();
+        match found.last_mut() {
+            _ if trained == 0 => {}
+            Some(last) if (last.0, last.1) == (segment as u32, version) => last.2 += trained,
+            _ => found.push((segment as u32, version, trained)),
+        }
+    };
+    for (index, segment) in segments.iter().enumerate() {
+        let mask = &segment.loss_mask;
+        match &segment.versions {
+            None => add(index, None, mask),
+            Some(spans) => {
+                for &wire::VersionSpan(version, start, length) in spans {
+                    add(index, Some(version), &mask[start as usize..(start + length) as usize]);
+                }
+            }
+        }
+    }
+    found
 }
 
 fn version_facts(sent: &wire::Trajectory) -> VersionFacts {

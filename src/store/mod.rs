@@ -20,13 +20,14 @@ use async_trait::async_trait;
 use sqlx::migrate::MigrateError;
 
 pub use model::{
-    Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Decide, Expired, Group, GroupFilter,
-    Ingest, Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, StoredPayload, Story, StoryFilter,
-    Tallies, WaitingFor,
+    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Decide, Expired, Group,
+    GroupFilter, Ingest, Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, StoredPayload, Story,
+    StoryFilter, Tallies, WaitingFor,
 };
 
 use crate::{
     buffer::{
+        admission::Admitted,
         finalize::Cause,
         ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
         refusal::Refusal,
@@ -44,6 +45,8 @@ pub type Answer<T> = Result<Result<T, Refusal>, StoreError>;
 pub trait Store: Send + Sync + 'static {
     /// Stage 2: stores bundles, each all or nothing, and decides the groups that they complete.
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError>;
+    /// Reserves room for rollouts that are about to start.
+    async fn admit(&self, admit: Admit) -> Answer<Admitted>;
     /// Stage 3, by hand: decides an open group as if it had timed out.
     async fn close_group(
         &self,
@@ -140,6 +143,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Option<(PolicyName, Group)>, StoreError>;
     /// Sweep: purges payloads and forgets tombstones that are due, up to `limit` groups each; how many were done.
     async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
+    /// Sweep: gives back the room of admissions past their end, up to `limit`; how many there were.
+    async fn expire_admissions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
     /// Sweep: discards groups that a post slipped into a run that `reset` had just ended.
     async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
 

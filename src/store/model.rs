@@ -6,15 +6,17 @@ use forebay_client::wire::{BatchState, GroupState, RolloutState, Verdict};
 
 use crate::{
     buffer::{
+        admission::{Backlog, Room},
         finalize::{Cause, GroupOutcome, GroupSnapshot},
         ids::{
-            BatchId, BatchPk, ConsumerName, Epoch, GroupId, GroupPk, LeaseToken, PolicyName, PolicyPk, RequestId,
-            RolloutId, RolloutPk, Run, Step, Version,
+            AdmissionId, BatchId, BatchPk, ConsumerName, Epoch, GroupId, GroupPk, LeaseToken, PolicyName, PolicyPk,
+            RequestId, RolloutId, RolloutPk, Run, Step, Version,
         },
         ingest::{GroupFill, NewRollout, RolloutDecision},
         payload::Payload,
         refusal::Refusal,
         rules::Rules,
+        staleness::TrainedSpan,
         weights::BatchWeights,
     },
     clock::Timestamp,
@@ -22,12 +24,34 @@ use crate::{
 
 /// Decisions that are taken under the lock of a group: pure functions of what they are given.
 pub trait Decide: Send + Sync + 'static {
+    /// Whether the policy takes another group.
+    fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> Result<(), Refusal>;
     /// Whether the policy's rules accept the rollout at all.
-    fn check(&self, rules: &Rules, new: &NewRollout) -> Result<(), Refusal>;
+    fn check(&self, rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>;
     /// The verdict on a rollout.
-    fn rollout(&self, rules: &Rules, new: &NewRollout, current: Version, group: GroupFill) -> RolloutDecision;
+    fn rollout(
+        &self,
+        rules: &Rules,
+        new: &NewRollout,
+        room: Room,
+        current: Version,
+        group: GroupFill,
+    ) -> RolloutDecision;
     /// What becomes of a group.
     fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome;
+}
+
+/// Asks for room.
+#[derive(Clone, Debug)]
+pub struct Admit {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Rollouts.
+    pub rollouts: u32,
+    /// Identity if room is reserved.
+    pub admission_id: AdmissionId,
+    /// When it was asked.
+    pub now: Timestamp,
 }
 
 /// Bundles to ingest in one transaction, each all or nothing on its own.
@@ -231,14 +255,18 @@ pub struct BatchMember {
     pub policy_version: Version,
     /// Segments.
     pub segments: u32,
-    /// Segments with a trained token, as sent.
+    /// Segments with a trained token.
     pub trained_segments: u32,
     /// Prompt and response tokens.
     pub tokens: u64,
-    /// Trained tokens, as sent.
+    /// Trained tokens.
     pub trained_tokens: u64,
     /// Bytes that its payload unpacks to.
     pub unpacked_bytes: u64,
+    /// Tokens of versions below this one are delivered with mask 0.
+    pub mask_below: Option<Version>,
+    /// Trained tokens by version as sent; recorded where the policy masks.
+    pub trained_spans: Vec<TrainedSpan>,
 }
 
 /// A payload with the key of its rollout.

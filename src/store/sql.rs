@@ -376,6 +376,11 @@ impl<'c> Tx<'c> {
         Self { connection, rules, tallies: TallyDelta::default(), savepoints: Vec::new() }
     }
 
+    /// The same, where others have already counted in the transaction.
+    pub(super) fn after(tallies: TallyDelta, connection: &'c mut dyn Connection, rules: &'c RulesCache) -> Self {
+        Self { tallies, ..Self::new(connection, rules) }
+    }
+
     /// Runs a statement; the number of rows that it changed.
     pub(super) async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
         self.connection.execute(statement, args).await.map_err(StoreError::from)

@@ -5,11 +5,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use async_trait::async_trait;
 
 use super::{
-    Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Expired, Group, GroupFilter,
-    Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError, StoredPayload, Story,
-    StoryFilter, Tallies, WaitingFor,
+    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Expired, Group,
+    GroupFilter, Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError, StoredPayload,
+    Story, StoryFilter, Tallies, WaitingFor,
     dialect::Dialect,
     ops::{
+        admission::ExpireAdmissions,
         group::{CloseGroup, DecideOverdue, DiscardGroup, OverdueGroups},
         lease::{Ack, Extend, Nack, QuarantineDamaged, Readmit},
         lineage::{Checkpoint, Reset},
@@ -20,6 +21,7 @@ use super::{
 };
 use crate::{
     buffer::{
+        admission::Admitted,
         finalize::Cause,
         ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
         rules::Rules,
@@ -43,6 +45,10 @@ impl<D: Dialect> SqlStore<D> {
 impl<D: Dialect> Store for SqlStore<D> {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
         self.dialect.write(ingest).await
+    }
+
+    async fn admit(&self, admit: Admit) -> Answer<Admitted> {
+        self.dialect.write(admit).await
     }
 
     async fn close_group(
@@ -193,6 +199,10 @@ impl<D: Dialect> Store for SqlStore<D> {
 
     async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
         self.dialect.write(Retire { now, limit }).await
+    }
+
+    async fn expire_admissions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        self.dialect.write(ExpireAdmissions { now, limit }).await
     }
 
     async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {

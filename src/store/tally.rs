@@ -15,6 +15,8 @@ use crate::{buffer::ids::PolicyPk, clock::Timestamp};
 pub(super) const RECEIVED: &str = "received";
 /// Name of the tally of payload bytes of what is not yet trained.
 pub(super) const LIVE_BYTES: &str = "live_bytes";
+/// Name of the tally of rollouts that room is reserved for.
+pub(super) const RESERVED: &str = "reserved";
 /// Name of the tally of rewards received: their count and sum.
 pub(super) const REWARD: &str = "reward";
 /// Name of the tally of rollouts whose version was assumed.
@@ -43,6 +45,11 @@ impl TallyDelta {
         if value != 0 {
             self.totals.entry((policy, name.into())).or_default().value += value;
         }
+    }
+
+    /// What the transaction has added to a count so far, and no statement sees yet.
+    pub(super) fn pending(&self, policy: PolicyPk, name: &str) -> i64 {
+        self.totals.get(&(policy, name.to_owned())).map_or(0, |change| change.value)
     }
 
     /// Adds rollouts to a state of the ledger, by its name.
@@ -85,19 +92,6 @@ impl TallyDelta {
             let rewards = self.totals.entry((policy, REWARD.to_owned())).or_default();
             rewards.value += 1;
             rewards.amount += reward.clamp(-REWARD_TALLY_MAX, REWARD_TALLY_MAX);
-        }
-    }
-
-    /// Adds the changes of a command that will commit in the same transaction.
-    pub(super) fn merge(&mut self, other: Self) {
-        for (key, change) in other.totals {
-            let total = self.totals.entry(key).or_default();
-            total.value += change.value;
-            total.amount += change.amount;
-            total.latest_us = total.latest_us.max(change.latest_us);
-        }
-        for (key, value) in other.recent {
-            *self.recent.entry(key).or_default() += value;
         }
     }
 

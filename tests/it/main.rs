@@ -2,6 +2,7 @@
 
 mod support;
 
+mod admissions;
 mod batches;
 mod client;
 mod crash;
@@ -16,4 +17,5 @@ mod numbers;
 mod operations;
 mod policies;
 mod replicas;
+mod staleness;
 mod trainer_rule;

@@ -3,6 +3,7 @@
 //! Requests refuse unknown fields; answers may gain fields, so readers ignore what they do not know.
 //! Timestamps are RFC 3339 text, durations carry their unit in the name.
 
+mod admission;
 mod batch;
 mod exact;
 mod ledger;
@@ -11,6 +12,7 @@ mod problem;
 mod rules;
 mod trajectory;
 
+pub use admission::{Admission, AdmissionRequest};
 pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
     VersionRange,

@@ -60,6 +60,9 @@ pub struct Waiting {
     pub open_groups: i64,
     /// The open groups that lack the fewest rollouts, at most 5.
     pub fullest: Vec<OpenGroup>,
+    /// Rollouts that room is reserved for and that are not posted.
+    #[serde(default)]
+    pub reserved_rollouts: i64,
     /// When the last rollout was received.
     pub last_post_at: Option<String>,
     /// Rollouts and groups dropped in the last hour, by rule.

@@ -207,6 +207,8 @@ pub enum StalenessAction {
     /// It becomes `stale` and is never delivered.
     #[default]
     Drop,
+    /// Its tokens over the bound are delivered with mask 0; it becomes `stale` when no trained token is left.
+    Mask,
 }
 
 /// Bounds of what is not yet trained; a post that would open a group beyond them is 429.

@@ -30,6 +30,9 @@ pub struct Trajectory {
     /// Weight version that generated the rollout; absent means the current one at arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_version: Option<i64>,
+    /// The admission whose room the rollout uses up. Not part of its content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admission_id: Option<String>,
     /// How the execution ended.
     pub status: Status,
     /// Finite reward of the whole rollout.

@@ -390,10 +390,10 @@ impl Writer {
         self.connection.execute(Statement::new("BEGIN IMMEDIATE"), Vec::new()).await?;
         let mut tallies = TallyDelta::default();
         for command in commands {
-            let mut tx = Tx::new(&mut self.connection, &self.rules);
+            let mut tx = Tx::after(tallies.clone(), &mut self.connection, &self.rules);
             tx.execute(Statement::new("SAVEPOINT command"), Vec::new()).await?;
             if command.run(&mut tx).await {
-                tallies.merge(tx.take_tallies());
+                tallies = tx.take_tallies();
             } else {
                 tx.execute(Statement::new("ROLLBACK TO SAVEPOINT command"), Vec::new()).await?;
             }

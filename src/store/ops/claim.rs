@@ -2,18 +2,22 @@
 //!
 //! In order: the batch that the request already holds, a batch that came back, a new one cut from ready groups.
 
+mod mask;
+
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::BatchState;
+use forebay_client::wire::{BatchState, StalenessAction};
 use serde::{Deserialize, Serialize};
 
+use self::mask::Masking;
 use super::{batch, name_of, pair, policy, sweep};
 use crate::{
     buffer::{
         batch::cut,
         ids::{BatchPk, ConsumerName, GroupPk, RequestId, Version},
         refusal::Refusal,
+        staleness::oldest_fresh,
         weights::BatchWeights,
     },
     clock::Timestamp,
@@ -142,12 +146,19 @@ struct Ready {
     payload_bytes: i64,
     failed_deliveries: u32,
     delivered: bool,
+    /// What masking leaves of it, if anything is masked.
+    masking: Option<Masking>,
 }
 
 impl Ready {
     /// Versions that its oldest trained token is behind.
     fn staleness(&self, current: Version) -> i64 {
         self.versions.map_or(0, |(oldest, _)| current.0.saturating_sub(oldest.0).max(0))
+    }
+
+    /// Whether it is over a staleness bound, which is tested at the first delivery alone.
+    fn is_over(&self, current: Version, max: u32) -> bool {
+        !self.delivered && self.staleness(current) > i64::from(max)
     }
 }
 
@@ -191,13 +202,20 @@ async fn fresh_groups(
     );
     // One more than a batch: whether the next group fits decides whether a batch is full.
     let limit = policy.rules.batch.groups + 1;
+    let staleness = &policy.rules.staleness;
+    let masks = staleness.action == StalenessAction::Mask;
     loop {
-        let looked_at = limit + LOOKAHEAD_GROUPS * u32::from(policy.rules.staleness.max.is_some());
+        // Masking reads the rollouts of a group: not for groups that are not in this batch.
+        let looked_at = limit + LOOKAHEAD_GROUPS * u32::from(staleness.max.is_some() && !masks);
         let rows = tx.fetch_all(SELECT_READY, args![policy.policy_pk, policy.run, looked_at]).await?;
         let mut ready = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
-        let bound = policy.rules.staleness.max.map_or(i64::MAX, i64::from);
-        // Staleness is tested at first delivery alone.
-        let is_stale = |group: &Ready| !group.delivered && group.staleness(policy.version) > bound;
+        if let (Some(max), true) = (staleness.max, masks) {
+            let oldest = oldest_fresh(policy.version, max);
+            for group in ready.iter_mut().filter(|group| group.is_over(policy.version, max)) {
+                mask::apply(tx, group, oldest).await?;
+            }
+        }
+        let is_stale = |group: &Ready| staleness.max.is_some_and(|max| group.is_over(policy.version, max));
         let stale: Vec<&Ready> = ready.iter().filter(|group| is_stale(group)).collect();
         if stale.is_empty() {
             ready.truncate(limit as usize);
@@ -222,6 +240,7 @@ fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
         payload_bytes: row.get("payload_bytes")?,
         failed_deliveries: row.get("failed_deliveries")?,
         delivered: row.get("delivered")?,
+        masking: None,
     })
 }
 
@@ -337,6 +356,7 @@ async fn fill_batch(tx: &mut Tx<'_>, batch: BatchPk, groups: &[Ready]) -> Result
             FROM json_array_elements_text($1::json) WITH ORDINALITY AS v (group_pk, place)",
     };
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
+    mask::write(tx, groups).await?;
     tx.guarded(BATCH_GROUPS, args![keys.as_str(), batch], groups.len()).await?;
     tx.guarded(PLACE_GROUPS, args![keys, batch], groups.len()).await
 }
@@ -386,6 +406,10 @@ async fn metrics(tx: &mut Tx<'_>, policy: &Policy, groups: &[Ready]) -> Result<B
     }
     let mut metrics = flow_metrics(&before, &now);
     metrics.extend(batch_metrics(policy.version, groups));
+    let masked: u64 = groups.iter().filter_map(|group| group.masking.as_ref()).map(|masking| masking.tokens).sum();
+    if masked > 0 {
+        metrics.insert("staleness/masked-tokens".to_owned(), masked as f64);
+    }
     let mark = serde_json::to_string(&now).expect("names and finite numbers always serialize");
     tx.guarded(SET_MARK, args![policy.policy_pk, mark], 1).await?;
     Ok(metrics)

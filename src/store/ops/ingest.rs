@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
 
 use super::{
+    admission::{self, Rooms},
     fill,
     group::{self, LockedGroup},
     insert::{Arrived, insert},
@@ -16,6 +17,7 @@ use super::{
 };
 use crate::{
     buffer::{
+        admission::Room,
         ids::{GroupPk, IdKey, PolicyName, PolicyPk},
         ingest::{GroupFill, NewRollout, RolloutDecision},
         refusal::Refusal,
@@ -96,7 +98,8 @@ async fn ingest_bundle(tx: &mut Tx<'_>, ingest: &Ingest, bundle: &[NewRollout]) 
     let mut stored = stored(tx, &policies, bundle).await?;
     let is_new = |new: &&NewRollout| !stored.contains_key(&(policies[&new.policy].policy_pk, new.rollout_id.key()));
     let newcomers: Vec<&NewRollout> = bundle.iter().filter(is_new).collect();
-    let mut groups = match lock_groups(tx, ingest, &policies, &newcomers).await? {
+    let rooms = admission::take(tx, &policies, &newcomers, ingest.now).await?;
+    let mut groups = match lock_groups(tx, ingest, &policies, &newcomers, &rooms).await? {
         Ok(groups) => groups,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -115,7 +118,8 @@ async fn ingest_bundle(tx: &mut Tx<'_>, ingest: &Ingest, bundle: &[NewRollout]) 
         let group = groups
             .get_mut(&(policy.policy_pk, new.group().key()))
             .expect("lock_groups locked the group of every newcomer");
-        match admit(tx, ingest, policy, group, new, index, &mut arrived).await? {
+        let place = Place { room: rooms.of(new), index };
+        match admit(tx, ingest, policy, group, new, place, &mut arrived).await? {
             Ok(receipt) => {
                 stored.insert(key, Stored::of(new, group, &receipt));
                 receipts.push(receipt);
@@ -196,6 +200,8 @@ fn read_stored(row: &mut Row) -> Result<Stored, StoreError> {
         content: row.get("content_digest")?,
         group_pk: row.get("group_pk")?,
         decision: RolloutDecision {
+            admission_lapsed: false,
+            trained_spans: None,
             verdict: row.parse("verdict")?,
             reason: row.get("reason")?,
             failed_filters: names(row.get("failed_filters")?),
@@ -252,6 +258,7 @@ async fn lock_groups(
     ingest: &Ingest,
     policies: &BTreeMap<PolicyName, Policy>,
     newcomers: &[&NewRollout],
+    rooms: &Rooms,
 ) -> Result<Result<BTreeMap<RolloutKey, Arrivals>, Refusal>, StoreError> {
     let mut first_of_group: BTreeMap<(PolicyName, IdKey), &NewRollout> = BTreeMap::new();
     for new in newcomers {
@@ -264,34 +271,19 @@ async fn lock_groups(
         let locked = if let Some(locked) = group::lock(tx, policy.policy_pk, policy.run, &first.group()).await? {
             locked
         } else {
-            if admitted.insert(policy.policy_pk)
-                && let Err(refusal) = check_backlog(tx, policy).await?
-            {
-                return Ok(Err(refusal));
+            // Room that was reserved is there, whatever came in between.
+            let reserved = matches!(rooms.of(first), Room::Reserved(_));
+            if !reserved && admitted.insert(policy.policy_pk) {
+                let backlog = admission::backlog(tx, policy.policy_pk).await?;
+                if let Err(refusal) = ingest.decide.admits(&policy.name, &policy.rules, backlog) {
+                    return Ok(Err(refusal));
+                }
             }
             open_group(tx, ingest, policy, first).await?
         };
         groups.insert((policy.policy_pk, group_key), Arrivals { locked, late: 0, changed: false });
     }
     Ok(Ok(groups))
-}
-
-/// A policy takes new groups while what is not yet trained stays within its backlog.
-async fn check_backlog(tx: &mut Tx<'_>, policy: &Policy) -> Result<Result<(), Refusal>, StoreError> {
-    const SELECT_BACKLOG: Statement = Statement::new(
-        "-- select_backlog
-        SELECT
-            CAST(COALESCE(SUM(CASE WHEN name <> 'live_bytes' THEN value ELSE 0 END), 0) AS BIGINT) AS rollouts,
-            CAST(COALESCE(SUM(CASE WHEN name = 'live_bytes' THEN value ELSE 0 END), 0) AS BIGINT) AS bytes
-        FROM tally
-        WHERE policy_pk = $1
-            AND name IN ('rollout.open', 'rollout.ready', 'rollout.leased', 'rollout.returned', 'live_bytes')",
-    );
-    let mut row = tx.fetch_one(SELECT_BACKLOG, args![policy.policy_pk]).await?;
-    let (rollouts, bytes): (i64, i64) = (row.get("rollouts")?, row.get("bytes")?);
-    let backlog = &policy.rules.backlog;
-    let full = rollouts >= backlog.max_ready_rollouts as i64 || bytes >= backlog.max_bytes as i64;
-    Ok(if full { Err(Refusal::BacklogFull(policy.name.clone())) } else { Ok(()) })
 }
 
 async fn open_group(
@@ -346,13 +338,19 @@ async fn open_group(
     })
 }
 
+/// Where a rollout stands in its bundle, and what its admission gives it.
+struct Place {
+    room: Room,
+    index: usize,
+}
+
 async fn admit<'b>(
     tx: &mut Tx<'_>,
     ingest: &Ingest,
     policy: &Policy,
     group: &mut Arrivals,
     new: &'b NewRollout,
-    index: usize,
+    Place { room, index }: Place,
     arrived: &mut Vec<Arrived<'b>>,
 ) -> Result<Result<Ingested, Refusal>, StoreError> {
     let size = group.locked.fill.size;
@@ -360,10 +358,10 @@ async fn admit<'b>(
         let group_id = group.locked.group_id.clone();
         return Ok(Err(Refusal::GroupSizeConflict { group_id, index, size }));
     }
-    if let Err(refusal) = ingest.decide.check(&group.locked.rules, new) {
+    if let Err(refusal) = ingest.decide.check(&group.locked.rules, new, room) {
         return Ok(Err(at_index(refusal, index)));
     }
-    let decision = ingest.decide.rollout(&group.locked.rules, new, policy.version, group.locked.fill);
+    let decision = ingest.decide.rollout(&group.locked.rules, new, room, policy.version, group.locked.fill);
     let row = Arrived::new(&group.locked, new, &decision);
     let bytes = row.live_bytes();
     arrived.push(row);

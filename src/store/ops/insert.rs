@@ -73,6 +73,10 @@ impl<'b> Arrived<'b> {
             new.facts.trained_tokens,
             new.payload.unpacked_bytes,
             ingest.now,
+            decision
+                .trained_spans
+                .as_ref()
+                .map(|spans| { serde_json::to_string(spans).expect("triples of numbers always serialize") }),
         ]
     }
 }
@@ -85,9 +89,9 @@ pub(super) async fn insert(tx: &mut Tx<'_>, ingest: &Ingest, arrived: &mut Vec<A
             INSERT INTO rollout (
                 policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
                 content_digest, policy_version, version_assumed, version_min, version_max, segments,
-                trained_segments, tokens, trained_tokens, unpacked_bytes, received_us
+                trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans
             )",
-            20,
+            21,
             "RETURNING rollout_pk",
         )
     });

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use forebay_client::wire::{BatchState, Settle};
 
-use super::{batch, name_of, policy};
+use super::{admission, batch, name_of, policy};
 use crate::{
     buffer::{
         ids::{BatchPk, Epoch, PolicyName, Run, Step, Version},
@@ -268,6 +268,7 @@ impl Op for Reset {
         if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
             return Ok(Err(refusal));
         }
+        admission::void(tx, policy.policy_pk).await?;
         let discarded = discard_live_groups(tx, &policy, self.now).await?;
         discard_live_batches(tx, &policy).await?;
         // What the old run trained and purged is held for no resume any more.

@@ -3,6 +3,7 @@
 //! Every change of state is one guarded `UPDATE ... WHERE state = ...` that must touch exactly the rows it names, and
 //! moves the tallies with it.
 
+pub(super) mod admission;
 mod batch;
 pub(super) mod claim;
 pub(super) mod group;
@@ -16,7 +17,7 @@ pub(super) mod samples;
 pub(super) mod sweep;
 
 use super::{StoreError, sql::Row};
-use crate::buffer::ingest::GroupFill;
+use crate::buffer::{ingest::GroupFill, staleness::TrainedSpan};
 
 /// The name of a unit variant on the wire and in SQL.
 fn name_of(value: &impl serde::Serialize) -> String {
@@ -40,6 +41,13 @@ fn fill(row: &mut Row, state: &str) -> Result<GroupFill, StoreError> {
         masked: row.get("masked")?,
         dropped: row.get("dropped")?,
     })
+}
+
+/// Trained tokens by version, where they were recorded.
+fn trained_spans(row: &mut Row) -> Result<Option<Vec<TrainedSpan>>, StoreError> {
+    let Some(text) = row.get::<Option<String>>("trained_spans")? else { return Ok(None) };
+    let spans = serde_json::from_str(&text);
+    spans.map(Some).map_err(|error| StoreError::Corrupt(format!("column `trained_spans`: {error}")))
 }
 
 /// A pair of nullable columns that are null together.

@@ -50,6 +50,7 @@ impl Op for AnythingDue {
                 WHEN EXISTS (SELECT 1 FROM rollout_group WHERE deadline_us <= $1) THEN 1
                 WHEN EXISTS (SELECT 1 FROM rollout_group WHERE purge_us <= $1) THEN 1
                 WHEN EXISTS (SELECT 1 FROM rollout_group WHERE forget_us <= $1) THEN 1
+                WHEN EXISTS (SELECT 1 FROM admission WHERE expires_us <= $1) THEN 1
                 WHEN EXISTS (SELECT 1 FROM recent WHERE minute <= $2) THEN 1
                 WHEN EXISTS (
                     SELECT 1
@@ -334,8 +335,15 @@ impl Op for Recount {
                 AND (g.state IN ('open', 'ready') OR (g.state = 'batched' AND b.state IN ('leased', 'returned')))
             GROUP BY 1",
         );
+        const SUM_RESERVED: Statement = Statement::new(
+            "-- sum_reserved
+            SELECT p.name AS policy, CAST(SUM(a.granted - a.used) AS BIGINT) AS value, 'reserved' AS name
+            FROM admission AS a
+            JOIN policy AS p ON p.policy_pk = a.policy_pk
+            GROUP BY 1",
+        );
         let mut counts: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
-        for statement in [COUNT_ROLLOUTS, COUNT_GROUPS, COUNT_BATCHES, SUM_LIVE_BYTES] {
+        for statement in [COUNT_ROLLOUTS, COUNT_GROUPS, COUNT_BATCHES, SUM_LIVE_BYTES, SUM_RESERVED] {
             for mut row in tx.fetch_all(statement, args![]).await? {
                 counts.entry(row.get("policy")?).or_default().insert(row.get("name")?, row.get("value")?);
             }

@@ -196,7 +196,7 @@ impl TestApp {
             let counted = counted.get(policy.as_str()).cloned().unwrap_or_default();
             for (name, value) in &tallies.values {
                 let counts = ["rollout.", "group.", "batch."].iter().any(|family| name.starts_with(family));
-                if (counts || name == "live_bytes") && name != "rollout.forgotten" {
+                if (counts || name == "live_bytes" || name == "reserved") && name != "rollout.forgotten" {
                     assert_eq!(counted.get(name).copied().unwrap_or(0), *value, "policy {policy}: tally {name}");
                 }
             }

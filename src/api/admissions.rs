@@ -1,0 +1,53 @@
+//! `/admissions`: room for rollouts before they start.
+
+use axum::{
+    Json as Answer,
+    extract::State,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use forebay_client::wire::{Admission, AdmissionRequest, Problem};
+
+use super::{Api, body::Json, params, problem::Failure};
+use crate::buffer::admission::ADMISSION_ROLLOUTS_MAX;
+
+/// Seconds after which asking again may find room: about the time in which a trainer takes a batch.
+const RETRY_AFTER_S: u32 = 5;
+
+/// Reserve room for rollouts before they start
+///
+/// Grants as many as would still be fresh when a trainer reaches them:
+/// `(staleness.max + 1) * batch.groups * group.size` less what is open, ready, leased, returned and reserved, within the
+/// policy's backlog. Posts that name the admission use it up, are let in whatever the backlog, and have its
+/// `policy_version` unless they bring their own. What is not used expires with the timeout of a group.
+#[utoipa::path(
+    post,
+    path = "/admissions",
+    tag = "agents",
+    request_body = AdmissionRequest,
+    responses(
+        (status = 201, description = "Room is reserved", body = Admission),
+        (status = 200, description = "There is no room now: `granted` is 0, `Retry-After` says when to ask again", body = Admission),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn post(State(api): State<Api>, Json(request): Json<AdmissionRequest>) -> Result<Response, Failure> {
+    let policy = params::policy("/policy", request.policy.as_deref())?;
+    if !(1..=ADMISSION_ROLLOUTS_MAX).contains(&request.rollouts) {
+        return Err(Failure::invalid("/rollouts", format!("must be 1 to {ADMISSION_ROLLOUTS_MAX}")));
+    }
+    let admitted = api.buffer.admit(policy, request.rollouts).await?;
+    let expires_in_us = admitted.expires_at.micros_since(api.buffer.now()).max(0);
+    let admission = Admission {
+        admission_id: admitted.admission_id.to_string(),
+        granted: admitted.granted,
+        policy_version: admitted.version.0,
+        expires_in_ms: expires_in_us as u64 / 1_000,
+    };
+    if admitted.granted == 0 {
+        let retry_after = [(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S))];
+        return Ok((StatusCode::OK, retry_after, Answer(admission)).into_response());
+    }
+    Ok((StatusCode::CREATED, Answer(admission)).into_response())
+}

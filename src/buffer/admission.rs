@@ -1,0 +1,149 @@
+//! Overload: how much work is let in, before it starts ([`Buffer::admit`]) and when it is done ([`Gates`]).
+//!
+//! Separate from [`ingest`](super::ingest), which decides about rollouts that were let in.
+
+use std::{collections::BTreeSet, sync::Mutex};
+
+use super::{
+    Buffer,
+    ids::{AdmissionId, PolicyName, Version},
+    refusal::BufferError,
+    rules::Rules,
+};
+use crate::{clock::Timestamp, store::Admit};
+
+/// Rollouts of one admission.
+pub const ADMISSION_ROLLOUTS_MAX: u32 = 65_536;
+
+/// A policy that was full takes new groups again when a tenth of its backlog is free: without it, every ack would let
+/// one group in and turn the next away.
+const FREE_TO_REOPEN: u64 = 10;
+
+/// Work of a policy that is not yet trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Kept and masked rollouts in groups that are open, ready, leased or returned.
+    pub rollouts: u64,
+    /// Payload bytes of those.
+    pub bytes: u64,
+    /// Rollouts that room is reserved for.
+    pub reserved: u64,
+}
+
+/// Room that was reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// What posts name to use it up.
+    pub admission_id: AdmissionId,
+    /// Rollouts, from 0 to what was asked for.
+    pub granted: u32,
+    /// Version of rollouts that are posted without one.
+    pub version: Version,
+    /// When the rest is given back.
+    pub expires_at: Timestamp,
+}
+
+/// What an admission gives a rollout that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Room for it was reserved while this version was current.
+    Reserved(Version),
+    /// The admission has expired, is used up, or is of another policy or run.
+    Lapsed,
+    /// It names no admission.
+    Unnamed,
+}
+
+impl Room {
+    /// The version that the admission brings.
+    #[must_use]
+    pub fn version(self) -> Option<Version> {
+        if let Self::Reserved(version) = self { Some(version) } else { None }
+    }
+}
+
+/// Rollouts that may still be started: what is started beyond would be over the staleness bound, or over the backlog,
+/// before a trainer reaches it.
+///
+/// `(staleness.max + 1) * batch.groups * group.size - (open + ready + leased + returned + reserved)`, and never more
+/// than `backlog.max_ready_rollouts` leaves.
+#[must_use]
+pub fn capacity(rules: &Rules, backlog: Backlog) -> u64 {
+    let batch = u64::from(rules.batch.groups) * u64::from(rules.group.size);
+    let fresh = rules.staleness.max.map_or(u64::MAX, |max| (u64::from(max) + 1).saturating_mul(batch));
+    fresh.min(rules.backlog.max_ready_rollouts).saturating_sub(backlog.rollouts + backlog.reserved)
+}
+
+/// Which policies were found full and have not yet come down far enough. A matter of smoothness: every replica has its
+/// own, and a restart forgets it.
+#[derive(Debug, Default)]
+pub struct Gates(Mutex<BTreeSet<PolicyName>>);
+
+impl Gates {
+    /// Whether a policy takes new groups.
+    pub fn is_open(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> bool {
+        let mut closed = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let limit = |max: u64| max - if closed.contains(policy) { max / FREE_TO_REOPEN } else { 0 };
+        let open = backlog.rollouts < limit(rules.backlog.max_ready_rollouts)
+            && backlog.bytes < limit(rules.backlog.max_bytes);
+        if open {
+            closed.remove(policy);
+        } else {
+            closed.insert(policy.clone());
+        }
+        open
+    }
+}
+
+impl Buffer {
+    /// Reserves room for rollouts that are about to start, for as long as their group may take.
+    pub async fn admit(&self, policy: PolicyName, rollouts: u32) -> Result<Admitted, BufferError> {
+        let admit =
+            Admit { policy: policy.clone(), rollouts, admission_id: AdmissionId::mint(), now: self.clock.now() };
+        let admitted = self.creating(&policy, || self.store.admit(admit.clone())).await?;
+        self.metrics.admitted(policy.as_str(), admitted.granted, rollouts);
+        Ok(admitted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_client::wire::PolicyRules;
+
+    use super::*;
+
+    fn rules(staleness: Option<u32>) -> Rules {
+        let mut rules = PolicyRules::default();
+        (rules.group.size, rules.batch.groups, rules.staleness.max) = (8, 16, staleness);
+        rules.backlog.max_ready_rollouts = 1_000;
+        Rules::parse(rules).expect("these rules can work")
+    }
+
+    #[test]
+    fn capacity_is_what_stays_fresh_less_what_is_there() {
+        // (4 + 1) * 16 * 8 = 640.
+        let backlog = Backlog { rollouts: 500, bytes: 0, reserved: 100 };
+        assert_eq!(capacity(&rules(Some(4)), backlog), 40);
+        assert_eq!(capacity(&rules(Some(4)), Backlog { rollouts: 700, ..backlog }), 0);
+        // Nothing goes stale: the backlog alone bounds what is started.
+        assert_eq!(capacity(&rules(None), backlog), 400);
+        assert_eq!(capacity(&rules(Some(100)), backlog), 400);
+    }
+
+    #[test]
+    fn a_gate_that_closed_opens_further_down() {
+        let (gates, policy, rules) = (Gates::default(), PolicyName::default(), rules(None));
+        let at = |rollouts| gates.is_open(&policy, &rules, Backlog { rollouts, ..Backlog::default() });
+        assert_eq!([at(999), at(1_000), at(999), at(900), at(899), at(999)], [true, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn the_smallest_backlog_opens_again() {
+        let mut wire = PolicyRules::default();
+        wire.backlog.max_ready_rollouts = 1;
+        let rules = Rules::parse(wire).expect("these rules can work");
+        let (gates, policy) = (Gates::default(), PolicyName::default());
+        let at = |rollouts| gates.is_open(&policy, &rules, Backlog { rollouts, ..Backlog::default() });
+        assert_eq!([at(0), at(1), at(0)], [true, false, true]);
+    }
+}

@@ -1,0 +1,200 @@
+//! Admissions in the store: room is reserved under the lock of the policy's row, and used up by posts under the lock of
+//! the admission's.
+
+use std::collections::{BTreeMap, HashMap};
+
+use async_trait::async_trait;
+
+use super::policy;
+use crate::{
+    buffer::{
+        admission::{Admitted, Backlog, Room, capacity},
+        ids::{AdmissionId, IdKey, PolicyName, PolicyPk, Version},
+        ingest::NewRollout,
+        refusal::Refusal,
+    },
+    clock::Timestamp,
+    store::{
+        Admit, Policy, StoreError,
+        dialect::Op,
+        sql::{Arg, Statement, Tx, args, key_list, locking},
+        tally::{LIVE_BYTES, RESERVED},
+    },
+};
+
+#[async_trait]
+impl Op for Admit {
+    type Output = Result<Admitted, Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const INSERT_ADMISSION: Statement = Statement::new(
+            "-- insert_admission
+            INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
+            VALUES ($1, $2, $3, 0, $4, $5)",
+        );
+        const SELECT_EXPIRED: Statement = locking!(
+            "-- select_expired_admissions_of_policy
+            SELECT admission_pk, policy_pk, granted - used AS unused
+            FROM admission
+            WHERE policy_pk = $1 AND expires_us <= $2
+            ORDER BY admission_pk"
+        );
+        let Some(policy) = policy::lock(tx, &self.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        };
+        // Room is given back at its end, swept or not.
+        give_back(tx, SELECT_EXPIRED, args![policy.policy_pk, self.now]).await?;
+        let backlog = backlog(tx, policy.policy_pk).await?;
+        let granted = u64::from(self.rollouts).min(capacity(&policy.rules, backlog)) as u32;
+        let expires_at = self.now.plus_seconds(policy.rules.group.timeout_s);
+        if granted > 0 {
+            let id = self.admission_id.as_bytes();
+            let values = args![id, policy.policy_pk, granted, policy.version, expires_at];
+            tx.guarded(INSERT_ADMISSION, values, 1).await?;
+            tx.tallies().add(policy.policy_pk, RESERVED, i64::from(granted));
+        }
+        Ok(Ok(Admitted { admission_id: self.admission_id, granted, version: policy.version, expires_at }))
+    }
+}
+
+/// What a policy holds that is not yet trained, with what this transaction has counted so far.
+pub(super) async fn backlog(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Backlog, StoreError> {
+    const SELECT_BACKLOG: Statement = Statement::new(
+        "-- select_backlog
+        SELECT name, CAST(SUM(value) AS BIGINT) AS value
+        FROM tally
+        WHERE policy_pk = $1 AND name IN (
+            'rollout.open', 'rollout.ready', 'rollout.leased', 'rollout.returned', 'live_bytes', 'reserved'
+        )
+        GROUP BY name",
+    );
+    const ROLLOUTS: [&str; 4] = ["rollout.open", "rollout.ready", "rollout.leased", "rollout.returned"];
+    let mut stored: HashMap<String, i64> = HashMap::new();
+    for mut row in tx.fetch_all(SELECT_BACKLOG, args![policy]).await? {
+        stored.insert(row.get("name")?, row.get("value")?);
+    }
+    let mut count = |name: &str| {
+        let count = stored.get(name).copied().unwrap_or(0) + tx.tallies().pending(policy, name);
+        count.max(0) as u64
+    };
+    Ok(Backlog {
+        rollouts: ROLLOUTS.into_iter().map(&mut count).sum(),
+        bytes: count(LIVE_BYTES),
+        reserved: count(RESERVED),
+    })
+}
+
+/// What the admissions that a bundle names give its rollouts.
+#[derive(Default)]
+pub(super) struct Rooms(HashMap<(PolicyName, IdKey), Room>);
+
+impl Rooms {
+    pub(super) fn of(&self, new: &NewRollout) -> Room {
+        self.0.get(&(new.policy.clone(), new.rollout_id.key())).copied().unwrap_or(Room::Unnamed)
+    }
+}
+
+/// Uses up the room that new rollouts name, in the order of the bundle. Rows are locked in the order of their ids.
+pub(super) async fn take(
+    tx: &mut Tx<'_>,
+    policies: &BTreeMap<PolicyName, Policy>,
+    newcomers: &[&NewRollout],
+    now: Timestamp,
+) -> Result<Rooms, StoreError> {
+    const LOCK_ADMISSION: Statement = locking!(
+        "-- lock_admission
+        SELECT admission_pk, granted - used AS unused, version
+        FROM admission
+        WHERE admission_id = $1 AND policy_pk = $2 AND expires_us > $3"
+    );
+    const USE_ADMISSION: Statement = Statement::new(
+        "-- use_admission
+        UPDATE admission
+        SET used = used + $2
+        WHERE admission_pk = $1",
+    );
+    let mut by_admission: BTreeMap<(AdmissionId, &PolicyName), Vec<IdKey>> = BTreeMap::new();
+    for new in newcomers {
+        let Some(admission_id) = new.admission_id else { continue };
+        let named = by_admission.entry((admission_id, &new.policy)).or_default();
+        // The same rollout twice in a bundle is one.
+        if !named.contains(&new.rollout_id.key()) {
+            named.push(new.rollout_id.key());
+        }
+    }
+    let mut rooms = Rooms::default();
+    for ((admission_id, policy), named) in by_admission {
+        let policy_pk = policies[policy].policy_pk;
+        let row = tx.fetch_optional(LOCK_ADMISSION, args![admission_id.as_bytes(), policy_pk, now]).await?;
+        let (mut room, mut taken) = (Room::Lapsed, 0);
+        if let Some(mut row) = row {
+            let (admission_pk, unused): (i64, u64) = (row.get("admission_pk")?, row.get("unused")?);
+            room = Room::Reserved(row.get::<Version>("version")?);
+            taken = named.len().min(unused as usize);
+            if taken > 0 {
+                tx.guarded(USE_ADMISSION, args![admission_pk, taken], 1).await?;
+                tx.tallies().add(policy_pk, RESERVED, -(taken as i64));
+            }
+        }
+        for (place, rollout) in named.into_iter().enumerate() {
+            rooms.0.insert((policy.clone(), rollout), if place < taken { room } else { Room::Lapsed });
+        }
+    }
+    Ok(rooms)
+}
+
+/// The room of a run that is over is void.
+pub(super) async fn void(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<(), StoreError> {
+    const SELECT_ALL: Statement = locking!(
+        "-- select_admissions_of_policy
+        SELECT admission_pk, policy_pk, granted - used AS unused
+        FROM admission
+        WHERE policy_pk = $1
+        ORDER BY admission_pk"
+    );
+    give_back(tx, SELECT_ALL, args![policy]).await.map(drop)
+}
+
+/// Deletes the admissions that a statement selects, and gives their room back.
+async fn give_back(tx: &mut Tx<'_>, select: Statement, values: Vec<Arg>) -> Result<u64, StoreError> {
+    const DELETE_ADMISSIONS: Statement = Statement {
+        sqlite: "-- delete_admissions
+            DELETE FROM admission
+            WHERE admission_pk IN (SELECT value FROM json_each($1))",
+        postgres: "-- delete_admissions
+            DELETE FROM admission
+            WHERE admission_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+    };
+    let mut keys = Vec::new();
+    for mut row in tx.fetch_all(select, values).await? {
+        keys.push(row.get::<i64>("admission_pk")?);
+        tx.tallies().add(row.get("policy_pk")?, RESERVED, -row.get::<i64>("unused")?);
+    }
+    let count = keys.len();
+    if count > 0 {
+        tx.guarded(DELETE_ADMISSIONS, args![key_list(keys)], count).await?;
+    }
+    Ok(count as u64)
+}
+
+pub(in crate::store) struct ExpireAdmissions {
+    pub(in crate::store) now: Timestamp,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for ExpireAdmissions {
+    type Output = u64;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
+        const SELECT_EXPIRED: Statement = locking!(
+            "-- select_expired_admissions
+            SELECT admission_pk, policy_pk, granted - used AS unused
+            FROM admission
+            WHERE expires_us <= $1
+            ORDER BY admission_pk
+            LIMIT $2"
+        );
+        give_back(tx, SELECT_EXPIRED, args![self.now, self.limit]).await
+    }
+}

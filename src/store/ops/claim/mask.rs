@@ -1,0 +1,95 @@
+//! `staleness.action = "mask"`: what is left of a group's mask is computed when it might go into a batch, and written
+//! when it does, once and for all its deliveries.
+
+use super::Ready;
+use crate::{
+    buffer::{
+        ids::{RolloutPk, Version},
+        staleness::{MaskLeft, mask_below},
+    },
+    store::{
+        StoreError,
+        ops::{pair, trained_spans},
+        sql::{Statement, Tx, args},
+    },
+};
+
+/// What masking changes in a group.
+pub(super) struct Masking {
+    /// Trained tokens that were over the bound.
+    pub(super) tokens: u64,
+    oldest: Version,
+    rollouts: Vec<(RolloutPk, MaskLeft)>,
+}
+
+/// Takes tokens of versions below `oldest` out of the totals of a group.
+///
+/// A group that nothing is left of stays as it is, and with it over the bound; likewise one whose spans were not
+/// recorded, because the policy did not mask when it was posted.
+pub(super) async fn apply(tx: &mut Tx<'_>, group: &mut Ready, oldest: Version) -> Result<(), StoreError> {
+    const SELECT_SPANS: Statement = Statement::new(
+        "-- select_spans
+        SELECT rollout_pk, trained_segments, trained_tokens, version_min, version_max, trained_spans
+        FROM rollout
+        WHERE group_pk = $1 AND verdict = 'kept'
+        ORDER BY rollout_pk",
+    );
+    let (mut samples, mut tokens) = (0, 0);
+    let mut versions: Option<(Version, Version)> = None;
+    let mut rollouts = Vec::new();
+    for mut row in tx.fetch_all(SELECT_SPANS, args![group.group_pk]).await? {
+        let before: (u32, u64) = (row.get("trained_segments")?, row.get("trained_tokens")?);
+        let mut left = MaskLeft {
+            trained_segments: before.0,
+            trained_tokens: before.1,
+            trained_versions: pair(&mut row, "version_min", "version_max")?,
+        };
+        if left.trained_versions.is_some_and(|(old, _)| old < oldest) {
+            let Some(spans) = trained_spans(&mut row)? else { return Ok(()) };
+            left = mask_below(&spans, oldest);
+            samples += u64::from(before.0.max(1) - left.trained_segments.max(1));
+            tokens += before.1 - left.trained_tokens;
+            rollouts.push((row.get("rollout_pk")?, left));
+        }
+        versions = match (versions, left.trained_versions) {
+            (Some((old, new)), Some((older, newer))) => Some((old.min(older), new.max(newer))),
+            (one, other) => one.or(other),
+        };
+    }
+    if versions.is_some() {
+        group.trained_samples -= samples;
+        group.trained_tokens -= tokens;
+        group.versions = versions;
+        group.masking = Some(Masking { tokens, oldest, rollouts });
+    }
+    Ok(())
+}
+
+/// Writes what masking changed in the groups of a new batch.
+pub(super) async fn write(tx: &mut Tx<'_>, groups: &[Ready]) -> Result<(), StoreError> {
+    const MASK_ROLLOUT: Statement = Statement::new(
+        "-- mask_rollout
+        UPDATE rollout
+        SET trained_segments = $2, trained_tokens = $3, version_min = $4, version_max = $5,
+            policy_version = COALESCE($4, policy_version)
+        WHERE rollout_pk = $1",
+    );
+    const MASK_GROUP: Statement = Statement::new(
+        "-- mask_group
+        UPDATE rollout_group
+        SET trained_samples = $2, trained_tokens = $3, version_min = $4, version_max = $5, mask_below = $6
+        WHERE group_pk = $1 AND state = 'ready'",
+    );
+    for group in groups {
+        let Some(masking) = &group.masking else { continue };
+        for (rollout_pk, left) in &masking.rollouts {
+            let (oldest, newest) = left.trained_versions.unzip();
+            let values = args![*rollout_pk, left.trained_segments, left.trained_tokens, oldest, newest];
+            tx.guarded(MASK_ROLLOUT, values, 1).await?;
+        }
+        let (oldest, newest) = group.versions.unzip();
+        let values = args![group.group_pk, group.trained_samples, group.trained_tokens, oldest, newest, masking.oldest];
+        tx.guarded(MASK_GROUP, values, 1).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Overload: room reserved before work starts, and a backlog that closes and opens once.
+
+use serde_json::{Value, json};
+
+use crate::support::{Backend, TestApp, group, member, on_both_stores, rollout, text, with};
+
+/// Room for 2 x (1 + 1) x 2 = 8 rollouts.
+fn rules() -> Value {
+    json!({
+        "group": {"size": 2, "timeout_s": 600}, "batch": {"groups": 2}, "staleness": {"max": 1},
+        "require": ["tokens", "policy_version"],
+    })
+}
+
+async fn admit(app: &TestApp, rollouts: u32) -> Value {
+    let answer = app.post("/admissions", json!({"rollouts": rollouts})).await;
+    let granted = answer.json["granted"].as_u64().expect("an admission says what it grants");
+    answer.expect(if granted > 0 { 201 } else { 200 })
+}
+
+async fn reserved(app: &TestApp) -> i64 {
+    let policy = app.get("/policies/default").await.expect(200);
+    policy["waiting"]["reserved_rollouts"].as_i64().expect("a count")
+}
+
+fn named(value: Value, admission: &Value) -> Value {
+    with(value, json!({"admission_id": admission["admission_id"]}))
+}
+
+on_both_stores! {
+    async fn no_more_is_admitted_than_stays_fresh(app: TestApp) {
+        app.rules("default", rules()).await;
+        let first = admit(app, 6).await;
+        assert_eq!((&first["granted"], &first["policy_version"], &first["expires_in_ms"]),
+            (&json!(6), &json!(0), &json!(600_000)));
+        assert_eq!(admit(app, 6).await["granted"], 2, "the rest of the room");
+        assert_eq!(admit(app, 1).await["granted"], 0);
+        assert_eq!(reserved(app).await, 8);
+        // What is leased still counts: it may come back. What is trained does not.
+        for index in 0..2 {
+            app.accept(named(member("a", index, 1.0), &first)).await;
+            app.accept(named(member("b", index, 1.0), &first)).await;
+        }
+        assert_eq!(reserved(app).await, 4);
+        let batch = app.lease().await;
+        assert_eq!(admit(app, 9).await["granted"], 0);
+        app.ack(&batch, 1).await.expect(200);
+        assert_eq!(admit(app, 9).await["granted"], 4);
+    }
+
+    async fn an_admission_brings_its_version_and_is_used_up(app: TestApp) {
+        app.rules("default", rules()).await;
+        app.publish(3).await.expect(200);
+        let admission = admit(app, 1).await;
+        app.publish(4).await.expect(200);
+        app.post("/trajectories", member("a", 0, 1.0)).await.refused(422, "invalid");
+        let receipt = app.accept(named(member("a", 0, 1.0), &admission)).await;
+        assert_eq!(receipt["warnings"], json!([]));
+        assert_eq!(app.story("a-0").await["policy_version"], 3);
+        assert_eq!(reserved(app).await, 0);
+        // A retry uses nothing up, whether it names the admission or not.
+        let named_again = app.accept(named(member("a", 0, 1.0), &admission)).await;
+        let unnamed = app.post("/trajectories", member("a", 0, 1.0)).await.expect(200);
+        assert_eq!((&named_again["duplicate"], &unnamed["duplicate"]), (&json!(true), &json!(true)));
+        // What it does not cover is taken, with a warning, when it brings a version of its own.
+        let over = with(member("a", 1, 1.0), json!({"policy_version": 4}));
+        let receipt = app.accept(named(over, &admission)).await;
+        assert!(text(&receipt["warnings"][0]).contains("admission"), "{receipt}");
+        assert_eq!(app.story("a-1").await["policy_version"], 4);
+    }
+
+    async fn room_that_is_not_used_expires(app: TestApp) {
+        app.rules("default", rules()).await;
+        let admission = admit(app, 8).await;
+        app.clock.advance_s(599.0);
+        assert_eq!(admit(app, 8).await["granted"], 0);
+        // Lost at its end, swept or not.
+        app.clock.advance_s(1.0);
+        let late = with(rollout("late", 1.0), json!({"group_id": "g", "policy_version": 0}));
+        let receipt = app.accept(named(late, &admission)).await;
+        assert!(text(&receipt["warnings"][0]).contains("admission"), "{receipt}");
+        assert_eq!(admit(app, 8).await["granted"], 7);
+        app.pass_s(601.0).await;
+        assert_eq!(reserved(app).await, 0, "the sweep gives back what nobody asks for");
+    }
+
+    async fn a_bundle_uses_room_in_its_order(app: TestApp) {
+        app.rules("default", rules()).await;
+        let admission = admit(app, 1).await;
+        let bundle = json!([
+            with(named(member("a", 0, 1.0), &admission), json!({"policy_version": 0})),
+            with(named(member("a", 1, 1.0), &admission), json!({"policy_version": 0})),
+        ]);
+        let receipts = app.accept(bundle).await;
+        assert_eq!(receipts[0]["warnings"], json!([]));
+        assert_eq!(receipts[1]["warnings"].as_array().map(Vec::len), Some(1));
+    }
+
+    async fn a_bundle_that_is_refused_uses_no_room(app: TestApp) {
+        app.rules("default", rules()).await;
+        let admission = admit(app, 2).await;
+        let bundle = json!([named(member("a", 0, 1.0), &admission), member("b", 0, 1.0)]);
+        app.post("/trajectories", bundle).await.refused(422, "invalid");
+        assert_eq!(reserved(app).await, 2);
+    }
+
+    async fn reserved_room_is_there_over_the_backlog(app: TestApp) {
+        let backlog = json!({"group": {"size": 2}, "backlog": {"max_ready_rollouts": 4}});
+        app.rules("default", backlog).await;
+        let admission = admit(app, 2).await;
+        assert_eq!(admission["granted"], 2);
+        for name in ["a", "b"] {
+            app.accept(group(name, &[1.0, 0.0])).await;
+        }
+        app.post("/trajectories", member("c", 0, 1.0)).await.refused(429, "backlog-full");
+        app.accept(named(member("c", 0, 1.0), &admission)).await;
+        app.accept(member("c", 1, 1.0)).await;
+        assert_eq!(admit(app, 1).await["granted"], 0);
+    }
+
+    async fn a_full_backlog_opens_again_further_down(app: TestApp) {
+        let rules = json!({"group": {"size": 2}, "settle": "ack", "backlog": {"max_ready_rollouts": 20}});
+        app.rules("default", rules).await;
+        for index in 0..10 {
+            app.accept(group(&format!("g{index}"), &[1.0, 0.0])).await;
+        }
+        let refused = app.post("/trajectories", group("more", &[1.0, 0.0])).await;
+        assert!(refused.json["retry_after_s"].as_u64().is_some_and(|seconds| seconds > 0), "{refused:?}");
+        refused.refused(429, "backlog-full");
+        // 18 of 20 is below the bound, but not yet at the tenth below it.
+        app.ack(&app.lease().await, 1).await.expect(200);
+        app.post("/trajectories", group("more", &[1.0, 0.0])).await.refused(429, "backlog-full");
+        app.ack(&app.lease().await, 2).await.expect(200);
+        app.accept(group("more", &[1.0, 0.0])).await;
+        app.accept(group("again", &[1.0, 0.0])).await;
+    }
+
+    async fn a_reset_voids_what_was_admitted(app: TestApp) {
+        app.rules("default", rules()).await;
+        let admission = admit(app, 8).await;
+        app.post("/policies/default/reset", json!({})).await.expect(200);
+        assert_eq!(reserved(app).await, 0);
+        let first = with(member("a", 0, 1.0), json!({"policy_version": 0}));
+        let receipt = app.accept(named(first, &admission)).await;
+        assert!(text(&receipt["warnings"][0]).contains("admission"), "{receipt}");
+    }
+
+    async fn what_is_no_admission_is_refused_by_name(app: TestApp) {
+        let unknown = with(rollout("a", 1.0), json!({"admission_id": "no"}));
+        assert_eq!(app.post("/trajectories", unknown).await.pointers(422), ["/admission_id"]);
+        assert_eq!(app.post("/admissions", json!({"rollouts": 0})).await.pointers(422), ["/rollouts"]);
+        app.post("/admissions", json!({"policy": "nobody", "rollouts": 1})).await.refused(404, "unknown-policy");
+    }
+
+    async fn requests_that_race_are_not_granted_the_same_room(app: TestApp) {
+        app.rules("default", rules()).await;
+        let asked = (0..32).map(|_| app.post("/admissions", json!({"rollouts": 1})));
+        let granted: u64 = futures::future::join_all(asked)
+            .await
+            .into_iter()
+            .map(|answer| answer.json["granted"].as_u64().expect("a count"))
+            .sum();
+        assert_eq!(granted, 8);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_do_not_grant_the_same_room() {
+    let app = TestApp::start(Backend::Postgres).await;
+    app.rules("default", rules()).await;
+    let other = app.replica().await;
+    let asked = (0..16).flat_map(|_| [&app, &other]).map(|app| app.post("/admissions", json!({"rollouts": 1})));
+    let answers = futures::future::join_all(asked).await;
+    let granted: u64 = answers.iter().map(|answer| answer.json["granted"].as_u64().expect("a count")).sum();
+    assert_eq!(granted, 8);
+    other.finish().await;
+    app.finish().await;
+}

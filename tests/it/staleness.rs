@@ -1,0 +1,106 @@
+//! `staleness.action = "mask"`: tokens over the bound are delivered, but train nothing.
+
+use serde_json::{Value, json};
+
+use crate::support::{TestApp, group, member, on_both_stores, with};
+
+fn rules(groups: u32) -> Value {
+    json!({"group": {"size": 2}, "batch": {"groups": groups}, "staleness": {"max": 1, "action": "mask"}})
+}
+
+/// A segment of four trained tokens whose first half is of another version than the second.
+fn halves(first: i64, second: i64) -> Value {
+    json!({"tokens": [1, 2, 3, 4, 5], "loss_mask": [1, 1, 1, 1], "logprobs": [-0.1, -0.2, -0.3, -0.4],
+        "versions": [[first, 0, 2], [second, 2, 2]]})
+}
+
+async fn post(app: &TestApp, group_id: &str, index: usize, segments: Value) {
+    app.accept(with(member(group_id, index, index as f64), json!({"segments": segments}))).await;
+}
+
+fn masks(rows: &[Value]) -> Vec<&Value> {
+    rows.iter().map(|row| &row["loss_mask"]).collect()
+}
+
+fn weights(rows: &[Value]) -> Vec<f64> {
+    rows.iter().map(|row| row["loss_weight"].as_f64().expect("a number")).collect()
+}
+
+on_both_stores! {
+    async fn tokens_over_the_bound_train_nothing(app: TestApp) {
+        app.rules("default", rules(1)).await;
+        post(app, "a", 0, json!([halves(0, 2), halves(2, 2), halves(0, 0)])).await;
+        post(app, "a", 1, json!([halves(2, 1)])).await;
+        app.publish(2).await.expect(200);
+        let batch = app.lease().await;
+        let rows = app.samples(&batch).await;
+        let expected = [json!([0, 0, 1, 1]), json!([1, 1, 1, 1]), json!([0, 0, 0, 0]), json!([1, 1, 1, 1])];
+        assert_eq!(masks(&rows), expected.iter().collect::<Vec<_>>());
+        // rollout_mean over the mask as delivered: 1 / (2 rollouts * 6 tokens) and 1 / (2 * 4).
+        for (found, expected) in weights(&rows).into_iter().zip([1.0 / 12.0, 1.0 / 12.0, 1.0 / 12.0, 1.0 / 8.0]) {
+            assert!((found - expected).abs() < 1e-12, "{found} is not {expected}");
+        }
+        assert_eq!(rows[0]["versions"], json!([[0, 0, 2], [2, 2, 2]]), "all else is as sent");
+        assert_eq!((&rows[0]["policy_version"], &rows[3]["policy_version"]), (&json!(2), &json!(1)));
+        assert_eq!(batch["policy_version"], json!({"current": 2, "min": 1, "max": 2}));
+        assert_eq!((&batch["metrics"]["staleness/max"], &batch["metrics"]["staleness/masked-tokens"]),
+            (&json!(1.0), &json!(6.0)));
+    }
+
+    async fn a_batch_that_comes_back_is_masked_as_it_was_cut(app: TestApp) {
+        app.rules("default", rules(1)).await;
+        post(app, "a", 0, json!([halves(0, 2)])).await;
+        post(app, "a", 1, json!([halves(2, 2)])).await;
+        app.publish(2).await.expect(200);
+        let first = app.lease().await;
+        let rows = app.samples(&first).await;
+        app.nack(&first, &[]).await.expect(200);
+        app.publish(9).await.expect(200);
+        assert_eq!(app.samples(&app.lease().await).await, rows);
+    }
+
+    async fn a_rollout_without_a_fresh_token_still_counts(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 2}, "loss_weighting": "sample_mean",
+            "staleness": {"max": 1, "action": "mask"}})).await;
+        app.accept(with(member("a", 0, 1.0), json!({"policy_version": 0}))).await;
+        app.accept(with(member("a", 1, 0.0), json!({"policy_version": 2}))).await;
+        app.publish(2).await.expect(200);
+        let rows = app.samples(&app.lease().await).await;
+        assert_eq!(masks(&rows), [&json!([0, 0]), &json!([1, 1])]);
+        // sample_mean: N = max(1, 0) + 1.
+        assert!((weights(&rows)[1] - 0.25).abs() < 1e-12);
+        assert!(rows[1]["advantage"].as_f64().expect("a number") < 0.0, "the baseline is of both votes");
+    }
+
+    async fn a_group_without_a_fresh_token_is_stale(app: TestApp) {
+        app.rules("default", rules(1)).await;
+        app.accept(group("old", &[1.0, 0.0])).await;
+        app.publish(2).await.expect(200);
+        app.accept(group("new", &[1.0, 0.0])).await;
+        assert_eq!(app.group_ids(&app.lease().await).await, ["new"]);
+        assert_eq!(app.story("old-0").await["state"], "stale");
+    }
+
+    async fn nothing_is_masked_before_it_is_in_a_batch(app: TestApp) {
+        app.rules("default", rules(2)).await;
+        post(app, "a", 0, json!([halves(0, 1)])).await;
+        post(app, "a", 1, json!([halves(0, 1)])).await;
+        app.put("/policies/default/version", json!({"version": 2, "step": 5})).await.expect(200);
+        app.post("/batches", json!({})).await.expect(204);
+        // The versions above step 0 are forgotten: what was over the bound is fresh again.
+        app.resume(None).await;
+        app.accept(group("b", &[1.0, 0.0])).await;
+        let rows = app.samples(&app.lease().await).await;
+        assert_eq!(masks(&rows)[..2], [&json!([1, 1, 1, 1]), &json!([1, 1, 1, 1])]);
+    }
+
+    async fn what_was_posted_before_the_policy_masked_is_dropped_whole(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 2}, "staleness": {"max": 1}})).await;
+        post(app, "a", 0, json!([halves(0, 2)])).await;
+        post(app, "a", 1, json!([halves(2, 2)])).await;
+        app.rules("default", rules(1)).await;
+        app.publish(2).await.expect(200);
+        app.post("/batches", json!({})).await.expect(204);
+        assert_eq!(app.story("a-0").await["state"], "stale");
+    }
+}
