@@ -116,7 +116,7 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
             .await
             .context("the store cannot be used")?;
     tracing::info!(listen = %address, docs = %format!("http://{address}/docs"), "serving");
-    Server::new(listener, buffer, metrics, config.bodies, config.server).run(shutdown).await;
+    Server::new(listener, buffer, metrics, config.bodies, config.server).run(shutdown).await?;
     Ok(())
 }
 

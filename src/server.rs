@@ -46,6 +46,11 @@ pub struct ServerLimits {
     pub shutdown_timeout: Duration,
 }
 
+/// The store failed in a way that only a new start can find its way out of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a write to the database failed: what was acknowledged is on disk, and a new start recovers it")]
+pub struct Broken;
+
 /// A service that is ready to run.
 pub struct Server {
     listener: TcpListener,
@@ -68,14 +73,22 @@ impl Server {
     }
 
     /// Serves until `shutdown`, then stops gracefully: readiness off, waiters answered, requests finished, store closed.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+    ///
+    /// Stops the same way, with an error, when the store is broken: what is on disk is known to the next start alone.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Broken> {
         let sweeper = {
             let buffer = self.buffer.clone();
             tokio::spawn(async move { buffer.run_sweeper().await })
         };
         let router = api::router(self.api.clone());
         let connections = GracefulShutdown::new();
-        self.accept(router, &connections, shutdown).await;
+        let stop = async {
+            tokio::select! {
+                () = shutdown => Ok(()),
+                () = self.buffer.broken() => Err(Broken),
+            }
+        };
+        let outcome = self.accept(router, &connections, stop).await;
         drop(self.listener);
 
         tracing::info!("stopping: no new connections, requests finish");
@@ -87,9 +100,11 @@ impl Server {
         sweeper.abort();
         self.buffer.store().close().await;
         tracing::info!(elapsed_ms = started.elapsed().as_millis() as u64, "stopped");
+        outcome
     }
 
-    async fn accept(&self, router: Router, connections: &GracefulShutdown, shutdown: impl Future<Output = ()>) {
+    /// Accepts connections until `stop`, and answers what that says.
+    async fn accept<T>(&self, router: Router, connections: &GracefulShutdown, stop: impl Future<Output = T>) -> T {
         let slots = Arc::new(Semaphore::new(self.limits.connections_max));
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new())
@@ -97,7 +112,7 @@ impl Server {
             .max_headers(HEADERS_MAX)
             .max_buf_size(HEAD_BYTES_MAX)
             .half_close(false);
-        tokio::pin!(shutdown);
+        tokio::pin!(stop);
         loop {
             // A slot first: whoever has none waits in the kernel's backlog, not in our memory.
             let next = async {
@@ -106,7 +121,7 @@ impl Server {
             };
             let (slot, accepted) = tokio::select! {
                 biased;
-                () = &mut shutdown => return,
+                reason = &mut stop => return reason,
                 next = next => next,
             };
             let stream = match accepted {

@@ -80,6 +80,9 @@ pub(super) async fn ready(State(api): State<Api>) -> Result<Response, Failure> {
             .detail(detail)
             .retry()
     };
+    if !api.buffer.takes_work() {
+        return Err(not_ready("the store cannot write"));
+    }
     match tokio::time::timeout(READY_TIMEOUT, api.buffer.ping()).await {
         Ok(Ok(())) => Ok(Answer(json!({"status": "ready"})).into_response()),
         Ok(Err(_)) => Err(not_ready("the store cannot write")),

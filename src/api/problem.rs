@@ -62,6 +62,13 @@ impl Failure {
         Self::new(StatusCode::NOT_ACCEPTABLE, "not-acceptable", "No representation is acceptable").detail(detail)
     }
 
+    /// The store cannot write now, and nobody needs to send a body to find that out.
+    pub(super) fn unwritable() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store cannot write")
+            .detail("the body was not read; retry after a pause")
+            .retry()
+    }
+
     /// The problem as it stands in a line of a bulk answer.
     pub(super) fn into_problem(self) -> Problem {
         *self.problem

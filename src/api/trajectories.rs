@@ -78,6 +78,9 @@ const BULK_BYTES: usize = 8 << 20;
 )]
 pub(super) async fn post(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Failure> {
     let media = body::media(&headers)?;
+    if !api.buffer.takes_work() {
+        return Err(Failure::unwritable());
+    }
     let body::ReadBody { bytes, share } = body::read(&api.bodies, &headers, body).await?;
     let buffer = api.buffer.clone();
     match media {

@@ -32,7 +32,7 @@ pub mod weights;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use self::{
     admission::{Backlog, Gates, Room},
@@ -47,7 +47,7 @@ use self::{
 use crate::{
     clock::{Clock, Timestamp},
     metrics::Metrics,
-    store::{Answer, Decide, Policy, PolicyWritten, Store, StoreError},
+    store::{Answer, Decide, Health, Policy, PolicyWritten, Store, StoreError},
 };
 
 /// What an operator sets of the buffer.
@@ -75,6 +75,7 @@ pub struct Buffer {
     wakers: Arc<Wakers>,
     waiters: Arc<Semaphore>,
     decide: Arc<dyn Decide>,
+    health: watch::Receiver<Health>,
 }
 
 impl Buffer {
@@ -91,6 +92,7 @@ impl Buffer {
         let buffer = Self {
             waiters: Arc::new(Semaphore::new(options.waiters_max)),
             wakers: Arc::new(Wakers::new(options.look_every)),
+            health: store.health(),
             store,
             clock,
             metrics,
@@ -117,6 +119,20 @@ impl Buffer {
     /// Ends all waits, so that their requests are answered before the service stops.
     pub fn stop_waiting(&self) {
         self.wakers.close();
+    }
+
+    /// Whether it is worth reading what is to be stored.
+    #[must_use]
+    pub fn takes_work(&self) -> bool {
+        *self.health.borrow() == Health::Writable
+    }
+
+    /// Waits until nothing that the store says can be trusted any more. Never answers while it can.
+    pub async fn broken(&self) {
+        let mut health = self.health.clone();
+        if health.wait_for(|health| *health == Health::Broken).await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Answers when the store can write.

@@ -35,6 +35,12 @@ impl Buffer {
             {
                 tracing::warn!(error = %error, "the database's clock could not be read");
             }
+            if !self.takes_work()
+                && let Err(error) = self.ping().await
+            {
+                tracing::debug!(error = %error, "the store still cannot write");
+                continue;
+            }
             let started = Instant::now();
             let outcome = self.sweep().await;
             self.metrics.swept(started.elapsed(), outcome.is_ok());

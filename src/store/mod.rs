@@ -7,6 +7,7 @@
 //! Read [`Store`] first, then one file of `ops`; [`dialect`] holds everything in which the databases differ.
 
 mod dialect;
+mod health;
 mod model;
 mod ops;
 mod rules_cache;
@@ -18,7 +19,9 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use sqlx::migrate::MigrateError;
+use tokio::sync::watch;
 
+pub use health::Health;
 pub use model::{
     Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Decide, Expired, Group,
     GroupFilter, Ingest, Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, StoredPayload, Story,
@@ -152,7 +155,9 @@ pub trait Store: Send + Sync + 'static {
     async fn recount(&self) -> Result<BTreeMap<String, BTreeMap<String, i64>>, StoreError>;
     /// The clock that replicas share, if there is one.
     async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
-    /// Answers when the store can read and write.
+    /// What the last writes say about the next.
+    fn health(&self) -> watch::Receiver<Health>;
+    /// Answers when the store can read and write; after a failed write, by writing.
     async fn ping(&self) -> Result<(), StoreError>;
     /// Flushes and closes; calls after it fail.
     async fn close(&self);

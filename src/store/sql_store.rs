@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 
 use super::{
     Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Expired, Group,
-    GroupFilter, Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError, StoredPayload,
-    Story, StoryFilter, Tallies, WaitingFor,
+    GroupFilter, Health, Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError,
+    StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
     dialect::Dialect,
     ops::{
         admission::ExpireAdmissions,
@@ -16,7 +17,7 @@ use super::{
         lineage::{Checkpoint, Reset},
         policy::{FindPolicy, ListPolicies, PublishVersion, PutPolicy, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
-        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Recount, Retire},
+        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Probe, Recount, Retire},
     },
 };
 use crate::{
@@ -217,8 +218,17 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.now().await
     }
 
+    fn health(&self) -> watch::Receiver<Health> {
+        self.dialect.vitals().watch()
+    }
+
     async fn ping(&self) -> Result<(), StoreError> {
-        self.dialect.write(Ping).await
+        // An idle service writes nothing, so only after a failure is there something to find out by writing.
+        if self.dialect.vitals().health() == Health::Writable {
+            self.dialect.write(Ping).await
+        } else {
+            self.dialect.write(Probe).await
+        }
     }
 
     async fn close(&self) {

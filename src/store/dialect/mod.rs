@@ -12,7 +12,7 @@ use async_trait::async_trait;
 pub(super) use postgres::Postgres;
 pub(super) use sqlite::Sqlite;
 
-use super::{StoreError, sql::Tx};
+use super::{StoreError, health::Vitals, sql::Tx};
 use crate::clock::Timestamp;
 
 /// One atomic operation on the store, as a value: it may run again when the database asks for a retry.
@@ -26,6 +26,9 @@ pub(super) trait Op: Send + Sync + 'static {
 
     /// Nothing is done when the caller is gone before it commits: a lease granted to nobody helps nobody.
     const ABANDONABLE: bool = false;
+
+    /// Its commit shows that the database can write: most others may have nothing to write.
+    const PROBES: bool = false;
 
     /// Bytes that it writes, for bounding a commit.
     fn bytes(&self) -> usize {
@@ -61,6 +64,9 @@ pub(super) trait Dialect: Send + Sync + 'static {
 
     /// The database's clock, where it is the one that replicas share.
     async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
+
+    /// What the last writes say about the next.
+    fn vitals(&self) -> &Vitals;
 
     /// Flushes and closes.
     async fn close(&self);

@@ -18,6 +18,7 @@ use crate::{
     metrics::StoreMetrics,
     store::{
         OpenError, StoreError,
+        health::Vitals,
         rules_cache::RulesCache,
         sql::{Arg, Cell, Connection, Row, Statement, Tx},
     },
@@ -41,6 +42,7 @@ pub(in crate::store) struct Postgres {
     pool: PgPool,
     rules: Arc<RulesCache>,
     metrics: StoreMetrics,
+    vitals: Vitals,
 }
 
 impl Postgres {
@@ -73,7 +75,7 @@ impl Postgres {
             check_setting(&pool, setting).await?;
         }
         sqlx::migrate!("migrations/postgres").run(&pool).await.map_err(|source| OpenError::schema(&name, source))?;
-        Ok(Self { pool, rules: Arc::new(RulesCache::default()), metrics })
+        Ok(Self { pool, rules: Arc::new(RulesCache::default()), metrics, vitals: Vitals::default() })
     }
 }
 
@@ -106,6 +108,7 @@ async fn check_setting(pool: &PgPool, setting: &str) -> Result<(), OpenError> {
 impl Dialect for Postgres {
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
+        let vitals = self.vitals.clone();
         let caller = Arc::new(());
         let gone = Arc::downgrade(&caller);
         let task = tokio::spawn(async move {
@@ -115,6 +118,11 @@ impl Dialect for Postgres {
                 let started = std::time::Instant::now();
                 let outcome = transact(&pool, &rules, &op, &abandoned).await;
                 metrics.committed(1, started.elapsed(), outcome.is_ok());
+                match &outcome {
+                    Ok(_) if O::PROBES => vitals.committed(),
+                    Ok(_) => {}
+                    Err(error) => vitals.failed(error),
+                }
                 match outcome {
                     Err(error) if error.is_conflict() && attempt < ATTEMPTS_MAX => {
                         attempt += 1;
@@ -150,6 +158,10 @@ impl Dialect for Postgres {
         });
         let micros: i64 = task.await.map_err(|_| StoreError::Closed)??;
         Ok(Some(Timestamp::from_micros(micros)))
+    }
+
+    fn vitals(&self) -> &Vitals {
+        &self.vitals
     }
 
     async fn close(&self) {

@@ -25,7 +25,8 @@ use crate::{
     clock::Timestamp,
     metrics::StoreMetrics,
     store::{
-        OpenError, StoreError,
+        Health, OpenError, StoreError,
+        health::Vitals,
         rules_cache::RulesCache,
         sql::{Arg, Cell, Connection, Row, Statement, Tx},
         tally::TallyDelta,
@@ -72,6 +73,7 @@ pub(in crate::store) struct Sqlite {
     bulk: mpsc::Sender<Box<dyn Command>>,
     readers: SqlitePool,
     rules: Arc<RulesCache>,
+    vitals: Vitals,
     writer: tokio::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     /// Held for as long as the store is open: one process per file.
     lock: std::sync::Mutex<Option<std::fs::File>>,
@@ -120,6 +122,7 @@ impl Sqlite {
             .await
             .map_err(|source| OpenError::database(&path, source))?;
         let rules = Arc::new(RulesCache::default());
+        let vitals = Vitals::default();
         let (control, control_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
         let (bulk, bulk_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
         let mut wal = path.into_os_string();
@@ -132,6 +135,7 @@ impl Sqlite {
             wal: wal.into(),
             dirty: false,
             metrics,
+            vitals: vitals.clone(),
         };
         let writer = tokio::sync::Mutex::new(Some(on_its_own_thread(writer)?));
         Ok(Self {
@@ -139,6 +143,7 @@ impl Sqlite {
             bulk,
             readers,
             rules,
+            vitals,
             writer,
             lock: std::sync::Mutex::new(Some(lock)),
             _temporary: temporary,
@@ -222,6 +227,10 @@ impl Dialect for Sqlite {
         Ok(None)
     }
 
+    fn vitals(&self) -> &Vitals {
+        &self.vitals
+    }
+
     async fn close(&self) {
         let Some(writer) = self.writer.lock().await.take() else { return };
         // The writer ends when it has served the queue up to this request.
@@ -248,6 +257,11 @@ trait Command: Send {
     fn answer(self: Box<Self>, committed: Result<(), StoreError>);
 
     fn bytes(&self) -> usize;
+
+    /// What it says about the store once it is committed: the error with which it ended, or that writing works.
+    fn finding(&self) -> Option<Result<(), &StoreError>> {
+        None
+    }
 
     /// Asks the writer to end instead.
     fn closes(&self) -> bool {
@@ -289,6 +303,13 @@ impl<O: Op> Command for Pending<O> {
     fn bytes(&self) -> usize {
         self.op.bytes()
     }
+
+    fn finding(&self) -> Option<Result<(), &StoreError>> {
+        match self.outcome.as_ref()? {
+            Ok(_) => O::PROBES.then_some(Ok(())),
+            Err(error) => Some(Err(error)),
+        }
+    }
 }
 
 struct Close {
@@ -325,11 +346,12 @@ struct Writer {
     /// Commits happened since the log was last copied back.
     dirty: bool,
     metrics: StoreMetrics,
+    vitals: Vitals,
 }
 
 impl Writer {
     async fn run(mut self) {
-        loop {
+        while self.vitals.health() != Health::Broken {
             let first = tokio::select! {
                 biased;
                 Some(command) = self.control.recv() => command,
@@ -350,6 +372,10 @@ impl Writer {
                 break;
             }
             self.checkpoint_when_large().await;
+        }
+        if self.vitals.health() == Health::Broken {
+            // Copying the log back would only write more; the next start reads what is on disk.
+            return;
         }
         self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
         if let Err(error) = self.connection.close().await {
@@ -379,6 +405,13 @@ impl Writer {
             let _ = self.connection.execute(Statement::new("ROLLBACK"), Vec::new()).await;
             // Keys of rows that are gone will be given to others.
             self.rules.clear();
+        }
+        let findings = commands.iter().filter_map(|command| command.finding());
+        for finding in findings.filter(|_| outcome.is_ok()).chain(outcome.as_ref().err().map(Err)) {
+            match finding {
+                Ok(()) => self.vitals.committed(),
+                Err(error) => self.vitals.failed(error),
+            }
         }
         self.dirty = true;
         for command in commands {
@@ -428,7 +461,8 @@ impl Writer {
 
     /// Runs a pragma whose failure costs space, not data.
     async fn maintain(&mut self, pragma: &'static str) {
-        if let Err(error) = self.connection.fetch(Statement::new(pragma), Vec::new()).await {
+        if let Err(error) = self.connection.fetch(Statement::new(pragma), Vec::new()).await.map_err(StoreError::from) {
+            self.vitals.failed(&error);
             tracing::warn!(error = %error, pragma, "looking after the database file failed");
         }
     }

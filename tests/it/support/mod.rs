@@ -373,9 +373,9 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> (String
     let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
     let (stop, stopped) = oneshot::channel();
     let server = Server::new(listener, buffer.clone(), metrics, config.bodies, config.server);
-    let task = tokio::spawn(server.run(async {
-        let _ = stopped.await;
-    }));
+    let task = tokio::spawn(async move {
+        let _ = server.run(async { drop(stopped.await) }).await;
+    });
     (url, buffer, Running { stop, task })
 }
 

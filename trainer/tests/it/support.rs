@@ -57,7 +57,7 @@ impl TestService {
             let stopped = async {
                 let _ = stopped.await;
             };
-            server.run(stopped).await;
+            let _ = server.run(stopped).await;
         });
         let client = Client::new(&url).expect("the URL is valid");
         Self { url, client, stop: Some(stop), task }
