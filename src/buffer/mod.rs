@@ -23,6 +23,7 @@ pub mod policies;
 pub mod refusal;
 pub mod rules;
 pub mod samples;
+pub mod seal;
 pub mod shard;
 pub mod staleness;
 pub mod sweep;

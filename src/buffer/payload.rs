@@ -26,8 +26,8 @@ pub struct Payload {
 
 /// A payload that is not what was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the payload is damaged: {0}")]
-pub struct Damaged(&'static str);
+#[error("what is stored is damaged: {0}")]
+pub struct Damaged(pub(super) &'static str);
 
 /// The bulk of a trajectory, as sent.
 #[derive(Debug)]

@@ -2,18 +2,20 @@
 //!
 //! Pages are bounded in bytes, and every payload's digest is checked before its page is handed out.
 
-use forebay_client::wire::{Sample, Segment, Verdict, VersionSpan};
+mod checked;
 
+use forebay_client::wire::{Sample, Segment};
+
+use self::checked::CheckedRollout;
 use super::{
     Buffer,
-    ids::{BatchId, Version},
-    payload::{Damaged, Unpacked},
+    ids::BatchId,
+    payload::Damaged,
     refusal::{BufferError, Refusal},
     shard::{self, Shard},
-    staleness::TrainedSpan,
-    weights::{BatchWeights, RolloutMask},
+    weights::BatchWeights,
 };
-use crate::store::{Batch, BatchMember, StoreError};
+use crate::store::{Batch, BatchMember, StoreError, StoredPayload};
 
 /// Unpacked bytes of one page, unless a single rollout has more.
 const PAGE_BYTES: u64 = 8 << 20;
@@ -66,14 +68,40 @@ impl Buffer {
     }
 
     async fn members(&self, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {
-        let members = self.store.batch_members(batch.clone()).await?;
-        members.ok_or_else(|| Refusal::Purged.into())
+        let members = self.store.batch_members(batch.clone()).await?.ok_or(Refusal::Purged)?;
+        if let Some(member) = checked::broken_group(&members) {
+            return Err(self.quarantine(batch, member, Damaged("its advantages differ from their seal")).await?);
+        }
+        if checked::totals(&members) != (batch.weights.samples, batch.weights.trained_tokens) {
+            let found = format!("the rollouts of batch {} do not add up to its totals", batch.batch_id);
+            return Err(StoreError::Corrupt(found).into());
+        }
+        Ok(members)
+    }
+
+    /// Damage is quarantined before anybody is told.
+    async fn quarantine(
+        &self,
+        batch: &Batch,
+        member: &BatchMember,
+        damage: Damaged,
+    ) -> Result<BufferError, BufferError> {
+        tracing::error!(
+            batch.id = %batch.batch_id,
+            rollout.id = %member.rollout_id,
+            group.id = %member.group_id,
+            error = %damage,
+            "a group is quarantined"
+        );
+        self.store.quarantine_damaged(batch.batch_id, member.group_pk).await?;
+        self.wakers.batch(&batch.policy);
+        Ok(Refusal::Damaged.into())
     }
 }
 
 /// Rollouts that were read, checked and unpacked; their rows are made one at a time.
 pub struct Page {
-    rollouts: std::vec::IntoIter<(BatchMember, Unpacked)>,
+    rollouts: std::vec::IntoIter<CheckedRollout>,
     weights: BatchWeights,
     current: Option<RolloutRows>,
 }
@@ -93,36 +121,18 @@ impl SampleReader {
         if payloads.len() != page.len() {
             return Err(Refusal::Purged.into());
         }
-        let unpack = move || -> Result<Vec<(BatchMember, Unpacked)>, Box<DamagedMember>> {
-            let mut rollouts = Vec::with_capacity(page.len());
-            for (member, stored) in page.into_iter().zip(payloads) {
-                match stored.payload.unpack() {
-                    Ok(unpacked) => rollouts.push((member, unpacked)),
-                    Err(damage) => return Err(Box::new((member, damage))),
-                }
-            }
-            Ok(rollouts)
+        let unpack = move || -> Result<Vec<CheckedRollout>, Box<DamagedMember>> {
+            let check = |(member, stored): (BatchMember, StoredPayload)| {
+                CheckedRollout::new(member.clone(), &stored.payload).map_err(|damage| Box::new((member, damage)))
+            };
+            page.into_iter().zip(payloads).map(check).collect()
         };
         match tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)? {
             Ok(rollouts) => {
                 Ok(Some(Page { rollouts: rollouts.into_iter(), weights: self.batch.weights, current: None }))
             }
-            Err(found) => Err(self.quarantine(&found.0, found.1).await?),
+            Err(found) => Err(self.buffer.quarantine(&self.batch, &found.0, found.1).await?),
         }
-    }
-
-    /// Damage is quarantined before anybody is told.
-    async fn quarantine(&self, member: &BatchMember, damage: Damaged) -> Result<BufferError, BufferError> {
-        tracing::error!(
-            batch.id = %self.batch.batch_id,
-            rollout.id = %member.rollout_id,
-            group.id = %member.group_id,
-            error = %damage,
-            "a stored payload is damaged; its group is quarantined"
-        );
-        self.buffer.store.quarantine_damaged(self.batch.batch_id, member.group_pk).await?;
-        self.buffer.wakers.batch(&self.batch.policy);
-        Ok(Refusal::Damaged.into())
     }
 
     fn take_page(&mut self) -> Vec<BatchMember> {
@@ -148,35 +158,15 @@ impl Iterator for Page {
             if let Some(row) = self.current.as_mut().and_then(Iterator::next) {
                 return Some(row);
             }
-            let (member, unpacked) = self.rollouts.next()?;
-            self.current = Some(RolloutRows::new(member, unpacked, self.weights));
-        }
-    }
-}
-
-/// Zeroes the mask of tokens of versions below `oldest`.
-fn mask_stale(segment: &mut Segment, index: u32, trained: &[TrainedSpan], oldest: Version) {
-    let Some(spans) = &segment.versions else {
-        // No span describes it: one version generated all of it.
-        let version = trained.iter().find(|span| span.0 == index).map(|span| span.1);
-        if version.is_some_and(|version| version < oldest.0) {
-            segment.loss_mask.fill(0);
-        }
-        return;
-    };
-    for &VersionSpan(version, start, length) in spans {
-        if version < oldest.0 {
-            segment.loss_mask[start as usize..(start + length) as usize].fill(0);
+            self.current = Some(RolloutRows::new(self.rollouts.next()?, self.weights));
         }
     }
 }
 
 /// The rows of one rollout.
 struct RolloutRows {
-    member: BatchMember,
-    rollout: Unpacked,
+    of: CheckedRollout,
     weights: BatchWeights,
-    mask: RolloutMask,
     /// A rollout without segments has one row without tokens.
     segments: std::vec::IntoIter<Option<Segment>>,
     count: usize,
@@ -184,16 +174,11 @@ struct RolloutRows {
 }
 
 impl RolloutRows {
-    fn new(member: BatchMember, mut rollout: Unpacked, weights: BatchWeights) -> Self {
-        let delivers = member.verdict == Verdict::Kept;
-        let mask = RolloutMask {
-            trained_tokens: if delivers { member.trained_tokens } else { 0 },
-            trained_samples: if delivers { member.trained_segments.into() } else { 0 },
-        };
-        let segments = std::mem::take(&mut rollout.segments);
+    fn new(mut of: CheckedRollout, weights: BatchWeights) -> Self {
+        let segments = std::mem::take(&mut of.rollout.segments);
         let segments: Vec<Option<Segment>> =
             if segments.is_empty() { vec![None] } else { segments.into_iter().map(Some).collect() };
-        Self { member, rollout, weights, mask, count: segments.len(), segments: segments.into_iter(), next: 0 }
+        Self { of, weights, count: segments.len(), segments: segments.into_iter(), next: 0 }
     }
 }
 
@@ -205,14 +190,9 @@ impl Iterator for RolloutRows {
         let index = self.next;
         self.next += 1;
         let has_tokens = segment.is_some();
-        let mut segment = segment.unwrap_or_default();
-        if self.member.verdict != Verdict::Kept {
-            segment.loss_mask.fill(0);
-        } else if let Some(oldest) = self.member.mask_below {
-            mask_stale(&mut segment, index as u32, &self.member.trained_spans, oldest);
-        }
-        let trained = segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum();
-        let (member, rollout) = (&self.member, &self.rollout);
+        let segment = segment.unwrap_or_default();
+        let trained = checked::trained_tokens(&segment);
+        let CheckedRollout { member, rollout, mask, policy_version } = &self.of;
         Some(Sample {
             rollout_id: member.rollout_id.clone(),
             group_id: member.group_id.clone(),
@@ -231,8 +211,8 @@ impl Iterator for RolloutRows {
             temperature: rollout.sampling.temperature,
             reward: member.reward,
             advantage: member.advantage as f32,
-            loss_weight: self.weights.of_sample(self.mask, trained),
-            policy_version: Some(member.policy_version.0),
+            loss_weight: self.weights.of_sample(*mask, trained),
+            policy_version: Some(policy_version.0),
             versions: segment.versions,
             messages: rollout.messages.clone(),
             metadata: rollout.metadata.clone(),

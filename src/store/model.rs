@@ -16,6 +16,7 @@ use crate::{
         payload::Payload,
         refusal::Refusal,
         rules::Rules,
+        seal::SEAL_BYTES,
         staleness::TrainedSpan,
         weights::BatchWeights,
     },
@@ -266,7 +267,11 @@ pub struct BatchMember {
     /// Tokens of versions below this one are delivered with mask 0.
     pub mask_below: Option<Version>,
     /// Trained tokens by version as sent; recorded where the policy masks.
-    pub trained_spans: Vec<TrainedSpan>,
+    pub trained_spans: Option<Vec<TrainedSpan>>,
+    /// Checksum of what its row says; none in rows of before there were any.
+    pub seal: Option<[u8; SEAL_BYTES]>,
+    /// Checksum of the advantages of its group.
+    pub group_seal: Option<[u8; SEAL_BYTES]>,
 }
 
 /// A payload with the key of its rollout.

@@ -1,8 +1,34 @@
 //! Damage: a stored payload that is not what was sent is never delivered.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::{group, on_both_stores, text};
+use crate::support::{TestApp, group, member, on_both_stores, text, with};
+
+async fn three_groups(app: &TestApp) -> Value {
+    app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 3}})).await;
+    for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
+        // No two payloads are equal.
+        let segments = json!([{"tokens": [1, 2, index], "loss_mask": [1, 1]}]);
+        let members = (0..2).map(|place| with(member(name, place, place as f64), json!({"segments": segments})));
+        app.accept(members.collect()).await;
+    }
+    app.lease().await
+}
+
+/// Changes one row behind the service's back; its group is quarantined and the rest delivered.
+async fn found_in_the_second_group(app: &TestApp, sql: &'static str) {
+    let batch = three_groups(app).await;
+    assert_eq!(app.tamper(sql).await, 1);
+    let answer = app.get(text(&batch["samples_url"])).await;
+    if answer.json["type"] != "damaged" {
+        // What does not add up is refused whole; the trainer gives it back.
+        answer.refused(500, "internal");
+        return;
+    }
+    assert_eq!(app.story("b-0").await["state"], "quarantined");
+    let rest = app.lease_with(json!({"partial": true})).await;
+    assert_eq!(app.group_ids(&rest).await, ["a", "c"]);
+}
 
 on_both_stores! {
     async fn a_damaged_payload_quarantines_its_group_and_is_not_delivered(app: TestApp) {
@@ -23,6 +49,36 @@ on_both_stores! {
         app.ack(&batch, 1).await.refused(409, "lease-lost");
         let rest = app.lease_with(json!({"partial": true})).await;
         assert_eq!(app.group_ids(&rest).await, ["a", "c"]);
+    }
+
+    async fn a_reward_that_changed_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, "UPDATE rollout SET reward = 0.5 WHERE rollout_pk = 3").await;
+    }
+
+    async fn an_advantage_that_changed_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, "UPDATE rollout SET advantage = 0.5 WHERE rollout_pk = 3").await;
+    }
+
+    async fn a_verdict_that_changed_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, "UPDATE rollout SET verdict = 'masked' WHERE rollout_pk = 3").await;
+    }
+
+    async fn a_mask_sum_that_changed_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, "UPDATE rollout SET trained_segments = 2 WHERE rollout_pk = 3").await;
+    }
+
+    async fn somebody_elses_payload_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, "
+            UPDATE payload
+            SET body = (SELECT body FROM payload WHERE rollout_pk = 1),
+                digest = (SELECT digest FROM payload WHERE rollout_pk = 1)
+            WHERE rollout_pk = 3").await;
+    }
+
+    async fn a_batch_whose_weights_changed_is_not_delivered(app: TestApp) {
+        let batch = three_groups(app).await;
+        assert_eq!(app.tamper("UPDATE batch SET weight_tokens = weight_tokens + 1").await, 1);
+        app.get(text(&batch["samples_url"])).await.refused(500, "internal");
     }
 
     async fn damage_on_a_later_page_breaks_the_stream(app: TestApp) {

@@ -14,6 +14,7 @@ use crate::{
         ingest::RULE_BY_HAND,
         refusal::Refusal,
         rules::Rules,
+        seal,
     },
     clock::Timestamp,
     store::{
@@ -168,7 +169,7 @@ async fn make_ready(
         UPDATE rollout_group
         SET state = 'ready', ready_seq = $2, decided_us = $3, deadline_us = NULL, samples = $4, trained_samples = $5,
             tokens = $6, trained_tokens = $7, reward_sum = $8, reward_count = $9, version_min = $10, version_max = $11,
-            failed_filters = $12
+            failed_filters = $12, seal = $13
         WHERE group_pk = $1 AND state = 'open'",
     );
     const NEXT_READY: Statement = Statement {
@@ -198,6 +199,7 @@ async fn make_ready(
         oldest,
         newest,
         failed_names(group),
+        &seal::of_group(ready.advantages.iter().copied())[..],
     ];
     tx.guarded(MAKE_READY, values, 1).await?;
     tally_move(tx, group, "open", "ready");

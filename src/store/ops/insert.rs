@@ -9,6 +9,8 @@ use crate::{
     buffer::{
         ids::{GroupPk, PolicyPk, Run, Version},
         ingest::{NewRollout, RolloutDecision},
+        seal::RolloutSeal,
+        staleness::TrainedSpan,
     },
     store::{
         Ingest, StoreError,
@@ -51,6 +53,16 @@ impl<'b> Arrived<'b> {
 
     fn args(&self, ingest: &Ingest) -> Vec<Arg> {
         let (new, decision) = (self.new, &self.decision);
+        let seal = RolloutSeal {
+            rollout_id: new.rollout_id.as_str(),
+            group_id: new.group().as_str(),
+            verdict: decision.verdict,
+            reward: new.facts.reward,
+            policy_version: decision.versions.version,
+            trained_spans: decision.trained_spans.as_deref(),
+            payload: &new.payload.digest,
+        }
+        .checksum();
         let (oldest, newest): (Option<Version>, Option<Version>) = decision.trained_versions().unzip();
         args![
             self.policy_pk,
@@ -73,10 +85,8 @@ impl<'b> Arrived<'b> {
             new.facts.trained_tokens,
             new.payload.unpacked_bytes,
             ingest.now,
-            decision
-                .trained_spans
-                .as_ref()
-                .map(|spans| { serde_json::to_string(spans).expect("triples of numbers always serialize") }),
+            decision.trained_spans.as_ref().map(|spans| to_json(spans)),
+            &seal[..],
         ]
     }
 }
@@ -89,9 +99,10 @@ pub(super) async fn insert(tx: &mut Tx<'_>, ingest: &Ingest, arrived: &mut Vec<A
             INSERT INTO rollout (
                 policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
                 content_digest, policy_version, version_assumed, version_min, version_max, segments,
-                trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans
+                trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans,
+                seal
             )",
-            21,
+            22,
             "RETURNING rollout_pk",
         )
     });
@@ -114,4 +125,8 @@ pub(super) async fn insert(tx: &mut Tx<'_>, ingest: &Ingest, arrived: &mut Vec<A
     };
     let payloads = arrived.iter().zip(keys).filter_map(payload).collect();
     INSERT_PAYLOADS.run(tx, payloads, "rollout_pk").await.map(drop)
+}
+
+fn to_json(spans: &[TrainedSpan]) -> String {
+    serde_json::to_string(spans).expect("triples of numbers always serialize")
 }

@@ -60,7 +60,7 @@ impl Op for BatchMembers {
             "-- select_batch_members
             SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
                 r.policy_version, r.segments, r.trained_segments, r.tokens, r.trained_tokens, r.unpacked_bytes,
-                r.trained_spans, g.mask_below, g.purged_us
+                r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us
             FROM batch_group AS bg
             JOIN rollout_group AS g ON g.group_pk = bg.group_pk
             JOIN rollout AS r ON r.group_pk = bg.group_pk
@@ -96,7 +96,9 @@ fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
         trained_tokens: row.get("trained_tokens")?,
         unpacked_bytes: row.get("unpacked_bytes")?,
         mask_below: row.get("mask_below")?,
-        trained_spans: trained_spans(&mut row)?.unwrap_or_default(),
+        trained_spans: trained_spans(&mut row)?,
+        seal: row.get("seal")?,
+        group_seal: row.get("group_seal")?,
     })
 }
 

@@ -70,8 +70,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, groups: &[Ready]) -> Result<(), Store
     const MASK_ROLLOUT: Statement = Statement::new(
         "-- mask_rollout
         UPDATE rollout
-        SET trained_segments = $2, trained_tokens = $3, version_min = $4, version_max = $5,
-            policy_version = COALESCE($4, policy_version)
+        SET trained_segments = $2, trained_tokens = $3, version_min = $4, version_max = $5
         WHERE rollout_pk = $1",
     );
     const MASK_GROUP: Statement = Statement::new(

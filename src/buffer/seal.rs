@@ -1,0 +1,73 @@
+//! Seals: checksums of what rows say, checked when a batch is read.
+//!
+//! A payload's digest covers its bytes, but neither whose they are nor the numbers beside them: a flipped bit in a
+//! reward would be trained on. A rollout is sealed when it is stored, its group's advantages when it is decided.
+
+use forebay_client::wire::Verdict;
+
+use super::{
+    canonical::Hasher,
+    ids::{RolloutPk, Version},
+    staleness::TrainedSpan,
+};
+
+/// Bytes of a seal: against accidents, not against somebody who can write to the database.
+pub const SEAL_BYTES: usize = 16;
+
+/// What a row says of a rollout and no later stage changes.
+#[derive(Clone, Copy, Debug)]
+pub struct RolloutSeal<'a> {
+    /// Its id.
+    pub rollout_id: &'a str,
+    /// Its group's id.
+    pub group_id: &'a str,
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// Its reward.
+    pub reward: Option<f64>,
+    /// Its version.
+    pub policy_version: Version,
+    /// Its trained tokens by version, where they are recorded.
+    pub trained_spans: Option<&'a [TrainedSpan]>,
+    /// Digest of its payload.
+    pub payload: &'a [u8; 32],
+}
+
+impl RolloutSeal<'_> {
+    /// The checksum.
+    #[must_use]
+    pub fn checksum(&self) -> [u8; SEAL_BYTES] {
+        let mut hasher = Hasher::default();
+        hasher.text(self.rollout_id);
+        hasher.text(self.group_id);
+        hasher.tag(self.verdict as u8);
+        hasher.option(self.reward, Hasher::float);
+        hasher.int(self.policy_version.0);
+        hasher.option(self.trained_spans, |hasher, spans| {
+            for &TrainedSpan(segment, version, tokens) in spans {
+                hasher.int(segment.into());
+                hasher.int(version);
+                hasher.int(tokens as i64);
+            }
+        });
+        hasher.bytes(self.payload);
+        short(&hasher)
+    }
+}
+
+/// The checksum of the advantages of a group, in the order of its rollouts.
+#[must_use]
+pub fn of_group(advantages: impl IntoIterator<Item = (RolloutPk, f64)>) -> [u8; SEAL_BYTES] {
+    let mut hasher = Hasher::default();
+    for (rollout, advantage) in advantages {
+        hasher.int(rollout.0);
+        hasher.float(advantage);
+    }
+    short(&hasher)
+}
+
+fn short(hasher: &Hasher) -> [u8; SEAL_BYTES] {
+    let mut seal = [0; SEAL_BYTES];
+    seal.copy_from_slice(&hasher.finish().as_bytes()[..SEAL_BYTES]);
+    seal
+}
