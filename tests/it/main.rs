@@ -8,6 +8,7 @@ mod client;
 mod crash;
 mod damage;
 mod dashboards;
+mod faults;
 mod filters;
 mod groups;
 mod ingest;

@@ -2,6 +2,7 @@
 
 mod postgres;
 pub(crate) mod process;
+pub(crate) mod torture;
 
 use std::{
     sync::{
@@ -20,7 +21,7 @@ use forebay::{
     store::{self, Store},
 };
 use forebay_client::Client;
-pub(crate) use postgres::fresh_database;
+pub(crate) use postgres::{Cluster, fresh_database};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;

@@ -1,0 +1,160 @@
+//! Disks that are full, read-only or slow, descriptors that run out, and a wall clock that jumps.
+
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command};
+
+use super::{Call, ENOSPC, EROFS, Fault, Faults, On, database};
+use crate::support::{eventually, member, process::Service, rollout, text};
+
+struct Machine {
+    folder: tempfile::TempDir,
+    faults: Faults,
+    http: reqwest::Client,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let faults = Faults::new(folder.path());
+        Self { folder, faults, http: reqwest::Client::new() }
+    }
+
+    async fn start(&self) -> Service {
+        self.faults.start(&database(self.folder.path())).await.expect("it serves before it ends")
+    }
+
+    async fn post(&self, service: &Service, body: &Value) -> (u16, Value) {
+        let sent = self.http.post(format!("{}/trajectories", service.url)).json(body).send().await;
+        let response = sent.expect("the service answers");
+        (response.status().as_u16(), response.json().await.expect("answers are JSON"))
+    }
+
+    async fn get(&self, service: &Service, path: &str) -> (u16, Value) {
+        let response = self.http.get(format!("{}{path}", service.url)).send().await.expect("the service answers");
+        (response.status().as_u16(), response.json().await.unwrap_or_default())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_turns_work_away_until_there_is_room() {
+    let machine = Machine::new();
+    let mut service = machine.start().await;
+    assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
+    machine.faults.arm_lasting(Fault::Fail(ENOSPC), Call::Write, On::Any);
+    let (status, problem) = machine.post(&service, &rollout("during", 1.0)).await;
+    assert_eq!((status, &problem["type"]), (503, &json!("store-unavailable")));
+    assert!(problem["retry_after_s"].is_u64(), "{problem}");
+    // From here on nobody's body is read: the head alone is answered.
+    let address = service.url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).await.expect("it accepts");
+    let head =
+        "POST /trajectories HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.expect("it reads");
+    let mut answer = vec![0; 12];
+    tokio::io::AsyncReadExt::read_exact(&mut stream, &mut answer).await.expect("it answers");
+    assert_eq!(answer, b"HTTP/1.1 503");
+    assert_eq!(machine.get(&service, "/readyz").await.0, 503);
+    assert_eq!(machine.get(&service, "/healthz").await.0, 200);
+    assert_eq!(machine.get(&service, "/trajectories?rollout_id=before").await.0, 200, "reading goes on");
+    machine.faults.disarm();
+    eventually("readiness", || async { machine.get(&service, "/readyz").await.0 == 200 }).await;
+    assert_eq!(machine.post(&service, &rollout("during", 1.0)).await.0, 201, "what was refused left nothing behind");
+    assert!(service.runs());
+    assert_eq!(machine.get(&service, "/stats").await.1["conserved"], true);
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_system_that_becomes_read_only_ends_the_process() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
+    machine.faults.arm_lasting(Fault::Fail(EROFS), Call::Write, On::Any);
+    let during = rollout("during", 1.0);
+    let sent = machine.http.post(format!("{}/trajectories", service.url)).json(&during).send().await;
+    assert!(sent.is_err() || sent.is_ok_and(|answer| answer.status() == 503));
+    assert_eq!(service.ended().await.code(), Some(1));
+    machine.faults.arm_lasting(Fault::Fail(EROFS), Call::Open, On::Any);
+    let status = machine.faults.start(&database(machine.folder.path())).await.err().expect("it cannot serve");
+    assert_eq!(status.code(), Some(1));
+    machine.faults.disarm();
+    let service = machine.start().await;
+    assert_eq!(machine.get(&service, "/trajectories?rollout_id=before").await.0, 200);
+    assert_eq!(machine.post(&service, &during).await.0, 201);
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_disk_is_shared_by_everybody_who_waits_for_it() {
+    const POSTS: usize = 48;
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.faults.arm_lasting(Fault::DelayMicros(100_000), Call::Sync, On::Wal);
+    let posts = (0..POSTS).map(|index| {
+        let (machine, service) = (&machine, &service);
+        async move { machine.post(service, &rollout(&format!("r{index}"), 1.0)).await.0 }
+    });
+    let statuses: Vec<u16> = futures::stream::iter(posts).buffer_unordered(POSTS).collect().await;
+    assert_eq!(statuses, vec![201; POSTS]);
+    // One sync for all that arrived while the one before was running.
+    assert!(machine.faults.struck() < POSTS as i64 / 3, "{} syncs", machine.faults.struck());
+    machine.faults.disarm();
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn running_out_of_descriptors_is_survived() {
+    let machine = Machine::new();
+    let mut command = Command::new("sh");
+    let binary = env!("CARGO_BIN_EXE_forebay");
+    let database = database(machine.folder.path());
+    command.args(["-c", "ulimit -n 64; exec \"$@\"", "sh", binary, "--listen", "127.0.0.1:0", "--log", "json"]);
+    command.args(["--database", &database]);
+    let mut service = Service::spawn(command).await.expect("it serves before it ends");
+    assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
+    let address = service.url.trim_start_matches("http://").to_owned();
+    let mut idle = Vec::new();
+    for _ in 0..100 {
+        idle.push(TcpStream::connect(&address).await.expect("the kernel accepts"));
+    }
+    eventually("an accept that fails", || async { service.log().contains("accepting a connection failed") }).await;
+    // Who is connected already is served: the client keeps its connection.
+    assert_eq!(machine.post(&service, &rollout("during", 1.0)).await.0, 201);
+    drop(idle);
+    let other = reqwest::Client::new();
+    let sent = other.post(format!("{}/trajectories", service.url)).json(&rollout("after", 1.0)).send().await;
+    assert_eq!(sent.expect("it accepts again").status(), 201);
+    assert!(service.runs());
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wall_clock_that_jumps_neither_ends_leases_nor_keeps_them() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.post(&service, &member("a", 0, 1.0)).await;
+    let lease = json!({"consumer": "t", "request_id": "one"});
+    let call = |path: String, body: Value| {
+        let request = machine.http.post(format!("{}{path}", service.url)).json(&body);
+        async move {
+            let response = request.send().await.expect("the service answers");
+            (response.status().as_u16(), response.json::<Value>().await.unwrap_or_default())
+        }
+    };
+    let (status, batch) = call("/batches".into(), lease.clone()).await;
+    assert_eq!(status, 201);
+    let path = format!("/batches/{}", text(&batch["batch_id"]));
+    for offset in [3_600, -3_600] {
+        machine.faults.set_wall_clock_off_by_s(offset);
+        let (status, again) = call("/batches".into(), lease.clone()).await;
+        assert_eq!((status, &again["lease"]), (200, &batch["lease"]), "the lease lives on");
+        let (status, extended) = call(format!("{path}/extend"), json!({"lease": batch["lease"], "ttl_s": 60})).await;
+        assert_eq!(status, 200);
+        let left = extended["expires_in_ms"].as_i64().expect("a number");
+        assert!((1..=60_000).contains(&left), "{left} ms are left");
+        assert_eq!(call("/batches".into(), json!({"consumer": "other"})).await.0, 204, "nobody else has it");
+    }
+    assert_eq!(call(format!("{path}/ack"), json!({"lease": batch["lease"], "step": 1})).await.0, 200);
+    assert!(service.stop().await.success());
+}

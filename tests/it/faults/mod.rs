@@ -1,0 +1,169 @@
+//! Faults of the machine under the real binary: killed at every write, disks that fail, fill up and crawl, clocks that
+//! jump, bits that rot.
+//!
+//! The faults are injected between the binary and libc by `shim.c`, which the system's C compiler builds; what they
+//! are and when they strike is in a page that test and process share.
+
+mod disk;
+mod outage;
+mod points;
+mod rot;
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::LazyLock,
+};
+
+use crate::support::process::Service;
+
+/// Error numbers, which no crate of ours names.
+const EIO: i64 = 5;
+const ENOSPC: i64 = 28;
+const EROFS: i64 = 30;
+
+/// Calls that can fail.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Sync = 1,
+    Write = 2,
+    Open = 3,
+}
+
+/// Files on which they fail.
+#[derive(Clone, Copy, Debug)]
+enum On {
+    Wal = 1,
+    Database = 2,
+    Any = 3,
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Fail(i64),
+    KillBefore,
+    KillAfter,
+    DelayMicros(i64),
+}
+
+impl Fault {
+    fn number(self) -> i64 {
+        match self {
+            Self::Fail(_) => 1,
+            Self::KillBefore => 2,
+            Self::KillAfter => 3,
+            Self::DelayMicros(_) => 4,
+        }
+    }
+
+    fn argument(self) -> i64 {
+        match self {
+            Self::Fail(argument) | Self::DelayMicros(argument) => argument,
+            _ => 0,
+        }
+    }
+}
+
+/// The page that test and process share; its fields are numbered as in `shim.c`.
+struct Faults {
+    page: File,
+    path: PathBuf,
+}
+
+const FAULT: u64 = 0;
+const CALL: u64 = 1;
+const FILE: u64 = 2;
+const COUNTDOWN: u64 = 3;
+const LASTS: u64 = 4;
+const ARGUMENT: u64 = 5;
+const STRUCK: u64 = 6;
+const WALL_CLOCK_OFFSET_S: u64 = 7;
+const FIELDS: u64 = 8;
+
+impl Faults {
+    fn new(folder: &Path) -> Self {
+        let path = folder.join("faults");
+        let page = File::options().create(true).truncate(true).read(true).write(true).open(&path);
+        let faults = Self { page: page.expect("a file can be made"), path };
+        (0..FIELDS).for_each(|field| faults.set(field, 0));
+        faults
+    }
+
+    fn set(&self, field: u64, value: i64) {
+        self.page.write_all_at(&value.to_ne_bytes(), field * 8).expect("the page can be written");
+    }
+
+    fn get(&self, field: u64) -> i64 {
+        let mut bytes = [0; 8];
+        self.page.read_exact_at(&mut bytes, field * 8).expect("the page can be read");
+        i64::from_ne_bytes(bytes)
+    }
+
+    /// Strikes at the `nth` call from now on, once.
+    fn arm(&self, fault: Fault, call: Call, on: On, nth: i64) {
+        self.arm_for(fault, call, on, nth, false);
+    }
+
+    /// Strikes at every call from now on.
+    fn arm_lasting(&self, fault: Fault, call: Call, on: On) {
+        self.arm_for(fault, call, on, 1, true);
+    }
+
+    fn arm_for(&self, fault: Fault, call: Call, on: On, nth: i64, lasts: bool) {
+        self.disarm();
+        let fields = [
+            (CALL, call as i64),
+            (FILE, on as i64),
+            (COUNTDOWN, nth),
+            (LASTS, i64::from(lasts)),
+            (ARGUMENT, fault.argument()),
+            (STRUCK, 0),
+        ];
+        for (field, value) in fields {
+            self.set(field, value);
+        }
+        self.set(FAULT, fault.number());
+    }
+
+    fn disarm(&self) {
+        self.set(FAULT, 0);
+    }
+
+    fn struck(&self) -> i64 {
+        self.get(STRUCK)
+    }
+
+    fn set_wall_clock_off_by_s(&self, seconds: i64) {
+        self.set(WALL_CLOCK_OFFSET_S, seconds);
+    }
+
+    /// Starts the service under the shim; how it ended, if it ended before it served.
+    async fn start(&self, database: &str) -> Result<Service, std::process::ExitStatus> {
+        let page = self.path.to_str().expect("temporary paths are text");
+        let shim = SHIM.to_str().expect("temporary paths are text");
+        let environment = [("LD_PRELOAD", shim), ("FAULTS_PAGE", page), ("FAULTS_FILE", "forebay.db")];
+        Service::try_start(database, &environment).await
+    }
+}
+
+/// The shim, built once per run of the tests.
+static SHIM: LazyLock<PathBuf> = LazyLock::new(|| {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/faults/shim.c");
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}.so", std::process::id()));
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+        .args([&built, &source])
+        .arg("-ldl")
+        .status()
+        .expect("a C compiler is there: the README asks for one");
+    assert!(status.success(), "the shim does not build");
+    built
+});
+
+/// The database of a test, in a folder of its own.
+fn database(folder: &Path) -> String {
+    format!("sqlite:{}", folder.join("forebay.db").display())
+}

@@ -1,0 +1,97 @@
+//! Bit rot: one bit of the database file is flipped while the service is down. What is delivered afterwards is what was
+//! posted, or it is not delivered.
+
+use std::{collections::BTreeMap, path::Path};
+
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+
+use super::database;
+use crate::support::{group, process::Service, text, torture};
+
+const GROUPS: usize = 12;
+
+/// Fills a database and reads what it delivers; the file when the service has stopped, and rows by rollout and segment.
+async fn intact(folder: &Path) -> (Vec<u8>, BTreeMap<String, Value>) {
+    let http = reqwest::Client::new();
+    let service = Service::start(&database(folder)).await;
+    let rules = json!({"group": {"size": 2}, "retention": {"trained_s": 1_000_000}});
+    http.put(format!("{}/policies/default", service.url)).json(&rules).send().await.expect("the service answers");
+    for index in 0..GROUPS {
+        let mut bundle = group(&format!("g{index}"), &[index as f64, 1.0 - index as f64]);
+        for (place, rollout) in bundle.as_array_mut().expect("a bundle").iter_mut().enumerate() {
+            // Enough that most of the file is payload, as in life.
+            let tokens: Vec<usize> = (0..600).map(|token| token * 7919 % (1_000 + index + place)).collect();
+            let logprobs: Vec<f64> = (1..600).map(|token| -1.0 / f64::from(token)).collect();
+            rollout["segments"] = json!([{"tokens": tokens, "loss_mask": vec![1; 599], "logprobs": logprobs}]);
+        }
+        let sent = http.post(format!("{}/trajectories", service.url)).json(&bundle).send().await;
+        assert_eq!(sent.expect("the service answers").status(), 201);
+    }
+    assert!(service.stop().await.success());
+    let file = std::fs::read(folder.join("forebay.db")).expect("the file is there");
+    let service = Service::start(&database(folder)).await;
+    let rows = delivered(&http, &service.url).await;
+    assert_eq!(rows.len(), 2 * GROUPS);
+    service.kill().await;
+    (file, rows)
+}
+
+/// Leases everything and reads it. Errors are answers, too.
+async fn delivered(http: &reqwest::Client, url: &str) -> BTreeMap<String, Value> {
+    let mut rows = BTreeMap::new();
+    for _ in 0..4 * GROUPS {
+        let response = http.post(format!("{url}/batches")).json(&json!({})).send().await.expect("the service answers");
+        if response.status() == 204 {
+            break;
+        }
+        if response.status() != 201 {
+            continue;
+        }
+        let batch: Value = response.json().await.expect("a descriptor");
+        let read = http.get(format!("{url}{}", text(&batch["samples_url"]))).send().await;
+        let read = read.expect("the service answers");
+        if read.status() != 200 {
+            continue;
+        }
+        // A stream that breaks delivers the lines before, which a client must not use.
+        let Ok(body) = read.text().await else { continue };
+        for line in body.lines() {
+            let row: Value = serde_json::from_str(line).expect("every line is a row");
+            rows.insert(format!("{} {}", text(&row["rollout_id"]), row["segment"]), row);
+        }
+    }
+    rows
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_is_never_delivered() {
+    let (seed, flips) = (torture::seed(), torture::size(40, 2_000));
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (file, expected) = intact(folder.path()).await;
+    let http = reqwest::Client::new();
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut refused, mut partly, mut whole) = (0, 0, 0);
+    for flip in 0..flips {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let (place, bit) = (random.random_range(0..file.len()), random.random_range(0..8_u32));
+        let mut damaged = file.clone();
+        damaged[place] ^= 1 << bit;
+        std::fs::write(folder.path().join("forebay.db"), damaged).expect("the file can be written");
+        let Ok(mut service) = Service::try_start(&database(folder.path()), &[]).await else {
+            refused += 1;
+            continue;
+        };
+        let rows = delivered(&http, &service.url).await;
+        for (row, found) in &rows {
+            let at = format!("flip {flip} of seed {seed}: bit {bit} of byte {place}");
+            assert_eq!(Some(found), expected.get(row), "{at} was delivered");
+        }
+        assert!(service.runs(), "it ended: {}", service.log());
+        let all = rows.len() == expected.len();
+        *(if all { &mut whole } else { &mut partly }) += 1;
+        service.kill().await;
+    }
+    let outcome = format!("{whole} harmless, {partly} kept from delivery, {refused} kept from serving");
+    torture::report("Bits flipped in the database file", flips, &outcome);
+}
