@@ -1,5 +1,7 @@
 //! Command line, configuration, log, store, bind, serve.
 
+mod care;
+
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::{Context as _, bail};
@@ -36,8 +38,40 @@ enum Command {
         /// Configuration file (TOML)
         file: PathBuf,
     },
+    /// Copy a SQLite database while it is served: one consistent snapshot
+    ///
+    /// Prints the path of the copy. To restore, stop the service and put the copy in the database's place.
+    Backup {
+        /// Where the copy goes; must not exist
+        file: PathBuf,
+        #[command(flatten)]
+        database: DatabaseArgs,
+    },
+    /// Read a whole database and compare everything with everything: 0 when nothing is wrong, 1 with what is
+    ///
+    /// Brings the schema up to date first, as serving does. A SQLite database must not be served meanwhile; a copy that
+    /// `backup` made can be looked at any time.
+    Doctor(DatabaseArgs),
     /// Print the OpenAPI document and exit
     Openapi,
+}
+
+#[derive(Args)]
+struct DatabaseArgs {
+    /// Configuration file (TOML) that names the database
+    #[arg(long, env = "FOREBAY_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// `sqlite:PATH` or `postgres://...` [default: sqlite:data/forebay.db]
+    #[arg(long, env = "FOREBAY_DATABASE", value_name = "URL")]
+    database: Option<String>,
+}
+
+impl DatabaseArgs {
+    /// Flag before environment before file before default.
+    fn url(self) -> anyhow::Result<String> {
+        let config = Config::load(self.config.as_deref()).context("the configuration cannot be used")?;
+        Ok(self.database.unwrap_or(config.database))
+    }
 }
 
 #[derive(Args)]
@@ -65,6 +99,8 @@ fn main() -> ExitCode {
         None => serve(command_line.serve),
         Some(Command::Serve(args)) => serve(args),
         Some(Command::CheckConfig { file }) => check_config(&file),
+        Some(Command::Backup { file, database }) => database.url().and_then(|url| wait_for(care::backup(&url, &file))),
+        Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(care::doctor(&url))),
         Some(Command::Openapi) => print(&forebay::api::openapi()),
     };
     match outcome {
@@ -74,6 +110,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs a command that is not a service.
+fn wait_for(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Runtime::new().context("the runtime does not start")?.block_on(command)
 }
 
 fn check_config(file: &std::path::Path) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! Pages are bounded in bytes, and every payload's digest is checked before its page is handed out.
 
-mod checked;
+pub(super) mod checked;
 
 use forebay_client::wire::{Sample, Segment};
 

@@ -6,6 +6,7 @@
 //!
 //! Read [`Store`] first, then one file of `ops`; [`dialect`] holds everything in which the databases differ.
 
+mod backup;
 mod dialect;
 mod health;
 mod model;
@@ -21,11 +22,12 @@ use async_trait::async_trait;
 use sqlx::migrate::MigrateError;
 use tokio::sync::watch;
 
+pub use backup::{BackupError, backup};
 pub use health::Health;
 pub use model::{
-    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Decide, Expired, Group,
-    GroupFilter, Ingest, Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, StoredPayload, Story,
-    StoryFilter, Tallies, WaitingFor,
+    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Contradiction, Counts, Decide,
+    Examination, Expired, Group, GroupFilter, Ingest, Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume,
+    Resumed, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
 };
 
 use crate::{
@@ -151,8 +153,12 @@ pub trait Store: Send + Sync + 'static {
     /// Sweep: discards groups that a post slipped into a run that `reset` had just ended.
     async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
 
-    /// Counts what the tallies claim by reading every row: for tests and diagnosis, never for a metric.
-    async fn recount(&self) -> Result<BTreeMap<String, BTreeMap<String, i64>>, StoreError>;
+    /// Diagnosis: reads every row and compares it with what others say of it.
+    async fn examine(&self) -> Result<Examination, StoreError>;
+    /// Diagnosis: what the database says of its own file.
+    async fn integrity(&self) -> Result<Vec<String>, StoreError>;
+    /// Diagnosis: the rollouts with payloads of the groups after one, `groups` groups at a time.
+    async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError>;
     /// The clock that replicas share, if there is one.
     async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
     /// What the last writes say about the next.

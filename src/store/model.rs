@@ -483,3 +483,28 @@ pub struct WaitingFor {
 
 /// Leases that one sweep found past their end, by policy.
 pub type Expired = Vec<(PolicyName, u64)>;
+
+/// Counts by policy and the name of their tally.
+pub type Counts = BTreeMap<String, BTreeMap<String, i64>>;
+
+/// What reading every row found, all of it in one snapshot.
+#[derive(Clone, Debug)]
+pub struct Examination {
+    /// What the tallies say.
+    pub tallies: BTreeMap<PolicyName, Tallies>,
+    /// What the rows say.
+    pub counted: Counts,
+    /// Rows that contradict others.
+    pub contradictions: Vec<Contradiction>,
+}
+
+/// Rows that contradict others.
+#[derive(Clone, Debug)]
+pub struct Contradiction {
+    /// What is wrong with them.
+    pub what: &'static str,
+    /// How many there are at least.
+    pub at_least: i64,
+    /// The first of them.
+    pub named: Vec<String>,
+}

@@ -6,18 +6,19 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use super::{
-    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Expired, Group,
-    GroupFilter, Health, Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError,
+    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Examination, Expired,
+    Group, GroupFilter, Health, Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError,
     StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
     dialect::Dialect,
     ops::{
         admission::ExpireAdmissions,
+        examine::{Examine, GroupMembers, Integrity},
         group::{CloseGroup, DecideOverdue, DiscardGroup, OverdueGroups},
         lease::{Ack, Extend, Nack, QuarantineDamaged, Readmit},
         lineage::{Checkpoint, Reset},
         policy::{FindPolicy, ListPolicies, PublishVersion, PutPolicy, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
-        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Probe, Recount, Retire},
+        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Probe, Retire},
     },
 };
 use crate::{
@@ -210,8 +211,16 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.write(DiscardStragglers { now, limit }).await
     }
 
-    async fn recount(&self) -> Result<BTreeMap<String, BTreeMap<String, i64>>, StoreError> {
-        self.dialect.read(Recount).await
+    async fn examine(&self) -> Result<Examination, StoreError> {
+        self.dialect.read(Examine).await
+    }
+
+    async fn integrity(&self) -> Result<Vec<String>, StoreError> {
+        self.dialect.read(Integrity).await
+    }
+
+    async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError> {
+        self.dialect.read(GroupMembers { after, groups }).await
     }
 
     async fn now(&self) -> Result<Option<Timestamp>, StoreError> {

@@ -16,7 +16,7 @@ async fn three_groups(app: &TestApp) -> Value {
 }
 
 /// Changes one row behind the service's back; its group is quarantined and the rest delivered.
-async fn found_in_the_second_group(app: &TestApp, sql: &'static str) {
+async fn found_in_the_second_group(app: &mut TestApp, sql: &'static str) {
     let batch = three_groups(app).await;
     assert_eq!(app.tamper(sql).await, 1);
     let answer = app.get(text(&batch["samples_url"])).await;

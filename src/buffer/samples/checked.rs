@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A rollout that is what was posted, with its mask as delivered.
-pub(super) struct CheckedRollout {
+pub(in crate::buffer) struct CheckedRollout {
     pub(super) member: BatchMember,
     pub(super) rollout: Unpacked,
     pub(super) mask: RolloutMask,
@@ -25,7 +25,7 @@ pub(super) struct CheckedRollout {
 
 impl CheckedRollout {
     /// Checks digest and seal, unpacks, and zeroes what trains nothing.
-    pub(super) fn new(member: BatchMember, payload: &Payload) -> Result<Self, Damaged> {
+    pub(in crate::buffer) fn new(member: BatchMember, payload: &Payload) -> Result<Self, Damaged> {
         let seal = RolloutSeal {
             rollout_id: &member.rollout_id,
             group_id: &member.group_id,
@@ -69,7 +69,7 @@ pub(super) fn trained_tokens(segment: &Segment) -> u64 {
 }
 
 /// The first group of a batch whose advantages are not those that were sealed when it was decided.
-pub(super) fn broken_group(members: &[BatchMember]) -> Option<&BatchMember> {
+pub(in crate::buffer) fn broken_group(members: &[BatchMember]) -> Option<&BatchMember> {
     let groups = members.chunk_by(|one, next| one.group_pk == next.group_pk);
     groups
         .map(|group| (&group[0], seal::of_group(group.iter().map(|member| (member.rollout_pk, member.advantage)))))

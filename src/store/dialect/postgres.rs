@@ -80,7 +80,7 @@ impl Postgres {
 }
 
 /// The URL without its password.
-fn redact(url: &str) -> String {
+pub(in crate::store) fn redact(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {
         (Some(scheme), Some(at)) if at > scheme => {
             let user = url[scheme + 3..at].split(':').next().unwrap_or_default();

@@ -21,6 +21,22 @@ use crate::{
     },
 };
 
+/// The columns that [`read_member`] reads, of rollouts `r` in groups `g`.
+macro_rules! select_members {
+    ($name:literal, $from:literal) => {
+        concat!(
+            $name,
+            "
+            SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
+                r.policy_version, r.segments, r.trained_segments, r.tokens, r.trained_tokens, r.unpacked_bytes,
+                r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us
+            ",
+            $from
+        )
+    };
+}
+pub(super) use select_members;
+
 pub(in crate::store) struct FindBatch(pub(in crate::store) BatchId);
 
 #[async_trait]
@@ -56,17 +72,14 @@ impl Op for BatchMembers {
     type Output = Option<Vec<BatchMember>>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const SELECT_BATCH_MEMBERS: Statement = Statement::new(
-            "-- select_batch_members
-            SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
-                r.policy_version, r.segments, r.trained_segments, r.tokens, r.trained_tokens, r.unpacked_bytes,
-                r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us
-            FROM batch_group AS bg
+        const SELECT_BATCH_MEMBERS: Statement = Statement::new(select_members!(
+            "-- select_batch_members",
+            "FROM batch_group AS bg
             JOIN rollout_group AS g ON g.group_pk = bg.group_pk
             JOIN rollout AS r ON r.group_pk = bg.group_pk
             WHERE bg.batch_pk = $1 AND r.verdict IN ('kept', 'masked')
-            ORDER BY bg.place, r.rollout_pk",
-        );
+            ORDER BY bg.place, r.rollout_pk"
+        ));
         let rows = tx.fetch_all(SELECT_BATCH_MEMBERS, args![self.0.batch_pk]).await?;
         let mut members = Vec::with_capacity(rows.len());
         for mut row in rows {
@@ -80,7 +93,7 @@ impl Op for BatchMembers {
     }
 }
 
-fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
+pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
     Ok(BatchMember {
         rollout_pk: row.get("rollout_pk")?,
         group_pk: row.get("group_pk")?,

@@ -1,7 +1,5 @@
 //! Stage 7 in the store: what time alone changes, in slices, so that no sweep holds a lock for long.
 
-use std::collections::BTreeMap;
-
 use async_trait::async_trait;
 use forebay_client::wire::GroupState;
 
@@ -287,69 +285,6 @@ async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), Store
         tx.tallies().batches(policy, &state, -1);
     }
     Ok(())
-}
-
-pub(in crate::store) struct Recount;
-
-#[async_trait]
-impl Op for Recount {
-    type Output = BTreeMap<String, BTreeMap<String, i64>>;
-
-    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const COUNT_ROLLOUTS: Statement = Statement::new(
-            "-- count_rollouts
-            SELECT p.name AS policy, COUNT(*) AS value, 'rollout.' || CASE
-                WHEN r.verdict IN ('dropped', 'late') THEN r.verdict
-                WHEN g.state = 'batched' THEN b.state
-                ELSE g.state
-            END AS name
-            FROM rollout AS r
-            JOIN policy AS p ON p.policy_pk = r.policy_pk
-            JOIN rollout_group AS g ON g.group_pk = r.group_pk
-            LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
-            GROUP BY 1, 3",
-        );
-        const COUNT_GROUPS: Statement = Statement::new(
-            "-- count_groups
-            SELECT p.name AS policy, COUNT(*) AS value, 'group.' || g.state AS name
-            FROM rollout_group AS g
-            JOIN policy AS p ON p.policy_pk = g.policy_pk
-            GROUP BY 1, 3",
-        );
-        const COUNT_BATCHES: Statement = Statement::new(
-            "-- count_batches
-            SELECT p.name AS policy, COUNT(*) AS value, 'batch.' || b.state AS name
-            FROM batch AS b
-            JOIN policy AS p ON p.policy_pk = b.policy_pk
-            GROUP BY 1, 3",
-        );
-        const SUM_LIVE_BYTES: Statement = Statement::new(
-            "-- sum_live_bytes
-            SELECT p.name AS policy, CAST(SUM(LENGTH(y.body)) AS BIGINT) AS value, 'live_bytes' AS name
-            FROM payload AS y
-            JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
-            JOIN policy AS p ON p.policy_pk = r.policy_pk
-            JOIN rollout_group AS g ON g.group_pk = r.group_pk
-            LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
-            WHERE r.verdict IN ('kept', 'masked')
-                AND (g.state IN ('open', 'ready') OR (g.state = 'batched' AND b.state IN ('leased', 'returned')))
-            GROUP BY 1",
-        );
-        const SUM_RESERVED: Statement = Statement::new(
-            "-- sum_reserved
-            SELECT p.name AS policy, CAST(SUM(a.granted - a.used) AS BIGINT) AS value, 'reserved' AS name
-            FROM admission AS a
-            JOIN policy AS p ON p.policy_pk = a.policy_pk
-            GROUP BY 1",
-        );
-        let mut counts: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
-        for statement in [COUNT_ROLLOUTS, COUNT_GROUPS, COUNT_BATCHES, SUM_LIVE_BYTES, SUM_RESERVED] {
-            for mut row in tx.fetch_all(statement, args![]).await? {
-                counts.entry(row.get("policy")?).or_default().insert(row.get("name")?, row.get("value")?);
-            }
-        }
-        Ok(counts)
-    }
 }
 
 /// Reads and writes nothing that matters: answers when the database does.

@@ -1,0 +1,253 @@
+//! Diagnosis: every row is read and compared with what other rows say of it. Never for a metric, never while serving
+//! needs the time.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use super::{
+    policy::ReadTallies,
+    samples::{read_member, select_members},
+};
+use crate::{
+    buffer::ids::GroupPk,
+    store::{
+        BatchMember, Contradiction, Counts, Examination, StoreError,
+        dialect::Op,
+        sql::{Statement, Tx, args},
+    },
+};
+
+/// Contradictions of one kind that are named; the rest are counted.
+const NAMED_MAX: i64 = 5;
+
+pub(in crate::store) struct Examine;
+
+#[async_trait]
+impl Op for Examine {
+    type Output = Examination;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Examination, StoreError> {
+        let mut contradictions = Vec::new();
+        for (what, statement) in CONTRADICTIONS {
+            let rows = tx.fetch_all(*statement, args![NAMED_MAX]).await?;
+            let Some(rows_found) = rows.len().try_into().ok().filter(|&count: &i64| count > 0) else { continue };
+            let named = rows.into_iter().map(|mut row| row.get("name")).collect::<Result<_, _>>()?;
+            contradictions.push(Contradiction { what, at_least: rows_found, named });
+        }
+        Ok(Examination { tallies: ReadTallies(None).run(tx).await?, counted: recount(tx).await?, contradictions })
+    }
+}
+
+/// What must never be found, and the statement that finds it: `name`, at most $1 of them.
+const CONTRADICTIONS: &[(&str, Statement)] = &[
+    (
+        "rollouts that may still be delivered and have no payload",
+        Statement::new(
+            "-- find_missing_payloads
+            SELECT r.rollout_id AS name
+            FROM rollout AS r
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk
+            WHERE r.verdict IN ('kept', 'masked') AND g.purged_us IS NULL
+                AND NOT EXISTS (SELECT 1 FROM payload AS y WHERE y.rollout_pk = r.rollout_pk)
+            LIMIT $1",
+        ),
+    ),
+    (
+        "payloads of no rollout",
+        Statement::new(
+            "-- find_orphaned_payloads
+            SELECT CAST(y.rollout_pk AS TEXT) AS name
+            FROM payload AS y
+            WHERE NOT EXISTS (SELECT 1 FROM rollout AS r WHERE r.rollout_pk = y.rollout_pk)
+            LIMIT $1",
+        ),
+    ),
+    (
+        "rollouts of no group",
+        Statement::new(
+            "-- find_orphaned_rollouts
+            SELECT r.rollout_id AS name
+            FROM rollout AS r
+            WHERE NOT EXISTS (SELECT 1 FROM rollout_group AS g WHERE g.group_pk = r.group_pk)
+            LIMIT $1",
+        ),
+    ),
+    (
+        "groups whose counts differ from their rollouts",
+        Statement::new(
+            "-- find_miscounted_groups
+            SELECT g.group_id AS name
+            FROM rollout_group AS g
+            WHERE (g.kept, g.masked, g.dropped, g.late) <> (
+                SELECT
+                    COALESCE(SUM(CASE WHEN r.verdict = 'kept' THEN 1 ELSE 0 END), 0),
+                    COALESCE(SUM(CASE WHEN r.verdict = 'masked' THEN 1 ELSE 0 END), 0),
+                    COALESCE(SUM(CASE WHEN r.verdict = 'dropped' THEN 1 ELSE 0 END), 0),
+                    COALESCE(SUM(CASE WHEN r.verdict = 'late' THEN 1 ELSE 0 END), 0)
+                FROM rollout AS r
+                WHERE r.group_pk = g.group_pk
+            )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "groups in a batch that does not carry them",
+        Statement::new(
+            "-- find_uncarried_groups
+            SELECT g.group_id AS name
+            FROM rollout_group AS g
+            WHERE g.state = 'batched' AND NOT EXISTS (
+                SELECT 1 FROM batch_group AS bg WHERE bg.group_pk = g.group_pk AND bg.batch_pk = g.batch_pk
+            )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "groups in more than one batch that can still be trained",
+        Statement::new(
+            "-- find_groups_in_two_batches
+            SELECT g.group_id AS name
+            FROM batch_group AS bg
+            JOIN batch AS b ON b.batch_pk = bg.batch_pk
+            JOIN rollout_group AS g ON g.group_pk = bg.group_pk
+            WHERE b.state IN ('leased', 'returned', 'trained', 'checkpointed', 'quarantined')
+            GROUP BY g.group_pk, g.group_id
+            HAVING COUNT(*) > 1
+            LIMIT $1",
+        ),
+    ),
+    (
+        "live batches whose totals differ from those of their groups",
+        Statement::new(
+            "-- find_miscounted_batches
+            SELECT CAST(b.batch_pk AS TEXT) AS name
+            FROM batch AS b
+            WHERE b.state IN ('leased', 'returned', 'quarantined')
+                AND (b.group_count, b.rollout_count, b.sample_count, b.token_count, b.weight_samples, b.weight_tokens) <> (
+                    SELECT COUNT(*), COALESCE(SUM(g.kept + g.masked), 0), COALESCE(SUM(g.samples), 0),
+                        COALESCE(SUM(g.tokens), 0), COALESCE(SUM(g.trained_samples), 0),
+                        COALESCE(SUM(g.trained_tokens), 0)
+                    FROM batch_group AS bg
+                    JOIN rollout_group AS g ON g.group_pk = bg.group_pk
+                    WHERE bg.batch_pk = b.batch_pk
+                )
+            LIMIT $1",
+        ),
+    ),
+];
+
+/// Counts what the tallies claim.
+async fn recount(tx: &mut Tx<'_>) -> Result<Counts, StoreError> {
+    const COUNT_ROLLOUTS: Statement = Statement::new(
+        "-- count_rollouts
+        SELECT p.name AS policy, COUNT(*) AS value, 'rollout.' || CASE
+            WHEN r.verdict IN ('dropped', 'late') THEN r.verdict
+            WHEN g.state = 'batched' THEN b.state
+            ELSE g.state
+        END AS name
+        FROM rollout AS r
+        JOIN policy AS p ON p.policy_pk = r.policy_pk
+        JOIN rollout_group AS g ON g.group_pk = r.group_pk
+        LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
+        GROUP BY 1, 3",
+    );
+    const COUNT_GROUPS: Statement = Statement::new(
+        "-- count_groups
+        SELECT p.name AS policy, COUNT(*) AS value, 'group.' || g.state AS name
+        FROM rollout_group AS g
+        JOIN policy AS p ON p.policy_pk = g.policy_pk
+        GROUP BY 1, 3",
+    );
+    const COUNT_BATCHES: Statement = Statement::new(
+        "-- count_batches
+        SELECT p.name AS policy, COUNT(*) AS value, 'batch.' || b.state AS name
+        FROM batch AS b
+        JOIN policy AS p ON p.policy_pk = b.policy_pk
+        GROUP BY 1, 3",
+    );
+    const SUM_LIVE_BYTES: Statement = Statement::new(
+        "-- sum_live_bytes
+        SELECT p.name AS policy, CAST(SUM(LENGTH(y.body)) AS BIGINT) AS value, 'live_bytes' AS name
+        FROM payload AS y
+        JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
+        JOIN policy AS p ON p.policy_pk = r.policy_pk
+        JOIN rollout_group AS g ON g.group_pk = r.group_pk
+        LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
+        WHERE r.verdict IN ('kept', 'masked')
+            AND (g.state IN ('open', 'ready') OR (g.state = 'batched' AND b.state IN ('leased', 'returned')))
+        GROUP BY 1",
+    );
+    const SUM_RESERVED: Statement = Statement::new(
+        "-- sum_reserved
+        SELECT p.name AS policy, CAST(SUM(a.granted - a.used) AS BIGINT) AS value, 'reserved' AS name
+        FROM admission AS a
+        JOIN policy AS p ON p.policy_pk = a.policy_pk
+        GROUP BY 1",
+    );
+    let mut counts: Counts = BTreeMap::new();
+    for statement in [COUNT_ROLLOUTS, COUNT_GROUPS, COUNT_BATCHES, SUM_LIVE_BYTES, SUM_RESERVED] {
+        for mut row in tx.fetch_all(statement, args![]).await? {
+            counts.entry(row.get("policy")?).or_default().insert(row.get("name")?, row.get("value")?);
+        }
+    }
+    Ok(counts)
+}
+
+/// What a database says of its own file; nothing where that is the server's business.
+pub(in crate::store) struct Integrity;
+
+#[async_trait]
+impl Op for Integrity {
+    type Output = Vec<String>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Vec<String>, StoreError> {
+        const CHECK_FILE: Statement = Statement {
+            sqlite: "PRAGMA integrity_check(100)",
+            postgres: "-- check_file
+                SELECT 'ok' AS integrity_check",
+        };
+        const CHECK_REFERENCES: Statement = Statement {
+            sqlite: "-- check_references
+                SELECT DISTINCT \"table\" || ' refers to a missing row of ' || parent AS found
+                FROM pragma_foreign_key_check",
+            postgres: "-- check_references
+                SELECT '' AS found WHERE false",
+        };
+        let mut found = Vec::new();
+        for mut row in tx.fetch_all(CHECK_FILE, args![]).await? {
+            found.push(row.get("integrity_check")?);
+        }
+        found.retain(|line: &String| line != "ok");
+        for mut row in tx.fetch_all(CHECK_REFERENCES, args![]).await? {
+            found.push(row.get("found")?);
+        }
+        Ok(found)
+    }
+}
+
+/// The rollouts with payloads of the groups after one, a few groups at a time.
+pub(in crate::store) struct GroupMembers {
+    pub(in crate::store) after: GroupPk,
+    pub(in crate::store) groups: u32,
+}
+
+#[async_trait]
+impl Op for GroupMembers {
+    type Output = Vec<BatchMember>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_GROUP_MEMBERS: Statement = Statement::new(select_members!(
+            "-- select_group_members",
+            "FROM rollout_group AS g
+            JOIN rollout AS r ON r.group_pk = g.group_pk
+            WHERE r.verdict IN ('kept', 'masked') AND g.purged_us IS NULL AND g.group_pk IN (
+                SELECT group_pk FROM rollout_group WHERE group_pk > $1 AND kept + masked > 0 AND purged_us IS NULL
+                ORDER BY group_pk LIMIT $2
+            )
+            ORDER BY g.group_pk, r.rollout_pk"
+        ));
+        let rows = tx.fetch_all(SELECT_GROUP_MEMBERS, args![self.after, self.groups]).await?;
+        rows.into_iter().map(read_member).collect()
+    }
+}
