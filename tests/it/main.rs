@@ -21,3 +21,4 @@ mod policies;
 mod replicas;
 mod staleness;
 mod trainer_rule;
+mod upgrade;

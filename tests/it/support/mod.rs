@@ -144,6 +144,12 @@ impl TestApp {
         Self::start_with(backend, "").await
     }
 
+    /// The service on a database that is there.
+    pub(crate) async fn start_on(database: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        Self::launch(database.to_owned(), "", folder).await
+    }
+
     /// The service on a fresh database.
     pub(crate) async fn start_with(backend: Backend, config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
@@ -151,6 +157,10 @@ impl TestApp {
             Backend::Sqlite => format!("sqlite:{}", folder.path().join("forebay.db").display()),
             Backend::Postgres => fresh_database().await,
         };
+        Self::launch(database, config, folder).await
+    }
+
+    async fn launch(database: String, config: &str, folder: tempfile::TempDir) -> Self {
         let clock = Arc::new(TestClock::default());
         let (url, buffer, running) = launch(&database, config, &clock).await;
         Self {

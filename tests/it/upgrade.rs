@@ -1,0 +1,87 @@
+//! Databases that earlier versions left behind: what they hold goes on where it was.
+//!
+//! `upgrade/NNNN` has, for the schema of that number, a database of each kind as text, written by the version that had
+//! it, and what its clients knew.
+
+use std::{path::Path, str::FromStr as _};
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection as _, sqlite::SqliteConnectOptions};
+
+use crate::support::{Backend, TestApp, fresh_database, group, text};
+
+fn fixture(schema: &str, name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/upgrade").join(schema).join(name);
+    std::fs::read_to_string(path).expect("the fixture is there")
+}
+
+/// A database of the fixture's schema, and the folder that keeps it.
+async fn restore(schema: &str, backend: Backend) -> (String, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let url = match backend {
+        Backend::Sqlite => {
+            let url = format!("sqlite:{}", folder.path().join("forebay.db").display());
+            let script = AssertSqlSafe(fixture(schema, "sqlite.sql"));
+            // The script's tables are in the order of their names.
+            let options = SqliteConnectOptions::from_str(&url).expect("a URL").create_if_missing(true);
+            let options = options.foreign_keys(false);
+            let mut connection = sqlx::SqliteConnection::connect_with(&options).await.expect("the file can be made");
+            sqlx::raw_sql(script).execute(&mut connection).await.expect("the script runs");
+            connection.close().await.expect("the file closes");
+            url
+        }
+        Backend::Postgres => {
+            let url = fresh_database().await;
+            let script = AssertSqlSafe(fixture(schema, "postgres.sql"));
+            let mut connection = sqlx::PgConnection::connect(&url).await.expect("the server accepts");
+            sqlx::raw_sql(script).execute(&mut connection).await.expect("the script runs");
+            connection.close().await.expect("the connection closes");
+            url
+        }
+    };
+    (url, folder)
+}
+
+async fn goes_on(schema: &str, backend: Backend) {
+    let known: Value = serde_json::from_str(&fixture(schema, "known.json")).expect("JSON");
+    let known = &known[if backend == Backend::Sqlite { "sqlite" } else { "postgres" }];
+    let (database, _folder) = restore(schema, backend).await;
+    let app = TestApp::start_on(&database).await;
+    assert_eq!(app.get("/stats").await.expect(200), known["stats"]);
+    for (rollout, state) in
+        [("settled-0", "checkpointed"), ("trained-1", "trained"), ("ready-0", "ready"), ("open-0", "open")]
+    {
+        assert_eq!(app.story(rollout).await["state"], state, "{rollout}");
+    }
+    // A repeat of what an earlier version stored is recognised.
+    assert_eq!(app.story("noreward").await["verdict"], "dropped");
+    assert_eq!(app.story("ready-2").await["verdict"], "late");
+    // A lease that an earlier version granted, and what it delivers.
+    let leased = &known["leased"];
+    let path = format!("/batches/{}", text(&leased["batch_id"]));
+    let batch = app.get(&path).await.expect(200);
+    assert_eq!(app.samples(&batch).await, *leased["rows"].as_array().expect("rows"));
+    app.post(&format!("{path}/ack"), json!({"lease": leased["lease"], "step": 3})).await.expect(200);
+    // The lineage goes on: what was acked after the checkpoint comes back as it was cut.
+    let resumed = app.resume(Some(1)).await;
+    assert_eq!((&resumed["returned_batches"], &resumed["version"]), (&json!(2), &json!(1)));
+    let again = app.lease().await;
+    assert_eq!(again["batch_id"], known["trained"]["batch_id"]);
+    assert_eq!(app.samples(&again).await, *known["trained"]["rows"].as_array().expect("rows"));
+    app.ack(&again, 2).await.expect(200);
+    let second = app.lease().await;
+    app.ack(&second, 3).await.expect(200);
+    assert_eq!(app.group_ids(&app.lease().await).await, ["ready"]);
+    app.accept(group("new", &[1.0, 0.0])).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sqlite_database_of_schema_1_goes_on() {
+    goes_on("0001", Backend::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_database_of_schema_1_goes_on() {
+    goes_on("0001", Backend::Postgres).await;
+}
