@@ -12,6 +12,7 @@ mod dashboards;
 mod faults;
 mod filters;
 mod groups;
+mod history;
 mod ingest;
 mod ledger;
 mod lineage;
