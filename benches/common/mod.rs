@@ -1,0 +1,76 @@
+//! What the benchmarks share: the service in the process of its client, bodies like those of agents, medians.
+
+use std::{
+    fmt::Write as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use forebay::{buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics, server::Server, store};
+use tokio::{net::TcpListener, sync::oneshot};
+
+/// Rollouts of a body.
+pub(crate) const ROLLOUTS: usize = 8;
+
+/// Tokens of a rollout.
+pub(crate) const TOKENS: usize = 2_000;
+
+/// The service on a database, with a backlog that never fills; its address, and what stops it when it is dropped.
+pub(crate) async fn forebay(database: &str) -> anyhow::Result<(String, oneshot::Sender<()>)> {
+    let config = Config::parse(
+        "[policy_defaults]\nbacklog = { max_ready_rollouts = 1_000_000_000, max_bytes = 1_000_000_000_000 }",
+    )?;
+    let metrics = Arc::new(Metrics::new());
+    let store = store::open(database, metrics.store()).await?;
+    let buffer =
+        Buffer::start(store, Arc::new(AnchoredClock::new()), Arc::clone(&metrics), config.buffer, config.policies)
+            .await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = Server::new(listener, buffer, metrics, config.bodies, config.server);
+    tokio::spawn(async move { server.run(async { drop(stopped.await) }).await });
+    Ok((url, stop))
+}
+
+/// The parts of a rollout after its ids: numbers as Python prints them.
+pub(crate) fn template() -> Vec<String> {
+    let rollout = |rollout: usize| {
+        let (mut tokens, mut mask, mut logprobs) = (String::from("1"), String::new(), String::new());
+        for index in 0..TOKENS - 1 {
+            let noise = (index * 2_654_435_761 + rollout * 40_503) % 1_000_003;
+            let comma = if index == 0 { "" } else { ", " };
+            let _ = write!(tokens, ", {}", noise % 128_000);
+            let _ = write!(mask, "{comma}{}", u8::from(!noise.is_multiple_of(7)));
+            let _ = write!(logprobs, "{comma}{}", f64::from(-(noise as f32) / 400_000.0));
+        }
+        format!(
+            r#""group_size": {ROLLOUTS}, "status": "completed", "reward": {}, "segments": [{{"tokens": [{tokens}], "loss_mask": [{mask}], "logprobs": [{logprobs}]}}]}}"#,
+            rollout % 2
+        )
+    };
+    (0..ROLLOUTS).map(rollout).collect()
+}
+
+/// A body whose group nobody has posted before.
+pub(crate) fn body(template: &[String]) -> String {
+    static NEXT_GROUP: AtomicU64 = AtomicU64::new(0);
+    named(template, NEXT_GROUP.fetch_add(1, Ordering::Relaxed))
+}
+
+fn named(template: &[String], group: u64) -> String {
+    let mut body = String::with_capacity(template.iter().map(|part| part.len() + 64).sum());
+    for (rollout, part) in template.iter().enumerate() {
+        let separator = if rollout == 0 { '[' } else { ',' };
+        let _ = write!(body, r#"{separator}{{"rollout_id": "g{group}-{rollout}", "group_id": "g{group}", {part}"#);
+    }
+    body.push(']');
+    body
+}
+
+pub(crate) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
