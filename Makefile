@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo lint bench bench-trainer libtorch openapi help
+.PHONY: run test test-trainer demo lint bench bench-trainer torture libtorch openapi help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ lint: ## Formatting and lints
 
 bench: ## Durable ingest beside the drain-only ceiling; the figures of README.md
 	$(CARGO) bench -p forebay --bench ingest
+
+torture: ## The long versions of the reliability tests, and a table of their counts; hours
+	./scripts/torture --seed $(or $(SEED),7)
 
 bench-trainer: libtorch ## The trainer's step beside eager PyTorch, in turn on the same cores
 	$(CARGO) build --release -p forebay-trainer
