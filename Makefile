@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo lint bench bench-trainer libtorch openapi help
+.PHONY: run test test-model test-trainer demo lint bench bench-trainer libtorch openapi help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,10 @@ test: lint ## Everything: both databases, the trainer on the CPU; fetches Postgr
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay
 	$(MAKE) test-trainer
+
+test-model: ## A long run of the model test, optimised; STEPS=1000000, SEED=1
+	FOREBAY_MODEL_STEPS=$(or $(STEPS),100000) FOREBAY_MODEL_SEED=$(or $(SEED),1) \
+		$(CARGO) test --release -p forebay --test it -- model:: --nocapture
 
 test-trainer: libtorch ## The trainer's lints and tests alone
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings

@@ -12,6 +12,7 @@ mod groups;
 mod ingest;
 mod ledger;
 mod lineage;
+mod model;
 mod numbers;
 mod operations;
 mod policies;

@@ -17,10 +17,10 @@ use forebay::{
     config::Config,
     metrics::Metrics,
     server::Server,
-    store::{self, Store},
+    store,
 };
 use forebay_client::Client;
-pub(crate) use postgres::fresh_database;
+pub(crate) use postgres::{empty, fresh_database};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;
@@ -190,24 +190,7 @@ impl TestApp {
 
     /// Tallies against rows, and received against the sum of all states.
     pub(crate) async fn check_books(&self) {
-        let counted = self.store().recount().await.expect("the store can be counted");
-        for (policy, tallies) in self.buffer.stats().await.expect("the store can be read") {
-            assert_eq!(tallies.unconserved(), 0, "policy {policy}: {:?}", tallies.values);
-            let counted = counted.get(policy.as_str()).cloned().unwrap_or_default();
-            for (name, value) in &tallies.values {
-                let counts = ["rollout.", "group.", "batch."].iter().any(|family| name.starts_with(family));
-                if (counts || name == "live_bytes") && name != "rollout.forgotten" {
-                    assert_eq!(counted.get(name).copied().unwrap_or(0), *value, "policy {policy}: tally {name}");
-                }
-            }
-            for (name, value) in counted {
-                assert_eq!(tallies.value(&name), value, "policy {policy}: rows {name}");
-            }
-        }
-    }
-
-    pub(crate) fn store(&self) -> &Arc<dyn Store> {
-        self.buffer.store()
+        check_books(&self.buffer).await;
     }
 
     /// A client as an agent or a trainer in Rust would use it.
@@ -359,6 +342,24 @@ impl TestApp {
     pub(crate) async fn metrics(&self) -> String {
         let response = self.http.get(format!("{}/metrics", self.url)).send().await.expect("the server answers");
         response.text().await.expect("metrics are text")
+    }
+}
+
+/// Tallies against rows, and received against the sum of all states.
+pub(crate) async fn check_books(buffer: &Buffer) {
+    let counted = buffer.store().recount().await.expect("the store can be counted");
+    for (policy, tallies) in buffer.stats().await.expect("the store can be read") {
+        assert_eq!(tallies.unconserved(), 0, "policy {policy}: {:?}", tallies.values);
+        let counted = counted.get(policy.as_str()).cloned().unwrap_or_default();
+        for (name, value) in &tallies.values {
+            let counts = ["rollout.", "group.", "batch."].iter().any(|family| name.starts_with(family));
+            if (counts || name == "live_bytes") && name != "rollout.forgotten" {
+                assert_eq!(counted.get(name).copied().unwrap_or(0), *value, "policy {policy}: tally {name}");
+            }
+        }
+        for (name, value) in counted {
+            assert_eq!(tallies.value(&name), value, "policy {policy}: rows {name}");
+        }
     }
 }
 
