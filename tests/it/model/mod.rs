@@ -14,8 +14,9 @@
 //! (rollouts, groups, batches, policies, and tallies against a recount of the rows): on SQLite after each step, on
 //! Postgres after every fifth and the last of each history.
 //!
-//! `FOREBAY_MODEL_STEPS` (per store) and `FOREBAY_MODEL_SEED` set the length of a run and its first seed. A failure
-//! prints the seed of its history: with that seed and one step it runs again, alone.
+//! `FOREBAY_MODEL_STEPS` (per store) and `FOREBAY_MODEL_SEED` set the length of a run and its first seed;
+//! `FOREBAY_MODEL_LEDGER_EVERY` trades comparisons of whole ledgers for steps. A failure prints the seed of its history:
+//! with that seed and one step it runs again, alone.
 //!
 //! To add an operation: a variant in [`view::Call`] and [`operation::Operation`], its meaning in [`reference`], its
 //! call in [`system`], and the states that it must meet in [`coverage`].

@@ -20,7 +20,7 @@ struct Extent {
     steps: u64,
     /// Steps from one comparison of whole ledgers to the next. Reading them is twenty queries, which on Postgres take
     /// ten times as long as most operations; the last step of a history is always followed by one.
-    ledger_every: usize,
+    ledger_every: u64,
 }
 
 const SQLITE: Extent = Extent { steps: 5_000, ledger_every: 1 };
@@ -62,18 +62,22 @@ fn run(backend: Backend, extent: &Extent) {
     let (steps, seed) = (steps.unwrap_or(extent.steps), seed.unwrap_or(SEED));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime can be built");
+    let ledger_every = setting("FOREBAY_MODEL_LEDGER_EVERY").unwrap_or(extent.ledger_every);
     let database = runtime.block_on(Database::new(backend));
     let progress = RefCell::new(Progress::default());
     let started = Instant::now();
     let mut histories = 0;
     while progress.borrow().steps < steps {
-        let bench = Bench { runtime: &runtime, database: &database, extent, progress: &progress };
+        let bench = Bench { runtime: &runtime, database: &database, ledger_every, progress: &progress };
         bench.run_history(seed + histories);
         histories += 1;
     }
     let Progress { steps, coverage } = progress.into_inner();
     let elapsed_s = started.elapsed().as_secs();
-    eprintln!("model on {backend:?}: {steps} steps in {histories} histories from seed {seed}, {elapsed_s} s{coverage}");
+    eprintln!(
+        "model on {backend:?}: {steps} steps in {histories} histories from seed {seed}, ledgers every \
+        {ledger_every} steps, {elapsed_s} s{coverage}"
+    );
     let missing = coverage.missing();
     assert!(!is_default || missing.is_empty(), "never met: {missing:?}");
 }
@@ -82,7 +86,7 @@ fn run(backend: Backend, extent: &Extent) {
 struct Bench<'a> {
     runtime: &'a Runtime,
     database: &'a Database,
-    extent: &'a Extent,
+    ledger_every: u64,
     progress: &'a RefCell<Progress>,
 }
 
@@ -120,7 +124,7 @@ impl Bench<'_> {
             calls.push(call.clone());
             outcome = self.step(&mut reference, &mut system, &call).await;
             let last = place + 1 == history.operations.len();
-            if outcome.is_ok() && (last || place % self.extent.ledger_every == 0) {
+            if outcome.is_ok() && (last || (place as u64).is_multiple_of(self.ledger_every)) {
                 outcome = compare_ledgers(&reference, &system).await;
             }
             if outcome.is_err() {
