@@ -9,7 +9,7 @@ use forebay_client::wire::{
 };
 
 use super::{
-    operation::{GROUPS, ROLLOUTS},
+    operation::{GROUPS, ROLLOUTS, URIS},
     reference::LOSS_CONSTANT,
     view::{Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, Post, Rules, Versions},
 };
@@ -85,7 +85,7 @@ pub(crate) fn uri(number: usize) -> String {
 }
 
 pub(crate) fn uri_number(uri: &str) -> usize {
-    (0..).find(|number| self::uri(*number) == uri).expect("only these places are used")
+    (0..URIS).find(|number| self::uri(*number) == uri).expect("only these places are used")
 }
 
 /// The rules as the buffer takes them.

@@ -22,6 +22,8 @@ pub(crate) const GROUPS: usize = 8;
 pub(crate) const ROLLOUTS: usize = 40;
 /// Consumers; the first gives no name.
 const CONSUMERS: usize = 2;
+/// Places where weights are.
+pub(crate) const URIS: usize = 2;
 /// Request ids.
 const REQUESTS: usize = 2;
 

@@ -24,6 +24,7 @@ use forebay_client::wire::Sample;
 
 use super::{
     names::{self, Names},
+    operation::POLICIES,
     view::{
         Answer, BatchView, Call, DISCARD_REASON, GroupView, Holder, Ledger, NACK_REASON, PolicyNumber, PolicyView,
         Post, Receipt, Refused, Row, StoryView, millionths,
@@ -288,7 +289,7 @@ impl System {
     pub(crate) async fn ledger(&self) -> Result<Ledger, BufferError> {
         check_books(&self.buffer).await;
         let mut ledger = Ledger::new();
-        for policy in 0..super::operation::POLICIES {
+        for policy in 0..POLICIES {
             ledger.push(self.policy_view(policy).await?);
         }
         Ok(ledger)
@@ -368,7 +369,7 @@ impl System {
         let versions = batch.trained_versions;
         BatchView {
             batch: self.batch_number(batch.batch_id),
-            policy: (0..).find(|number| policy_name(*number) == batch.policy).expect("policies are numbered"),
+            policy: (0..POLICIES).find(|number| policy_name(*number) == batch.policy).expect("policies are numbered"),
             state: batch.state,
             reason: batch.reason.clone(),
             consumer: usize::from(!batch.consumer.is_empty()),

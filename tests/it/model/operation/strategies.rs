@@ -11,32 +11,32 @@ use proptest::{
 
 use super::{
     BatchPick, BodyPlan, CONSUMERS, EpochPick, GROUPS, GroupPick, HolderPick, Item, LeasePick, NackPick, Operation,
-    REQUESTS, ROLLOUTS, Sequence, StepPick, VersionPick, VersionsPlan,
+    REQUESTS, ROLLOUTS, Sequence, StepPick, URIS, VersionPick, VersionsPlan,
 };
 use crate::model::view::{PolicyNumber, Rules};
 
 /// Histories of some length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
     let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
-    (rules, vec(operation(), 20..160)).prop_map(|(rules, operations)| Sequence { rules, operations })
+    (rules, vec(operation(), 40..200)).prop_map(|(rules, operations)| Sequence { rules, operations })
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        8 => vec(item(), 1..4).prop_map(Operation::Post),
+        10 => vec(item(), 1..4).prop_map(Operation::Post),
         20 => (policy(), vec(body(), 1..4)).prop_map(|(policy, items)| Operation::Fill { policy, items }),
         4 => (policy(), 0..ROLLOUTS, any::<bool>())
             .prop_map(|(policy, nth, changed)| Operation::Repost { policy, nth, changed }),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Close { policy, group }),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Discard { policy, group }),
-        16 => (policy(), 0..CONSUMERS, option::of(0..REQUESTS), select(vec![true, true, false]), epoch()).prop_map(
+        16 => (policy(), 0..CONSUMERS, option::of(0..REQUESTS), any::<bool>(), epoch()).prop_map(
             |(policy, consumer, request, partial, epoch)| Operation::Claim { policy, consumer, request, partial, epoch }
         ),
         3 => (holder(), select(vec![5, 30, 300])).prop_map(|(holder, ttl_s)| Operation::Extend { holder, ttl_s }),
         14 => (holder(), step()).prop_map(|(holder, step)| Operation::Ack { holder, step }),
         5 => (holder(), nacked()).prop_map(|(holder, groups)| Operation::Nack { holder, groups }),
         2 => batch().prop_map(|batch| Operation::Readmit { batch }),
-        4 => (policy(), version(), option::of(step()), option::of(0..2_usize), epoch()).prop_map(
+        4 => (policy(), version(), option::of(step()), option::of(0..URIS), epoch()).prop_map(
             |(policy, version, step, uri, epoch)| Operation::Publish { policy, version, step, uri, epoch }
         ),
         3 => (policy(), step(), epoch()).prop_map(|(policy, step, epoch)| Operation::Checkpoint { policy, step, epoch }),
@@ -56,9 +56,9 @@ fn policy() -> impl Strategy<Value = PolicyNumber> {
 
 fn rules() -> impl Strategy<Value = Rules> {
     let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
-    let batch = (1..4_usize, select(vec![None, None, Some(7), Some(12)]));
+    let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]));
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]));
-    let staleness = select(vec![None, None, Some(0), Some(1), Some(3)]);
+    let staleness = select(vec![None, Some(0), Some(0), Some(1), Some(3)]);
     let weighting = select(vec![
         LossWeighting::RolloutMean,
         LossWeighting::TurnMean,
@@ -113,7 +113,7 @@ fn body() -> impl Strategy<Value = BodyPlan> {
     let segment = || (select(vec![1, 1, 1, 5]), select(vec![[1, 1], [1, 1], [0, 1], [0, 0]]));
     let versions = prop_oneof![
         3 => Just(VersionsPlan::Absent),
-        2 => (-1..4_i64).prop_map(VersionsPlan::Behind),
+        3 => (-1..4_i64).prop_map(VersionsPlan::Behind),
         1 => (0..4_i64, 0..4_i64).prop_map(|(first, second)| VersionsPlan::Spans(first, second)),
     ];
     (status, reward, vec(segment(), 1..3), versions).prop_map(|(status, reward, segments, versions)| BodyPlan {
@@ -134,7 +134,7 @@ fn batch() -> impl Strategy<Value = BatchPick> {
     use BatchState::{Checkpointed, Leased, Quarantined, Returned, Split, Trained};
     let states = vec![Leased, Returned, Trained, Checkpointed, Quarantined, Split];
     prop_oneof![
-        8 => (Just(Leased), 0..3_usize).prop_map(|(state, nth)| BatchPick::In(state, nth)),
+        12 => (Just(Leased), 0..3_usize).prop_map(|(state, nth)| BatchPick::In(state, nth)),
         8 => (select(states), 0..3_usize).prop_map(|(state, nth)| BatchPick::In(state, nth)),
         3 => (0..20_usize).prop_map(BatchPick::Any),
         1 => Just(BatchPick::Unknown),

@@ -150,7 +150,7 @@ impl Reference {
         }
     }
 
-    /// Decides an open group: min_size, then all masked, then the group filters, then ready.
+    /// Decides an open group: `min_size`, then all masked, then the group filters, then ready.
     pub(super) fn decide(&mut self, number: usize, cause: Cause) {
         let group = &self.groups[&number];
         let members: Vec<&Rollout> = self.members(number, &VOTING).collect();
@@ -179,9 +179,9 @@ impl Reference {
     /// `grpo`: the distance from the mean of all voters in unbiased standard deviations; nobody's to compare with is 0.
     fn set_advantages(&mut self, number: usize) {
         let votes: Vec<f64> = self.members(number, &VOTING).filter_map(|rollout| rollout.body.reward()).collect();
-        let voters = votes.len() as f64;
-        let mean = votes.iter().sum::<f64>() / voters;
-        let deviation = (votes.iter().map(|vote| (vote - mean).powi(2)).sum::<f64>() / (voters - 1.0)).sqrt();
+        let count = votes.len() as f64;
+        let mean = votes.iter().sum::<f64>() / count;
+        let deviation = (votes.iter().map(|vote| (vote - mean).powi(2)).sum::<f64>() / (count - 1.0)).sqrt();
         for rollout in self.rollouts.values_mut() {
             if rollout.group == number && VOTING.contains(&rollout.verdict) {
                 let advantage = match rollout.body.reward() {
