@@ -39,20 +39,32 @@ pub struct Part {
 }
 
 impl Diagnosis {
+    /// All that is wrong.
+    pub fn findings(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().flat_map(|part| part.findings.iter().map(String::as_str))
+    }
+
     /// Whether nothing is wrong.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        self.parts.iter().all(|part| part.findings.is_empty())
+        self.findings().next().is_none()
     }
+}
+
+/// Looks at rows alone: books and structure, in one snapshot.
+pub async fn examine_rows(store: &dyn Store) -> Result<Diagnosis, StoreError> {
+    let examination = store.examine().await?;
+    Ok(Diagnosis { parts: vec![books(&examination), structure(&examination)] })
 }
 
 /// Looks at everything. `progress` is told how many rollouts' contents were read.
 pub async fn examine(store: &dyn Store, progress: impl FnMut(u64)) -> Result<Diagnosis, StoreError> {
     let file =
         Part { name: "file", extent: "pages, indexes, references".to_owned(), findings: store.integrity().await? };
-    let examination = store.examine().await?;
-    let parts = vec![file, books(&examination), structure(&examination), contents(store, progress).await?];
-    Ok(Diagnosis { parts })
+    let mut diagnosis = examine_rows(store).await?;
+    diagnosis.parts.insert(0, file);
+    diagnosis.parts.push(contents(store, progress).await?);
+    Ok(diagnosis)
 }
 
 /// Every tally against the rows that it counts, and what was received against the sum of all states.

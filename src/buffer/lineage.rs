@@ -41,6 +41,7 @@ impl Buffer {
             batches.undeliverable = resumed.undeliverable,
             "trainer resumed"
         );
+        self.report_expired(&policy, resumed.expired);
         self.metrics.lease(policy.as_str(), "revoked", resumed.returned);
         self.wakers.batch(&policy);
         self.wakers.version(&policy);

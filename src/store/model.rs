@@ -309,6 +309,8 @@ pub struct Resumed {
     pub returned: u64,
     /// Batches whose payloads are gone.
     pub undeliverable: u64,
+    /// Leases that were past their end.
+    pub expired: u64,
 }
 
 /// A new weight version.

@@ -107,6 +107,19 @@ on_both_stores! {
         assert_eq!(state(app, "h").await, is("discarded", "incomplete"));
     }
 
+    async fn groups_that_time_out_together_become_ready_in_the_order_of_their_opening(app: TestApp) {
+        app.rules("default", dropping(json!({"size": 2, "min_size": 1, "timeout_s": 60}))).await;
+        for name in ["a", "b", "c"] {
+            app.accept(member(name, 0, 1.0)).await;
+        }
+        // Moves the first group's row to the end of the table on Postgres.
+        app.accept(failed("a", 1)).await;
+        app.pass_s(60.0).await;
+        for name in ["a", "b", "c"] {
+            assert_eq!(app.group_ids(&app.lease().await).await, [name]);
+        }
+    }
+
     async fn a_timeout_counts_from_the_first_arrival_and_needs_min_size(app: TestApp) {
         app.rules("default", json!({"group": {"size": 4, "min_size": 2, "timeout_s": 100}})).await;
         app.accept(member("enough", 0, 1.0)).await;

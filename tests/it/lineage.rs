@@ -41,6 +41,15 @@ on_both_stores! {
         assert_eq!(app.batch(&batches[0]).await["state"], "checkpointed");
     }
 
+    async fn an_expired_lease_has_failed_whether_the_sweep_or_a_resume_comes_first(app: TestApp) {
+        app.rules("default", json!({"lease": {"ttl_s": 10, "max_deliveries": 1}})).await;
+        post_rollouts(app, 0..1).await;
+        let batch = app.lease().await;
+        app.clock.advance_s(10.0);
+        assert_eq!(app.resume(None).await["returned_batches"], 0);
+        assert_eq!(app.batch(&batch).await["state"], "quarantined");
+    }
+
     async fn a_zombie_trainer_can_neither_claim_nor_publish(app: TestApp) {
         post_rollouts(app, 0..3).await;
         let old = app.resume(None).await["epoch"].clone();

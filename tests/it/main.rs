@@ -16,6 +16,7 @@ mod history;
 mod ingest;
 mod ledger;
 mod lineage;
+mod model;
 mod numbers;
 mod operations;
 mod policies;

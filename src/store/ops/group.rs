@@ -312,12 +312,13 @@ impl Op for OverdueGroups {
     type Output = Vec<GroupPk>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        // Those of one deadline in the order of their opening: it becomes their order in batches.
         const SELECT_OVERDUE: Statement = Statement::new(
             "-- select_overdue
             SELECT group_pk
             FROM rollout_group
             WHERE deadline_us <= $1
-            ORDER BY deadline_us
+            ORDER BY deadline_us, group_pk
             LIMIT $2",
         );
         let rows = tx.fetch_all(SELECT_OVERDUE, args![self.now, self.limit]).await?;

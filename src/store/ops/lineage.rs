@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use forebay_client::wire::{BatchState, Settle};
 
-use super::{admission, batch, name_of, policy};
+use super::{admission, batch, name_of, policy, sweep};
 use crate::{
     buffer::{
         ids::{BatchPk, Epoch, PolicyName, Run, Step, Version},
@@ -119,6 +119,8 @@ impl Op for Resume {
             let detail = format!("{} batches acked after this step are purged", after.gone.len());
             return Ok(Err(Refusal::LineageGap(detail)));
         }
+        // A lease is lost at its end, swept or not: what is past it has failed, and only the others are revoked.
+        let expired = sweep::expire_of_policy(tx, &policy, self.now).await?;
         if let Some(step) = self.step {
             settle(tx, &policy, step, self.now).await?;
         }
@@ -134,6 +136,7 @@ impl Op for Resume {
             version,
             returned: (revoked.len() + after.deliverable.len()) as u64,
             undeliverable: after.gone.len() as u64,
+            expired,
         }))
     }
 }

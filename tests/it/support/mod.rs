@@ -18,10 +18,10 @@ use forebay::{
     config::Config,
     metrics::Metrics,
     server::Server,
-    store::{self, Store},
+    store,
 };
 use forebay_client::Client;
-pub(crate) use postgres::{Cluster, fresh_database};
+pub(crate) use postgres::{Cluster, empty, fresh_database};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;
@@ -205,13 +205,9 @@ impl TestApp {
     /// Books, structure and contents: whatever a test does through the API, the doctor finds nothing; what it does
     /// behind the service's back, the doctor finds.
     pub(crate) async fn check_books(&self) {
-        let diagnosis = doctor::examine(&**self.store(), |_| {}).await.expect("the store can be read");
-        let findings: Vec<_> = diagnosis.parts.iter().flat_map(|part| &part.findings).collect();
+        let diagnosis = doctor::examine(&**self.buffer.store(), |_| {}).await.expect("the store can be read");
+        let findings: Vec<&str> = diagnosis.findings().collect();
         assert_eq!(findings.is_empty(), !self.damaged, "{findings:#?}");
-    }
-
-    pub(crate) fn store(&self) -> &Arc<dyn Store> {
-        self.buffer.store()
     }
 
     /// A client as an agent or a trainer in Rust would use it.

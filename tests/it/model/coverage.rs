@@ -1,0 +1,243 @@
+//! Which operations met which states: a test that never acks an expired lease proves nothing about it.
+
+use std::{collections::BTreeMap, fmt};
+
+use forebay_client::wire::{BatchState, GroupState};
+
+use super::{
+    reference::Reference,
+    view::{Answer, Call, Holder, PolicyNumber, Post, Refused, name_of},
+};
+
+/// How often an operation met a state, before it changed anything.
+#[derive(Debug, Default)]
+pub(crate) struct Coverage {
+    met: BTreeMap<(&'static str, String), u64>,
+}
+
+/// What the default run must have met at least once.
+#[rustfmt::skip]
+const MUST_MEET: [(&str, &[&str]); 15] = [
+    ("post", &["new", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
+        "quarantined", "repeat", "conflict", "size conflict"]),
+    ("close", &["open", "ready", "batched", "discarded", "unknown"]),
+    ("discard", &["open", "ready", "batched", "discarded", "quarantined", "unknown"]),
+    ("claim", &["held", "returned", "returned after ack", "ready", "stale", "expired", "delivered", "nothing",
+        "superseded"]),
+    ("extend", &["leased", "leased, other lease", "expired", "returned", "trained", "checkpointed", "quarantined",
+        "split", "superseded", "unknown"]),
+    ("ack", &["leased", "leased, other lease", "expired", "returned", "trained", "trained, other step",
+        "trained, other lease", "checkpointed", "quarantined", "split", "discarded", "superseded", "unknown",
+        "step settled", "forgotten"]),
+    ("nack", &["leased", "leased, other lease", "expired", "returned", "trained", "checkpointed", "quarantined",
+        "split", "superseded", "unknown", "some groups", "foreign group"]),
+    ("readmit", &["leased", "returned", "trained", "checkpointed", "quarantined", "split", "unknown"]),
+    ("publish", &["new", "repeat", "conflict", "superseded"]),
+    ("checkpoint", &["settles", "settles nothing", "superseded"]),
+    ("resume", &["leased", "expired", "trained", "nothing", "gap", "forced", "purged", "superseded"]),
+    ("reset", &["leased", "returned", "open", "ready", "quarantined", "trained", "superseded"]),
+    ("put policy", &["open", "ready", "leased"]),
+    ("sweep", &["nothing", "expired", "overdue", "purge", "forget"]),
+    ("restart", &["open", "ready", "leased", "trained"]),
+];
+
+impl Coverage {
+    /// Counts a call by what it met in the state before it, and by how it was answered.
+    pub(crate) fn count(&mut self, before: &Reference, call: &Call, answer: &Answer) {
+        for (operation, state) in met(before, call, answer) {
+            *self.met.entry((operation, state)).or_default() += 1;
+        }
+    }
+
+    /// What should have been met and was not.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        let expected = MUST_MEET.iter().flat_map(|(operation, states)| states.iter().map(move |s| (*operation, *s)));
+        let absent = expected.filter(|(operation, state)| !self.met.contains_key(&(*operation, (*state).to_owned())));
+        absent.map(|(operation, state)| format!("{operation} x {state}")).collect()
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut last = "";
+        for ((operation, state), count) in &self.met {
+            if *operation != last {
+                write!(f, "\n  {operation:<10}")?;
+                last = operation;
+            }
+            write!(f, " | {state} {count}")?;
+        }
+        Ok(())
+    }
+}
+
+type Met = Vec<(&'static str, String)>;
+
+fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
+    let one = |operation, state: &str| vec![(operation, state.to_owned())];
+    if *answer == Answer::Refused(Refused::Superseded) {
+        return one(operation(call), "superseded");
+    }
+    match call {
+        Call::Post(bundle) => bundle.iter().map(|post| ("post", post_met(before, post))).collect(),
+        Call::Close { policy, group } | Call::Discard { policy, group } => {
+            let state = before.group_named(*policy, *group).map(|number| before.groups[&number].state);
+            vec![(operation(call), state.map_or("unknown".to_owned(), |state| name_of(&state)))]
+        }
+        Call::Claim { policy, consumer, request, .. } => claim_met(before, *policy, *consumer, *request),
+        Call::Extend { holder, .. } | Call::Ack { holder, .. } | Call::Nack { holder, .. } => {
+            let mut met = vec![(operation(call), holder_met(before, *holder))];
+            met.extend(also(call, before, answer).map(|state| (operation(call), state.to_owned())));
+            met
+        }
+        Call::Readmit { batch } => vec![("readmit", batch_met(before, *batch))],
+        Call::Publish { .. } => match answer {
+            Answer::Published { new: true } => one("publish", "new"),
+            Answer::Published { new: false } => one("publish", "repeat"),
+            _ => one("publish", "conflict"),
+        },
+        Call::Checkpoint { .. } => match answer {
+            Answer::Settled { batches: 1.., .. } => one("checkpoint", "settles"),
+            _ => one("checkpoint", "settles nothing"),
+        },
+        Call::Resume { policy, force, .. } => resume_met(before, *policy, *force, answer),
+        Call::Reset { policy, .. } => of_policy(before, "reset", *policy),
+        Call::PutPolicy { policy, .. } => of_policy(before, "put policy", *policy),
+        Call::Advance { .. } => Vec::new(),
+        Call::Sweep => before.due().into_iter().map(|due| ("sweep", due.to_owned())).collect(),
+        Call::Restart => of_policy(before, "restart", 0),
+    }
+}
+
+fn operation(call: &Call) -> &'static str {
+    match call {
+        Call::Post(_) => "post",
+        Call::Close { .. } => "close",
+        Call::Discard { .. } => "discard",
+        Call::Claim { .. } => "claim",
+        Call::Extend { .. } => "extend",
+        Call::Ack { .. } => "ack",
+        Call::Nack { .. } => "nack",
+        Call::Readmit { .. } => "readmit",
+        Call::Publish { .. } => "publish",
+        Call::Checkpoint { .. } => "checkpoint",
+        Call::Resume { .. } => "resume",
+        Call::Reset { .. } => "reset",
+        Call::PutPolicy { .. } => "put policy",
+        Call::Advance { .. } => "advance",
+        Call::Sweep => "sweep",
+        Call::Restart => "restart",
+    }
+}
+
+fn post_met(before: &Reference, post: &Post) -> String {
+    if let Some(known) = before.rollout_named(post.policy, post.rollout) {
+        let same = known.body == post.body && before.groups[&known.group].name == post.group();
+        return if same { "repeat" } else { "conflict" }.to_owned();
+    }
+    let Some(number) = before.group_named(post.policy, post.group()) else { return "new".to_owned() };
+    if post.group_size.is_some_and(|size| size != before.groups[&number].size) {
+        return "size conflict".to_owned();
+    }
+    name_of(&before.group_state(number))
+}
+
+fn claim_met(before: &Reference, policy: PolicyNumber, consumer: usize, request: Option<usize>) -> Met {
+    let mut met = Vec::new();
+    let leased = |batch: &super::reference::Batch| batch.policy == policy && batch.state == BatchState::Leased;
+    if before.batches.values().any(|batch| leased(batch) && !before.is_live(batch)) {
+        met.push("expired");
+    }
+    let returned = before.next_returned(policy);
+    let ready = before.ready(policy);
+    let stale = |group: &usize| {
+        let bound = before.policies[policy].rules.staleness;
+        bound.is_some_and(|bound| before.staleness(*group) > bound)
+    };
+    if before.held(policy, consumer, request).is_some() {
+        met.push("held");
+    } else if let Some(batch) = returned {
+        met.push(if before.batches[&batch].step.is_some() { "returned after ack" } else { "returned" });
+    } else if ready.is_empty() {
+        met.push("nothing");
+    } else {
+        met.push("ready");
+        if ready.iter().any(stale) {
+            met.push("stale");
+        }
+        if ready.iter().any(|group| before.groups[group].delivered) {
+            met.push("delivered");
+        }
+    }
+    met.into_iter().map(|state| ("claim", state.to_owned())).collect()
+}
+
+fn batch_met(before: &Reference, batch: Option<usize>) -> String {
+    let Some(number) = batch else { return "unknown".to_owned() };
+    before.batches.get(&number).map_or("forgotten".to_owned(), |batch| name_of(&batch.state))
+}
+
+fn holder_met(before: &Reference, holder: Holder) -> String {
+    let state = batch_met(before, holder.batch);
+    let Some(batch) = holder.batch.and_then(|number| before.batches.get(&number)) else { return state };
+    let same_lease = holder.lease.is_some() && batch.leases.last() == holder.lease.as_ref();
+    match (batch.state, same_lease) {
+        (BatchState::Leased, true) if !before.is_live(batch) => "expired".to_owned(),
+        (BatchState::Leased | BatchState::Trained | BatchState::Checkpointed, false) => format!("{state}, other lease"),
+        _ => state,
+    }
+}
+
+/// What an answer says beyond the state that the call met.
+fn also(call: &Call, before: &Reference, answer: &Answer) -> Option<&'static str> {
+    match (call, answer) {
+        (Call::Ack { .. }, Answer::Refused(Refused::AlreadyAcked(_))) => Some("trained, other step"),
+        (Call::Ack { .. }, Answer::Refused(Refused::StepSettled { .. })) => Some("step settled"),
+        (Call::Nack { groups, holder }, Answer::Batch(batch)) if !groups.is_empty() => {
+            let carried = holder.batch.map(|number| before.batches[&number].carried.len());
+            (carried > Some(groups.len()) && batch.state == BatchState::Split).then_some("some groups")
+        }
+        (Call::Nack { .. }, Answer::Refused(Refused::Invalid(_))) => Some("foreign group"),
+        _ => None,
+    }
+}
+
+fn resume_met(before: &Reference, policy: PolicyNumber, force: bool, answer: &Answer) -> Met {
+    let mut met = Vec::new();
+    let of_policy = || before.batches.values().filter(|batch| batch.policy == policy);
+    let leased = || of_policy().filter(|batch| batch.state == BatchState::Leased);
+    match answer {
+        Answer::Refused(_) => met.push("gap"),
+        Answer::Resumed { undeliverable: 1.., .. } => met.push("purged"),
+        Answer::Resumed { returned: 0, .. } => met.push("nothing"),
+        _ => {}
+    }
+    if leased().any(|batch| before.is_live(batch)) {
+        met.push("leased");
+    }
+    if leased().any(|batch| !before.is_live(batch)) {
+        met.push("expired");
+    }
+    if of_policy().any(|batch| batch.state == BatchState::Trained) {
+        met.push("trained");
+    }
+    if force {
+        met.push("forced");
+    }
+    met.into_iter().map(|state| ("resume", state.to_owned())).collect()
+}
+
+/// The states in which groups of a policy are, each once.
+fn of_policy(before: &Reference, operation: &'static str, policy: PolicyNumber) -> Met {
+    let run = before.policies[policy].run;
+    let mut states: Vec<String> = Vec::new();
+    for (number, group) in &before.groups {
+        if group.policy == policy && group.run == run {
+            let quarantined = group.state == GroupState::Quarantined;
+            states.push(if quarantined { "quarantined".to_owned() } else { name_of(&before.group_state(*number)) });
+        }
+    }
+    states.sort();
+    states.dedup();
+    states.into_iter().map(|state| (operation, state)).collect()
+}

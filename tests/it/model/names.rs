@@ -1,0 +1,131 @@
+//! Names on the wire for the model's numbers, and the wire's objects for the model's.
+
+use std::sync::Arc;
+
+use forebay::buffer::{ids::GroupId, rules};
+use forebay_client::wire::{
+    BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules,
+    RetentionRules, Segment, Settle, StalenessRules, Trajectory, VersionSpan,
+};
+
+use super::{
+    operation::{GROUPS, ROLLOUTS, URIS},
+    reference::LOSS_CONSTANT,
+    view::{Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, Post, Rules, Versions},
+};
+
+/// Names of groups, then of rollouts.
+///
+/// A bundle opens its groups in the order of their keys, which are hashes. Sorted by these, names are in the order of
+/// their numbers, and the reference need not know.
+pub(crate) struct Names(Vec<String>);
+
+impl Names {
+    pub(crate) fn new() -> Self {
+        let mut names: Vec<String> = (0..GROUPS + ROLLOUTS).map(|number| format!("name-{number}")).collect();
+        names.sort_by_key(|name| group_id(name).key());
+        Self(names)
+    }
+
+    fn rollout(&self, number: usize) -> &str {
+        &self.0[GROUPS + number]
+    }
+
+    fn number(&self, name: &str) -> usize {
+        self.0.iter().position(|known| known == name).expect("only these names are used")
+    }
+
+    pub(crate) fn rollout_number(&self, name: &str) -> usize {
+        self.number(name) - GROUPS
+    }
+
+    pub(crate) fn group(&self, name: GroupName) -> GroupId {
+        match name {
+            GroupName::Named(number) => group_id(&self.0[number]),
+            GroupName::Alone(rollout) => group_id(self.rollout(rollout)),
+        }
+    }
+
+    pub(crate) fn group_name(&self, name: &str) -> GroupName {
+        let number = self.number(name);
+        if number < GROUPS { GroupName::Named(number) } else { GroupName::Alone(number - GROUPS) }
+    }
+
+    pub(crate) fn trajectory(&self, post: &Post) -> Trajectory {
+        let Body { status, reward, segments, versions } = &post.body;
+        Trajectory {
+            policy: Some(format!("policy-{}", post.policy)),
+            rollout_id: Some(self.rollout(post.rollout).to_owned()),
+            group_id: post.group.map(|group| self.0[group].clone()),
+            group_size: post.group_size,
+            policy_version: if let Versions::Declared(version) = versions { Some(*version) } else { None },
+            status: *status,
+            reward: reward.map(|halves| f64::from(halves) / 2.0),
+            segments: segments.iter().map(|(prompt, mask)| segment(*prompt, *mask, *versions)).collect(),
+            ..Trajectory::default()
+        }
+    }
+}
+
+fn group_id(name: &str) -> GroupId {
+    GroupId::parse(name).expect("the id is valid")
+}
+
+fn segment(prompt: usize, mask: [u8; 2], versions: Versions) -> Segment {
+    let spans = match versions {
+        Versions::Spans(first, second) => Some(vec![VersionSpan(first, 0, 1), VersionSpan(second, 1, 1)]),
+        Versions::Absent | Versions::Declared(_) => None,
+    };
+    Segment { tokens: vec![1; prompt + 2], loss_mask: mask.to_vec(), versions: spans, ..Segment::default() }
+}
+
+/// Where the weights of a version are.
+pub(crate) fn uri(number: usize) -> String {
+    format!("file:///weights/{number}")
+}
+
+pub(crate) fn uri_number(uri: &str) -> usize {
+    (0..URIS).find(|number| self::uri(*number) == uri).expect("only these places are used")
+}
+
+/// The rules as the buffer takes them.
+pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
+    let constant = rules.weighting == LossWeighting::Constant;
+    let wire = PolicyRules {
+        group: GroupRules {
+            size: rules.size,
+            min_size: Some(rules.min_size),
+            timeout_s: rules.timeout_s as u64,
+            on_drop: if rules.shrink { OnDrop::Shrink } else { OnDrop::Refill },
+        },
+        batch: BatchRules { groups: rules.batch_groups as u32, max_tokens: rules.max_tokens, ..BatchRules::default() },
+        lease: LeaseRules { ttl_s: rules.ttl_s as u64, max_deliveries: rules.max_deliveries },
+        loss_weighting: rules.weighting,
+        loss_constant: constant.then_some(LOSS_CONSTANT),
+        staleness: StalenessRules { max: rules.staleness.map(|max| max as u32), ..StalenessRules::default() },
+        settle: if rules.settled_by_ack { Settle::Ack } else { Settle::Checkpoint },
+        retention: RetentionRules {
+            trained_s: rules.trained_s as u64,
+            settled_s: rules.settled_s as u64,
+            dropped_s: rules.dropped_s as u64,
+            tombstone_s: rules.tombstone_s as u64,
+        },
+        filter: if rules.filters { filters() } else { Vec::new() },
+        ..PolicyRules::default()
+    };
+    Arc::new(rules::Rules::parse(wire).expect("the model's rules are valid"))
+}
+
+fn filters() -> Vec<FilterRule> {
+    let filter = |name: &str, scope, when: &str, action| FilterRule {
+        name: name.to_owned(),
+        scope,
+        when: when.to_owned(),
+        action,
+    };
+    vec![
+        filter(DROPS_ABORTED, FilterScope::Rollout, "status == 'aborted'", FilterAction::Drop),
+        filter(MASKS_TRUNCATED, FilterScope::Rollout, "status == 'truncated'", FilterAction::Mask),
+        filter(DISCARDS_EQUAL, FilterScope::Group, "size > 0 && reward_std < 1e-6", FilterAction::Drop),
+    ]
+}

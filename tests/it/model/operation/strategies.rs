@@ -1,0 +1,176 @@
+//! How often what is wanted: the weights decide how deep a history gets before a reset or a timeout ends it.
+
+use forebay_client::wire::{BatchState, GroupState, LossWeighting, Status};
+use proptest::{
+    collection::vec,
+    option,
+    prelude::{Just, Strategy, any},
+    prop_oneof,
+    sample::select,
+};
+
+use super::{
+    BatchPick, BodyPlan, CONSUMERS, EpochPick, GROUPS, GroupPick, HolderPick, Item, LeasePick, NackPick, Operation,
+    REQUESTS, ROLLOUTS, Sequence, StepPick, URIS, VersionPick, VersionsPlan,
+};
+use crate::model::view::{PolicyNumber, Rules};
+
+/// Histories of some length.
+pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
+    let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
+    (rules, vec(operation(), 40..200)).prop_map(|(rules, operations)| Sequence { rules, operations })
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        10 => vec(item(), 1..4).prop_map(Operation::Post),
+        20 => (policy(), vec(body(), 1..4)).prop_map(|(policy, items)| Operation::Fill { policy, items }),
+        4 => (policy(), 0..ROLLOUTS, any::<bool>())
+            .prop_map(|(policy, nth, changed)| Operation::Repost { policy, nth, changed }),
+        2 => (policy(), group()).prop_map(|(policy, group)| Operation::Close { policy, group }),
+        2 => (policy(), group()).prop_map(|(policy, group)| Operation::Discard { policy, group }),
+        16 => (policy(), 0..CONSUMERS, option::of(0..REQUESTS), any::<bool>(), epoch()).prop_map(
+            |(policy, consumer, request, partial, epoch)| Operation::Claim { policy, consumer, request, partial, epoch }
+        ),
+        3 => (holder(), select(vec![5, 30, 300])).prop_map(|(holder, ttl_s)| Operation::Extend { holder, ttl_s }),
+        14 => (holder(), step()).prop_map(|(holder, step)| Operation::Ack { holder, step }),
+        5 => (holder(), nacked()).prop_map(|(holder, groups)| Operation::Nack { holder, groups }),
+        2 => batch().prop_map(|batch| Operation::Readmit { batch }),
+        4 => (policy(), version(), option::of(step()), option::of(0..URIS), epoch()).prop_map(
+            |(policy, version, step, uri, epoch)| Operation::Publish { policy, version, step, uri, epoch }
+        ),
+        3 => (policy(), step(), epoch()).prop_map(|(policy, step, epoch)| Operation::Checkpoint { policy, step, epoch }),
+        4 => (policy(), option::weighted(0.8, step()), any::<bool>(), epoch())
+            .prop_map(|(policy, step, force, epoch)| Operation::Resume { policy, step, force, epoch }),
+        1 => (policy(), epoch()).prop_map(|(policy, epoch)| Operation::Reset { policy, epoch }),
+        2 => (policy(), rules()).prop_map(|(policy, rules)| Operation::PutPolicy { policy, rules }),
+        8 => select(vec![1, 1, 5, 5, 10, 10, 30, 60, 100, 1_000]).prop_map(|seconds| Operation::Advance { seconds }),
+        5 => Just(Operation::Sweep),
+        1 => Just(Operation::Restart),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = PolicyNumber> {
+    prop_oneof![3 => Just(0), 1 => Just(1)]
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
+    let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]));
+    let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]));
+    let staleness = select(vec![None, Some(0), Some(0), Some(1), Some(3)]);
+    let weighting = select(vec![
+        LossWeighting::RolloutMean,
+        LossWeighting::TurnMean,
+        LossWeighting::SampleMean,
+        LossWeighting::TokenMean,
+        LossWeighting::Constant,
+    ]);
+    let retention =
+        (select(vec![50, 500]), select(vec![0, 20, 500]), select(vec![0, 30]), select(vec![0, 40, 2_000, 2_000]));
+    (group, batch, lease, staleness, weighting, retention).prop_map(
+        |(group, batch, lease, staleness, weighting, retention)| Rules {
+            size: group.0,
+            min_size: group.1.min(group.0),
+            timeout_s: group.2,
+            shrink: group.3,
+            filters: group.4,
+            batch_groups: batch.0,
+            max_tokens: batch.1,
+            ttl_s: lease.0,
+            max_deliveries: lease.1,
+            staleness,
+            settled_by_ack: false,
+            weighting,
+            trained_s: retention.0,
+            settled_s: retention.1,
+            dropped_s: retention.2,
+            tombstone_s: retention.3,
+        },
+    )
+}
+
+fn item() -> impl Strategy<Value = Item> {
+    let group = prop_oneof![5 => (0..GROUPS).prop_map(Some), 1 => Just(None)];
+    let group_size = prop_oneof![5 => Just(None), 1 => (1..4_u32).prop_map(Some)];
+    (policy(), 0..ROLLOUTS, group, group_size, body()).prop_map(|(policy, rollout, group, group_size, body)| Item {
+        policy,
+        rollout,
+        group_size: group_size.filter(|_| group.is_some()),
+        group,
+        body,
+    })
+}
+
+fn body() -> impl Strategy<Value = BodyPlan> {
+    let status = prop_oneof![
+        6 => Just(Status::Completed),
+        2 => Just(Status::Truncated),
+        2 => Just(Status::Aborted),
+        1 => Just(Status::Failed),
+    ];
+    let reward = prop_oneof![8 => (0..3_u8).prop_map(Some), 1 => Just(None)];
+    let segment = || (select(vec![1, 1, 1, 5]), select(vec![[1, 1], [1, 1], [0, 1], [0, 0]]));
+    let versions = prop_oneof![
+        3 => Just(VersionsPlan::Absent),
+        3 => (-1..4_i64).prop_map(VersionsPlan::Behind),
+        1 => (0..4_i64, 0..4_i64).prop_map(|(first, second)| VersionsPlan::Spans(first, second)),
+    ];
+    (status, reward, vec(segment(), 1..3), versions).prop_map(|(status, reward, segments, versions)| BodyPlan {
+        status,
+        reward,
+        segments,
+        versions,
+    })
+}
+
+fn group() -> impl Strategy<Value = GroupPick> {
+    use GroupState::{Batched, Open, Quarantined, Ready};
+    (select(vec![None, Some(Open), Some(Ready), Some(Quarantined), Some(Batched)]), 0..GROUPS)
+        .prop_map(|(state, nth)| GroupPick { state, nth })
+}
+
+fn batch() -> impl Strategy<Value = BatchPick> {
+    use BatchState::{Checkpointed, Leased, Quarantined, Returned, Split, Trained};
+    let states = vec![Leased, Returned, Trained, Checkpointed, Quarantined, Split];
+    prop_oneof![
+        12 => (Just(Leased), 0..3_usize).prop_map(|(state, nth)| BatchPick::In(state, nth)),
+        8 => (select(states), 0..3_usize).prop_map(|(state, nth)| BatchPick::In(state, nth)),
+        3 => (0..20_usize).prop_map(BatchPick::Any),
+        1 => Just(BatchPick::Unknown),
+    ]
+}
+
+fn holder() -> impl Strategy<Value = HolderPick> {
+    let lease = prop_oneof![10 => Just(LeasePick::Last), 3 => Just(LeasePick::Earlier), 1 => Just(LeasePick::Forged)];
+    (batch(), lease, epoch()).prop_map(|(batch, lease, epoch)| HolderPick { batch, lease, epoch })
+}
+
+fn epoch() -> impl Strategy<Value = EpochPick> {
+    prop_oneof![8 => Just(EpochPick::Absent), 2 => Just(EpochPick::Current), 1 => Just(EpochPick::Before)]
+}
+
+fn step() -> impl Strategy<Value = StepPick> {
+    prop_oneof![
+        6 => Just(StepPick::Next),
+        1 => Just(StepPick::Skipping),
+        2 => Just(StepPick::LastAcked),
+        2 => Just(StepPick::BeforeLastAcked),
+        2 => Just(StepPick::Checkpoint),
+        1 => Just(StepPick::BelowCheckpoint),
+        2 => Just(StepPick::OfBatch),
+    ]
+}
+
+fn nacked() -> impl Strategy<Value = NackPick> {
+    select(vec![NackPick::Whole, NackPick::First, NackPick::First, NackPick::All, NackPick::Foreign])
+}
+
+fn version() -> impl Strategy<Value = VersionPick> {
+    prop_oneof![
+        4 => (1..3_i64).prop_map(VersionPick::Above),
+        1 => Just(VersionPick::Repeat),
+        1 => Just(VersionPick::Same),
+        1 => Just(VersionPick::Below),
+    ]
+}

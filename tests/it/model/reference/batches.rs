@@ -1,0 +1,396 @@
+//! Batches and leases: what a claim is given, what its holder may do, and what becomes of it when the lease ends.
+
+use forebay_client::wire::{BatchState, GroupState, LossWeighting, Verdict};
+
+use super::{Batch, Cut, Outcome, Reference, Rollout, VOTING};
+use crate::model::view::{
+    Answer, BatchNumber, GroupName, Holder, LeaseNumber, NACK_REASON, PolicyNumber, Refused, Row, millionths,
+};
+
+/// Divisor of `constant` loss weighting, wherever the model's rules use it.
+pub(crate) const LOSS_CONSTANT: f64 = 10.0;
+
+/// Reason of what was delivered in vain too often.
+const DELIVERIES_USED_UP: &str = "max-deliveries";
+
+impl Reference {
+    /// The batch that the request holds, one that came back, or a new one.
+    pub(super) fn claim(
+        &mut self,
+        policy: PolicyNumber,
+        consumer: usize,
+        request: Option<usize>,
+        partial: bool,
+        epoch: Option<i64>,
+    ) -> Outcome {
+        self.check_epoch(policy, epoch)?;
+        // A lease is lost at its end, swept or not.
+        self.expire_leases(policy);
+        let expires_at = Some(self.now + self.policies[policy].rules.ttl_s);
+        if let Some(batch) = self.held(policy, consumer, request) {
+            self.batch_mut(batch).expires_at = expires_at;
+            return Ok(self.leased(batch, true));
+        }
+        let returned = self.next_returned(policy);
+        let Some(batch) = returned.or_else(|| self.cut(policy, partial)) else { return Ok(Answer::NoBatch) };
+        let (lease, epoch) = (self.grants, self.policies[policy].epoch);
+        self.grants += 1;
+        let granted = self.batch_mut(batch);
+        granted.state = BatchState::Leased;
+        granted.reason = None;
+        granted.leases.push(lease);
+        granted.lease_over = false;
+        (granted.consumer, granted.request, granted.epoch) = (consumer, request, epoch);
+        granted.expires_at = expires_at;
+        granted.attempt += 1;
+        Ok(self.leased(batch, false))
+    }
+
+    fn leased(&self, batch: BatchNumber, held: bool) -> Answer {
+        let lease = self.last_lease(batch).expect("it was leased just now");
+        Answer::Leased { held, lease, batch: self.batch_view(batch), rows: self.rows(batch) }
+    }
+
+    pub(crate) fn last_lease(&self, batch: BatchNumber) -> Option<LeaseNumber> {
+        self.batches[&batch].leases.last().copied()
+    }
+
+    pub(super) fn in_state(&self, policy: PolicyNumber, state: BatchState) -> impl Iterator<Item = BatchNumber> {
+        let run = self.policies[policy].run;
+        let found = move |batch: &Batch| batch.policy == policy && batch.run == run && batch.state == state;
+        self.batches.iter().filter(move |(_, batch)| found(batch)).map(|(number, _)| *number)
+    }
+
+    /// The live lease of the same request; the scope of a request is policy and consumer.
+    pub(crate) fn held(&self, policy: PolicyNumber, consumer: usize, request: Option<usize>) -> Option<BatchNumber> {
+        request?;
+        let same = |number: &BatchNumber| {
+            let batch = &self.batches[number];
+            batch.consumer == consumer && batch.request == request && self.is_live(batch)
+        };
+        self.in_state(policy, BatchState::Leased).find(same)
+    }
+
+    /// By the step it was last acked at, then the rest in the order they were cut.
+    pub(crate) fn next_returned(&self, policy: PolicyNumber) -> Option<BatchNumber> {
+        self.in_state(policy, BatchState::Returned).min_by_key(|number| {
+            let step = self.batches[number].step;
+            (step.is_none(), step, *number)
+        })
+    }
+
+    /// Exactly `groups` groups in the order in which they became ready; fewer only when the next would pass
+    /// `max_tokens`, and an oversize group goes alone; `partial` takes what is there.
+    fn cut(&mut self, policy: PolicyNumber, partial: bool) -> Option<BatchNumber> {
+        self.take_out_stale(policy);
+        let rules = self.policies[policy].rules.clone();
+        let mut groups: Vec<usize> = Vec::new();
+        let mut tokens = 0;
+        let mut full = false;
+        for group in self.ready(policy) {
+            let more: u64 = self.members(group, &VOTING).map(|rollout| rollout.body.tokens()).sum();
+            let too_much = rules.max_tokens.is_some_and(|most| tokens + more > most);
+            if too_much && !groups.is_empty() {
+                full = true;
+                break;
+            }
+            groups.push(group);
+            tokens += more;
+            full = too_much || groups.len() == rules.batch_groups;
+            if full {
+                break;
+            }
+        }
+        if !(full || partial) || groups.is_empty() {
+            return None;
+        }
+        let failed_deliveries = groups.iter().map(|group| self.groups[group].failed_deliveries).max().unwrap_or(0);
+        let number = self.cuts;
+        self.cuts += 1;
+        let batch = Batch {
+            policy,
+            run: self.policies[policy].run,
+            state: BatchState::Returned,
+            reason: None,
+            leases: Vec::new(),
+            lease_over: true,
+            consumer: 0,
+            request: None,
+            epoch: 0,
+            expires_at: None,
+            // The delivery count of groups that were in a split batch goes on.
+            attempt: failed_deliveries,
+            failed_deliveries,
+            step: None,
+            acked_at: None,
+            created_at: self.now,
+            cut: self.measure(policy, &groups, rules.weighting),
+            carried: groups.clone(),
+        };
+        self.batches.insert(number, batch);
+        for group in groups {
+            let group = self.group_mut(group);
+            (group.state, group.batch, group.delivered) = (GroupState::Batched, Some(number), true);
+        }
+        Some(number)
+    }
+
+    /// Ready groups in the order in which they became ready.
+    pub(crate) fn ready(&self, policy: PolicyNumber) -> Vec<usize> {
+        let run = self.policies[policy].run;
+        let found = self
+            .groups
+            .iter()
+            .filter(|(_, group)| group.policy == policy && group.run == run && group.state == GroupState::Ready);
+        let mut ready: Vec<usize> = found.map(|(number, _)| *number).collect();
+        ready.sort_by_key(|number| self.groups[number].place);
+        ready
+    }
+
+    /// Versions that the oldest trained token of a group is behind.
+    pub(crate) fn staleness(&self, group: usize) -> i64 {
+        let current = self.policies[self.groups[&group].policy].version;
+        let oldest = self.members(group, &VOTING).filter_map(|rollout| rollout.trained_versions).map(|range| range.0);
+        oldest.min().map_or(0, |oldest| (current - oldest).max(0))
+    }
+
+    /// Groups over the staleness bound are never delivered for the first time.
+    ///
+    /// Silent: whether a group that is not next in line is tested as well. Here all are, whenever a new batch is cut.
+    fn take_out_stale(&mut self, policy: PolicyNumber) {
+        let rules = self.policies[policy].rules.clone();
+        let Some(bound) = rules.staleness else { return };
+        for number in self.ready(policy) {
+            if !self.groups[&number].delivered && self.staleness(number) > bound {
+                // Silent: whose retention counts, the group's or the policy's. Here it is the policy's.
+                let purge_at = Some(self.now + rules.dropped_s);
+                let group = self.group_mut(number);
+                (group.state, group.purge_at) = (GroupState::Stale, purge_at);
+            }
+        }
+    }
+
+    fn measure(&self, policy: PolicyNumber, groups: &[usize], weighting: LossWeighting) -> Cut {
+        let rollouts: Vec<&Rollout> = groups.iter().flat_map(|group| self.members(*group, &VOTING)).collect();
+        let kept: Vec<&&Rollout> = rollouts.iter().filter(|rollout| rollout.verdict == Verdict::Kept).collect();
+        let ranges: Vec<(i64, i64)> = kept.iter().filter_map(|rollout| rollout.trained_versions).collect();
+        let oldest = ranges.iter().map(|range| range.0).min();
+        let newest = ranges.iter().map(|range| range.1).max();
+        Cut {
+            groups: groups.len(),
+            rollouts: rollouts.len(),
+            samples: rollouts.iter().map(|rollout| rollout.body.segments.len().max(1)).sum(),
+            tokens: rollouts.iter().map(|rollout| rollout.body.tokens()).sum(),
+            version_current: self.policies[policy].version,
+            trained_versions: oldest.zip(newest),
+            weighting,
+            trained_samples: rollouts.iter().map(|rollout| rollout.delivered_samples().max(1)).sum(),
+            trained_tokens: rollouts.iter().map(|rollout| rollout.delivered_tokens()).sum(),
+        }
+    }
+
+    /// One row per segment: group place, arrival, segment.
+    fn rows(&self, batch: BatchNumber) -> Vec<Row> {
+        let batch = &self.batches[&batch];
+        let mut rows = Vec::new();
+        for group in &batch.carried {
+            for rollout in self.members(*group, &VOTING) {
+                for (segment, (prompt, mask)) in rollout.body.segments.iter().enumerate() {
+                    let mask: Vec<u8> = if rollout.verdict == Verdict::Kept { mask.to_vec() } else { vec![0, 0] };
+                    let trained = mask.iter().map(|&bit| u64::from(bit)).sum();
+                    rows.push(Row {
+                        group: self.groups[group].name,
+                        rollout: rollout.name,
+                        segment,
+                        verdict: rollout.verdict,
+                        tokens: prompt + 2,
+                        reward: rollout.body.reward().map(millionths),
+                        // Delivered as the nearest 32-bit float.
+                        advantage: millionths(f64::from(rollout.advantage.unwrap_or(0.0) as f32)),
+                        loss_weight: millionths(batch.cut.loss_weight(rollout, trained)),
+                        policy_version: rollout.version,
+                        mask,
+                    });
+                }
+            }
+        }
+        rows
+    }
+
+    pub(crate) fn is_live(&self, batch: &Batch) -> bool {
+        batch.state == BatchState::Leased && batch.expires_at.is_some_and(|end| end > self.now)
+    }
+
+    /// Finds the batch of a caller who claims to hold it.
+    fn batch_of(&self, holder: Holder) -> Result<BatchNumber, Refused> {
+        holder.batch.filter(|number| self.batches.contains_key(number)).ok_or(Refused::Unknown)
+    }
+
+    fn speaks_for_last_lease(&self, holder: Holder, number: BatchNumber) -> bool {
+        let batch = &self.batches[&number];
+        holder.lease.is_some() && !batch.lease_over && batch.leases.last() == holder.lease.as_ref()
+    }
+
+    /// With a lost lease or a superseded epoch nothing changes.
+    fn check_lease(&self, holder: Holder, number: BatchNumber) -> Result<(), Refused> {
+        let batch = &self.batches[&number];
+        self.check_epoch(batch.policy, holder.epoch)?;
+        if self.speaks_for_last_lease(holder, number) && self.is_live(batch) { Ok(()) } else { Err(Refused::LeaseLost) }
+    }
+
+    pub(super) fn extend(&mut self, holder: Holder, ttl_s: i64) -> Outcome {
+        let number = self.batch_of(holder)?;
+        self.check_lease(holder, number)?;
+        let expires_at = Some(self.now + ttl_s);
+        self.batch_mut(number).expires_at = expires_at;
+        Ok(Answer::Batch(self.batch_view(number)))
+    }
+
+    pub(super) fn ack(&mut self, holder: Holder, step: i64) -> Outcome {
+        let number = self.batch_of(holder)?;
+        let batch = &self.batches[&number];
+        let acked = matches!(batch.state, BatchState::Trained | BatchState::Checkpointed);
+        if acked && self.speaks_for_last_lease(holder, number) {
+            // A repeat is recognised first.
+            let before = batch.step.expect("an acked batch has a step");
+            return if before == step {
+                Ok(Answer::Batch(self.batch_view(number)))
+            } else {
+                Err(Refused::AlreadyAcked(before))
+            };
+        }
+        self.check_lease(holder, number)?;
+        let policy = &mut self.policies[batch.policy];
+        if let Some(checkpoint) = policy.checkpoint_step
+            && step <= checkpoint
+        {
+            return Err(Refused::StepSettled { checkpoint });
+        }
+        policy.acked_step = policy.acked_step.max(Some(step));
+        let (state, kept_s) = if policy.rules.settled_by_ack {
+            (BatchState::Checkpointed, policy.rules.settled_s)
+        } else {
+            (BatchState::Trained, policy.rules.trained_s)
+        };
+        let now = self.now;
+        let batch = self.batch_mut(number);
+        (batch.state, batch.step, batch.acked_at, batch.expires_at) = (state, Some(step), Some(now), None);
+        self.schedule_purge(number, Some(now + kept_s));
+        Ok(Answer::Batch(self.batch_view(number)))
+    }
+
+    pub(super) fn nack(&mut self, holder: Holder, groups: &[GroupName]) -> Outcome {
+        let number = self.batch_of(holder)?;
+        self.check_lease(holder, number)?;
+        if groups.is_empty() {
+            self.fail_delivery(number, Some(NACK_REASON));
+            return Ok(Answer::Batch(self.batch_view(number)));
+        }
+        let held = self.held_by(number);
+        for (index, name) in groups.iter().enumerate() {
+            if !held.iter().any(|group| self.groups[group].name == *name) {
+                return Err(Refused::Invalid(format!("/groups/{index}")));
+            }
+        }
+        let batch = self.batch_mut(number);
+        batch.state = BatchState::Split;
+        batch.reason = Some(NACK_REASON.to_owned());
+        (batch.lease_over, batch.expires_at) = (true, None);
+        batch.failed_deliveries += 1;
+        let failed = batch.failed_deliveries;
+        let used_up = failed >= self.policies[self.batches[&number].policy].rules.max_deliveries;
+        for group in held {
+            let group = self.group_mut(group);
+            group.failed_deliveries = failed;
+            if groups.contains(&group.name) {
+                (group.state, group.reason) = (GroupState::Quarantined, Some(NACK_REASON.to_owned()));
+            } else if used_up {
+                // Silent: the others return to their places, but deliveries are limited. Here the limit wins.
+                (group.state, group.reason) = (GroupState::Quarantined, Some(DELIVERIES_USED_UP.to_owned()));
+            } else {
+                (group.state, group.batch) = (GroupState::Ready, None);
+            }
+        }
+        Ok(Answer::Batch(self.batch_view(number)))
+    }
+
+    /// A delivery in vain: the batch comes back, or is quarantined after the last one.
+    fn fail_delivery(&mut self, number: BatchNumber, reason: Option<&str>) {
+        let most = self.policies[self.batches[&number].policy].rules.max_deliveries;
+        let batch = self.batch_mut(number);
+        batch.failed_deliveries += 1;
+        let used_up = batch.failed_deliveries >= most;
+        batch.state = if used_up { BatchState::Quarantined } else { BatchState::Returned };
+        batch.reason = reason.or(used_up.then_some(DELIVERIES_USED_UP)).map(str::to_owned);
+        (batch.lease_over, batch.expires_at) = (true, None);
+    }
+
+    /// Gives back the leases that are past their end.
+    pub(super) fn expire_leases(&mut self, policy: PolicyNumber) {
+        let leased: Vec<BatchNumber> = self.in_state(policy, BatchState::Leased).collect();
+        for number in leased {
+            if !self.is_live(&self.batches[&number]) {
+                self.fail_delivery(number, None);
+            }
+        }
+    }
+
+    /// What is quarantined comes back with a fresh count.
+    pub(super) fn readmit(&mut self, batch: Option<BatchNumber>) -> Outcome {
+        let number = self.batch_of(Holder { batch, lease: None, epoch: None })?;
+        let quarantined = |group: &super::Group| group.batch == Some(number) && group.state == GroupState::Quarantined;
+        let groups: Vec<usize> =
+            self.groups.iter().filter(|(_, group)| quarantined(group)).map(|(number, _)| *number).collect();
+        match self.batches[&number].state {
+            BatchState::Quarantined => {
+                let batch = self.batch_mut(number);
+                (batch.state, batch.reason, batch.failed_deliveries) = (BatchState::Returned, None, 0);
+            }
+            BatchState::Split if !groups.is_empty() => {
+                for group in groups {
+                    let group = self.group_mut(group);
+                    (group.state, group.batch, group.reason) = (GroupState::Ready, None, None);
+                    group.failed_deliveries = 0;
+                }
+            }
+            _ => return Err(Refused::BatchState),
+        }
+        Ok(Answer::Batch(self.batch_view(number)))
+    }
+
+    /// A resume takes a batch back, which is nobody's failure.
+    pub(super) fn bring_back(&mut self, number: BatchNumber) {
+        let batch = self.batch_mut(number);
+        batch.state = BatchState::Returned;
+        (batch.lease_over, batch.expires_at, batch.acked_at) = (true, None, None);
+        self.schedule_purge(number, None);
+    }
+}
+
+impl Rollout {
+    /// Trained tokens of the mask as delivered: a masked rollout trains nothing.
+    fn delivered_tokens(&self) -> u64 {
+        if self.verdict == Verdict::Kept { self.body.trained_tokens() } else { 0 }
+    }
+
+    fn delivered_samples(&self) -> u64 {
+        if self.verdict == Verdict::Kept { self.body.trained_samples() } else { 0 }
+    }
+}
+
+impl Cut {
+    /// The table of section 4 of the semantics.
+    fn loss_weight(&self, rollout: &Rollout, sample_tokens: u64) -> f64 {
+        let (g, n) = (self.rollouts as f64, self.trained_samples as f64);
+        let m_i = sample_tokens.max(1) as f64;
+        let m_r = rollout.delivered_tokens().max(1) as f64;
+        let t_r = rollout.delivered_samples().max(1) as f64;
+        match self.weighting {
+            LossWeighting::RolloutMean => 1.0 / (g * m_r),
+            LossWeighting::TurnMean => 1.0 / (g * t_r * m_i),
+            LossWeighting::SampleMean => 1.0 / (n * m_i),
+            LossWeighting::TokenMean => 1.0 / self.trained_tokens.max(1) as f64,
+            LossWeighting::Constant => 1.0 / (g * LOSS_CONSTANT),
+        }
+    }
+}

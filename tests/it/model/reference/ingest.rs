@@ -1,0 +1,268 @@
+//! Posts and groups: verdicts, places, and the decision that ends a group's open state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_client::wire::{GroupState, Status, Verdict};
+
+use super::{Group, Outcome, Reference, Rollout, VOTING};
+use crate::model::view::{
+    Answer, Body, DISCARD_REASON, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, PolicyNumber, Post,
+    Receipt, Refused, Rules, Versions,
+};
+
+/// Why a group is decided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    Complete,
+    PlacesUsed,
+    Exhausted,
+    TimedOut,
+}
+
+impl Reference {
+    /// A bundle is stored whole or not at all.
+    pub(super) fn post(&mut self, bundle: &[Post]) -> Outcome {
+        let mut after = self.clone();
+        after.open_groups(bundle);
+        let mut receipts = Vec::with_capacity(bundle.len());
+        for (index, post) in bundle.iter().enumerate() {
+            receipts.push(after.post_one(index, post)?);
+        }
+        *self = after;
+        Ok(Answer::Receipts(receipts))
+    }
+
+    /// The first rollout of a group that does not exist opens it and fixes its size.
+    ///
+    /// Silent: in which order a bundle opens its groups. Here it is the order of their names.
+    fn open_groups(&mut self, bundle: &[Post]) {
+        let mut first: BTreeMap<(PolicyNumber, GroupName), &Post> = BTreeMap::new();
+        for post in bundle {
+            if self.rollout_named(post.policy, post.rollout).is_none() {
+                first.entry((post.policy, post.group())).or_insert(post);
+            }
+        }
+        for ((policy, name), post) in first {
+            if self.group_named(policy, name).is_some() {
+                continue;
+            }
+            let rules = self.policies[policy].rules.clone();
+            let group = Group {
+                policy,
+                run: self.policies[policy].run,
+                name,
+                size: post.group_size.unwrap_or(rules.size),
+                state: GroupState::Open,
+                reason: None,
+                opened_at: self.now,
+                deadline_at: Some(self.now + rules.timeout_s),
+                decided_at: None,
+                place: 0,
+                delivered: false,
+                failed_deliveries: 0,
+                batch: None,
+                purge_at: None,
+                purged_at: None,
+                forget_at: None,
+                rules,
+            };
+            self.groups.insert(self.openings, group);
+            self.openings += 1;
+        }
+    }
+
+    fn post_one(&mut self, index: usize, post: &Post) -> Result<Receipt, Refused> {
+        // The identity check comes first.
+        if let Some(known) = self.rollout_named(post.policy, post.rollout) {
+            let same = known.body == post.body && self.groups[&known.group].name == post.group();
+            let verdict = known.verdict;
+            return if same { Ok(self.receipt(known, true)) } else { Err(Refused::RolloutConflict { index, verdict }) };
+        }
+        let number = self.group_named(post.policy, post.group()).expect("its group was opened before");
+        let group = &self.groups[&number];
+        if post.group_size.is_some_and(|size| size != group.size) {
+            return Err(Refused::GroupSizeConflict { index, size: group.size });
+        }
+        if post.group.is_none() && group.rules.size > 1 {
+            return Err(Refused::Invalid(format!("/{index}/group_id")));
+        }
+        let (verdict, reason) = if group.state == GroupState::Open {
+            judge(&group.rules, &post.body)
+        } else {
+            (Verdict::Late, Some("group-decided"))
+        };
+        let current = self.policies[post.policy].version;
+        let rollout = Rollout {
+            policy: post.policy,
+            run: group.run,
+            name: post.rollout,
+            group: number,
+            verdict,
+            reason: reason.map(str::to_owned),
+            version: version(&post.body, current),
+            version_assumed: post.body.versions == Versions::Absent,
+            trained_versions: trained_versions(&post.body, current).filter(|_| verdict == Verdict::Kept),
+            advantage: None,
+            received_at: self.now,
+            body: post.body.clone(),
+        };
+        let arrival = self.arrivals;
+        self.rollouts.insert(arrival, rollout);
+        self.arrivals += 1;
+        self.policies[post.policy].received += 1;
+        if verdict == Verdict::Dropped {
+            self.count_dropped(post.policy, reason.expect("drops have a reason"));
+        }
+        if verdict != Verdict::Late
+            && let Some(cause) = self.cause_to_decide(number)
+        {
+            self.decide(number, cause);
+        }
+        Ok(self.receipt(&self.rollouts[&arrival], false))
+    }
+
+    fn receipt(&self, rollout: &Rollout, duplicate: bool) -> Receipt {
+        let group = &self.groups[&rollout.group];
+        Receipt {
+            verdict: rollout.verdict,
+            reason: rollout.reason.clone(),
+            duplicate,
+            group: group.name,
+            state: group.state,
+            arrived: self.arrived(rollout.group),
+            size: group.size,
+        }
+    }
+
+    /// Whether a group has all that it waits for.
+    fn cause_to_decide(&self, number: usize) -> Option<Cause> {
+        let group = &self.groups[&number];
+        let arrived = self.arrived(number);
+        let posts = arrived + self.count(number, Verdict::Dropped);
+        if arrived >= group.size {
+            Some(Cause::Complete)
+        } else if group.rules.shrink && posts >= group.size {
+            Some(Cause::PlacesUsed)
+        } else if !group.rules.shrink && posts >= 4 * group.size {
+            Some(Cause::Exhausted)
+        } else {
+            None
+        }
+    }
+
+    /// Decides an open group: `min_size`, then all masked, then the group filters, then ready.
+    pub(super) fn decide(&mut self, number: usize, cause: Cause) {
+        let group = &self.groups[&number];
+        let members: Vec<&Rollout> = self.members(number, &VOTING).collect();
+        let rewards: BTreeSet<u8> = members.iter().filter_map(|rollout| rollout.body.reward).collect();
+        let min_size = group.rules.min_size.min(group.size);
+        let reason = if (members.len() as u32) < min_size {
+            Some(if cause == Cause::Exhausted { "exhausted" } else { "incomplete" })
+        } else if members.iter().all(|rollout| rollout.verdict == Verdict::Masked) {
+            Some("all-masked")
+        } else if group.rules.filters && rewards.len() == 1 {
+            Some(DISCARDS_EQUAL)
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            self.discard_for(number, reason, reason);
+            return;
+        }
+        self.set_advantages(number);
+        self.readies += 1;
+        let (place, now) = (self.readies, self.now);
+        let group = self.group_mut(number);
+        (group.state, group.place, group.decided_at, group.deadline_at) = (GroupState::Ready, place, Some(now), None);
+    }
+
+    /// `grpo`: the distance from the mean of all voters in unbiased standard deviations; nobody's to compare with is 0.
+    fn set_advantages(&mut self, number: usize) {
+        let votes: Vec<f64> = self.members(number, &VOTING).filter_map(|rollout| rollout.body.reward()).collect();
+        let count = votes.len() as f64;
+        let mean = votes.iter().sum::<f64>() / count;
+        let deviation = (votes.iter().map(|vote| (vote - mean).powi(2)).sum::<f64>() / (count - 1.0)).sqrt();
+        for rollout in self.rollouts.values_mut() {
+            if rollout.group == number && VOTING.contains(&rollout.verdict) {
+                let advantage = match rollout.body.reward() {
+                    Some(reward) if votes.len() > 1 => (reward - mean) / (deviation + 1e-6),
+                    _ => 0.0,
+                };
+                rollout.advantage = Some(advantage);
+            }
+        }
+    }
+
+    /// Discards a group; its rule is what it is counted by.
+    pub(super) fn discard_for(&mut self, number: usize, reason: &str, rule: &str) {
+        let now = self.now;
+        let group = self.group_mut(number);
+        group.state = GroupState::Discarded;
+        group.reason = Some(reason.to_owned());
+        group.decided_at = group.decided_at.or(Some(now));
+        group.deadline_at = None;
+        group.purge_at = Some(now + group.rules.dropped_s);
+        let policy = group.policy;
+        self.count_dropped(policy, rule);
+    }
+
+    pub(super) fn count_dropped(&mut self, policy: PolicyNumber, rule: &str) {
+        *self.policies[policy].dropped.entry(rule.to_owned()).or_default() += 1;
+    }
+
+    /// Finalizes now, as if timed out.
+    pub(super) fn close(&mut self, policy: PolicyNumber, name: GroupName) -> Outcome {
+        let number = self.group_named(policy, name).ok_or(Refused::Unknown)?;
+        match self.groups[&number].state {
+            GroupState::Open => self.decide(number, Cause::TimedOut),
+            state => return Err(Refused::GroupDecided(state)),
+        }
+        Ok(Answer::Group(self.group_view(number)))
+    }
+
+    /// Discards what is in nobody's hands.
+    pub(super) fn discard(&mut self, policy: PolicyNumber, name: GroupName) -> Outcome {
+        let number = self.group_named(policy, name).ok_or(Refused::Unknown)?;
+        match self.groups[&number].state {
+            GroupState::Open | GroupState::Ready | GroupState::Quarantined => {
+                self.discard_for(number, DISCARD_REASON, "by-hand");
+            }
+            state => return Err(Refused::GroupDecided(state)),
+        }
+        Ok(Answer::Group(self.group_view(number)))
+    }
+}
+
+/// The filters in order, then the built-in rule about rewards.
+fn judge(rules: &Rules, body: &Body) -> (Verdict, Option<&'static str>) {
+    match body.status {
+        Status::Aborted if rules.filters => (Verdict::Dropped, Some(DROPS_ABORTED)),
+        Status::Truncated if rules.filters => (Verdict::Masked, Some(MASKS_TRUNCATED)),
+        _ if body.reward.is_none() => (Verdict::Dropped, Some("no-reward")),
+        _ => (Verdict::Kept, None),
+    }
+}
+
+/// Oldest and newest version of a trained token.
+fn trained_versions(body: &Body, current: i64) -> Option<(i64, i64)> {
+    let of_token = |place: usize| match body.versions {
+        Versions::Absent => current,
+        Versions::Declared(version) => version,
+        Versions::Spans(first, second) => [first, second][place],
+    };
+    let masks = body.segments.iter().flat_map(|(_, mask)| mask.iter().enumerate());
+    let trained: Vec<i64> = masks.filter(|(_, bit)| **bit == 1).map(|(place, _)| of_token(place)).collect();
+    Some((*trained.iter().min()?, *trained.iter().max()?))
+}
+
+/// The version of a rollout is its oldest trained one.
+///
+/// Silent: where nothing is trained. Here it is what was declared, or the oldest span.
+fn version(body: &Body, current: i64) -> i64 {
+    let stated = match body.versions {
+        Versions::Absent => current,
+        Versions::Declared(version) => version,
+        Versions::Spans(first, second) => first.min(second),
+    };
+    trained_versions(body, current).map_or(stated, |(oldest, _)| oldest)
+}

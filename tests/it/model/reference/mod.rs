@@ -1,0 +1,279 @@
+//! The reference: what the buffer promises, written down as plainly as possible.
+//!
+//! Separate from the buffer in every respect, because it is the oracle that the buffer is compared with: no SQL, no
+//! async, nothing shared but the names of states on the wire, and no cleverness. It is written from the contract
+//! (README, sections 3 to 5; semantics, sections 1 to 4). Where the contract leaves a choice, a comment that starts with
+//! "Silent:" says what was chosen.
+//!
+//! One file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`]; what it shows is [`ledger`].
+
+mod batches;
+mod ingest;
+mod ledger;
+mod lineage;
+mod retention;
+
+use std::collections::BTreeMap;
+
+use forebay_client::wire::{BatchState, GroupState, LossWeighting, Verdict};
+
+pub(crate) use self::batches::LOSS_CONSTANT;
+use super::view::{Answer, BatchNumber, Body, Call, GroupName, LeaseNumber, PolicyNumber, Refused, Rules};
+
+/// A refusal leaves no trace, so whatever changes something before it is certain works on a copy.
+type Outcome = Result<Answer, Refused>;
+
+/// The whole buffer.
+#[derive(Clone, Debug)]
+pub(crate) struct Reference {
+    /// Seconds since the start.
+    pub(crate) now: i64,
+    pub(crate) policies: Vec<Policy>,
+    /// In the order of arrival.
+    pub(crate) rollouts: BTreeMap<usize, Rollout>,
+    /// In the order in which they were opened.
+    pub(crate) groups: BTreeMap<usize, Group>,
+    /// In the order in which they were cut.
+    pub(crate) batches: BTreeMap<BatchNumber, Batch>,
+    /// Numbers are never given twice, although what they stood for may be forgotten.
+    arrivals: usize,
+    openings: usize,
+    readies: usize,
+    pub(crate) cuts: usize,
+    pub(crate) grants: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Policy {
+    pub(crate) rules: Rules,
+    pub(crate) run: i64,
+    pub(crate) epoch: i64,
+    pub(crate) version: i64,
+    pub(crate) version_step: Option<i64>,
+    pub(crate) version_uri: Option<usize>,
+    /// Versions that the lineage remembers, with their steps and places.
+    versions: BTreeMap<i64, (Option<i64>, Option<usize>)>,
+    pub(crate) acked_step: Option<i64>,
+    pub(crate) checkpoint_step: Option<i64>,
+    received: i64,
+    forgotten: i64,
+    /// Rollouts and groups that each rule took out, ever.
+    dropped: BTreeMap<String, i64>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Rollout {
+    pub(crate) policy: PolicyNumber,
+    pub(crate) run: i64,
+    pub(crate) name: usize,
+    pub(crate) body: Body,
+    /// The number of its group.
+    pub(crate) group: usize,
+    pub(crate) verdict: Verdict,
+    reason: Option<String>,
+    version: i64,
+    version_assumed: bool,
+    /// Oldest and newest version of a trained token of the mask as delivered.
+    trained_versions: Option<(i64, i64)>,
+    advantage: Option<f64>,
+    received_at: i64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) policy: PolicyNumber,
+    pub(crate) run: i64,
+    pub(crate) name: GroupName,
+    /// Those of the policy when it was opened.
+    rules: Rules,
+    pub(crate) size: u32,
+    pub(crate) state: GroupState,
+    reason: Option<String>,
+    opened_at: i64,
+    deadline_at: Option<i64>,
+    decided_at: Option<i64>,
+    /// Its place in the line of ready groups, kept for ever.
+    place: usize,
+    /// It was delivered once: its staleness is tested no more.
+    pub(crate) delivered: bool,
+    failed_deliveries: u32,
+    /// The last batch that it was cut into, unless it returned to its place.
+    pub(crate) batch: Option<BatchNumber>,
+    purge_at: Option<i64>,
+    purged_at: Option<i64>,
+    forget_at: Option<i64>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Batch {
+    pub(crate) policy: PolicyNumber,
+    run: i64,
+    /// As it was cut; groups that are forgotten leave the list.
+    pub(crate) carried: Vec<usize>,
+    pub(crate) state: BatchState,
+    reason: Option<String>,
+    /// Every lease that was granted on it, the current one last.
+    pub(crate) leases: Vec<LeaseNumber>,
+    /// The last lease was given up, taken away or lost.
+    lease_over: bool,
+    consumer: usize,
+    request: Option<usize>,
+    epoch: i64,
+    expires_at: Option<i64>,
+    attempt: u32,
+    failed_deliveries: u32,
+    pub(crate) step: Option<i64>,
+    acked_at: Option<i64>,
+    created_at: i64,
+    cut: Cut,
+}
+
+/// What is fixed when a batch is cut.
+#[derive(Clone, Debug)]
+struct Cut {
+    groups: usize,
+    rollouts: usize,
+    samples: usize,
+    tokens: u64,
+    version_current: i64,
+    trained_versions: Option<(i64, i64)>,
+    weighting: LossWeighting,
+    /// Sum over rollouts of max(1, samples with a trained token).
+    trained_samples: u64,
+    trained_tokens: u64,
+}
+
+impl Reference {
+    pub(crate) fn new(rules: Vec<Rules>) -> Self {
+        let policy = |rules| Policy {
+            rules,
+            run: 1,
+            epoch: 0,
+            version: 0,
+            version_step: None,
+            version_uri: None,
+            versions: BTreeMap::new(),
+            acked_step: None,
+            checkpoint_step: None,
+            received: 0,
+            forgotten: 0,
+            dropped: BTreeMap::new(),
+        };
+        Self {
+            now: 0,
+            policies: rules.into_iter().map(policy).collect(),
+            rollouts: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            arrivals: 0,
+            openings: 0,
+            readies: 0,
+            cuts: 0,
+            grants: 0,
+        }
+    }
+
+    /// Answers a call and changes as the buffer should.
+    pub(crate) fn apply(&mut self, call: &Call) -> Answer {
+        let outcome = match call {
+            Call::Post(bundle) => self.post(bundle),
+            Call::Close { policy, group } => self.close(*policy, *group),
+            Call::Discard { policy, group } => self.discard(*policy, *group),
+            Call::Claim { policy, consumer, request, partial, epoch } => {
+                self.claim(*policy, *consumer, *request, *partial, *epoch)
+            }
+            Call::Extend { holder, ttl_s } => self.extend(*holder, *ttl_s),
+            Call::Ack { holder, step } => self.ack(*holder, *step),
+            Call::Nack { holder, groups } => self.nack(*holder, groups),
+            Call::Readmit { batch } => self.readmit(*batch),
+            Call::Publish { policy, version, step, uri, epoch } => self.publish(*policy, *version, *step, *uri, *epoch),
+            Call::Checkpoint { policy, step, epoch } => self.checkpoint(*policy, *step, *epoch),
+            Call::Resume { policy, step, force, epoch } => self.resume(*policy, *step, *force, *epoch),
+            Call::Reset { policy, epoch } => self.reset(*policy, *epoch),
+            Call::PutPolicy { policy, rules } => {
+                self.policies[*policy].rules = rules.clone();
+                Ok(Answer::Done)
+            }
+            Call::Advance { seconds } => {
+                self.now += seconds;
+                Ok(Answer::Done)
+            }
+            Call::Sweep => {
+                self.sweep();
+                Ok(Answer::Done)
+            }
+            Call::Restart => Ok(Answer::Done),
+        };
+        outcome.unwrap_or_else(Answer::Refused)
+    }
+
+    /// A caller who names an epoch that is not the current one speaks for a lineage that is over.
+    fn check_epoch(&self, policy: PolicyNumber, epoch: Option<i64>) -> Result<(), Refused> {
+        match epoch {
+            Some(epoch) if epoch != self.policies[policy].epoch => Err(Refused::Superseded),
+            _ => Ok(()),
+        }
+    }
+
+    /// The group of this name in the current run: ids of different runs never meet.
+    pub(crate) fn group_named(&self, policy: PolicyNumber, name: GroupName) -> Option<usize> {
+        let run = self.policies[policy].run;
+        let found = |group: &Group| group.policy == policy && group.run == run && group.name == name;
+        self.groups.iter().find(|(_, group)| found(group)).map(|(number, _)| *number)
+    }
+
+    /// The rollout of this name in the current run.
+    pub(crate) fn rollout_named(&self, policy: PolicyNumber, name: usize) -> Option<&Rollout> {
+        let run = self.policies[policy].run;
+        self.rollouts.values().find(|rollout| rollout.policy == policy && rollout.run == run && rollout.name == name)
+    }
+
+    /// The rollouts of a group with one of these verdicts, in the order of arrival.
+    fn members<'a>(&'a self, group: usize, verdicts: &'a [Verdict]) -> impl Iterator<Item = &'a Rollout> {
+        self.rollouts.values().filter(move |rollout| rollout.group == group && verdicts.contains(&rollout.verdict))
+    }
+
+    fn count(&self, group: usize, verdict: Verdict) -> u32 {
+        self.members(group, &[verdict]).count() as u32
+    }
+
+    /// Kept and masked rollouts of a group.
+    fn arrived(&self, group: usize) -> u32 {
+        self.count(group, Verdict::Kept) + self.count(group, Verdict::Masked)
+    }
+
+    fn group_mut(&mut self, group: usize) -> &mut Group {
+        self.groups.get_mut(&group).expect("groups are referred to while they are there")
+    }
+
+    fn batch_mut(&mut self, batch: BatchNumber) -> &mut Batch {
+        self.batches.get_mut(&batch).expect("batches are referred to while they are there")
+    }
+
+    /// The groups that a batch holds now.
+    fn held_by(&self, batch: BatchNumber) -> Vec<usize> {
+        let holds = |group: &Group| group.batch == Some(batch) && group.state == GroupState::Batched;
+        self.groups.iter().filter(|(_, group)| holds(group)).map(|(number, _)| *number).collect()
+    }
+}
+
+/// Verdicts of the rollouts that a group is made of.
+const VOTING: [Verdict; 2] = [Verdict::Kept, Verdict::Masked];
+
+impl Body {
+    pub(crate) fn tokens(&self) -> u64 {
+        self.segments.iter().map(|(prompt, mask)| (prompt + mask.len()) as u64).sum()
+    }
+
+    fn trained_tokens(&self) -> u64 {
+        self.segments.iter().flat_map(|(_, mask)| mask).map(|&bit| u64::from(bit)).sum()
+    }
+
+    fn trained_samples(&self) -> u64 {
+        self.segments.iter().filter(|(_, mask)| mask.contains(&1)).count() as u64
+    }
+
+    fn reward(&self) -> Option<f64> {
+        self.reward.map(|halves| f64::from(halves) / 2.0)
+    }
+}

@@ -1,0 +1,423 @@
+//! The real thing: a [`Buffer`] over a real store, told what the reference is told and seen in the same terms.
+//!
+//! Separate so that all translation is here: numbers to names, random ids to their order, microseconds to seconds. HTTP
+//! is left out, because it would halve the steps and decides nothing; so is the background sweeper, so that a sweep
+//! happens exactly where the history says.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use forebay::{
+    buffer::{
+        Buffer, doctor,
+        ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, Step, Version},
+        ingest::GroupFill,
+        lease::{LeaseRequest, Leased},
+        refusal::{BufferError, Refusal},
+        shard::Shard,
+    },
+    clock::{Clock as _, Timestamp},
+    config::Config,
+    metrics::Metrics,
+    store::{self, Batch, BatchFilter, Group, GroupFilter, Publish, Story, StoryFilter},
+};
+use forebay_client::wire::Sample;
+
+use super::{
+    names::{self, Names},
+    operation::POLICIES,
+    view::{
+        Answer, BatchView, Call, DISCARD_REASON, GroupView, Holder, Ledger, NACK_REASON, PolicyNumber, PolicyView,
+        Post, Receipt, Refused, Row, StoryView, millionths,
+    },
+};
+use crate::support::{Backend, TestClock, empty, fresh_database};
+
+/// More than any history has of anything.
+const ALL: u32 = 10_000;
+
+/// A database on which one history after another runs.
+pub(crate) struct Database {
+    url: String,
+    names: Arc<Names>,
+    file: Option<PathBuf>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Database {
+    pub(crate) async fn new(backend: Backend) -> Self {
+        let names = Arc::new(Names::new());
+        if backend == Backend::Postgres {
+            let url = fresh_database().await;
+            return Self { url, names, file: None, _folder: None };
+        }
+        // In memory where there is such a file system: what is tested is not the disk.
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let folder = folder.expect("a temporary folder can be made");
+        let file = folder.path().join("forebay.db");
+        Self { url: format!("sqlite:{}", file.display()), names, file: Some(file), _folder: Some(folder) }
+    }
+
+    /// Forgets the history before.
+    async fn empty(&self) {
+        let Some(file) = &self.file else { return empty(&self.url).await };
+        for suffix in ["", "-wal", "-shm"] {
+            let mut name = file.as_os_str().to_owned();
+            name.push(suffix);
+            // The first history finds nothing to remove.
+            let _ = std::fs::remove_file(name);
+        }
+    }
+}
+
+pub(crate) struct System {
+    url: String,
+    clock: Arc<TestClock>,
+    started: Timestamp,
+    buffer: Buffer,
+    names: Arc<Names>,
+    /// Ids of batches in the order in which they were cut.
+    batches: Vec<BatchId>,
+    /// Tokens of leases in the order in which they were granted.
+    leases: Vec<LeaseToken>,
+}
+
+async fn open(url: &str, clock: &Arc<TestClock>) -> Buffer {
+    let config = Config::parse("").expect("the defaults are valid");
+    let metrics = Arc::new(Metrics::new());
+    let store = store::open(url, metrics.store()).await.expect("the store opens");
+    Buffer::start(store, Arc::clone(clock) as _, metrics, config.buffer, Vec::new()).await.expect("the store works")
+}
+
+impl System {
+    /// An empty buffer.
+    pub(crate) async fn start(database: &Database) -> Self {
+        database.empty().await;
+        let clock = Arc::new(TestClock::default());
+        let buffer = open(&database.url, &clock).await;
+        Self {
+            url: database.url.clone(),
+            started: clock.now(),
+            clock,
+            buffer,
+            names: Arc::clone(&database.names),
+            batches: Vec::new(),
+            leases: Vec::new(),
+        }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.buffer.store().close().await;
+    }
+
+    pub(crate) async fn apply(&mut self, call: &Call) -> Answer {
+        match self.answer(call).await {
+            Ok(answer) => answer,
+            Err(BufferError::Refused(refusal)) => Answer::Refused(refused(refusal)),
+            Err(BufferError::Store(error)) => Answer::Refused(Refused::Other(error.to_string())),
+        }
+    }
+
+    async fn answer(&mut self, call: &Call) -> Result<Answer, BufferError> {
+        match call {
+            Call::Post(bundle) => self.post(bundle).await,
+            Call::Close { policy, group } => {
+                let group = self.buffer.close_group(policy_name(*policy), self.names.group(*group)).await?;
+                Ok(Answer::Group(self.group_view(&group)))
+            }
+            Call::Discard { policy, group } => {
+                let (policy, group) = (policy_name(*policy), self.names.group(*group));
+                let group = self.buffer.discard_group(policy, group, DISCARD_REASON.to_owned()).await?;
+                Ok(Answer::Group(self.group_view(&group)))
+            }
+            Call::Claim { policy, consumer, request, partial, epoch } => {
+                let request = LeaseRequest {
+                    policy: policy_name(*policy),
+                    consumer: consumer_name(*consumer),
+                    request_id: request.map(request_id),
+                    epoch: epoch.map(Epoch),
+                    partial: *partial,
+                    wait: Duration::ZERO,
+                };
+                match self.buffer.lease(request).await? {
+                    Some(leased) => self.leased(leased).await,
+                    None => Ok(Answer::NoBatch),
+                }
+            }
+            Call::Extend { holder, ttl_s } => {
+                let batch = self.buffer.extend(self.holder(*holder), *ttl_s as u64).await?;
+                Ok(Answer::Batch(self.batch_view(&batch)))
+            }
+            Call::Ack { holder, step } => {
+                let batch = self.buffer.ack(self.holder(*holder), Step(*step)).await?;
+                Ok(Answer::Batch(self.batch_view(&batch)))
+            }
+            Call::Nack { holder, groups } => {
+                let groups = groups.iter().map(|group| self.names.group(*group)).collect();
+                let batch = self.buffer.nack(self.holder(*holder), Some(NACK_REASON.to_owned()), groups).await?;
+                Ok(Answer::Batch(self.batch_view(&batch)))
+            }
+            Call::Readmit { batch } => {
+                let batch = self.buffer.readmit(self.batch_id(*batch)).await?;
+                Ok(Answer::Batch(self.batch_view(&batch)))
+            }
+            call => self.answer_for_policy(call).await,
+        }
+    }
+
+    async fn answer_for_policy(&mut self, call: &Call) -> Result<Answer, BufferError> {
+        match call {
+            Call::Publish { policy, version, step, uri, epoch } => {
+                let publish = Publish {
+                    policy: policy_name(*policy),
+                    version: Version(*version),
+                    step: step.map(Step),
+                    uri: uri.map(names::uri),
+                    epoch: epoch.map(Epoch),
+                    now: self.buffer.now(),
+                };
+                Ok(Answer::Published { new: self.buffer.publish(publish).await? })
+            }
+            Call::Checkpoint { policy, step, epoch } => {
+                let settled = self.buffer.checkpoint(policy_name(*policy), Step(*step), epoch.map(Epoch)).await?;
+                Ok(Answer::Settled { last: settled.0.0, batches: settled.1 })
+            }
+            Call::Resume { policy, step, force, epoch } => {
+                let (policy, step) = (policy_name(*policy), step.map(Step));
+                let resumed = self.buffer.resume(policy, step, *force, epoch.map(Epoch)).await?;
+                Ok(Answer::Resumed {
+                    epoch: resumed.epoch.0,
+                    version: resumed.version.0,
+                    returned: resumed.returned,
+                    undeliverable: resumed.undeliverable,
+                })
+            }
+            Call::Reset { policy, epoch } => {
+                let (run, epoch, discarded) = self.buffer.reset(policy_name(*policy), epoch.map(Epoch)).await?;
+                Ok(Answer::Reset { run: run.0, epoch: epoch.0, discarded })
+            }
+            Call::PutPolicy { policy, rules } => {
+                self.buffer.put_policy(policy_name(*policy), names::rules(rules)).await?;
+                Ok(Answer::Done)
+            }
+            Call::Advance { seconds } => {
+                self.clock.advance_s(*seconds as f64);
+                Ok(Answer::Done)
+            }
+            Call::Sweep => {
+                self.buffer.sweep().await?;
+                Ok(Answer::Done)
+            }
+            Call::Restart => {
+                self.buffer.store().close().await;
+                self.buffer = open(&self.url, &self.clock).await;
+                Ok(Answer::Done)
+            }
+            _ => unreachable!("the others were answered before"),
+        }
+    }
+
+    async fn post(&self, bundle: &[Post]) -> Result<Answer, BufferError> {
+        let bundle = bundle.iter().map(|post| self.names.trajectory(post)).collect();
+        let stored = self.buffer.ingest(self.buffer.prepare(bundle)?).await?;
+        let receipt = |ingested: store::Ingested| Receipt {
+            verdict: ingested.decision.verdict,
+            reason: ingested.decision.reason,
+            duplicate: ingested.duplicate,
+            group: self.names.group_name(ingested.group_id.as_str()),
+            state: ingested.fill.state,
+            arrived: ingested.fill.arrived(),
+            size: ingested.fill.size,
+        };
+        Ok(Answer::Receipts(stored.into_iter().map(receipt).collect()))
+    }
+
+    async fn leased(&mut self, leased: Leased) -> Result<Answer, BufferError> {
+        let batch = leased.batch;
+        if !self.batches.contains(&batch.batch_id) {
+            self.batches.push(batch.batch_id);
+        }
+        let token = batch.lease.clone().expect("a leased batch has a token");
+        let lease = self.leases.iter().position(|known| *known == token).unwrap_or_else(|| {
+            self.leases.push(token);
+            self.leases.len() - 1
+        });
+        let mut reader = self.buffer.samples(batch.batch_id, Shard::WHOLE).await?;
+        let mut rows = Vec::new();
+        while let Some(page) = reader.next_page().await? {
+            rows.extend(page.map(|sample| self.row(&sample)));
+        }
+        Ok(Answer::Leased { held: leased.held, lease, batch: self.batch_view(&batch), rows })
+    }
+
+    fn row(&self, sample: &Sample) -> Row {
+        Row {
+            group: self.names.group_name(&sample.group_id),
+            rollout: self.names.rollout_number(&sample.rollout_id),
+            segment: sample.segment as usize,
+            verdict: sample.verdict,
+            tokens: sample.tokens.as_ref().map_or(0, Vec::len),
+            mask: sample.loss_mask.clone().unwrap_or_default(),
+            reward: sample.reward.map(millionths),
+            advantage: millionths(f64::from(sample.advantage)),
+            loss_weight: millionths(sample.loss_weight),
+            policy_version: sample.policy_version.expect("every rollout has a version"),
+        }
+    }
+
+    fn holder(&self, holder: Holder) -> forebay::buffer::lease::Holder {
+        forebay::buffer::lease::Holder {
+            batch_id: self.batch_id(holder.batch),
+            lease: holder.lease.map_or(LeaseToken::presented("forged"), |lease| self.leases[lease].clone()),
+            epoch: holder.epoch.map(Epoch),
+        }
+    }
+
+    fn batch_id(&self, batch: Option<usize>) -> BatchId {
+        batch.map_or_else(BatchId::mint, |batch| self.batches[batch])
+    }
+
+    fn batch_number(&self, batch: BatchId) -> usize {
+        self.batches.iter().position(|known| *known == batch).expect("no batch is cut but by a claim")
+    }
+
+    /// Seconds since the start; the clock moves by whole ones.
+    fn seconds(&self, time: Timestamp) -> i64 {
+        time.micros_since(self.started) / 1_000_000
+    }
+
+    /// Everything that the ledger shows, after checking that it adds up.
+    pub(crate) async fn ledger(&self) -> Result<Ledger, BufferError> {
+        let diagnosis = doctor::examine_rows(&**self.buffer.store()).await?;
+        assert!(diagnosis.is_healthy(), "{:#?}", diagnosis.findings().collect::<Vec<_>>());
+        let mut ledger = Ledger::new();
+        for policy in 0..POLICIES {
+            ledger.push(self.policy_view(policy).await?);
+        }
+        Ok(ledger)
+    }
+
+    async fn policy_view(&self, number: PolicyNumber) -> Result<PolicyView, BufferError> {
+        let name = policy_name(number);
+        let overview = self.buffer.policy(&name).await?;
+        let stories = StoryFilter { policy: name.clone(), limit: ALL, ..StoryFilter::default() };
+        let groups = GroupFilter { policy: name.clone(), limit: ALL, ..GroupFilter::default() };
+        let batches = BatchFilter { policy: name, limit: ALL, ..BatchFilter::default() };
+        let shown =
+            |name: &str| ["received", "rollout.", "group.", "batch.", "dropped."].iter().any(|p| name.starts_with(p));
+        let tallies = overview.tallies.values.into_iter().filter(|(name, count)| shown(name) && *count != 0);
+        let policy = overview.policy;
+        let groups = self.buffer.groups(groups).await?;
+        let groups = groups.iter().map(|group| self.group_view(group)).map(|view| ((view.run, view.name), view));
+        Ok(PolicyView {
+            run: policy.run.0,
+            epoch: policy.epoch.0,
+            version: policy.version.0,
+            version_step: policy.version_step.map(|step| step.0),
+            version_uri: policy.version_uri.as_deref().map(names::uri_number),
+            checkpoint_step: policy.checkpoint_step.map(|step| step.0),
+            tallies: tallies.collect(),
+            stories: self.buffer.stories(stories).await?.iter().map(|story| self.story_view(story)).collect(),
+            groups: groups.collect(),
+            batches: self.buffer.batches(batches).await?.iter().map(|batch| self.batch_view(batch)).collect(),
+        })
+    }
+
+    fn story_view(&self, story: &Story) -> StoryView {
+        StoryView {
+            run: story.run.0,
+            rollout: self.names.rollout_number(&story.rollout_id),
+            group: self.names.group_name(&story.group_id),
+            verdict: story.verdict,
+            reason: story.reason.clone(),
+            state: story.state,
+            group_reason: story.group_reason.clone(),
+            batches: story.batches.iter().map(|batch| self.batch_number(*batch)).collect(),
+            step: story.step.map(|step| step.0),
+            advantage: story.advantage.map(millionths),
+            policy_version: story.policy_version.0,
+            version_assumed: story.version_assumed,
+            segments: story.segments as usize,
+            tokens: story.tokens,
+            received_at: self.seconds(story.received_at),
+            decided_at: story.decided_at.map(|at| self.seconds(at)),
+            batched_at: story.batched_at.map(|at| self.seconds(at)),
+            acked_at: story.acked_at.map(|at| self.seconds(at)),
+            purged_at: story.purged_at.map(|at| self.seconds(at)),
+        }
+    }
+
+    fn group_view(&self, group: &Group) -> GroupView {
+        let GroupFill { state, size, kept, masked, dropped } = group.fill;
+        GroupView {
+            run: group.run.0,
+            name: self.names.group_name(&group.group_id),
+            state,
+            reason: group.reason.clone(),
+            size,
+            min_size: group.min_size,
+            kept,
+            masked,
+            dropped,
+            late: group.late,
+            batch: group.batch_id.map(|batch| self.batch_number(batch)),
+            opened_at: self.seconds(group.opened_at),
+            deadline_at: group.deadline_at.map(|at| self.seconds(at)),
+            decided_at: group.decided_at.map(|at| self.seconds(at)),
+        }
+    }
+
+    fn batch_view(&self, batch: &Batch) -> BatchView {
+        let versions = batch.trained_versions;
+        BatchView {
+            batch: self.batch_number(batch.batch_id),
+            policy: (0..POLICIES).find(|number| policy_name(*number) == batch.policy).expect("policies are numbered"),
+            state: batch.state,
+            reason: batch.reason.clone(),
+            consumer: usize::from(!batch.consumer.is_empty()),
+            epoch: batch.epoch.0,
+            expires_at: batch.expires_at.map(|at| self.seconds(at)),
+            attempt: batch.attempt,
+            step: batch.step.map(|step| step.0),
+            groups: batch.groups as usize,
+            rollouts: batch.rollouts as usize,
+            samples: batch.samples as usize,
+            tokens: batch.tokens,
+            version_current: batch.version_current.0,
+            trained_versions: versions.map(|(oldest, newest)| (oldest.0, newest.0)),
+            created_at: self.seconds(batch.created_at),
+        }
+    }
+}
+
+fn policy_name(policy: PolicyNumber) -> PolicyName {
+    PolicyName::parse(&format!("policy-{policy}")).expect("the name is valid")
+}
+
+fn consumer_name(consumer: usize) -> Option<ConsumerName> {
+    (consumer > 0).then(|| ConsumerName::parse("trainer").expect("the name is valid"))
+}
+
+fn request_id(request: usize) -> RequestId {
+    RequestId::parse(&format!("step-{request}")).expect("the id is valid")
+}
+
+fn refused(refusal: Refusal) -> Refused {
+    match refusal {
+        Refusal::Invalid(violations) => {
+            let pointers: Vec<String> = violations.into_iter().map(|violation| violation.pointer).collect();
+            Refused::Invalid(pointers.join(" "))
+        }
+        Refusal::Unknown(_) => Refused::Unknown,
+        Refusal::RolloutConflict { index, verdict, .. } => Refused::RolloutConflict { index, verdict },
+        Refusal::GroupSizeConflict { index, size, .. } => Refused::GroupSizeConflict { index, size },
+        Refusal::LeaseLost => Refused::LeaseLost,
+        Refusal::AlreadyAcked(step) => Refused::AlreadyAcked(step.0),
+        Refusal::StepSettled { checkpoint, .. } => Refused::StepSettled { checkpoint: checkpoint.0 },
+        Refusal::Superseded { .. } => Refused::Superseded,
+        Refusal::LineageGap(_) => Refused::LineageGap,
+        Refusal::VersionConflict(current) => Refused::VersionConflict(current.0),
+        Refusal::GroupDecided(state) => Refused::GroupDecided(state),
+        Refusal::BatchState(_) => Refused::BatchState,
+        other => Refused::Other(other.to_string()),
+    }
+}

@@ -1,0 +1,292 @@
+//! What can be seen of a buffer, in the model's own terms.
+//!
+//! Separate from both sides so that neither defines what is compared: the reference and the real buffer each answer a
+//! [`Call`] with an [`Answer`] and show a [`Ledger`], and a difference is whatever `==` says. Things are numbered in the
+//! order in which they came about, because the ids of batches and leases are minted at random.
+
+use std::collections::BTreeMap;
+
+use forebay_client::wire::{BatchState, GroupState, LossWeighting, RolloutState, Status, Verdict};
+
+/// A policy, by its place among the policies of a run.
+pub(crate) type PolicyNumber = usize;
+
+/// A batch, by its place among all that were cut.
+pub(crate) type BatchNumber = usize;
+
+/// A lease, by its place among all that were granted.
+pub(crate) type LeaseNumber = usize;
+
+/// A group's name: chosen by its producer, or that of a rollout which stands alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum GroupName {
+    Named(usize),
+    Alone(usize),
+}
+
+/// Rules of a policy, as far as the model knows them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(crate) size: u32,
+    pub(crate) min_size: u32,
+    pub(crate) timeout_s: i64,
+    /// A dropped rollout uses up its place.
+    pub(crate) shrink: bool,
+    /// Aborted rollouts are dropped, truncated ones masked, groups with equal rewards discarded.
+    pub(crate) filters: bool,
+    pub(crate) batch_groups: usize,
+    pub(crate) max_tokens: Option<u64>,
+    pub(crate) ttl_s: i64,
+    pub(crate) max_deliveries: u32,
+    pub(crate) staleness: Option<i64>,
+    /// An ack settles: the trainer never saves.
+    pub(crate) settled_by_ack: bool,
+    pub(crate) weighting: LossWeighting,
+    pub(crate) trained_s: i64,
+    pub(crate) settled_s: i64,
+    pub(crate) dropped_s: i64,
+    pub(crate) tombstone_s: i64,
+}
+
+/// Name of the filter that drops aborted rollouts.
+pub(crate) const DROPS_ABORTED: &str = "infra-abort";
+/// Name of the filter that masks truncated rollouts.
+pub(crate) const MASKS_TRUNCATED: &str = "cut-short";
+/// Name of the filter that discards groups whose rewards are all the same.
+pub(crate) const DISCARDS_EQUAL: &str = "zero-variance";
+
+/// The content of a rollout, but for its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Body {
+    pub(crate) status: Status,
+    /// In halves, so that it compares exactly.
+    pub(crate) reward: Option<u8>,
+    /// Prompt length and response mask of each segment; every response has two tokens.
+    pub(crate) segments: Vec<(usize, [u8; 2])>,
+    pub(crate) versions: Versions,
+}
+
+/// Which weights a rollout says it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Versions {
+    Absent,
+    Declared(i64),
+    /// Of the first and the second token of every response.
+    Spans(i64, i64),
+}
+
+/// A trajectory as it is posted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Post {
+    pub(crate) policy: PolicyNumber,
+    pub(crate) rollout: usize,
+    pub(crate) group: Option<usize>,
+    pub(crate) group_size: Option<u32>,
+    pub(crate) body: Body,
+}
+
+impl Post {
+    pub(crate) fn group(&self) -> GroupName {
+        self.group.map_or(GroupName::Alone(self.rollout), GroupName::Named)
+    }
+}
+
+/// Who speaks for a lease; what is absent was never minted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) batch: Option<BatchNumber>,
+    pub(crate) lease: Option<LeaseNumber>,
+    pub(crate) epoch: Option<i64>,
+}
+
+/// One call of the buffer, or something that happens to it.
+///
+/// Room for what is to come: staleness `mask`, admissions and backlogs are variants here, keys are a layer above.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Post(Vec<Post>),
+    Close { policy: PolicyNumber, group: GroupName },
+    Discard { policy: PolicyNumber, group: GroupName },
+    Claim { policy: PolicyNumber, consumer: usize, request: Option<usize>, partial: bool, epoch: Option<i64> },
+    Extend { holder: Holder, ttl_s: i64 },
+    Ack { holder: Holder, step: i64 },
+    Nack { holder: Holder, groups: Vec<GroupName> },
+    Readmit { batch: Option<BatchNumber> },
+    Publish { policy: PolicyNumber, version: i64, step: Option<i64>, uri: Option<usize>, epoch: Option<i64> },
+    Checkpoint { policy: PolicyNumber, step: i64, epoch: Option<i64> },
+    Resume { policy: PolicyNumber, step: Option<i64>, force: bool, epoch: Option<i64> },
+    Reset { policy: PolicyNumber, epoch: Option<i64> },
+    PutPolicy { policy: PolicyNumber, rules: Rules },
+    Advance { seconds: i64 },
+    Sweep,
+    Restart,
+}
+
+/// The reason that every discard by hand gives.
+pub(crate) const DISCARD_REASON: &str = "not wanted";
+/// The reason that every nack gives.
+pub(crate) const NACK_REASON: &str = "bad data";
+
+/// What a call is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Done,
+    Receipts(Vec<Receipt>),
+    Group(GroupView),
+    NoBatch,
+    Leased { held: bool, lease: LeaseNumber, batch: BatchView, rows: Vec<Row> },
+    Batch(BatchView),
+    Published { new: bool },
+    Settled { last: i64, batches: u64 },
+    Resumed { epoch: i64, version: i64, returned: u64, undeliverable: u64 },
+    Reset { run: i64, epoch: i64, discarded: u64 },
+    Refused(Refused),
+}
+
+/// Why a call is refused. Nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Invalid(String),
+    Unknown,
+    RolloutConflict {
+        index: usize,
+        verdict: Verdict,
+    },
+    GroupSizeConflict {
+        index: usize,
+        size: u32,
+    },
+    LeaseLost,
+    AlreadyAcked(i64),
+    StepSettled {
+        checkpoint: i64,
+    },
+    Superseded,
+    LineageGap,
+    VersionConflict(i64),
+    GroupDecided(GroupState),
+    BatchState,
+    /// A refusal that the model never expects.
+    Other(String),
+}
+
+/// The receipt of one rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Receipt {
+    pub(crate) verdict: Verdict,
+    pub(crate) reason: Option<String>,
+    pub(crate) duplicate: bool,
+    pub(crate) group: GroupName,
+    pub(crate) state: GroupState,
+    pub(crate) arrived: u32,
+    pub(crate) size: u32,
+}
+
+/// A row of the samples of a batch; fractions in millionths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) group: GroupName,
+    pub(crate) rollout: usize,
+    pub(crate) segment: usize,
+    pub(crate) verdict: Verdict,
+    pub(crate) tokens: usize,
+    pub(crate) mask: Vec<u8>,
+    pub(crate) reward: Option<i64>,
+    pub(crate) advantage: i64,
+    pub(crate) loss_weight: i64,
+    pub(crate) policy_version: i64,
+}
+
+/// A batch as its descriptor shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BatchView {
+    pub(crate) batch: BatchNumber,
+    pub(crate) policy: PolicyNumber,
+    pub(crate) state: BatchState,
+    pub(crate) reason: Option<String>,
+    pub(crate) consumer: usize,
+    pub(crate) epoch: i64,
+    pub(crate) expires_at: Option<i64>,
+    pub(crate) attempt: u32,
+    pub(crate) step: Option<i64>,
+    pub(crate) groups: usize,
+    pub(crate) rollouts: usize,
+    pub(crate) samples: usize,
+    pub(crate) tokens: u64,
+    pub(crate) version_current: i64,
+    pub(crate) trained_versions: Option<(i64, i64)>,
+    pub(crate) created_at: i64,
+}
+
+/// A group as the ledger shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GroupView {
+    pub(crate) run: i64,
+    pub(crate) name: GroupName,
+    pub(crate) state: GroupState,
+    pub(crate) reason: Option<String>,
+    pub(crate) size: u32,
+    pub(crate) min_size: u32,
+    pub(crate) kept: u32,
+    pub(crate) masked: u32,
+    pub(crate) dropped: u32,
+    pub(crate) late: u32,
+    pub(crate) batch: Option<BatchNumber>,
+    pub(crate) opened_at: i64,
+    pub(crate) deadline_at: Option<i64>,
+    pub(crate) decided_at: Option<i64>,
+}
+
+/// A rollout's story.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoryView {
+    pub(crate) run: i64,
+    pub(crate) rollout: usize,
+    pub(crate) group: GroupName,
+    pub(crate) verdict: Verdict,
+    pub(crate) reason: Option<String>,
+    pub(crate) state: RolloutState,
+    pub(crate) group_reason: Option<String>,
+    pub(crate) batches: Vec<BatchNumber>,
+    pub(crate) step: Option<i64>,
+    pub(crate) advantage: Option<i64>,
+    pub(crate) policy_version: i64,
+    pub(crate) version_assumed: bool,
+    pub(crate) segments: usize,
+    pub(crate) tokens: u64,
+    pub(crate) received_at: i64,
+    pub(crate) decided_at: Option<i64>,
+    pub(crate) batched_at: Option<i64>,
+    pub(crate) acked_at: Option<i64>,
+    pub(crate) purged_at: Option<i64>,
+}
+
+/// A policy and all that its buffer holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PolicyView {
+    pub(crate) run: i64,
+    pub(crate) epoch: i64,
+    pub(crate) version: i64,
+    pub(crate) version_step: Option<i64>,
+    pub(crate) version_uri: Option<usize>,
+    pub(crate) checkpoint_step: Option<i64>,
+    /// Tallies that are not 0, by their names in `/stats`.
+    pub(crate) tallies: BTreeMap<String, i64>,
+    pub(crate) stories: Vec<StoryView>,
+    pub(crate) groups: BTreeMap<(i64, GroupName), GroupView>,
+    pub(crate) batches: Vec<BatchView>,
+}
+
+/// Everything that the ledger shows.
+pub(crate) type Ledger = Vec<PolicyView>;
+
+/// The name of a state on the wire.
+pub(crate) fn name_of(state: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(state).expect("states are texts");
+    value.as_str().expect("states are texts").to_owned()
+}
+
+/// A fraction in millionths, so that it compares by `==`.
+pub(crate) fn millionths(fraction: f64) -> i64 {
+    (fraction * 1e6).round() as i64
+}
