@@ -15,7 +15,10 @@ use std::{
 
 use anyhow::Context as _;
 use axum::{Router, body::Body, routing::post};
-use forebay::{buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics, server::Server, store};
+use forebay::{
+    access::keyring::Keyring, api::Access, buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics,
+    server::Server, store,
+};
 use http_body_util::BodyExt as _;
 use tokio::{net::TcpListener, sync::oneshot};
 
@@ -88,7 +91,9 @@ async fn forebay(database: &str) -> anyhow::Result<(String, oneshot::Sender<()>)
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}/trajectories", listener.local_addr()?);
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = Server::new(listener, buffer, metrics, config.bodies, config.server);
+    let keyring = Arc::new(Keyring::start(buffer.clone(), false).await?);
+    let access = Access { keyring, hosts: Arc::new([]) };
+    let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?;
     tokio::spawn(server.run(async {
         let _ = stopped.await;
     }));
@@ -98,6 +103,7 @@ async fn forebay(database: &str) -> anyhow::Result<(String, oneshot::Sender<()>)
 /// Bodies per second over one round.
 async fn drive(url: &str, template: &[String]) -> anyhow::Result<f64> {
     static NEXT_GROUP: AtomicU64 = AtomicU64::new(0);
+    forebay_client::install_tls_provider();
     let client = reqwest::Client::new();
     let started = Instant::now();
     let lanes = (0..CONNECTIONS).map(|_| async {

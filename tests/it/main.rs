@@ -2,6 +2,7 @@
 
 mod support;
 
+mod access;
 mod batches;
 mod client;
 mod crash;
@@ -10,10 +11,12 @@ mod dashboards;
 mod filters;
 mod groups;
 mod ingest;
+mod keys;
 mod ledger;
 mod lineage;
 mod numbers;
 mod operations;
 mod policies;
 mod replicas;
+mod tls;
 mod trainer_rule;

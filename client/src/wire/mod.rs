@@ -5,6 +5,7 @@
 
 mod batch;
 mod exact;
+mod key;
 mod ledger;
 mod policy;
 mod problem;
@@ -15,6 +16,7 @@ pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
     VersionRange,
 };
+pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role};
 pub use ledger::{
     CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, PolicyStats, RolloutState, Stats, StoryGroup,
     TrajectoryPage, TrajectoryStory,

@@ -17,7 +17,7 @@ use crate::{
     clock::Timestamp,
     metrics::StoreMetrics,
     store::{
-        OpenError, StoreError,
+        OpenError, StoreError, redact,
         rules_cache::RulesCache,
         sql::{Arg, Cell, Connection, Row, Statement, Tx},
     },
@@ -74,17 +74,6 @@ impl Postgres {
         }
         sqlx::migrate!("migrations/postgres").run(&pool).await.map_err(|source| OpenError::schema(&name, source))?;
         Ok(Self { pool, rules: Arc::new(RulesCache::default()), metrics })
-    }
-}
-
-/// The URL without its password.
-fn redact(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if at > scheme => {
-            let user = url[scheme + 3..at].split(':').next().unwrap_or_default();
-            format!("{}{user}{}", &url[..scheme + 3], &url[at..])
-        }
-        _ => url.to_owned(),
     }
 }
 
@@ -206,15 +195,4 @@ fn cell(row: &PgRow, index: usize) -> Result<Cell, sqlx::Error> {
         "BYTEA" => Cell::Blob(row.try_get_unchecked(index)?),
         _ => Cell::Text(row.try_get_unchecked(index)?),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::redact;
-
-    #[test]
-    fn passwords_stay_out_of_messages() {
-        assert_eq!(redact("postgres://me:se:cret@db/forebay"), "postgres://me@db/forebay");
-        assert_eq!(redact("postgres://db/forebay"), "postgres://db/forebay");
-    }
 }

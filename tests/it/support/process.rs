@@ -18,6 +18,7 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) async fn start(database: &str) -> Self {
+        forebay_client::install_tls_provider();
         let mut process = Command::new(env!("CARGO_BIN_EXE_forebay"))
             .args(["--listen", "127.0.0.1:0", "--database", database, "--log", "json"])
             .stderr(Stdio::piped())
