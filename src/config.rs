@@ -1,7 +1,15 @@
 //! Configuration: one TOML file, every key with a default, validated whole before anything starts.
 
-use std::{collections::BTreeSet, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
+use axum::http::uri::Authority;
 use forebay_client::wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
@@ -9,6 +17,7 @@ use crate::{
     api::BodyLimits,
     buffer::{BufferOptions, ids::PolicyName, rules::Rules, trajectory::TrajectoryLimits},
     server::ServerLimits,
+    tls::TlsFiles,
 };
 
 /// What the service is told, checked.
@@ -17,9 +26,13 @@ pub struct Config {
     /// Address to listen on.
     pub listen: String,
     /// Database URL.
-    pub database: String,
+    pub database: DatabaseUrl,
     /// How the log looks.
     pub log: LogFormat,
+    /// Who may come in.
+    pub access: AccessConfig,
+    /// What connections are encrypted with, if they are.
+    pub tls: Option<TlsFiles>,
     /// Bounds of connections and of the stop.
     pub server: ServerLimits,
     /// Bounds of bodies.
@@ -28,6 +41,41 @@ pub struct Config {
     pub buffer: BufferOptions,
     /// Policies to create where they do not exist.
     pub policies: Vec<(PolicyName, Arc<Rules>)>,
+}
+
+/// A database URL, which may hold a password: printed without it.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct DatabaseUrl(String);
+
+impl DatabaseUrl {
+    /// The URL with its password.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for DatabaseUrl {
+    fn from(url: String) -> Self {
+        Self(url)
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::store::redact(&self.0))
+    }
+}
+
+/// Who may come in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AccessConfig {
+    /// A key is needed also while there is none.
+    pub required: bool,
+    /// Names by which the service is known.
+    pub hosts: Vec<String>,
 }
 
 /// How the log looks.
@@ -71,9 +119,11 @@ fn list(violations: &[Violation]) -> String {
 #[serde(default, deny_unknown_fields)]
 struct File {
     listen: String,
-    database: String,
+    database: DatabaseUrl,
     log: LogFormat,
     auto_create: bool,
+    access: AccessConfig,
+    tls: Option<TlsTable>,
     limits: Limits,
     policy_defaults: PolicyRules,
     policy: Vec<toml::Table>,
@@ -83,14 +133,24 @@ impl Default for File {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8080".to_owned(),
-            database: "sqlite:data/forebay.db".to_owned(),
+            database: "sqlite:data/forebay.db".to_owned().into(),
             log: LogFormat::default(),
             auto_create: false,
+            access: AccessConfig::default(),
+            tls: None,
             limits: Limits::default(),
             policy_defaults: PolicyRules::default(),
             policy: Vec::new(),
         }
     }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsTable {
+    certificate: PathBuf,
+    key: PathBuf,
+    client_ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -141,6 +201,7 @@ impl Config {
         let file: File = toml::from_str(text).map_err(|error| ConfigError::Parse(Box::new(error)))?;
         let mut violations = Vec::new();
         check_limits(&file.limits, &mut violations);
+        let access = access(file.access, &mut violations);
         let defaults = rules("/policy_defaults", file.policy_defaults.clone(), &mut violations);
         let policies = policies(file.policy, &mut violations);
         let (Some(policy_defaults), true) = (defaults, violations.is_empty()) else {
@@ -151,6 +212,12 @@ impl Config {
             listen: file.listen,
             database: file.database,
             log: file.log,
+            access,
+            tls: file.tls.map(|table| TlsFiles {
+                certificate: table.certificate,
+                key: table.key,
+                client_ca: table.client_ca,
+            }),
             server: ServerLimits {
                 connections_max: limits.connections,
                 header_timeout: Duration::from_secs(limits.header_timeout_s),
@@ -181,6 +248,20 @@ impl Config {
 #[must_use]
 pub fn is_loopback(address: &SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
+}
+
+/// Host names in lower case, as requests are compared with them.
+fn access(mut access: AccessConfig, violations: &mut Vec<Violation>) -> AccessConfig {
+    for (index, host) in access.hosts.iter_mut().enumerate() {
+        host.make_ascii_lowercase();
+        let authority = host.parse::<Authority>().ok();
+        if !authority.is_some_and(|authority| authority.host() == host && !host.starts_with('[')) {
+            let pointer = format!("/access/hosts/{index}");
+            violations
+                .push(Violation { pointer, detail: format!("`{host}` is not the name of a host, without a port") });
+        }
+    }
+    access
 }
 
 fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
@@ -257,7 +338,7 @@ mod tests {
     #[test]
     fn nothing_needs_to_be_said() {
         let config = Config::parse("").expect("the defaults are valid");
-        assert_eq!((config.listen.as_str(), config.database.as_str()), ("127.0.0.1:8080", "sqlite:data/forebay.db"));
+        assert_eq!((config.listen.as_str(), config.database.reveal()), ("127.0.0.1:8080", "sqlite:data/forebay.db"));
     }
 
     #[test]
@@ -268,6 +349,23 @@ mod tests {
         for pointer in ["/limits/connections", "/policy/0/name", "/policy/1/lease/ttl_s"] {
             assert!(error.contains(pointer), "{pointer} is not in {error}");
         }
+    }
+
+    #[test]
+    fn hosts_are_names_without_ports() {
+        let config = Config::parse("[access]\nhosts = ['Forebay.Example', '10.0.0.7']").expect("they are names");
+        assert_eq!(config.access.hosts, ["forebay.example", "10.0.0.7"]);
+        for host in ["a:80", "http://a", "a/b", "", "[::1]"] {
+            let error = Config::parse(&format!("[access]\nhosts = ['{host}']")).expect_err("it is no name").to_string();
+            assert!(error.contains("/access/hosts/0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_databases_password_stays_out_of_what_is_printed() {
+        let config = Config::parse("database = 'postgres://me:hunter2@db/forebay'").expect("it is a URL");
+        assert!(!format!("{config:?}").contains("hunter2"));
+        assert!(config.database.reveal().contains("hunter2"));
     }
 
     #[test]

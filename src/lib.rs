@@ -5,10 +5,12 @@
 //!
 //! - [`buffer`]: the domain, one file per stage. Start at [`buffer::trajectory`].
 //! - [`store`]: the same stages as atomic operations on SQLite or Postgres.
+//! - [`access`]: keys, and which policies they see.
 //! - [`api`]: HTTP in and out; no decisions.
-//! - [`server`]: accept loop, background tasks, graceful stop.
+//! - [`server`], [`tls`]: accept loop, background tasks, graceful stop.
 //! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the others are given.
 
+pub mod access;
 pub mod api;
 pub mod buffer;
 pub mod clock;
@@ -17,3 +19,4 @@ pub mod metrics;
 pub mod server;
 pub mod store;
 pub mod telemetry;
+pub mod tls;

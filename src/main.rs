@@ -1,18 +1,22 @@
 //! Command line, configuration, log, store, bind, serve.
 
 mod care;
+mod keys_command;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
 use forebay::{
+    access::keyring::Keyring,
+    api::Access,
     buffer::Buffer,
     clock::AnchoredClock,
     config::{Config, LogFormat, is_loopback},
     metrics::Metrics,
     server::Server,
     store, telemetry,
+    tls::Tls,
 };
 use tokio::{
     net::TcpListener,
@@ -33,6 +37,8 @@ struct CommandLine {
 enum Command {
     /// Serve the API (the default command)
     Serve(ServeArgs),
+    /// Create, list and revoke keys
+    Keys(keys_command::KeysArgs),
     /// Check a configuration file and exit: 0 when it can be served, 1 with every wrong value named
     CheckConfig {
         /// Configuration file (TOML)
@@ -62,7 +68,7 @@ struct DatabaseArgs {
     #[arg(long, env = "FOREBAY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// `sqlite:PATH` or `postgres://...` [default: sqlite:data/forebay.db]
-    #[arg(long, env = "FOREBAY_DATABASE", value_name = "URL")]
+    #[arg(long, env = "FOREBAY_DATABASE", hide_env_values = true, value_name = "URL")]
     database: Option<String>,
 }
 
@@ -70,7 +76,7 @@ impl DatabaseArgs {
     /// Flag before environment before file before default.
     fn url(self) -> anyhow::Result<String> {
         let config = Config::load(self.config.as_deref()).context("the configuration cannot be used")?;
-        Ok(self.database.unwrap_or(config.database))
+        Ok(self.database.unwrap_or_else(|| config.database.reveal().to_owned()))
     }
 }
 
@@ -83,7 +89,7 @@ struct ServeArgs {
     #[arg(long, env = "FOREBAY_LISTEN", value_name = "ADDR")]
     listen: Option<String>,
     /// `sqlite:PATH`, `sqlite::memory:` (a temporary file, gone at exit) or `postgres://...` [default: sqlite:data/forebay.db]
-    #[arg(long, env = "FOREBAY_DATABASE", value_name = "URL")]
+    #[arg(long, env = "FOREBAY_DATABASE", hide_env_values = true, value_name = "URL")]
     database: Option<String>,
     /// How the log looks [default: text]
     #[arg(long, env = "FOREBAY_LOG", value_name = "FORMAT")]
@@ -98,6 +104,7 @@ fn main() -> ExitCode {
     let outcome = match command_line.command {
         None => serve(command_line.serve),
         Some(Command::Serve(args)) => serve(args),
+        Some(Command::Keys(args)) => keys_command::keys(args),
         Some(Command::CheckConfig { file }) => check_config(&file),
         Some(Command::Backup { file, database }) => database.url().and_then(|url| wait_for(care::backup(&url, &file))),
         Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(care::doctor(&url))),
@@ -135,7 +142,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let mut config = Config::load(args.config.as_deref()).context("the configuration cannot be used")?;
     config.listen = args.listen.unwrap_or(config.listen);
-    config.database = args.database.unwrap_or(config.database);
+    config.database = args.database.map_or(config.database, Into::into);
     telemetry::start(args.log.unwrap_or(config.log));
 
     // Both signals are taken from here on, so that none is missed while the store opens.
@@ -148,29 +155,49 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         }
     };
 
-    let listener = bind(&config.listen, args.insecure).await?;
+    let tls = config.tls.map(Tls::load).transpose().context("TLS cannot be used")?.map(Arc::new);
+    let listener = bind(&config.listen).await?;
     let address = listener.local_addr().context("the listener has no address")?;
     let metrics = Arc::new(Metrics::new());
-    let store = store::open(&config.database, metrics.store()).await?;
+    let store = store::open(config.database.reveal(), metrics.store()).await?;
     let buffer =
         Buffer::start(store, Arc::new(AnchoredClock::new()), Arc::clone(&metrics), config.buffer, config.policies)
             .await
             .context("the store cannot be used")?;
-    tracing::info!(listen = %address, docs = %format!("http://{address}/docs"), "serving");
-    Server::new(listener, buffer, metrics, config.bodies, config.server).run(shutdown).await?;
+    let is_reachable = !is_loopback(&address);
+    // What others can reach stays closed when the last key is revoked.
+    let required = config.access.required || (is_reachable && !args.insecure);
+    let keyring = Keyring::start(buffer.clone(), required).await.context("the keys cannot be read")?;
+    check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), args.insecure)?;
+    let access = Access { keyring: Arc::new(keyring), hosts: config.access.hosts.into() };
+    let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?.with_tls(tls.clone());
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    tracing::info!(listen = %address, docs = %format!("{scheme}://{address}/docs"), "serving");
+    server.run(shutdown).await?;
     Ok(())
 }
 
-async fn bind(listen: &str, insecure: bool) -> anyhow::Result<TcpListener> {
+async fn bind(listen: &str) -> anyhow::Result<TcpListener> {
     let addresses: Vec<SocketAddr> =
         tokio::net::lookup_host(listen).await.with_context(|| format!("`{listen}` is not an address"))?.collect();
-    if let Some(reachable) = addresses.iter().find(|address| !is_loopback(address))
-        && !insecure
-    {
+    TcpListener::bind(addresses.as_slice()).await.with_context(|| format!("cannot listen on {listen}"))
+}
+
+/// Refuses to be reached by others when nobody has to prove who they are. Nothing was accepted yet.
+fn check_reach(address: SocketAddr, has_keys: bool, is_encrypted: bool, insecure: bool) -> anyhow::Result<()> {
+    if is_loopback(&address) {
+        return Ok(());
+    }
+    if !has_keys && !insecure {
         bail!(
-            "{reachable} can be reached from other machines, and there are no keys yet: \
-             listen on 127.0.0.1, or add --insecure"
+            "{address} can be reached from other machines, and there are no keys: create one with \
+             `forebay keys create --role admin --name NAME`, listen on 127.0.0.1, or add --insecure"
         );
     }
-    TcpListener::bind(addresses.as_slice()).await.with_context(|| format!("cannot listen on {listen}"))
+    if !has_keys {
+        tracing::warn!(listen = %address, "no keys: whoever reaches the service may do everything");
+    } else if !is_encrypted {
+        tracing::warn!(listen = %address, "keys and trajectories travel unencrypted: add [tls], or a proxy in front");
+    }
+    Ok(())
 }

@@ -25,6 +25,9 @@ const LATENCY_BUCKETS_S: &[f64] =
 const SIZE_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 const STALENESS_BUCKETS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
 
+/// Why callers are not let in.
+const AUTH_FAILURES: [&str; 6] = ["missing", "invalid", "expired", "forbidden", "host", "origin"];
+
 /// Every metric of the service.
 #[derive(Debug)]
 pub struct Metrics {
@@ -48,6 +51,7 @@ pub struct Metrics {
     filter_failures: IntCounterVec,
     refused: IntCounterVec,
     admissions: IntCounterVec,
+    auth_failures: IntCounterVec,
     leases: IntCounterVec,
     tokens_delivered: IntCounterVec,
     batch_wait_seconds: HistogramVec,
@@ -82,6 +86,15 @@ pub struct StoreMetrics {
 }
 
 impl StoreMetrics {
+    fn register(r: &Registrar<'_>) -> Self {
+        Self {
+            commit_seconds: r.histogram("forebay_commit_seconds", "Seconds of one commit.", LATENCY_BUCKETS_S),
+            commit_commands: r.histogram("forebay_commit_commands", "Operations that shared one commit.", SIZE_BUCKETS),
+            commit_failures: r.counter("forebay_commit_failures_total", "Commits that failed."),
+            wal_bytes: r.gauge("forebay_wal_bytes", "Size of the write-ahead log (SQLite)."),
+        }
+    }
+
     /// A transaction ended.
     pub(crate) fn committed(&self, commands: usize, elapsed: Duration, succeeded: bool) {
         self.commit_seconds.observe(elapsed.as_secs_f64());
@@ -157,6 +170,15 @@ impl Registrar<'_> {
         self.add(IntCounterVec::new(Opts::new(name, help), labels))
     }
 
+    /// Counters of a fixed set, all of them there from the start, so that the first event is an increase.
+    fn counters_of(&self, name: &str, help: &str, label: &str, values: &[&str]) -> IntCounterVec {
+        let counters = self.counters(name, help, &[label]);
+        for value in values {
+            counters.with_label_values(&[*value]);
+        }
+        counters
+    }
+
     fn gauge(&self, name: &str, help: &str) -> IntGauge {
         self.add(IntGauge::new(name, help))
     }
@@ -227,6 +249,12 @@ impl Metrics {
                 "Rollouts that room was asked for before they started.",
                 &["policy", "outcome"],
             ),
+            auth_failures: r.counters_of(
+                "forebay_auth_failures_total",
+                "Requests refused because of who asked: by its key, its host or its origin.",
+                "reason",
+                &AUTH_FAILURES,
+            ),
             leases: r.counters("forebay_leases_total", "What became of leases.", &["policy", "event"]),
             tokens_delivered: r.counters("forebay_tokens_delivered_total", "Tokens of batches leased.", policy),
             batch_wait_seconds: r.histograms(
@@ -279,16 +307,7 @@ impl Metrics {
                 "forebay_gauge_failures_total",
                 "Scrapes for which the ledger could not be read: its gauges are older.",
             ),
-            store: StoreMetrics {
-                commit_seconds: r.histogram("forebay_commit_seconds", "Seconds of one commit.", LATENCY_BUCKETS_S),
-                commit_commands: r.histogram(
-                    "forebay_commit_commands",
-                    "Operations that shared one commit.",
-                    SIZE_BUCKETS,
-                ),
-                commit_failures: r.counter("forebay_commit_failures_total", "Commits that failed."),
-                wal_bytes: r.gauge("forebay_wal_bytes", "Size of the write-ahead log (SQLite)."),
-            },
+            store: StoreMetrics::register(&r),
             policies: LabelSet::new(POLICY_LABELS_MAX),
             reasons: LabelSet::new(REASON_LABELS_MAX),
             registry,
@@ -351,6 +370,11 @@ impl Metrics {
     /// A request was refused with a problem of this type, one of a fixed set.
     pub fn refused(&self, kind: &str) {
         self.refused.with_label_values(&[kind]).inc();
+    }
+
+    /// A request was refused because of who asked; the reason is one of a fixed set.
+    pub fn auth_failed(&self, reason: &str) {
+        self.auth_failures.with_label_values(&[reason]).inc();
     }
 
     /// Something happened to a lease: granted, held, redelivered, acked, nacked, expired, revoked.

@@ -12,18 +12,22 @@ use std::{
 use axum::Router;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
+    server::graceful::{GracefulShutdown, Watcher},
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
 };
+use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    api::{self, Api, BodyLimits},
+    access::keyring::Keyring,
+    api::{self, Access, Api, BodyLimits},
     buffer::Buffer,
     metrics::Metrics,
+    tls::Tls,
 };
 
 /// Bytes of a request's head.
@@ -34,6 +38,9 @@ const HEADERS_MAX: usize = 64;
 
 /// Pause after a failed accept: out of file descriptors, accepting fails at once and would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time that a TLS handshake may take: a few round trips, also on a slow line.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bounds of connections and of the stop.
 #[derive(Clone, Copy, Debug)]
@@ -56,30 +63,37 @@ pub struct Server {
     listener: TcpListener,
     api: Api,
     buffer: Buffer,
+    keyring: Arc<Keyring>,
+    tls: Option<Arc<Tls>>,
     limits: ServerLimits,
 }
 
 impl Server {
-    /// A service on a bound listener.
-    #[must_use]
+    /// A service on a bound listener, which fails where that has no address.
     pub fn new(
         listener: TcpListener,
         buffer: Buffer,
         metrics: Arc<Metrics>,
         bodies: BodyLimits,
         limits: ServerLimits,
-    ) -> Self {
-        Self { listener, api: Api::new(buffer.clone(), metrics, bodies), buffer, limits }
+        access: Access,
+    ) -> io::Result<Self> {
+        let keyring = Arc::clone(&access.keyring);
+        let api = Api::new(buffer.clone(), metrics, bodies, access, listener.local_addr()?);
+        Ok(Self { listener, api, buffer, keyring, tls: None, limits })
+    }
+
+    /// The same service, encrypted.
+    #[must_use]
+    pub fn with_tls(self, tls: Option<Arc<Tls>>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Serves until `shutdown`, then stops gracefully: readiness off, waiters answered, requests finished, store closed.
     ///
     /// Stops the same way, with an error, when the store is broken: what is on disk is known to the next start alone.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Broken> {
-        let sweeper = {
-            let buffer = self.buffer.clone();
-            tokio::spawn(async move { buffer.run_sweeper().await })
-        };
+        let background = self.start_background();
         let router = api::router(self.api.clone());
         let connections = GracefulShutdown::new();
         let stop = async {
@@ -97,10 +111,24 @@ impl Server {
         if tokio::time::timeout(self.limits.shutdown_timeout, connections.shutdown()).await.is_err() {
             tracing::warn!("some requests did not finish in time and are dropped");
         }
-        sweeper.abort();
+        background.iter().for_each(tokio::task::JoinHandle::abort);
+        if let Err(error) = self.keyring.write_uses().await {
+            tracing::warn!(error = %error, "when keys were last used could not be written");
+        }
         self.buffer.store().close().await;
         tracing::info!(elapsed_ms = started.elapsed().as_millis() as u64, "stopped");
         outcome
+    }
+
+    /// What time does, beside the requests.
+    fn start_background(&self) -> Vec<tokio::task::JoinHandle<()>> {
+        let (buffer, keyring) = (self.buffer.clone(), Arc::clone(&self.keyring));
+        let mut tasks = vec![
+            tokio::spawn(async move { buffer.run_sweeper().await }),
+            tokio::spawn(async move { keyring.run().await }),
+        ];
+        tasks.extend(self.tls.clone().map(|tls| tokio::spawn(tls.run())));
+        tasks
     }
 
     /// Accepts connections until `stop`, and answers what that says.
@@ -116,7 +144,7 @@ impl Server {
         loop {
             // A slot first: whoever has none waits in the kernel's backlog, not in our memory.
             let next = async {
-                let slot = Arc::clone(&slots).acquire_owned().await;
+                let slot = Arc::clone(&slots).acquire_owned().await.expect("nobody closes the semaphore");
                 (slot, self.listener.accept().await)
             };
             let (slot, accepted) = tokio::select! {
@@ -133,17 +161,41 @@ impl Server {
             };
             // Answers are written whole: waiting to fill a packet only delays them.
             let _ = stream.set_nodelay(true);
-            let service = TowerToHyperService::new(router.clone());
-            let connection: hyper::server::conn::http1::Connection<TokioIo<TcpStream>, _> =
-                http.serve_connection(TokioIo::new(stream), service);
-            let connection = connections.watch(connection);
-            tokio::spawn(async move {
-                if let Err(error) = connection.await {
-                    tracing::debug!(error = %error, "a connection ended early");
-                }
-                drop(slot);
-            });
+            let connection =
+                Connection { http: http.clone(), router: router.clone(), watcher: connections.watcher(), slot };
+            match &self.tls {
+                None => tokio::spawn(connection.serve(stream)),
+                // The handshake is the connection's own: one that dawdles holds up nobody else.
+                Some(tls) => tokio::spawn(connection.serve_encrypted(tls.acceptor(), stream)),
+            };
         }
+    }
+}
+
+/// A connection that was accepted.
+struct Connection {
+    http: hyper::server::conn::http1::Builder,
+    router: Router,
+    watcher: Watcher,
+    slot: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    async fn serve_encrypted(self, acceptor: TlsAcceptor, stream: TcpStream) {
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Err(error)) => tracing::debug!(error = %error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!("a TLS handshake took too long"),
+        }
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) {
+        let Self { http, router, watcher, slot } = self;
+        let service = TowerToHyperService::new(router);
+        if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await {
+            tracing::debug!(error = %error, "a connection ended early");
+        }
+        drop(slot);
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
     },
 };
 
-use forebay::{buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics, server::Server, store};
+use forebay::{
+    access::keyring::Keyring, api::Access, buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics,
+    server::Server, store,
+};
 use tokio::{net::TcpListener, sync::oneshot};
 
 /// Rollouts of a body.
@@ -19,6 +22,7 @@ pub(crate) const TOKENS: usize = 2_000;
 
 /// The service on a database, with a backlog that never fills; its address, and what stops it when it is dropped.
 pub(crate) async fn forebay(database: &str) -> anyhow::Result<(String, oneshot::Sender<()>)> {
+    forebay_client::install_tls_provider();
     let config = Config::parse(
         "[policy_defaults]\nbacklog = { max_ready_rollouts = 1_000_000_000, max_bytes = 1_000_000_000_000 }",
     )?;
@@ -30,7 +34,9 @@ pub(crate) async fn forebay(database: &str) -> anyhow::Result<(String, oneshot::
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = Server::new(listener, buffer, metrics, config.bodies, config.server);
+    let keyring = Arc::new(Keyring::start(buffer.clone(), false).await?);
+    let access = Access { keyring, hosts: Arc::new([]) };
+    let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?;
     tokio::spawn(async move { server.run(async { drop(stopped.await) }).await });
     Ok((url, stop))
 }

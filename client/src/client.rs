@@ -5,6 +5,7 @@
 
 mod error;
 mod exchange;
+mod options;
 mod retry;
 #[cfg(test)]
 pub(crate) mod stub;
@@ -13,10 +14,15 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-use reqwest::{Method, Url, redirect};
+use reqwest::{
+    Method, Url,
+    header::{AUTHORIZATION, HeaderMap, HeaderValue},
+    redirect,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use error::{ClientError, TransportError};
+pub use options::{ClientOptions, install_tls_provider};
 pub use retry::RetryPolicy;
 
 use self::{
@@ -25,9 +31,9 @@ use self::{
 };
 use crate::wire::{
     AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BulkLine, CheckpointRequest,
-    CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, GroupInfo, GroupPage, NackRequest, PolicyList,
-    PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample, Stats,
-    Trajectory, TrajectoryPage, TrajectoryStory, VersionRequest,
+    CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, GroupInfo, GroupPage, KeyCreated, KeyInfo,
+    KeyPage, KeyRequest, NackRequest, PolicyList, PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse,
+    ResumeRequest, ResumeResponse, Sample, Stats, Trajectory, TrajectoryPage, TrajectoryStory, VersionRequest,
 };
 
 /// Time to open a connection: enough for a few lost packets, short enough to reach another replica soon.
@@ -60,20 +66,35 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the service at `base_url`, e.g. `http://127.0.0.1:8080`, with the default retry policy.
+    /// A client of the service at `base_url`, e.g. `http://127.0.0.1:8080`, with the default retry policy and without a
+    /// key.
     ///
-    /// The URL may have a path, below which the API is found. The scheme is `http`: this client does not speak TLS.
+    /// The URL may have a path, below which the API is found. The scheme is `http` or `https`.
     pub fn new(base_url: &str) -> Result<Self> {
+        Self::with_options(base_url, &ClientOptions::default())
+    }
+
+    /// A client that sends a key, or has certificates of its own.
+    pub fn with_options(base_url: &str, options: &ClientOptions) -> Result<Self> {
         let bad_url = |why: String| ClientError::BaseUrl { url: base_url.to_owned(), why };
         let base: Url = base_url.parse().map_err(|error| bad_url(format!("{error}")))?;
-        if base.scheme() != "http" {
-            return Err(bad_url("the scheme must be http".to_owned()));
+        if !matches!(base.scheme(), "http" | "https") {
+            return Err(bad_url("the scheme must be http or https".to_owned()));
         }
         if base.query().is_some() || base.fragment().is_some() {
             return Err(bad_url("it must end with the path".to_owned()));
         }
+        let mut headers = HeaderMap::new();
+        if let Some(key) = &options.key {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal())).map_err(|_| ClientError::Key)?;
+            // Neither reqwest nor what it logs to shows a sensitive header.
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
         let http = reqwest::Client::builder()
             .user_agent(concat!("forebay-client/", env!("CARGO_PKG_VERSION")))
+            .default_headers(headers)
+            .tls_backend_preconfigured(options.tls(base.scheme() == "https")?)
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(SILENCE_TIMEOUT)
             // A redirect would turn a POST into a GET, and no route answers with one.
@@ -278,6 +299,25 @@ impl Client {
     /// Totals of every policy, and whether they add up.
     pub async fn stats(&self) -> Result<Stats> {
         self.get(&["stats"], &[]).await
+    }
+}
+
+/// For operators: who may call what.
+impl Client {
+    /// Creates a key. The answer is the only one that ever holds its secret; a repeat would be another key.
+    pub async fn create_key(&self, request: &KeyRequest) -> Result<KeyCreated> {
+        self.send(Method::POST, &["keys"], request, Repeat::UnlessBegun).await
+    }
+
+    /// A page of keys, in the order in which they were created. `query` is for paging: `after` and `limit`.
+    pub async fn keys(&self, query: &[(&str, &str)]) -> Result<KeyPage> {
+        self.get(&["keys"], query).await
+    }
+
+    /// Revokes a key; `None` when it is not known.
+    pub async fn revoke_key(&self, key_id: &str) -> Result<Option<KeyInfo>> {
+        let call = Call::new(Method::DELETE, self.url(&["keys", key_id], &[]), Repeat::Always);
+        absent_when(NOT_FOUND, self.one(&call).await)
     }
 }
 

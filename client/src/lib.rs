@@ -14,6 +14,6 @@ mod client;
 mod heartbeat;
 
 #[cfg(feature = "http")]
-pub use client::{Client, ClientError, RetryPolicy, TransportError};
+pub use client::{Client, ClientError, ClientOptions, RetryPolicy, TransportError, install_tls_provider};
 #[cfg(feature = "http")]
 pub use heartbeat::Heartbeat;

@@ -8,7 +8,7 @@ use axum::{
 };
 use forebay_client::wire::{Admission, AdmissionRequest, Problem};
 
-use super::{Api, body::Json, params, problem::Failure};
+use super::{Api, body::Json, guard::Caller, params, problem::Failure};
 use crate::buffer::admission::ADMISSION_ROLLOUTS_MAX;
 
 /// Seconds after which asking again may find room: about the time in which a trainer takes a batch.
@@ -32,8 +32,12 @@ const RETRY_AFTER_S: u32 = 5;
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn post(State(api): State<Api>, Json(request): Json<AdmissionRequest>) -> Result<Response, Failure> {
-    let policy = params::policy("/policy", request.policy.as_deref())?;
+pub(super) async fn post(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    Json(request): Json<AdmissionRequest>,
+) -> Result<Response, Failure> {
+    let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     if !(1..=ADMISSION_ROLLOUTS_MAX).contains(&request.rollouts) {
         return Err(Failure::invalid("/rollouts", format!("must be 1 to {ADMISSION_ROLLOUTS_MAX}")));
     }

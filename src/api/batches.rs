@@ -18,6 +18,7 @@ use utoipa::IntoParams;
 use super::{
     Api,
     body::Json,
+    guard::Caller,
     params::{self, BatchPath, Query},
     problem::Failure,
 };
@@ -56,10 +57,14 @@ const NACK_GROUPS_MAX: usize = 65_536;
         (status = 503, description = "Too many requests wait", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn lease(State(api): State<Api>, Json(request): Json<BatchRequest>) -> Result<Response, Failure> {
+pub(super) async fn lease(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    Json(request): Json<BatchRequest>,
+) -> Result<Response, Failure> {
     let wait_ms = wait_ms("/wait_ms", request.wait_ms)?;
     let request = LeaseRequest {
-        policy: params::policy("/policy", request.policy.as_deref())?,
+        policy: params::policy(&grant, "/policy", request.policy.as_deref())?,
         consumer: params::optional("/consumer", request.consumer.as_deref(), ConsumerName::parse)?,
         request_id: params::optional("/request_id", request.request_id.as_deref(), RequestId::parse)?,
         epoch: params::epoch(request.epoch),
@@ -113,11 +118,12 @@ pub(super) struct BatchQuery {
 )]
 pub(super) async fn list(
     State(api): State<Api>,
+    Caller(grant): Caller,
     Query(query): Query<BatchQuery>,
 ) -> Result<Answer<BatchPage>, Failure> {
     let limit = params::page_limit(query.limit)?;
     let filter = BatchFilter {
-        policy: params::policy("policy", query.policy.as_deref())?,
+        policy: params::policy(&grant, "policy", query.policy.as_deref())?,
         state: query.state,
         after: params::cursor(query.after.as_deref())?,
         limit,

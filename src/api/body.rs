@@ -118,7 +118,7 @@ pub(super) fn media(headers: &HeaderMap) -> Result<Media, Failure> {
     }
 }
 
-fn unsupported(detail: &str) -> Failure {
+pub(super) fn unsupported(detail: &str) -> Failure {
     Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body's type is not taken")
         .detail(detail)
 }
@@ -157,7 +157,7 @@ pub(super) async fn read(budget: &BodyBudget, headers: &HeaderMap, mut body: Bod
 
 /// Lets the rest of a refused body pass by for a while: closing on a client that still sends would reset the
 /// connection, and with it the answer that says why.
-async fn linger(mut body: Body) {
+pub(super) async fn linger(mut body: Body) {
     let pass_by = async { while let Some(Ok(_)) = body.frame().await {} };
     // Over the time the client has to do without the answer.
     let _ = tokio::time::timeout(LINGER, pass_by).await;

@@ -8,6 +8,7 @@ use utoipa::IntoParams;
 use super::{
     Api,
     body::Json,
+    guard::Caller,
     params::{self, Query},
     problem::Failure,
 };
@@ -47,9 +48,10 @@ pub(super) struct GroupQuery {
 )]
 pub(super) async fn list(
     State(api): State<Api>,
+    Caller(grant): Caller,
     Query(query): Query<GroupQuery>,
 ) -> Result<Answer<GroupPage>, Failure> {
-    let policy = params::policy("policy", query.policy.as_deref())?;
+    let policy = params::policy(&grant, "policy", query.policy.as_deref())?;
     let limit = params::page_limit(query.limit)?;
     let filter = GroupFilter {
         policy: policy.clone(),
@@ -78,9 +80,10 @@ pub(super) async fn list(
 )]
 pub(super) async fn close(
     State(api): State<Api>,
+    Caller(grant): Caller,
     Json(request): Json<CloseRequest>,
 ) -> Result<Answer<GroupInfo>, Failure> {
-    let policy = params::policy("/policy", request.policy.as_deref())?;
+    let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let group_id = group_id(&request.group_id)?;
     let group = api.buffer.close_group(policy.clone(), group_id).await?;
     Ok(Answer(on_wire(&policy, group)))
@@ -101,9 +104,10 @@ pub(super) async fn close(
 )]
 pub(super) async fn discard(
     State(api): State<Api>,
+    Caller(grant): Caller,
     Json(request): Json<DiscardRequest>,
 ) -> Result<Answer<GroupInfo>, Failure> {
-    let policy = params::policy("/policy", request.policy.as_deref())?;
+    let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let group_id = group_id(&request.group_id)?;
     let reason = params::text("/reason", request.reason, ID_BYTES_MAX)?;
     let group = api.buffer.discard_group(policy.clone(), group_id, reason).await?;

@@ -1,33 +1,42 @@
 //! HTTP in and out: wire to domain and back. No SQL, no decisions.
 //!
-//! [`router`] is the table of contents; each resource has a file with its handlers in the same order.
+//! [`router`] is the table of contents; each resource has a file with its handlers in the same order. [`guard`] decides
+//! who comes in, by the table in [`roles`].
 
 mod admissions;
 mod batches;
 mod body;
+mod document;
 mod groups;
+mod guard;
+mod headers;
+mod keys;
 mod observe;
 mod operations;
 mod params;
 mod policies;
 mod problem;
+mod roles;
 mod samples;
 mod trajectories;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use axum::{Router, routing::get};
+use axum::{Router, middleware, routing::get};
 use tower_http::catch_panic::CatchPanicLayer;
-use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::SwaggerUi;
 
 pub use body::BodyLimits;
+pub use guard::Access;
 
-use self::body::BodyBudget;
+use self::{body::BodyBudget, guard::Guard};
 use crate::{buffer::Buffer, metrics::Metrics};
 
 /// What every handler is given.
@@ -36,15 +45,16 @@ pub struct Api {
     buffer: Buffer,
     metrics: Arc<Metrics>,
     bodies: BodyBudget,
+    guard: Guard,
     draining: Arc<AtomicBool>,
 }
 
 impl Api {
-    /// The API of a buffer.
+    /// The API of a buffer, at an address, for those who may come in.
     #[must_use]
-    pub fn new(buffer: Buffer, metrics: Arc<Metrics>, limits: BodyLimits) -> Self {
+    pub fn new(buffer: Buffer, metrics: Arc<Metrics>, limits: BodyLimits, access: Access, listen: SocketAddr) -> Self {
         let bodies = BodyBudget::new(limits, metrics.body_bytes_in_flight.clone());
-        Self { buffer, metrics, bodies, draining: Arc::default() }
+        Self { buffer, metrics, bodies, guard: Guard::new(access, listen), draining: Arc::default() }
     }
 
     /// Turns readiness off and answers everybody who waits.
@@ -54,46 +64,31 @@ impl Api {
     }
 }
 
-#[derive(OpenApi)]
-#[openapi(
-    info(
-        title = "Forebay",
-        description = "The durable rollout buffer between LLM agents and the trainers that learn from them. \
-            Errors are RFC 9457 problems with a stable `type`.",
-        license(name = "MIT OR Apache-2.0")
-    ),
-    tags(
-        (name = "agents", description = "Hand in trajectories, look up what became of them"),
-        (name = "trainers", description = "Lease batches, ack them, keep the lineage of the weights"),
-        (name = "policies", description = "Rules, versions and what a trainer is waiting for"),
-        (name = "operations", description = "Health, metrics and totals"),
-    )
-)]
-struct Document;
-
 /// Every route of the service.
 pub fn router(api: Api) -> Router {
     let (router, document) = routes().split_for_parts();
     router
-        .merge(SwaggerUi::new("/docs").url("/openapi.json", document))
+        .merge(SwaggerUi::new("/docs").url("/openapi.json", document::complete(document)))
         .route("/metrics", get(operations::metrics))
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
+        .layer(middleware::from_fn_with_state(api.clone(), guard::guard))
         .layer(CatchPanicLayer::custom(problem::panicked))
-        .layer(axum::middleware::from_fn_with_state(api.clone(), observe::observe))
+        .layer(middleware::from_fn_with_state(api.clone(), observe::observe))
+        .layer(middleware::map_response(headers::secure))
         .with_state(api)
 }
 
 /// The OpenAPI document of [`router`], as pretty JSON.
 #[must_use]
 pub fn openapi() -> String {
-    let mut text = routes().to_openapi().to_pretty_json().expect("the document is plain data");
+    let mut text = document::complete(routes().to_openapi()).to_pretty_json().expect("the document is plain data");
     text.push('\n');
     text
 }
 
 fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::with_openapi(Document::openapi())
+    OpenApiRouter::with_openapi(document::document())
         .routes(routes!(trajectories::post, trajectories::get))
         .routes(routes!(admissions::post))
         .routes(routes!(groups::list))
@@ -112,6 +107,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::checkpoint))
         .routes(routes!(policies::resume))
         .routes(routes!(policies::reset))
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::revoke))
         .routes(routes!(operations::stats))
         .routes(routes!(operations::health))
         .routes(routes!(operations::ready))

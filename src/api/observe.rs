@@ -32,7 +32,13 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
         _ => "_other",
     };
     let labels = [verb, route.as_str()];
-    let span = tracing::info_span!("request", request.id = %request_id, http.method = verb, http.route = route);
+    let span = tracing::info_span!(
+        "request",
+        request.id = %request_id,
+        http.method = verb,
+        http.route = route,
+        key.id = tracing::field::Empty
+    );
     let received = metrics.request_bytes.with_label_values(&labels);
     request = request.map(|body| count_bytes(body, received));
 

@@ -11,7 +11,7 @@ use axum::{
 use forebay_client::wire::{PolicyStats, Problem, Stats};
 use serde_json::json;
 
-use super::{Api, body, problem::Failure};
+use super::{Api, body, guard::Caller, problem::Failure};
 
 /// How long the store may take to prove that it writes.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -19,7 +19,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a scrape waits for the ledger's gauges before it goes without news.
 const GAUGES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Totals of every policy, and whether they add up
+/// Totals of every policy that the caller sees, and whether they add up
 #[utoipa::path(
     get,
     path = "/stats",
@@ -29,10 +29,11 @@ const GAUGES_TIMEOUT: Duration = Duration::from_secs(2);
         (status = 503, description = "The store cannot answer", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn stats(State(api): State<Api>) -> Result<Answer<Stats>, Failure> {
+pub(super) async fn stats(State(api): State<Api>, Caller(grant): Caller) -> Result<Answer<Stats>, Failure> {
     let tallies = api.buffer.stats().await?;
     let policies: BTreeMap<String, PolicyStats> = tallies
         .into_iter()
+        .filter(|(policy, _)| grant.sees(policy))
         .map(|(policy, tallies)| {
             let stats = PolicyStats {
                 received: tallies.received(),

@@ -6,8 +6,9 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{Api, problem::Failure};
+use super::{Api, guard::Caller, problem::Failure};
 use crate::{
+    access::{Grant, key::KeyId},
     buffer::{
         ids::{BatchId, Epoch, InvalidId, PolicyName, Step, Version},
         refusal::Refusal,
@@ -43,21 +44,40 @@ impl FromRequestParts<Api> for PolicyPath {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let Caller(grant) = Caller::from_request_parts(parts, api).await?;
         let name = path(parts, api).await?;
-        PolicyName::parse(&name).map(Self).map_err(|error| Failure::invalid("policy", error.to_string()))
+        policy(&grant, "policy", Some(&name)).map(Self)
     }
 }
 
-/// The batch that a path names.
+/// The batch that a path names, of a policy that the caller sees.
 pub(super) struct BatchPath(pub(super) BatchId);
 
 impl FromRequestParts<Api> for BatchPath {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
-        let id = path(parts, api).await?;
+        let Caller(grant) = Caller::from_request_parts(parts, api).await?;
+        let unknown = || Failure::from(Refusal::Unknown("the batch"));
         // What is not an id names no batch.
-        id.parse().map(Self).map_err(|_| Refusal::Unknown("the batch").into())
+        let id: BatchId = path(parts, api).await?.parse().map_err(|_| unknown())?;
+        // Only the batch knows its policy, and who sees all policies need not wait for it.
+        if !grant.policies.are_all() && !grant.sees(&api.buffer.batch(id).await?.policy) {
+            return Err(unknown());
+        }
+        Ok(Self(id))
+    }
+}
+
+/// The key that a path names.
+pub(super) struct KeyPath(pub(super) KeyId);
+
+impl FromRequestParts<Api> for KeyPath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let id = path(parts, api).await?;
+        KeyId::parse(&id).map(Self).ok_or_else(|| Refusal::Unknown("the key").into())
     }
 }
 
@@ -66,9 +86,11 @@ async fn path(parts: &mut Parts, api: &Api) -> Result<String, Failure> {
     path.map(|path| path.0).map_err(|error: PathRejection| Failure::invalid("", error.body_text()))
 }
 
-/// The policy that a body or query names, or the one that always exists.
-pub(super) fn policy(pointer: &str, name: Option<&str>) -> Result<PolicyName, Failure> {
-    Ok(optional(pointer, name, PolicyName::parse)?.unwrap_or_default())
+/// The policy that a request names, or the one that always exists: one that the caller sees.
+pub(super) fn policy(grant: &Grant, pointer: &str, name: Option<&str>) -> Result<PolicyName, Failure> {
+    let policy = optional(pointer, name, PolicyName::parse)?.unwrap_or_default();
+    grant.check(&policy)?;
+    Ok(policy)
 }
 
 /// An id that a body or query may name.

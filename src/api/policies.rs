@@ -19,6 +19,7 @@ use super::{
     Api,
     batches::wait_ms,
     body::{Json, OptionalJson},
+    guard::Caller,
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
@@ -42,7 +43,7 @@ pub(super) struct PolicyQuery {
     limit: Option<u32>,
 }
 
-/// All policies, in the order of their names
+/// The policies that the caller sees, in the order of their names
 #[utoipa::path(
     get,
     path = "/policies",
@@ -52,12 +53,13 @@ pub(super) struct PolicyQuery {
 )]
 pub(super) async fn list(
     State(api): State<Api>,
+    Caller(grant): Caller,
     Query(query): Query<PolicyQuery>,
 ) -> Result<Answer<PolicyList>, Failure> {
     let limit = params::page_limit(query.limit)?;
     let after = params::optional("after", query.after.as_deref(), PolicyName::parse)?;
     let after = after.map(|name| name.as_str().to_owned()).unwrap_or_default();
-    let overviews = api.buffer.policies(after, limit).await?;
+    let overviews = api.buffer.policies(after, limit, |policy| grant.sees(policy)).await?;
     let policies: Vec<PolicyStatus> = overviews.into_iter().map(on_wire).collect();
     let last = policies.last().map(|policy| policy.policy.clone());
     let next = last.filter(|_| policies.len() == limit as usize);

@@ -131,6 +131,8 @@ impl From<Refusal> for Failure {
             Refusal::BatchState(_) => (S::CONFLICT, "batch-state", "The batch's state does not allow this"),
             Refusal::Purged => (S::GONE, "purged", "The payloads are purged"),
             Refusal::Damaged => (S::INTERNAL_SERVER_ERROR, "damaged", "A stored payload is damaged"),
+            Refusal::TooManyKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
+            Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),
             Refusal::TooManyWaiters => (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait"),
         };
         let failure = Self::new(status, kind, title).detail(detail);
@@ -176,6 +178,9 @@ pub(super) fn render(mut response: Response, request_id: &str, metrics: &Metrics
     let headers = response.headers_mut();
     headers.remove(header::CONTENT_LENGTH);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+    if problem.status == StatusCode::UNAUTHORIZED.as_u16() {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"forebay\""));
+    }
     if let Some(seconds) = problem.retry_after_s {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

@@ -21,15 +21,17 @@ use utoipa::IntoParams;
 use super::{
     Api,
     body::{self, Media},
+    guard::Caller,
     params::{self, Query},
     problem::Failure,
 };
 use crate::{
+    access::Grant,
     buffer::{
         Buffer,
         ids::{GroupId, ID_BYTES_MAX, RolloutId},
         ingest::{NewRollout, warnings},
-        refusal::BufferError,
+        refusal::{BufferError, Refusal},
     },
     store::{Ingested, Story, StoryFilter},
 };
@@ -76,7 +78,12 @@ const BULK_BYTES: usize = 8 << 20;
         (status = 503, description = "Over the byte budget, or the store cannot write", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn post(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Failure> {
+pub(super) async fn post(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
     let media = body::media(&headers)?;
     if !api.buffer.takes_work() {
         return Err(Failure::unwritable());
@@ -86,13 +93,13 @@ pub(super) async fn post(State(api): State<Api>, headers: HeaderMap, body: Body)
     match media {
         Media::Json => {
             let inline = bytes.len() <= INLINE_BYTES_MAX;
-            let (bundle, shape) = run(inline, move || decode(&buffer, &bytes)).await??;
+            let (bundle, shape) = run(inline, move || decode(&buffer, &grant, &bytes)).await??;
             let answer = api.buffer.ingest(bundle).await;
             drop(share);
             shape.answer(answer)
         }
         Media::Ndjson => {
-            let answer = bulk(&buffer, bytes).await;
+            let answer = bulk(&buffer, &grant, bytes).await;
             drop(share);
             answer
         }
@@ -110,17 +117,24 @@ enum Shape {
     Array,
 }
 
-fn decode(buffer: &Buffer, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
+fn decode(buffer: &Buffer, grant: &Grant, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     if first != Some(&b'[') {
-        let prepared = buffer.prepare(vec![body::parse(bytes)?]);
+        let prepared = prepare(buffer, grant, vec![body::parse(bytes)?]);
         return prepared.map(|one| (one, Shape::Object)).map_err(|refusal| Failure::from(refusal).of_single_object());
     }
     let Bundle(bundle) = body::parse(bytes)?;
     if bundle.is_empty() {
         return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
     }
-    Ok((buffer.prepare(bundle)?, Shape::Array))
+    Ok((prepare(buffer, grant, bundle)?, Shape::Array))
+}
+
+/// Validates and packs trajectories, all of policies that the caller sees.
+fn prepare(buffer: &Buffer, grant: &Grant, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
+    let prepared = buffer.prepare(bundle)?;
+    prepared.iter().try_for_each(|rollout| grant.check(&rollout.policy))?;
+    Ok(prepared)
 }
 
 /// An array of trajectories that is refused at the first one too many, not when all are parsed.
@@ -191,14 +205,14 @@ struct Line {
 }
 
 /// Ingests a bulk body slice by slice: what is decoded is stored and answered before the next slice is decoded.
-async fn bulk(buffer: &Buffer, bytes: Bytes) -> Result<Response, Failure> {
+async fn bulk(buffer: &Buffer, grant: &Grant, bytes: Bytes) -> Result<Response, Failure> {
     let lines = numbered_lines(&bytes)?;
     let mut text = Vec::new();
     for slice in lines.chunks(BULK_LINES) {
         let inline = slice.iter().map(|(_, line)| line.len()).sum::<usize>() <= INLINE_BYTES_MAX;
         let slice: Vec<(u64, Bytes)> = slice.iter().map(|(number, line)| (*number, bytes.slice_ref(line))).collect();
-        let decoder = buffer.clone();
-        let lines = run(inline, move || decode_lines(&decoder, slice)).await?;
+        let (decoder, grant) = (buffer.clone(), grant.clone());
+        let lines = run(inline, move || decode_lines(&decoder, &grant, slice)).await?;
         for answer in ingest_lines(buffer, lines).await {
             serde_json::to_writer(&mut text, &answer).expect("receipts and problems are plain data");
             text.push(b'\n');
@@ -219,10 +233,10 @@ fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
     Ok(held)
 }
 
-fn decode_lines(buffer: &Buffer, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
+fn decode_lines(buffer: &Buffer, grant: &Grant, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
     let decode = |(number, line): (u64, Bytes)| {
         let prepared = body::parse(&line).and_then(|trajectory| {
-            let mut one = buffer.prepare(vec![trajectory])?;
+            let mut one = prepare(buffer, grant, vec![trajectory])?;
             one.pop().ok_or_else(body::stopped)
         });
         Line { number, prepared: prepared.map_err(Failure::of_single_object) }
@@ -324,8 +338,12 @@ pub(super) struct StoryQuery {
         (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn get(State(api): State<Api>, Query(query): Query<StoryQuery>) -> Result<Response, Failure> {
-    let policy = params::policy("policy", query.policy.as_deref())?;
+pub(super) async fn get(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    Query(query): Query<StoryQuery>,
+) -> Result<Response, Failure> {
+    let policy = params::policy(&grant, "policy", query.policy.as_deref())?;
     if let Some(rollout_id) = params::optional("rollout_id", query.rollout_id.as_deref(), RolloutId::parse)? {
         let story = api.buffer.story(policy, rollout_id).await?;
         return Ok(axum::Json(story_on_wire(story)).into_response());

@@ -288,6 +288,10 @@ number! {
     /// Row of a batch in the store; ascending in the order in which batches were cut.
     BatchPk
 }
+number! {
+    /// Row of a key in the store; ascending in the order in which keys were created.
+    KeyPk
+}
 
 fn check_text(text: &str) -> Result<(), InvalidId> {
     if text.is_empty() || text.len() > ID_BYTES_MAX {

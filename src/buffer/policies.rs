@@ -12,6 +12,9 @@ use super::{
 };
 use crate::store::{Policy, PolicyWritten, Tallies, WaitingFor};
 
+/// Policies read at once; a caller may see few of them.
+const POLICIES_AT_ONCE: u32 = 100;
+
 /// A policy with what its buffer holds.
 #[derive(Clone, Debug)]
 pub struct PolicyOverview {
@@ -64,13 +67,28 @@ impl Buffer {
         }
     }
 
-    /// Policies after a name, in order.
-    pub async fn policies(&self, after: String, limit: u32) -> Result<Vec<PolicyOverview>, BufferError> {
+    /// Policies after a name that the caller sees, in order.
+    pub async fn policies(
+        &self,
+        mut after: String,
+        limit: u32,
+        sees: impl Fn(&PolicyName) -> bool,
+    ) -> Result<Vec<PolicyOverview>, BufferError> {
         let mut overviews = Vec::new();
-        for policy in self.store.policies(after, limit).await? {
-            overviews.push(self.overview(policy).await?);
+        loop {
+            let page = self.store.policies(after, POLICIES_AT_ONCE).await?;
+            let is_last = page.len() < POLICIES_AT_ONCE as usize;
+            after = page.last().map(|policy| policy.name.as_str().to_owned()).unwrap_or_default();
+            for policy in page.into_iter().filter(|policy| sees(&policy.name)) {
+                overviews.push(self.overview(policy).await?);
+                if overviews.len() == limit as usize {
+                    return Ok(overviews);
+                }
+            }
+            if is_last {
+                return Ok(overviews);
+            }
         }
-        Ok(overviews)
     }
 
     /// A policy that exists; none is created by looking.

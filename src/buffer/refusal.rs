@@ -91,6 +91,15 @@ pub enum Refusal {
     /// A stored payload does not match its digest; its group is quarantined.
     #[error("a stored payload is damaged; its group is quarantined")]
     Damaged,
+    /// As many keys as the service keeps in memory are not revoked.
+    #[error("{0} keys are not revoked, which is the most: revoke one that is not used")]
+    TooManyKeys(u32),
+    /// The first key would lock out who creates it.
+    #[error(
+        "the first key must have role `admin` and policies `*`: from then on every call needs a key, and none could \
+         create the next one"
+    )]
+    FirstKey,
     /// Too many trainers wait already.
     #[error("too many requests wait for a batch")]
     TooManyWaiters,

@@ -39,7 +39,7 @@ pub enum BackupError {
 pub async fn backup(url: &str, to: &Path) -> Result<u64, BackupError> {
     let from = match url.strip_prefix("sqlite:") {
         Some(path) if !path.is_empty() && path != ":memory:" => Path::new(path.strip_prefix("//").unwrap_or(path)),
-        _ => return Err(BackupError::NotAFile(super::dialect::redact(url))),
+        _ => return Err(BackupError::NotAFile(super::redact(url))),
     };
     if to.exists() {
         return Err(BackupError::Exists(to.to_owned()));

@@ -26,11 +26,12 @@ pub use backup::{BackupError, backup};
 pub use health::Health;
 pub use model::{
     Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Contradiction, Counts, Decide,
-    Examination, Expired, Group, GroupFilter, Ingest, Ingested, LeaseProof, Policy, PolicyWritten, Publish, Resume,
-    Resumed, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
+    Examination, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Policy, PolicyWritten, Publish,
+    Resume, Resumed, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
 };
 
 use crate::{
+    access::key::{KeyId, NewKey, StoredKey},
     buffer::{
         admission::Admitted,
         finalize::Cause,
@@ -131,6 +132,15 @@ pub trait Store: Send + Sync + 'static {
     async fn stories(&self, filter: StoryFilter) -> Result<Vec<Story>, StoreError>;
     /// Groups in the order in which they were opened.
     async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError>;
+
+    /// Stores a key, unless `live_max` are there that are not revoked.
+    async fn create_key(&self, key: NewKey, live_max: u32) -> Answer<StoredKey>;
+    /// Keys in the order in which they were created.
+    async fn keys(&self, filter: KeyFilter) -> Result<Vec<StoredKey>, StoreError>;
+    /// Revokes a key; the key as it is then, or none of this id. A repeat changes nothing.
+    async fn revoke_key(&self, key_id: KeyId, now: Timestamp) -> Result<Option<StoredKey>, StoreError>;
+    /// Writes when keys were last accepted; an earlier time than the written one changes nothing.
+    async fn write_key_uses(&self, uses: Vec<(KeyId, Timestamp)>) -> Result<(), StoreError>;
 
     /// Sweep: whether time has made anything due; reads only, so that an idle service writes nothing.
     async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError>;
@@ -280,5 +290,32 @@ pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Store>, Op
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
         return Ok(Arc::new(sql_store::SqlStore::new(dialect::Postgres::open(url, metrics).await?)));
     }
-    Err(OpenError::Url(url.to_owned()))
+    Err(OpenError::Url(redact(url)))
+}
+
+/// A database URL as it may be shown: without the password and without parameters, which may hold one as well.
+#[must_use]
+pub fn redact(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let rest = match rest.rsplit_once('@') {
+        // The user ends at the first colon, the password at the last at-sign.
+        Some((user, host)) => format!("{}@{host}", user.split(':').next().unwrap_or_default()),
+        None => rest.to_owned(),
+    };
+    format!("{scheme}://{}", rest.split('?').next().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::redact;
+
+    #[test]
+    fn passwords_stay_out_of_messages() {
+        assert_eq!(redact("postgres://me:se:cret@db/forebay"), "postgres://me@db/forebay");
+        assert_eq!(redact("postgres://me:p@ss@db/forebay"), "postgres://me@db/forebay");
+        assert_eq!(redact("postgres://db/forebay?user=me&password=secret"), "postgres://db/forebay");
+        assert_eq!(redact("postgers://me:secret@db/forebay"), "postgers://me@db/forebay");
+        assert_eq!(redact("postgres://db/forebay"), "postgres://db/forebay");
+        assert_eq!(redact("sqlite:data/forebay.db"), "sqlite:data/forebay.db");
+    }
 }

@@ -452,6 +452,17 @@ pub struct GroupFilter {
     pub limit: u32,
 }
 
+/// Which keys to list.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyFilter {
+    /// Only those that are not revoked.
+    pub live_only: bool,
+    /// After a cursor.
+    pub after: i64,
+    /// At most.
+    pub limit: u32,
+}
+
 /// Which batches to list.
 #[derive(Clone, Debug, Default)]
 pub struct BatchFilter {

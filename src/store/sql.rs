@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use super::{StoreError, rules_cache::RulesCache, tally::TallyDelta};
 use crate::{
     buffer::{
-        ids::{BatchId, BatchPk, Epoch, GroupPk, PolicyPk, RolloutPk, Run, Step, Version},
+        ids::{BatchId, BatchPk, Epoch, GroupPk, KeyPk, PolicyPk, RolloutPk, Run, Step, Version},
         rules::Rules,
     },
     clock::Timestamp,
@@ -342,7 +342,7 @@ macro_rules! number_cell {
         }
     )* };
 }
-number_cell!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
+number_cell!(PolicyPk, GroupPk, RolloutPk, BatchPk, KeyPk, Run, Epoch, Step, Version);
 
 impl<T: FromCell> FromCell for Option<T> {
     fn from_cell(cell: Cell) -> Option<Self> {

@@ -7,13 +7,14 @@ use tokio::sync::watch;
 
 use super::{
     Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Examination, Expired,
-    Group, GroupFilter, Health, Ingest, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store, StoreError,
-    StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
+    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store,
+    StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
     dialect::Dialect,
     ops::{
         admission::ExpireAdmissions,
         examine::{Examine, GroupMembers, Integrity},
         group::{CloseGroup, DecideOverdue, DiscardGroup, OverdueGroups},
+        keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::{Ack, Extend, Nack, QuarantineDamaged, Readmit},
         lineage::{Checkpoint, Reset},
         policy::{FindPolicy, ListPolicies, PublishVersion, PutPolicy, ReadTallies, ReadWaiting},
@@ -22,6 +23,7 @@ use super::{
     },
 };
 use crate::{
+    access::key::{KeyId, NewKey, StoredKey},
     buffer::{
         admission::Admitted,
         finalize::Cause,
@@ -175,6 +177,22 @@ impl<D: Dialect> Store for SqlStore<D> {
 
     async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError> {
         self.dialect.read(filter).await
+    }
+
+    async fn create_key(&self, key: NewKey, live_max: u32) -> Answer<StoredKey> {
+        self.dialect.write(CreateKey { key, live_max }).await
+    }
+
+    async fn keys(&self, filter: KeyFilter) -> Result<Vec<StoredKey>, StoreError> {
+        self.dialect.read(ListKeys(filter)).await
+    }
+
+    async fn revoke_key(&self, key_id: KeyId, now: Timestamp) -> Result<Option<StoredKey>, StoreError> {
+        self.dialect.write(RevokeKey { key_id, now }).await
+    }
+
+    async fn write_key_uses(&self, uses: Vec<(KeyId, Timestamp)>) -> Result<(), StoreError> {
+        self.dialect.write(WriteKeyUses(uses)).await
     }
 
     async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError> {

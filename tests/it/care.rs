@@ -31,7 +31,7 @@ async fn a_copy_made_while_posts_go_on_holds_all_that_was_acknowledged_before() 
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let database = sqlite(folder.path(), "forebay.db");
     let service = Service::start(&database).await;
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let acknowledged: Arc<Mutex<Vec<String>>> = Arc::default();
     let posting = {
         let (http, url, acknowledged) = (http.clone(), service.url.clone(), Arc::clone(&acknowledged));
@@ -91,7 +91,7 @@ async fn the_doctor_names_what_is_wrong() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let database = sqlite(folder.path(), "forebay.db");
     let service = Service::start(&database).await;
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let rules = json!({"group": {"size": 2}});
     http.put(format!("{}/policies/default", service.url)).json(&rules).send().await.expect("the service answers");
     assert_eq!(post(&http, &service.url, &group("a", &[1.0, 0.0])).await, 201);
@@ -123,7 +123,7 @@ async fn the_doctor_names_what_is_wrong() {
 async fn the_doctor_looks_at_postgres_while_it_is_served() {
     let database = fresh_database().await;
     let service = Service::start(&database).await;
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     for index in 0..5 {
         assert_eq!(post(&http, &service.url, &rollout(&format!("r{index}"), 1.0)).await, 201);
     }
@@ -141,7 +141,7 @@ async fn one_process_serves_a_file() {
     let second = forebay(&["--listen", "127.0.0.1:0", "--database", &database]).await;
     assert_eq!(second.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&second.stderr).contains("another forebay serves it"));
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let ready = http.get(format!("{}/readyz", service.url)).send().await;
     assert_eq!(ready.expect("the first goes on").status(), 200);
     service.kill().await;

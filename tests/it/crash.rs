@@ -45,7 +45,7 @@ async fn produce(http: reqwest::Client, url: String, cycle: usize, lane: usize, 
 }
 
 async fn survive(database: &str, what: &str) {
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let acknowledged = Acknowledged::default();
     let mut random = StdRng::seed_from_u64(torture::seed());
     let (cycles, mut starts_ms) = (torture::size(25, 500), Vec::new());

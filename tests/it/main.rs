@@ -2,6 +2,7 @@
 
 mod support;
 
+mod access;
 mod admissions;
 mod batches;
 mod care;
@@ -14,6 +15,7 @@ mod filters;
 mod groups;
 mod history;
 mod ingest;
+mod keys;
 mod ledger;
 mod lineage;
 mod model;
@@ -22,5 +24,6 @@ mod operations;
 mod policies;
 mod replicas;
 mod staleness;
+mod tls;
 mod trainer_rule;
 mod upgrade;

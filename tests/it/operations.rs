@@ -92,8 +92,7 @@ async fn bodies_beyond_the_budget_are_refused_before_they_are_read() {
         use tokio::io::AsyncWriteExt as _;
         let address = app.url.trim_start_matches("http://").to_owned();
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("the server accepts");
-        let request_head =
-            "POST /trajectories HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n";
+        let request_head = "POST /trajectories HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n";
         stream.write_all(request_head.as_bytes()).await.expect("the head is sent");
         held.push(stream);
     }

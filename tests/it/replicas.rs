@@ -173,7 +173,7 @@ impl Fleet {
 async fn two_processes_are_one_service_and_one_of_them_may_be_killed() {
     let database = fresh_database().await;
     let (first, second) = tokio::join!(Service::start(&database), Service::start(&database));
-    let fleet = Fleet { http: reqwest::Client::new(), urls: vec![first.url.clone(), second.url.clone()] };
+    let fleet = Fleet { http: crate::support::http(), urls: vec![first.url.clone(), second.url.clone()] };
     let trained = AtomicUsize::new(0);
     let producing = futures::stream::iter(0..GROUPS * GROUP_SIZE)
         .map(|rollout| fleet.produce(rollout / GROUP_SIZE, rollout % GROUP_SIZE))

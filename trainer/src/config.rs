@@ -15,6 +15,7 @@ use crate::{
     loss::{Objective, ObjectiveConfig},
     model::ComputeKind,
     optimizer::{OptimizerConfig, Schedule},
+    service::Credentials,
 };
 
 /// Everything that can be configured.
@@ -24,6 +25,9 @@ pub struct TrainConfig {
     /// The service.
     #[serde(default = "default_server")]
     pub server: String,
+    /// How the trainer proves who it is.
+    #[serde(default)]
+    pub credentials: Credentials,
     /// Policy to train.
     #[serde(default = "default_policy")]
     pub policy: String,
@@ -246,6 +250,7 @@ impl TrainConfig {
     pub fn new(model: PathBuf, output: PathBuf) -> Self {
         Self {
             server: default_server(),
+            credentials: Credentials::default(),
             policy: default_policy(),
             consumer: default_consumer(),
             model,

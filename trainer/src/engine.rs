@@ -75,6 +75,7 @@ impl Engines {
     /// The engines that were configured; may be none.
     #[must_use]
     pub fn new(told: Vec<EngineConfig>) -> Self {
+        forebay_client::install_tls_provider();
         Self { http: reqwest::Client::new(), told, pause: PAUSE }
     }
 

@@ -15,6 +15,7 @@ use forebay_trainer::{
     bench::{BenchArgs, bench},
     config::{DeviceConfig, TrainConfig},
     rollout::{InitArgs, RolloutArgs, init, rollout},
+    service::Credentials,
     train::train,
 };
 use tracing_subscriber::EnvFilter;
@@ -58,6 +59,8 @@ struct TrainArgs {
     /// The service, instead of the file's `server`
     #[arg(long, env = "FOREBAY_SERVER", value_name = "URL")]
     server: Option<String>,
+    #[command(flatten)]
+    credentials: Credentials,
     /// Policy to train, instead of the file's `policy`
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
 fn run_train(args: TrainArgs) -> anyhow::Result<()> {
     let mut config = TrainConfig::read(&args.config)?;
     config.server = args.server.unwrap_or(config.server);
+    config.credentials = args.credentials.or(config.credentials);
     config.policy = args.policy.unwrap_or(config.policy);
     config.model = args.model.unwrap_or(config.model);
     config.steps = args.steps.unwrap_or(config.steps);

@@ -3,13 +3,16 @@
 //! Separate from the loop so that the loop says what it does and this what to do about a service that is away: a
 //! trainer has nothing better to do than to wait for it, because every call here may be repeated.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use forebay_client::{
-    Client, ClientError, RetryPolicy,
+    Client, ClientError, ClientOptions, RetryPolicy,
     wire::{
-        AckRequest, BatchDescriptor, CheckpointRequest, NackRequest, PolicyStatus, ResumeRequest, ResumeResponse,
-        VersionRequest,
+        AckRequest, ApiKey, BatchDescriptor, CheckpointRequest, NackRequest, PolicyStatus, ResumeRequest,
+        ResumeResponse, VersionRequest,
     },
 };
 
@@ -27,6 +30,40 @@ pub struct Service {
     consumer: String,
 }
 
+/// How the trainer proves who it is, and whom it believes. Printed without the key.
+#[derive(Clone, Debug, Default, serde::Deserialize, clap::Args)]
+#[serde(default, deny_unknown_fields)]
+pub struct Credentials {
+    /// A key of the service; in the variable rather than here, where `ps` shows it
+    #[arg(long, env = "FOREBAY_KEY", hide_env_values = true, value_name = "KEY")]
+    pub key: Option<ApiKey>,
+    /// Authority (PEM) of the service's certificate, instead of the system's
+    #[arg(long, env = "FOREBAY_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Certificate and private key (PEM) for a service that demands them
+    #[arg(long, env = "FOREBAY_IDENTITY", value_name = "FILE")]
+    pub identity: Option<PathBuf>,
+}
+
+impl Credentials {
+    /// These, and the others where these say nothing.
+    #[must_use]
+    pub fn or(self, others: Self) -> Self {
+        Self { key: self.key.or(others.key), ca: self.ca.or(others.ca), identity: self.identity.or(others.identity) }
+    }
+
+    fn options(&self) -> Result<ClientOptions, ServiceError> {
+        let read = |path: &Path| {
+            std::fs::read(path).map_err(|source| ServiceError::Credentials { path: path.to_owned(), source })
+        };
+        Ok(ClientOptions {
+            key: self.key.clone(),
+            ca_pem: self.ca.as_deref().map(read).transpose()?,
+            identity_pem: self.identity.as_deref().map(read).transpose()?,
+        })
+    }
+}
+
 /// What became of an ack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acked {
@@ -42,6 +79,14 @@ pub enum ServiceError {
     /// The client refuses to make the call, or the service refuses what it asks.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// A certificate cannot be read.
+    #[error("cannot read {}", path.display())]
+    Credentials {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// Another trainer has resumed this policy.
     #[error("another trainer has taken over policy `{0}`: its resume began a newer epoch")]
     Superseded(String),
@@ -63,9 +108,9 @@ pub enum ServiceError {
 
 impl Service {
     /// A policy of the service at `url`; `consumer` names this trainer in leases.
-    pub fn new(url: &str, policy: &str, consumer: &str) -> Result<Self, ServiceError> {
+    pub fn new(url: &str, policy: &str, consumer: &str, credentials: &Credentials) -> Result<Self, ServiceError> {
         Ok(Self {
-            client: Client::new(url)?.with_retry(RetryPolicy::default()),
+            client: Client::with_options(url, &credentials.options()?)?.with_retry(RetryPolicy::default()),
             policy: policy.to_owned(),
             consumer: consumer.to_owned(),
         })

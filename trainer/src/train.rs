@@ -64,7 +64,7 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
     config.check()?;
     let _lock = lock(&config.output)?;
     let runtime = Runtime::new().map_err(TrainError::Runtime)?;
-    let service = Service::new(&config.server, &config.policy, &config.consumer)?;
+    let service = Service::new(&config.server, &config.policy, &config.consumer, &config.credentials)?;
     let checkpoints = Checkpoints::new(config.output.join("checkpoints"), config.checkpoint.keep);
     let publisher = Publisher::new(
         config.output.join("published"),

@@ -57,6 +57,12 @@ pub enum ClientError {
         /// What is wrong with it.
         why: String,
     },
+    /// The key has characters that cannot be sent.
+    #[error("the key has characters that no key has")]
+    Key,
+    /// The certificates of the options cannot be used.
+    #[error("TLS cannot be used: {0}")]
+    Tls(String),
     /// The descriptor carries no lease: only the answer to [`Client::lease`](crate::Client::lease) does.
     #[error("batch `{batch_id}` comes without a lease")]
     NoLease {

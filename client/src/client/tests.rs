@@ -264,7 +264,7 @@ async fn answer_of_something_else_is_quoted() {
 
 #[test]
 fn base_url_that_cannot_work_is_refused() {
-    for url in ["https://forebay", "127.0.0.1:8080", "http://forebay/?a=b", "forebay", "mailto:a@b"] {
+    for url in ["ftp://forebay", "127.0.0.1:8080", "http://forebay/?a=b", "forebay", "mailto:a@b"] {
         assert!(matches!(Client::new(url), Err(ClientError::BaseUrl { .. })), "{url}");
     }
 }

@@ -6,6 +6,7 @@
 mod admission;
 mod batch;
 mod exact;
+mod key;
 mod ledger;
 mod policy;
 mod problem;
@@ -17,6 +18,7 @@ pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
     VersionRange,
 };
+pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role};
 pub use ledger::{
     CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, PolicyStats, RolloutState, Stats, StoryGroup,
     TrajectoryPage, TrajectoryStory,

@@ -9,7 +9,7 @@ mod sqlite;
 
 use async_trait::async_trait;
 
-pub(super) use postgres::{Postgres, redact};
+pub(super) use postgres::Postgres;
 pub(super) use sqlite::Sqlite;
 
 use super::{StoreError, health::Vitals, sql::Tx};

@@ -19,6 +19,7 @@ use crate::{
     store::{
         OpenError, StoreError,
         health::Vitals,
+        redact,
         rules_cache::RulesCache,
         sql::{Arg, Cell, Connection, Row, Statement, Tx},
     },
@@ -76,17 +77,6 @@ impl Postgres {
         }
         sqlx::migrate!("migrations/postgres").run(&pool).await.map_err(|source| OpenError::schema(&name, source))?;
         Ok(Self { pool, rules: Arc::new(RulesCache::default()), metrics, vitals: Vitals::default() })
-    }
-}
-
-/// The URL without its password.
-pub(in crate::store) fn redact(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if at > scheme => {
-            let user = url[scheme + 3..at].split(':').next().unwrap_or_default();
-            format!("{}{user}{}", &url[..scheme + 3], &url[at..])
-        }
-        _ => url.to_owned(),
     }
 }
 
@@ -218,15 +208,4 @@ fn cell(row: &PgRow, index: usize) -> Result<Cell, sqlx::Error> {
         "BYTEA" => Cell::Blob(row.try_get_unchecked(index)?),
         _ => Cell::Text(row.try_get_unchecked(index)?),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::redact;
-
-    #[test]
-    fn passwords_stay_out_of_messages() {
-        assert_eq!(redact("postgres://me:se:cret@db/forebay"), "postgres://me@db/forebay");
-        assert_eq!(redact("postgres://db/forebay"), "postgres://db/forebay");
-    }
 }

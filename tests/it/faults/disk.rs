@@ -17,7 +17,7 @@ impl Machine {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let faults = Faults::new(folder.path());
-        Self { folder, faults, http: reqwest::Client::new() }
+        Self { folder, faults, http: crate::support::http() }
     }
 
     async fn start(&self) -> Service {
@@ -48,8 +48,7 @@ async fn a_full_disk_turns_work_away_until_there_is_room() {
     // From here on nobody's body is read: the head alone is answered.
     let address = service.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).await.expect("it accepts");
-    let head =
-        "POST /trajectories HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n";
+    let head = "POST /trajectories HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n";
     stream.write_all(head.as_bytes()).await.expect("it reads");
     let mut answer = vec![0; 12];
     tokio::io::AsyncReadExt::read_exact(&mut stream, &mut answer).await.expect("it answers");
@@ -122,7 +121,7 @@ async fn running_out_of_descriptors_is_survived() {
     // Who is connected already is served: the client keeps its connection.
     assert_eq!(machine.post(&service, &rollout("during", 1.0)).await.0, 201);
     drop(idle);
-    let other = reqwest::Client::new();
+    let other = crate::support::http();
     let sent = other.post(format!("{}/trajectories", service.url)).json(&rollout("after", 1.0)).send().await;
     assert_eq!(sent.expect("it accepts again").status(), 201);
     assert!(service.runs());

@@ -52,7 +52,7 @@ struct Load {
 impl Load {
     async fn start(database: &str) -> Self {
         let service = Service::start(database).await;
-        let (http, posted, stop) = (reqwest::Client::new(), Arc::default(), Arc::default());
+        let (http, posted, stop) = (crate::support::http(), Arc::default(), Arc::default());
         let lane = |lane| {
             tokio::spawn(produce(http.clone(), service.url.clone(), lane, Arc::clone(&posted), Arc::clone(&stop)))
         };

@@ -153,7 +153,7 @@ async fn run(folder: &Path, fault: Option<(Fault, Call, On, i64)>) -> (BTreeMap<
         faults.arm(fault, call, on, nth);
     }
     let database = database(folder);
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let mut run = Run { faults: &faults, database, http, service: None, lease: Value::Null, deaths: 0 };
     for (method, path, body) in script() {
         run.call(method, path, &body).await;

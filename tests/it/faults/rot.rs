@@ -13,7 +13,7 @@ const GROUPS: usize = 12;
 
 /// Fills a database and reads what it delivers; the file when the service has stopped, and rows by rollout and segment.
 async fn intact(folder: &Path) -> (Vec<u8>, BTreeMap<String, Value>) {
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let service = Service::start(&database(folder)).await;
     let rules = json!({"group": {"size": 2}, "retention": {"trained_s": 1_000_000}});
     http.put(format!("{}/policies/default", service.url)).json(&rules).send().await.expect("the service answers");
@@ -69,7 +69,7 @@ async fn a_flipped_bit_is_never_delivered() {
     let (seed, flips) = (torture::seed(), torture::size(40, 2_000));
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (file, expected) = intact(folder.path()).await;
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let mut random = StdRng::seed_from_u64(seed);
     let (mut refused, mut partly, mut whole) = (0, 0, 0);
     for flip in 0..flips {

@@ -84,7 +84,7 @@ struct World {
 impl World {
     fn new(replicas: usize) -> Arc<Self> {
         Arc::new(Self {
-            http: reqwest::Client::new(),
+            http: crate::support::http(),
             replicas: Mutex::new(vec![None; replicas]),
             order: AtomicU64::new(0),
             history: Mutex::default(),

@@ -13,14 +13,21 @@ use std::{
 };
 
 use forebay::{
+    access::{
+        Role,
+        key::NewKey,
+        keyring::{self, Keyring},
+    },
+    api::Access,
     buffer::{Buffer, doctor},
     clock::{Clock, Timestamp},
     config::Config,
     metrics::Metrics,
     server::Server,
     store,
+    tls::Tls,
 };
-use forebay_client::Client;
+use forebay_client::{Client, wire::KeyRequest};
 pub(crate) use postgres::{Cluster, empty, fresh_database};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -93,12 +100,22 @@ pub(crate) struct TestApp {
     pub(crate) url: String,
     pub(crate) http: reqwest::Client,
     pub(crate) buffer: Buffer,
+    pub(crate) keyring: Arc<Keyring>,
+    pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) database: String,
     config: String,
     running: Option<Running>,
     /// Something was changed behind the service's back.
     damaged: bool,
     _folder: tempfile::TempDir,
+}
+
+struct Launched {
+    url: String,
+    buffer: Buffer,
+    keyring: Arc<Keyring>,
+    tls: Option<Arc<Tls>>,
+    running: Running,
 }
 
 struct Running {
@@ -162,12 +179,14 @@ impl TestApp {
 
     async fn launch(database: String, config: &str, folder: tempfile::TempDir) -> Self {
         let clock = Arc::new(TestClock::default());
-        let (url, buffer, running) = launch(&database, config, &clock).await;
+        let Launched { url, buffer, keyring, tls, running } = launch(&database, config, &clock).await;
         Self {
             clock,
             url,
-            http: reqwest::Client::new(),
+            http: http(),
             buffer,
+            keyring,
+            tls,
             database,
             config: config.to_owned(),
             running: Some(running),
@@ -179,8 +198,9 @@ impl TestApp {
     /// Stops gracefully and starts again on the same database.
     pub(crate) async fn restart(&mut self) {
         self.stop().await;
-        let (url, buffer, running) = launch(&self.database, &self.config, &self.clock).await;
-        (self.url, self.buffer, self.running) = (url, buffer, Some(running));
+        let launched = launch(&self.database, &self.config, &self.clock).await;
+        (self.url, self.buffer, self.running) = (launched.url, launched.buffer, Some(launched.running));
+        (self.keyring, self.tls) = (launched.keyring, launched.tls);
     }
 
     /// Restarts with another configuration.
@@ -227,6 +247,33 @@ impl TestApp {
             request = request.json(&body);
         }
         read(request.send().await.expect("the server answers")).await
+    }
+
+    /// A key that works at once, with its secret; made behind the API's back.
+    pub(crate) async fn key(&self, role: Role, policies: &[&str]) -> String {
+        let policies = policies.iter().map(|&glob| glob.to_owned()).collect();
+        let request = KeyRequest { name: format!("test {role}"), role, policies: Some(policies), expires_in_s: None };
+        let (key, secret) = NewKey::mint(request, self.clock.now()).expect("the request is valid");
+        keyring::create(&**self.buffer.store(), key).await.expect("the store takes keys");
+        self.keyring.reload().await.expect("the store can be read");
+        secret.reveal().to_owned()
+    }
+
+    /// A call with a key.
+    pub(crate) async fn call_as(&self, key: &str, method: Method, path: &str, body: Option<Value>) -> Answer {
+        let mut request = self.http.request(method, format!("{}{path}", self.url)).bearer_auth(key);
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        read(request.send().await.expect("the server answers")).await
+    }
+
+    pub(crate) async fn get_as(&self, key: &str, path: &str) -> Answer {
+        self.call_as(key, Method::GET, path, None).await
+    }
+
+    pub(crate) async fn post_as(&self, key: &str, path: &str, body: Value) -> Answer {
+        self.call_as(key, Method::POST, path, Some(body)).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -331,12 +378,14 @@ impl TestApp {
 
     /// Another replica of the service on the same database (Postgres).
     pub(crate) async fn replica(&self) -> Self {
-        let (url, buffer, running) = launch(&self.database, &self.config, &self.clock).await;
+        let Launched { url, buffer, keyring, tls, running } = launch(&self.database, &self.config, &self.clock).await;
         Self {
             clock: Arc::clone(&self.clock),
             url,
-            http: reqwest::Client::new(),
+            http: http(),
             buffer,
+            keyring,
+            tls,
             database: self.database.clone(),
             config: self.config.clone(),
             running: Some(running),
@@ -357,6 +406,13 @@ impl TestApp {
         }
     }
 
+    /// `/metrics` as text, of a service that needs a key.
+    pub(crate) async fn metrics_as_admin(&self) -> String {
+        let key = self.key(Role::Admin, &["*"]).await;
+        let request = self.http.get(format!("{}/metrics", self.url)).bearer_auth(key);
+        request.send().await.expect("the server answers").text().await.expect("metrics are text")
+    }
+
     /// `/metrics` as text.
     pub(crate) async fn metrics(&self) -> String {
         let response = self.http.get(format!("{}/metrics", self.url)).send().await.expect("the server answers");
@@ -364,7 +420,7 @@ impl TestApp {
     }
 }
 
-async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> (String, Buffer, Running) {
+async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> Launched {
     let config = Config::parse(config).expect("the test's configuration is valid");
     let metrics = Arc::new(Metrics::new());
     let store = store::open(database, metrics.store()).await.expect("the store opens");
@@ -372,13 +428,26 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> (String
         .await
         .expect("the store can be used");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
-    let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
+    let keyring = Keyring::start(buffer.clone(), config.access.required).await.expect("the keys can be read");
+    let keyring = Arc::new(keyring);
+    let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
+    let tls = config.tls.map(|files| Arc::new(Tls::load(files).expect("the test's certificates are valid")));
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{}", listener.local_addr().expect("a listener has an address"));
     let (stop, stopped) = oneshot::channel();
-    let server = Server::new(listener, buffer.clone(), metrics, config.bodies, config.server);
+    let server = Server::new(listener, buffer.clone(), metrics, config.bodies, config.server, access)
+        .expect("a listener has an address")
+        .with_tls(tls.clone());
     let task = tokio::spawn(async move {
         let _ = server.run(async { drop(stopped.await) }).await;
     });
-    (url, buffer, Running { stop, task })
+    Launched { url, buffer, keyring, tls, running: Running { stop, task } }
+}
+
+/// A client that knows how to do TLS, which reqwest's own constructor expects somebody to have said.
+pub(crate) fn http() -> reqwest::Client {
+    forebay_client::install_tls_provider();
+    reqwest::Client::new()
 }
 
 async fn read(response: reqwest::Response) -> Answer {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::task::TaskName;
-use crate::config::DeviceConfig;
+use crate::{config::DeviceConfig, service::Credentials};
 
 /// Bytes of a worker's name: ids begin with it and have 256 at most.
 const WORKER_BYTES_MAX: usize = 128;
@@ -14,6 +14,10 @@ pub struct RolloutArgs {
     /// URL of the service.
     #[arg(long, env = "FOREBAY_SERVER", default_value = "http://127.0.0.1:8080", value_name = "URL")]
     pub server: String,
+
+    /// How the worker proves who it is.
+    #[command(flatten)]
+    pub credentials: Credentials,
 
     /// Policy to play for. Its versions must be published as file:// folders that this machine sees.
     #[arg(long, env = "FOREBAY_POLICY", default_value = "default", value_name = "NAME")]

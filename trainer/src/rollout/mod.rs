@@ -93,7 +93,7 @@ pub fn rollout(args: &RolloutArgs, stop: &dyn Fn() -> bool) -> Result<Tally, Rol
         .enable_all()
         .build()
         .map_err(RolloutError::Runtime)?;
-    let service = Service::new(&args.server, &args.policy, &args.worker_id)?;
+    let service = Service::new(&args.server, &args.policy, &args.worker_id, &args.credentials)?;
     tracing::info!(
         server = args.server,
         policy = args.policy,

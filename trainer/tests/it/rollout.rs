@@ -20,7 +20,7 @@ use forebay_trainer::{
         Family, InitArgs, InitError, RolloutError, Tally, Tokenizer, Worker, WorkerConfig, init,
         task::{Outcome, Problem, Reply, Task, TaskName, Turn},
     },
-    service::Service,
+    service::{Credentials, Service},
 };
 use tch::{Device, Kind, Tensor};
 use tokio::{runtime::Handle, task::JoinHandle};
@@ -92,7 +92,8 @@ struct Playing {
 impl Playing {
     fn start(service: &TestService, config: WorkerConfig) -> Self {
         let (runtime, stop) = (Handle::current(), Arc::new(AtomicBool::new(false)));
-        let service = Service::new(&service.url, "default", "worker").expect("the URL is valid");
+        let service =
+            Service::new(&service.url, "default", "worker", &Credentials::default()).expect("the URL is valid");
         let stopped = Arc::clone(&stop);
         let play = move || Worker::new(&runtime, service, config).run(&|| stopped.load(Ordering::SeqCst));
         Self { stop, thread: tokio::task::spawn_blocking(play) }

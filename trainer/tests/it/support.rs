@@ -16,7 +16,10 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use forebay::{buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics, server::Server, store};
+use forebay::{
+    access::keyring::Keyring, api::Access, buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics,
+    server::Server, store,
+};
 use forebay_client::{
     Client,
     wire::{Segment, Status, Trajectory},
@@ -52,7 +55,10 @@ impl TestService {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
         let (stop, stopped) = oneshot::channel();
-        let server = Server::new(listener, buffer, metrics, config.bodies, config.server);
+        let keyring = Keyring::start(buffer.clone(), false).await.expect("the keys can be read");
+        let access = Access { keyring: Arc::new(keyring), hosts: Arc::new([]) };
+        let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)
+            .expect("a listener has an address");
         let task = tokio::spawn(async move {
             let stopped = async {
                 let _ = stopped.await;

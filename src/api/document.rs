@@ -1,0 +1,73 @@
+//! What the `OpenAPI` document says besides its routes: what it is about, and which keys a call takes.
+
+use axum::http::Method;
+use forebay_client::wire::PROBLEM_JSON;
+use utoipa::{
+    OpenApi,
+    openapi::{
+        Content, OpenApi as Document, Ref, RefOr, ResponseBuilder,
+        path::{Operation, PathItem},
+        security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
+    },
+};
+
+use super::roles::{self, Needs};
+
+/// Name of the only security scheme.
+const SCHEME: &str = "key";
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Forebay",
+        description = "The durable rollout buffer between LLM agents and the trainers that learn from them. \
+            Errors are RFC 9457 problems with a stable `type`.",
+        license(name = "MIT OR Apache-2.0")
+    ),
+    tags(
+        (name = "agents", description = "Hand in trajectories, look up what became of them"),
+        (name = "trainers", description = "Lease batches, ack them, keep the lineage of the weights"),
+        (name = "policies", description = "Rules, versions and what a trainer is waiting for"),
+        (name = "operations", description = "Health, metrics and totals"),
+    )
+)]
+struct Frame;
+
+/// The document before its routes.
+pub(super) fn document() -> Document {
+    Frame::openapi()
+}
+
+/// The document with what the table of roles adds to every call.
+pub(super) fn complete(mut document: Document) -> Document {
+    let scheme = Http::builder().scheme(HttpAuthScheme::Bearer).description(Some(
+        "`fb_<id>_<secret>`, as `forebay keys create` prints it. Not needed while the service has no keys.",
+    ));
+    let components = document.components.get_or_insert_default();
+    components.security_schemes.insert(SCHEME.to_owned(), SecurityScheme::Http(scheme.build()).into());
+    for (path, item) in &mut document.paths.paths {
+        for (method, operation) in operations(item) {
+            describe(operation, roles::needs(&method, path));
+        }
+    }
+    document
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
+    let PathItem { get, put, post, delete, .. } = item;
+    let all = [(Method::GET, get), (Method::PUT, put), (Method::POST, post), (Method::DELETE, delete)];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+fn describe(operation: &mut Operation, needs: Needs) {
+    let Some(keys) = needs.describe() else { return };
+    let before = operation.description.take().map(|text| text + "\n\n").unwrap_or_default();
+    operation.description = Some(before + &keys);
+    operation.security = Some(vec![SecurityRequirement::new(SCHEME, [] as [&str; 0])]);
+    for (status, why) in [("401", "`unauthorized`: no valid key"), ("403", "`forbidden`: the key does not allow this")]
+    {
+        let problem = Content::new(Some(RefOr::Ref(Ref::from_schema_name("Problem"))));
+        let response = ResponseBuilder::new().description(why).content(PROBLEM_JSON, problem).build();
+        operation.responses.responses.entry(status.to_owned()).or_insert_with(|| response.into());
+    }
+}

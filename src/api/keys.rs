@@ -1,0 +1,82 @@
+//! `/keys`: who may call what. For operators; `forebay keys` is the same on the command line.
+
+use axum::{Json as Answer, extract::State, http::StatusCode};
+use forebay_client::wire::{KeyCreated, KeyInfo, KeyPage, KeyRequest, Problem};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{
+    Api,
+    body::Json,
+    params::{self, KeyPath, Query},
+    problem::Failure,
+};
+use crate::access::key::StoredKey;
+
+/// Which keys to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct KeyQuery {
+    /// The `next` of the page before.
+    after: Option<String>,
+    /// Entries of the page, at most 1,000.
+    limit: Option<u32>,
+}
+
+/// Create a key
+///
+/// The answer is the only one that ever holds the secret. From the first key on, every call needs one.
+#[utoipa::path(
+    post,
+    path = "/keys",
+    tag = "operations",
+    request_body = KeyRequest,
+    responses(
+        (status = 201, description = "The key and its secret", body = KeyCreated),
+        (status = 409, description = "`first-key`: the first key must be an operator's; `too-many-keys`", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn create(
+    State(api): State<Api>,
+    Json(request): Json<KeyRequest>,
+) -> Result<(StatusCode, Answer<KeyCreated>), Failure> {
+    let (stored, key) = api.guard.keyring.create(request).await?;
+    Ok((StatusCode::CREATED, Answer(KeyCreated { key, info: stored.on_wire() })))
+}
+
+/// Keys, in the order in which they were created, revoked ones included
+#[utoipa::path(
+    get,
+    path = "/keys",
+    tag = "operations",
+    params(KeyQuery),
+    responses(
+        (status = 200, description = "A page of keys, without secrets", body = KeyPage),
+        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) -> Result<Answer<KeyPage>, Failure> {
+    let limit = params::page_limit(query.limit)?;
+    let keys = api.guard.keyring.list(params::cursor(query.after.as_deref())?, limit).await?;
+    let next = params::next(keys.len(), limit, keys.last().map(|key| key.key_pk.0));
+    Ok(Answer(KeyPage { keys: keys.iter().map(StoredKey::on_wire).collect(), next }))
+}
+
+/// Revoke a key
+///
+/// This replica takes it no more, the others within a second. A repeat is answered alike.
+#[utoipa::path(
+    delete,
+    path = "/keys/{id}",
+    tag = "operations",
+    params(("id" = String, Path, description = "Public part of the key")),
+    responses(
+        (status = 200, description = "The key as revoked", body = KeyInfo),
+        (status = 404, description = "No such key", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn revoke(State(api): State<Api>, KeyPath(key_id): KeyPath) -> Result<Answer<KeyInfo>, Failure> {
+    Ok(Answer(api.guard.keyring.revoke(key_id).await?.on_wire()))
+}

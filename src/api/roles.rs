@@ -1,0 +1,140 @@
+//! Which route takes which role: the one table, which fails closed. A test compares it with the `OpenAPI` document.
+//!
+//! | calls | produce | train | read | admin |
+//! |---|---|---|---|---|
+//! | `POST /admissions`, `POST /trajectories` | x | | | x |
+//! | `GET /trajectories`, `GET /groups` | x | | x | x |
+//! | `GET /policies`, `GET /policies/{p}` | x | x | x | x |
+//! | `POST /batches`, extend, ack, nack | | x | | x |
+//! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
+//! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
+//! | `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
+//! | `PUT /policies/{p}`, reset, close, discard, readmit | | | | x |
+//! | `/keys` (only with policies `*`) | | | | x |
+//!
+//! Everything is of the policies that the key sees. `/metrics` names all policies, and who may create keys may create
+//! one that sees everything: so both need `*`. Probes cannot hold keys, and browsers cannot send one when they open a
+//! page, so `/healthz`, `/readyz`, `/docs` and `/openapi.json`, which tell the same everywhere, need none.
+
+use axum::http::Method;
+
+use crate::access::{Grant, Role};
+
+/// What a call needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// No key.
+    Nothing,
+    /// A key of one of these roles.
+    Role(&'static [Role]),
+    /// A key of one of these roles that sees all policies.
+    RoleOverAll(&'static [Role]),
+}
+
+use Needs::{Nothing, Role as By, RoleOverAll as ByOverAll};
+use Role::{Admin, Produce, Read, Train};
+
+/// Method and template of every route.
+const ROUTES: &[(&str, &str, Needs)] = &[
+    ("POST", "/admissions", By(&[Produce, Admin])),
+    ("POST", "/trajectories", By(&[Produce, Admin])),
+    ("GET", "/trajectories", By(&[Produce, Read, Admin])),
+    ("GET", "/groups", By(&[Produce, Read, Admin])),
+    ("POST", "/groups/close", By(&[Admin])),
+    ("POST", "/groups/discard", By(&[Admin])),
+    ("POST", "/batches", By(&[Train, Admin])),
+    ("GET", "/batches", By(&[Train, Read, Admin])),
+    ("GET", "/batches/{id}", By(&[Train, Read, Admin])),
+    ("GET", "/batches/{id}/samples", By(&[Train, Read, Admin])),
+    ("POST", "/batches/{id}/extend", By(&[Train, Admin])),
+    ("POST", "/batches/{id}/ack", By(&[Train, Admin])),
+    ("POST", "/batches/{id}/nack", By(&[Train, Admin])),
+    ("POST", "/batches/{id}/readmit", By(&[Admin])),
+    ("GET", "/policies", By(&[Produce, Train, Read, Admin])),
+    ("GET", "/policies/{policy}", By(&[Produce, Train, Read, Admin])),
+    ("PUT", "/policies/{policy}", By(&[Admin])),
+    ("PUT", "/policies/{policy}/version", By(&[Train, Admin])),
+    ("POST", "/policies/{policy}/checkpoints", By(&[Train, Admin])),
+    ("POST", "/policies/{policy}/resume", By(&[Train, Admin])),
+    ("POST", "/policies/{policy}/reset", By(&[Admin])),
+    ("GET", "/keys", ByOverAll(&[Admin])),
+    ("POST", "/keys", ByOverAll(&[Admin])),
+    ("DELETE", "/keys/{id}", ByOverAll(&[Admin])),
+    ("GET", "/stats", By(&[Read, Admin])),
+    ("GET", "/metrics", ByOverAll(&[Read, Admin])),
+    ("GET", "/healthz", Nothing),
+    ("GET", "/readyz", Nothing),
+    ("GET", "/openapi.json", Nothing),
+    ("GET", "/docs", Nothing),
+    ("GET", "/docs/", Nothing),
+    ("GET", "/docs/{*rest}", Nothing),
+];
+
+/// What a call of a route needs. One without an entry is for operators alone.
+pub(super) fn needs(method: &Method, route: &str) -> Needs {
+    // A HEAD is answered by the handler of GET.
+    let verb = if method == Method::HEAD { "GET" } else { method.as_str() };
+    let entry = ROUTES.iter().find(|entry| entry.0 == verb && entry.1 == route);
+    entry.map_or(ByOverAll(&[Admin]), |entry| entry.2)
+}
+
+impl Needs {
+    /// Why a grant does not suffice, if it does not.
+    pub(super) fn lacking(self, grant: &Grant) -> Option<String> {
+        let (Self::Role(roles) | Self::RoleOverAll(roles)) = self else { return None };
+        if !roles.contains(&grant.role) {
+            let names: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
+            return Some(format!("a key of role `{}` may not; this takes {}", grant.role, names.join(" or ")));
+        }
+        let over_all = matches!(self, Self::RoleOverAll(_));
+        (over_all && !grant.policies.are_all()).then(|| "this takes a key that sees all policies (`*`)".to_owned())
+    }
+
+    /// What it says in the `OpenAPI` document; none where no key is needed.
+    pub(super) fn describe(self) -> Option<String> {
+        let (Self::Role(roles) | Self::RoleOverAll(roles)) = self else { return None };
+        let names: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
+        let over_all = if matches!(self, Self::RoleOverAll(_)) { ", with policies `*`" } else { "" };
+        Some(format!("Keys: {}{over_all}.", names.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::access::globs::PolicyGlobs;
+
+    /// Routes that the document leaves out: their contracts are Prometheus' and the browser's.
+    const UNDOCUMENTED: [(&str, &str); 5] =
+        [("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/docs/"), ("GET", "/docs/{*rest}")];
+
+    fn documented() -> BTreeSet<(String, String)> {
+        let document: serde_json::Value = serde_json::from_str(&crate::api::openapi()).expect("it is JSON");
+        let paths = document["paths"].as_object().expect("it has paths");
+        let of_path = |(path, verbs): (&String, &serde_json::Value)| {
+            let verbs = verbs.as_object().expect("a path has verbs");
+            verbs.keys().map(|verb| (verb.to_uppercase(), path.clone())).collect::<Vec<_>>()
+        };
+        paths.iter().flat_map(of_path).collect()
+    }
+
+    #[test]
+    fn every_route_has_an_entry_and_every_entry_a_route() {
+        let mut routes = documented();
+        routes.extend(UNDOCUMENTED.map(|(verb, path)| (verb.to_owned(), path.to_owned())));
+        let entries: BTreeSet<_> = ROUTES.iter().map(|entry| (entry.0.to_owned(), entry.1.to_owned())).collect();
+        assert_eq!(entries.len(), ROUTES.len(), "an entry is there twice");
+        assert_eq!(entries, routes);
+    }
+
+    #[test]
+    fn what_has_no_entry_is_for_operators_alone() {
+        for role in Role::ALL {
+            let grant = Grant { role, policies: PolicyGlobs::all(), key_id: None };
+            let lacking = needs(&Method::PATCH, "/somewhere/new").lacking(&grant);
+            assert_eq!(lacking.is_none(), role == Admin, "{role}");
+        }
+    }
+}

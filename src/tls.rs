@@ -1,0 +1,174 @@
+//! TLS: certificates from files, renewed when the files are, and optionally demanded from clients.
+//!
+//! On rustls with ring: no C library to keep up to date, and no cmake to build it with.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::WebPkiClientVerifier,
+};
+use tokio_rustls::TlsAcceptor;
+
+/// Pause between two looks at the files: soon enough for what expires in days, and cheap.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// Where certificates and their key are, all PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The service's certificate and those that lead to its authority, in this order.
+    pub certificate: PathBuf,
+    /// The certificate's private key.
+    pub key: PathBuf,
+    /// Authorities of clients' certificates: with it, who has none is not served.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Why files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file holds nothing of the kind that is needed.
+    #[error("{path} holds no usable {what}")]
+    Empty {
+        /// The file.
+        path: String,
+        /// What was looked for.
+        what: &'static str,
+    },
+    /// The files do not go together.
+    #[error("the certificates cannot be used: {0}")]
+    Unusable(String),
+}
+
+/// What connections are encrypted with.
+#[derive(Debug)]
+pub struct Tls {
+    files: TlsFiles,
+    current: RwLock<Current>,
+}
+
+#[derive(Clone, Debug)]
+struct Current {
+    config: Arc<ServerConfig>,
+    /// Of all files together.
+    digest: blake3::Hash,
+}
+
+/// The files as they are now.
+struct Texts {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
+}
+
+impl Tls {
+    /// Reads and checks the files.
+    pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
+        let texts = Texts::read(&files)?;
+        let current = Current { config: Arc::new(texts.config(&files)?), digest: texts.digest() };
+        Ok(Self { files, current: RwLock::new(current) })
+    }
+
+    /// What the next connection is accepted with.
+    #[must_use]
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.current().config))
+    }
+
+    /// Reads the files again; true where they had changed. Files that cannot be used change nothing.
+    pub fn renew(&self) -> Result<bool, TlsError> {
+        let texts = Texts::read(&self.files)?;
+        let digest = texts.digest();
+        if digest == self.current().digest {
+            return Ok(false);
+        }
+        let current = Current { config: Arc::new(texts.config(&self.files)?), digest };
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
+        Ok(true)
+    }
+
+    /// Keeps up with the files until it is dropped.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let tls = Arc::clone(&self);
+            match tokio::task::spawn_blocking(move || tls.renew()).await {
+                Ok(Ok(true)) => tracing::info!("certificates renewed"),
+                // Between the writes of two files they do not go together: the next look decides.
+                Ok(Err(error)) => tracing::warn!(error = %error, "the certificates are still those read before"),
+                Ok(Ok(false)) | Err(_) => {}
+            }
+        }
+    }
+
+    fn current(&self) -> Current {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Texts {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+        let read = |path: &Path| {
+            std::fs::read(path).map_err(|source| TlsError::Read { path: path.display().to_string(), source })
+        };
+        Ok(Self {
+            certificate: read(&files.certificate)?,
+            key: read(&files.key)?,
+            client_ca: files.client_ca.as_deref().map(read).transpose()?,
+        })
+    }
+
+    fn digest(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for text in [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()].into_iter().flatten() {
+            hasher.update(&(text.len() as u64).to_le_bytes()).update(text);
+        }
+        hasher.finalize()
+    }
+
+    fn config(&self, files: &TlsFiles) -> Result<ServerConfig, TlsError> {
+        let unusable = |error: &dyn std::error::Error| TlsError::Unusable(error.to_string());
+        let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unusable(&error))?;
+        let builder = match (&self.client_ca, &files.client_ca) {
+            (Some(text), Some(path)) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates(text, path)? {
+                    roots.add(certificate).map_err(|error| unusable(&error))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                builder.with_client_cert_verifier(verifier.build().map_err(|error| unusable(&error))?)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        // What is wrong with a key is not said: the message might quote it.
+        let key = PrivateKeyDer::from_pem_slice(&self.key)
+            .map_err(|_| TlsError::Empty { path: files.key.display().to_string(), what: "private key" })?;
+        let chain = certificates(&self.certificate, &files.certificate)?;
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| unusable(&error))?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+fn certificates(text: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let empty = || TlsError::Empty { path: path.display().to_string(), what: "certificate" };
+    let found: Vec<_> = CertificateDer::pem_slice_iter(text).collect::<Result<_, _>>().map_err(|_| empty())?;
+    if found.is_empty() { Err(empty()) } else { Ok(found) }
+}
