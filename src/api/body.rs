@@ -30,6 +30,9 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Bytes by which a body of unknown length is paid for.
 const STEP_BYTES: usize = 256 << 10;
 
+/// Window of a zstd frame as a power of two: RFC 9659 allows 8 MB over HTTP, and a decoder holds it besides the body.
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+
 /// Up to here any ratio is harmless.
 const RATIO_FREE_BYTES: usize = 16 << 20;
 
@@ -137,18 +140,24 @@ enum Coding {
 }
 
 fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
-    let Some(sent) = headers.get(header::CONTENT_ENCODING) else { return Ok(Coding::Identity) };
-    match sent.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
-        "identity" | "" => Ok(Coding::Identity),
-        "gzip" => Ok(Coding::Gzip),
-        "zstd" => Ok(Coding::Zstd),
-        _ => Err(unsupported("Content-Encoding must be gzip or zstd")),
+    let mut sent = headers.get_all(header::CONTENT_ENCODING).iter();
+    let Some(first) = sent.next() else { return Ok(Coding::Identity) };
+    match (first.to_str().map(|text| text.trim().to_ascii_lowercase()).as_deref(), sent.next()) {
+        (Ok("identity" | ""), None) => Ok(Coding::Identity),
+        (Ok("gzip"), None) => Ok(Coding::Gzip),
+        (Ok("zstd"), None) => Ok(Coding::Zstd),
+        _ => Err(unsupported("Content-Encoding must be gzip or zstd, once")),
     }
 }
 
 /// Reads a bulk body within the limits and the budget.
 pub(super) async fn read(budget: &BodyBudget, headers: &HeaderMap, mut body: Body) -> Result<ReadBody, Failure> {
-    let read = read_whole(budget, headers, &mut body).await;
+    let read = match admit(budget, headers) {
+        Ok((coding, paid)) => read_whole(coding, paid, headers, &mut body).await,
+        // Reading on would tell a client that asked first to send what is refused.
+        Err(failure) if headers.contains_key(header::EXPECT) => return Err(failure),
+        Err(failure) => Err(failure),
+    };
     if read.is_err() {
         linger(body).await;
     }
@@ -163,7 +172,8 @@ async fn linger(mut body: Body) {
     let _ = tokio::time::timeout(LINGER, pass_by).await;
 }
 
-async fn read_whole(budget: &BodyBudget, headers: &HeaderMap, body: &mut Body) -> Result<ReadBody, Failure> {
+/// What the head alone decides: the coding, and whether the announced length is within the limit and the budget.
+fn admit(budget: &BodyBudget, headers: &HeaderMap) -> Result<(Coding, Paid), Failure> {
     let max = budget.limits.body_bytes_max;
     let coding = coding(headers)?;
     let declared = declared_length(headers);
@@ -173,7 +183,12 @@ async fn read_whole(budget: &BodyBudget, headers: &HeaderMap, body: &mut Body) -
     let mut paid = Paid { budget: budget.clone(), shares: Vec::new(), bytes: 0 };
     // What is announced is paid for before it is read; what is not, as it comes.
     paid.cover(declared.unwrap_or(0))?;
-    let sent = collect(body, max, declared, budget.limits.read_timeout, &mut paid).await?;
+    Ok((coding, paid))
+}
+
+async fn read_whole(coding: Coding, mut paid: Paid, headers: &HeaderMap, body: &mut Body) -> Result<ReadBody, Failure> {
+    let BodyLimits { body_bytes_max: max, read_timeout, .. } = paid.budget.limits;
+    let sent = collect(body, max, declared_length(headers), read_timeout, &mut paid).await?;
     if coding == Coding::Identity {
         return Ok(ReadBody { bytes: sent, share: paid.shares });
     }
@@ -240,13 +255,23 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
     let mut decoder: Box<dyn Read + '_> = match coding {
         Coding::Identity => Box::new(sent),
         Coding::Gzip => Box::new(flate2::read::MultiGzDecoder::new(sent)),
-        Coding::Zstd => Box::new(zstd::Decoder::new(sent).map_err(malformed)?),
+        Coding::Zstd => {
+            let mut decoder = zstd::Decoder::new(sent).map_err(malformed)?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(malformed)?;
+            Box::new(decoder)
+        }
     };
     let mut expanded = Vec::new();
     // One byte more than allowed tells a full body from one that is too large.
     let step_max = STEP_BYTES.min(max + 1);
     loop {
-        paid.cover(sent.len() + expanded.len() + step_max)?;
+        let needed = expanded.len() + step_max;
+        if expanded.capacity() < needed {
+            // The room is paid for, not only what is in it.
+            let room = needed.max((2 * expanded.capacity()).min(max + step_max));
+            paid.cover(sent.len() + room)?;
+            expanded.reserve_exact(room - expanded.len());
+        }
         let step = decoder.by_ref().take(step_max as u64).read_to_end(&mut expanded).map_err(malformed)?;
         if expanded.len() > max {
             return Err(too_large(max));
