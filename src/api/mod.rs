@@ -6,6 +6,7 @@ mod admissions;
 mod batches;
 mod body;
 mod groups;
+mod measure;
 mod observe;
 mod operations;
 mod params;

@@ -21,6 +21,7 @@ use utoipa::IntoParams;
 use super::{
     Api,
     body::{self, Media},
+    measure,
     params::{self, Query},
     problem::Failure,
 };
@@ -108,6 +109,7 @@ enum Shape {
 }
 
 fn decode(buffer: &Buffer, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
+    measure::check(bytes, buffer.trajectory_limits())?;
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     if first != Some(&b'[') {
         let prepared = buffer.prepare(vec![body::parse(bytes)?]);
@@ -218,7 +220,8 @@ fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
 
 fn decode_lines(buffer: &Buffer, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
     let decode = |(number, line): (u64, Bytes)| {
-        let prepared = body::parse(&line).and_then(|trajectory| {
+        let measured = measure::check(&line, buffer.trajectory_limits());
+        let prepared = measured.and_then(|()| body::parse(&line)).and_then(|trajectory| {
             let mut one = buffer.prepare(vec![trajectory])?;
             one.pop().ok_or_else(body::stopped)
         });
