@@ -28,6 +28,11 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Query<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _api: &Api) -> Result<Self, Failure> {
+        // The form's own decoder would silently replace what is no text.
+        let text = percent_encoding::percent_decode_str(parts.uri.query().unwrap_or_default()).decode_utf8();
+        if text.is_err() {
+            return Err(Failure::invalid("", "the query is not UTF-8"));
+        }
         let query = axum::extract::Query::<T>::try_from_uri(&parts.uri);
         query.map(|query| Self(query.0)).map_err(|error| {
             let text = error.body_text();
