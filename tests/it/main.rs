@@ -10,6 +10,7 @@ mod damage;
 mod dashboards;
 mod filters;
 mod groups;
+mod hostile;
 mod ingest;
 mod ledger;
 mod lineage;
