@@ -255,7 +255,10 @@ pub(super) async fn nack(
         let parsed = GroupId::parse(group_id);
         groups.push(parsed.map_err(|error| Failure::invalid(format!("/groups/{index}"), error.to_string()))?);
     }
-    let batch = api.buffer.nack(holder(batch_id, &request.lease, request.epoch), reason, groups).await?;
+    let batch = {
+        let holder = holder(batch_id, &request.lease, request.epoch);
+        api.to_the_end(|buffer| async move { buffer.nack(holder, reason, groups).await }).await?
+    };
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 
@@ -275,7 +278,7 @@ pub(super) async fn readmit(
     State(api): State<Api>,
     BatchPath(batch_id): BatchPath,
 ) -> Result<Answer<BatchDescriptor>, Failure> {
-    let batch = api.buffer.readmit(batch_id).await?;
+    let batch = api.to_the_end(|buffer| async move { buffer.readmit(batch_id).await }).await?;
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 

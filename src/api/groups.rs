@@ -82,7 +82,10 @@ pub(super) async fn close(
 ) -> Result<Answer<GroupInfo>, Failure> {
     let policy = params::policy("/policy", request.policy.as_deref())?;
     let group_id = group_id(&request.group_id)?;
-    let group = api.buffer.close_group(policy.clone(), group_id).await?;
+    let group = {
+        let policy = policy.clone();
+        api.to_the_end(|buffer| async move { buffer.close_group(policy, group_id).await }).await?
+    };
     Ok(Answer(on_wire(&policy, group)))
 }
 

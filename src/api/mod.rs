@@ -22,13 +22,14 @@ use std::sync::{
 
 use axum::{Router, routing::get};
 use tower_http::catch_panic::CatchPanicLayer;
+use tracing::Instrument as _;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::SwaggerUi;
 
 pub use body::BodyLimits;
 
-use self::body::BodyBudget;
+use self::{body::BodyBudget, problem::Failure};
 use crate::{buffer::Buffer, metrics::Metrics};
 
 /// What every handler is given.
@@ -46,6 +47,22 @@ impl Api {
     pub fn new(buffer: Buffer, metrics: Arc<Metrics>, limits: BodyLimits) -> Self {
         let bodies = BodyBudget::new(limits, metrics.body_bytes_in_flight.clone());
         Self { buffer, metrics, bodies, draining: Arc::default() }
+    }
+
+    /// Runs what changes the store to its end, also when the client hangs up and its handler is dropped: who waits is
+    /// woken after the commit, and what pays for a body's bytes is held for as long as they are.
+    async fn to_the_end<T, E, F>(&self, work: impl FnOnce(Buffer) -> F) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        E: Into<Failure> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        match tokio::spawn(work(self.buffer.clone()).in_current_span()).await {
+            Ok(outcome) => outcome.map_err(Into::into),
+            // A bug is reported where all are.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(body::stopped()),
+        }
     }
 
     /// Turns readiness off and answers everybody who waits.

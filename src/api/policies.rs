@@ -130,7 +130,10 @@ pub(super) async fn put(
     // Compiling filters may take longer than an async worker should be held up.
     let rules = tokio::task::spawn_blocking(move || Rules::parse(rules));
     let rules = rules.await.map_err(|_| super::body::stopped())?.map_err(Refusal::Invalid)?;
-    let written = api.buffer.put_policy(policy.clone(), Arc::new(rules)).await?;
+    let written = {
+        let policy = policy.clone();
+        api.to_the_end(|buffer| async move { buffer.put_policy(policy, Arc::new(rules)).await }).await?
+    };
     let status = if written == PolicyWritten::Created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Answer(on_wire(api.buffer.policy(&policy).await?))).into_response())
 }
@@ -162,7 +165,7 @@ pub(super) async fn publish(
         epoch: params::epoch(request.epoch),
         now: api.buffer.now(),
     };
-    api.buffer.publish(publish).await?;
+    api.to_the_end(|buffer| async move { buffer.publish(publish).await }).await?;
     Ok(Answer(on_wire(api.buffer.policy(&policy).await?)))
 }
 
@@ -215,7 +218,8 @@ pub(super) async fn resume(
 ) -> Result<Answer<ResumeResponse>, Failure> {
     let step = request.step.map(|step| params::step("/step", step)).transpose()?;
     let force = request.force.unwrap_or(false);
-    let resumed = api.buffer.resume(policy, step, force, params::epoch(request.epoch)).await?;
+    let epoch = params::epoch(request.epoch);
+    let resumed = api.to_the_end(|buffer| async move { buffer.resume(policy, step, force, epoch).await }).await?;
     Ok(Answer(ResumeResponse {
         epoch: resumed.epoch.0,
         version: resumed.version.0,
@@ -244,7 +248,9 @@ pub(super) async fn reset(
     PolicyPath(policy): PolicyPath,
     OptionalJson(request): OptionalJson<ResetRequest>,
 ) -> Result<Answer<ResetResponse>, Failure> {
-    let (run, epoch, discarded_groups) = api.buffer.reset(policy, params::epoch(request.epoch)).await?;
+    let epoch = params::epoch(request.epoch);
+    let reset = api.to_the_end(|buffer| async move { buffer.reset(policy, epoch).await });
+    let (run, epoch, discarded_groups) = reset.await?;
     Ok(Answer(ResetResponse { run: run.0, epoch: epoch.0, discarded_groups }))
 }
 

@@ -80,21 +80,23 @@ const BULK_BYTES: usize = 8 << 20;
 pub(super) async fn post(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Failure> {
     let media = body::media(&headers)?;
     let body::ReadBody { bytes, share } = body::read(&api.bodies, &headers, body).await?;
-    let buffer = api.buffer.clone();
-    match media {
-        Media::Json => {
-            let inline = bytes.len() <= INLINE_BYTES_MAX;
-            let (bundle, shape) = run(inline, move || decode(&buffer, &bytes)).await??;
-            let answer = api.buffer.ingest(bundle).await;
-            drop(share);
-            shape.answer(answer)
-        }
-        Media::Ndjson => {
-            let answer = bulk(&buffer, bytes).await;
-            drop(share);
-            answer
-        }
-    }
+    let ingest = |buffer| async move {
+        let answer = match media {
+            Media::Json => whole(buffer, bytes).await,
+            Media::Ndjson => bulk(&buffer, bytes).await,
+        };
+        drop(share);
+        answer
+    };
+    api.to_the_end(ingest).await
+}
+
+/// Ingests one trajectory or one bundle.
+async fn whole(buffer: Buffer, bytes: Bytes) -> Result<Response, Failure> {
+    let inline = bytes.len() <= INLINE_BYTES_MAX;
+    let decoder = buffer.clone();
+    let (bundle, shape) = run(inline, move || decode(&decoder, &bytes)).await??;
+    shape.answer(buffer.ingest(bundle).await)
 }
 
 async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
