@@ -4,6 +4,7 @@ mod support;
 
 mod admissions;
 mod batches;
+mod cancelled;
 mod client;
 mod crash;
 mod damage;
