@@ -90,12 +90,14 @@ pub(super) fn wait_ms(pointer: &str, wait_ms: Option<u64>) -> Result<u64, Failur
 #[into_params(parameter_in = Query)]
 pub(super) struct BatchQuery {
     /// Policy; `default` when absent.
+    #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
     /// In this state.
     state: Option<BatchState>,
     /// The `next` of the page before.
     after: Option<String>,
     /// Entries of the page, at most 1,000.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 

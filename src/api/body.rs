@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 use bytes::{Bytes, BytesMut};
-use forebay_client::wire::Violation;
+use forebay_client::wire::{Object, Violation};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -192,8 +192,7 @@ async fn read_whole(coding: Coding, mut paid: Paid, headers: &HeaderMap, body: &
     if coding == Coding::Identity {
         return Ok(ReadBody { bytes: sent, share: paid.shares });
     }
-    let max = max.min(RATIO_FREE_BYTES.max(sent.len().saturating_mul(RATIO_MAX)));
-    let expand = move || expand(&sent, coding, max, paid);
+    let expand = move || expand(&sent, coding, expanded_max(sent.len(), max), paid);
     tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
 }
 
@@ -247,6 +246,11 @@ async fn collect(
     })
 }
 
+/// Bytes to which a body of this many may expand.
+fn expanded_max(sent: usize, max: usize) -> usize {
+    max.min(RATIO_FREE_BYTES.max(sent.saturating_mul(RATIO_MAX)))
+}
+
 /// Expands a body step by step, each paid for before it is made. What was sent is dropped at the end.
 fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<ReadBody, Failure> {
     let malformed = |error: std::io::Error| {
@@ -290,6 +294,13 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
     Ok(ReadBody { bytes: expanded.into(), share: paid.shares })
 }
 
+/// Expands a body with a budget of its own.
+pub(super) fn expand_alone(sent: Bytes, headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
+    let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
+    let paid = Paid { budget: BodyBudget::new(limits, gauge), shares: Vec::new(), bytes: 0 };
+    expand(&sent, coding(headers)?, expanded_max(sent.len(), limits.body_bytes_max), paid).map(|body| body.bytes)
+}
+
 pub(super) fn stopped() -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "The service is stopping").retry()
 }
@@ -312,7 +323,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
         let timeout = api.bodies.limits.read_timeout;
         let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
         let bytes = collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await?;
-        parse(&bytes).map(Self)
+        parse::<Object<T>>(&bytes).map(|Object(request)| Self(request))
     }
 }
 

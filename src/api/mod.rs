@@ -5,11 +5,14 @@
 mod admissions;
 mod batches;
 mod body;
+mod document;
 mod groups;
 mod measure;
 mod observe;
 mod operations;
 mod params;
+#[doc(hidden)]
+pub mod parsers;
 mod policies;
 mod problem;
 mod samples;
@@ -92,6 +95,7 @@ struct Document;
 /// Every route of the service.
 pub fn router(api: Api) -> Router {
     let (router, document) = routes().split_for_parts();
+    let document = document::complete(document);
     router
         .merge(SwaggerUi::new("/docs").url("/openapi.json", document))
         .route("/metrics", get(operations::metrics))
@@ -105,7 +109,7 @@ pub fn router(api: Api) -> Router {
 /// The OpenAPI document of [`router`], as pretty JSON.
 #[must_use]
 pub fn openapi() -> String {
-    let mut text = routes().to_openapi().to_pretty_json().expect("the document is plain data");
+    let mut text = document::complete(routes().to_openapi()).to_pretty_json().expect("the document is plain data");
     text.push('\n');
     text
 }

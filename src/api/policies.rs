@@ -39,6 +39,7 @@ pub(super) struct PolicyQuery {
     /// The `next` of the page before.
     after: Option<String>,
     /// Entries of the page, at most 1,000.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
@@ -70,8 +71,10 @@ pub(super) async fn list(
 #[into_params(parameter_in = Query)]
 pub(super) struct WaitQuery {
     /// Answer once the version is above this one, or a resume has lowered it.
+    #[param(minimum = 0)]
     wait_version_above: Option<i64>,
     /// Milliseconds to wait for that, at most 60,000.
+    #[param(maximum = 60000)]
     wait_ms: Option<u64>,
 }
 
@@ -236,7 +239,7 @@ pub(super) async fn resume(
     path = "/policies/{policy}/reset",
     tag = "trainers",
     params(("policy" = String, Path, description = "Name of the policy")),
-    request_body = Option<ResetRequest>,
+    request_body(content = ResetRequest, description = "May be left out"),
     responses(
         (status = 200, description = "A new run", body = ResetResponse),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),

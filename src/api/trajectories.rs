@@ -10,13 +10,14 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{
-    self, BulkLine, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
+    self, BulkLine, Object, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory,
+    Verdict,
 };
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::{
     Api,
@@ -31,6 +32,7 @@ use crate::{
         ids::{GroupId, ID_BYTES_MAX, RolloutId},
         ingest::{NewRollout, warnings},
         refusal::BufferError,
+        trajectory::TrajectoryLimits,
     },
     store::{Ingested, Story, StoryFilter},
 };
@@ -59,14 +61,14 @@ const BULK_BYTES: usize = 8 << 20;
     path = "/trajectories",
     tag = "agents",
     request_body(
-        content((wire::Trajectory = "application/json"), (wire::Trajectory = "application/x-ndjson")),
+        content((TrajectoryOrBundle = "application/json"), (wire::Trajectory = "application/x-ndjson")),
         description = "An object, an array of objects (a bundle), or one object per line (bulk). \
             May be gzip or zstd."
     ),
     responses(
-        (status = 201, description = "Stored; a bundle: at least one was new", body = Receipt),
+        (status = 201, description = "Stored; a bundle: at least one was new", body = ReceiptOrBundle),
         (status = 200, description = "Seen before, or bulk: a line per line",
-            content((Receipt = "application/json"), (BulkLine = "application/x-ndjson"))),
+            content((ReceiptOrBundle = "application/json"), (BulkLine = "application/x-ndjson"))),
         (status = 400, description = "Malformed; nothing stored", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "`rollout-conflict` or `group-size-conflict`; nothing stored", body = Problem, content_type = "application/problem+json"),
@@ -95,7 +97,7 @@ pub(super) async fn post(State(api): State<Api>, headers: HeaderMap, body: Body)
 async fn whole(buffer: Buffer, bytes: Bytes) -> Result<Response, Failure> {
     let inline = bytes.len() <= INLINE_BYTES_MAX;
     let decoder = buffer.clone();
-    let (bundle, shape) = run(inline, move || decode(&decoder, &bytes)).await??;
+    let (bundle, shape) = run(inline, move || prepare(&decoder, &bytes)).await??;
     shape.answer(buffer.ingest(bundle).await)
 }
 
@@ -105,23 +107,32 @@ async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 
 
 /// What a JSON body was, and so what its answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+pub(super) enum Shape {
     Object,
     Array,
 }
 
-fn decode(buffer: &Buffer, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
-    measure::check(bytes, buffer.trajectory_limits())?;
+fn prepare(buffer: &Buffer, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
+    let (sent, shape) = decode(bytes, buffer.trajectory_limits())?;
+    let prepared = buffer.prepare(sent).map_err(|refusal| match shape {
+        Shape::Array => Failure::from(refusal),
+        Shape::Object => Failure::from(refusal).of_single_object(),
+    });
+    Ok((prepared?, shape))
+}
+
+/// The trajectories of a JSON body, one or many.
+pub(super) fn decode(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<wire::Trajectory>, Shape), Failure> {
+    measure::check(bytes, limits)?;
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     if first != Some(&b'[') {
-        let prepared = buffer.prepare(vec![body::parse(bytes)?]);
-        return prepared.map(|one| (one, Shape::Object)).map_err(|refusal| Failure::from(refusal).of_single_object());
+        return Ok((vec![body::parse::<Object<_>>(bytes)?.0], Shape::Object));
     }
     let Bundle(bundle) = body::parse(bytes)?;
     if bundle.is_empty() {
         return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
     }
-    Ok((buffer.prepare(bundle)?, Shape::Array))
+    Ok((bundle, Shape::Array))
 }
 
 /// An array of trajectories that is refused at the first one too many, not when all are parsed.
@@ -144,7 +155,7 @@ impl<'de> Visitor<'de> for BundleVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Bundle, A::Error> {
         let mut bundle = Vec::new();
-        while let Some(trajectory) = seq.next_element()? {
+        while let Some(Object(trajectory)) = seq.next_element()? {
             if bundle.len() >= BUNDLE_MAX {
                 return Err(de::Error::custom(format_args!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
             }
@@ -209,7 +220,7 @@ async fn bulk(buffer: &Buffer, bytes: Bytes) -> Result<Response, Failure> {
 }
 
 /// The lines that hold something, with their numbers from 1.
-fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
+pub(super) fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
     let lines = bytes.split(|&byte| byte == b'\n').zip(1..).map(|(line, number)| (number, line));
     let held = lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace));
     // One more than allowed tells a full body from one with too many.
@@ -223,7 +234,7 @@ fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
 fn decode_lines(buffer: &Buffer, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
     let decode = |(number, line): (u64, Bytes)| {
         let measured = measure::check(&line, buffer.trajectory_limits());
-        let prepared = measured.and_then(|()| body::parse(&line)).and_then(|trajectory| {
+        let prepared = measured.and_then(|()| body::parse(&line)).and_then(|Object(trajectory)| {
             let mut one = buffer.prepare(vec![trajectory])?;
             one.pop().ok_or_else(body::stopped)
         });
@@ -287,16 +298,46 @@ fn refused(line: u64, failure: Failure) -> BulkLine {
     BulkLine { line, status: problem.status, receipt: None, problem: Some(problem) }
 }
 
+/// One trajectory, or a bundle.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes a body")]
+enum TrajectoryOrBundle {
+    Trajectory(wire::Trajectory),
+    Bundle(Vec<wire::Trajectory>),
+}
+
+/// The receipt of one trajectory, or those of a bundle in its order.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes an answer")]
+enum ReceiptOrBundle {
+    Receipt(Receipt),
+    Bundle(Vec<Receipt>),
+}
+
+/// One rollout's story, or a page of stories.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes an answer")]
+enum StoryOrPage {
+    Story(TrajectoryStory),
+    Page(TrajectoryPage),
+}
+
 /// Which rollouts to look up.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct StoryQuery {
     /// Policy; `default` when absent.
+    #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
     /// One rollout of the current run: the answer is its story.
+    #[param(min_length = 1, max_length = 256)]
     rollout_id: Option<String>,
     /// Rollouts of one group of the current run.
+    #[param(min_length = 1, max_length = 256)]
     group_id: Option<String>,
     /// With this verdict.
     verdict: Option<Verdict>,
@@ -305,10 +346,12 @@ pub(super) struct StoryQuery {
     /// In this state.
     state: Option<RolloutState>,
     /// Consumed by this optimizer step.
+    #[param(minimum = 0)]
     step: Option<i64>,
     /// The `next` of the page before.
     after: Option<String>,
     /// Entries of the page, at most 1,000.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
@@ -321,7 +364,7 @@ pub(super) struct StoryQuery {
     tag = "agents",
     params(StoryQuery),
     responses(
-        (status = 200, description = "A story with `rollout_id`, else a page", body = TrajectoryPage),
+        (status = 200, description = "A story with `rollout_id`, else a page", body = StoryOrPage),
         (status = 404, description = "No such policy or rollout", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
     )

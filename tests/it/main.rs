@@ -10,6 +10,7 @@ mod crash;
 mod damage;
 mod dashboards;
 mod filters;
+mod fuzz;
 mod groups;
 mod hostile;
 mod ingest;

@@ -7,6 +7,7 @@ mod admission;
 mod batch;
 mod exact;
 mod ledger;
+mod object;
 mod policy;
 mod problem;
 mod rules;
@@ -21,6 +22,7 @@ pub use ledger::{
     CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, PolicyStats, RolloutState, Stats, StoryGroup,
     TrajectoryPage, TrajectoryStory,
 };
+pub use object::Object;
 pub use policy::{
     CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
     ResumeRequest, ResumeResponse, VersionRequest, Waiting,
