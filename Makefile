@@ -33,8 +33,8 @@ lint: ## Formatting and lints
 fuzz: ## Every parser under libFuzzer, SECONDS=60 each; needs a nightly compiler and cargo-fuzz
 	./scripts/fuzz $(or $(SECONDS),60)
 
-fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=60; needs Python 3 with pip
-	./scripts/fuzz-api --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
+fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=180; needs Python 3 with pip
+	./scripts/fuzz-api --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1)
 
 bench: ## Durable ingest beside the drain-only ceiling; the figures of README.md
 	$(CARGO) bench -p forebay --bench ingest

@@ -312,22 +312,11 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
-        let (parts, mut body) = request.into_parts();
-        // Small bodies are bounded by the number of connections, not by the budget: acks pass under any load.
-        if media(&parts.headers)? != Media::Json {
-            return Err(unsupported("Content-Type must be application/json"));
-        }
-        if coding(&parts.headers)? != Coding::Identity {
-            return Err(unsupported("this call takes no Content-Encoding"));
-        }
-        let timeout = api.bodies.limits.read_timeout;
-        let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
-        let bytes = collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await?;
-        parse::<Object<T>>(&bytes).map(|Object(request)| Self(request))
+        control::<Object<T>>(request, api).await.map(|Object(request)| Self(request))
     }
 }
 
-/// The body of a control call that has only optional fields: it may be left out.
+/// The body of a control call that has only optional fields: it may be left out, or null.
 pub(super) struct OptionalJson<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalJson<T> {
@@ -337,8 +326,25 @@ impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalJson<T> {
         if request.body().is_end_stream() {
             return Ok(Self(T::default()));
         }
-        Json::from_request(request, api).await.map(|json| Self(json.0))
+        let sent = control::<Option<Object<T>>>(request, api).await?;
+        Ok(Self(sent.map(|Object(request)| request).unwrap_or_default()))
     }
+}
+
+/// Reads and parses the body of a control call.
+async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, Failure> {
+    let (parts, mut body) = request.into_parts();
+    // Small bodies are bounded by the number of connections, not by the budget: acks pass under any load.
+    if media(&parts.headers)? != Media::Json {
+        return Err(unsupported("Content-Type must be application/json"));
+    }
+    if coding(&parts.headers)? != Coding::Identity {
+        return Err(unsupported("this call takes no Content-Encoding"));
+    }
+    let timeout = api.bodies.limits.read_timeout;
+    let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
+    let bytes = collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await?;
+    parse(&bytes)
 }
 
 /// Parses JSON; an error says where, by JSON pointer.

@@ -239,7 +239,7 @@ pub(super) async fn resume(
     path = "/policies/{policy}/reset",
     tag = "trainers",
     params(("policy" = String, Path, description = "Name of the policy")),
-    request_body(content = ResetRequest, description = "May be left out"),
+    request_body = Option<ResetRequest>,
     responses(
         (status = 200, description = "A new run", body = ResetResponse),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),

@@ -236,6 +236,26 @@ async fn objects_with_a_million_keys_are_refused() {
     unharmed(app).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_array_does_not_stand_for_an_object() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    for (path, body) in [
+        ("/policies/default/reset", "[]"),
+        ("/policies/default/resume", "[null]"),
+        ("/policies/default/checkpoints", "[1]"),
+        ("/batches", "[]"),
+        ("/groups/close", r#"["default","g"]"#),
+        ("/trajectories", r#"[["default","r","g",1,"e",0,null,"aborted"]]"#),
+        ("/trajectories", r#"{"status":"aborted","segments":[["final",[1,2],[1]]]}"#),
+    ] {
+        app.post_raw(path, &[JSON], body).await.refused(422, "invalid");
+    }
+    for body in ["", "null", "{}"] {
+        app.post_raw("/policies/default/reset", &[JSON], body).await.expect(200);
+    }
+    unharmed(app).await;
+}
+
 on_both_stores! {
     async fn zeros_in_text_come_back_and_are_kept_from_columns(app: TestApp) {
         let body = r#"{"rollout_id":"nul","status":"aborted","reward":1,"messages":["\u0000","a\u0000b"],"metadata":{"\u0000":"\u0000"}}"#;
