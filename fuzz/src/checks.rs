@@ -2,9 +2,11 @@
 //!
 //! One function per fuzz target, each from bytes. `tests/it/fuzz.rs` includes this file and runs it on the seeds.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt::Write as _,
+    time::{Duration, Instant},
+};
 
-use bytes::Bytes;
 use forebay::{
     api::{BodyLimits, parsers},
     buffer::{
@@ -88,7 +90,7 @@ pub fn lines(bytes: &[u8]) {
 pub fn expand(bytes: &[u8]) {
     let Some((coding, sent)) = bytes.split_first() else { return };
     let coding = if coding % 2 == 0 { "gzip" } else { "zstd" };
-    match parsers::expand(Bytes::copy_from_slice(sent), coding, BODY_LIMITS) {
+    match parsers::expand(sent, coding, BODY_LIMITS) {
         Ok(expanded) => assert!(expanded.len() <= BODY_LIMITS.body_bytes_max),
         Err(problem) => assert!(matches!(problem.status, 400 | 413), "{problem:?}"),
     }
@@ -156,7 +158,7 @@ fn respell(raw: &RawValue, depth: usize, other: &mut String) -> Option<()> {
 fn escape(text: &str, other: &mut String) {
     other.push('"');
     for unit in text.encode_utf16() {
-        other.push_str(&format!("\\u{unit:04X}"));
+        let _ = write!(other, "\\u{unit:04X}");
     }
     other.push('"');
 }

@@ -295,10 +295,10 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
 }
 
 /// Expands a body with a budget of its own.
-pub(super) fn expand_alone(sent: Bytes, headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
+pub(super) fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
     let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
     let paid = Paid { budget: BodyBudget::new(limits, gauge), shares: Vec::new(), bytes: 0 };
-    expand(&sent, coding(headers)?, expanded_max(sent.len(), limits.body_bytes_max), paid).map(|body| body.bytes)
+    expand(sent, coding(headers)?, expanded_max(sent.len(), limits.body_bytes_max), paid).map(|body| body.bytes)
 }
 
 pub(super) fn stopped() -> Failure {

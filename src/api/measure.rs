@@ -235,7 +235,7 @@ mod tests {
         );
         assert_eq!(excess(r#"{"segments":[{},{},{},{},#"#).as_deref(), Some("/segments"));
         assert_eq!(excess(r#"[{"segments":[{},{},{}]},{"segments":[{},{},{},{},#"#).as_deref(), Some("/1/segments"));
-        let components: String = (0..65).map(|index| format!("\"{index}\":0,")).collect();
+        let components = (0..65).map(|index| format!("\"{index}\":0,")).collect::<Vec<_>>().concat();
         assert_eq!(excess(&format!(r#"{{"reward_components":{{{components}#"#)).as_deref(), Some("/reward_components"));
     }
 

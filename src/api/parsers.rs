@@ -20,25 +20,28 @@ use super::{
     samples::ShardQuery,
     trajectories::{self, StoryQuery},
 };
-use crate::buffer::trajectory::{Trajectory, TrajectoryLimits};
+use crate::buffer::{
+    refusal::Refusal,
+    trajectory::{Trajectory, TrajectoryLimits},
+};
 
 /// Decodes and checks the trajectories of a JSON body.
-pub fn trajectories(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>, Problem> {
-    let (sent, _) = trajectories::decode(bytes, limits).map_err(Failure::into_problem)?;
+pub fn trajectories(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>, Box<Problem>> {
+    let (sent, _) = trajectories::decode(bytes, limits).map_err(boxed)?;
     let parse = |sent| Trajectory::parse(sent, limits);
-    let invalid = |found| Failure::from(crate::buffer::refusal::Refusal::Invalid(found)).into_problem();
+    let invalid = |found| boxed(Refusal::Invalid(found).into());
     sent.into_iter().map(parse).collect::<Result<_, _>>().map_err(invalid)
 }
 
 /// Splits a bulk body into its lines that hold something, numbered from 1.
-pub fn lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Problem> {
-    trajectories::numbered_lines(bytes).map_err(Failure::into_problem)
+pub fn lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Box<Problem>> {
+    trajectories::numbered_lines(bytes).map_err(boxed)
 }
 
 /// Expands a compressed body.
-pub fn expand(sent: Bytes, coding: &'static str, limits: BodyLimits) -> Result<Bytes, Problem> {
+pub fn expand(sent: &[u8], coding: &'static str, limits: BodyLimits) -> Result<Bytes, Box<Problem>> {
     let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, HeaderValue::from_static(coding))]);
-    body::expand_alone(sent, &headers, limits).map_err(Failure::into_problem)
+    body::expand_alone(sent, &headers, limits).map_err(boxed)
 }
 
 /// Why a body is not the request of each control call; none for the calls that would take it.
@@ -81,4 +84,8 @@ pub fn query(text: &str) -> Vec<Problem> {
         refusal::<WaitQuery>,
     ];
     refusals.iter().filter_map(|refusal| refusal(&uri)).collect()
+}
+
+fn boxed(failure: Failure) -> Box<Problem> {
+    Box::new(failure.into_problem())
 }

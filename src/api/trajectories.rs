@@ -303,7 +303,7 @@ fn refused(line: u64, failure: Failure) -> BulkLine {
 #[serde(untagged)]
 #[expect(dead_code, reason = "it only describes a body")]
 enum TrajectoryOrBundle {
-    Trajectory(wire::Trajectory),
+    Trajectory(Box<wire::Trajectory>),
     Bundle(Vec<wire::Trajectory>),
 }
 
@@ -321,7 +321,7 @@ enum ReceiptOrBundle {
 #[serde(untagged)]
 #[expect(dead_code, reason = "it only describes an answer")]
 enum StoryOrPage {
-    Story(TrajectoryStory),
+    Story(Box<TrajectoryStory>),
     Page(TrajectoryPage),
 }
 

@@ -112,7 +112,7 @@ async fn chunks_that_are_not_chunks_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_trailers_is_refused() {
     let app = impatient().await;
-    let trailers = (0..100_000).map(|index| format!("x-{index}: y\r\n")).collect::<String>();
+    let trailers = (0..100_000).map(|index| format!("x-{index}: y\r\n")).collect::<Vec<_>>().concat();
     let body = rollout("trailers", 1.0).to_string();
     let head = post_head("/trajectories");
     let request = format!("{head}transfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n{trailers}\r\n", body.len());
@@ -127,7 +127,7 @@ async fn a_flood_of_trailers_is_refused() {
 async fn one_byte_chunks_are_only_bytes() {
     let app = impatient().await;
     let body = rollout("crumbs", 1.0).to_string();
-    let chunks: String = body.chars().map(|byte| format!("1;x=y\r\n{byte}\r\n")).collect();
+    let chunks = body.chars().map(|byte| format!("1;x=y\r\n{byte}\r\n")).collect::<Vec<_>>().concat();
     let mut raw = Raw::sending(
         &app,
         format!("{}transfer-encoding: chunked\r\n\r\n{chunks}0\r\n\r\n", post_head("/trajectories")),

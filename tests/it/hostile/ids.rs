@@ -8,7 +8,10 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 /// Every byte that is not a letter or digit, encoded as in a query or path.
 fn encode(id: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric();
-    id.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") }).collect()
+    id.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") })
+        .collect::<Vec<_>>()
+        .concat()
 }
 
 fn odd_but_fit() -> Vec<String> {

@@ -226,8 +226,8 @@ async fn numbers_over_the_token_limit_are_refused_before_they_are_held() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_with_a_million_keys_are_refused() {
     let app = TestApp::start(Backend::Sqlite).await;
-    let keys: String = (0..1_000_000).map(|index| format!("\"{index}\":0,")).collect();
-    let object = format!("{{{}\"end\":0}}", keys);
+    let keys = (0..1_000_000).map(|index| format!("\"{index}\":0,")).collect::<Vec<_>>().concat();
+    let object = format!("{{{keys}\"end\":0}}");
     let problem = post(&app, with_field("messages", &format!("[{object}]"))).await.refused(422, "invalid");
     assert_eq!(problem["errors"][0]["pointer"], "/messages");
     let problem = post(&app, with_field("reward_components", &object)).await.refused(422, "invalid");

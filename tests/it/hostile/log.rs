@@ -27,7 +27,7 @@ async fn inject(url: &str) {
     let version = json!({"version": 1, "uri": FORGED});
     let _ =
         http.put(format!("{url}/policies/default/version")).json(&version).send().await.expect("the service answers");
-    let encoded: String = FORGED.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let encoded = FORGED.bytes().map(|byte| format!("%{byte:02x}")).collect::<Vec<_>>().concat();
     for path in ["policies", "batches", "nope", "groups?group_id=", "trajectories?nope="] {
         let joint = if path.ends_with('=') { "" } else { "/" };
         let _ = http.get(format!("{url}/{path}{joint}{encoded}")).send().await.expect("the service answers");
