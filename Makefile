@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo lint bench bench-trainer torture libtorch openapi help
+.PHONY: run test test-trainer demo lint fuzz fuzz-api bench bench-trainer torture libtorch openapi help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ lint: ## Formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay --all-targets -- -D warnings
+
+fuzz: ## Every parser under libFuzzer, SECONDS=60 each; needs a nightly compiler and cargo-fuzz
+	./scripts/fuzz $(or $(SECONDS),60)
+
+fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=180; needs Python 3 with pip
+	./scripts/fuzz-api --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1)
 
 bench: ## Durable ingest beside the drain-only ceiling; the figures of README.md
 	$(CARGO) bench -p forebay --bench ingest

@@ -95,12 +95,14 @@ pub(super) fn wait_ms(pointer: &str, wait_ms: Option<u64>) -> Result<u64, Failur
 #[into_params(parameter_in = Query)]
 pub(super) struct BatchQuery {
     /// Policy; `default` when absent.
+    #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
     /// In this state.
     state: Option<BatchState>,
     /// The `next` of the page before.
     after: Option<String>,
     /// Entries of the page, at most 1,000.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
@@ -261,7 +263,10 @@ pub(super) async fn nack(
         let parsed = GroupId::parse(group_id);
         groups.push(parsed.map_err(|error| Failure::invalid(format!("/groups/{index}"), error.to_string()))?);
     }
-    let batch = api.buffer.nack(holder(batch_id, &request.lease, request.epoch), reason, groups).await?;
+    let batch = {
+        let holder = holder(batch_id, &request.lease, request.epoch);
+        api.to_the_end(|buffer| async move { buffer.nack(holder, reason, groups).await }).await?
+    };
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 
@@ -281,7 +286,7 @@ pub(super) async fn readmit(
     State(api): State<Api>,
     BatchPath(batch_id): BatchPath,
 ) -> Result<Answer<BatchDescriptor>, Failure> {
-    let batch = api.buffer.readmit(batch_id).await?;
+    let batch = api.to_the_end(|buffer| async move { buffer.readmit(batch_id).await }).await?;
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 

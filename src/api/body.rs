@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 use bytes::{Bytes, BytesMut};
-use forebay_client::wire::Violation;
+use forebay_client::wire::{Object, Violation};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -29,6 +29,9 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// Bytes by which a body of unknown length is paid for.
 const STEP_BYTES: usize = 256 << 10;
+
+/// Window of a zstd frame as a power of two: RFC 9659 allows 8 MB over HTTP, and a decoder holds it besides the body.
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// Up to here any ratio is harmless.
 const RATIO_FREE_BYTES: usize = 16 << 20;
@@ -137,18 +140,24 @@ enum Coding {
 }
 
 fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
-    let Some(sent) = headers.get(header::CONTENT_ENCODING) else { return Ok(Coding::Identity) };
-    match sent.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
-        "identity" | "" => Ok(Coding::Identity),
-        "gzip" => Ok(Coding::Gzip),
-        "zstd" => Ok(Coding::Zstd),
-        _ => Err(unsupported("Content-Encoding must be gzip or zstd")),
+    let mut sent = headers.get_all(header::CONTENT_ENCODING).iter();
+    let Some(first) = sent.next() else { return Ok(Coding::Identity) };
+    match (first.to_str().map(|text| text.trim().to_ascii_lowercase()).as_deref(), sent.next()) {
+        (Ok("identity" | ""), None) => Ok(Coding::Identity),
+        (Ok("gzip"), None) => Ok(Coding::Gzip),
+        (Ok("zstd"), None) => Ok(Coding::Zstd),
+        _ => Err(unsupported("Content-Encoding must be gzip or zstd, once")),
     }
 }
 
 /// Reads a bulk body within the limits and the budget.
 pub(super) async fn read(budget: &BodyBudget, headers: &HeaderMap, mut body: Body) -> Result<ReadBody, Failure> {
-    let read = read_whole(budget, headers, &mut body).await;
+    let read = match admit(budget, headers) {
+        Ok((coding, paid)) => read_whole(coding, paid, headers, &mut body).await,
+        // Reading on would tell a client that asked first to send what is refused.
+        Err(failure) if headers.contains_key(header::EXPECT) => return Err(failure),
+        Err(failure) => Err(failure),
+    };
     if read.is_err() {
         linger(body).await;
     }
@@ -163,7 +172,8 @@ pub(super) async fn linger(mut body: Body) {
     let _ = tokio::time::timeout(LINGER, pass_by).await;
 }
 
-async fn read_whole(budget: &BodyBudget, headers: &HeaderMap, body: &mut Body) -> Result<ReadBody, Failure> {
+/// What the head alone decides: the coding, and whether the announced length is within the limit and the budget.
+fn admit(budget: &BodyBudget, headers: &HeaderMap) -> Result<(Coding, Paid), Failure> {
     let max = budget.limits.body_bytes_max;
     let coding = coding(headers)?;
     let declared = declared_length(headers);
@@ -173,12 +183,16 @@ async fn read_whole(budget: &BodyBudget, headers: &HeaderMap, body: &mut Body) -
     let mut paid = Paid { budget: budget.clone(), shares: Vec::new(), bytes: 0 };
     // What is announced is paid for before it is read; what is not, as it comes.
     paid.cover(declared.unwrap_or(0))?;
-    let sent = collect(body, max, declared, budget.limits.read_timeout, &mut paid).await?;
+    Ok((coding, paid))
+}
+
+async fn read_whole(coding: Coding, mut paid: Paid, headers: &HeaderMap, body: &mut Body) -> Result<ReadBody, Failure> {
+    let BodyLimits { body_bytes_max: max, read_timeout, .. } = paid.budget.limits;
+    let sent = collect(body, max, declared_length(headers), read_timeout, &mut paid).await?;
     if coding == Coding::Identity {
         return Ok(ReadBody { bytes: sent, share: paid.shares });
     }
-    let max = max.min(RATIO_FREE_BYTES.max(sent.len().saturating_mul(RATIO_MAX)));
-    let expand = move || expand(&sent, coding, max, paid);
+    let expand = move || expand(&sent, coding, expanded_max(sent.len(), max), paid);
     tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
 }
 
@@ -232,6 +246,11 @@ async fn collect(
     })
 }
 
+/// Bytes to which a body of this many may expand.
+fn expanded_max(sent: usize, max: usize) -> usize {
+    max.min(RATIO_FREE_BYTES.max(sent.saturating_mul(RATIO_MAX)))
+}
+
 /// Expands a body step by step, each paid for before it is made. What was sent is dropped at the end.
 fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<ReadBody, Failure> {
     let malformed = |error: std::io::Error| {
@@ -240,13 +259,23 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
     let mut decoder: Box<dyn Read + '_> = match coding {
         Coding::Identity => Box::new(sent),
         Coding::Gzip => Box::new(flate2::read::MultiGzDecoder::new(sent)),
-        Coding::Zstd => Box::new(zstd::Decoder::new(sent).map_err(malformed)?),
+        Coding::Zstd => {
+            let mut decoder = zstd::Decoder::new(sent).map_err(malformed)?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(malformed)?;
+            Box::new(decoder)
+        }
     };
     let mut expanded = Vec::new();
     // One byte more than allowed tells a full body from one that is too large.
     let step_max = STEP_BYTES.min(max + 1);
     loop {
-        paid.cover(sent.len() + expanded.len() + step_max)?;
+        let needed = expanded.len() + step_max;
+        if expanded.capacity() < needed {
+            // The room is paid for, not only what is in it.
+            let room = needed.max((2 * expanded.capacity()).min(max + step_max));
+            paid.cover(sent.len() + room)?;
+            expanded.reserve_exact(room - expanded.len());
+        }
         let step = decoder.by_ref().take(step_max as u64).read_to_end(&mut expanded).map_err(malformed)?;
         if expanded.len() > max {
             return Err(too_large(max));
@@ -265,6 +294,13 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
     Ok(ReadBody { bytes: expanded.into(), share: paid.shares })
 }
 
+/// Expands a body with a budget of its own.
+pub(super) fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
+    let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
+    let paid = Paid { budget: BodyBudget::new(limits, gauge), shares: Vec::new(), bytes: 0 };
+    expand(sent, coding(headers)?, expanded_max(sent.len(), limits.body_bytes_max), paid).map(|body| body.bytes)
+}
+
 pub(super) fn stopped() -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "The service is stopping").retry()
 }
@@ -276,22 +312,11 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
-        let (parts, mut body) = request.into_parts();
-        // Small bodies are bounded by the number of connections, not by the budget: acks pass under any load.
-        if media(&parts.headers)? != Media::Json {
-            return Err(unsupported("Content-Type must be application/json"));
-        }
-        if coding(&parts.headers)? != Coding::Identity {
-            return Err(unsupported("this call takes no Content-Encoding"));
-        }
-        let timeout = api.bodies.limits.read_timeout;
-        let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
-        let bytes = collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await?;
-        parse(&bytes).map(Self)
+        control::<Object<T>>(request, api).await.map(|Object(request)| Self(request))
     }
 }
 
-/// The body of a control call that has only optional fields: it may be left out.
+/// The body of a control call that has only optional fields: it may be left out, or null.
 pub(super) struct OptionalJson<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalJson<T> {
@@ -301,8 +326,25 @@ impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalJson<T> {
         if request.body().is_end_stream() {
             return Ok(Self(T::default()));
         }
-        Json::from_request(request, api).await.map(|json| Self(json.0))
+        let sent = control::<Option<Object<T>>>(request, api).await?;
+        Ok(Self(sent.map(|Object(request)| request).unwrap_or_default()))
     }
+}
+
+/// Reads and parses the body of a control call.
+async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, Failure> {
+    let (parts, mut body) = request.into_parts();
+    // Small bodies are bounded by the number of connections, not by the budget: acks pass under any load.
+    if media(&parts.headers)? != Media::Json {
+        return Err(unsupported("Content-Type must be application/json"));
+    }
+    if coding(&parts.headers)? != Coding::Identity {
+        return Err(unsupported("this call takes no Content-Encoding"));
+    }
+    let timeout = api.bodies.limits.read_timeout;
+    let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
+    let bytes = collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await?;
+    parse(&bytes)
 }
 
 /// Parses JSON; an error says where, by JSON pointer.

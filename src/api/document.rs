@@ -1,4 +1,8 @@
-//! What the `OpenAPI` document says besides its routes: what it is about, and which keys a call takes.
+//! What the `OpenAPI` document says besides its routes: what it is about, which keys a call takes, and what every call
+//! may answer.
+//!
+//! Apart from the handlers because it follows from the table of roles, the extractors and the store that they share, and
+//! would be said the same way at each of them.
 
 use axum::http::Method;
 use forebay_client::wire::PROBLEM_JSON;
@@ -33,12 +37,31 @@ const SCHEME: &str = "key";
 )]
 struct Frame;
 
+/// The problems of a call with a body.
+const BODY_PROBLEMS: [(&str, &str); 5] = [
+    ("400", "Malformed"),
+    ("408", "The body took too long to arrive"),
+    ("413", "Too large"),
+    ("415", "Not a type that is taken"),
+    ("422", "Invalid, with pointers"),
+];
+
+/// The problems of a call with parameters.
+const PARAMETER_PROBLEMS: [(&str, &str); 1] = [("422", "Invalid")];
+
+/// The problems of every call.
+const STORE_PROBLEMS: [(&str, &str); 1] = [("503", "The store cannot answer, or the service is stopping")];
+
+/// The problems of a call that takes a key.
+const KEY_PROBLEMS: [(&str, &str); 2] =
+    [("401", "`unauthorized`: no valid key"), ("403", "`forbidden`: the key does not allow this")];
+
 /// The document before its routes.
 pub(super) fn document() -> Document {
     Frame::openapi()
 }
 
-/// The document with what the table of roles adds to every call.
+/// The document with what calls have in common, where they do not name it themselves.
 pub(super) fn complete(mut document: Document) -> Document {
     let scheme = Http::builder().scheme(HttpAuthScheme::Bearer).description(Some(
         "`fb_<id>_<secret>`, as `forebay keys create` prints it. Not needed while the service has no keys.",
@@ -48,6 +71,13 @@ pub(super) fn complete(mut document: Document) -> Document {
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
             describe(operation, roles::needs(&method, path));
+            add(operation, &STORE_PROBLEMS);
+            if operation.parameters.as_ref().is_some_and(|parameters| !parameters.is_empty()) {
+                add(operation, &PARAMETER_PROBLEMS);
+            }
+            if operation.request_body.is_some() {
+                add(operation, &BODY_PROBLEMS);
+            }
         }
     }
     document
@@ -64,10 +94,14 @@ fn describe(operation: &mut Operation, needs: Needs) {
     let before = operation.description.take().map(|text| text + "\n\n").unwrap_or_default();
     operation.description = Some(before + &keys);
     operation.security = Some(vec![SecurityRequirement::new(SCHEME, [] as [&str; 0])]);
-    for (status, why) in [("401", "`unauthorized`: no valid key"), ("403", "`forbidden`: the key does not allow this")]
-    {
-        let problem = Content::new(Some(RefOr::Ref(Ref::from_schema_name("Problem"))));
-        let response = ResponseBuilder::new().description(why).content(PROBLEM_JSON, problem).build();
-        operation.responses.responses.entry(status.to_owned()).or_insert_with(|| response.into());
+    add(operation, &KEY_PROBLEMS);
+}
+
+fn add(operation: &mut Operation, problems: &[(&str, &str)]) {
+    for (status, description) in problems {
+        operation.responses.responses.entry((*status).to_owned()).or_insert_with(|| {
+            let problem = Content::new(Some(RefOr::Ref(Ref::from_schema_name("Problem"))));
+            ResponseBuilder::new().description(*description).content(PROBLEM_JSON, problem).build().into()
+        });
     }
 }

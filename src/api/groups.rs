@@ -23,14 +23,17 @@ use crate::{
 #[into_params(parameter_in = Query)]
 pub(super) struct GroupQuery {
     /// Policy; `default` when absent.
+    #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
     /// One group of the current run.
+    #[param(min_length = 1, max_length = 256)]
     group_id: Option<String>,
     /// In this state.
     state: Option<GroupState>,
     /// The `next` of the page before.
     after: Option<String>,
     /// Entries of the page, at most 1,000.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
@@ -85,7 +88,10 @@ pub(super) async fn close(
 ) -> Result<Answer<GroupInfo>, Failure> {
     let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let group_id = group_id(&request.group_id)?;
-    let group = api.buffer.close_group(policy.clone(), group_id).await?;
+    let group = {
+        let policy = policy.clone();
+        api.to_the_end(|buffer| async move { buffer.close_group(policy, group_id).await }).await?
+    };
     Ok(Answer(on_wire(&policy, group)))
 }
 

@@ -11,9 +11,12 @@ mod groups;
 mod guard;
 mod headers;
 mod keys;
+mod measure;
 mod observe;
 mod operations;
 mod params;
+#[doc(hidden)]
+pub mod parsers;
 mod policies;
 mod problem;
 mod roles;
@@ -30,13 +33,14 @@ use std::{
 
 use axum::{Router, middleware, routing::get};
 use tower_http::catch_panic::CatchPanicLayer;
+use tracing::Instrument as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::SwaggerUi;
 
 pub use body::BodyLimits;
 pub use guard::Access;
 
-use self::{body::BodyBudget, guard::Guard};
+use self::{body::BodyBudget, guard::Guard, problem::Failure};
 use crate::{buffer::Buffer, metrics::Metrics};
 
 /// What every handler is given.
@@ -55,6 +59,22 @@ impl Api {
     pub fn new(buffer: Buffer, metrics: Arc<Metrics>, limits: BodyLimits, access: Access, listen: SocketAddr) -> Self {
         let bodies = BodyBudget::new(limits, metrics.body_bytes_in_flight.clone());
         Self { buffer, metrics, bodies, guard: Guard::new(access, listen), draining: Arc::default() }
+    }
+
+    /// Runs what changes the store to its end, also when the client hangs up and its handler is dropped: who waits is
+    /// woken after the commit, and what pays for a body's bytes is held for as long as they are.
+    async fn to_the_end<T, E, F>(&self, work: impl FnOnce(Buffer) -> F) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        E: Into<Failure> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        match tokio::spawn(work(self.buffer.clone()).in_current_span()).await {
+            Ok(outcome) => outcome.map_err(Into::into),
+            // A bug is reported where all are.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(body::stopped()),
+        }
     }
 
     /// Turns readiness off and answers everybody who waits.

@@ -2,7 +2,7 @@
 
 use axum::{
     extract::{FromRequestParts, rejection::PathRejection},
-    http::request::Parts,
+    http::{Uri, request::Parts},
 };
 use serde::de::DeserializeOwned;
 
@@ -29,12 +29,22 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Query<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _api: &Api) -> Result<Self, Failure> {
-        let query = axum::extract::Query::<T>::try_from_uri(&parts.uri);
-        query.map(|query| Self(query.0)).map_err(|error| {
-            let text = error.body_text();
-            Failure::invalid("", text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text))
-        })
+        query(&parts.uri).map(Self)
     }
+}
+
+/// Parses the query of a target.
+pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
+    // The form's own decoder would silently replace what is no text.
+    let text = percent_encoding::percent_decode_str(uri.query().unwrap_or_default()).decode_utf8();
+    if text.is_err() {
+        return Err(Failure::invalid("", "the query is not UTF-8"));
+    }
+    let query = axum::extract::Query::<T>::try_from_uri(uri);
+    query.map(|query| query.0).map_err(|error| {
+        let text = error.body_text();
+        Failure::invalid("", text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text))
+    })
 }
 
 /// The policy that a path names.

@@ -40,6 +40,7 @@ pub(super) struct PolicyQuery {
     /// The `next` of the page before.
     after: Option<String>,
     /// Entries of the page, at most 1,000.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
@@ -72,8 +73,10 @@ pub(super) async fn list(
 #[into_params(parameter_in = Query)]
 pub(super) struct WaitQuery {
     /// Answer once the version is above this one, or a resume has lowered it.
+    #[param(minimum = 0)]
     wait_version_above: Option<i64>,
     /// Milliseconds to wait for that, at most 60,000.
+    #[param(maximum = 60000)]
     wait_ms: Option<u64>,
 }
 
@@ -132,7 +135,10 @@ pub(super) async fn put(
     // Compiling filters may take longer than an async worker should be held up.
     let rules = tokio::task::spawn_blocking(move || Rules::parse(rules));
     let rules = rules.await.map_err(|_| super::body::stopped())?.map_err(Refusal::Invalid)?;
-    let written = api.buffer.put_policy(policy.clone(), Arc::new(rules)).await?;
+    let written = {
+        let policy = policy.clone();
+        api.to_the_end(|buffer| async move { buffer.put_policy(policy, Arc::new(rules)).await }).await?
+    };
     let status = if written == PolicyWritten::Created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Answer(on_wire(api.buffer.policy(&policy).await?))).into_response())
 }
@@ -164,7 +170,7 @@ pub(super) async fn publish(
         epoch: params::epoch(request.epoch),
         now: api.buffer.now(),
     };
-    api.buffer.publish(publish).await?;
+    api.to_the_end(|buffer| async move { buffer.publish(publish).await }).await?;
     Ok(Answer(on_wire(api.buffer.policy(&policy).await?)))
 }
 
@@ -217,7 +223,8 @@ pub(super) async fn resume(
 ) -> Result<Answer<ResumeResponse>, Failure> {
     let step = request.step.map(|step| params::step("/step", step)).transpose()?;
     let force = request.force.unwrap_or(false);
-    let resumed = api.buffer.resume(policy, step, force, params::epoch(request.epoch)).await?;
+    let epoch = params::epoch(request.epoch);
+    let resumed = api.to_the_end(|buffer| async move { buffer.resume(policy, step, force, epoch).await }).await?;
     Ok(Answer(ResumeResponse {
         epoch: resumed.epoch.0,
         version: resumed.version.0,
@@ -246,7 +253,9 @@ pub(super) async fn reset(
     PolicyPath(policy): PolicyPath,
     OptionalJson(request): OptionalJson<ResetRequest>,
 ) -> Result<Answer<ResetResponse>, Failure> {
-    let (run, epoch, discarded_groups) = api.buffer.reset(policy, params::epoch(request.epoch)).await?;
+    let epoch = params::epoch(request.epoch);
+    let reset = api.to_the_end(|buffer| async move { buffer.reset(policy, epoch).await });
+    let (run, epoch, discarded_groups) = reset.await?;
     Ok(Answer(ResetResponse { run: run.0, epoch: epoch.0, discarded_groups }))
 }
 

@@ -10,18 +10,20 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{
-    self, BulkLine, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
+    self, BulkLine, Object, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory,
+    Verdict,
 };
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::{
     Api,
     body::{self, Media},
     guard::Caller,
+    measure,
     params::{self, Query},
     problem::Failure,
 };
@@ -32,6 +34,7 @@ use crate::{
         ids::{GroupId, ID_BYTES_MAX, RolloutId},
         ingest::{NewRollout, warnings},
         refusal::{BufferError, Refusal},
+        trajectory::TrajectoryLimits,
     },
     store::{Ingested, Story, StoryFilter},
 };
@@ -60,14 +63,14 @@ const BULK_BYTES: usize = 8 << 20;
     path = "/trajectories",
     tag = "agents",
     request_body(
-        content((wire::Trajectory = "application/json"), (wire::Trajectory = "application/x-ndjson")),
+        content((TrajectoryOrBundle = "application/json"), (wire::Trajectory = "application/x-ndjson")),
         description = "An object, an array of objects (a bundle), or one object per line (bulk). \
             May be gzip or zstd."
     ),
     responses(
-        (status = 201, description = "Stored; a bundle: at least one was new", body = Receipt),
+        (status = 201, description = "Stored; a bundle: at least one was new", body = ReceiptOrBundle),
         (status = 200, description = "Seen before, or bulk: a line per line",
-            content((Receipt = "application/json"), (BulkLine = "application/x-ndjson"))),
+            content((ReceiptOrBundle = "application/json"), (BulkLine = "application/x-ndjson"))),
         (status = 400, description = "Malformed; nothing stored", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "`rollout-conflict` or `group-size-conflict`; nothing stored", body = Problem, content_type = "application/problem+json"),
@@ -89,21 +92,23 @@ pub(super) async fn post(
         return Err(Failure::unwritable());
     }
     let body::ReadBody { bytes, share } = body::read(&api.bodies, &headers, body).await?;
-    let buffer = api.buffer.clone();
-    match media {
-        Media::Json => {
-            let inline = bytes.len() <= INLINE_BYTES_MAX;
-            let (bundle, shape) = run(inline, move || decode(&buffer, &grant, &bytes)).await??;
-            let answer = api.buffer.ingest(bundle).await;
-            drop(share);
-            shape.answer(answer)
-        }
-        Media::Ndjson => {
-            let answer = bulk(&buffer, &grant, bytes).await;
-            drop(share);
-            answer
-        }
-    }
+    let ingest = |buffer| async move {
+        let answer = match media {
+            Media::Json => whole(buffer, &grant, bytes).await,
+            Media::Ndjson => bulk(&buffer, &grant, bytes).await,
+        };
+        drop(share);
+        answer
+    };
+    api.to_the_end(ingest).await
+}
+
+/// Ingests one trajectory or one bundle.
+async fn whole(buffer: Buffer, grant: &Grant, bytes: Bytes) -> Result<Response, Failure> {
+    let inline = bytes.len() <= INLINE_BYTES_MAX;
+    let (decoder, grant) = (buffer.clone(), grant.clone());
+    let (bundle, shape) = run(inline, move || read(&decoder, &grant, &bytes)).await??;
+    shape.answer(buffer.ingest(bundle).await)
 }
 
 async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
@@ -112,22 +117,33 @@ async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 
 
 /// What a JSON body was, and so what its answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+pub(super) enum Shape {
     Object,
     Array,
 }
 
-fn decode(buffer: &Buffer, grant: &Grant, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
+/// Parses, validates and packs a JSON body, one trajectory or many.
+fn read(buffer: &Buffer, grant: &Grant, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
+    let (sent, shape) = decode(bytes, buffer.trajectory_limits())?;
+    let prepared = prepare(buffer, grant, sent).map_err(|refusal| match shape {
+        Shape::Array => Failure::from(refusal),
+        Shape::Object => Failure::from(refusal).of_single_object(),
+    });
+    Ok((prepared?, shape))
+}
+
+/// The trajectories of a JSON body, one or many.
+pub(super) fn decode(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<wire::Trajectory>, Shape), Failure> {
+    measure::check(bytes, limits)?;
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     if first != Some(&b'[') {
-        let prepared = prepare(buffer, grant, vec![body::parse(bytes)?]);
-        return prepared.map(|one| (one, Shape::Object)).map_err(|refusal| Failure::from(refusal).of_single_object());
+        return Ok((vec![body::parse::<Object<_>>(bytes)?.0], Shape::Object));
     }
     let Bundle(bundle) = body::parse(bytes)?;
     if bundle.is_empty() {
         return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
     }
-    Ok((prepare(buffer, grant, bundle)?, Shape::Array))
+    Ok((bundle, Shape::Array))
 }
 
 /// Validates and packs trajectories, all of policies that the caller sees.
@@ -157,7 +173,7 @@ impl<'de> Visitor<'de> for BundleVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Bundle, A::Error> {
         let mut bundle = Vec::new();
-        while let Some(trajectory) = seq.next_element()? {
+        while let Some(Object(trajectory)) = seq.next_element()? {
             if bundle.len() >= BUNDLE_MAX {
                 return Err(de::Error::custom(format_args!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
             }
@@ -222,7 +238,7 @@ async fn bulk(buffer: &Buffer, grant: &Grant, bytes: Bytes) -> Result<Response, 
 }
 
 /// The lines that hold something, with their numbers from 1.
-fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
+pub(super) fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
     let lines = bytes.split(|&byte| byte == b'\n').zip(1..).map(|(line, number)| (number, line));
     let held = lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace));
     // One more than allowed tells a full body from one with too many.
@@ -235,7 +251,8 @@ fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
 
 fn decode_lines(buffer: &Buffer, grant: &Grant, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
     let decode = |(number, line): (u64, Bytes)| {
-        let prepared = body::parse(&line).and_then(|trajectory| {
+        let measured = measure::check(&line, buffer.trajectory_limits());
+        let prepared = measured.and_then(|()| body::parse(&line)).and_then(|Object(trajectory)| {
             let mut one = prepare(buffer, grant, vec![trajectory])?;
             one.pop().ok_or_else(body::stopped)
         });
@@ -299,16 +316,46 @@ fn refused(line: u64, failure: Failure) -> BulkLine {
     BulkLine { line, status: problem.status, receipt: None, problem: Some(problem) }
 }
 
+/// One trajectory, or a bundle.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes a body")]
+enum TrajectoryOrBundle {
+    Trajectory(Box<wire::Trajectory>),
+    Bundle(Vec<wire::Trajectory>),
+}
+
+/// The receipt of one trajectory, or those of a bundle in its order.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes an answer")]
+enum ReceiptOrBundle {
+    Receipt(Receipt),
+    Bundle(Vec<Receipt>),
+}
+
+/// One rollout's story, or a page of stories.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes an answer")]
+enum StoryOrPage {
+    Story(Box<TrajectoryStory>),
+    Page(TrajectoryPage),
+}
+
 /// Which rollouts to look up.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct StoryQuery {
     /// Policy; `default` when absent.
+    #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
     /// One rollout of the current run: the answer is its story.
+    #[param(min_length = 1, max_length = 256)]
     rollout_id: Option<String>,
     /// Rollouts of one group of the current run.
+    #[param(min_length = 1, max_length = 256)]
     group_id: Option<String>,
     /// With this verdict.
     verdict: Option<Verdict>,
@@ -317,10 +364,12 @@ pub(super) struct StoryQuery {
     /// In this state.
     state: Option<RolloutState>,
     /// Consumed by this optimizer step.
+    #[param(minimum = 0)]
     step: Option<i64>,
     /// The `next` of the page before.
     after: Option<String>,
     /// Entries of the page, at most 1,000.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
@@ -333,7 +382,7 @@ pub(super) struct StoryQuery {
     tag = "agents",
     params(StoryQuery),
     responses(
-        (status = 200, description = "A story with `rollout_id`, else a page", body = TrajectoryPage),
+        (status = 200, description = "A story with `rollout_id`, else a page", body = StoryOrPage),
         (status = 404, description = "No such policy or rollout", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
     )

@@ -3,13 +3,16 @@
 //! Separate from the stored form, because a retry may spell its JSON differently (whitespace, key order, aliases,
 //! omitted defaults) and must still be recognised, while messages and metadata are stored as sent.
 
-use std::{collections::BTreeMap, fmt};
+use std::{cell::Cell, collections::BTreeMap, fmt};
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// Nesting that free-form JSON may have, well under the parser's own limit of 128.
 pub const JSON_DEPTH_MAX: usize = 64;
+
+/// Keys of nested objects that are held until they are sorted: each takes ten times its bytes.
+const KEYS_HELD_MAX: usize = 131_072;
 
 /// BLAKE3 hash of canonical content.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,7 +98,7 @@ pub(super) enum JsonKind {
 pub(super) fn check_json(raw: &RawValue) -> Result<CheckedJson, String> {
     let mut hasher = Hasher::default();
     let mut deserializer = serde_json::Deserializer::from_str(raw.get());
-    let walk = Walk { hasher: &mut hasher, depth: 0 };
+    let walk = Walk { hasher: &mut hasher, depth: 0, keys_held: &Cell::new(0) };
     let kind = walk.deserialize(&mut deserializer).map_err(|error| describe(&error))?;
     Ok(CheckedJson { kind, digest: hasher.finish() })
 }
@@ -120,14 +123,20 @@ const END: u8 = 7;
 struct Walk<'h> {
     hasher: &'h mut Hasher,
     depth: usize,
+    /// Keys of this object and of those around it.
+    keys_held: &'h Cell<usize>,
 }
 
 impl Walk<'_> {
-    fn deeper<E: de::Error>(depth: usize, hasher: &mut Hasher) -> Result<Walk<'_>, E> {
+    fn deeper<'d, E: de::Error>(
+        depth: usize,
+        keys_held: &'d Cell<usize>,
+        hasher: &'d mut Hasher,
+    ) -> Result<Walk<'d>, E> {
         if depth >= JSON_DEPTH_MAX {
             return Err(E::custom(format_args!("nested deeper than {JSON_DEPTH_MAX} levels")));
         }
-        Ok(Walk { hasher, depth: depth + 1 })
+        Ok(Walk { hasher, depth: depth + 1, keys_held })
     }
 }
 
@@ -183,7 +192,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<JsonKind, A::Error> {
         self.hasher.tag(ARRAY);
-        while seq.next_element_seed(Walk::deeper(self.depth, self.hasher)?)?.is_some() {}
+        while seq.next_element_seed(Walk::deeper(self.depth, self.keys_held, self.hasher)?)?.is_some() {}
         self.hasher.tag(END);
         Ok(JsonKind::Array)
     }
@@ -192,12 +201,17 @@ impl<'de> Visitor<'de> for Walk<'_> {
         let mut entries: BTreeMap<String, ContentDigest> = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             let mut hasher = Hasher::default();
-            map.next_value_seed(Walk::deeper(self.depth, &mut hasher)?)?;
+            map.next_value_seed(Walk::deeper(self.depth, self.keys_held, &mut hasher)?)?;
             if entries.contains_key(&key) {
                 return Err(de::Error::custom(format_args!("duplicate key `{key}`")));
             }
             entries.insert(key, hasher.finish());
+            self.keys_held.set(self.keys_held.get() + 1);
+            if self.keys_held.get() > KEYS_HELD_MAX {
+                return Err(de::Error::custom(format_args!("more than {KEYS_HELD_MAX} keys in one object")));
+            }
         }
+        self.keys_held.set(self.keys_held.get() - entries.len());
         self.hasher.tag(OBJECT);
         for (key, value) in entries {
             self.hasher.tag(TEXT);
@@ -250,6 +264,21 @@ mod tests {
     #[test]
     fn duplicate_keys_are_named() {
         assert_eq!(refusal(r#"{"a":{"x":1,"x":2}}"#), "duplicate key `x`");
+    }
+
+    #[test]
+    fn keys_that_are_held_at_once_are_bounded() {
+        let object = |keys: usize| {
+            let entries: Vec<String> = (0..keys).map(|key| format!("\"{key}\":0")).collect();
+            format!("{{{}}}", entries.join(","))
+        };
+        let many = object(KEYS_HELD_MAX);
+        // One after the other they are never held together.
+        digest(&format!("[{many},{many}]"));
+        assert_eq!(refusal(&object(KEYS_HELD_MAX + 1)), "more than 131072 keys in one object");
+        let half = object(KEYS_HELD_MAX / 2 + 1);
+        let nested = format!("{},\"x\":{half}}}", half.trim_end_matches('}'));
+        assert_eq!(refusal(&nested), "more than 131072 keys in one object");
     }
 
     #[test]

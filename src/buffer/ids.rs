@@ -20,7 +20,7 @@ pub enum InvalidId {
     #[error("must not contain control characters")]
     Control,
     /// Not a policy name.
-    #[error("must match [A-Za-z0-9._-]{{1,128}}")]
+    #[error("must match [A-Za-z0-9._-]{{1,128}} and be neither `.` nor `..`")]
     PolicyName,
     /// Not a batch id.
     #[error("must be the id of a batch")]
@@ -100,14 +100,12 @@ impl From<&RolloutId> for GroupId {
 pub struct PolicyName(Arc<str>);
 
 impl PolicyName {
-    /// Parses `[A-Za-z0-9._-]{1,128}`, which needs no encoding in a path.
+    /// Parses `[A-Za-z0-9._-]{1,128}`, which needs no encoding in a path. `.` and `..` are none: clients and proxies
+    /// resolve them before a path is sent, so that nobody could reach such a policy.
     pub fn parse(text: &str) -> Result<Self, InvalidId> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        if (1..=POLICY_NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(allowed) {
-            Ok(Self(text.into()))
-        } else {
-            Err(InvalidId::PolicyName)
-        }
+        let fits = (1..=POLICY_NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(allowed);
+        if fits && !matches!(text, "." | "..") { Ok(Self(text.into())) } else { Err(InvalidId::PolicyName) }
     }
 
     /// The name.
@@ -319,7 +317,7 @@ mod tests {
     #[test]
     fn policy_names_need_no_encoding() {
         assert!(PolicyName::parse("math.solver-1_x").is_ok());
-        for name in ["", "a/b", "a b", "\u{e9}"] {
+        for name in ["", ".", "..", "a/b", "a b", "\u{e9}"] {
             assert_eq!(PolicyName::parse(name), Err(InvalidId::PolicyName), "{name:?}");
         }
         assert_eq!(PolicyName::parse(&"a".repeat(129)), Err(InvalidId::PolicyName));

@@ -67,6 +67,8 @@ impl Buffer {
         let mut time_is_up = request.wait.is_zero();
         let _count = self.metrics.waiting();
         loop {
+            // Dropped before it has looked, refused or failed, this caller leaves its wake-up to the next in line.
+            let passed_on = self.wakers.pass_on(&request.policy);
             let answer = {
                 let _turn = waker.turn.lock().await;
                 let claim = self.claim(&request, request.partial && time_is_up);
@@ -76,6 +78,7 @@ impl Buffer {
                 self.wakers.forget(&request.policy);
             }
             let answer = answer?;
+            passed_on.keep();
             self.report_expired(&request.policy, answer.expired);
             self.metrics.dropped_many(request.policy.as_str(), "stale", answer.stale);
             match answer.claimed {

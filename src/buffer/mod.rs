@@ -142,6 +142,12 @@ impl Buffer {
         self.store.ping().await
     }
 
+    /// Bounds of one trajectory.
+    #[must_use]
+    pub fn trajectory_limits(&self) -> &TrajectoryLimits {
+        &self.options.limits
+    }
+
     /// The store, for tests and diagnosis.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {

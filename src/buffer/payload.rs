@@ -32,12 +32,18 @@ pub struct Damaged(pub(super) &'static str);
 /// The bulk of a trajectory, as sent.
 #[derive(Debug)]
 pub struct Unpacked {
-    pub(super) environment: Option<String>,
-    pub(super) status: Status,
-    pub(super) sampling: Sampling,
-    pub(super) messages: Option<Box<RawValue>>,
-    pub(super) metadata: Option<Box<RawValue>>,
-    pub(super) segments: Vec<Segment>,
+    /// Label of the environment.
+    pub environment: Option<String>,
+    /// How the execution ended.
+    pub status: Status,
+    /// How tokens were sampled.
+    pub sampling: Sampling,
+    /// Chat messages.
+    pub messages: Option<Box<RawValue>>,
+    /// Free-form object.
+    pub metadata: Option<Box<RawValue>>,
+    /// Training sequences in order.
+    pub segments: Vec<Segment>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -83,7 +89,14 @@ impl Payload {
                 }
             }
         }
-        let body = zstd::bulk::compress(&packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");
+        Self::packed(&packed)
+    }
+
+    /// Bytes that claim to be packed, with a digest that is right: what damage before the digest looks like.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn packed(packed: &[u8]) -> Self {
+        let body = zstd::bulk::compress(packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");
         Self { digest: *blake3::hash(&body).as_bytes(), body, unpacked_bytes: packed.len() }
     }
 

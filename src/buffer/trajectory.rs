@@ -21,7 +21,7 @@ pub const VIOLATIONS_MAX: usize = 100;
 pub const GROUP_SIZE_MAX: u32 = 65_536;
 
 /// Entries of `reward_components`.
-const REWARD_COMPONENTS_MAX: usize = 64;
+pub const REWARD_COMPONENTS_MAX: usize = 64;
 
 /// Bounds that an operator sets.
 #[derive(Clone, Copy, Debug)]

@@ -35,6 +35,29 @@ pub(super) struct Waker {
     pub(super) turn: tokio::sync::Mutex<()>,
 }
 
+/// A wake-up for a batch that somebody has taken and must not be lost with them.
+#[derive(Debug)]
+pub(super) struct PassOn<'w> {
+    wakers: &'w Wakers,
+    policy: &'w PolicyName,
+    kept: bool,
+}
+
+impl PassOn<'_> {
+    /// Who took the wake-up has looked.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for PassOn<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.wakers.batch(self.policy);
+        }
+    }
+}
+
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
@@ -70,6 +93,11 @@ impl Wakers {
         if let Some(waker) = self.existing(policy) {
             waker.batches.notify_one();
         }
+    }
+
+    /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
+    pub(super) fn pass_on<'w>(&'w self, policy: &'w PolicyName) -> PassOn<'w> {
+        PassOn { wakers: self, policy, kept: false }
     }
 
     /// The version changed: wakes all who wait for it.

@@ -18,7 +18,7 @@ async fn three_groups(app: &TestApp) -> Value {
 /// Changes one row behind the service's back; its group is quarantined and the rest delivered.
 async fn found_in_the_second_group(app: &mut TestApp, sql: &'static str) {
     let batch = three_groups(app).await;
-    assert_eq!(app.tamper(sql).await, 1);
+    assert_eq!(app.damage(sql).await, 1);
     let answer = app.get(text(&batch["samples_url"])).await;
     if answer.json["type"] != "damaged" {
         // What does not add up is refused whole; the trainer gives it back.
@@ -38,7 +38,7 @@ on_both_stores! {
         }
         let batch = app.lease().await;
         // One bit of what the digest covers.
-        let changed = app.tamper(
+        let changed = app.damage(
             "UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 1) WHERE rollout_pk = 3",
         ).await;
         assert_eq!(changed, 1);
@@ -77,7 +77,7 @@ on_both_stores! {
 
     async fn a_batch_whose_weights_changed_is_not_delivered(app: TestApp) {
         let batch = three_groups(app).await;
-        assert_eq!(app.tamper("UPDATE batch SET weight_tokens = weight_tokens + 1").await, 1);
+        assert_eq!(app.damage("UPDATE batch SET weight_tokens = weight_tokens + 1").await, 1);
         app.get(text(&batch["samples_url"])).await.refused(500, "internal");
     }
 
@@ -86,7 +86,7 @@ on_both_stores! {
         let rollouts: Vec<_> = (0..300).map(|index| crate::support::rollout(&format!("r{index:03}"), 1.0)).collect();
         app.accept(rollouts.into()).await;
         let batch = app.lease().await;
-        app.tamper("UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 1) WHERE rollout_pk = 290").await;
+        app.damage("UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 1) WHERE rollout_pk = 290").await;
         let url = format!("{}{}", app.url, text(&batch["samples_url"]));
         let response = app.http.get(url).send().await.expect("the head is sent");
         assert_eq!(response.status(), 200);

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 pub struct AdmissionRequest {
     /// Policy that will produce the rollouts; `default` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
     pub policy: Option<String>,
     /// Rollouts to reserve room for, at least 1.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 65536))]
     pub rollouts: u32,
 }
 

@@ -14,15 +14,19 @@ use super::{Status, Verdict, VersionSpan};
 pub struct BatchRequest {
     /// Policy; `default` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
     pub policy: Option<String>,
     /// Name of the consumer, the scope of `request_id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub consumer: Option<String>,
     /// Makes the request repeatable: while its lease lives, the same request returns the same batch and lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub request_id: Option<String>,
     /// Milliseconds to wait for a batch, at most 60,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(maximum = 60000))]
     pub wait_ms: Option<u64>,
     /// Take what is there after `wait_ms`, even if it is less than a full batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -145,6 +149,7 @@ pub struct ExtendRequest {
     /// The lease.
     pub lease: String,
     /// Seconds from now until it expires, 1 to 86,400.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 86400))]
     pub ttl_s: u64,
     /// Epoch of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -159,6 +164,7 @@ pub struct AckRequest {
     /// The lease.
     pub lease: String,
     /// Optimizer step, 0 or above.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: i64,
     /// Epoch of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]

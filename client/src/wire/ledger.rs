@@ -141,8 +141,10 @@ pub struct GroupPage {
 pub struct CloseRequest {
     /// Policy; `default` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
     pub policy: Option<String>,
     /// Id of the group.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub group_id: String,
 }
 
@@ -153,10 +155,13 @@ pub struct CloseRequest {
 pub struct DiscardRequest {
     /// Policy; `default` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
     pub policy: Option<String>,
     /// Id of the group.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub group_id: String,
     /// Why, 1 to 256 bytes.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub reason: String,
 }
 

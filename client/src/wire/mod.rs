@@ -8,6 +8,7 @@ mod batch;
 mod exact;
 mod key;
 mod ledger;
+mod object;
 mod policy;
 mod problem;
 mod rules;
@@ -23,6 +24,7 @@ pub use ledger::{
     CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, PolicyStats, RolloutState, Stats, StoryGroup,
     TrajectoryPage, TrajectoryStory,
 };
+pub use object::Object;
 pub use policy::{
     CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
     ResumeRequest, ResumeResponse, VersionRequest, Waiting,

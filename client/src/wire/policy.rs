@@ -88,12 +88,15 @@ pub struct OpenGroup {
 #[serde(deny_unknown_fields)]
 pub struct VersionRequest {
     /// Greater than the current version, or an identical repeat of it.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub version: i64,
     /// Step after which the weights were taken; the last acked step when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: Option<i64>,
     /// Where the weights are, up to 2,048 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 2048))]
     pub uri: Option<String>,
     /// Epoch of the caller; a superseded one is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,6 +109,7 @@ pub struct VersionRequest {
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
     /// The saved step.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: i64,
     /// Epoch of the caller; a superseded one is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,6 +132,7 @@ pub struct CheckpointResponse {
 #[serde(deny_unknown_fields)]
 pub struct ResumeRequest {
     /// Last saved step; null starts from nothing.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: Option<i64>,
     /// Resume below the last settled step, with what can still be delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,10 +10,13 @@ pub struct PolicyRules {
     /// Columns without which a trajectory is refused; empty accepts text only.
     pub require: Vec<Requirement>,
     /// When a group is complete.
+    #[serde(deserialize_with = "super::object::one")]
     pub group: GroupRules,
     /// What one batch holds.
+    #[serde(deserialize_with = "super::object::one")]
     pub batch: BatchRules,
     /// How long a batch is claimed and how often.
+    #[serde(deserialize_with = "super::object::one")]
     pub lease: LeaseRules,
     /// Advantage estimator, applied once at finalize.
     pub advantage: Advantage,
@@ -23,14 +26,18 @@ pub struct PolicyRules {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_constant: Option<f64>,
     /// How old trained tokens may be at first delivery.
+    #[serde(deserialize_with = "super::object::one")]
     pub staleness: StalenessRules,
     /// Bounds of what is not yet trained.
+    #[serde(deserialize_with = "super::object::one")]
     pub backlog: BacklogRules,
     /// What settles an acked batch.
     pub settle: Settle,
     /// How long payloads and ledger rows are kept.
+    #[serde(deserialize_with = "super::object::one")]
     pub retention: RetentionRules,
     /// CEL filters, in order; the first match wins.
+    #[serde(deserialize_with = "super::object::many")]
     pub filter: Vec<FilterRule>,
 }
 

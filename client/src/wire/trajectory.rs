@@ -14,24 +14,31 @@ use super::{GroupState, Problem};
 pub struct Trajectory {
     /// Policy in training that produced the rollout; `default` when absent.
     #[serde(default, alias = "policy_name", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
     pub policy: Option<String>,
     /// Identity within policy and run, 1 to 256 bytes. Minted when absent, and then a retry is not recognised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub rollout_id: Option<String>,
     /// Rollouts of one task that are compared with each other; absent means a group of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub group_id: Option<String>,
     /// Size of the group in rollouts; fixed by the group's first rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 65536))]
     pub group_size: Option<u32>,
     /// Label of the environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub environment: Option<String>,
     /// Weight version that generated the rollout; absent means the current one at arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub policy_version: Option<i64>,
     /// The admission whose room the rollout uses up. Not part of its content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"))]
     pub admission_id: Option<String>,
     /// How the execution ended.
     pub status: Status,
@@ -42,10 +49,10 @@ pub struct Trajectory {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reward_components: BTreeMap<String, f64>,
     /// How tokens were sampled.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::object::one")]
     pub sampling: Sampling,
     /// Training sequences of the rollout, in order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "super::object::many", skip_serializing_if = "Vec::is_empty")]
     pub segments: Vec<Segment>,
     /// Chat messages as a JSON array, returned verbatim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,6 +119,7 @@ impl Default for Sampling {
 pub struct Segment {
     /// Label: turn, subagent, compaction, final, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub kind: Option<String>,
     /// Prompt and response token ids, at least one of them prompt.
     pub tokens: Vec<i32>,

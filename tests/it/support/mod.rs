@@ -105,7 +105,7 @@ pub(crate) struct TestApp {
     pub(crate) database: String,
     config: String,
     running: Option<Running>,
-    /// Something was changed behind the service's back.
+    /// Something was damaged behind the service's back.
     damaged: bool,
     _folder: tempfile::TempDir,
 }
@@ -394,9 +394,14 @@ impl TestApp {
         }
     }
 
-    /// Changes the database behind the service's back; the rows that changed.
-    pub(crate) async fn tamper(&mut self, sql: &'static str) -> u64 {
+    /// The same, in a way that the doctor has to find.
+    pub(crate) async fn damage(&mut self, sql: &'static str) -> u64 {
         self.damaged = true;
+        self.tamper(sql).await
+    }
+
+    /// Changes the database behind the service's back; the rows that changed.
+    pub(crate) async fn tamper(&self, sql: &'static str) -> u64 {
         if self.database.starts_with("sqlite") {
             let mut connection = sqlx::SqliteConnection::connect(&self.database).await.expect("the file opens");
             sqlx::query(sql).execute(&mut connection).await.expect("the statement is valid").rows_affected()

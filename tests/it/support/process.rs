@@ -1,4 +1,4 @@
-//! The real binary as a process, for tests that kill it, starve it or run several.
+//! The real binary as a process, for tests that kill it, starve it, read its log or run several.
 
 use std::{
     process::{ExitStatus, Stdio},
@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
+    task::JoinHandle,
 };
 
 use super::text;
@@ -18,11 +19,21 @@ pub(crate) struct Service {
     process: Child,
     pub(crate) url: String,
     log: Arc<Mutex<Vec<String>>>,
+    /// Ends with the log.
+    reader: JoinHandle<()>,
 }
 
 impl Service {
     pub(crate) async fn start(database: &str) -> Self {
         Self::try_start(database, &[]).await.expect("it serves before it ends")
+    }
+
+    /// With more arguments and environment variables.
+    pub(crate) async fn start_with(database: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["--listen", "127.0.0.1:0", "--database", database]).args(arguments);
+        command.envs(environment.iter().copied());
+        Self::spawn(command).await.expect("it serves before it ends")
     }
 
     /// Starts with an environment; how it ended, if it ended before it served.
@@ -39,22 +50,24 @@ impl Service {
         let mut lines = BufReader::new(process.stderr.take().expect("its log is a pipe")).lines();
         let log = Arc::new(Mutex::new(Vec::new()));
         while let Some(line) = lines.next_line().await.expect("the log is text") {
-            let event: Value = serde_json::from_str(&line).unwrap_or_default();
+            let address = listen_address(&line);
             keep(&log, line);
-            if event["message"] != "serving" {
-                continue;
-            }
-            let url = format!("http://{}", text(&event["listen"]));
+            let Some(address) = address else { continue };
             let kept = Arc::clone(&log);
             // Somebody has to read the log, or a full pipe would stop the service.
-            tokio::spawn(async move {
+            let reader = tokio::spawn(async move {
                 while let Ok(Some(line)) = lines.next_line().await {
                     keep(&kept, line);
                 }
             });
-            return Ok(Self { process, url, log });
+            return Ok(Self { process, url: format!("http://{address}"), log, reader });
         }
         Err(process.wait().await.expect("a process ends"))
+    }
+
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id().expect("the process was not waited for")
     }
 
     /// SIGKILL: nothing is flushed, nobody is told.
@@ -66,6 +79,15 @@ impl Service {
     pub(crate) async fn stop(self) -> ExitStatus {
         self.signal("TERM").await;
         self.ended().await
+    }
+
+    /// SIGTERM: it stops gracefully; its whole log.
+    pub(crate) async fn terminate(mut self) -> Vec<String> {
+        self.signal("TERM").await;
+        let status = self.process.wait().await.expect("a process ends");
+        assert!(status.success(), "a graceful stop succeeds: {status}");
+        self.reader.await.expect("the log is read to its end");
+        std::mem::take(&mut *self.log.lock().expect("no reader panics"))
     }
 
     /// Sends a signal by its name.
@@ -94,4 +116,13 @@ impl Service {
 
 fn keep(log: &Mutex<Vec<String>>, line: String) {
     log.lock().expect("no reader panics").push(line);
+}
+
+/// The address in the line of either format that says that the service serves.
+fn listen_address(line: &str) -> Option<String> {
+    if let Ok(event) = serde_json::from_str::<Value>(line) {
+        return (event["message"] == "serving").then(|| text(&event["listen"]).to_owned());
+    }
+    let (_, fields) = line.split_once("serving listen=")?;
+    fields.split(' ').next().map(str::to_owned)
 }

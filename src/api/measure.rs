@@ -1,0 +1,250 @@
+//! What a body would hold once parsed, counted without holding any of it.
+//!
+//! Apart from the parser because that builds what it reads, and the bounds of a trajectory are checked on what was
+//! built: two million empty segments are 64 MiB as text and seven times that in memory. Only bodies that are long
+//! enough for such things are read twice.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::problem::Failure;
+use crate::buffer::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits};
+
+/// Up to here a body is parsed whatever it holds: that takes a few MiB at most.
+const FREE_BYTES: usize = 1 << 20;
+
+/// Segments of all trajectories of one body: a segment takes some 200 bytes besides its tokens.
+const BODY_SEGMENTS_MAX: usize = 262_144;
+
+/// Refuses a trajectory or a bundle that holds more than it may. What else is wrong with it is the parser's to say.
+pub(super) fn check(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(), Failure> {
+    if bytes.len() <= FREE_BYTES {
+        return Ok(());
+    }
+    let mut count = Count { limits, index: None, body_segments: 0, segments: 0, tokens: 0, excess: None };
+    let read = Body(&mut count).deserialize(&mut serde_json::Deserializer::from_slice(bytes));
+    match (read, count.excess) {
+        (Err(_), Some((field, detail))) => {
+            let index = count.index.map(|index| format!("/{index}")).unwrap_or_default();
+            Err(Failure::invalid(index + field, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What was met so far, in the whole body and in the current trajectory.
+struct Count<'l> {
+    limits: &'l TrajectoryLimits,
+    /// Place of the trajectory in its bundle.
+    index: Option<usize>,
+    body_segments: usize,
+    segments: usize,
+    /// Sum of the longest array of each segment but the current one: no valid column is longer than its tokens.
+    tokens: usize,
+    /// The field that holds too much, and what it may hold.
+    excess: Option<(&'static str, String)>,
+}
+
+impl Count<'_> {
+    /// Ends the reading when there is more than there may be.
+    fn bound<E: serde::de::Error>(
+        &mut self,
+        found: usize,
+        max: usize,
+        field: &'static str,
+        unit: &str,
+    ) -> Result<(), E> {
+        if found <= max {
+            return Ok(());
+        }
+        self.excess = Some((field, format!("must have at most {max} {unit}")));
+        Err(E::custom("too much"))
+    }
+
+    fn segment<E: serde::de::Error>(&mut self) -> Result<(), E> {
+        self.segments += 1;
+        self.body_segments += 1;
+        self.bound(self.segments, self.limits.segments_max, "/segments", "segments")?;
+        self.bound(self.body_segments, BODY_SEGMENTS_MAX, "/segments", "segments in one body")
+    }
+}
+
+/// Declares a seed that visits objects, arrays or both, and takes anything else for granted.
+macro_rules! seed {
+    ($(#[$doc:meta])* $name:ident -> $value:ty { $($visit:item)* }) => {
+        $(#[$doc])*
+        struct $name<'c, 'l>(&'c mut Count<'l>);
+
+        impl<'de> DeserializeSeed<'de> for $name<'_, '_> {
+            type Value = $value;
+
+            fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<$value, D::Error> {
+                deserializer.deserialize_any(self)
+            }
+        }
+
+        impl<'de> Visitor<'de> for $name<'_, '_> {
+            type Value = $value;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("what the parser expects")
+            }
+
+            $($visit)*
+        }
+    };
+}
+
+seed! {
+    /// A trajectory, or a bundle of them.
+    Body -> () {
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<(), A::Error> {
+            Trajectory(self.0).visit_map(map)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+            self.0.index = Some(0);
+            while seq.next_element_seed(Trajectory(&mut *self.0))?.is_some() {
+                self.0.index = self.0.index.map(|index| index + 1);
+            }
+            Ok(())
+        }
+    }
+}
+
+seed! {
+    Trajectory -> () {
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            (self.0.segments, self.0.tokens) = (0, 0);
+            while let Some(key) = map.next_key::<String>()? {
+                match key.as_str() {
+                    "segments" => map.next_value_seed(Segments(&mut *self.0))?,
+                    "reward_components" => map.next_value_seed(Components(&mut *self.0))?,
+                    _ => drop(map.next_value::<IgnoredAny>()?),
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+seed! {
+    Components -> () {
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            let mut entries = 0;
+            while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                entries += 1;
+                self.0.bound(entries, REWARD_COMPONENTS_MAX, "/reward_components", "entries")?;
+            }
+            Ok(())
+        }
+    }
+}
+
+seed! {
+    Segments -> () {
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+            while let Some(longest) = seq.next_element_seed(Segment(&mut *self.0))? {
+                self.0.tokens += longest;
+                self.0.segment()?;
+            }
+            Ok(())
+        }
+    }
+}
+
+seed! {
+    /// The length of a segment's longest array.
+    Segment -> usize {
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<usize, A::Error> {
+            let mut longest = 0;
+            while map.next_key::<IgnoredAny>()?.is_some() {
+                longest = map.next_value_seed(Column(&mut *self.0))?.max(longest);
+            }
+            Ok(longest)
+        }
+    }
+}
+
+seed! {
+    /// The length of an array.
+    Column -> usize {
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<usize, A::Error> {
+            let mut entries = 0;
+            while seq.next_element::<IgnoredAny>()?.is_some() {
+                entries += 1;
+                self.0.bound(self.0.tokens + entries, self.0.limits.tokens_max, "/segments", "tokens")?;
+            }
+            Ok(entries)
+        }
+
+        fn visit_unit<E>(self) -> Result<usize, E> {
+            Ok(0)
+        }
+
+        fn visit_bool<E>(self, _value: bool) -> Result<usize, E> {
+            Ok(0)
+        }
+
+        fn visit_i64<E>(self, _value: i64) -> Result<usize, E> {
+            Ok(0)
+        }
+
+        fn visit_u64<E>(self, _value: u64) -> Result<usize, E> {
+            Ok(0)
+        }
+
+        fn visit_f64<E>(self, _value: f64) -> Result<usize, E> {
+            Ok(0)
+        }
+
+        fn visit_str<E>(self, _value: &str) -> Result<usize, E> {
+            Ok(0)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 10, segments_max: 3, metadata_bytes_max: 0 };
+
+    /// The pointer to what is too much, in a body that is made long enough to be looked at.
+    fn excess(body: &str) -> Option<String> {
+        let body = format!("{}{body}", " ".repeat(FREE_BYTES));
+        check(body.as_bytes(), &LIMITS).err().map(|failure| failure.into_problem().errors[0].pointer.clone())
+    }
+
+    #[test]
+    fn what_is_within_the_limits_passes() {
+        let segment = r#"{"kind":"a","tokens":[1,2,3],"loss_mask":[1,1],"versions":[[0,0,2]],"logprobs":null}"#;
+        let whole =
+            format!(r#"{{"segments":[{segment},{segment},{segment}],"messages":[[[1,2,3,4,5,6,7,8,9,10,11]]]}}"#);
+        assert_eq!(excess(&whole), None);
+        assert_eq!(excess(&format!("[{whole},{whole}]")), None);
+    }
+
+    #[test]
+    fn the_first_excess_ends_the_reading() {
+        assert_eq!(excess(r#"{"segments":[{"tokens":[1,2,3,4,5,6,7,8,9,10,11,#"#).as_deref(), Some("/segments"));
+        assert_eq!(
+            excess(r#"{"segments":[{"tokens":[1,2,3,4,5,6]},{"values":[1,2,3,4,5,#"#).as_deref(),
+            Some("/segments")
+        );
+        assert_eq!(excess(r#"{"segments":[{},{},{},{},#"#).as_deref(), Some("/segments"));
+        assert_eq!(excess(r#"[{"segments":[{},{},{}]},{"segments":[{},{},{},{},#"#).as_deref(), Some("/1/segments"));
+        let components = (0..65).map(|index| format!("\"{index}\":0,")).collect::<Vec<_>>().concat();
+        assert_eq!(excess(&format!(r#"{{"reward_components":{{{components}#"#)).as_deref(), Some("/reward_components"));
+    }
+
+    #[test]
+    fn what_is_no_trajectory_is_left_to_the_parser() {
+        for body in
+            ["", "1", "null", "[1]", "{\"segments\":1}", "{\"segments\":[1]}", "{\"segments\":[{\"tokens\":{}}]}"]
+        {
+            assert_eq!(excess(body), None, "{body}");
+        }
+    }
+}

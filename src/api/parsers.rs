@@ -1,0 +1,91 @@
+//! The parsers that only requests reach, for the fuzz targets and for the tests that replay their seeds.
+//!
+//! Apart from the handlers, which need a store; nothing else uses it, and nothing here is part of the API.
+
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
+use bytes::Bytes;
+use forebay_client::wire::{
+    AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest, DiscardRequest, ExtendRequest,
+    NackRequest, Object, PolicyRules, Problem, ResetRequest, ResumeRequest, VersionRequest,
+};
+use serde::de::DeserializeOwned;
+
+use super::{
+    batches::{BatchQuery, ShardsQuery},
+    body::{self, BodyLimits},
+    groups::GroupQuery,
+    params,
+    policies::{PolicyQuery, WaitQuery},
+    problem::Failure,
+    samples::ShardQuery,
+    trajectories::{self, StoryQuery},
+};
+use crate::buffer::{
+    refusal::Refusal,
+    trajectory::{Trajectory, TrajectoryLimits},
+};
+
+/// Decodes and checks the trajectories of a JSON body.
+pub fn trajectories(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>, Box<Problem>> {
+    let (sent, _) = trajectories::decode(bytes, limits).map_err(boxed)?;
+    let parse = |sent| Trajectory::parse(sent, limits);
+    let invalid = |found| boxed(Refusal::Invalid(found).into());
+    sent.into_iter().map(parse).collect::<Result<_, _>>().map_err(invalid)
+}
+
+/// Splits a bulk body into its lines that hold something, numbered from 1.
+pub fn lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Box<Problem>> {
+    trajectories::numbered_lines(bytes).map_err(boxed)
+}
+
+/// Expands a compressed body.
+pub fn expand(sent: &[u8], coding: &'static str, limits: BodyLimits) -> Result<Bytes, Box<Problem>> {
+    let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, HeaderValue::from_static(coding))]);
+    body::expand_alone(sent, &headers, limits).map_err(boxed)
+}
+
+/// Why a body is not the request of each control call; none for the calls that would take it.
+#[must_use]
+pub fn control(bytes: &[u8]) -> Vec<Problem> {
+    fn refusal<T: DeserializeOwned>(bytes: &[u8]) -> Option<Problem> {
+        body::parse::<Object<T>>(bytes).err().map(Failure::into_problem)
+    }
+    let refusals = [
+        refusal::<AckRequest>,
+        refusal::<AdmissionRequest>,
+        refusal::<BatchRequest>,
+        refusal::<CheckpointRequest>,
+        refusal::<CloseRequest>,
+        refusal::<DiscardRequest>,
+        refusal::<ExtendRequest>,
+        refusal::<NackRequest>,
+        refusal::<PolicyRules>,
+        refusal::<ResetRequest>,
+        refusal::<ResumeRequest>,
+        refusal::<VersionRequest>,
+    ];
+    refusals.iter().filter_map(|refusal| refusal(bytes)).collect()
+}
+
+/// Why a query is not that of each call that has one; none for the calls that would take it.
+#[must_use]
+pub fn query(text: &str) -> Vec<Problem> {
+    fn refusal<T: DeserializeOwned>(uri: &Uri) -> Option<Problem> {
+        params::query::<T>(uri).err().map(Failure::into_problem)
+    }
+    let Ok(uri) = Uri::try_from(format!("/?{text}")) else { return Vec::new() };
+    let refusals = [
+        refusal::<BatchQuery>,
+        refusal::<GroupQuery>,
+        refusal::<PolicyQuery>,
+        refusal::<ShardQuery>,
+        refusal::<ShardsQuery>,
+        refusal::<StoryQuery>,
+        refusal::<WaitQuery>,
+    ];
+    refusals.iter().filter_map(|refusal| refusal(&uri)).collect()
+}
+
+fn boxed(failure: Failure) -> Box<Problem> {
+    Box::new(failure.into_problem())
+}

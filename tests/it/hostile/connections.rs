@@ -1,0 +1,81 @@
+//! Many connections: beyond the cap, idle, waiting, or gone.
+
+use serde_json::json;
+
+use super::{Raw, impatient, post, unharmed};
+use crate::support::{Backend, TestApp, eventually, rollout};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_beyond_the_cap_wait_until_others_end() {
+    let app =
+        TestApp::start_with(Backend::Sqlite, "[limits]\nheader_timeout_s = 1\nconnections = 4\nwaiters = 2").await;
+    let mut idle = Vec::new();
+    for _ in 0..4 {
+        let mut raw = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(raw.answer().await.expect("an answer").status, 200);
+        idle.push(raw);
+    }
+    // The kernel takes the connection, nobody reads from it yet.
+    let mut waiting = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let mut byte = [0];
+    let early = std::time::Duration::from_millis(100);
+    assert!(tokio::time::timeout(early, waiting.0.peek(&mut byte)).await.is_err(), "answered beyond the cap");
+    drop(idle.pop());
+    assert_eq!(waiting.last_answer().await.status, 200);
+    drop(idle);
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_are_closed_so_that_they_cannot_use_up_the_cap() {
+    let app =
+        TestApp::start_with(Backend::Sqlite, "[limits]\nheader_timeout_s = 1\nconnections = 300\nwaiters = 2").await;
+    let mut idle = Vec::new();
+    for index in 0..600 {
+        // Some never say a word, some stay after an answer.
+        idle.push(if index % 2 == 0 {
+            Raw::connect(&app).await
+        } else {
+            Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await
+        });
+    }
+    app.accept(rollout("meanwhile", 1.0)).await;
+    for raw in &mut idle {
+        raw.rest().await;
+    }
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acks_are_answered_while_as_many_wait_as_may() {
+    let app = TestApp::start_with(Backend::Sqlite, "[limits]\nconnections = 64\nwaiters = 32").await;
+    app.accept(rollout("a", 1.0)).await;
+    let batch = app.lease().await;
+    let mut waiters = Vec::new();
+    for _ in 0..32 {
+        waiters.push(Raw::sending(&app, post("/batches", r#"{"wait_ms":60000}"#)).await);
+    }
+    eventually("all waiters", || async { app.metrics().await.contains("forebay_waiters 32\n") }).await;
+    app.post("/batches", json!({"wait_ms": 60_000})).await.refused(503, "too-many-waiters");
+    app.ack(&batch, 1).await.expect(200);
+    waiters.into_iter().for_each(Raw::reset);
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_never_reads_its_answer_does_not_hold_its_connection_for_ever() {
+    let app = impatient().await;
+    let messages = json!([{"role": "user", "content": "x".repeat(1 << 20)}]);
+    let bundle: Vec<_> = (0..24)
+        .map(|index| crate::support::with(rollout(&format!("r{index}"), 1.0), json!({"messages": messages})))
+        .collect();
+    app.rules("default", json!({"batch": {"groups": 24}})).await;
+    app.accept(bundle.into()).await;
+    let batch = app.lease().await;
+    let path = crate::support::text(&batch["samples_url"]);
+    // More than the socket's buffers hold, so that the server is left with the rest.
+    let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+    assert_eq!(raw.answer().await.expect("a head").status, 200);
+    raw.reset();
+    unharmed(app).await;
+}

@@ -1,0 +1,144 @@
+//! Hostile clients on raw sockets: no exit, no hang, no unplanned 5xx, and nothing held once they are gone.
+//!
+//! Apart from the tests of the API because a client library refuses to send what is sent here.
+
+mod bodies;
+mod bombs;
+mod connections;
+mod heads;
+mod ids;
+mod json;
+mod log;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::support::{Backend, TestApp, eventually, rollout, text};
+
+/// Longer than any timeout that a test configures: who waits this long for an answer has found a hang.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Timeouts of a second, so that who never ends is seen to be cut off.
+const IMPATIENT: &str = "[limits]\nheader_timeout_s = 1\nbody_timeout_s = 1";
+
+/// An answer as it came over the socket.
+#[derive(Debug)]
+struct RawAnswer {
+    status: u16,
+    body: Vec<u8>,
+}
+
+impl RawAnswer {
+    /// The type of a problem.
+    #[track_caller]
+    fn problem(&self) -> String {
+        let problem: Value = serde_json::from_slice(&self.body)
+            .unwrap_or_else(|_| panic!("{} {:?} is no problem", self.status, String::from_utf8_lossy(&self.body)));
+        text(&problem["type"]).to_owned()
+    }
+}
+
+/// A connection that sends what it likes.
+struct Raw(TcpStream);
+
+impl Raw {
+    async fn connect(app: &TestApp) -> Self {
+        let address = app.url.trim_start_matches("http://");
+        Self(TcpStream::connect(address).await.expect("the kernel accepts"))
+    }
+
+    /// Connects and sends.
+    async fn sending(app: &TestApp, bytes: impl AsRef<[u8]>) -> Self {
+        let mut raw = Self::connect(app).await;
+        raw.send(bytes).await;
+        raw
+    }
+
+    /// Sends, however much of it the server still takes.
+    async fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+        let sent = tokio::time::timeout(PATIENCE, self.0.write_all(bytes.as_ref())).await;
+        sent.expect("the server reads or closes").is_ok()
+    }
+
+    /// Says that nothing more comes.
+    async fn half_close(&mut self) {
+        let _ = self.0.shutdown().await;
+    }
+
+    /// Resets the connection instead of closing it.
+    fn reset(self) {
+        self.0.set_zero_linger().expect("a socket can be told to reset");
+    }
+
+    /// The next answer, whose length its head says; none when the server closed first.
+    async fn answer(&mut self) -> Option<RawAnswer> {
+        tokio::time::timeout(PATIENCE, self.read_answer()).await.expect("the server answers or closes")
+    }
+
+    async fn read_answer(&mut self) -> Option<RawAnswer> {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(self.0.read_u8().await.ok()?);
+        }
+        let head = String::from_utf8(head).expect("a head is text");
+        let mut lines = head.lines();
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).expect("the first line has a status");
+        let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let headers: BTreeMap<String, String> = lines.filter_map(header).collect();
+        let length = headers.get("content-length").map_or(0, |length| length.parse().expect("a length is a number"));
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).await.ok()?;
+        Some(RawAnswer { status: status.parse().expect("a status is a number"), body })
+    }
+
+    /// Everything until the server closes, which it must.
+    async fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        // A reset is an end, too.
+        let _ = tokio::time::timeout(PATIENCE, self.0.read_to_end(&mut rest)).await.expect("the server closes");
+        rest
+    }
+
+    /// The only answer on this connection, which ends after it.
+    async fn last_answer(&mut self) -> RawAnswer {
+        let answer = self.answer().await.expect("the server answers before it closes");
+        assert_eq!(self.rest().await, b"", "nothing follows the answer");
+        answer
+    }
+}
+
+/// The head of a post of JSON, without its end.
+fn post_head(path: &str) -> String {
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+}
+
+/// A whole post of JSON.
+fn post(path: &str, body: &str) -> String {
+    format!("{}content-length: {}\r\n\r\n{body}", post_head(path), body.len())
+}
+
+/// The service is as it was: it holds nothing, never failed, answers, and its books are right.
+async fn unharmed(app: TestApp) {
+    eventually("an idle service", || async {
+        let metrics = app.metrics().await;
+        let shows = |line: &str| metrics.lines().any(|found| found == line);
+        // The scrape is a request itself.
+        shows("forebay_body_bytes_in_flight 0") && shows("forebay_requests_in_flight 1") && shows("forebay_waiters 0")
+    })
+    .await;
+    let metrics = app.metrics().await;
+    let failed = |line: &&str| line.starts_with("forebay_requests_total") && line.contains("status=\"500\"");
+    assert_eq!(metrics.lines().find(failed), None, "a request failed by the service's own fault");
+    app.accept(rollout("afterwards", 1.0)).await;
+    app.finish().await;
+}
+
+/// The service with timeouts of a second, on the store that needs no server: nothing here depends on which.
+async fn impatient() -> TestApp {
+    TestApp::start_with(Backend::Sqlite, IMPATIENT).await
+}
