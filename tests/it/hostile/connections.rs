@@ -11,12 +11,12 @@ async fn connections_beyond_the_cap_wait_until_others_end() {
         TestApp::start_with(Backend::Sqlite, "[limits]\nheader_timeout_s = 1\nconnections = 4\nwaiters = 2").await;
     let mut idle = Vec::new();
     for _ in 0..4 {
-        let mut raw = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mut raw = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         assert_eq!(raw.answer().await.expect("an answer").status, 200);
         idle.push(raw);
     }
     // The kernel takes the connection, nobody reads from it yet.
-    let mut waiting = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let mut waiting = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     let mut byte = [0];
     let early = std::time::Duration::from_millis(100);
     assert!(tokio::time::timeout(early, waiting.0.peek(&mut byte)).await.is_err(), "answered beyond the cap");
@@ -36,7 +36,7 @@ async fn idle_connections_are_closed_so_that_they_cannot_use_up_the_cap() {
         idle.push(if index % 2 == 0 {
             Raw::connect(&app).await
         } else {
-            Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await
+            Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await
         });
     }
     app.accept(rollout("meanwhile", 1.0)).await;
@@ -74,7 +74,7 @@ async fn who_never_reads_its_answer_does_not_hold_its_connection_for_ever() {
     let batch = app.lease().await;
     let path = crate::support::text(&batch["samples_url"]);
     // More than the socket's buffers hold, so that the server is left with the rest.
-    let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+    let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
     assert_eq!(raw.answer().await.expect("a head").status, 200);
     raw.reset();
     unharmed(app).await;

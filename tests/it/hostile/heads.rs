@@ -8,7 +8,7 @@ async fn a_head_that_never_ends_is_cut_off_while_others_are_served() {
     let app = impatient().await;
     let mut silent = Vec::new();
     for _ in 0..50 {
-        silent.push(Raw::sending(&app, "POST /trajectories HTTP/1.1\r\nhost: x\r\nx-slow: ").await);
+        silent.push(Raw::sending(&app, "POST /trajectories HTTP/1.1\r\nhost: localhost\r\nx-slow: ").await);
     }
     app.accept(rollout("meanwhile", 1.0)).await;
     for slow in &mut silent {
@@ -21,7 +21,7 @@ async fn a_head_that_never_ends_is_cut_off_while_others_are_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_that_comes_byte_by_byte_has_no_more_time_than_any_other() {
     let app = impatient().await;
-    let mut slow = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
+    let mut slow = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-slow: ").await;
     let started = tokio::time::Instant::now();
     let mut pace = tokio::time::interval(std::time::Duration::from_millis(50));
     // Every byte is progress; only a deadline for the whole head ends this.
@@ -39,7 +39,7 @@ async fn too_many_or_too_large_headers_are_refused() {
     let endless = (0..100_000).map(|index| format!("x-{index}: y\r\n")).collect::<Vec<_>>().concat();
     let huge = format!("x-huge: {}\r\n", "y".repeat(1 << 20));
     for headers in [flood, endless, huge] {
-        let mut raw = Raw::sending(&app, format!("GET /healthz HTTP/1.1\r\nhost: x\r\n{headers}\r\n")).await;
+        let mut raw = Raw::sending(&app, format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n")).await;
         // What the client still had to send may reset the connection before the answer is read.
         if let Some(answer) = raw.answer().await {
             assert_eq!(answer.status, 431);
@@ -47,7 +47,7 @@ async fn too_many_or_too_large_headers_are_refused() {
         raw.rest().await;
     }
     let few = (0..60).map(|index| format!("x-{index}: y\r\n")).collect::<Vec<_>>().concat();
-    let mut raw = Raw::sending(&app, format!("GET /healthz HTTP/1.1\r\nhost: x\r\n{few}\r\n")).await;
+    let mut raw = Raw::sending(&app, format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\n{few}\r\n")).await;
     assert_eq!(raw.answer().await.expect("an answer").status, 200);
     unharmed(app).await;
 }
@@ -58,7 +58,7 @@ async fn a_huge_target_is_refused() {
     for length in [70_000, 2 << 20] {
         let target = "y".repeat(length);
         let mut raw =
-            Raw::sending(&app, format!("GET /trajectories?rollout_id={target} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            Raw::sending(&app, format!("GET /trajectories?rollout_id={target} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
         if let Some(answer) = raw.answer().await {
             assert!(matches!(answer.status, 414 | 431), "{}", answer.status);
         }
@@ -114,14 +114,14 @@ async fn pipelined_requests_are_answered_in_order() {
     let app = impatient().await;
     let first = post("/trajectories", &rollout("first", 1.0).to_string());
     let second = post("/trajectories", &rollout("second", 1.0).to_string());
-    let mut raw = Raw::sending(&app, format!("{first}GET /nope HTTP/1.1\r\nhost: x\r\n\r\n{second}")).await;
+    let mut raw = Raw::sending(&app, format!("{first}GET /nope HTTP/1.1\r\nhost: localhost\r\n\r\n{second}")).await;
     let mut seen = Vec::new();
     for _ in 0..3 {
         seen.push(raw.answer().await.expect("an answer").status);
     }
     assert_eq!(seen, [201, 404, 201]);
     // A thousand at once, of which the client reads no answer before it hangs up.
-    Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1_000)).await.reset();
+    Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(1_000)).await.reset();
     unharmed(app).await;
 }
 
@@ -144,7 +144,7 @@ async fn methods_and_targets_that_are_not_ours_are_refused_by_name() {
         ("GET /batches/..%2f..%2fetc%2fpasswd HTTP/1.1", 404),
     ] {
         let answer =
-            Raw::sending(&app, format!("{line}\r\nhost: x\r\nconnection: close\r\n\r\n")).await.last_answer().await;
+            Raw::sending(&app, format!("{line}\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await.last_answer().await;
         assert_eq!((line, answer.status), (line, status));
         answer.problem();
     }
@@ -174,7 +174,7 @@ async fn other_protocols_are_turned_away() {
     }
     // What HTTP/1.0 asks for is understood; an upgrade is not taken up.
     let old = Raw::sending(&app, "GET /healthz HTTP/1.0\r\n\r\n").await.last_answer().await;
-    let upgrade = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings, close\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n\r\n";
+    let upgrade = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings, close\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n\r\n";
     let upgraded = Raw::sending(&app, upgrade).await.last_answer().await;
     assert_eq!((old.status, upgraded.status), (200, 200));
     unharmed(app).await;
@@ -183,7 +183,7 @@ async fn other_protocols_are_turned_away() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_that_is_left_in_the_middle_ends_its_connection_alone() {
     let app = impatient().await;
-    let head = "POST /trajectories HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n";
+    let head = "POST /trajectories HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n";
     for cut in 1..head.len() {
         let mut raw = Raw::sending(&app, &head[..cut]).await;
         if cut % 2 == 0 {

@@ -34,11 +34,11 @@ async fn inject(url: &str) {
     }
     // Heads as no client library would write them.
     let heads: [&[u8]; 5] = [
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\nuser-agent: \x1b[31m forged \x1b[0m\r\nx-request-id: \x1b[31mforged\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-request-id: a forged ERROR\r\nx: \xff\x85\r\n\r\n",
-        b"GET /\x1b[31mforged HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"\x1b[31mFORGED /healthz HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /nope\nERROR forged HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nuser-agent: \x1b[31m forged \x1b[0m\r\nx-request-id: \x1b[31mforged\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-request-id: a forged ERROR\r\nx: \xff\x85\r\n\r\n",
+        b"GET /\x1b[31mforged HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"\x1b[31mFORGED /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /nope\nERROR forged HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ];
     for head in heads {
         let mut stream = tokio::net::TcpStream::connect(url.trim_start_matches("http://")).await.expect("it accepts");

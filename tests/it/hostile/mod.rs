@@ -114,7 +114,7 @@ impl Raw {
 
 /// The head of a post of JSON, without its end.
 fn post_head(path: &str) -> String {
-    format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
 }
 
 /// A whole post of JSON.
