@@ -2,13 +2,12 @@
 
 use serde_json::json;
 
-use super::{Raw, impatient, post, unharmed};
+use super::{Raw, impatient, impatient_with, post, unharmed};
 use crate::support::{Backend, TestApp, eventually, rollout};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_beyond_the_cap_wait_until_others_end() {
-    let app =
-        TestApp::start_with(Backend::Sqlite, "[limits]\nheader_timeout_s = 1\nconnections = 4\nwaiters = 2").await;
+    let app = impatient_with("[limits]\nheader_timeout_s = 1\nconnections = 4\nwaiters = 2").await;
     let mut idle = Vec::new();
     for _ in 0..4 {
         let mut raw = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
@@ -28,8 +27,7 @@ async fn connections_beyond_the_cap_wait_until_others_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_are_closed_so_that_they_cannot_use_up_the_cap() {
-    let app =
-        TestApp::start_with(Backend::Sqlite, "[limits]\nheader_timeout_s = 1\nconnections = 300\nwaiters = 2").await;
+    let app = impatient_with("[limits]\nheader_timeout_s = 1\nconnections = 300\nwaiters = 2").await;
     let mut idle = Vec::new();
     for index in 0..600 {
         // Some never say a word, some stay after an answer.
@@ -63,7 +61,7 @@ async fn acks_are_answered_while_as_many_wait_as_may() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_never_reads_its_answer_does_not_hold_its_connection_for_ever() {
+async fn who_leaves_in_the_middle_of_an_answer_leaves_nothing_behind() {
     let app = impatient().await;
     let messages = json!([{"role": "user", "content": "x".repeat(1 << 20)}]);
     let bundle: Vec<_> = (0..24)

@@ -140,5 +140,13 @@ async fn unharmed(app: TestApp) {
 
 /// The service with timeouts of a second, on the store that needs no server: nothing here depends on which.
 async fn impatient() -> TestApp {
-    TestApp::start_with(Backend::Sqlite, IMPATIENT).await
+    impatient_with(IMPATIENT).await
+}
+
+/// A service that closes idle connections after a second.
+async fn impatient_with(config: &str) -> TestApp {
+    let mut app = TestApp::start_with(Backend::Sqlite, config).await;
+    // Nothing is sent on a connection that the service may be about to close.
+    app.http = reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("the client has no odd settings");
+    app
 }
