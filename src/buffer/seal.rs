@@ -41,7 +41,7 @@ impl RolloutSeal<'_> {
         hasher.text(self.rollout_id);
         hasher.text(self.group_id);
         hasher.tag(self.verdict as u8);
-        hasher.option(self.reward, Hasher::float);
+        hasher.option(self.reward, float);
         hasher.int(self.policy_version.0);
         hasher.option(self.trained_spans, |hasher, spans| {
             for &TrainedSpan(segment, version, tokens) in spans {
@@ -61,13 +61,30 @@ pub fn of_group(advantages: impl IntoIterator<Item = (RolloutPk, f64)>) -> [u8; 
     let mut hasher = Hasher::default();
     for (rollout, advantage) in advantages {
         hasher.int(rollout.0);
-        hasher.float(advantage);
+        float(&mut hasher, advantage);
     }
     short(&hasher)
+}
+
+/// SQLite keeps whole numbers as integers, and so not the sign of a zero.
+fn float(hasher: &mut Hasher, value: f64) {
+    hasher.float(value + 0.0);
 }
 
 fn short(hasher: &Hasher) -> [u8; SEAL_BYTES] {
     let mut seal = [0; SEAL_BYTES];
     seal.copy_from_slice(&hasher.finish().as_bytes()[..SEAL_BYTES]);
     seal
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sign_of_a_zero_does_not_break_a_seal() {
+        let seal = |advantage: f64| of_group([(RolloutPk(1), advantage)]);
+        assert_eq!(seal(0.0), seal(-0.0));
+        assert_ne!(seal(0.0), seal(f64::MIN_POSITIVE));
+    }
 }

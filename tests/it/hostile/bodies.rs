@@ -162,9 +162,11 @@ async fn who_asks_before_sending_is_told_to_go_on_or_refused_at_once() {
 async fn a_body_where_none_is_expected_is_not_taken_for_a_request() {
     let app = impatient().await;
     let smuggled = "GET /nope HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let request = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{smuggled}", smuggled.len());
+    let request =
+        format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{smuggled}", smuggled.len());
     let mut raw =
-        Raw::sending(&app, format!("{request}GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await;
+        Raw::sending(&app, format!("{request}GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
+            .await;
     assert_eq!(raw.answer().await.expect("an answer").status, 200);
     if let Some(second) = raw.answer().await {
         assert_eq!(second.status, 200, "the body was read as a request");

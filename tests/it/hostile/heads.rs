@@ -58,7 +58,8 @@ async fn a_huge_target_is_refused() {
     for length in [70_000, 2 << 20] {
         let target = "y".repeat(length);
         let mut raw =
-            Raw::sending(&app, format!("GET /trajectories?rollout_id={target} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
+            Raw::sending(&app, format!("GET /trajectories?rollout_id={target} HTTP/1.1\r\nhost: localhost\r\n\r\n"))
+                .await;
         if let Some(answer) = raw.answer().await {
             assert!(matches!(answer.status, 414 | 431), "{}", answer.status);
         }
@@ -129,7 +130,7 @@ async fn pipelined_requests_are_answered_in_order() {
 async fn methods_and_targets_that_are_not_ours_are_refused_by_name() {
     let app = impatient().await;
     for (line, status) in [
-        ("CONNECT evil.example:443 HTTP/1.1", 404),
+        ("CONNECT evil.example:443 HTTP/1.1", 421),
         ("TRACE /healthz HTTP/1.1", 405),
         ("DELETE /trajectories HTTP/1.1", 405),
         ("BREW /trajectories HTTP/1.1", 405),
@@ -143,8 +144,10 @@ async fn methods_and_targets_that_are_not_ours_are_refused_by_name() {
         ("GET /batches/%ff HTTP/1.1", 422),
         ("GET /batches/..%2f..%2fetc%2fpasswd HTTP/1.1", 404),
     ] {
-        let answer =
-            Raw::sending(&app, format!("{line}\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await.last_answer().await;
+        let answer = Raw::sending(&app, format!("{line}\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
+            .await
+            .last_answer()
+            .await;
         assert_eq!((line, answer.status), (line, status));
         answer.problem();
     }
