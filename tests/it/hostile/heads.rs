@@ -135,7 +135,7 @@ async fn methods_and_targets_that_are_not_ours_are_refused_by_name() {
         ("DELETE /trajectories HTTP/1.1", 405),
         ("BREW /trajectories HTTP/1.1", 405),
         ("OPTIONS * HTTP/1.1", 404),
-        ("GET http://evil.example/nope HTTP/1.1", 404),
+        ("GET http://evil.example/nope HTTP/1.1", 421),
         ("GET //healthz HTTP/1.1", 404),
         ("GET /%2e%2e/healthz HTTP/1.1", 404),
         ("GET /policies/a%2Fb HTTP/1.1", 422),
