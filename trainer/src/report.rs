@@ -245,6 +245,7 @@ mod tests {
 
     #[test]
     fn the_last_step_is_served_as_metrics() {
+        forebay_client::install_tls_provider();
         let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
         let mut reporter = Reporter::new(None, 10, 0).expect("no file is needed");
         let address = reporter.serve(runtime.handle(), ([127, 0, 0, 1], 0).into()).expect("a port is free");
