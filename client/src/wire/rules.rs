@@ -201,6 +201,7 @@ pub enum LossWeighting {
 pub struct StalenessRules {
     /// Versions that a trained token may be behind; unbounded when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(format = Int64, maximum = 4_294_967_295_u32))]
     pub max: Option<u32>,
     /// What happens to a group over the bound.
     pub action: StalenessAction,
