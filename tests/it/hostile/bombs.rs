@@ -48,7 +48,7 @@ async fn bombs_are_refused_without_the_memory_that_they_ask_for() {
     std::fs::write(&config, "[limits]\nbody_bytes = 8388608\ninflight_bytes = 33554432").expect("the file is written");
     let config = config.to_str().expect("the path is text");
     let service = Service::start_with("sqlite::memory:", &["--config", config], &[]).await;
-    let http = reqwest::Client::new();
+    let http = crate::support::http();
     let url = format!("{}/trajectories", service.url);
     let before = peak_bytes(service.id());
     let posts = (0..64).map(|_| {

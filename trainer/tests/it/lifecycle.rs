@@ -142,7 +142,7 @@ async fn a_folder_has_one_trainer_at_a_time() {
 /// Passes calls on, except that no lease is ever extended and the first samples arrive when theirs is over.
 async fn slow_path(service: &TestService) -> String {
     let client = service.client.clone();
-    let (target, http) = (service.url.clone(), reqwest::Client::new());
+    let (target, http) = (service.url.clone(), crate::support::http());
     let held = Arc::new(AtomicBool::new(false));
     let pass = move |request: Request| {
         let (client, target, http, held) = (client.clone(), target.clone(), http.clone(), Arc::clone(&held));

@@ -162,7 +162,7 @@ impl Gate {
     pub(crate) async fn start(service: &TestService, killed: Killed) -> Self {
         let state = Arc::new(GateState {
             target: service.url.clone(),
-            http: reqwest::Client::new(),
+            http: http(),
             calls: AtomicUsize::new(0),
             fatal: AtomicUsize::new(usize::MAX),
             reached: Notify::new(),
@@ -220,4 +220,10 @@ pub(crate) async fn forward(http: &reqwest::Client, target: &str, request: Reque
         response = response.header(axum::http::header::CONTENT_TYPE, kind);
     }
     response.body(Body::from(bytes)).expect("what came can be passed on")
+}
+
+/// A client that knows how to do TLS, which reqwest's own constructor expects somebody to have said.
+pub(crate) fn http() -> reqwest::Client {
+    forebay_client::install_tls_provider();
+    reqwest::Client::new()
 }
