@@ -343,8 +343,13 @@ async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, 
     }
     let timeout = api.bodies.limits.read_timeout;
     let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
-    let bytes = collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await?;
-    parse(&bytes)
+    match collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await {
+        Ok(bytes) => parse(&bytes),
+        Err(failure) => {
+            linger(body).await;
+            Err(failure)
+        }
+    }
 }
 
 /// Parses JSON; an error says where, by JSON pointer.

@@ -174,3 +174,17 @@ async fn a_body_where_none_is_expected_is_not_taken_for_a_request() {
     raw.rest().await;
     unharmed(app).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_sends_too_much_to_any_call_still_hears_why() {
+    let app = impatient().await;
+    let body = format!("{{\"consumer\":\"{}\"}}", "x".repeat(32 << 20));
+    for path in ["/batches", "/policies/default/resume"] {
+        let mut raw = Raw::connect(&app).await;
+        // More than sockets hold: closing on it would break the client's sending, and most never read on after that.
+        assert!(raw.send(post(path, &body)).await, "{path} closes on what it refused");
+        let answer = raw.answer().await.expect("an answer");
+        assert_eq!((answer.status, answer.problem().as_str()), (413, "too-large"));
+    }
+    unharmed(app).await;
+}
