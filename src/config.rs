@@ -166,6 +166,7 @@ struct Limits {
     metadata_bytes: usize,
     waiters: usize,
     look_ms: u64,
+    stall_timeout_s: u64,
     shutdown_s: u64,
 }
 
@@ -182,6 +183,7 @@ impl Default for Limits {
             metadata_bytes: 256 << 10,
             waiters: 1_024,
             look_ms: 500,
+            stall_timeout_s: 60,
             shutdown_s: 30,
         }
     }
@@ -221,6 +223,7 @@ impl Config {
             server: ServerLimits {
                 connections_max: limits.connections,
                 header_timeout: Duration::from_secs(limits.header_timeout_s),
+                stall_timeout: Duration::from_secs(limits.stall_timeout_s),
                 shutdown_timeout: Duration::from_secs(limits.shutdown_s),
             },
             bodies: BodyLimits {
@@ -273,6 +276,7 @@ fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
     };
     at_least("header_timeout_s", limits.header_timeout_s as usize, 1);
     at_least("body_bytes", limits.body_bytes, 1_024);
+    at_least("stall_timeout_s", limits.stall_timeout_s as usize, 1);
     at_least("body_timeout_s", limits.body_timeout_s as usize, 1);
     // A compressed body is held twice: as sent, and expanded.
     at_least("inflight_bytes", limits.inflight_bytes, limits.body_bytes.saturating_mul(2));

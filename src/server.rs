@@ -17,9 +17,10 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::{OwnedSemaphorePermit, Semaphore},
 };
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
@@ -49,6 +50,8 @@ pub struct ServerLimits {
     pub connections_max: usize,
     /// Time that a request's head may take to arrive.
     pub header_timeout: Duration,
+    /// Time that a client may take not a byte of its answer.
+    pub stall_timeout: Duration,
     /// Time that requests have to finish once the service stops.
     pub shutdown_timeout: Duration,
 }
@@ -161,6 +164,10 @@ impl Server {
             };
             // Answers are written whole: waiting to fill a packet only delays them.
             let _ = stream.set_nodelay(true);
+            let mut stream = TimeoutStream::new(stream);
+            // Nothing is written to who waits for a batch, so this only ends those who do not read.
+            stream.set_write_timeout(Some(self.limits.stall_timeout));
+            let stream = Box::pin(stream);
             let connection =
                 Connection { http: http.clone(), router: router.clone(), watcher: connections.watcher(), slot };
             match &self.tls {
@@ -181,7 +188,11 @@ struct Connection {
 }
 
 impl Connection {
-    async fn serve_encrypted(self, acceptor: TlsAcceptor, stream: TcpStream) {
+    async fn serve_encrypted(
+        self,
+        acceptor: TlsAcceptor,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) {
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => self.serve(stream).await,
             Ok(Err(error)) => tracing::debug!(error = %error, "a TLS handshake failed"),
@@ -189,7 +200,7 @@ impl Connection {
         }
     }
 
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) {
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let Self { http, router, watcher, slot } = self;
         let service = TowerToHyperService::new(router);
         if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await {

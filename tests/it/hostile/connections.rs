@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::{Raw, impatient, impatient_with, post, unharmed};
-use crate::support::{Backend, TestApp, eventually, rollout};
+use super::{PATIENCE, Raw, impatient, impatient_with, post, unharmed};
+use crate::support::{Backend, TestApp, eventually, rollout, text, with};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_beyond_the_cap_wait_until_others_end() {
@@ -60,18 +60,37 @@ async fn acks_are_answered_while_as_many_wait_as_may() {
     unharmed(app).await;
 }
 
+/// The path of samples of 24 MB: more than the buffers of sockets hold, so that the server is left with the rest.
+async fn much_to_read(app: &TestApp) -> String {
+    let messages = json!([{"role": "user", "content": "x".repeat(1 << 20)}]);
+    let bundle: Vec<_> =
+        (0..24).map(|index| with(rollout(&format!("r{index}"), 1.0), json!({"messages": messages}))).collect();
+    app.rules("default", json!({"batch": {"groups": 24}})).await;
+    app.accept(bundle.into()).await;
+    text(&app.lease().await["samples_url"]).to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_read_loses_its_place() {
+    let app = impatient_with("[limits]\nstall_timeout_s = 1\nconnections = 2\nwaiters = 1").await;
+    let path = much_to_read(&app).await;
+    let mut stalled = Vec::new();
+    for _ in 0..2 {
+        let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
+        assert_eq!(raw.answer().await.expect("a head").status, 200);
+        stalled.push(raw);
+    }
+    // Both places are taken by those who do not read; this waits until they are gone.
+    let accepted = tokio::time::timeout(PATIENCE, app.accept(rollout("after", 1.0))).await;
+    assert_eq!(accepted.expect("a place becomes free")["verdict"], "kept");
+    drop(stalled);
+    unharmed(app).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_leaves_in_the_middle_of_an_answer_leaves_nothing_behind() {
     let app = impatient().await;
-    let messages = json!([{"role": "user", "content": "x".repeat(1 << 20)}]);
-    let bundle: Vec<_> = (0..24)
-        .map(|index| crate::support::with(rollout(&format!("r{index}"), 1.0), json!({"messages": messages})))
-        .collect();
-    app.rules("default", json!({"batch": {"groups": 24}})).await;
-    app.accept(bundle.into()).await;
-    let batch = app.lease().await;
-    let path = crate::support::text(&batch["samples_url"]);
-    // More than the socket's buffers hold, so that the server is left with the rest.
+    let path = much_to_read(&app).await;
     let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
     assert_eq!(raw.answer().await.expect("a head").status, 200);
     raw.reset();
