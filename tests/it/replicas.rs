@@ -68,6 +68,31 @@ async fn groups_filled_through_both_replicas_are_decided_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bundles_that_share_groups_never_wait_for_each_other_in_a_circle() {
+    let (first, second) = two().await;
+    first.rules("default", json!({"group": {"size": 100}})).await;
+    // Groups that are open already: two replicas that open one at once do fail each other, and run again.
+    let groups: Vec<String> = (0..8).map(|group| format!("g{group}")).collect();
+    first.accept(groups.iter().map(|group| member(group, 0, 1.0)).collect()).await;
+    let posts = (1..41).map(|index| {
+        let mut members: Vec<Value> = groups.iter().map(|group| member(group, index, 1.0)).collect();
+        if index % 2 == 0 {
+            members.reverse();
+        }
+        let app = if index % 4 < 2 { &first } else { &second };
+        app.post("/trajectories", Value::Array(members))
+    });
+    for answer in futures::future::join_all(posts).await {
+        answer.expect(201);
+    }
+    // A deadlock costs the database a second and one of the transactions, which then runs again.
+    for app in [&first, &second] {
+        assert!(app.metrics().await.contains("\nforebay_commit_failures_total 0\n"), "transactions were sacrificed");
+    }
+    finish(first, second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_are_exclusive_and_fenced_across_replicas() {
     let (first, second) = two().await;
     first.accept(Value::Array((0..20).map(|index| rollout(&format!("r{index}"), 1.0)).collect())).await;
