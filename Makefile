@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo lint fuzz fuzz-api bench bench-trainer torture libtorch openapi help
+.PHONY: run test test-trainer demo lint fuzz fuzz-api bench bench-overload bench-trainer torture libtorch openapi help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=180
 
 bench: ## Durable ingest beside the drain-only ceiling; the figures of README.md
 	$(CARGO) bench -p forebay --bench ingest
+
+bench-overload: ## Ten times the connections that reach the peak: goodput, leases and recovery
+	$(CARGO) bench -p forebay --bench overload
 
 torture: ## The long versions of the reliability tests, and a table of their counts; hours
 	./scripts/torture --seed $(or $(SEED),7)

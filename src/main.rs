@@ -138,8 +138,15 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-#[tokio::main]
-async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
+    let outcome = runtime.block_on(serve_until_stopped(args));
+    // What did not end in its time is not waited for.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let mut config = Config::load(args.config.as_deref()).context("the configuration cannot be used")?;
     config.listen = args.listen.unwrap_or(config.listen);
     config.database = args.database.map_or(config.database, Into::into);

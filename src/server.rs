@@ -115,10 +115,12 @@ impl Server {
             tracing::warn!("some requests did not finish in time and are dropped");
         }
         background.iter().for_each(tokio::task::JoinHandle::abort);
-        if let Err(error) = self.keyring.write_uses().await {
-            tracing::warn!(error = %error, "when keys were last used could not be written");
+        // A broken store has nothing more to say, and is not waited for.
+        if outcome.is_ok()
+            && tokio::time::timeout(self.limits.shutdown_timeout, close(&self.keyring, &self.buffer)).await.is_err()
+        {
+            tracing::warn!("the store did not close in time; the next start reads its log");
         }
-        self.buffer.store().close().await;
         tracing::info!(elapsed_ms = started.elapsed().as_millis() as u64, "stopped");
         outcome
     }
@@ -177,6 +179,14 @@ impl Server {
             };
         }
     }
+}
+
+/// Writes what is only in memory, and closes the store.
+async fn close(keyring: &Keyring, buffer: &Buffer) {
+    if let Err(error) = keyring.write_uses().await {
+        tracing::warn!(error = %error, "when keys were last used could not be written");
+    }
+    buffer.store().close().await;
 }
 
 /// A connection that was accepted.

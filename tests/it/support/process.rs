@@ -3,6 +3,7 @@
 use std::{
     process::{ExitStatus, Stdio},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -13,6 +14,9 @@ use tokio::{
 };
 
 use super::text;
+
+/// How long a process may take to end: twice what it gives its requests and its store.
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The service as a process of its own.
 pub(crate) struct Service {
@@ -100,7 +104,9 @@ impl Service {
 
     /// How it ended, of its own accord or not.
     pub(crate) async fn ended(mut self) -> ExitStatus {
-        self.process.wait().await.expect("a process ends")
+        let ended = tokio::time::timeout(PATIENCE, self.process.wait()).await;
+        let status = ended.unwrap_or_else(|_| panic!("it does not end; its log:\n{}", self.log()));
+        status.expect("its status can be read")
     }
 
     /// Whether it is still there.
