@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::{
     ids::{GroupPk, RolloutPk},
     payload::Payload,
-    samples::checked::{CheckedRollout, broken_group},
+    samples::checked::{CheckedRollout, broken_groups},
 };
 use crate::store::{BatchMember, Examination, Store, StoreError};
 
@@ -114,7 +114,7 @@ async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Pa
         let members = store.group_members(after, GROUPS).await?;
         let Some(last) = members.last() else { break };
         after = last.group_pk;
-        if let Some(member) = broken_group(&members) {
+        for member in broken_groups(&members) {
             findings.push(format!("group {}: its advantages differ from their seal", member.group_id));
         }
         for page in pages(members) {

@@ -69,7 +69,7 @@ impl Buffer {
 
     async fn members(&self, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {
         let members = self.store.batch_members(batch.clone()).await?.ok_or(Refusal::Purged)?;
-        if let Some(member) = checked::broken_group(&members) {
+        if let Some(member) = checked::broken_groups(&members).next() {
             return Err(self.quarantine(batch, member, Damaged("its advantages differ from their seal")).await?);
         }
         if checked::totals(&members) != (batch.weights.samples, batch.weights.trained_tokens) {

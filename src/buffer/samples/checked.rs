@@ -68,13 +68,14 @@ pub(super) fn trained_tokens(segment: &Segment) -> u64 {
     segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum()
 }
 
-/// The first group of a batch whose advantages are not those that were sealed when it was decided.
-pub(in crate::buffer) fn broken_group(members: &[BatchMember]) -> Option<&BatchMember> {
+/// The first rollout of each group whose advantages are not those that were sealed when it was decided.
+pub(in crate::buffer) fn broken_groups(members: &[BatchMember]) -> impl Iterator<Item = &BatchMember> {
     let groups = members.chunk_by(|one, next| one.group_pk == next.group_pk);
-    groups
-        .map(|group| (&group[0], seal::of_group(group.iter().map(|member| (member.rollout_pk, member.advantage)))))
-        .find(|(first, found)| first.group_seal.is_some_and(|expected| expected != *found))
-        .map(|(first, _)| first)
+    let is_broken = |group: &&[BatchMember]| {
+        let found = seal::of_group(group.iter().map(|member| (member.rollout_pk, member.advantage)));
+        group[0].group_seal.is_some_and(|expected| expected != found)
+    };
+    groups.filter(is_broken).map(|group| &group[0])
 }
 
 /// Samples and tokens that the weights of a batch count: N, and the sum of all masks.

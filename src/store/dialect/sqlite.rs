@@ -406,10 +406,11 @@ impl Writer {
             // Keys of rows that are gone will be given to others.
             self.rules.clear();
         }
-        let findings = commands.iter().filter_map(|command| command.finding());
-        for finding in findings.filter(|_| outcome.is_ok()).chain(outcome.as_ref().err().map(Err)) {
+        // A write that fails in the middle of an operation may end the whole transaction, and then says why it failed.
+        for finding in commands.iter().filter_map(|command| command.finding()).chain(outcome.as_ref().err().map(Err)) {
             match finding {
-                Ok(()) => self.vitals.committed(),
+                Ok(()) if outcome.is_ok() => self.vitals.committed(),
+                Ok(()) => {}
                 Err(error) => self.vitals.failed(error),
             }
         }

@@ -90,6 +90,10 @@ pub(super) struct Rooms(HashMap<(PolicyName, IdKey), Room>);
 
 impl Rooms {
     pub(super) fn of(&self, new: &NewRollout) -> Room {
+        // Most bundles name no admission, and a key is a hash.
+        if self.0.is_empty() {
+            return Room::Unnamed;
+        }
         self.0.get(&(new.policy.clone(), new.rollout_id.key())).copied().unwrap_or(Room::Unnamed)
     }
 }

@@ -1,11 +1,12 @@
 //! Disks that are full, read-only or slow, descriptors that run out, and a wall clock that jumps.
 
 use futures::StreamExt as _;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command};
 
 use super::{Call, ENOSPC, EROFS, Fault, Faults, On, database};
-use crate::support::{eventually, member, process::Service, rollout, text};
+use crate::support::{eventually, member, process::Service, rollout, text, torture, with};
 
 struct Machine {
     folder: tempfile::TempDir,
@@ -61,6 +62,24 @@ async fn a_full_disk_turns_work_away_until_there_is_room() {
     assert_eq!(machine.post(&service, &rollout("during", 1.0)).await.0, 201, "what was refused left nothing behind");
     assert!(service.runs());
     assert_eq!(machine.get(&service, "/stats").await.1["conserved"], true);
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_is_noticed_in_the_middle_of_a_large_write() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    // More than the database keeps in memory until it commits, and nothing that compresses.
+    let mut random = StdRng::seed_from_u64(torture::seed());
+    let tokens: Vec<i32> = (0..800_000).map(|_| random.random_range(0..i32::MAX)).collect();
+    let segments = json!([{"tokens": tokens, "loss_mask": [1]}]);
+    let large = with(rollout("large", 1.0), json!({"segments": segments}));
+    machine.faults.arm_lasting(Fault::Fail(ENOSPC), Call::Write, On::Any);
+    assert_eq!(machine.post(&service, &large).await.0, 503);
+    assert_eq!(machine.get(&service, "/readyz").await.0, 503);
+    machine.faults.disarm();
+    eventually("readiness", || async { machine.get(&service, "/readyz").await.0 == 200 }).await;
+    assert_eq!(machine.post(&service, &large).await.0, 201);
     assert!(service.stop().await.success());
 }
 
