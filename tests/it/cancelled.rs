@@ -1,6 +1,6 @@
 //! Clients that vanish at every moment: no transaction leaks, no wake-up is lost, no batch is swallowed.
 //!
-//! Moments are drawn from a seed that is printed; `FOREBAY_TEST_SEED` sets it.
+//! Moments are drawn from a seed, which `FOREBAY_SEED` sets.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Row as _};
 
-use crate::support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, with};
+use crate::support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, torture, with};
 
 /// Requests that are aborted in one test.
 const ABORTED: usize = 2_000;
@@ -26,10 +26,7 @@ const SCRAPES: usize = 40;
 const NEVER_LOOK: &str = "[limits]\nlook_ms = 3600000";
 
 fn seeded() -> StdRng {
-    let seed = std::env::var("FOREBAY_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| rand::rng().random());
-    eprintln!("FOREBAY_TEST_SEED={seed}");
-    StdRng::seed_from_u64(seed)
+    StdRng::seed_from_u64(torture::seed())
 }
 
 /// What a client learned before it vanished.

@@ -1,7 +1,8 @@
 //! SQLite: one writer owns one connection and commits in groups; a small pool reads.
 //!
-//! The writer drains its queues, control before bulk, runs each command inside a savepoint, commits once and then
-//! answers everybody: durability costs one fsync per group. Nothing that writes can be cancelled by a caller.
+//! The writer takes commands from its queues, control before bulk, runs each inside a savepoint, commits once and then
+//! answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once it
+//! has lasted for a moment. Nothing that writes can be cancelled by a caller.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -42,8 +43,12 @@ const PAGE_BYTES: u32 = 16_384;
 /// Commands of one commit: their answers wait for one fsync together.
 const COMMIT_COMMANDS_MAX: usize = 64;
 
-/// Payload bytes of one commit, so that urgent commands wait no longer than such a write takes.
+/// Payload bytes of one commit.
 const COMMIT_BYTES_MAX: usize = 8 << 20;
+
+/// How long a commit goes on taking bulk once an urgent command is in it: long enough that a stream of those does not
+/// make every body pay for an fsync of its own.
+const URGENT_COMMIT: Duration = Duration::from_millis(5);
 
 /// Commands waiting in each queue; beyond it callers wait to enqueue.
 const QUEUE_COMMANDS_MAX: usize = 1_024;
@@ -217,10 +222,15 @@ impl Dialect for Sqlite {
     }
 
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
-        let mut transaction = self.readers.begin().await?;
-        let output = op.run(&mut Tx::new(&mut *transaction, &self.rules)).await;
-        transaction.rollback().await?;
-        output
+        let (readers, rules) = (self.readers.clone(), Arc::clone(&self.rules));
+        // A caller that is dropped in the middle would leave a connection in an unknown state.
+        let task = tokio::spawn(async move {
+            let mut transaction = readers.begin().await?;
+            let output = op.run(&mut Tx::new(&mut *transaction, &rules)).await;
+            transaction.rollback().await?;
+            output
+        });
+        task.await.map_err(|_| StoreError::Closed)?
     }
 
     async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
@@ -257,6 +267,9 @@ trait Command: Send {
     fn answer(self: Box<Self>, committed: Result<(), StoreError>);
 
     fn bytes(&self) -> usize;
+
+    /// Its caller waits for a moment, not for megabytes.
+    fn is_urgent(&self) -> bool;
 
     /// What it says about the store once it is committed: the error with which it ended, or that writing works.
     fn finding(&self) -> Option<Result<(), &StoreError>> {
@@ -304,6 +317,10 @@ impl<O: Op> Command for Pending<O> {
         self.op.bytes()
     }
 
+    fn is_urgent(&self) -> bool {
+        O::CLASS == Class::Control
+    }
+
     fn finding(&self) -> Option<Result<(), &StoreError>> {
         match self.outcome.as_ref()? {
             Ok(_) => O::PROBES.then_some(Ok(())),
@@ -332,15 +349,68 @@ impl Command for Close {
         0
     }
 
+    fn is_urgent(&self) -> bool {
+        true
+    }
+
     fn closes(&self) -> bool {
         true
     }
 }
 
+/// What one commit takes along, one command after the other as it gets to them.
+struct Intake {
+    commands: Vec<Box<dyn Command>>,
+    /// How many of them were handed out to be run.
+    begun: usize,
+    bytes: usize,
+    urgent: bool,
+    started: Instant,
+}
+
+type Queue = mpsc::Receiver<Box<dyn Command>>;
+
+impl Intake {
+    fn new(first: Box<dyn Command>) -> Self {
+        let mut intake = Self { commands: Vec::new(), begun: 0, bytes: 0, urgent: false, started: Instant::now() };
+        intake.push(first);
+        intake
+    }
+
+    fn push(&mut self, command: Box<dyn Command>) {
+        self.bytes += command.bytes();
+        self.urgent |= command.is_urgent();
+        self.commands.push(command);
+    }
+
+    /// The next command to run: control before bulk, within the bounds of a commit.
+    fn next(&mut self, control: &mut Queue, bulk: &mut Queue) -> Option<&mut Box<dyn Command>> {
+        let full = self.commands.len() >= COMMIT_COMMANDS_MAX || self.bytes >= COMMIT_BYTES_MAX;
+        let closes = self.commands.last().is_some_and(|command| command.closes());
+        if self.begun == self.commands.len() && !full && !closes {
+            let hurry = || self.urgent && self.started.elapsed() >= URGENT_COMMIT;
+            let next = control.try_recv().or_else(|empty| if hurry() { Err(empty) } else { bulk.try_recv() });
+            if let Ok(command) = next {
+                self.push(command);
+            }
+        }
+        let command = self.commands.get_mut(self.begun)?;
+        self.begun += 1;
+        Some(command)
+    }
+}
+
+/// Whether the writer serves on.
+#[derive(PartialEq, Eq)]
+enum Goes {
+    On,
+    Ends,
+}
+
 struct Writer {
     connection: SqliteConnection,
-    control: mpsc::Receiver<Box<dyn Command>>,
-    bulk: mpsc::Receiver<Box<dyn Command>>,
+    control: Queue,
+    bulk: Queue,
     rules: Arc<RulesCache>,
     wal: PathBuf,
     /// Commits happened since the log was last copied back.
@@ -365,10 +435,7 @@ impl Writer {
                     continue;
                 }
             };
-            let commands = self.drain(first);
-            let closes = commands.iter().any(|command| command.closes());
-            self.commit(commands).await;
-            if closes {
+            if self.commit(first).await == Goes::Ends {
                 break;
             }
             self.checkpoint_when_large().await;
@@ -383,21 +450,11 @@ impl Writer {
         }
     }
 
-    /// What one commit takes along: control first, bulk up to the bounds.
-    fn drain(&mut self, first: Box<dyn Command>) -> Vec<Box<dyn Command>> {
-        let mut bytes = first.bytes();
-        let mut commands = vec![first];
-        while commands.len() < COMMIT_COMMANDS_MAX && bytes < COMMIT_BYTES_MAX {
-            let Ok(command) = self.control.try_recv().or_else(|_| self.bulk.try_recv()) else { break };
-            bytes += command.bytes();
-            commands.push(command);
-        }
-        commands
-    }
-
-    async fn commit(&mut self, mut commands: Vec<Box<dyn Command>>) {
-        let started = Instant::now();
+    /// Commits `first` and what waits beside it, and answers them all.
+    async fn commit(&mut self, first: Box<dyn Command>) -> Goes {
+        let mut commands = Intake::new(first);
         let outcome = self.transaction(&mut commands).await;
+        let Intake { commands, started, .. } = commands;
         self.metrics.committed(commands.len(), started.elapsed(), outcome.is_ok());
         if let Err(error) = &outcome {
             tracing::error!(error = %error, commands = commands.len(), "a commit failed");
@@ -415,15 +472,17 @@ impl Writer {
             }
         }
         self.dirty = true;
+        let ends = commands.iter().any(|command| command.closes());
         for command in commands {
             command.answer(outcome.clone());
         }
+        if ends { Goes::Ends } else { Goes::On }
     }
 
-    async fn transaction(&mut self, commands: &mut [Box<dyn Command>]) -> Result<(), StoreError> {
+    async fn transaction(&mut self, intake: &mut Intake) -> Result<(), StoreError> {
         self.connection.execute(Statement::new("BEGIN IMMEDIATE"), Vec::new()).await?;
         let mut tallies = TallyDelta::default();
-        for command in commands {
+        while let Some(command) = intake.next(&mut self.control, &mut self.bulk) {
             let mut tx = Tx::after(tallies.clone(), &mut self.connection, &self.rules);
             tx.execute(Statement::new("SAVEPOINT command"), Vec::new()).await?;
             if command.run(&mut tx).await {
