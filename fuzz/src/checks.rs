@@ -61,8 +61,13 @@ pub fn trajectory(bytes: &[u8]) {
     }
 }
 
-/// A JSON body is taken or refused with a problem of the client's, whose text is bounded.
+/// A JSON body is taken or refused with a problem of the client's, whose text is bounded. What the quick reader takes,
+/// the general one takes and reads the same.
 pub fn bundle(bytes: &[u8]) {
+    if let Some(readings) = parsers::readings(bytes, &LIMITS) {
+        let [quick, general] = readings.map(|read| serde_json::to_string(&read).expect("trajectories are JSON"));
+        assert_eq!(quick, general);
+    }
     match parsers::trajectories(bytes, &LIMITS) {
         Ok(trajectories) => assert!(!trajectories.is_empty(), "a body without a trajectory is refused"),
         Err(problem) => {

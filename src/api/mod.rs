@@ -6,12 +6,12 @@
 mod admissions;
 mod batches;
 mod body;
+mod decode;
 mod document;
 mod groups;
 mod guard;
 mod headers;
 mod keys;
-mod measure;
 mod observe;
 mod operations;
 mod params;

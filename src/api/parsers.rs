@@ -5,7 +5,7 @@
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use bytes::Bytes;
 use forebay_client::wire::{
-    AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest, DiscardRequest, ExtendRequest,
+    self, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest, DiscardRequest, ExtendRequest,
     NackRequest, Object, PolicyRules, Problem, ResetRequest, ResumeRequest, VersionRequest,
 };
 use serde::de::DeserializeOwned;
@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use super::{
     batches::{BatchQuery, ShardsQuery},
     body::{self, BodyLimits},
+    decode,
     groups::GroupQuery,
     params,
     policies::{PolicyQuery, WaitQuery},
@@ -27,10 +28,16 @@ use crate::buffer::{
 
 /// Decodes and checks the trajectories of a JSON body.
 pub fn trajectories(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>, Box<Problem>> {
-    let (sent, _) = trajectories::decode(bytes, limits).map_err(boxed)?;
+    let (sent, _) = decode::body(bytes, limits).map_err(boxed)?;
     let parse = |sent| Trajectory::parse(sent, limits);
     let invalid = |found| boxed(Refusal::Invalid(found).into());
     sent.into_iter().map(parse).collect::<Result<_, _>>().map_err(invalid)
+}
+
+/// What the quick and the general reader make of a body that the quick one takes.
+#[must_use]
+pub fn readings(bytes: &[u8], limits: &TrajectoryLimits) -> Option<[Option<Vec<wire::Trajectory>>; 2]> {
+    decode::readings(bytes, limits)
 }
 
 /// Splits a bulk body into its lines that hold something, numbered from 1.

@@ -1,7 +1,5 @@
 //! `/trajectories`: agents hand in finished work and look up what became of it.
 
-use std::fmt;
-
 use axum::{
     body::Body,
     extract::State,
@@ -10,20 +8,16 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{
-    self, BulkLine, Object, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory,
-    Verdict,
+    self, BulkLine, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, SeqAccess, Visitor},
-};
+use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
     Api,
     body::{self, Media},
+    decode::{self, Shape},
     guard::Caller,
-    measure,
     params::{self, Query},
     problem::Failure,
 };
@@ -34,13 +28,9 @@ use crate::{
         ids::{GroupId, ID_BYTES_MAX, RolloutId},
         ingest::{NewRollout, warnings},
         refusal::{BufferError, Refusal},
-        trajectory::TrajectoryLimits,
     },
     store::{Ingested, Story, StoryFilter},
 };
-
-/// Trajectories of one bundle.
-const BUNDLE_MAX: usize = 4_096;
 
 /// Lines of one bulk body: its answers are held until it ends.
 const BULK_LINES_MAX: usize = 16_384;
@@ -115,16 +105,9 @@ async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 
     if inline { Ok(work()) } else { tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped()) }
 }
 
-/// What a JSON body was, and so what its answer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    Object,
-    Array,
-}
-
 /// Parses, validates and packs a JSON body, one trajectory or many.
 fn read(buffer: &Buffer, grant: &Grant, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
-    let (sent, shape) = decode(bytes, buffer.trajectory_limits())?;
+    let (sent, shape) = decode::body(bytes, buffer.trajectory_limits())?;
     let prepared = prepare(buffer, grant, sent).map_err(|refusal| match shape {
         Shape::Array => Failure::from(refusal),
         Shape::Object => Failure::from(refusal).of_single_object(),
@@ -132,55 +115,11 @@ fn read(buffer: &Buffer, grant: &Grant, bytes: &[u8]) -> Result<(Vec<NewRollout>
     Ok((prepared?, shape))
 }
 
-/// The trajectories of a JSON body, one or many.
-pub(super) fn decode(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<wire::Trajectory>, Shape), Failure> {
-    measure::check(bytes, limits)?;
-    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    if first != Some(&b'[') {
-        return Ok((vec![body::parse::<Object<_>>(bytes)?.0], Shape::Object));
-    }
-    let Bundle(bundle) = body::parse(bytes)?;
-    if bundle.is_empty() {
-        return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
-    }
-    Ok((bundle, Shape::Array))
-}
-
 /// Validates and packs trajectories, all of policies that the caller sees.
 fn prepare(buffer: &Buffer, grant: &Grant, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
     let prepared = buffer.prepare(bundle)?;
     prepared.iter().try_for_each(|rollout| grant.check(&rollout.policy))?;
     Ok(prepared)
-}
-
-/// An array of trajectories that is refused at the first one too many, not when all are parsed.
-struct Bundle(Vec<wire::Trajectory>);
-
-impl<'de> Deserialize<'de> for Bundle {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(BundleVisitor)
-    }
-}
-
-struct BundleVisitor;
-
-impl<'de> Visitor<'de> for BundleVisitor {
-    type Value = Bundle;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array of trajectories")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Bundle, A::Error> {
-        let mut bundle = Vec::new();
-        while let Some(Object(trajectory)) = seq.next_element()? {
-            if bundle.len() >= BUNDLE_MAX {
-                return Err(de::Error::custom(format_args!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
-            }
-            bundle.push(trajectory);
-        }
-        Ok(Bundle(bundle))
-    }
 }
 
 impl Shape {
@@ -251,8 +190,8 @@ pub(super) fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure>
 
 fn decode_lines(buffer: &Buffer, grant: &Grant, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
     let decode = |(number, line): (u64, Bytes)| {
-        let measured = measure::check(&line, buffer.trajectory_limits());
-        let prepared = measured.and_then(|()| body::parse(&line)).and_then(|Object(trajectory)| {
+        let decoded = decode::line(&line, buffer.trajectory_limits());
+        let prepared = decoded.and_then(|trajectory| {
             let mut one = prepare(buffer, grant, vec![trajectory])?;
             one.pop().ok_or_else(body::stopped)
         });

@@ -11,6 +11,7 @@ pub mod admission;
 pub mod advantage;
 pub mod batch;
 pub mod canonical;
+mod columns;
 pub mod doctor;
 pub mod filter;
 pub mod finalize;

@@ -226,7 +226,7 @@ pub struct Sample {
     /// Divisor of the logits at sampling.
     pub temperature: f32,
     /// Reward of the rollout.
-    #[serde(with = "super::exact")]
+    #[serde(serialize_with = "super::finite::serialize")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
     pub reward: Option<f64>,
     /// Advantage of the rollout.

@@ -5,7 +5,7 @@
 
 mod admission;
 mod batch;
-mod exact;
+mod finite;
 mod key;
 mod ledger;
 mod object;

@@ -43,7 +43,7 @@ pub struct Trajectory {
     /// How the execution ended.
     pub status: Status,
     /// Finite reward of the whole rollout.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "super::exact")]
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "super::finite::serialize")]
     pub reward: Option<f64>,
     /// Named parts of the reward, for filters and export.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -1,23 +1,6 @@
-//! Rewards exactly as sent.
-//!
-//! Apart from rewards every float on the wire is used as a 32-bit one, for which the JSON parser's fast way is exact
-//! enough; asking it for exact 64-bit floats everywhere would make the parsing of log-probabilities twice as slow.
+//! Rewards on their way out. Their way in is exact: the JSON parser is asked for the nearest 64-bit floats.
 
-use serde::{Deserialize, Deserializer, Serialize as _, Serializer, de::Error as _};
-use serde_json::value::RawValue;
-
-/// Reads a number as the nearest 64-bit float.
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    let Some(raw) = Option::<Box<RawValue>>::deserialize(deserializer)? else { return Ok(None) };
-    let text = raw.get();
-    if !text.starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
-        return Err(D::Error::custom(format_args!("invalid type: expected a number, found {text:.32}")));
-    }
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() => Ok(Some(number)),
-        _ => Err(D::Error::custom("number out of range")),
-    }
-}
+use serde::{Serialize as _, Serializer};
 
 /// Writes a number; JSON has no NaN, and `null` would silently mean that there is no reward.
 #[expect(clippy::ref_option, reason = "the signature is serde's")]

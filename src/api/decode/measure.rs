@@ -8,14 +8,12 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::problem::Failure;
+use super::BODY_SEGMENTS_MAX;
+use crate::api::problem::Failure;
 use crate::buffer::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits};
 
 /// Up to here a body is parsed whatever it holds: that takes a few MiB at most.
 const FREE_BYTES: usize = 1 << 20;
-
-/// Segments of all trajectories of one body: a segment takes some 200 bytes besides its tokens.
-const BODY_SEGMENTS_MAX: usize = 262_144;
 
 /// Refuses a trajectory or a bundle that holds more than it may. What else is wrong with it is the parser's to say.
 pub(super) fn check(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(), Failure> {

@@ -1,0 +1,354 @@
+//! JSON text read from front to back, and arrays of numbers straight into columns.
+//!
+//! Apart from the general parser because a body is mostly numbers, and that parser goes through several calls for each.
+//! Everything here either reads exactly what the general parser would, or gives up.
+
+use serde::Deserialize;
+
+/// Powers of ten that a decimal is scaled by; the exact way reads what needs larger ones.
+const POWERS: [f64; 65] = [
+    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20,
+    1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33, 1e34, 1e35, 1e36, 1e37, 1e38, 1e39,
+    1e40, 1e41, 1e42, 1e43, 1e44, 1e45, 1e46, 1e47, 1e48, 1e49, 1e50, 1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58,
+    1e59, 1e60, 1e61, 1e62, 1e63, 1e64,
+];
+
+/// Decimal digits that always fit 64 bits.
+const DIGITS_MAX: usize = 19;
+
+/// Digits of a whole number below 2^53.
+const WHOLE_DIGITS_MAX: usize = 15;
+
+/// Bits of a 64-bit float's significand that a 32-bit float has no place for.
+const LOST_BITS: u64 = (1 << 29) - 1;
+
+/// The middle between two 32-bit floats, in those bits.
+const MIDDLE: u64 = 1 << 28;
+
+/// How far from the true value a scaled decimal may be, in units of the last place: three roundings of half a unit.
+const ERROR_UNITS: u64 = 4;
+
+/// Text that is read from front to back. Whatever gives nothing leaves the place undefined.
+pub(super) struct Text<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Text<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// The next byte that is no blank, which stays.
+    pub(super) fn peek(&mut self) -> Option<u8> {
+        loop {
+            let byte = *self.bytes.get(self.at)?;
+            if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
+                return Some(byte);
+            }
+            self.at += 1;
+        }
+    }
+
+    /// The next byte that is no blank.
+    pub(super) fn next(&mut self) -> Option<u8> {
+        let byte = self.peek()?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    /// Takes `byte`, after blanks.
+    pub(super) fn take(&mut self, byte: u8) -> Option<()> {
+        (self.next()? == byte).then_some(())
+    }
+
+    /// Whether only blanks are left.
+    pub(super) fn is_at_end(&mut self) -> bool {
+        self.peek().is_none()
+    }
+
+    /// A text without escapes: the names of fields.
+    pub(super) fn name(&mut self) -> Option<&'a [u8]> {
+        self.take(b'"')?;
+        let rest = &self.bytes[self.at..];
+        let length = rest.iter().position(|&byte| byte == b'"')?;
+        self.at += length + 1;
+        Some(&rest[..length])
+    }
+
+    /// A value of any other kind, as the general parser reads it.
+    pub(super) fn value<T: Deserialize<'a>>(&mut self) -> Option<T> {
+        let mut values = serde_json::Deserializer::from_slice(&self.bytes[self.at..]).into_iter::<T>();
+        let value = values.next()?.ok()?;
+        self.at += values.byte_offset();
+        Some(value)
+    }
+
+    /// Calls `field` with the name of each field of an object, to read its value.
+    pub(super) fn object(&mut self, mut field: impl FnMut(&mut Self, &'a [u8]) -> Option<()>) -> Option<()> {
+        self.take(b'{')?;
+        if self.peek()? == b'}' {
+            return self.take(b'}');
+        }
+        loop {
+            let name = self.name()?;
+            self.take(b':')?;
+            field(self, name)?;
+            match self.next()? {
+                b',' => {}
+                b'}' => return Some(()),
+                _ => return None,
+            }
+        }
+    }
+
+    /// An array of at most `max` values; `expected` are made room for.
+    pub(super) fn array<T>(
+        &mut self,
+        max: usize,
+        expected: usize,
+        mut element: impl FnMut(&mut Self) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        self.take(b'[')?;
+        let mut array = Vec::with_capacity(expected.min(max));
+        if self.peek()? == b']' {
+            return self.take(b']').map(|()| array);
+        }
+        loop {
+            self.peek()?;
+            if array.len() == max {
+                return None;
+            }
+            array.push(element(self)?);
+            match self.next()? {
+                b',' => {}
+                b']' => return Some(array),
+                _ => return None,
+            }
+        }
+    }
+
+    fn digit(&self) -> Option<u64> {
+        let digit = self.bytes.get(self.at)?.wrapping_sub(b'0');
+        (digit <= 9).then_some(u64::from(digit))
+    }
+
+    /// Digits, appended to those of `number`; how many. More than fit 64 bits wrap around.
+    fn digits(&mut self, number: &mut u64) -> usize {
+        let start = self.at;
+        while let Some(eight) = self.bytes[self.at..].first_chunk().copied().and_then(eight_digits) {
+            *number = number.wrapping_mul(100_000_000).wrapping_add(eight);
+            self.at += 8;
+        }
+        while let Some(digit) = self.digit() {
+            *number = number.wrapping_mul(10).wrapping_add(digit);
+            self.at += 1;
+        }
+        self.at - start
+    }
+
+    /// The digits before a point: JSON has no leading zeros.
+    fn whole(&mut self, number: &mut u64) -> Option<usize> {
+        let first = *self.bytes.get(self.at)?;
+        let mut digits = 0;
+        // Most are short, so eight at a time would be tried in vain.
+        while let Some(digit) = self.digit() {
+            *number = number.wrapping_mul(10).wrapping_add(digit);
+            self.at += 1;
+            digits += 1;
+        }
+        (digits == 1 || (digits > 1 && first != b'0')).then_some(digits)
+    }
+
+    /// A token id: 0 or above.
+    pub(super) fn id(&mut self) -> Option<i32> {
+        let mut number = 0;
+        let digits = self.whole(&mut number)?;
+        (digits <= DIGITS_MAX).then(|| i32::try_from(number).ok()).flatten()
+    }
+
+    /// A bit of a mask.
+    pub(super) fn bit(&mut self) -> Option<u8> {
+        let bit = self.digit().filter(|&bit| bit <= 1)?;
+        self.at += 1;
+        Some(bit as u8)
+    }
+
+    /// A decimal as the nearest 64-bit float, as Python reads it, and that as the nearest 32-bit float, if finite.
+    pub(super) fn float(&mut self) -> Option<f32> {
+        let start = self.at;
+        let is_negative = self.bytes.get(self.at) == Some(&b'-');
+        self.at += usize::from(is_negative);
+        let mut number = 0;
+        let mut digits = self.whole(&mut number)?;
+        let mut power = 0;
+        let mut is_whole = true;
+        if self.bytes.get(self.at) == Some(&b'.') {
+            self.at += 1;
+            let fraction = self.digits(&mut number);
+            if fraction == 0 {
+                return None;
+            }
+            digits += fraction;
+            power -= fraction as i64;
+            is_whole = false;
+        }
+        if matches!(self.bytes.get(self.at), Some(b'e' | b'E')) {
+            self.at += 1;
+            power += self.exponent()?;
+            is_whole = false;
+        }
+        if is_whole && digits > WHOLE_DIGITS_MAX {
+            return None;
+        }
+        let quick = if digits <= DIGITS_MAX { scaled(number, power) } else { None };
+        let magnitude = match quick {
+            Some(magnitude) => magnitude,
+            None => exact(&self.bytes[start + usize::from(is_negative)..self.at])?,
+        };
+        Some(if is_negative { -magnitude } else { magnitude })
+    }
+
+    fn exponent(&mut self) -> Option<i64> {
+        let sign = self.bytes.get(self.at).copied();
+        self.at += usize::from(matches!(sign, Some(b'+' | b'-')));
+        let mut exponent = 0;
+        let digits = self.digits(&mut exponent);
+        // Longer ones are zero or infinite.
+        if !(1..=4).contains(&digits) {
+            return None;
+        }
+        Some(if sign == Some(b'-') { -(exponent as i64) } else { exponent as i64 })
+    }
+}
+
+/// The number that eight digits of text spell: pairs, then fours, then all, in the lanes of one word (D. Lemire,
+/// "Number parsing at a gigabyte per second", 2021, section 4).
+fn eight_digits(text: [u8; 8]) -> Option<u64> {
+    const HIGH: u64 = 0xF0F0_F0F0_F0F0_F0F0;
+    let word = u64::from_le_bytes(text);
+    let are_digits = word & HIGH == 0x3030_3030_3030_3030
+        && word.wrapping_add(0x0606_0606_0606_0606) & HIGH == 0x3030_3030_3030_3030;
+    if !are_digits {
+        return None;
+    }
+    let ones = word - 0x3030_3030_3030_3030;
+    let pairs = ones * 10 + (ones >> 8);
+    let fours = (pairs & 0x0000_00FF_0000_00FF).wrapping_mul(100 + (1_000_000 << 32));
+    let others = ((pairs >> 16) & 0x0000_00FF_0000_00FF).wrapping_mul(1 + (10_000 << 32));
+    Some(fours.wrapping_add(others) >> 32)
+}
+
+/// `number * 10^power` as a 32-bit float, where rounding on the way cannot have changed it.
+fn scaled(number: u64, power: i64) -> Option<f32> {
+    if number == 0 {
+        return Some(0.0);
+    }
+    let scale = *POWERS.get(power.unsigned_abs() as usize)?;
+    let magnitude = if power < 0 { number as f64 / scale } else { number as f64 * scale };
+    let is_normal = magnitude >= f64::from(f32::MIN_POSITIVE) && magnitude < f64::from(f32::MAX);
+    let is_clear = (magnitude.to_bits() & LOST_BITS).abs_diff(MIDDLE) > ERROR_UNITS;
+    (is_normal && is_clear).then_some(magnitude as f32)
+}
+
+/// The same in the standard library's way, which is always right.
+fn exact(text: &[u8]) -> Option<f32> {
+    let number: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    Some(number as f32).filter(|number| number.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn float(text: &str) -> Option<f32> {
+        let mut read = Text::new(text.as_bytes());
+        let number = read.float()?;
+        read.is_at_end().then_some(number)
+    }
+
+    fn nearest(text: &str) -> f32 {
+        text.parse::<f64>().expect("the text is a number") as f32
+    }
+
+    #[test]
+    fn floats_are_the_nearest_ones() {
+        for text in [
+            "0",
+            "-0",
+            "0.0",
+            "-0.0",
+            "1",
+            "-1",
+            "0.1",
+            "-0.7",
+            "1.0",
+            "-1.1920928955078125e-07",
+            "1e-05",
+            "5E+3",
+            // Middles between two 32-bit floats, and beside them.
+            "1.00000005960464477539062",
+            "1.0000000596046448",
+            "1.00000005960464477539063",
+            "16777217.0",
+            "16777219.0",
+            "3.4028234663852886e38",
+            "1.4012984643248171e-45",
+            "7.006492321624085e-46",
+            "1e-60",
+            "0.30000000000000004",
+            "123456789012345678901234567890.5",
+            "0.000000000000000000000001",
+        ] {
+            assert_eq!(float(text).map(f32::to_bits), Some(nearest(text).to_bits()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_number_is_left_to_the_parser() {
+        for text in
+            ["", "-", "+1", ".5", "1.", "01", "-01", "1e", "1e+", "NaN", "Infinity", "-Infinity", "1e999", "0x1"]
+        {
+            assert_eq!(float(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn ids_and_bits_are_what_columns_hold() {
+        let ids = |text: &str| Text::new(text.as_bytes()).array(4, 0, Text::id);
+        assert_eq!(ids("[0, 7,128000 ,\n2147483647]"), Some(vec![0, 7, 128_000, i32::MAX]));
+        for text in
+            ["[2147483648]", "[-1]", "[1.0]", "[1,2,3,4,5]", "[01]", "[1,]", "[,1]", "[1", "[18446744073709551617]"]
+        {
+            assert_eq!(ids(text), None, "{text}");
+        }
+        let bits = |text: &str| Text::new(text.as_bytes()).array(4, 0, Text::bit);
+        assert_eq!(bits("[0,1, 1]"), Some(vec![0, 1, 1]));
+        for text in ["[2]", "[10]", "[true]", "[1.0]"] {
+            assert_eq!(bits(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_float_is_read_as_the_standard_library_does(bits: u64, digits in 0_usize..20) {
+            let number = f64::from_bits(bits);
+            prop_assume!(number.is_finite());
+            // As Python writes it, with fewer digits, and as the nearest middle of two 32-bit floats.
+            let middle = f64::from_bits(bits & !LOST_BITS | MIDDLE);
+            for text in [format!("{number:e}"), format!("{number:.digits$e}"), format!("{middle:e}")] {
+                let expected = Some(nearest(&text)).filter(|number| number.is_finite());
+                prop_assert_eq!(float(&text).map(f32::to_bits), expected.map(f32::to_bits), "{}", text);
+            }
+        }
+
+        #[test]
+        fn probabilities_are_read_as_the_standard_library_does(number in -20.0_f64..0.0) {
+            for text in [format!("{number}"), format!("{number:.4}"), format!("{}", f64::from(number as f32))] {
+                prop_assert_eq!(float(&text).map(f32::to_bits), Some(nearest(&text).to_bits()), "{}", text);
+            }
+        }
+    }
+}
