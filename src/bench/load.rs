@@ -90,7 +90,10 @@ impl Run {
                     Some(outcome) => outcome.context("the generator is broken")??,
                 },
                 _ = ticks.tick() => progress.tell(&self.tally),
-                _ = &mut interrupt => break,
+                _ = &mut interrupt => {
+                    self.tally.interrupted();
+                    break;
+                }
             }
         }
         progress.end();

@@ -7,11 +7,14 @@ use serde::Serialize;
 use super::{
     load::{Load, Run},
     protocol::ProtocolName,
-    tally::{Counts, Delivered, LatencySummary, Posted},
+    tally::{Counts, Delivered, LatencySummary, Posted, Window},
     template::BodySummary,
     wake::Wake,
     workload::{PerBody, WorkloadArgs},
 };
+
+/// The least that counts as time, so that no rate is infinite.
+const SECONDS_MIN: Duration = Duration::from_millis(1);
 
 /// Everything that a run has shown, and what it was a run of.
 #[derive(Debug, Serialize)]
@@ -93,20 +96,12 @@ struct Rates {
 impl LoadOutcome {
     pub(crate) fn of(run: &Run) -> Self {
         let behind = run.behind();
-        run.tally
-            .write(|counts| Self::of_counts(counts, run.load, run.tally.window.from, run.tally.window.until, behind))
+        run.tally.write(|counts| Self::of_counts(counts, run.load, run.tally.window, behind))
     }
 
-    fn of_counts(
-        counts: &mut Counts,
-        load: Load,
-        from: std::time::Instant,
-        until: Option<std::time::Instant>,
-        behind: u64,
-    ) -> Self {
-        // An interrupt ends a run before its time.
-        let end = until.map_or(counts.last, |until| until.min(std::time::Instant::now()));
-        let seconds = end.saturating_duration_since(from).max(Duration::from_millis(1)).as_secs_f64();
+    fn of_counts(counts: &mut Counts, load: Load, window: Window, behind: u64) -> Self {
+        let end = counts.interrupted.or(window.until).unwrap_or(counts.last);
+        let seconds = end.saturating_duration_since(window.from).max(SECONDS_MIN).as_secs_f64();
         let Posted { bodies, rollouts, tokens, bytes } = counts.measured;
         let delivered = (load.trainers > 0).then(|| {
             let measured = counts.delivered_measured;
@@ -186,6 +181,7 @@ impl Report {
     fn load(&self, text: &mut String, outcome: &LoadOutcome) {
         let mode = match self.rate {
             Some(rate) => format!("{rate} bodies/s due, at most {} at once", self.connections),
+            None if self.connections == 0 => "no agents".to_owned(),
             None => format!("{} connections, each as fast as it is answered", self.connections),
         };
         row(text, "load", &format!("{mode}; {:.1} s measured", outcome.seconds));

@@ -138,6 +138,8 @@ pub(crate) struct Counts {
     pub(crate) ack: Latencies,
     /// When the last body was answered.
     pub(crate) last: Instant,
+    /// When somebody had seen enough.
+    pub(crate) interrupted: Option<Instant>,
 }
 
 /// What progress shows of the time since it was last told.
@@ -172,6 +174,7 @@ impl Tally {
             samples: Latencies::new(),
             ack: Latencies::new(),
             last: window.start,
+            interrupted: None,
         };
         Self { window, counts: Mutex::new(counts) }
     }
@@ -197,6 +200,10 @@ impl Tally {
 
     pub(crate) fn broken(&self) {
         self.write(|counts| counts.broken += 1);
+    }
+
+    pub(crate) fn interrupted(&self) {
+        self.write(|counts| counts.interrupted = Some(Instant::now()));
     }
 
     pub(crate) fn abandoned(&self) {

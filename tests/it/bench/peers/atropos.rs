@@ -70,9 +70,10 @@ async fn write(State(peer): State<Shared>, Json(group): Json<Value>) -> Response
         let sequences = group[name].as_array().into_iter().flatten();
         sequences.flat_map(|sequence| sequence.as_array().cloned().unwrap_or_default()).collect::<Vec<Value>>()
     };
-    let masked_alike = flat("tokens").iter().zip(flat("masks")).zip(flat("inference_logprobs")).all(
-        |((token, mask), logprob)| if mask == -100 { logprob == 1.0 } else { mask == *token && logprob.as_f64() <= Some(0.0) },
-    );
+    let masked_alike =
+        flat("tokens").iter().zip(flat("masks")).zip(flat("inference_logprobs")).all(|((token, mask), logprob)| {
+            if mask == -100 { logprob == 1.0 } else { mask == *token && logprob.as_f64() <= Some(0.0) }
+        });
     state.expect(masked_alike, "masks are tokens or -100, and then the log-probability is 1", &group);
     state.take(group);
     Json(json!({"status": "received"})).into_response()
@@ -82,7 +83,9 @@ async fn write(State(peer): State<Shared>, Json(group): Json<Value>) -> Response
 async fn read(State(peer): State<Shared>) -> Json<Value> {
     let mut state = peer.lock();
     let Some(registered) = &state.registered else {
-        return Json(json!({"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}));
+        return Json(
+            json!({"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}),
+        );
     };
     let batch_size = registered["batch_size"].as_u64().expect("a number") as usize;
     state.is_started = true;

@@ -61,7 +61,8 @@ async fn read(State(peer): State<Shared>, Json(_): Json<Value>) -> String {
     let items = std::mem::take(&mut peer.lock().held);
     // As text, because the first field of the real answer is `success`, and a map here has its own order.
     if items.is_empty() {
-        return r#"{"success":false,"message":"No data available to read","data":{"data":[],"meta_info":{}}}"#.to_owned();
+        return r#"{"success":false,"message":"No data available to read","data":{"data":[],"meta_info":{}}}"#
+            .to_owned();
     }
     let message = format!("Successfully read {} items", items.len());
     let data = json!({"data": items, "meta_info": {"total_samples": items.len()}});
