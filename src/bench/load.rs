@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::{
     progress::Progress,
     protocol::Protocol,
-    tally::Tally,
+    tally::{Tally, Window},
     target::{Answer, Target},
     template::{Bodies, Body},
 };
@@ -33,6 +33,9 @@ const JITTER: Duration = Duration::from_millis(100);
 /// Connections of one body that may break before the run ends: a service that refuses early may close before its
 /// answer is read, one that has gone does not come back.
 const BROKEN_MAX: u32 = 20;
+
+/// Connections and trainers; they end with the set.
+type Tasks = JoinSet<anyhow::Result<()>>;
 
 /// How much is sent, by how many.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +74,7 @@ impl Run {
 
     /// Runs to the end, or to an interrupt. The first error ends it.
     pub(crate) async fn finish(self: &Arc<Self>) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
+        let mut tasks = Tasks::new();
         for _ in 0..self.load.connections {
             let run = Arc::clone(self);
             tasks.spawn(async move { run.connection().await });
@@ -81,30 +84,36 @@ impl Run {
             tasks.spawn(async move { run.trainer().await });
         }
         let mut progress = Progress::new();
+        let outcome = self.wait_for(tasks, &mut progress).await;
+        progress.end();
+        outcome
+    }
+
+    async fn wait_for(&self, mut tasks: Tasks, progress: &mut Progress) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + Progress::EVERY, Progress::EVERY);
         let mut interrupt = std::pin::pin!(tokio::signal::ctrl_c());
         loop {
             tokio::select! {
                 ended = tasks.join_next() => match ended {
-                    None => break,
+                    None => return Ok(()),
                     Some(outcome) => outcome.context("the generator is broken")??,
                 },
                 _ = ticks.tick() => progress.tell(&self.tally),
                 _ = &mut interrupt => {
                     self.tally.interrupted();
-                    break;
+                    return Ok(());
                 }
             }
         }
-        progress.end();
-        Ok(())
     }
 
-    /// In the open loop, bodies that were due in the run and were not sent.
+    /// In the open loop, bodies that were due before the end and were not sent.
     pub(crate) fn behind(&self) -> u64 {
-        let (Some(rate), Some(until)) = (self.load.rate, self.tally.window.until) else { return 0 };
-        let due = rate * (until - self.tally.window.start).as_secs_f64();
-        let sent = self.tally.write(|counts| counts.posted.bodies + counts.abandoned);
+        let Window { start, until, .. } = self.tally.window;
+        let (sent, interrupted) =
+            self.tally.write(|counts| (counts.posted.bodies + counts.abandoned, counts.interrupted));
+        let (Some(rate), Some(end)) = (self.load.rate, interrupted.or(until)) else { return 0 };
+        let due = rate * (end - start).as_secs_f64();
         (due as u64).saturating_sub(sent)
     }
 

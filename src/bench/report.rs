@@ -49,7 +49,7 @@ pub(crate) enum Outcome {
 /// What came out of load.
 #[derive(Debug, Serialize)]
 pub(crate) struct LoadOutcome {
-    /// Seconds that were measured.
+    /// Seconds that were measured, of the posts.
     seconds: f64,
     /// From the first body to the last, warm-up included: what the service has to have.
     posted: Posted,
@@ -99,12 +99,17 @@ impl LoadOutcome {
         run.tally.write(|counts| Self::of_counts(counts, run.load, run.tally.window, behind))
     }
 
-    fn of_counts(counts: &mut Counts, load: Load, window: Window, behind: u64) -> Self {
-        let end = counts.interrupted.or(window.until).unwrap_or(counts.last);
-        let seconds = end.saturating_duration_since(window.from).max(SECONDS_MIN).as_secs_f64();
+    fn of_counts(counts: &Counts, load: Load, window: Window, behind: u64) -> Self {
+        let seconds_to = |last| {
+            let end = counts.interrupted.or(window.until).unwrap_or(last);
+            end.saturating_duration_since(window.from).max(SECONDS_MIN).as_secs_f64()
+        };
+        let seconds = seconds_to(counts.last_posted);
         let Posted { bodies, rollouts, tokens, bytes } = counts.measured;
         let delivered = (load.trainers > 0).then(|| {
             let measured = counts.delivered_measured;
+            // Of a number of bodies, trainers read the last ones after they were posted.
+            let seconds = seconds_to(counts.last_taken);
             DeliveredOutcome {
                 total: counts.delivered,
                 measured,

@@ -137,7 +137,9 @@ pub(crate) struct Counts {
     pub(crate) samples: Latencies,
     pub(crate) ack: Latencies,
     /// When the last body was answered.
-    pub(crate) last: Instant,
+    pub(crate) last_posted: Instant,
+    /// When the last batch was read and acked.
+    pub(crate) last_taken: Instant,
     /// When somebody had seen enough.
     pub(crate) interrupted: Option<Instant>,
 }
@@ -173,7 +175,8 @@ impl Tally {
             lease: Latencies::new(),
             samples: Latencies::new(),
             ack: Latencies::new(),
-            last: window.start,
+            last_posted: window.start,
+            last_taken: window.start,
             interrupted: None,
         };
         Self { window, counts: Mutex::new(counts) }
@@ -183,7 +186,7 @@ impl Tally {
     pub(crate) fn posted(&self, body: &Body, due: Instant) {
         let now = Instant::now();
         self.write(|counts| {
-            counts.last = now;
+            counts.last_posted = now;
             counts.posted.add(body);
             counts.recent.add(body);
             counts.recent_latency.record(now - due);
@@ -214,6 +217,7 @@ impl Tally {
     pub(crate) fn taken(&self, taken: &Taken) {
         let now = Instant::now();
         self.write(|counts| {
+            counts.last_taken = now;
             counts.delivered.add(taken);
             if self.window.holds(now) {
                 counts.delivered_measured.add(taken);

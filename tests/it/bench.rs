@@ -137,6 +137,14 @@ async fn lengths_are_log_normal_and_repeatable() {
 }
 
 #[tokio::test]
+async fn an_open_loop_posts_when_bodies_are_due_and_not_before() {
+    let report = report(&["--drain-only", "--rate", "50", "--bodies", "6", "--tokens", "20"]).await;
+    assert_eq!((&report["posted"]["bodies"], &report["rate"]), (&6.into(), &50.0.into()));
+    // The sixth is due five fiftieths of a second after the first.
+    assert!(report["seconds"].as_f64() >= Some(0.1), "{report}");
+}
+
+#[tokio::test]
 async fn the_table_and_the_document_come_from_one_run() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let file = folder.path().join("bench.json");
