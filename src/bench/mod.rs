@@ -28,7 +28,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use forebay_client::wire::ApiKey;
+use forebay_client::{ClientOptions, wire::ApiKey};
 
 use self::{
     load::{Load, Run},
@@ -72,6 +72,12 @@ struct TargetArgs {
     /// An admin's key for the running service; in the variable rather than here, where `ps` shows it
     #[arg(long, env = "FOREBAY_KEY", hide_env_values = true, value_name = "KEY")]
     key: Option<ApiKey>,
+    /// Authority (PEM) of the running service's certificate, instead of the system's
+    #[arg(long, env = "FOREBAY_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Certificate and private key (PEM) for a service that demands them
+    #[arg(long, env = "FOREBAY_IDENTITY", value_name = "FILE")]
+    identity: Option<PathBuf>,
     /// No service: read the bodies in this process and do nothing with them, the ceiling of this machine
     #[arg(long, conflicts_with_all = ["trainers", "wake", "reset"])]
     drain_only: bool,
@@ -128,7 +134,7 @@ pub(crate) async fn bench(args: BenchArgs) -> anyhow::Result<()> {
         (false, Some(url)) => url.clone(),
         (false, None) => args.target.protocol.usual_url().to_owned(),
     };
-    let target = Target::new(&url, args.target.protocol, args.target.key.clone())?;
+    let target = Target::new(&url, args.target.protocol, args.target.options()?)?;
     let report = if args.trainers.wake { measure_wake(&args, target).await? } else { load(&args, target).await? };
     match args.json.as_deref() {
         Some(path) if path == Path::new("-") => crate::print(&report.json()),
@@ -214,6 +220,17 @@ fn report(args: &BenchArgs, target: &Target, bodies: template::BodySummary, outc
         rate: args.load.rate,
         warmup_s: args.load.warmup().as_secs_f64(),
         outcome,
+    }
+}
+
+impl TargetArgs {
+    fn options(&self) -> anyhow::Result<ClientOptions> {
+        let read = |file: &PathBuf| std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()));
+        Ok(ClientOptions {
+            key: self.key.clone(),
+            ca_pem: self.ca.as_ref().map(read).transpose()?,
+            identity_pem: self.identity.as_ref().map(read).transpose()?,
+        })
     }
 }
 

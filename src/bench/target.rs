@@ -1,12 +1,12 @@
 //! The service under load, over HTTP: what it answers, and what its silence means.
 
-use std::time::Duration;
+use std::{error::Error as _, io, time::Duration};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use forebay_client::{Client, ClientOptions, install_tls_provider, wire::ApiKey};
+use forebay_client::{Client, ClientOptions, install_tls_provider};
 use reqwest::{
-    RequestBuilder, Response, StatusCode,
+    Certificate, Identity, RequestBuilder, Response, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
 };
 use serde_json::Value;
@@ -27,7 +27,7 @@ const BEGINNING_BYTES: usize = 64;
 pub(crate) struct Target {
     pub(crate) url: String,
     protocol: ProtocolName,
-    key: Option<ApiKey>,
+    options: ClientOptions,
     http: reqwest::Client,
 }
 
@@ -55,37 +55,41 @@ impl Read {
 }
 
 impl Target {
-    pub(crate) fn new(url: &str, protocol: ProtocolName, key: Option<ApiKey>) -> anyhow::Result<Self> {
+    pub(crate) fn new(url: &str, protocol: ProtocolName, options: ClientOptions) -> anyhow::Result<Self> {
         install_tls_provider();
         let mut headers = HeaderMap::new();
-        if let Some(key) = &key {
+        if let Some(key) = &options.key {
             let bearer = format!("Bearer {}", key.reveal());
             let mut value = HeaderValue::from_str(&bearer).ok().context("the key has characters that no key has")?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        let http = reqwest::Client::builder()
+        let mut http = reqwest::Client::builder()
             .user_agent(concat!("forebay-bench/", env!("CARGO_PKG_VERSION")))
             .default_headers(headers)
             .read_timeout(SILENCE_TIMEOUT)
             // A load that goes through a proxy measures the proxy.
-            .no_proxy()
-            .build()
-            .context("no HTTP client can be made")?;
-        Ok(Self { url: url.trim_end_matches('/').to_owned(), protocol, key, http })
+            .no_proxy();
+        if let Some(pem) = &options.ca_pem {
+            http = http.tls_certs_only(Certificate::from_pem_bundle(pem).context("the authority cannot be used")?);
+        }
+        if let Some(pem) = &options.identity_pem {
+            http = http.identity(Identity::from_pem(pem).context("the identity cannot be used")?);
+        }
+        let http = http.build().context("no HTTP client can be made")?;
+        Ok(Self { url: url.trim_end_matches('/').to_owned(), protocol, options, http })
     }
 
     /// A client of our own protocol for the same service.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
-        let options = ClientOptions { key: self.key.clone(), ..ClientOptions::default() };
-        Ok(Client::with_options(&self.url, &options)?)
+        Ok(Client::with_options(&self.url, &self.options)?)
     }
 
     /// Whether anybody is there; says what to do when nobody is.
     pub(crate) async fn reach(&self, path: &str) -> anyhow::Result<()> {
         match self.http.get(self.at(path)).send().await {
             Ok(_) => Ok(()),
-            Err(error) if error.is_connect() => bail!("nothing listens at {}: {}", self.url, self.advice()),
+            Err(error) if is_refused(&error) => bail!("nothing listens at {}: {}", self.url, self.advice()),
             Err(error) => Err(error).with_context(|| format!("{} does not answer", self.url)),
         }
     }
@@ -152,6 +156,14 @@ impl Target {
     fn at(&self, path: &str) -> String {
         format!("{}{path}", self.url)
     }
+}
+
+/// Whether the machine is there and nothing listens.
+fn is_refused(error: &reqwest::Error) -> bool {
+    let mut sources = std::iter::successors(error.source(), |&source| source.source());
+    sources.any(|source| {
+        source.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    })
 }
 
 fn retry_after(response: &Response) -> Option<Duration> {
