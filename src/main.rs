@@ -1,5 +1,6 @@
 //! Command line, configuration, log, store, bind, serve.
 
+mod bench;
 mod care;
 mod keys_command;
 
@@ -58,6 +59,12 @@ enum Command {
     /// Brings the schema up to date first, as serving does. A SQLite database must not be served meanwhile; a copy that
     /// `backup` made can be looked at any time.
     Doctor(DatabaseArgs),
+    /// Load a service like agents and trainers do, and tell how fast it is
+    ///
+    /// Producers post groups of rollouts with realistic lengths, in a closed loop (as fast as they are answered) or an
+    /// open one (`--rate`); trainers take batches meanwhile. The service is a running forebay, or one that speaks the
+    /// protocol of slime's rollout buffer or of an Atropos server. The result is a table, and with `--json` a document.
+    Bench(Box<bench::BenchArgs>),
     /// Print the OpenAPI document and exit
     Openapi,
 }
@@ -108,6 +115,7 @@ fn main() -> ExitCode {
         Some(Command::CheckConfig { file }) => check_config(&file),
         Some(Command::Backup { file, database }) => database.url().and_then(|url| wait_for(care::backup(&url, &file))),
         Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(care::doctor(&url))),
+        Some(Command::Bench(args)) => wait_for(bench::bench(*args)),
         Some(Command::Openapi) => print(&forebay::api::openapi()),
     };
     match outcome {

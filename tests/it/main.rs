@@ -5,6 +5,7 @@ mod support;
 mod access;
 mod admissions;
 mod batches;
+mod bench;
 mod cancelled;
 mod care;
 mod client;

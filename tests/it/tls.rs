@@ -95,3 +95,28 @@ async fn with_a_client_authority_only_its_clients_are_served() {
     assert!(client(&app.url, &servers, Some(Authority::new().sign("agent"))).stats().await.is_err(), "another's");
     app.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_load_generator_proves_itself_and_believes_the_named_authority() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let authority = Authority::new();
+    write(folder.path(), &authority);
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("clients.pem"), authority.pem()).expect("the file is written");
+    let (certificate, key) = authority.sign("agent");
+    std::fs::write(path("agent.pem"), certificate + &key).expect("the file is written");
+    let app = TestApp::start_with(Backend::Sqlite, &config(folder.path(), true)).await;
+    let bench = async |identity: &[&str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["bench", "--url", &app.url, "--bodies", "2", "--tokens", "20", "--trainers", "1"]);
+        command.arg("--ca").arg(path("clients.pem")).args(identity);
+        command.output().await.expect("the binary starts")
+    };
+    let identity = path("agent.pem");
+    let proven = bench(&["--identity", identity.to_str().expect("text")]).await;
+    assert!(proven.status.success(), "{}", String::from_utf8_lossy(&proven.stderr));
+    let unproven = bench(&[]).await;
+    let why = String::from_utf8_lossy(&unproven.stderr);
+    assert!(!unproven.status.success() && !why.contains("nothing listens"), "{why}");
+    app.finish().await;
+}
