@@ -13,7 +13,7 @@ use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Api, problem::Failure};
+use super::{Api, arrow, problem::Failure};
 
 /// Bytes of one permit of the budget: a semaphore counts to 2^29 at least.
 const PERMIT_BYTES: usize = 1 << 10;
@@ -109,6 +109,8 @@ pub(super) enum Media {
     Json,
     /// `application/x-ndjson`
     Ndjson,
+    /// `application/vnd.apache.arrow.stream`
+    Arrow,
 }
 
 /// The media type of a body that may have any of them.
@@ -117,7 +119,10 @@ pub(super) fn media(headers: &HeaderMap) -> Result<Media, Failure> {
     match sent.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
         "application/json" => Ok(Media::Json),
         "application/x-ndjson" => Ok(Media::Ndjson),
-        _ => Err(unsupported("Content-Type must be application/json or application/x-ndjson")),
+        arrow::MEDIA_TYPE => Ok(Media::Arrow),
+        _ => Err(unsupported(
+            "Content-Type must be application/json, application/x-ndjson or application/vnd.apache.arrow.stream",
+        )),
     }
 }
 

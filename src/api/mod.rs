@@ -4,6 +4,7 @@
 //! who comes in, by the table in [`roles`].
 
 mod admissions;
+mod arrow;
 mod batches;
 mod body;
 mod decode;

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::{
-    Api, body,
+    Api, arrow, body,
     params::{BatchPath, Query},
     problem::Failure,
 };
@@ -45,8 +45,12 @@ pub(super) struct ShardQuery {
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch"), ShardQuery),
     responses(
-        (status = 200, description = "Rows, by `Accept`: NDJSON (also for `*/*`) or a JSON array",
-            content((Sample = "application/x-ndjson"), (Vec<Sample> = "application/json"))),
+        (status = 200, description = "Rows, by `Accept`: NDJSON (also for `*/*`), a JSON array or an Arrow IPC stream",
+            content(
+                (Sample = "application/x-ndjson"),
+                (Vec<Sample> = "application/json"),
+                (Vec<u8> = "application/vnd.apache.arrow.stream"),
+            )),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 406, description = "No acceptable representation", body = Problem, content_type = "application/problem+json"),
         (status = 410, description = "The payloads are purged", body = Problem, content_type = "application/problem+json"),
@@ -64,7 +68,7 @@ pub(super) async fn get(
     let mut reader = api.buffer.samples(batch_id, shard).await?;
     // The first page is read before the head is sent, so that its failure is still a problem.
     let first = reader.next_page().await?;
-    let rows = Rows { reader, format, page: first, written: None, ended: false };
+    let rows = Rows { reader, writer: Writer::new(format), page: first, is_first: true, ended: false };
     let body = Body::from_stream(stream::try_unfold(rows, Rows::frame));
     Ok(([(header::CONTENT_TYPE, format.media())], body).into_response())
 }
@@ -84,6 +88,7 @@ fn shard(query: &ShardQuery) -> Result<Shard, Failure> {
 enum Format {
     Ndjson,
     Json,
+    Arrow,
 }
 
 impl Format {
@@ -91,6 +96,7 @@ impl Format {
         match self {
             Self::Ndjson => "application/x-ndjson",
             Self::Json => "application/json",
+            Self::Arrow => arrow::MEDIA_TYPE,
         }
     }
 }
@@ -107,24 +113,27 @@ fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
         let format = match parts.next().unwrap_or_default().to_ascii_lowercase().as_str() {
             "application/x-ndjson" | "*/*" | "application/*" => Format::Ndjson,
             "application/json" => Format::Json,
+            arrow::MEDIA_TYPE => Format::Arrow,
             _ => return None,
         };
         let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok()).unwrap_or(1.0);
         (quality > 0.0).then_some((format, quality))
     });
     // Of equal qualities the first named wins.
-    best.reduce(|best, next| if next.1 > best.1 { next } else { best })
-        .map(|(format, _)| format)
-        .ok_or_else(|| Failure::not_acceptable("samples are application/x-ndjson or application/json"))
+    best.reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(format, _)| format).ok_or_else(|| {
+        Failure::not_acceptable(
+            "samples are application/x-ndjson, application/json or application/vnd.apache.arrow.stream",
+        )
+    })
 }
 
 /// A body being written.
 struct Rows {
     reader: SampleReader,
-    format: Format,
+    writer: Writer,
     page: Option<Page>,
-    /// Rows written so far; none before the opening bracket of an array.
-    written: Option<u64>,
+    /// The page that was read before the head was sent is still to be written.
+    is_first: bool,
     ended: bool,
 }
 
@@ -134,7 +143,7 @@ impl Rows {
         if self.ended {
             return Ok(None);
         }
-        if self.page.is_none() && self.written.is_some() {
+        if self.page.is_none() && !std::mem::take(&mut self.is_first) {
             self.page = self.reader.next_page().await.map_err(|error| broken(error.into()))?;
         }
         let write = move || self.write().map(|bytes| (bytes, self));
@@ -144,32 +153,73 @@ impl Rows {
 
     /// Writes rows of the current page until a frame is full; without a page, the end.
     fn write(&mut self) -> Result<Bytes, std::io::Error> {
-        let mut text = Vec::new();
-        if self.format == Format::Json && self.written.is_none() {
-            text.push(b'[');
+        self.is_first = false;
+        let Some(page) = &mut self.page else {
+            self.ended = true;
+            return self.writer.end();
+        };
+        let (frame, is_done) = self.writer.rows(page)?;
+        if is_done {
+            self.page = None;
         }
-        let mut written = self.written.unwrap_or(0);
-        self.ended = self.page.is_none();
-        while text.len() < FRAME_BYTES {
-            let Some(row) = self.page.as_mut().and_then(Iterator::next) else {
-                self.page = None;
-                break;
-            };
-            self.format.write_row(&mut text, &row, written == 0)?;
-            written += 1;
-        }
-        self.written = Some(written);
-        if self.format == Format::Json && self.ended {
-            text.push(b']');
-        }
-        Ok(text.into())
+        Ok(frame)
     }
 }
 
-impl Format {
+/// Writes rows in one of the representations.
+enum Writer {
+    Text { format: TextFormat, written: u64 },
+    Arrow(Box<arrow::Encoder>),
+}
+
+/// Representations of one row after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextFormat {
+    Ndjson,
+    Json,
+}
+
+impl Writer {
+    fn new(format: Format) -> Self {
+        match format {
+            Format::Ndjson => Self::Text { format: TextFormat::Ndjson, written: 0 },
+            Format::Json => Self::Text { format: TextFormat::Json, written: 0 },
+            Format::Arrow => Self::Arrow(Box::default()),
+        }
+    }
+
+    /// A frame of the next rows of a page, and whether they were its last.
+    fn rows(&mut self, page: &mut Page) -> Result<(Bytes, bool), std::io::Error> {
+        match self {
+            // A page is one record batch, so that neither side meets many small ones.
+            Self::Arrow(encoder) => Ok((encoder.rows(&page.collect::<Vec<_>>()).map_err(std::io::Error::other)?, true)),
+            Self::Text { format, written } => {
+                let mut text = Vec::new();
+                while text.len() < FRAME_BYTES {
+                    let Some(row) = page.next() else { return Ok((text.into(), true)) };
+                    format.write_row(&mut text, &row, *written == 0)?;
+                    *written += 1;
+                }
+                Ok((text.into(), false))
+            }
+        }
+    }
+
+    /// The frame that ends the body.
+    fn end(&mut self) -> Result<Bytes, std::io::Error> {
+        match self {
+            Self::Arrow(encoder) => encoder.end().map_err(std::io::Error::other),
+            Self::Text { format: TextFormat::Ndjson, .. } => Ok(Bytes::new()),
+            Self::Text { written: 0, .. } => Ok(Bytes::from_static(b"[]")),
+            Self::Text { .. } => Ok(Bytes::from_static(b"]")),
+        }
+    }
+}
+
+impl TextFormat {
     fn write_row(self, text: &mut Vec<u8>, row: &Sample, is_first: bool) -> Result<(), std::io::Error> {
-        if self == Self::Json && !is_first {
-            text.push(b',');
+        if self == Self::Json {
+            text.push(if is_first { b'[' } else { b',' });
         }
         let start = text.len();
         serde_json::to_writer(&mut *text, row)?;

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    Api,
+    Api, arrow,
     body::{self, Media},
     decode::{self, Shape},
     guard::Caller,
@@ -28,6 +28,7 @@ use crate::{
         ids::{GroupId, ID_BYTES_MAX, RolloutId},
         ingest::{NewRollout, warnings},
         refusal::{BufferError, Refusal},
+        trajectory::TrajectoryLimits,
     },
     store::{Ingested, Story, StoryFilter},
 };
@@ -53,9 +54,13 @@ const BULK_BYTES: usize = 8 << 20;
     path = "/trajectories",
     tag = "agents",
     request_body(
-        content((TrajectoryOrBundle = "application/json"), (wire::Trajectory = "application/x-ndjson")),
-        description = "An object, an array of objects (a bundle), or one object per line (bulk). \
-            May be gzip or zstd."
+        content(
+            (TrajectoryOrBundle = "application/json"),
+            (wire::Trajectory = "application/x-ndjson"),
+            (Vec<u8> = "application/vnd.apache.arrow.stream"),
+        ),
+        description = "An object, an array of objects (a bundle), one object per line (bulk), or an Arrow IPC stream \
+            (a bundle) with one row per segment, the rows of a rollout adjacent. May be gzip or zstd."
     ),
     responses(
         (status = 201, description = "Stored; a bundle: at least one was new", body = ReceiptOrBundle),
@@ -84,7 +89,8 @@ pub(super) async fn post(
     let body::ReadBody { bytes, share } = body::read(&api.bodies, &headers, body).await?;
     let ingest = |buffer| async move {
         let answer = match media {
-            Media::Json => whole(buffer, &grant, bytes).await,
+            Media::Json => whole(buffer, &grant, bytes, |bytes, limits| decode::body(&bytes, limits)).await,
+            Media::Arrow => whole(buffer, &grant, bytes, |bytes, _| Ok((arrow::bundle(bytes)?, Shape::Array))).await,
             Media::Ndjson => bulk(&buffer, &grant, bytes).await,
         };
         drop(share);
@@ -93,26 +99,27 @@ pub(super) async fn post(
     api.to_the_end(ingest).await
 }
 
+/// Reads the trajectories of a body.
+type Decode = fn(Bytes, &TrajectoryLimits) -> Result<(Vec<wire::Trajectory>, Shape), Failure>;
+
 /// Ingests one trajectory or one bundle.
-async fn whole(buffer: Buffer, grant: &Grant, bytes: Bytes) -> Result<Response, Failure> {
+async fn whole(buffer: Buffer, grant: &Grant, bytes: Bytes, decode: Decode) -> Result<Response, Failure> {
     let inline = bytes.len() <= INLINE_BYTES_MAX;
     let (decoder, grant) = (buffer.clone(), grant.clone());
-    let (bundle, shape) = run(inline, move || read(&decoder, &grant, &bytes)).await??;
+    let read = move || {
+        let (sent, shape) = decode(bytes, decoder.trajectory_limits())?;
+        let prepared = prepare(&decoder, &grant, sent).map_err(|refusal| match shape {
+            Shape::Array => Failure::from(refusal),
+            Shape::Object => Failure::from(refusal).of_single_object(),
+        });
+        Ok::<_, Failure>((prepared?, shape))
+    };
+    let (bundle, shape) = run(inline, read).await??;
     shape.answer(buffer.ingest(bundle).await)
 }
 
 async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
     if inline { Ok(work()) } else { tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped()) }
-}
-
-/// Parses, validates and packs a JSON body, one trajectory or many.
-fn read(buffer: &Buffer, grant: &Grant, bytes: &[u8]) -> Result<(Vec<NewRollout>, Shape), Failure> {
-    let (sent, shape) = decode::body(bytes, buffer.trajectory_limits())?;
-    let prepared = prepare(buffer, grant, sent).map_err(|refusal| match shape {
-        Shape::Array => Failure::from(refusal),
-        Shape::Object => Failure::from(refusal).of_single_object(),
-    });
-    Ok((prepared?, shape))
 }
 
 /// Validates and packs trajectories, all of policies that the caller sees.

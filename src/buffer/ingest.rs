@@ -236,7 +236,7 @@ impl Buffer {
             return;
         }
         let decision = &ingested.decision;
-        self.metrics.received(policy, verdict_name(decision.verdict), new.facts.tokens);
+        self.metrics.received(policy, decision.verdict.as_str(), new.facts.tokens);
         for filter in &decision.failed_filters {
             self.metrics.filter_failed(policy, filter);
         }
@@ -267,15 +267,6 @@ impl Buffer {
             self.metrics.decided(policy.as_str(), "discarded");
             self.metrics.dropped(policy.as_str(), reason.unwrap_or_default());
         }
-    }
-}
-
-fn verdict_name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Kept => "kept",
-        Verdict::Masked => "masked",
-        Verdict::Dropped => "dropped",
-        Verdict::Late => "late",
     }
 }
 

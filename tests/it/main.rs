@@ -4,6 +4,7 @@ mod support;
 
 mod access;
 mod admissions;
+mod arrow;
 mod batches;
 mod bench;
 mod cancelled;

@@ -209,6 +209,19 @@ pub enum Verdict {
     Late,
 }
 
+impl Verdict {
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::Masked => "masked",
+            Self::Dropped => "dropped",
+            Self::Late => "late",
+        }
+    }
+}
+
 /// One line of the answer to a bulk (`application/x-ndjson`) post.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

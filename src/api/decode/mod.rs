@@ -18,10 +18,10 @@ use super::problem::Failure;
 use crate::buffer::trajectory::TrajectoryLimits;
 
 /// Trajectories of one bundle.
-const BUNDLE_MAX: usize = 4_096;
+pub(super) const BUNDLE_MAX: usize = 4_096;
 
 /// Segments of all trajectories of one body: a segment takes some 200 bytes besides its tokens.
-const BODY_SEGMENTS_MAX: usize = 262_144;
+pub(super) const BODY_SEGMENTS_MAX: usize = 262_144;
 
 /// What a JSON body was, and so what its answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +32,7 @@ pub(super) enum Shape {
 
 /// The trajectories of a JSON body, one or many.
 pub(super) fn body(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<Trajectory>, Shape), Failure> {
-    if let Some(read) = quick::body(bytes, limits) {
-        return Ok(read);
-    }
-    general(bytes, limits)
+    quick::body(bytes, limits).map_or_else(|| general(bytes, limits), Ok)
 }
 
 /// Any body: counted, then parsed, and told where it is wrong.

@@ -1,0 +1,359 @@
+//! Trajectories from record batches: one row per segment, all rows of a rollout adjacent.
+//!
+//! It only builds what the JSON reader would have built, so that a rollout means the same in either form: the same
+//! verdicts, the same errors, the same digest.
+
+use std::{
+    fmt::Display,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use arrow_array::{
+    Array, ArrowPrimitiveType, GenericListArray, OffsetSizeTrait, PrimitiveArray, RecordBatch, StructArray,
+    cast::AsArray as _,
+    types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type, UInt32Type},
+};
+use arrow_buffer::Buffer;
+use arrow_ipc::reader::StreamDecoder;
+use arrow_schema::DataType;
+use axum::http::StatusCode;
+use bytes::Bytes;
+use forebay_client::wire::{Sampling, Segment, Status, Trajectory, VersionSpan};
+use serde_json::value::RawValue;
+
+use crate::api::{
+    decode::{BODY_SEGMENTS_MAX, BUNDLE_MAX},
+    problem::Failure,
+};
+
+/// The columns that are taken, in the words of the documentation.
+const COLUMNS: &[(&str, &str)] = &[
+    ("policy", "utf8"),
+    ("rollout_id", "utf8"),
+    ("group_id", "utf8"),
+    ("group_size", "int32, uint32 or int64"),
+    ("environment", "utf8"),
+    ("policy_version", "int64 or int32"),
+    ("admission_id", "utf8"),
+    ("status", "utf8"),
+    ("reward", "float64"),
+    ("reward_components", "utf8 that holds JSON"),
+    ("temperature", "float32"),
+    ("top_p", "float32"),
+    ("top_k", "int32 or int64"),
+    ("segment", "int32 or int64"),
+    ("kind", "utf8"),
+    ("tokens", "list<int32>"),
+    ("response_length", "int32, uint32 or int64"),
+    ("loss_mask", "list<uint8>"),
+    ("logprobs", "list<float32>"),
+    ("teacher_logprobs", "list<float32>"),
+    ("values", "list<float32>"),
+    ("versions", "list<struct<version: int64, start: int64, length: int64>>"),
+    ("messages", "utf8 that holds JSON"),
+    ("metadata", "utf8 that holds JSON"),
+];
+
+/// The trajectories of a stream.
+pub(in crate::api) fn bundle(body: Bytes) -> Result<Vec<Trajectory>, Failure> {
+    // The format is intricate; a body over which its reader stumbles is malformed, whatever else it is.
+    let read = catch_unwind(AssertUnwindSafe(|| read(body)));
+    read.unwrap_or_else(|_| Err(malformed("its parts do not fit together")))
+}
+
+fn read(body: Bytes) -> Result<Vec<Trajectory>, Failure> {
+    let mut stream = Buffer::from(body);
+    let mut decoder = StreamDecoder::new();
+    let mut bundle = Bundle::default();
+    while let Some(batch) = decoder.decode(&mut stream).map_err(malformed)? {
+        bundle.add(&batch)?;
+    }
+    decoder.finish().map_err(malformed)?;
+    bundle.end()
+}
+
+fn malformed(error: impl Display) -> Failure {
+    Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body is not an Arrow IPC stream").detail(error.to_string())
+}
+
+/// Rollouts so far, the last of which may go on.
+#[derive(Default)]
+struct Bundle {
+    rows: usize,
+    done: Vec<Trajectory>,
+    current: Option<Trajectory>,
+}
+
+impl Bundle {
+    fn add(&mut self, batch: &RecordBatch) -> Result<(), Failure> {
+        self.rows = self.rows.saturating_add(batch.num_rows());
+        if self.rows > BODY_SEGMENTS_MAX {
+            return Err(Failure::invalid("", format!("a body has at most {BODY_SEGMENTS_MAX} rows")));
+        }
+        let columns = Columns::new(batch)?;
+        (0..batch.num_rows()).try_for_each(|row| self.add_row(&columns, row))
+    }
+
+    fn add_row(&mut self, columns: &Columns<'_>, row: usize) -> Result<(), Failure> {
+        if !self.current.as_ref().is_some_and(|current| columns.continues(current, row)) {
+            self.done.extend(self.current.take());
+        }
+        if self.done.len() >= BUNDLE_MAX {
+            return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
+        }
+        let added = columns.trajectory(row).and_then(|mut next| {
+            columns.check_place(row, self.current.as_ref().map_or(0, |current| current.segments.len()))?;
+            let Some(current) = &mut self.current else {
+                self.current = Some(next);
+                return Ok(());
+            };
+            check_same(current, &next)?;
+            let segment = next.segments.pop();
+            current.segments.push(segment.ok_or_else(|| Invalid::new("tokens", "is null on one row of several"))?);
+            Ok(())
+        });
+        added.map_err(|problem| self.problem(problem))
+    }
+
+    /// What is wrong with the current row, by the place of its rollout.
+    fn problem(&self, problem: Invalid) -> Failure {
+        let index = self.done.len();
+        Failure::invalid(format!("/{index}/{}", problem.column), problem.detail)
+    }
+
+    fn end(mut self) -> Result<Vec<Trajectory>, Failure> {
+        self.done.extend(self.current.take());
+        if self.done.is_empty() {
+            return Err(Failure::invalid("", format!("a bundle has 1 to {BUNDLE_MAX} trajectories")));
+        }
+        Ok(self.done)
+    }
+}
+
+/// What is wrong with a cell.
+struct Invalid {
+    column: &'static str,
+    detail: String,
+}
+
+impl Invalid {
+    fn new(column: &'static str, detail: impl Into<String>) -> Self {
+        Self { column, detail: detail.into() }
+    }
+}
+
+/// What belongs to the rollout is the same on all of its rows.
+fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
+    let same = [
+        ("group_id", first.group_id == next.group_id),
+        ("group_size", first.group_size == next.group_size),
+        ("environment", first.environment == next.environment),
+        ("policy_version", first.policy_version == next.policy_version),
+        ("admission_id", first.admission_id == next.admission_id),
+        ("status", first.status == next.status),
+        ("reward", first.reward.map(f64::to_bits) == next.reward.map(f64::to_bits)),
+        ("reward_components", first.reward_components == next.reward_components),
+        ("temperature", first.sampling == next.sampling),
+        ("messages", text(first.messages.as_deref()) == text(next.messages.as_deref())),
+        ("metadata", text(first.metadata.as_deref()) == text(next.metadata.as_deref())),
+    ];
+    match same.into_iter().find(|(_, same)| !same) {
+        Some((column, _)) => Err(Invalid::new(column, "differs from that of the rollout's first row")),
+        None => Ok(()),
+    }
+}
+
+fn text(raw: Option<&RawValue>) -> Option<&str> {
+    raw.map(RawValue::get)
+}
+
+/// The columns of a record batch, by their place in [`COLUMNS`].
+struct Columns<'b>(Vec<Option<&'b Arc<dyn Array>>>);
+
+impl<'b> Columns<'b> {
+    fn new(batch: &'b RecordBatch) -> Result<Self, Failure> {
+        let mut columns = vec![None; COLUMNS.len()];
+        for (field, array) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+            let name = field.name();
+            let Some(place) = COLUMNS.iter().position(|(known, _)| known == name) else {
+                return Err(Failure::invalid(pointer(name), "is no column that is taken"));
+            };
+            if columns[place].replace(array).is_some() {
+                return Err(Failure::invalid(pointer(name), "is there twice"));
+            }
+            if !takes(name, array.data_type()) {
+                let (expected, found) = (COLUMNS[place].1, array.data_type());
+                return Err(Failure::invalid(pointer(name), format!("must be {expected}, not {found}")));
+            }
+        }
+        Ok(Self(columns))
+    }
+
+    fn cell(&self, column: &str, row: usize) -> Option<&'b dyn Array> {
+        let place = COLUMNS.iter().position(|(known, _)| *known == column)?;
+        self.0[place].map(AsRef::as_ref).filter(|array| !array.is_null(row))
+    }
+
+    fn text(&self, column: &str, row: usize) -> Option<&'b str> {
+        let array = self.cell(column, row)?;
+        Some(match array.data_type() {
+            DataType::LargeUtf8 => array.as_string::<i64>().value(row),
+            _ => array.as_string::<i32>().value(row),
+        })
+    }
+
+    fn owned(&self, column: &str, row: usize) -> Option<String> {
+        self.text(column, row).map(str::to_owned)
+    }
+
+    fn int(&self, column: &str, row: usize) -> Option<i64> {
+        let array = self.cell(column, row)?;
+        Some(match array.data_type() {
+            DataType::Int32 => array.as_primitive::<Int32Type>().value(row).into(),
+            DataType::UInt32 => array.as_primitive::<UInt32Type>().value(row).into(),
+            _ => array.as_primitive::<Int64Type>().value(row),
+        })
+    }
+
+    /// A number of fewer bits.
+    fn narrow<T: TryFrom<i64>>(&self, column: &'static str, row: usize) -> Result<Option<T>, Invalid> {
+        let Some(number) = self.int(column, row) else { return Ok(None) };
+        T::try_from(number).map(Some).map_err(|_| Invalid::new(column, format!("{number} is out of range")))
+    }
+
+    fn float(&self, column: &str, row: usize) -> Option<f32> {
+        Some(self.cell(column, row)?.as_primitive::<Float32Type>().value(row))
+    }
+
+    fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str, row: usize) -> Result<Option<T>, Invalid> {
+        let Some(text) = self.text(column, row) else { return Ok(None) };
+        serde_json::from_str(text).map(Some).map_err(|error| Invalid::new(column, error.to_string()))
+    }
+
+    fn list<T: ArrowPrimitiveType>(&self, column: &'static str, row: usize) -> Result<Option<Vec<T::Native>>, Invalid> {
+        let Some(array) = self.cell(column, row) else { return Ok(None) };
+        let values = items(array, row);
+        let values: &PrimitiveArray<T> = values.as_primitive();
+        if values.null_count() > 0 {
+            return Err(Invalid::new(column, "has a null among its numbers"));
+        }
+        Ok(Some(values.values().to_vec()))
+    }
+
+    fn versions(&self, row: usize) -> Result<Option<Vec<VersionSpan>>, Invalid> {
+        let Some(array) = self.cell("versions", row) else { return Ok(None) };
+        let spans = items(array, row);
+        let spans: &StructArray = spans.as_struct();
+        let parts = [0, 1, 2].map(|part| spans.column(part).as_primitive::<Int64Type>());
+        if spans.null_count() > 0 || parts.iter().any(|part| part.null_count() > 0) {
+            return Err(Invalid::new("versions", "has a null among its spans"));
+        }
+        let span = |index| VersionSpan(parts[0].value(index), parts[1].value(index), parts[2].value(index));
+        Ok(Some((0..spans.len()).map(span).collect()))
+    }
+
+    /// Whether a row is another one of the rollout before it. One without an id is always a rollout of its own.
+    fn continues(&self, current: &Trajectory, row: usize) -> bool {
+        let id = self.text("rollout_id", row);
+        id.is_some() && id == current.rollout_id.as_deref() && self.text("policy", row) == current.policy.as_deref()
+    }
+
+    /// Checks where a row says that it stands in its rollout.
+    fn check_place(&self, row: usize, place: usize) -> Result<(), Invalid> {
+        match self.int("segment", row) {
+            Some(stated) if stated != place as i64 => {
+                let detail = format!("is {stated}, not {place}: the rows of a rollout are adjacent and in order");
+                Err(Invalid::new("segment", detail))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The rollout of one row, with its one segment.
+    fn trajectory(&self, row: usize) -> Result<Trajectory, Invalid> {
+        let whole = Sampling::default();
+        Ok(Trajectory {
+            policy: self.owned("policy", row),
+            rollout_id: self.owned("rollout_id", row),
+            group_id: self.owned("group_id", row),
+            group_size: self.narrow("group_size", row)?,
+            environment: self.owned("environment", row),
+            policy_version: self.int("policy_version", row),
+            admission_id: self.owned("admission_id", row),
+            status: self.status(row)?,
+            reward: self.cell("reward", row).map(|array| array.as_primitive::<Float64Type>().value(row)),
+            reward_components: self.json("reward_components", row)?.unwrap_or_default(),
+            sampling: Sampling {
+                temperature: self.float("temperature", row).unwrap_or(whole.temperature),
+                top_p: self.float("top_p", row).unwrap_or(whole.top_p),
+                top_k: self.narrow("top_k", row)?.unwrap_or(whole.top_k),
+            },
+            segments: self.segment(row)?.into_iter().collect(),
+            messages: self.json("messages", row)?,
+            metadata: self.json("metadata", row)?,
+        })
+    }
+
+    fn status(&self, row: usize) -> Result<Status, Invalid> {
+        let status = self.text("status", row).ok_or_else(|| Invalid::new("status", "is needed"))?;
+        serde_json::from_value(status.into()).map_err(|error| Invalid::new("status", error.to_string()))
+    }
+
+    /// The segment of a row; none where neither tokens nor mask are there.
+    fn segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
+        let (tokens, loss_mask) = (self.list::<Int32Type>("tokens", row)?, self.list::<UInt8Type>("loss_mask", row)?);
+        let (tokens, loss_mask) = match (tokens, loss_mask) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => return Err(Invalid::new("loss_mask", "is needed beside `tokens`")),
+            (None, Some(_)) => return Err(Invalid::new("tokens", "is needed beside `loss_mask`")),
+            (Some(tokens), Some(loss_mask)) => (tokens, loss_mask),
+        };
+        Ok(Some(Segment {
+            kind: self.owned("kind", row),
+            tokens,
+            loss_mask,
+            response_length: self.narrow("response_length", row)?,
+            logprobs: self.list::<Float32Type>("logprobs", row)?,
+            teacher_logprobs: self.list::<Float32Type>("teacher_logprobs", row)?,
+            values: self.list::<Float32Type>("values", row)?,
+            versions: self.versions(row)?,
+        }))
+    }
+}
+
+fn pointer(name: &str) -> String {
+    format!("/{}", name.chars().take(128).collect::<String>().replace('~', "~0").replace('/', "~1"))
+}
+
+/// The items of a list.
+fn items(array: &dyn Array, row: usize) -> Arc<dyn Array> {
+    fn of<O: OffsetSizeTrait>(array: &dyn Array, row: usize) -> Arc<dyn Array> {
+        let lists: &GenericListArray<O> = array.as_list();
+        lists.value(row)
+    }
+    if matches!(array.data_type(), DataType::LargeList(_)) { of::<i64>(array, row) } else { of::<i32>(array, row) }
+}
+
+/// Whether a column may have this type.
+fn takes(name: &str, found: &DataType) -> bool {
+    let is_list_of = |item: &DataType| matches!(found, DataType::List(field) | DataType::LargeList(field) if field.data_type() == item);
+    match name {
+        "group_size" | "response_length" => matches!(found, DataType::Int32 | DataType::UInt32 | DataType::Int64),
+        "policy_version" | "segment" | "top_k" => matches!(found, DataType::Int32 | DataType::Int64),
+        "reward" => *found == DataType::Float64,
+        "temperature" | "top_p" => *found == DataType::Float32,
+        "tokens" => is_list_of(&DataType::Int32),
+        "loss_mask" => is_list_of(&DataType::UInt8),
+        "logprobs" | "teacher_logprobs" | "values" => is_list_of(&DataType::Float32),
+        "versions" => matches!(found, DataType::List(field) | DataType::LargeList(field) if is_span(field.data_type())),
+        _ => matches!(found, DataType::Utf8 | DataType::LargeUtf8),
+    }
+}
+
+fn is_span(found: &DataType) -> bool {
+    let DataType::Struct(fields) = found else { return false };
+    let names = ["version", "start", "length"];
+    fields.len() == names.len()
+        && fields.iter().zip(names).all(|(field, name)| field.name() == name && *field.data_type() == DataType::Int64)
+}

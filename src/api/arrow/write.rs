@@ -1,0 +1,142 @@
+//! Samples as record batches, one for each page.
+
+use std::sync::Arc;
+
+use arrow_array::{
+    ArrayRef, ArrowPrimitiveType, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, PrimitiveArray,
+    RecordBatch, StringArray, StructArray,
+    types::{Float32Type, Int32Type, UInt8Type},
+};
+use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
+use arrow_ipc::writer::StreamEncoder;
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
+use bytes::Bytes;
+use forebay_client::wire::{Sample, VersionSpan};
+use serde_json::value::RawValue;
+
+/// Writes pages of samples as one stream.
+pub(in crate::api) struct Encoder {
+    schema: SchemaRef,
+    stream: StreamEncoder,
+}
+
+impl Default for Encoder {
+    fn default() -> Self {
+        let schema = Arc::new(schema());
+        Self { stream: stream(&schema), schema }
+    }
+}
+
+fn stream(schema: &Schema) -> StreamEncoder {
+    StreamEncoder::try_new(schema).expect("the schema has only types that streams can have")
+}
+
+impl Encoder {
+    /// One record batch of rows; the first brings the schema along.
+    pub(in crate::api) fn rows(&mut self, rows: &[Sample]) -> Result<Bytes, ArrowError> {
+        let columns = columns(rows);
+        let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)?;
+        self.stream.encode(&batch).map(|parts| whole(&parts))
+    }
+
+    /// The end of the stream, which tells it from one that broke off.
+    pub(in crate::api) fn end(&mut self) -> Result<Bytes, ArrowError> {
+        std::mem::replace(&mut self.stream, stream(&self.schema)).finish().map(|parts| whole(&parts))
+    }
+}
+
+fn whole(parts: &[Buffer]) -> Bytes {
+    parts.iter().map(Buffer::as_slice).collect::<Vec<_>>().concat().into()
+}
+
+fn span_fields() -> Fields {
+    ["version", "start", "length"].map(|name| Field::new(name, DataType::Int64, false)).into_iter().collect()
+}
+
+fn item(of: DataType) -> Arc<Field> {
+    Arc::new(Field::new_list_field(of, false))
+}
+
+fn schema() -> Schema {
+    let list = |of: DataType| DataType::List(item(of));
+    let field = Field::new;
+    Schema::new(vec![
+        field("rollout_id", DataType::Utf8, false),
+        field("group_id", DataType::Utf8, false),
+        field("segment", DataType::Int32, false),
+        field("segments", DataType::Int32, false),
+        field("kind", DataType::Utf8, true),
+        field("environment", DataType::Utf8, true),
+        field("verdict", DataType::Utf8, false),
+        field("status", DataType::Utf8, false),
+        field("tokens", list(DataType::Int32), true),
+        field("response_length", DataType::Int32, false),
+        field("loss_mask", list(DataType::UInt8), true),
+        field("logprobs", list(DataType::Float32), true),
+        field("teacher_logprobs", list(DataType::Float32), true),
+        field("values", list(DataType::Float32), true),
+        field("temperature", DataType::Float32, false),
+        field("reward", DataType::Float64, true),
+        field("advantage", DataType::Float32, false),
+        field("loss_weight", DataType::Float64, false),
+        field("policy_version", DataType::Int64, true),
+        field("versions", list(DataType::Struct(span_fields())), true),
+        field("messages", DataType::Utf8, true),
+        field("metadata", DataType::Utf8, true),
+    ])
+}
+
+/// The arrays of some rows, in the order of the schema.
+fn columns(rows: &[Sample]) -> Vec<ArrayRef> {
+    let texts =
+        |text: fn(&Sample) -> Option<&str>| -> ArrayRef { Arc::new(rows.iter().map(text).collect::<StringArray>()) };
+    let ints = |int: fn(&Sample) -> i32| -> ArrayRef { Arc::new(Int32Array::from_iter_values(rows.iter().map(int))) };
+    let floats =
+        |float: fn(&Sample) -> f32| -> ArrayRef { Arc::new(Float32Array::from_iter_values(rows.iter().map(float))) };
+    vec![
+        texts(|row| Some(&row.rollout_id)),
+        texts(|row| Some(&row.group_id)),
+        ints(|row| row.segment),
+        ints(|row| row.segments),
+        texts(|row| row.kind.as_deref()),
+        texts(|row| row.environment.as_deref()),
+        texts(|row| Some(row.verdict.as_str())),
+        texts(|row| Some(row.status.as_str())),
+        lists::<Int32Type>(rows, |row| row.tokens.as_deref()),
+        ints(|row| row.response_length),
+        lists::<UInt8Type>(rows, |row| row.loss_mask.as_deref()),
+        lists::<Float32Type>(rows, |row| row.logprobs.as_deref()),
+        lists::<Float32Type>(rows, |row| row.teacher_logprobs.as_deref()),
+        lists::<Float32Type>(rows, |row| row.values.as_deref()),
+        floats(|row| row.temperature),
+        Arc::new(rows.iter().map(|row| row.reward).collect::<Float64Array>()),
+        floats(|row| row.advantage),
+        Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.loss_weight))),
+        Arc::new(rows.iter().map(|row| row.policy_version).collect::<Int64Array>()),
+        spans(rows),
+        texts(|row| row.messages.as_deref().map(RawValue::get)),
+        texts(|row| row.metadata.as_deref().map(RawValue::get)),
+    ]
+}
+
+fn lists<T: ArrowPrimitiveType>(rows: &[Sample], list: fn(&Sample) -> Option<&[T::Native]>) -> ArrayRef {
+    let mut values = Vec::with_capacity(rows.iter().filter_map(list).map(<[_]>::len).sum());
+    for list in rows.iter().filter_map(list) {
+        values.extend_from_slice(list);
+    }
+    let values = PrimitiveArray::<T>::new(ScalarBuffer::from(values), None);
+    let lengths = OffsetBuffer::from_lengths(rows.iter().map(|row| list(row).map_or(0, <[_]>::len)));
+    let present = rows.iter().map(|row| list(row).is_some()).collect();
+    Arc::new(ListArray::new(item(T::DATA_TYPE), lengths, Arc::new(values), Some(present)))
+}
+
+fn spans(rows: &[Sample]) -> ArrayRef {
+    let all: Vec<VersionSpan> = rows.iter().flat_map(|row| row.versions.iter().flatten().copied()).collect();
+    let column =
+        |part: fn(&VersionSpan) -> i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values(all.iter().map(part))) };
+    let columns = vec![column(|span| span.0), column(|span| span.1), column(|span| span.2)];
+    let structs = StructArray::new(span_fields(), columns, None);
+    let lengths = OffsetBuffer::from_lengths(rows.iter().map(|row| row.versions.as_ref().map_or(0, Vec::len)));
+    let present = rows.iter().map(|row| row.versions.is_some()).collect();
+    Arc::new(ListArray::new(item(DataType::Struct(span_fields())), lengths, Arc::new(structs), Some(present)))
+}

@@ -1,0 +1,287 @@
+//! Arrow streams both ways: the same rollouts, verdicts, errors and digests as JSON.
+
+use std::sync::Arc;
+
+use arrow_array::{
+    Array, ArrayRef, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
+    StructArray, UInt8Array,
+    cast::AsArray as _,
+    types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type},
+};
+use arrow_buffer::OffsetBuffer;
+use arrow_ipc::{reader::StreamReader, writer::StreamWriter};
+use arrow_schema::{DataType, Field, Schema};
+use serde_json::{Value, json};
+
+use crate::support::{Answer, TestApp, group, on_both_stores, rollout, text, with};
+
+const ARROW: &str = "application/vnd.apache.arrow.stream";
+
+type Columns = Vec<(&'static str, ArrayRef)>;
+
+/// A stream of one record batch for each set of columns.
+fn stream(batches: &[Columns]) -> Vec<u8> {
+    let batch = |columns: &Columns| {
+        let fields = columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true));
+        let arrays = columns.iter().map(|(_, array)| Arc::clone(array)).collect();
+        RecordBatch::try_new(Arc::new(Schema::new(fields.collect::<Vec<_>>())), arrays).expect("columns of one length")
+    };
+    let batches: Vec<RecordBatch> = batches.iter().map(batch).collect();
+    let mut writer = StreamWriter::try_new(Vec::new(), batches[0].schema_ref()).expect("the schema can be streamed");
+    for batch in &batches {
+        writer.write(batch).expect("memory can be written");
+    }
+    writer.into_inner().expect("the stream ends")
+}
+
+fn texts(cells: impl IntoIterator<Item = Option<String>>) -> ArrayRef {
+    Arc::new(cells.into_iter().collect::<StringArray>())
+}
+
+fn ids(lists: &[Option<&[i32]>]) -> ArrayRef {
+    let lists = lists.iter().map(|list| list.map(|list| list.iter().copied().map(Some)));
+    Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(lists))
+}
+
+fn bits(lists: &[Option<&[u8]>]) -> ArrayRef {
+    let lists = lists.iter().map(|list| list.map(|list| list.iter().copied().map(Some)));
+    Arc::new(ListArray::from_iter_primitive::<UInt8Type, _, _>(lists))
+}
+
+fn spans(rows: &[Value]) -> ArrayRef {
+    let of = |row: &Value| row["versions"].as_array().cloned().unwrap_or_default();
+    let all: Vec<Value> = rows.iter().flat_map(of).collect();
+    let part =
+        |place: usize| -> ArrayRef { Arc::new(all.iter().map(|span| span[place].as_i64()).collect::<Int64Array>()) };
+    let field = |name| Arc::new(Field::new(name, DataType::Int64, true));
+    let structs =
+        StructArray::from(vec![(field("version"), part(0)), (field("start"), part(1)), (field("length"), part(2))]);
+    let item = Arc::new(Field::new_list_field(structs.data_type().clone(), true));
+    let lengths = OffsetBuffer::from_lengths(rows.iter().map(|row| of(row).len()));
+    let present = rows.iter().map(|row| !row["versions"].is_null()).collect();
+    Arc::new(ListArray::new(item, lengths, Arc::new(structs), Some(present)))
+}
+
+/// The columns of trajectories in JSON: one row per segment.
+fn columns(bundle: &[Value]) -> Columns {
+    let mut rows = Vec::new();
+    for trajectory in bundle {
+        let segments = trajectory["segments"].as_array().cloned().unwrap_or_default();
+        let whole = |place: Value| with(trajectory.clone(), json!({"segment": place, "segments": null}));
+        if segments.is_empty() {
+            rows.push(whole(json!(0)));
+        }
+        rows.extend(segments.into_iter().enumerate().map(|(place, segment)| with(whole(json!(place)), segment)));
+    }
+    let column = |name: &'static str| -> (&'static str, ArrayRef) {
+        let text = |row: &Value| match &row[name] {
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()),
+            json => Some(json.to_string()),
+        };
+        let numbers = |row: &Value| row[name].as_array().cloned();
+        let array: ArrayRef = match name {
+            "group_size" | "policy_version" | "segment" => {
+                Arc::new(rows.iter().map(|row| row[name].as_i64()).collect::<Int64Array>())
+            }
+            "reward" => Arc::new(rows.iter().map(|row| row[name].as_f64()).collect::<Float64Array>()),
+            "tokens" => Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(rows.iter().map(|row| {
+                numbers(row).map(|list| list.into_iter().map(|id| id.as_i64().map(|id| id as i32)).collect::<Vec<_>>())
+            }))),
+            "loss_mask" => Arc::new(ListArray::from_iter_primitive::<UInt8Type, _, _>(rows.iter().map(|row| {
+                numbers(row)
+                    .map(|list| list.into_iter().map(|bit| bit.as_i64().map(|bit| bit as u8)).collect::<Vec<_>>())
+            }))),
+            "logprobs" | "values" => {
+                Arc::new(ListArray::from_iter_primitive::<Float32Type, _, _>(rows.iter().map(|row| {
+                    numbers(row).map(|list| list.into_iter().map(|p| p.as_f64().map(|p| p as f32)).collect::<Vec<_>>())
+                })))
+            }
+            "versions" => spans(&rows),
+            _ => texts(rows.iter().map(text)),
+        };
+        (name, array)
+    };
+    [
+        "rollout_id",
+        "group_id",
+        "group_size",
+        "environment",
+        "policy_version",
+        "status",
+        "reward",
+        "reward_components",
+        "segment",
+        "kind",
+        "tokens",
+        "loss_mask",
+        "logprobs",
+        "values",
+        "versions",
+        "messages",
+        "metadata",
+    ]
+    .map(column)
+    .into()
+}
+
+async fn post(app: &TestApp, body: Vec<u8>) -> Answer {
+    app.post_raw("/trajectories", &[("content-type", ARROW)], body).await
+}
+
+/// A cell as the JSON rows have it.
+fn cell(array: &dyn Array, row: usize) -> Value {
+    if array.is_null(row) {
+        return Value::Null;
+    }
+    match array.data_type() {
+        DataType::Utf8 => json!(array.as_string::<i32>().value(row)),
+        DataType::Int32 => json!(array.as_primitive::<Int32Type>().value(row)),
+        DataType::Int64 => json!(array.as_primitive::<Int64Type>().value(row)),
+        DataType::UInt8 => json!(array.as_primitive::<UInt8Type>().value(row)),
+        // As the JSON rows spell it: with as few digits as tell it from its neighbours.
+        DataType::Float32 => {
+            json!(array.as_primitive::<Float32Type>().value(row).to_string().parse::<f64>().expect("a number"))
+        }
+        DataType::Float64 => json!(array.as_primitive::<Float64Type>().value(row)),
+        DataType::List(_) => {
+            let items = array.as_list::<i32>().value(row);
+            (0..items.len()).map(|index| cell(&items, index)).collect()
+        }
+        DataType::Struct(_) => array.as_struct().columns().iter().map(|column| cell(column, row)).collect(),
+        other => panic!("no column is {other}"),
+    }
+}
+
+/// The rows of a batch, read as Arrow and written as JSON.
+async fn rows(app: &TestApp, url: &str) -> Vec<Value> {
+    let answer = app.http.get(format!("{}{url}", app.url)).header("accept", ARROW).send().await;
+    let answer = answer.expect("the server answers");
+    assert_eq!((answer.status().as_u16(), &answer.headers()["content-type"]), (200, &ARROW.parse().expect("a value")));
+    let body = answer.bytes().await.expect("the stream ends well");
+    let batches = StreamReader::try_new(body.as_ref(), None).expect("a stream begins with its schema");
+    let mut rows = Vec::new();
+    for batch in batches {
+        let batch = batch.expect("the stream is whole");
+        rows.extend((0..batch.num_rows()).map(|row| {
+            let field = |(field, array): (&Arc<Field>, &ArrayRef)| {
+                let value = cell(array, row);
+                let is_json = matches!(field.name().as_str(), "messages" | "metadata") && !value.is_null();
+                let value = if is_json { serde_json::from_str(text(&value)).expect("JSON as sent") } else { value };
+                (field.name().clone(), value)
+            };
+            batch.schema_ref().fields().iter().zip(batch.columns()).map(field).collect::<Value>()
+        }));
+    }
+    rows
+}
+
+/// Rollouts that use every column.
+fn bundle() -> Vec<Value> {
+    let second = json!({"kind": "final", "tokens": [4, 5, 6, 7], "loss_mask": [0, 1], "logprobs": [-1e-7, -0.7],
+        "values": [0.5, 0.25], "versions": [[3, 0, 1], [4, 1, 1]]});
+    let mut all: Vec<Value> = group("g", &[1.0, 0.0]).as_array().cloned().unwrap_or_default();
+    all[0] = with(
+        all[0].clone(),
+        json!({"environment": "e", "reward_components": {"tests": 1.0},
+        "messages": [{"role": "user", "content": "hä"}], "metadata": {"b": 1, "a": [null, "x"]}}),
+    );
+    all[0]["segments"].as_array_mut().expect("segments are an array").push(second);
+    all[1]["policy_version"] = json!(2);
+    all.push(json!({"rollout_id": "lone", "status": "aborted", "reward": 0.5}));
+    all
+}
+
+on_both_stores! {
+    async fn a_rollout_is_the_same_in_either_form(app: TestApp) {
+        app.rules("default", json!({"require": [], "group": {"size": 1}, "batch": {"groups": 2}})).await;
+        let answer = post(app, stream(&[columns(&bundle())])).await.expect(201);
+        let receipts = answer.as_array().expect("a bundle has receipts");
+        assert_eq!(receipts.iter().map(|receipt| text(&receipt["rollout_id"])).collect::<Vec<_>>(), ["g-0", "g-1", "lone"]);
+        // A retry in the other form is a retry, whichever came first, and other content is a conflict.
+        let again = app.post("/trajectories", Value::Array(bundle())).await.expect(200);
+        assert!(again.as_array().expect("receipts").iter().all(|receipt| receipt["duplicate"] == true), "{again}");
+        let other = with(rollout("later", 1.0), json!({"metadata": {"a": 1}}));
+        app.post("/trajectories", other.clone()).await.expect(201);
+        post(app, stream(&[columns(std::slice::from_ref(&other))])).await.expect(200);
+        let changed = with(other, json!({"metadata": {"a": 2}}));
+        post(app, stream(&[columns(&[changed])])).await.refused(409, "rollout-conflict");
+
+        let batch = app.lease().await;
+        let url = text(&batch["samples_url"]);
+        let expected = app.samples(&batch).await;
+        assert_eq!(expected.len(), 4, "two segments, one, and a rollout without any");
+        assert_eq!(rows(app, url).await, expected);
+        let shards = [rows(app, &format!("{url}?shard=0&shards=2")).await, rows(app, &format!("{url}?shard=1&shards=2")).await];
+        assert_eq!(shards.concat().len(), 4);
+    }
+
+    async fn an_empty_shard_is_a_stream_without_rows(app: TestApp) {
+        app.accept(rollout("a", 1.0)).await;
+        let batch = app.lease().await;
+        let shards = [0, 1].map(|shard| format!("{}?shard={shard}&shards=2", text(&batch["samples_url"])));
+        let counts = [rows(app, &shards[0]).await.len(), rows(app, &shards[1]).await.len()];
+        assert_eq!(counts.iter().sum::<usize>(), 1);
+    }
+
+    async fn pages_are_record_batches_and_bodies_may_have_many(app: TestApp) {
+        app.rules("default", json!({"batch": {"groups": 700}})).await;
+        let slices: Vec<Columns> = (0..7)
+            .map(|slice| columns(&(0..100).map(|index| rollout(&format!("r{slice}{index:02}"), 1.0)).collect::<Vec<_>>()))
+            .collect();
+        let receipts = post(app, stream(&slices)).await.expect(201);
+        assert_eq!(receipts.as_array().map(Vec::len), Some(700));
+        let batch = app.lease().await;
+        assert_eq!(rows(app, text(&batch["samples_url"])).await, app.samples(&batch).await);
+    }
+
+    async fn a_bad_cell_is_named_and_nothing_is_stored(app: TestApp) {
+        app.rules("default", json!({"require": []})).await;
+        let base = || columns(&bundle());
+        let replaced = |name: &'static str, array: ArrayRef| {
+            let mut columns = base();
+            columns.retain(|(column, _)| *column != name);
+            columns.push((name, array));
+            columns
+        };
+        let text_of = |cells: [&str; 4]| texts(cells.map(|cell| Some(cell.to_owned())));
+        let (three, four): (&[i32], &[i32]) = (&[1, 2, 3], &[4, 5, 6, 7]);
+        for (columns, pointer) in [
+            (replaced("status", text_of(["completed", "completed", "completed", "done"])), "/2/status"),
+            (replaced("status", texts([None, None, None, None])), "/0/status"),
+            (replaced("status", text_of(["completed", "failed", "completed", "aborted"])), "/0/status"),
+            (replaced("reward", Arc::new(Float64Array::from(vec![1.0, 0.5, 0.0, 0.5]))), "/0/reward"),
+            (replaced("reward", Arc::new(Float64Array::from(vec![1.0, 1.0, f64::NAN, 0.5]))), "/1/reward"),
+            (replaced("segment", Arc::new(Int32Array::from(vec![0, 2, 0, 0]))), "/0/segment"),
+            (replaced("segment", Arc::new(Int32Array::from(vec![1, 1, 0, 0]))), "/0/segment"),
+            (replaced("group_size", Arc::new(Int64Array::from(vec![1 << 40; 4]))), "/0/group_size"),
+            (replaced("metadata", text_of(["{}", "{}", "{", "{}"])), "/1/metadata"),
+            (replaced("tokens", ids(&[Some(three), Some(four), Some(&[1, -2, 3]), None])), "/1/segments/0/tokens/1"),
+            (replaced("loss_mask", bits(&[Some(&[1, 1]), Some(&[0, 2]), Some(&[1, 1]), None])), "/0/segments/1/loss_mask/1"),
+            (replaced("loss_mask", Arc::new(UInt8Array::from(vec![1; 4]))), "/loss_mask"),
+            (replaced("tokens", Arc::new(Int64Array::from(vec![1; 4]))), "/tokens"),
+            (replaced("advantage", Arc::new(Float32Array::from(vec![1.0; 4]))), "/advantage"),
+        ] {
+            assert_eq!(post(app, stream(&[columns])).await.pointers(422)[0], pointer);
+        }
+        let null = ListArray::from_iter_primitive::<Int32Type, _, _>(vec![Some(vec![Some(1), None, Some(3)]); 4]);
+        assert_eq!(post(app, stream(&[replaced("tokens", Arc::new(null))])).await.pointers(422), ["/0/tokens"]);
+        assert_eq!(app.get("/trajectories").await.expect(200)["trajectories"], json!([]));
+    }
+
+    async fn a_broken_stream_is_refused_wherever_it_breaks(app: TestApp) {
+        app.rules("default", json!({"require": []})).await;
+        let whole = stream(&[columns(&bundle())]);
+        for end in (0..whole.len() - 8).step_by(37) {
+            let answer = post(app, whole[..end].to_vec()).await;
+            assert!(matches!(answer.status.as_u16(), 400 | 422), "cut at {end}: {} {}", answer.status, answer.json);
+        }
+        for at in (0..whole.len()).step_by(11) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x55;
+            let answer = post(app, damaged).await;
+            assert!(answer.status.as_u16() < 500, "flipped at {at}: {} {}", answer.status, answer.json);
+        }
+        post(app, b"[]".to_vec()).await.refused(400, "malformed");
+    }
+}
