@@ -13,7 +13,7 @@ use forebay::{
         filter::Filters,
         ids::{GroupId, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
         ingest::NewRollout,
-        payload::Payload,
+        payload::{Codec, Payload},
         rules::Rules,
         trajectory::{Trajectory, TrajectoryLimits, VIOLATIONS_MAX},
     },
@@ -197,7 +197,9 @@ impl<'de> serde::Deserialize<'de> for Entries {
 
 /// A payload that was never packed is damaged, not a panic.
 pub fn unpack(bytes: &[u8]) {
-    let _ = Payload::packed(bytes).unpack();
+    for codec in [Codec::Zstd, Codec::Columns] {
+        let _ = Payload::claimed(codec, bytes.to_vec()).unpack();
+    }
 }
 
 /// An expression is compiled and rehearsed, or refused, within its time.

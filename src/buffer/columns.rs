@@ -43,3 +43,88 @@ pub(super) fn little_endian<T: Word>(column: &[T]) -> Cow<'_, [u8]> {
 pub(super) fn from_little_endian<T: Word>(bytes: &[u8]) -> Vec<T> {
     bytes.as_chunks::<4>().0.iter().map(|&word| T::from_bytes(word)).collect()
 }
+
+/// Bytes that every one of these ids fits in: 2, 3 or 4. None is negative.
+pub(super) fn id_bytes(ids: &[i32]) -> u8 {
+    match ids.iter().fold(0, |all, &id| all | id) {
+        0..=0xFFFF => 2,
+        0x1_0000..=0xFF_FFFF => 3,
+        _ => 4,
+    }
+}
+
+/// Appends ids in `width` bytes each.
+pub(super) fn put_ids(packed: &mut Vec<u8>, ids: &[i32], width: u8) {
+    match width {
+        2 => put_narrow::<2>(packed, ids),
+        3 => put_narrow::<3>(packed, ids),
+        _ => packed.extend_from_slice(&little_endian(ids)),
+    }
+}
+
+fn put_narrow<const WIDTH: usize>(packed: &mut Vec<u8>, ids: &[i32]) {
+    let start = packed.len();
+    packed.resize(start + WIDTH * ids.len(), 0);
+    for (place, id) in packed[start..].as_chunks_mut::<WIDTH>().0.iter_mut().zip(ids) {
+        place.copy_from_slice(&id.to_le_bytes()[..WIDTH]);
+    }
+}
+
+/// The ids of bytes that [`put_ids`] wrote.
+pub(super) fn ids(bytes: &[u8], width: u8) -> Vec<i32> {
+    match width {
+        2 => narrow::<2>(bytes),
+        3 => narrow::<3>(bytes),
+        _ => from_little_endian(bytes),
+    }
+}
+
+fn narrow<const WIDTH: usize>(bytes: &[u8]) -> Vec<i32> {
+    let wide = |bytes: &[u8; WIDTH]| {
+        let mut word = [0; 4];
+        word[..WIDTH].copy_from_slice(bytes);
+        i32::from_le_bytes(word)
+    };
+    bytes.as_chunks::<WIDTH>().0.iter().map(wide).collect()
+}
+
+/// Appends a mask, eight bits to a byte, the first lowest.
+pub(super) fn put_bits(packed: &mut Vec<u8>, mask: &[u8]) {
+    let byte = |bits: &[u8]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | bit);
+    packed.extend(mask.chunks(8).map(byte));
+}
+
+/// The `count` bits of bytes that [`put_bits`] wrote.
+pub(super) fn bits(bytes: &[u8], count: usize) -> Vec<u8> {
+    let mut mask: Vec<u8> =
+        bytes.iter().flat_map(|&byte| std::array::from_fn::<u8, 8, _>(|bit| byte >> bit & 1)).collect();
+    mask.truncate(count);
+    mask
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn ids_come_back_from_as_few_bytes_as_they_fit(short in vec(0..=0xFFFF_i32, 0..20), long in vec(0..=i32::MAX, 0..20)) {
+            for list in [short, long.iter().map(|id| id >> 7).collect(), long] {
+                let mut packed = vec![7];
+                put_ids(&mut packed, &list, id_bytes(&list));
+                prop_assert_eq!(packed.len(), 1 + list.len() * usize::from(id_bytes(&list)));
+                prop_assert_eq!(ids(&packed[1..], id_bytes(&list)), list);
+            }
+        }
+
+        #[test]
+        fn masks_come_back_from_bits(mask in vec(0..=1_u8, 0..40)) {
+            let mut packed = vec![7];
+            put_bits(&mut packed, &mask);
+            prop_assert_eq!(packed.len(), 1 + mask.len().div_ceil(8));
+            prop_assert_eq!(bits(&packed[1..], mask.len()), mask);
+        }
+    }
+}

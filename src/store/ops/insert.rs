@@ -18,9 +18,6 @@ use crate::{
     },
 };
 
-/// How a payload's body is encoded: see `buffer::payload`.
-const CODEC_PACKED_ZSTD: i64 = 1;
-
 /// A rollout that waits to be inserted with its siblings: rows go in as few statements as may be.
 pub(super) struct Arrived<'b> {
     new: &'b NewRollout,
@@ -121,7 +118,8 @@ pub(super) async fn insert(tx: &mut Tx<'_>, ingest: &Ingest, arrived: &mut Vec<A
     keys.sort_unstable();
     let payload = |(row, key): (&Arrived<'_>, i64)| {
         let payload = &row.new.payload;
-        row.keeps_payload.then(|| args![key, CODEC_PACKED_ZSTD, &payload.digest[..], payload.body.as_slice()])
+        row.keeps_payload
+            .then(|| args![key, payload.codec.map(|codec| codec as i64), &payload.digest[..], payload.body.as_slice()])
     };
     let payloads = arrived.iter().zip(keys).filter_map(payload).collect();
     INSERT_PAYLOADS.run(tx, payloads, "rollout_pk").await.map(drop)

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     buffer::{
         ids::{BatchId, PolicyName, RolloutPk},
-        payload::Payload,
+        payload::{Codec, Payload},
     },
     clock::Timestamp,
     store::{
@@ -124,12 +124,12 @@ impl Op for ReadPayloads {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const SELECT_PAYLOADS: Statement = Statement {
             sqlite: "-- select_payloads
-                SELECT y.rollout_pk, y.digest, y.body, r.unpacked_bytes
+                SELECT y.rollout_pk, y.codec, y.digest, y.body, r.unpacked_bytes
                 FROM payload AS y
                 JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
                 WHERE y.rollout_pk IN (SELECT value FROM json_each($1))",
             postgres: "-- select_payloads
-                SELECT y.rollout_pk, y.digest, y.body, r.unpacked_bytes
+                SELECT y.rollout_pk, y.codec, y.digest, y.body, r.unpacked_bytes
                 FROM payload AS y
                 JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
                 WHERE y.rollout_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
@@ -138,6 +138,7 @@ impl Op for ReadPayloads {
         let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(self.0.len());
         for mut row in tx.fetch_all(SELECT_PAYLOADS, args![keys]).await? {
             let payload = Payload {
+                codec: Codec::from_number(row.get("codec")?),
                 digest: row.get("digest")?,
                 body: row.get("body")?,
                 unpacked_bytes: row.get::<u64>("unpacked_bytes")? as usize,
