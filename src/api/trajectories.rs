@@ -1,5 +1,7 @@
 //! `/trajectories`: agents hand in finished work and look up what became of it.
 
+use std::{num::NonZero, sync::LazyLock};
+
 use axum::{
     body::Body,
     extract::State,
@@ -11,6 +13,7 @@ use forebay_client::wire::{
     self, BulkLine, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
@@ -118,8 +121,15 @@ async fn whole(buffer: Buffer, grant: &Grant, bytes: Bytes, decode: Decode) -> R
     shape.answer(buffer.ingest(bundle).await)
 }
 
+/// Long work goes to a thread, and no more of it at once than there are cores: more would only hold more memory.
 async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
-    if inline { Ok(work()) } else { tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped()) }
+    static CORES: LazyLock<Semaphore> =
+        LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
+    if inline {
+        return Ok(work());
+    }
+    let _core = CORES.acquire().await.map_err(|_| body::stopped())?;
+    tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped())
 }
 
 /// Validates and packs trajectories, all of policies that the caller sees.

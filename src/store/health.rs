@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::StoreError;
 
 /// SQLite's primary result code for I/O errors; extended codes carry it in their lowest byte.
-const SQLITE_IOERR: u32 = 10;
+const SQLITE_IOERR: i32 = 10;
 
 /// SQLSTATEs of a server that cannot write or is not there: insufficient resources, shutdowns, I/O errors; a
 /// transaction that may only read.
@@ -76,7 +76,11 @@ impl Vitals {
 
 /// What a failed write says about the next ones.
 fn judge(error: &StoreError) -> Option<Health> {
-    let StoreError::Database(error) = error else { return None };
+    let error = match error {
+        StoreError::Database(error) => error,
+        StoreError::Sqlite(error) => return judge_sqlite(error.sqlite_error()?.extended_code),
+        _ => return None,
+    };
     let Some(database) = error.as_database_error() else {
         use sqlx::Error as E;
         let away = matches!(
@@ -92,9 +96,9 @@ fn judge(error: &StoreError) -> Option<Health> {
     POSTGRES_UNABLE.iter().any(|prefix| code.starts_with(prefix)).then_some(Health::Failing)
 }
 
-fn judge_sqlite(code: u32) -> Option<Health> {
+fn judge_sqlite(code: i32) -> Option<Health> {
     /// The database file may only be read, or the disk is full, or no file can be opened.
-    const MAY_PASS: [u32; 3] = [8, 13, 14];
+    const MAY_PASS: [i32; 3] = [8, 13, 14];
     match code & 0xff {
         SQLITE_IOERR => Some(Health::Broken),
         primary if MAY_PASS.contains(&primary) => Some(Health::Failing),

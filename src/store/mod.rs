@@ -185,6 +185,9 @@ pub enum StoreError {
     /// The database failed; whether a commit happened is known only by looking.
     #[error("the database failed: {0}")]
     Database(Arc<sqlx::Error>),
+    /// The writer of a SQLite file failed.
+    #[error("the database failed: {0}")]
+    Sqlite(Arc<rusqlite::Error>),
     /// A row says something that the schema and this version rule out.
     #[error("the store is corrupt: {0}")]
     Corrupt(String),
@@ -201,6 +204,12 @@ impl StoreError {
         let Self::Database(error) = self else { return false };
         let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
         code.is_some_and(|code| CONFLICTS.contains(&code.as_str()))
+    }
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(Arc::new(error))
     }
 }
 
@@ -234,6 +243,14 @@ pub enum OpenError {
         name: String,
         /// Why.
         source: sqlx::Error,
+    },
+    /// The database cannot be opened for writing.
+    #[error("cannot write database {name}")]
+    Writer {
+        /// The database.
+        name: String,
+        /// Why.
+        source: rusqlite::Error,
     },
     /// A newer version wrote the database.
     #[error("database {name} was written by a newer forebay (schema {version}): upgrade, or restore a backup")]

@@ -357,10 +357,10 @@ impl<T: FromCell> FromCell for Option<T> {
 #[async_trait]
 pub(super) trait Connection: Send {
     /// Runs a statement; the number of rows that it changed.
-    async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, sqlx::Error>;
+    async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError>;
 
     /// Runs a statement; its rows, read to the end before anything is awaited elsewhere.
-    async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, sqlx::Error>;
+    async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError>;
 }
 
 /// One open transaction, with the counts that it will add to the tallies when it commits.
@@ -383,7 +383,7 @@ impl<'c> Tx<'c> {
 
     /// Runs a statement; the number of rows that it changed.
     pub(super) async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
-        self.connection.execute(statement, args).await.map_err(StoreError::from)
+        self.connection.execute(statement, args).await
     }
 
     /// Runs a guarded statement that must touch exactly `rows` rows.
@@ -403,7 +403,7 @@ impl<'c> Tx<'c> {
 
     /// All rows of a statement.
     pub(super) async fn fetch_all(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
-        self.connection.fetch(statement, args).await.map_err(StoreError::from)
+        self.connection.fetch(statement, args).await
     }
 
     /// The first row of a statement, if there is one.

@@ -77,11 +77,11 @@ macro_rules! connection {
     ($connection:ty, $database:ty, $text:ident, $cell:ident) => {
         #[async_trait]
         impl Connection for $connection {
-            async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, sqlx::Error> {
+            async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
                 Ok(bind(statement.$text, args).execute(self).await?.rows_affected())
             }
 
-            async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, sqlx::Error> {
+            async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
                 let rows = bind(statement.$text, args).fetch_all(self).await?;
                 let Some(first) = rows.first() else { return Ok(Vec::new()) };
                 let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
