@@ -133,7 +133,7 @@ on_both_stores! {
             (json!({"loss_weighting": "constant"}), "/loss_constant"),
             (json!({"lease": {"ttl_s": 0}}), "/lease/ttl_s"),
             (json!({"advantage": "best"}), "/advantage"),
-            (json!({"batch": {"order": "freshest"}}), "/batch/order"),
+            (json!({"batch": {"order": "lifo"}}), "/batch/order"),
             (json!({"nope": 1}), "/nope"),
         ];
         for (rules, pointer) in cases {

@@ -17,6 +17,7 @@ mod faults;
 mod filters;
 mod fuzz;
 mod groups;
+mod growth;
 mod history;
 mod hostile;
 mod ingest;

@@ -71,6 +71,8 @@ async fn goes_on(schema: &str, backend: Backend) {
     app.ack(&again, 2).await.expect(200);
     let second = app.lease().await;
     app.ack(&second, 3).await.expect(200);
+    // Later orders know the groups of before.
+    app.rules("default", json!({"group": {"size": 2}, "batch": {"order": "freshest"}})).await;
     assert_eq!(app.group_ids(&app.lease().await).await, ["ready"]);
     app.accept(group("new", &[1.0, 0.0])).await;
     app.finish().await;

@@ -139,6 +139,8 @@ pub enum BatchOrder {
     /// In the order in which they became ready.
     #[default]
     Fifo,
+    /// Those whose oldest trained token is of the highest version, or that train nothing; among equals as in `fifo`.
+    Freshest,
 }
 
 /// How long a batch is claimed and how often it may fail.

@@ -196,7 +196,7 @@ impl Op for ExpireAdmissions {
             SELECT admission_pk, policy_pk, granted - used AS unused
             FROM admission
             WHERE expires_us <= $1
-            ORDER BY admission_pk
+            ORDER BY expires_us
             LIMIT $2"
         );
         give_back(tx, SELECT_EXPIRED, args![self.now, self.limit]).await

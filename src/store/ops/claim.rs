@@ -7,7 +7,7 @@ mod mask;
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::{BatchState, StalenessAction};
+use forebay_client::wire::{BatchOrder, BatchState, StalenessAction};
 use serde::{Deserialize, Serialize};
 
 use self::mask::Masking;
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// Ready groups read beyond a full batch, so that a run of stale ones is passed over in large steps.
+/// Ready groups read at once where they may be stale, so that a run of those is passed over in large steps.
 const LOOKAHEAD_GROUPS: u32 = 256;
 
 #[async_trait]
@@ -105,7 +105,7 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
         SELECT batch_pk
         FROM batch
         WHERE policy_pk = $1 AND run = $2 AND state = 'returned'
-        ORDER BY step IS NULL, step, batch_pk
+        ORDER BY COALESCE(step, 9223372036854775807), batch_pk
         LIMIT 1",
     );
     const LEASE_AGAIN: Statement = Statement::new(
@@ -184,6 +184,27 @@ async fn cut_new(
     batch::get(tx, batch_pk).await.map(Some)
 }
 
+/// A group's place in `freshest`: the version that staleness looks at. Nothing in a group without one is old.
+macro_rules! freshness {
+    () => {
+        "COALESCE(version_min, 9223372036854775807)"
+    };
+}
+
+macro_rules! select_ready {
+    ($name:literal, $tail:expr) => {
+        locking!(concat!(
+            $name,
+            "
+            SELECT group_pk, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens, reward_sum,
+                reward_count, version_min, version_max, payload_bytes, failed_deliveries, delivered
+            FROM rollout_group
+            WHERE policy_pk = $1 AND run = $2 AND state = 'ready' ",
+            $tail
+        ))
+    };
+}
+
 /// The ready groups at the front of the line, after those that are over the staleness bound are taken out of it.
 async fn fresh_groups(
     tx: &mut Tx<'_>,
@@ -191,23 +212,24 @@ async fn fresh_groups(
     claim: &Claim,
     passed_over: &mut u64,
 ) -> Result<Vec<Ready>, StoreError> {
-    const SELECT_READY: Statement = locking!(
-        "-- select_ready
-        SELECT group_pk, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens, reward_sum,
-            reward_count, version_min, version_max, payload_bytes, failed_deliveries, delivered
-        FROM rollout_group
-        WHERE policy_pk = $1 AND run = $2 AND state = 'ready'
-        ORDER BY ready_seq
-        LIMIT $3"
-    );
+    const SELECT_READY: Statement = select_ready!("-- select_ready", "ORDER BY ready_seq LIMIT $3");
+    const SELECT_FRESHEST: Statement =
+        select_ready!("-- select_freshest", concat!("ORDER BY ", freshness!(), " DESC, ready_seq LIMIT $3"));
     // One more than a batch: whether the next group fits decides whether a batch is full.
     let limit = policy.rules.batch.groups + 1;
     let staleness = &policy.rules.staleness;
     let masks = staleness.action == StalenessAction::Mask;
+    // Masking reads the rollouts of a group: not for groups that are not in this batch.
+    let in_passing = limit + LOOKAHEAD_GROUPS * u32::from(staleness.max.is_some() && !masks);
+    let (statement, looked_at) = match policy.rules.batch.order {
+        BatchOrder::Fifo => (SELECT_READY, in_passing),
+        BatchOrder::Freshest => {
+            take_out_left_behind(tx, policy, claim.now, passed_over).await?;
+            (SELECT_FRESHEST, limit)
+        }
+    };
     loop {
-        // Masking reads the rollouts of a group: not for groups that are not in this batch.
-        let looked_at = limit + LOOKAHEAD_GROUPS * u32::from(staleness.max.is_some() && !masks);
-        let rows = tx.fetch_all(SELECT_READY, args![policy.policy_pk, policy.run, looked_at]).await?;
+        let rows = tx.fetch_all(statement, args![policy.policy_pk, policy.run, looked_at]).await?;
         let mut ready = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
         if let (Some(max), true) = (staleness.max, masks) {
             let oldest = oldest_fresh(policy.version, max);
@@ -223,6 +245,38 @@ async fn fresh_groups(
         }
         *passed_over += stale.len() as u64;
         make_stale(tx, policy, &stale, claim.now).await?;
+    }
+}
+
+/// Takes out what is over the staleness bound at the end of the line, where the freshest come first: no claim would
+/// ever meet it there, and it would count in the backlog for as long as there is fresher work.
+async fn take_out_left_behind(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    now: Timestamp,
+    passed_over: &mut u64,
+) -> Result<(), StoreError> {
+    const SELECT_LEFT_BEHIND: Statement = select_ready!(
+        "-- select_left_behind",
+        concat!("AND delivered = 0 AND ", freshness!(), " < $3 ORDER BY ", freshness!(), " LIMIT $4")
+    );
+    let staleness = &policy.rules.staleness;
+    let Some(max) = staleness.max else { return Ok(()) };
+    let oldest = oldest_fresh(policy.version, max);
+    // Masking leaves something of a group whose newest token is fresh: it stays until its turn comes.
+    let stays = |group: &Ready| {
+        staleness.action == StalenessAction::Mask && group.versions.is_some_and(|(_, newest)| newest >= oldest)
+    };
+    loop {
+        let values = args![policy.policy_pk, policy.run, oldest, LOOKAHEAD_GROUPS];
+        let rows = tx.fetch_all(SELECT_LEFT_BEHIND, values).await?;
+        let old = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
+        let stale: Vec<&Ready> = old.iter().filter(|group| !stays(group)).collect();
+        if stale.is_empty() {
+            return Ok(());
+        }
+        *passed_over += stale.len() as u64;
+        make_stale(tx, policy, &stale, now).await?;
     }
 }
 

@@ -49,8 +49,7 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
         "-- select_settled
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND step <= $3
-        ORDER BY batch_pk",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND step <= $3",
     );
     let batches = batch_keys(tx, SELECT_SETTLED, policy, Some(step)).await?;
     let purge_at = now.plus_seconds(policy.rules.retention.settled_s);
@@ -62,6 +61,8 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
     Ok(batches.len() as u64)
 }
 
+/// Batches in the order in which they were cut. Sorted here: for an `ORDER BY`, SQLite would go through all that the
+/// policy ever had.
 async fn batch_keys(
     tx: &mut Tx<'_>,
     statement: Statement,
@@ -69,7 +70,9 @@ async fn batch_keys(
     step: Option<Step>,
 ) -> Result<Vec<BatchPk>, StoreError> {
     let rows = tx.fetch_all(statement, args![policy.policy_pk, policy.run, step]).await?;
-    rows.into_iter().map(|mut row| row.get("batch_pk")).collect()
+    let mut batches = rows.into_iter().map(|mut row| row.get("batch_pk")).collect::<Result<Vec<BatchPk>, _>>()?;
+    batches.sort_unstable();
+    Ok(batches)
 }
 
 async fn set_state(tx: &mut Tx<'_>, batch_pk: BatchPk, from: BatchState, to: BatchState) -> Result<(), StoreError> {
@@ -163,15 +166,13 @@ async fn acked_after(tx: &mut Tx<'_>, resume: &Resume, policy: &Policy) -> Resul
         "-- select_trained_after
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)
-        ORDER BY batch_pk",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)",
     );
     const SELECT_SETTLED_AFTER: Statement = Statement::new(
         "-- select_settled_after
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'checkpointed' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)
-        ORDER BY batch_pk",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'checkpointed' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)",
     );
     let mut batches = batch_keys(tx, SELECT_TRAINED_AFTER, policy, resume.step).await?;
     if resume.force && policy.rules.settle == Settle::Checkpoint {
@@ -190,8 +191,7 @@ async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<BatchPk>, StoreE
         "-- select_leased
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND (CAST($3 AS BIGINT) IS NULL)
-        ORDER BY batch_pk",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND (CAST($3 AS BIGINT) IS NULL)",
     );
     batch_keys(tx, SELECT_LEASED, policy, None).await
 }

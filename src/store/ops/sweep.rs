@@ -15,16 +15,15 @@ use crate::{
     },
 };
 
-/// Gives back the leases of a policy that are past their end.
+/// Gives back the leases of a policy that are past their end. Those of earlier runs ended with them.
 pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<u64, StoreError> {
     const SELECT_EXPIRED: Statement = Statement::new(
         "-- select_expired_of_policy
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND state = 'leased' AND expires_us <= $2
-        ORDER BY batch_pk",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND expires_us <= $3",
     );
-    let rows = tx.fetch_all(SELECT_EXPIRED, args![policy.policy_pk, now]).await?;
+    let rows = tx.fetch_all(SELECT_EXPIRED, args![policy.policy_pk, policy.run, now]).await?;
     let expired = rows.len() as u64;
     for mut row in rows {
         let batch = batch::get(tx, row.get::<BatchPk>("batch_pk")?).await?;
@@ -40,21 +39,29 @@ impl Op for AnythingDue {
     type Output = bool;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
-        // One look into each index of times.
+        // One look into each index of times, and for each policy into those of open and of ready groups. Not EXISTS, for
+        // which Postgres expects a third of a table to be due and scans it for the first; and CROSS JOIN, without which
+        // SQLite goes through the groups to find their policies.
         const SELECT_DUE: Statement = Statement::new(
             "-- select_due
             SELECT CAST(CASE
-                WHEN EXISTS (SELECT 1 FROM batch WHERE expires_us <= $1) THEN 1
-                WHEN EXISTS (SELECT 1 FROM rollout_group WHERE deadline_us <= $1) THEN 1
-                WHEN EXISTS (SELECT 1 FROM rollout_group WHERE purge_us <= $1) THEN 1
-                WHEN EXISTS (SELECT 1 FROM rollout_group WHERE forget_us <= $1) THEN 1
-                WHEN EXISTS (SELECT 1 FROM admission WHERE expires_us <= $1) THEN 1
-                WHEN EXISTS (SELECT 1 FROM recent WHERE minute <= $2) THEN 1
+                WHEN (SELECT MIN(expires_us) FROM batch WHERE expires_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(deadline_us) FROM rollout_group WHERE deadline_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(purge_us) FROM rollout_group WHERE purge_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(forget_us) FROM rollout_group WHERE forget_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(expires_us) FROM admission) <= $1 THEN 1
+                WHEN (SELECT MIN(minute) FROM recent) <= $2 THEN 1
                 WHEN EXISTS (
                     SELECT 1
                     FROM policy AS p
-                    JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run < p.run
-                    WHERE g.state IN ('open', 'ready')
+                    CROSS JOIN rollout_group AS g
+                    WHERE g.policy_pk = p.policy_pk AND g.run < p.run AND g.state = 'open'
+                ) THEN 1
+                WHEN EXISTS (
+                    SELECT 1
+                    FROM policy AS p
+                    CROSS JOIN rollout_group AS g
+                    WHERE g.policy_pk = p.policy_pk AND g.run < p.run AND g.state = 'ready'
                 ) THEN 1
                 ELSE 0
             END AS BIGINT) AS due",
@@ -78,10 +85,14 @@ impl Op for ExpireLeases {
         const SELECT_POLICIES: Statement = Statement::new(
             "-- select_policies_with_expired_leases
             SELECT DISTINCT policy_pk
-            FROM batch
-            WHERE expires_us <= $1
-            ORDER BY policy_pk
-            LIMIT $2",
+            FROM (
+                SELECT policy_pk
+                FROM batch
+                WHERE expires_us <= $1
+                ORDER BY expires_us
+                LIMIT $2
+            ) AS expired
+            ORDER BY policy_pk",
         );
         let mut expired = Expired::default();
         for mut row in tx.fetch_all(SELECT_POLICIES, args![self.now, self.limit]).await? {
@@ -105,12 +116,20 @@ impl Op for DiscardStragglers {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
         const SELECT_STRAGGLERS: Statement = Statement::new(
             "-- select_stragglers
-            SELECT g.policy_pk, g.run, g.group_id
-            FROM policy AS p
-            JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run < p.run
-            WHERE g.state IN ('open', 'ready')
-            ORDER BY g.group_pk
-            LIMIT $1",
+            SELECT policy_pk, run, group_id
+            FROM (
+                SELECT g.policy_pk, g.run, g.group_id, g.group_pk
+                FROM policy AS p
+                CROSS JOIN rollout_group AS g
+                WHERE g.policy_pk = p.policy_pk AND g.run < p.run AND g.state = 'open'
+                UNION ALL
+                SELECT g.policy_pk, g.run, g.group_id, g.group_pk
+                FROM policy AS p
+                CROSS JOIN rollout_group AS g
+                WHERE g.policy_pk = p.policy_pk AND g.run < p.run AND g.state = 'ready'
+                LIMIT $1
+            ) AS stragglers
+            ORDER BY group_pk",
         );
         let mut discarded = 0;
         for mut row in tx.fetch_all(SELECT_STRAGGLERS, args![self.limit]).await? {
@@ -205,23 +224,34 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
     const SELECT_POLICIES: Statement = Statement::new(
         "-- select_policies_with_forgettable_groups
         SELECT DISTINCT policy_pk
-        FROM rollout_group
-        WHERE forget_us <= $1
+        FROM (
+            SELECT policy_pk
+            FROM rollout_group
+            WHERE forget_us <= $1
+            ORDER BY forget_us
+            LIMIT $2
+        ) AS due
         ORDER BY policy_pk",
     );
     // Batches change their states under the locks of their policies: what is counted out below must not move meanwhile.
-    for mut row in tx.fetch_all(SELECT_POLICIES, args![now]).await? {
-        policy::lock_by_key(tx, row.get("policy_pk")?).await?;
+    let mut locked = Vec::new();
+    for mut row in tx.fetch_all(SELECT_POLICIES, args![now, limit]).await? {
+        let policy = policy::lock_by_key(tx, row.get("policy_pk")?).await?;
+        locked.push(policy.policy_pk);
     }
-    let rows = tx.fetch_all(LOCK_FORGETTABLE, args![now, limit]).await?;
-    let forgotten = rows.len() as u64;
-    for row in rows {
-        forget_group(tx, row).await?;
+    let mut forgotten = 0;
+    for mut row in tx.fetch_all(LOCK_FORGETTABLE, args![now, limit]).await? {
+        let policy = row.get("policy_pk")?;
+        // Another replica may have forgotten the first meanwhile; what came up instead waits for the next slice.
+        if locked.contains(&policy) {
+            forget_group(tx, policy, row).await?;
+            forgotten += 1;
+        }
     }
     Ok(forgotten)
 }
 
-async fn forget_group(tx: &mut Tx<'_>, mut row: Row) -> Result<(), StoreError> {
+async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row) -> Result<(), StoreError> {
     const FORGET_PAYLOADS: Statement = Statement::new(
         "-- forget_payloads
         DELETE FROM payload
@@ -256,7 +286,6 @@ async fn forget_group(tx: &mut Tx<'_>, mut row: Row) -> Result<(), StoreError> {
     for mut carrier in carriers {
         forget_empty_batch(tx, carrier.get("batch_pk")?).await?;
     }
-    let policy: PolicyPk = row.get("policy_pk")?;
     let state: String = row.get("state")?;
     let rollout_state = match row.get::<Option<String>>("batch_state")? {
         Some(batch_state) if state == "batched" => batch_state,

@@ -98,7 +98,7 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
             timeout_s: rules.timeout_s as u64,
             on_drop: if rules.shrink { OnDrop::Shrink } else { OnDrop::Refill },
         },
-        batch: BatchRules { groups: rules.batch_groups as u32, max_tokens: rules.max_tokens, ..BatchRules::default() },
+        batch: BatchRules { groups: rules.batch_groups as u32, max_tokens: rules.max_tokens, order: rules.order },
         lease: LeaseRules { ttl_s: rules.ttl_s as u64, max_deliveries: rules.max_deliveries },
         loss_weighting: rules.weighting,
         loss_constant: constant.then_some(LOSS_CONSTANT),

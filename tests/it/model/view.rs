@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{BatchState, GroupState, LossWeighting, RolloutState, Status, Verdict};
+use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, RolloutState, Status, Verdict};
 
 /// A policy, by its place among the policies of a run.
 pub(crate) type PolicyNumber = usize;
@@ -36,6 +36,7 @@ pub(crate) struct Rules {
     pub(crate) filters: bool,
     pub(crate) batch_groups: usize,
     pub(crate) max_tokens: Option<u64>,
+    pub(crate) order: BatchOrder,
     pub(crate) ttl_s: i64,
     pub(crate) max_deliveries: u32,
     pub(crate) staleness: Option<i64>,

@@ -1,6 +1,6 @@
 //! How often what is wanted: the weights decide how deep a history gets before a reset or a timeout ends it.
 
-use forebay_client::wire::{BatchState, GroupState, LossWeighting, Status};
+use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Status};
 use proptest::{
     collection::vec,
     option,
@@ -56,7 +56,8 @@ fn policy() -> impl Strategy<Value = PolicyNumber> {
 
 fn rules() -> impl Strategy<Value = Rules> {
     let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
-    let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]));
+    let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
+    let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order);
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]));
     let staleness = select(vec![None, Some(0), Some(0), Some(1), Some(3)]);
     let weighting = select(vec![
@@ -77,6 +78,7 @@ fn rules() -> impl Strategy<Value = Rules> {
             filters: group.4,
             batch_groups: batch.0,
             max_tokens: batch.1,
+            order: batch.2,
             ttl_s: lease.0,
             max_deliveries: lease.1,
             staleness,

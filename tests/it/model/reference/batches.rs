@@ -1,6 +1,6 @@
 //! Batches and leases: what a claim is given, what its holder may do, and what becomes of it when the lease ends.
 
-use forebay_client::wire::{BatchState, GroupState, LossWeighting, Verdict};
+use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Verdict};
 
 use super::{Batch, Cut, Outcome, Reference, Rollout, VOTING};
 use crate::model::view::{
@@ -79,7 +79,7 @@ impl Reference {
         })
     }
 
-    /// Exactly `groups` groups in the order in which they became ready; fewer only when the next would pass
+    /// Exactly `groups` groups in the order of the rules; fewer only when the next would pass
     /// `max_tokens`, and an oversize group goes alone; `partial` takes what is there.
     fn cut(&mut self, policy: PolicyNumber, partial: bool) -> Option<BatchNumber> {
         self.take_out_stale(policy);
@@ -135,7 +135,7 @@ impl Reference {
         Some(number)
     }
 
-    /// Ready groups in the order in which they became ready.
+    /// Ready groups in the order in which they became ready, or those of the highest version first.
     pub(crate) fn ready(&self, policy: PolicyNumber) -> Vec<usize> {
         let run = self.policies[policy].run;
         let found = self
@@ -144,14 +144,22 @@ impl Reference {
             .filter(|(_, group)| group.policy == policy && group.run == run && group.state == GroupState::Ready);
         let mut ready: Vec<usize> = found.map(|(number, _)| *number).collect();
         ready.sort_by_key(|number| self.groups[number].place);
+        if self.policies[policy].rules.order == BatchOrder::Freshest {
+            // Stable. What trains nothing has nothing old in it.
+            ready.sort_by_key(|number| std::cmp::Reverse(self.oldest_trained(*number).unwrap_or(i64::MAX)));
+        }
         ready
     }
 
     /// Versions that the oldest trained token of a group is behind.
     pub(crate) fn staleness(&self, group: usize) -> i64 {
         let current = self.policies[self.groups[&group].policy].version;
-        let oldest = self.members(group, &VOTING).filter_map(|rollout| rollout.trained_versions).map(|range| range.0);
-        oldest.min().map_or(0, |oldest| (current - oldest).max(0))
+        self.oldest_trained(group).map_or(0, |oldest| (current - oldest).max(0))
+    }
+
+    fn oldest_trained(&self, group: usize) -> Option<i64> {
+        let ranges = self.members(group, &VOTING).filter_map(|rollout| rollout.trained_versions);
+        ranges.map(|range| range.0).min()
     }
 
     /// Groups over the staleness bound are never delivered for the first time.

@@ -1,0 +1,101 @@
+//! Growth: no statement that a request or a sweep runs gets slower with the ledger.
+//!
+//! A walk makes the real service run every statement that `src/store` names; the service's log says their texts, and the
+//! database how it would run each. A statement that is added and not walked fails here as well.
+
+mod plans;
+mod walk;
+
+use std::{collections::BTreeSet, path::Path};
+
+use serde_json::Value;
+
+use crate::support::{fresh_database, process::Service};
+
+/// Files whose statements no trainer or agent waits for: `forebay doctor` reads everything, and keys are few.
+const NOT_WALKED_FILES: [&str; 2] = ["examine.rs", "keys.rs"];
+
+/// Statements that run while the store cannot write, on the few rows of `policy`.
+const NOT_WALKED: [&str; 2] = ["touch", "probe"];
+
+/// What reads more than it needs, and why it may.
+const ALLOWED: [(&str, &str); 3] = [
+    ("lock_live_groups", "a reset, once per run"),
+    ("select_admissions_of_policy", "a reset, once per run; admissions in flight only"),
+    ("select_fullest", "sorts a sample of open groups of bounded size"),
+];
+
+/// A statement and its name.
+struct Walked {
+    name: String,
+    text: String,
+}
+
+/// The statements that the service at a database runs, once each.
+async fn walked(database: &str) -> Vec<Walked> {
+    let log = ("RUST_LOG", "info,sqlx::query=debug");
+    let service = Service::start_with(database, &["--log", "json"], &[log]).await;
+    walk::all(&service.url).await;
+    let texts: BTreeSet<String> = service.terminate().await.iter().filter_map(|line| statement(line)).collect();
+    texts.into_iter().filter_map(|text| Some(Walked { name: name_of(&text)?, text })).collect()
+}
+
+/// The name in a statement's first line; migrations begin with sentences.
+fn name_of(text: &str) -> Option<String> {
+    let name = text.strip_prefix("-- ")?.lines().next()?;
+    name.chars().all(|character| character.is_ascii_lowercase() || character == '_').then(|| name.to_owned())
+}
+
+/// The text of the statement that a line of the log is about.
+fn statement(line: &str) -> Option<String> {
+    let event: Value = serde_json::from_str(line).ok()?;
+    (event["target"] == "sqlx::query").then_some(())?;
+    Some(event["db.statement"].as_str()?.trim().to_owned())
+}
+
+/// The names of all statements of the store, read from its source.
+fn named() -> BTreeSet<String> {
+    let first_line = regex::Regex::new(r#"(?m)(?:"|^\s*)-- ([a-z_]+)(?:\\n|"|$)"#).expect("the pattern is valid");
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store")];
+    let mut names = BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("the source is there") {
+            let path = entry.expect("the source can be read").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !NOT_WALKED_FILES.iter().any(|file| path.ends_with(file)) {
+                let source = std::fs::read_to_string(path).expect("source is text");
+                names.extend(first_line.captures_iter(&source).map(|found| found[1].to_owned()));
+            }
+        }
+    }
+    names
+}
+
+/// Fails on statements that were not walked, and on what was found in the plans of those that were.
+fn check(walked: &[Walked], found: &[(String, String)]) {
+    let ran: BTreeSet<&str> = walked.iter().map(|statement| statement.name.as_str()).collect();
+    let named = named();
+    let missing: Vec<&String> =
+        named.iter().filter(|name| !ran.contains(name.as_str()) && !NOT_WALKED.contains(&name.as_str())).collect();
+    assert!(missing.is_empty(), "statements that the walk does not come by: {missing:?}");
+    let allowed = |name: &str| ALLOWED.iter().any(|(allowed, _)| *allowed == name);
+    let growing: Vec<String> =
+        found.iter().filter(|(name, _)| !allowed(name)).map(|(name, why)| format!("{name}: {why}")).collect();
+    assert!(growing.is_empty(), "these get slower as the ledger grows:\n{}", growing.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_statement_scans_the_ledger_on_sqlite() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let database = format!("sqlite:{}", folder.path().join("forebay.db").display());
+    let walked = walked(&database).await;
+    check(&walked, &plans::sqlite(&database, &walked).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_statement_scans_the_ledger_on_postgres() {
+    let database = fresh_database().await;
+    let walked = walked(&database).await;
+    check(&walked, &plans::postgres(&database, &walked).await);
+}

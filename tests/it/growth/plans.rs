@@ -1,0 +1,188 @@
+//! How the databases would run a statement, and what in a plan grows with the ledger.
+//!
+//! SQLite plans by the schema alone, for the service never lets it gather statistics. Postgres plans by what it knows of
+//! the tables, so the ledger is filled first; its plans are those of prepared statements, for unknown values.
+
+use std::collections::BTreeMap;
+
+use regex::Regex;
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnection};
+
+use super::Walked;
+
+/// Tables with a row for each thing that ever came.
+const GROWING: [&str; 6] = ["rollout", "rollout_group", "payload", "batch", "batch_group", "admission"];
+
+/// Columns that say whose a row is: alone they lead to all that a policy ever had.
+const OWNER: [&str; 2] = ["policy_pk", "run"];
+
+/// Tables of indexes, and whether they have only the rows of some state: those that are live, or due.
+type Indexes = BTreeMap<String, (String, bool)>;
+
+/// What in SQLite's plans grows, by the names of the statements.
+pub(super) async fn sqlite(database: &str, walked: &[Walked]) -> Vec<(String, String)> {
+    let mut connection = SqliteConnection::connect(database).await.expect("the file can be opened");
+    let rows = sqlx::query("SELECT name, tbl_name, COALESCE(sql, '') AS sql FROM sqlite_master WHERE type = 'index'");
+    let rows = rows.fetch_all(&mut connection).await.expect("the schema can be read");
+    let indexes = rows.iter().map(|row| (row.get("name"), (row.get("tbl_name"), is_partial(row.get("sql"))))).collect();
+    let mut found = Vec::new();
+    for Walked { name, text } in walked {
+        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {text}"));
+        let plan = sqlx::raw_sql(explain).fetch_all(&mut connection).await.expect("SQLite can plan it");
+        for step in &plan {
+            let step: String = step.get("detail");
+            if sqlite_step_grows(&step, text, &indexes) {
+                found.push((name.clone(), step));
+            }
+        }
+    }
+    found
+}
+
+fn is_partial(definition: &str) -> bool {
+    definition.contains("WHERE")
+}
+
+/// Whether a step such as `SEARCH g USING INDEX rollout_group_open (policy_pk=?)` reads more as the ledger grows.
+fn sqlite_step_grows(step: &str, statement: &str, indexes: &Indexes) -> bool {
+    let words: Vec<&str> = step.split(' ').collect();
+    match words[0] {
+        "USE" => statement.lines().last().is_some_and(|line| line.trim().starts_with("LIMIT")),
+        "SCAN" => GROWING.contains(&table_of(words[1], statement)),
+        "SEARCH" if GROWING.contains(&table_of(words[1], statement)) => {
+            let index = words.iter().skip_while(|word| **word != "INDEX").nth(1).copied();
+            let is_partial = index.and_then(|index| indexes.get(index)).is_some_and(|(_, partial)| *partial);
+            match step.split_once('(') {
+                Some((_, condition)) => !narrows(condition) && !is_partial,
+                // The least of an index, or of a table without one.
+                None => index.is_none(),
+            }
+        }
+        _ => false,
+    }
+}
+
+/// The table that an alias stands for.
+fn table_of<'t>(alias: &'t str, statement: &'t str) -> &'t str {
+    let words: Vec<&str> =
+        statement.split_whitespace().map(|word| word.trim_matches(|c| c == ')' || c == ',')).collect();
+    let named = words.windows(3).find(|three| three[1] == "AS" && three[2] == alias);
+    named.map_or(alias, |three| three[0])
+}
+
+/// Whether a condition on an index says more than whose rows are wanted.
+fn narrows(condition: &str) -> bool {
+    compares(condition, "(?:=|<|>|IS NOT NULL)")
+}
+
+/// Whether a condition compares a column that is not only about whose rows are wanted, by one of these operators.
+fn compares(condition: &str, operators: &str) -> bool {
+    let column = format!(r"(?:^|[( .])([a-z_]+|<expr>|COALESCE\([^)]*\)+) ?{operators}");
+    let column = Regex::new(&column).expect("the pattern is valid");
+    column.captures_iter(condition).any(|found| !OWNER.contains(&&found[1]))
+}
+
+/// What in Postgres' plans grows, by the names of the statements.
+pub(super) async fn postgres(database: &str, walked: &[Walked]) -> Vec<(String, String)> {
+    let mut connection = PgConnection::connect(database).await.expect("the server accepts");
+    sqlx::raw_sql(FILL).execute(&mut connection).await.expect("the ledger can be filled");
+    let rows = sqlx::raw_sql("SELECT indexname, tablename, indexdef FROM pg_indexes WHERE schemaname = 'public'");
+    let rows = rows.fetch_all(&mut connection).await.expect("the schema can be read");
+    let text = |row: &sqlx::postgres::PgRow, column| row.get_unchecked::<String, _>(column);
+    let index = |row| (text(row, "indexname"), (text(row, "tablename"), is_partial(&text(row, "indexdef"))));
+    let indexes = rows.iter().map(index).collect();
+    let mut found = Vec::new();
+    for Walked { name, text: statement } in walked {
+        let plan = postgres_plan(&mut connection, statement).await;
+        let mut steps = Vec::new();
+        growing_steps(&plan[0]["Plan"], false, &indexes, &mut steps);
+        found.extend(steps.into_iter().map(|step| (name.clone(), step)));
+    }
+    found
+}
+
+async fn postgres_plan(connection: &mut PgConnection, statement: &str) -> Value {
+    let place = Regex::new(r"\$([0-9]+)").expect("the pattern is valid");
+    let places = place.captures_iter(statement).filter_map(|found| found[1].parse::<usize>().ok()).max().unwrap_or(0);
+    let values = if places > 0 { format!("({})", vec!["NULL"; places].join(", ")) } else { String::new() };
+    let prepare = AssertSqlSafe(format!("DEALLOCATE ALL; PREPARE walked AS {statement}"));
+    sqlx::raw_sql(prepare).execute(&mut *connection).await.expect("Postgres can prepare it");
+    let explain = AssertSqlSafe(format!("EXPLAIN (FORMAT JSON) EXECUTE walked{values}"));
+    let row = sqlx::raw_sql(explain).fetch_one(&mut *connection).await.expect("Postgres can plan it");
+    serde_json::from_str(&row.get_unchecked::<String, _>(0)).expect("the plan is JSON")
+}
+
+/// Collects what grows in a plan; below a limit, sorting reads all of which the limit takes some.
+fn growing_steps(node: &Value, limited: bool, indexes: &Indexes, found: &mut Vec<String>) {
+    let text = |field: &str| node[field].as_str().unwrap_or_default();
+    let kind = text("Node Type");
+    let grows = match kind {
+        "Seq Scan" => GROWING.contains(&text("Relation Name")),
+        "Sort" => limited && reads_a_range(node, indexes),
+        "Index Scan" | "Index Only Scan" | "Bitmap Index Scan" => {
+            let (table, partial) = indexes.get(text("Index Name")).expect("the index is in the schema");
+            GROWING.contains(&table.as_str()) && !partial && !narrows(text("Index Cond"))
+        }
+        _ => false,
+    };
+    if grows {
+        let of = [text("Relation Name"), text("Index Name"), text("Index Cond")].join(" ");
+        found.push(format!("{kind} {of}"));
+    }
+    let limited = limited || kind == "Limit";
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        growing_steps(child, limited, indexes, found);
+    }
+}
+
+/// Whether a part of a plan reads rows of a growing table of which there may be any number.
+fn reads_a_range(node: &Value, indexes: &Indexes) -> bool {
+    let text = |field: &str| node[field].as_str().unwrap_or_default();
+    let table = indexes.get(text("Index Name")).map_or(text("Relation Name"), |(table, _)| table);
+    let condition = text("Index Cond");
+    let is_range = text("Node Type") == "Seq Scan" || (condition.contains(['<', '>']) && !compares(condition, "="));
+    let children = node["Plans"].as_array().into_iter().flatten();
+    GROWING.contains(&table) && is_range || children.into_iter().any(|child| reads_a_range(child, indexes))
+}
+
+/// 20,000 batches of a group of two rollouts, all in the past, in the policy's current run: next to nothing is live.
+const FILL: &str = "
+    SET plan_cache_mode = force_generic_plan;
+    INSERT INTO batch (
+        batch_id, policy_pk, run, state, consumer, epoch, ttl_s, attempt, failed_deliveries, step, group_count,
+        rollout_count, sample_count, token_count, loss_weighting, loss_constant, weight_samples, weight_tokens,
+        version_current, metrics, live_bytes, created_us
+    )
+    SELECT decode(md5('batch' || n), 'hex'), p.policy_pk, p.run, 'checkpointed', '', 1, 600, 1, 0, n, 1, 2, 2, 6,
+        'rollout_mean', 1, 2, 4, 0, '{}', 0, n
+    FROM policy AS p, generate_series(1, 20000) AS n
+    WHERE p.name = 'default';
+    INSERT INTO rollout_group (
+        policy_pk, run, group_key, group_id, rules_pk, state, size, min_size, kept, masked, dropped, late,
+        payload_bytes, opened_us, ready_seq, samples, trained_samples, tokens, trained_tokens, reward_sum, reward_count,
+        version_min, version_max, failed_deliveries, delivered, batch_pk
+    )
+    SELECT b.policy_pk, b.run, decode(md5('group' || b.step), 'hex'), 'group' || b.step, 1, 'batched', 2, 2, 2, 0, 0, 0,
+        16, b.created_us, b.step, 2, 2, 6, 4, 1, 2, b.step, b.step, 0, 1, b.batch_pk
+    FROM batch AS b
+    WHERE b.token_count = 6 AND b.metrics = '{}';
+    INSERT INTO batch_group (batch_pk, place, group_pk)
+    SELECT batch_pk, 0, group_pk FROM rollout_group WHERE batch_pk IS NOT NULL AND payload_bytes = 16;
+    INSERT INTO rollout (
+        policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reward, advantage, content_digest, policy_version,
+        version_assumed, version_min, version_max, segments, trained_segments, tokens, trained_tokens, unpacked_bytes,
+        received_us
+    )
+    SELECT g.policy_pk, g.run, decode(md5(g.group_id || n), 'hex'), g.group_id || '-' || n, g.group_pk, 'kept', 1, 0,
+        decode(md5(g.group_id), 'hex'), 0, 0, 0, 0, 1, 1, 3, 2, 8, g.opened_us
+    FROM rollout_group AS g, generate_series(0, 1) AS n
+    WHERE g.payload_bytes = 16;
+    INSERT INTO payload (rollout_pk, codec, digest, body)
+    SELECT rollout_pk, 1, content_digest, decode('0011223344556677', 'hex') FROM rollout WHERE unpacked_bytes = 8;
+    INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
+    SELECT decode(md5('admission' || n), 'hex'), p.policy_pk, 1, 0, 0, 4000000000000000 + n
+    FROM policy AS p, generate_series(1, 20000) AS n
+    WHERE p.name = 'default';
+    ANALYZE;
+";

@@ -1,0 +1,214 @@
+//! A walk past every statement: what agents, trainers, people and time do to the service, each at least once.
+
+use serde_json::{Value, json};
+
+use crate::support::{eventually, group, http, member, rollout, text, with};
+
+/// A caller of one policy.
+struct Caller<'a> {
+    http: reqwest::Client,
+    url: &'a str,
+    policy: &'a str,
+}
+
+impl<'a> Caller<'a> {
+    /// Makes a policy with these rules.
+    async fn of(url: &'a str, policy: &'a str, rules: Value) -> Self {
+        let caller = Self { http: http(), url, policy };
+        caller.rules(rules).await;
+        caller
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Value {
+        let response = request.send().await.expect("the service answers");
+        let status = response.status();
+        let body = response.text().await.expect("the answer arrives whole");
+        assert!(status.is_success(), "{status}: {body}");
+        serde_json::from_str(&body).unwrap_or_default()
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        self.send(self.http.get(format!("{}{path}", self.url))).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        self.send(self.http.post(format!("{}{path}", self.url)).json(&body)).await
+    }
+
+    async fn rules(&self, rules: Value) {
+        self.send(self.http.put(format!("{}/policies/{}", self.url, self.policy)).json(&rules)).await;
+    }
+
+    async fn publish(&self, version: i64) {
+        let path = format!("{}/policies/{}/version", self.url, self.policy);
+        self.send(self.http.put(path).json(&json!({"version": version, "step": version}))).await;
+    }
+
+    async fn accept(&self, rollout: Value) {
+        self.post("/trajectories", with(rollout, json!({"policy": self.policy}))).await;
+    }
+
+    async fn lease(&self) -> Value {
+        self.post("/batches", json!({"policy": self.policy, "request_id": "step"})).await
+    }
+
+    /// A call by the holder of a lease.
+    async fn hold(&self, batch: &Value, call: &str, body: Value) {
+        let body = with(body, json!({"lease": batch["lease"]}));
+        self.post(&format!("/batches/{}/{call}", text(&batch["batch_id"])), body).await;
+    }
+
+    /// A call about the lineage.
+    async fn lineage(&self, call: &str, body: Value) {
+        self.post(&format!("/policies/{}/{call}", self.policy), body).await;
+    }
+
+    async fn readmit(&self, batch: &Value) {
+        self.post(&format!("/batches/{}/readmit", text(&batch["batch_id"])), json!({})).await;
+    }
+
+    async fn status(&self, path: &str) -> u16 {
+        self.http.get(format!("{}{path}", self.url)).send().await.expect("the service answers").status().as_u16()
+    }
+}
+
+/// Everything.
+pub(super) async fn all(url: &str) {
+    train(url).await;
+    fail(url).await;
+    age(url).await;
+    decide(url).await;
+    look(url).await;
+    pass_time(url).await;
+    // Last: a reset leaves the ledger of a run behind.
+    start_over(url).await;
+}
+
+/// Leases, acks, checkpoints and resumes.
+async fn train(url: &str) {
+    let trainer = Caller::of(url, "default", json!({"batch": {"groups": 1}})).await;
+    trainer.rules(json!({"batch": {"groups": 1, "max_tokens": 1_000_000}})).await;
+    for index in 0..4 {
+        trainer.accept(rollout(&format!("r{index}"), 1.0)).await;
+        trainer.accept(rollout(&format!("r{index}"), 1.0)).await;
+    }
+    let batch = trainer.lease().await;
+    trainer.lease().await;
+    trainer.get(text(&batch["samples_url"])).await;
+    trainer.hold(&batch, "extend", json!({"ttl_s": 600})).await;
+    trainer.hold(&batch, "ack", json!({"step": 1})).await;
+    trainer.publish(1).await;
+    trainer.lineage("checkpoints", json!({"step": 1})).await;
+    let second = trainer.lease().await;
+    trainer.hold(&second, "ack", json!({"step": 2})).await;
+    trainer.publish(2).await;
+    trainer.lease().await;
+    trainer.lineage("resume", json!({"step": 1})).await;
+    trainer.lineage("resume", json!({"step": 0, "force": true})).await;
+    trainer.lease().await;
+}
+
+/// Deliveries in vain, and what is done about them.
+async fn fail(url: &str) {
+    let rules = json!({"group": {"size": 2}, "batch": {"groups": 2}, "lease": {"max_deliveries": 2}});
+    let trainer = Caller::of(url, "fails", rules).await;
+    for name in ["a", "b"] {
+        for index in 0..2 {
+            trainer.accept(member(name, index, index as f64)).await;
+        }
+    }
+    for _ in 0..2 {
+        trainer.hold(&trainer.lease().await, "nack", json!({"reason": "no"})).await;
+    }
+    let batches = trainer.get("/batches?policy=fails&state=quarantined").await;
+    trainer.readmit(&batches["batches"][0]).await;
+    let batch = trainer.lease().await;
+    trainer.hold(&batch, "nack", json!({"reason": "bad", "groups": ["a"]})).await;
+    trainer.readmit(&batch).await;
+    trainer.lease().await;
+}
+
+/// Staleness, in both orders and with both actions.
+async fn age(url: &str) {
+    let spans = json!({"segments": [{"tokens": [1, 2, 3], "loss_mask": [1, 1], "versions": [[0, 0, 1], [1, 1, 1]]}]});
+    for (policy, order, action) in
+        [("drops", "fifo", "drop"), ("masks", "fifo", "mask"), ("drops-late", "freshest", "drop")]
+    {
+        let rules = json!({"batch": {"order": order}, "staleness": {"max": 0, "action": action}});
+        let trainer = Caller::of(url, policy, rules).await;
+        trainer.accept(with(rollout("old", 1.0), json!({"policy_version": 0}))).await;
+        trainer.accept(with(rollout("both", 1.0), spans.clone())).await;
+        trainer.accept(with(rollout("new", 1.0), json!({"policy_version": 1}))).await;
+        trainer.publish(1).await;
+        trainer.lease().await;
+    }
+}
+
+/// Groups that people and filters decide, and room that is reserved for others.
+async fn decide(url: &str) {
+    let filter = json!([{"name": "zero", "scope": "rollout", "when": "reward == 0.0", "action": "drop"}]);
+    let agent = Caller::of(url, "decides", json!({"group": {"size": 3, "min_size": 1}, "filter": filter})).await;
+    let admission = agent.post("/admissions", json!({"policy": "decides", "rollouts": 4})).await;
+    for (name, call) in [("closed", "close"), ("discarded", "discard")] {
+        agent.accept(with(member(name, 0, 1.0), json!({"admission_id": admission["admission_id"]}))).await;
+        agent.accept(member(name, 1, 0.0)).await;
+        let body = json!({"policy": "decides", "group_id": name, "reason": "not wanted"});
+        let body = if call == "close" { json!({"policy": "decides", "group_id": name}) } else { body };
+        agent.post(&format!("/groups/{call}"), body).await;
+    }
+}
+
+/// What people and monitors read.
+async fn look(url: &str) {
+    let person = Caller { http: http(), url, policy: "default" };
+    for path in [
+        "/trajectories?rollout_id=r0",
+        "/trajectories?policy=fails&group_id=a",
+        "/trajectories?state=ready",
+        "/groups",
+        "/groups?policy=fails&group_id=a",
+        "/batches",
+        "/policies",
+        "/policies/default",
+        "/stats",
+        "/metrics",
+    ] {
+        person.get(path).await;
+    }
+}
+
+/// Leases, deadlines, admissions, payloads and tombstones that end.
+async fn pass_time(url: &str) {
+    let retention = json!({"trained_s": 0, "settled_s": 0, "dropped_s": 0, "tombstone_s": 0});
+    let rules = json!({"group": {"size": 2, "timeout_s": 1}, "lease": {"ttl_s": 1}, "settle": "ack",
+        "retention": retention});
+    let brief = Caller::of(url, "brief", rules).await;
+    brief.post("/admissions", json!({"policy": "brief", "rollouts": 4})).await;
+    brief.accept(member("overdue", 0, 1.0)).await;
+    for name in ["acked", "expired"] {
+        for index in 0..2 {
+            brief.accept(member(name, index, index as f64)).await;
+        }
+    }
+    let acked = brief.lease().await;
+    brief.hold(&acked, "ack", json!({"step": 1})).await;
+    let expired = brief.lease().await;
+    let expired = format!("/batches/{}", text(&expired["batch_id"]));
+    eventually("the end of the lease", || async { brief.get(&expired).await["state"] == "returned" }).await;
+    for rollout in ["overdue-0", "acked-0"] {
+        let path = format!("/trajectories?policy=brief&rollout_id={rollout}");
+        eventually("the end of a tombstone", || async { brief.status(&path).await == 404 }).await;
+    }
+    eventually("the end of the admission", || async {
+        brief.get("/policies/brief").await["waiting"]["reserved_rollouts"] == 0
+    })
+    .await;
+}
+
+/// A new run, with everything in the old one.
+async fn start_over(url: &str) {
+    let trainer = Caller { http: http(), url, policy: "default" };
+    trainer.post("/admissions", json!({"rollouts": 4})).await;
+    trainer.http.post(format!("{url}/trajectories")).json(&group("late", &[1.0, 0.0])).send().await.expect("an answer");
+    trainer.lineage("reset", json!({})).await;
+}
