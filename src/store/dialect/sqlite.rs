@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use rusqlite::{
-    OpenFlags, ToSql,
+    CachedStatement, OpenFlags, ToSql,
     types::{ToSqlOutput, ValueRef},
 };
 use sqlx::{
@@ -571,17 +571,15 @@ fn cell(row: &SqliteRow, index: usize) -> Result<Cell, sqlx::Error> {
 #[async_trait]
 impl Connection for Writing {
     async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
-        let mut prepared = self.0.prepare_cached(statement.sqlite)?;
-        bind_all(&mut prepared, &args)?;
+        let mut prepared = self.prepare(statement, &args)?;
         let mut rows = prepared.raw_query();
         while rows.next()?.is_some() {}
         Ok(self.0.changes())
     }
 
     async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
-        let mut prepared = self.0.prepare_cached(statement.sqlite)?;
+        let mut prepared = self.prepare(statement, &args)?;
         let columns: Arc<[String]> = prepared.column_names().into_iter().map(str::to_owned).collect();
-        bind_all(&mut prepared, &args)?;
         let mut rows = prepared.raw_query();
         let mut found = Vec::new();
         while let Some(row) = rows.next()? {
@@ -592,15 +590,21 @@ impl Connection for Writing {
     }
 }
 
-/// Binds by number: to SQLite `$2` is a name, and its place is that of its first mention.
-fn bind_all(prepared: &mut rusqlite::Statement<'_>, args: &[Arg]) -> Result<(), StoreError> {
-    for place in 1..=prepared.parameter_count() {
-        let number = prepared.parameter_name(place).and_then(|name| name.strip_prefix('$')?.parse::<usize>().ok());
-        let arg = number.and_then(|number| args.get(number.checked_sub(1)?));
-        let arg = arg.ok_or_else(|| StoreError::Corrupt(format!("parameter {place} has no argument")))?;
-        prepared.raw_bind_parameter(place, arg)?;
+impl Writing {
+    /// A statement with its arguments. They are bound by number: to SQLite `$2` is a name, and its place is that of its
+    /// first mention.
+    fn prepare(&self, statement: Statement, args: &[Arg]) -> Result<CachedStatement<'_>, StoreError> {
+        // As sqlx tells about those of the readers.
+        tracing::debug!(target: "sqlx::query", summary = statement.sqlite.lines().next(), db.statement = statement.sqlite);
+        let mut prepared = self.0.prepare_cached(statement.sqlite)?;
+        for place in 1..=prepared.parameter_count() {
+            let number = prepared.parameter_name(place).and_then(|name| name.strip_prefix('$')?.parse::<usize>().ok());
+            let arg = number.and_then(|number| args.get(number.checked_sub(1)?));
+            let arg = arg.ok_or_else(|| StoreError::Corrupt(format!("parameter {place} has no argument")))?;
+            prepared.raw_bind_parameter(place, arg)?;
+        }
+        Ok(prepared)
     }
-    Ok(())
 }
 
 impl ToSql for Arg {
