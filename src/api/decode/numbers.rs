@@ -13,6 +13,9 @@ const POWERS: [f64; 65] = [
     1e59, 1e60, 1e61, 1e62, 1e63, 1e64,
 ];
 
+/// What a number is multiplied by when so many digits are appended.
+const SHIFTS: [u64; 9] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000];
+
 /// Decimal digits that always fit 64 bits.
 const DIGITS_MAX: usize = 19;
 
@@ -128,20 +131,21 @@ impl<'a> Text<'a> {
         }
     }
 
-    fn digit(&self) -> Option<u64> {
-        let digit = self.bytes.get(self.at)?.wrapping_sub(b'0');
-        (digit <= 9).then_some(u64::from(digit))
-    }
-
     /// Digits, appended to those of `number`; how many. More than fit 64 bits wrap around.
     fn digits(&mut self, number: &mut u64) -> usize {
         let start = self.at;
-        while let Some(eight) = self.bytes[self.at..].first_chunk().copied().and_then(eight_digits) {
-            *number = number.wrapping_mul(100_000_000).wrapping_add(eight);
-            self.at += 8;
+        while let Some(&eight) = self.bytes[self.at..].first_chunk() {
+            let (count, value) = leading_digits(eight);
+            *number = number.wrapping_mul(SHIFTS[count]).wrapping_add(value);
+            self.at += count;
+            if count < eight.len() {
+                return self.at - start;
+            }
         }
-        while let Some(digit) = self.digit() {
-            *number = number.wrapping_mul(10).wrapping_add(digit);
+        // The last bytes of a body.
+        while let Some(digit) = self.bytes.get(self.at).map(|byte| byte.wrapping_sub(b'0')).filter(|&digit| digit <= 9)
+        {
+            *number = number.wrapping_mul(10).wrapping_add(digit.into());
             self.at += 1;
         }
         self.at - start
@@ -150,13 +154,7 @@ impl<'a> Text<'a> {
     /// The digits before a point: JSON has no leading zeros.
     fn whole(&mut self, number: &mut u64) -> Option<usize> {
         let first = *self.bytes.get(self.at)?;
-        let mut digits = 0;
-        // Most are short, so eight at a time would be tried in vain.
-        while let Some(digit) = self.digit() {
-            *number = number.wrapping_mul(10).wrapping_add(digit);
-            self.at += 1;
-            digits += 1;
-        }
+        let digits = self.digits(number);
         (digits == 1 || (digits > 1 && first != b'0')).then_some(digits)
     }
 
@@ -169,9 +167,9 @@ impl<'a> Text<'a> {
 
     /// A bit of a mask.
     pub(super) fn bit(&mut self) -> Option<u8> {
-        let bit = self.digit().filter(|&bit| bit <= 1)?;
+        let bit = self.bytes.get(self.at)?.wrapping_sub(b'0');
         self.at += 1;
-        Some(bit as u8)
+        (bit <= 1).then_some(bit)
     }
 
     /// A decimal as the nearest 64-bit float, as Python reads it, and that as the nearest 32-bit float, if finite.
@@ -201,10 +199,15 @@ impl<'a> Text<'a> {
         if is_whole && digits > WHOLE_DIGITS_MAX {
             return None;
         }
+        let text = &self.bytes[start + usize::from(is_negative)..self.at];
+        if digits > DIGITS_MAX {
+            digits -=
+                text.iter().take_while(|&&byte| matches!(byte, b'0' | b'.')).filter(|&&byte| byte == b'0').count();
+        }
         let quick = if digits <= DIGITS_MAX { scaled(number, power) } else { None };
         let magnitude = match quick {
             Some(magnitude) => magnitude,
-            None => exact(&self.bytes[start + usize::from(is_negative)..self.at])?,
+            None => exact(text)?,
         };
         Some(if is_negative { -magnitude } else { magnitude })
     }
@@ -222,21 +225,21 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The number that eight digits of text spell: pairs, then fours, then all, in the lanes of one word (D. Lemire,
-/// "Number parsing at a gigabyte per second", 2021, section 4).
-fn eight_digits(text: [u8; 8]) -> Option<u64> {
-    const HIGH: u64 = 0xF0F0_F0F0_F0F0_F0F0;
-    let word = u64::from_le_bytes(text);
-    let are_digits = word & HIGH == 0x3030_3030_3030_3030
-        && word.wrapping_add(0x0606_0606_0606_0606) & HIGH == 0x3030_3030_3030_3030;
-    if !are_digits {
-        return None;
-    }
-    let ones = word - 0x3030_3030_3030_3030;
-    let pairs = ones * 10 + (ones >> 8);
-    let fours = (pairs & 0x0000_00FF_0000_00FF).wrapping_mul(100 + (1_000_000 << 32));
-    let others = ((pairs >> 16) & 0x0000_00FF_0000_00FF).wrapping_mul(1 + (10_000 << 32));
-    Some(fours.wrapping_add(others) >> 32)
+/// How many of eight bytes are digits from the first on, and the number that those spell.
+///
+/// A step at a time for all bytes of one word, without a branch on how many there are: digits become pairs, fours and
+/// eights in its lanes (D. Lemire, "Number parsing at a gigabyte per second", 2021, section 4).
+fn leading_digits(text: [u8; 8]) -> (usize, u64) {
+    let ones = u64::from_le_bytes(text) ^ 0x3030_3030_3030_3030;
+    // The highest bit of each byte that is no digit; a carry only reaches bytes after one.
+    let others = (ones | ones.wrapping_add(0x7676_7676_7676_7676)) & 0x8080_8080_8080_8080;
+    let count = others.trailing_zeros() / 8;
+    // Zeros before the digits change nothing, and what is behind them falls out at the top.
+    let ones = ones.checked_shl(64 - 8 * count).unwrap_or(0);
+    let pairs = ones.wrapping_mul(10).wrapping_add(ones >> 8);
+    let low = (pairs & 0x0000_00FF_0000_00FF).wrapping_mul(100 + (1_000_000 << 32));
+    let high = ((pairs >> 16) & 0x0000_00FF_0000_00FF).wrapping_mul(1 + (10_000 << 32));
+    (count as usize, low.wrapping_add(high) >> 32)
 }
 
 /// `number * 10^power` as a 32-bit float, where rounding on the way cannot have changed it.
