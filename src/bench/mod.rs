@@ -32,7 +32,7 @@ use forebay_client::{ClientOptions, wire::ApiKey};
 
 use self::{
     load::{Load, Run},
-    protocol::{Protocol, ProtocolName, atropos::Atropos, forebay::Forebay, slime::Slime},
+    protocol::{Format, Protocol, ProtocolName, atropos::Atropos, forebay::Forebay, slime::Slime},
     report::{LoadOutcome, Outcome, Report},
     tally::{Tally, Window},
     target::Target,
@@ -84,6 +84,9 @@ struct TargetArgs {
     /// Policy that is loaded (forebay); its rules are overwritten, so its name begins with `bench`
     #[arg(long, default_value = "bench", value_parser = policy_name, value_name = "NAME")]
     policy: String,
+    /// How trajectories and samples are written down (forebay)
+    #[arg(long, value_enum, default_value_t = Format::Json, value_name = "FORMAT")]
+    format: Format,
     /// Discard first what the policy still holds of runs before (forebay)
     #[arg(long)]
     reset: bool,
@@ -158,6 +161,10 @@ fn check(args: &BenchArgs) -> anyhow::Result<()> {
     if args.trainers.wake && (protocol != ProtocolName::Forebay || args.workload.per_body != PerBody::Group) {
         bail!("--wake posts whole groups to a forebay: elsewhere no trainer can wait");
     }
+    let posts_whole_tokens = args.workload.per_body == PerBody::Group && args.workload.text.is_none();
+    if args.target.format == Format::Arrow && !(protocol == ProtocolName::Forebay && posts_whole_tokens) {
+        bail!("--format arrow is for whole groups of tokens to a forebay");
+    }
     Ok(())
 }
 
@@ -203,6 +210,7 @@ fn protocol(args: &BenchArgs, target: &Target) -> anyhow::Result<Box<dyn Protoco
 fn forebay(args: &BenchArgs, target: &Target, batch_groups: u32) -> anyhow::Result<Forebay> {
     let policy = args.target.policy.clone();
     let forebay = Forebay::new(target.clone(), policy, args.workload.group_size, batch_groups)?;
+    let forebay = forebay.in_format(args.target.format);
     let forebay = if args.workload.text.is_some() { forebay.of_text() } else { forebay };
     Ok(if args.target.reset { forebay.fresh() } else { forebay })
 }
@@ -211,6 +219,7 @@ fn report(args: &BenchArgs, target: &Target, bodies: template::BodySummary, outc
     Report {
         generator: concat!("forebay ", env!("CARGO_PKG_VERSION")),
         protocol: args.target.protocol,
+        format: args.target.format,
         url: (!args.target.drain_only).then(|| target.url.clone()),
         workload: args.workload.clone(),
         bodies,

@@ -2,6 +2,7 @@
 //!
 //! One file per protocol, of the same shape: what has to be said first, the bodies, one round of a trainer.
 
+mod arrow;
 pub(crate) mod atropos;
 pub(crate) mod forebay;
 pub(crate) mod slime;
@@ -44,6 +45,16 @@ impl ProtocolName {
             Self::Atropos => "http://127.0.0.1:8000",
         }
     }
+}
+
+/// How trajectories and samples are written down in our own protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Format {
+    /// JSON bundles, samples as NDJSON
+    Json,
+    /// Arrow IPC streams both ways
+    Arrow,
 }
 
 /// A way to load a service.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     load::{Load, Run},
-    protocol::ProtocolName,
+    protocol::{Format, ProtocolName},
     tally::{Counts, Delivered, LatencySummary, Posted, Window},
     template::BodySummary,
     wake::Wake,
@@ -21,6 +21,7 @@ const SECONDS_MIN: Duration = Duration::from_millis(1);
 pub(crate) struct Report {
     pub(crate) generator: &'static str,
     pub(crate) protocol: ProtocolName,
+    pub(crate) format: Format,
     /// URL of the service; null where bodies were only drained.
     pub(crate) url: Option<String>,
     pub(crate) workload: WorkloadArgs,

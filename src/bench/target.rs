@@ -7,7 +7,7 @@ use bytes::Bytes;
 use forebay_client::{Client, ClientOptions, install_tls_provider};
 use reqwest::{
     Certificate, Identity, RequestBuilder, Response, StatusCode,
-    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
 };
 use serde_json::Value;
 
@@ -128,6 +128,11 @@ impl Target {
     /// Reads an answer to its end.
     pub(crate) async fn read(&self, path: &str) -> anyhow::Result<Read> {
         self.drain(path, self.http.get(self.at(path))).await
+    }
+
+    /// Reads an answer of this media type to its end.
+    pub(crate) async fn read_as(&self, path: &str, media: &str) -> anyhow::Result<Read> {
+        self.drain(path, self.http.get(self.at(path)).header(ACCEPT, media)).await
     }
 
     /// Reads the answer to posted JSON to its end.

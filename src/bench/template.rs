@@ -17,27 +17,55 @@ const GROUPS_MAX: usize = 64;
 /// Bytes of templates at which there are enough of them, so that long rollouts do not fill the memory.
 const BYTES_MAX: usize = 64 << 20;
 
+/// Stands for the name of a group in binary bodies. Names are as long as this, since such a body counts bytes.
+pub(crate) const NAME: &str = "bench-????????-????????????";
+
 /// A body with gaps for the name of its group.
 pub(crate) struct Template {
     /// The name goes between each two.
-    pieces: Vec<String>,
+    pieces: Pieces,
     /// Tokens of each rollout, or words where it is text.
     lengths: Vec<u64>,
 }
 
+/// The parts of a body around its gaps.
+enum Pieces {
+    Text(Vec<String>),
+    Binary(Vec<Vec<u8>>),
+}
+
 impl Template {
+    /// A text, to be appended to.
     pub(crate) fn new() -> Self {
-        Self { pieces: vec![String::new()], lengths: Vec::new() }
+        Self { pieces: Pieces::Text(vec![String::new()]), lengths: Vec::new() }
+    }
+
+    /// A body in which [`NAME`] stands where the name of its group goes.
+    pub(crate) fn of_bytes(body: &[u8]) -> Self {
+        let (mut pieces, mut rest) = (Vec::new(), body);
+        while let Some(at) = rest.windows(NAME.len()).position(|window| window == NAME.as_bytes()) {
+            pieces.push(rest[..at].to_vec());
+            rest = &rest[at + NAME.len()..];
+        }
+        pieces.push(rest.to_vec());
+        Self { pieces: Pieces::Binary(pieces), lengths: Vec::new() }
+    }
+
+    fn texts(&mut self) -> &mut Vec<String> {
+        match &mut self.pieces {
+            Pieces::Text(texts) => texts,
+            Pieces::Binary(_) => unreachable!("nothing is appended to a body that is whole"),
+        }
     }
 
     /// Where text is appended.
     pub(crate) fn text(&mut self) -> &mut String {
-        self.pieces.last_mut().expect("there is always a piece")
+        self.texts().last_mut().expect("there is always a piece")
     }
 
     /// Here goes the name of the group.
     pub(crate) fn gap(&mut self) {
-        self.pieces.push(String::new());
+        self.texts().push(String::new());
     }
 
     /// Counts a rollout that was written.
@@ -45,19 +73,19 @@ impl Template {
         self.lengths.push(rollout.length());
     }
 
+    fn pieces(&self) -> Vec<&[u8]> {
+        match &self.pieces {
+            Pieces::Text(texts) => texts.iter().map(String::as_bytes).collect(),
+            Pieces::Binary(pieces) => pieces.iter().map(Vec::as_slice).collect(),
+        }
+    }
+
     fn bytes(&self) -> usize {
-        self.pieces.iter().map(String::len).sum()
+        self.pieces().iter().map(|piece| piece.len()).sum()
     }
 
     fn fill(&self, name: &str) -> Bytes {
-        let mut body = Vec::with_capacity(self.bytes() + name.len() * self.pieces.len());
-        for (index, piece) in self.pieces.iter().enumerate() {
-            if index > 0 {
-                body.extend_from_slice(name.as_bytes());
-            }
-            body.extend_from_slice(piece.as_bytes());
-        }
-        body.into()
+        self.pieces().join(name.as_bytes()).into()
     }
 }
 
@@ -96,7 +124,7 @@ impl Bodies {
         let per_group = self.groups[0].len() as u64;
         let (group, part) = (number / per_group, number % per_group);
         let template = &self.groups[group as usize % self.groups.len()][part as usize];
-        let bytes = template.fill(&format!("bench-{}-{group}", self.run));
+        let bytes = template.fill(&format!("bench-{}-{group:012}", self.run));
         let (rollouts, tokens) = (template.lengths.len() as u64, template.lengths.iter().sum());
         Body { bytes, media: self.media, rollouts, tokens }
     }

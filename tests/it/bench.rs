@@ -58,6 +58,15 @@ on_both_stores! {
         assert_eq!(stats["policies"]["bench"]["rollouts"]["checkpointed"], 24);
     }
 
+    async fn arrow_goes_both_ways(app: TestApp) {
+        let load = ["--format", "arrow", "--bodies", "6", "--group-size", "2", "--tokens", "40", "--segments", "2"];
+        let trainers = ["--trainers", "1", "--batch-groups", "2"];
+        let report = report(&[&["--url", &app.url], &load[..], &trainers].concat()).await;
+        assert_eq!((&report["posted"]["bodies"], &report["posted"]["rollouts"]), (&6.into(), &12.into()));
+        assert_eq!(report["delivered"]["total"]["tokens"], report["posted"]["tokens"]);
+        assert_eq!(app.get("/stats").await.expect(200)["policies"]["bench"]["rollouts"]["checkpointed"], 12);
+    }
+
     async fn a_waiting_trainer_is_timed(app: TestApp) {
         let report = report(&["--url", &app.url, "--wake", "--bodies", "3", "--group-size", "2", "--tokens", "40"]).await;
         assert_eq!(report["wake"]["after_post_ms"]["count"], 3);

@@ -16,7 +16,7 @@ use forebay_client::{
     },
 };
 
-use super::{Protocol, Taken, list, messages, one_each};
+use super::{Format, Protocol, Taken, arrow, list, messages, one_each};
 use crate::bench::{
     target::Target,
     template::Template,
@@ -36,6 +36,7 @@ pub(crate) struct Forebay {
     policy: String,
     rules: PolicyRules,
     is_fresh: bool,
+    format: Format,
     epoch: i64,
     next_step: AtomicI64,
 }
@@ -50,7 +51,16 @@ impl Forebay {
             settle: Settle::Ack,
             ..PolicyRules::default()
         };
-        Ok(Self { target, client, policy, rules, is_fresh: false, epoch: 0, next_step: AtomicI64::new(1) })
+        Ok(Self {
+            target,
+            client,
+            policy,
+            rules,
+            is_fresh: false,
+            format: Format::Json,
+            epoch: 0,
+            next_step: AtomicI64::new(1),
+        })
     }
 
     /// Without tokens: chat messages are enough.
@@ -63,6 +73,11 @@ impl Forebay {
     pub(crate) fn fresh(mut self) -> Self {
         self.is_fresh = true;
         self
+    }
+
+    /// In this format.
+    pub(crate) fn in_format(self, format: Format) -> Self {
+        Self { format, ..self }
     }
 
     /// The next batch and when its descriptor was there.
@@ -116,6 +131,15 @@ impl Forebay {
     }
 }
 
+impl Forebay {
+    fn samples_media(&self) -> &'static str {
+        match self.format {
+            Format::Json => "application/x-ndjson",
+            Format::Arrow => arrow::MEDIA_TYPE,
+        }
+    }
+}
+
 fn write_segment(text: &mut String, segment: &Segment) {
     list(text, "tokens", &segment.tokens);
     text.push_str(", ");
@@ -144,7 +168,17 @@ impl Protocol for Forebay {
         "/trajectories"
     }
 
+    fn media(&self) -> &'static str {
+        match self.format {
+            Format::Json => "application/json",
+            Format::Arrow => arrow::MEDIA_TYPE,
+        }
+    }
+
     fn templates(&self, group: &Group, per_body: PerBody) -> Vec<Template> {
+        if self.format == Format::Arrow {
+            return vec![arrow::template(group, &self.policy)];
+        }
         if per_body == PerBody::Rollout {
             return one_each(group, |template, index, rollout| self.write(template, index, rollout));
         }
@@ -161,7 +195,7 @@ impl Protocol for Forebay {
     async fn take(&self) -> anyhow::Result<Option<Taken>> {
         let asked = Instant::now();
         let Some((batch, leased)) = self.lease(WAIT).await? else { return Ok(None) };
-        let bytes = self.target.read(&batch.samples_url).await?.bytes;
+        let bytes = self.target.read_as(&batch.samples_url, self.samples_media()).await?.bytes;
         let read = Instant::now();
         self.ack(&batch).await?;
         Ok(Some(Taken {
