@@ -1,11 +1,11 @@
 //! The stored form of a trajectory's bulk: packed columns behind a small header, with a digest.
 //!
-//! Nothing before [`samples`](super::samples) reads a payload. The form is `u8 coding of the header | u32 its length |
-//! header JSON | columns`, little-endian: ids in as few bytes as they fit, masks in bits, floats as they are. Columns are
-//! not compressed: what a compressor finds in ids and masks the packing has taken, and log-probabilities are noise to
-//! it. The digest is taken over the whole, so damage is found before anything is decoded.
+//! Nothing before [`samples`](super::samples) reads a payload. The form is three parts: `u32 length of the first | u32
+//! length of the second | header JSON | ids and masks | floats`, little-endian, ids in as few bytes as they fit, masks in
+//! bits. The first two are compressed where that helps: ids of text take half as much, while log-probabilities are noise
+//! to a compressor. The digest is taken over the whole, so damage is found before anything is decoded.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, cell::RefCell};
 
 use bytes::{Buf, BufMut};
 use forebay_client::wire::{Sampling, Segment, Status, VersionSpan};
@@ -17,11 +17,14 @@ use super::{
     trajectory::Trajectory,
 };
 
-/// Level of headers; higher ones cost more than they save.
+/// Higher levels cost more than they save.
 const ZSTD_LEVEL: i32 = 1;
 
-/// Headers longer than this are compressed: they are messages and metadata.
-const HEADER_PLAIN_BYTES_MAX: usize = 4 << 10;
+/// Parts up to this length are not worth compressing.
+const PLAIN_BYTES_MAX: usize = 1 << 10;
+
+/// In the length of a part: it is a zstd frame.
+const COMPRESSED: u32 = 1 << 31;
 
 /// A payload as the store keeps it.
 #[derive(Clone, Debug)]
@@ -52,10 +55,6 @@ impl Codec {
         [Self::Zstd, Self::Columns].into_iter().find(|codec| *codec as i64 == number)
     }
 }
-
-/// How a header is written.
-const PLAIN: u8 = 0;
-const COMPRESSED: u8 = 1;
 
 /// A payload that is not what was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -112,30 +111,31 @@ impl Payload {
     /// Packs. Takes milliseconds for long trajectories: not for an async worker.
     #[must_use]
     pub fn pack(trajectory: &Trajectory) -> Self {
-        let header_of = header(trajectory);
-        let header = serde_json::to_vec(&header_of).expect("a header is text, numbers and checked JSON");
-        let (coding, stored) = if header.len() <= HEADER_PLAIN_BYTES_MAX {
-            (PLAIN, header.as_slice().into())
-        } else {
-            let compressed = zstd::bulk::compress(&header, ZSTD_LEVEL);
-            (COMPRESSED, Cow::Owned(compressed.expect("compressing memory into memory cannot fail")))
-        };
+        let described = header(trajectory);
+        let header = serde_json::to_vec(&described).expect("a header is text, numbers and checked JSON");
+        let segments = || trajectory.segments.iter().zip(&described.segments);
         let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
-        // Enough for a trajectory with logprobs that is all response.
-        let mut body = Vec::with_capacity(5 + stored.len() + 8 * tokens);
-        body.put_u8(coding);
-        body.put_u32_le(stored.len() as u32);
-        body.put_slice(&stored);
-        let mut unpacked_bytes = header.len();
-        for (segment, described) in trajectory.segments.iter().zip(&header_of.segments) {
-            put_ids(&mut body, &segment.tokens, described.id_bytes);
-            put_bits(&mut body, &segment.loss_mask);
-            unpacked_bytes += 4 * segment.tokens.len() + segment.loss_mask.len();
-            for column in [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten() {
-                body.put_slice(&little_endian(column));
-                unpacked_bytes += 4 * column.len();
-            }
+        let mut narrow = Vec::with_capacity(4 * tokens);
+        for (segment, described) in segments() {
+            put_ids(&mut narrow, &segment.tokens, described.id_bytes);
+            put_bits(&mut narrow, &segment.loss_mask);
         }
+        let floats = || {
+            trajectory.segments.iter().flat_map(|segment| {
+                [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
+            })
+        };
+        let float_bytes = 4 * floats().map(Vec::len).sum::<usize>();
+        let masks: usize = trajectory.segments.iter().map(|segment| segment.loss_mask.len()).sum();
+        let unpacked_bytes = header.len() + 4 * tokens + masks + float_bytes;
+        let (header_length, header) = part(&header);
+        let (narrow_length, narrow) = part(&narrow);
+        let mut body = Vec::with_capacity(8 + header.len() + narrow.len() + float_bytes);
+        body.put_u32_le(header_length);
+        body.put_u32_le(narrow_length);
+        body.put_slice(&header);
+        body.put_slice(&narrow);
+        floats().for_each(|column| body.put_slice(&little_endian(column)));
         Self { codec: Some(Codec::Columns), digest: *blake3::hash(&body).as_bytes(), body, unpacked_bytes }
     }
 
@@ -158,18 +158,41 @@ impl Payload {
                 let mut rest = packed.as_slice();
                 let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
                 let header = take(&mut rest, header_length)?;
-                unpack(header, rest, |rest, count| take(rest, count).map(<[u8]>::to_vec))
+                unpack(header, &mut Wide { rest })
             }
             Some(Codec::Columns) => {
                 let mut rest = self.body.as_slice();
-                let coding = rest.try_get_u8().map_err(|_| TOO_SHORT)?;
-                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
-                let header = take(&mut rest, header_length)?;
-                let header = if coding == PLAIN { header.into() } else { Cow::Owned(decompress(header)?) };
-                unpack(&header, rest, |rest, count| Ok(bits(take(rest, count.div_ceil(8))?, count)))
+                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                let header = take_part(&mut rest, header_length)?;
+                let narrow = take_part(&mut rest, narrow_length)?;
+                unpack(&header, &mut Narrow { narrow: &narrow, floats: rest })
             }
         }
     }
+}
+
+/// A part as it is stored, and its length with what it needs to be read.
+fn part(plain: &[u8]) -> (u32, Cow<'_, [u8]>) {
+    thread_local! {
+        static COMPRESSOR: RefCell<zstd::bulk::Compressor<'static>> = RefCell::new(
+            zstd::bulk::Compressor::new(ZSTD_LEVEL).expect("the level is one that there is")
+        );
+    }
+    if plain.len() > PLAIN_BYTES_MAX {
+        let compressed = COMPRESSOR.with_borrow_mut(|compressor| compressor.compress(plain));
+        let compressed = compressed.expect("compressing memory into memory cannot fail");
+        // Decompressing has a price as well.
+        if compressed.len() < plain.len() / 8 * 7 {
+            return (compressed.len() as u32 | COMPRESSED, Cow::Owned(compressed));
+        }
+    }
+    (plain.len() as u32, Cow::Borrowed(plain))
+}
+
+fn take_part<'a>(rest: &mut &'a [u8], length: u32) -> Result<Cow<'a, [u8]>, Damaged> {
+    let stored = take(rest, (length & !COMPRESSED) as usize)?;
+    if length & COMPRESSED == 0 { Ok(Cow::Borrowed(stored)) } else { decompress(stored).map(Cow::Owned) }
 }
 
 const TOO_SHORT: Damaged = Damaged("it is too short");
@@ -178,12 +201,55 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
     zstd::decode_all(bytes).map_err(|_| Damaged("it does not decompress"))
 }
 
-/// Reads a mask of so many tokens.
-type TakeMask = fn(&mut &[u8], usize) -> Result<Vec<u8>, Damaged>;
+/// Columns, segment after segment, in the order in which they were written.
+trait Columns {
+    fn ids(&mut self, count: usize, width: u8) -> Result<Vec<i32>, Damaged>;
+    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged>;
+    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged>;
+}
 
-fn unpack(header: &[u8], mut rest: &[u8], mask: TakeMask) -> Result<Unpacked, Damaged> {
+/// Columns as version 0.1 wrote them: in one row, at full width.
+struct Wide<'a> {
+    rest: &'a [u8],
+}
+
+impl Columns for Wide<'_> {
+    fn ids(&mut self, count: usize, _width: u8) -> Result<Vec<i32>, Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(from_little_endian)
+    }
+
+    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged> {
+        take(&mut self.rest, count).map(<[u8]>::to_vec)
+    }
+
+    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(from_little_endian)
+    }
+}
+
+/// Columns as they are written now.
+struct Narrow<'a> {
+    narrow: &'a [u8],
+    floats: &'a [u8],
+}
+
+impl Columns for Narrow<'_> {
+    fn ids(&mut self, count: usize, width: u8) -> Result<Vec<i32>, Damaged> {
+        take(&mut self.narrow, count.saturating_mul(width.into())).map(|bytes| ids(bytes, width))
+    }
+
+    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged> {
+        take(&mut self.narrow, count.div_ceil(8)).map(|bytes| bits(bytes, count))
+    }
+
+    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged> {
+        take(&mut self.floats, count.saturating_mul(4)).map(from_little_endian)
+    }
+}
+
+fn unpack(header: &[u8], columns: &mut impl Columns) -> Result<Unpacked, Damaged> {
     let header: Header = serde_json::from_slice(header).map_err(|_| Damaged("its header is malformed"))?;
-    let segments = header.segments.into_iter().map(|segment| unpack_segment(&mut rest, segment, mask));
+    let segments = header.segments.into_iter().map(|segment| unpack_segment(columns, segment));
     Ok(Unpacked {
         segments: segments.collect::<Result<_, _>>()?,
         environment: header.environment,
@@ -216,21 +282,15 @@ fn header(trajectory: &Trajectory) -> Header {
     }
 }
 
-fn unpack_segment(rest: &mut &[u8], header: SegmentHeader, mask: TakeMask) -> Result<Segment, Damaged> {
-    let tokens = take(rest, header.tokens.saturating_mul(header.id_bytes.into()))?;
-    let loss_mask = mask(rest, header.response)?;
-    let mut floats = |present: bool| -> Result<Option<Vec<f32>>, Damaged> {
-        if !present {
-            return Ok(None);
-        }
-        let bytes = take(rest, header.response.saturating_mul(4))?;
-        Ok(Some(from_little_endian(bytes)))
-    };
+fn unpack_segment(columns: &mut impl Columns, header: SegmentHeader) -> Result<Segment, Damaged> {
+    let tokens = columns.ids(header.tokens, header.id_bytes)?;
+    let loss_mask = columns.mask(header.response)?;
+    let mut floats = |present: bool| present.then(|| columns.floats(header.response)).transpose();
     Ok(Segment {
         logprobs: floats(header.logprobs)?,
         teacher_logprobs: floats(header.teacher_logprobs)?,
         values: floats(header.values)?,
-        tokens: ids(tokens, header.id_bytes),
+        tokens,
         loss_mask,
         kind: header.kind,
         versions: header.versions,
