@@ -25,9 +25,9 @@ demo: libtorch ## A model learns arithmetic from nothing: service, two workers, 
 	$(CARGO) build --release -p forebay
 	./scripts/demo --task $(or $(TASK),arithmetic) --seed $(or $(SEED),1)
 
-simulate: ## The same work synchronously and asynchronously, as a picture: docs/async.svg; eight minutes, SIMULATE=--help
+simulate: ## The same work synchronously and asynchronously, as a picture: docs/async.svg; five minutes
 	$(CARGO) build --release -p forebay
-	./scripts/simulate --seeds 5 --svg docs/async.svg $(SIMULATE)
+	./scripts/simulate --seeds 5 --svg docs/async.svg
 
 lint: ## Formatting and lints
 	$(CARGO) fmt --all --check
