@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo lint fuzz fuzz-api bench bench-ingest bench-overload bench-trainer torture libtorch openapi help
+.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-ingest bench-overload bench-trainer torture libtorch openapi help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ demo: libtorch ## A model learns arithmetic from nothing: service, two workers, 
 	$(CARGO) build --release -p forebay-trainer
 	$(CARGO) build --release -p forebay
 	./scripts/demo --task $(or $(TASK),arithmetic) --seed $(or $(SEED),1)
+
+simulate: ## The same work synchronously and asynchronously, as a picture: docs/async.svg; five minutes
+	$(CARGO) build --release -p forebay
+	./scripts/simulate --seeds 5 --svg docs/async.svg
 
 lint: ## Formatting and lints
 	$(CARGO) fmt --all --check
