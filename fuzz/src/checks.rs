@@ -77,6 +77,14 @@ pub fn bundle(bytes: &[u8]) {
     }
 }
 
+/// An Arrow stream is taken or refused with a problem of the client's; its reader does not panic beyond what is caught.
+pub fn arrow(bytes: &[u8]) {
+    match parsers::arrow(bytes, &LIMITS) {
+        Ok(trajectories) => assert!(!trajectories.is_empty(), "a body without a trajectory is refused"),
+        Err(problem) => assert!(matches!(problem.status, 400 | 422), "{problem:?}"),
+    }
+}
+
 /// Lines are numbered in order, and what they hold is all there was but line ends and blanks.
 pub fn lines(bytes: &[u8]) {
     let Ok(lines) = parsers::lines(bytes) else { return };

@@ -52,10 +52,11 @@ const PIECES: &[&[u8]] = &[
 type Check = fn(&[u8]);
 
 /// Every target with the folder of its seeds.
-const TARGETS: [(&str, Check); 12] = [
+const TARGETS: [(&str, Check); 13] = [
     ("trajectory", checks::trajectory),
     ("bundle", checks::bundle),
     ("lines", checks::lines),
+    ("arrow", checks::arrow),
     ("expand", checks::expand),
     ("canonical", checks::canonical),
     ("unpack", checks::unpack),

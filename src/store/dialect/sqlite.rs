@@ -5,6 +5,7 @@
 //! has lasted for a moment. Nothing that writes can be cancelled by a caller.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     sync::Arc,
@@ -181,7 +182,18 @@ fn file_options(path: &Path) -> SqliteConnectOptions {
 
 /// The writer's connection. Its statements run on the writer's own thread: through sqlx each would be handed to another
 /// thread and back, which costs more than most of them.
-struct Writing(rusqlite::Connection);
+struct Writing {
+    connection: rusqlite::Connection,
+    /// By the place of the statement's text in memory, since that is the same whenever it runs.
+    shapes: HashMap<(usize, usize), Arc<Shape>>,
+}
+
+/// What a statement takes and gives, asked of SQLite once.
+struct Shape {
+    /// The argument of each parameter: to SQLite `$2` is a name, and its place is that of its first mention.
+    args: Vec<usize>,
+    columns: Arc<[String]>,
+}
 
 fn writing(path: &Path) -> Result<Writing, rusqlite::Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -196,7 +208,7 @@ fn writing(path: &Path) -> Result<Writing, rusqlite::Error> {
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     // The writer looks after the log itself.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-    Ok(Writing(connection))
+    Ok(Writing { connection, shapes: HashMap::new() })
 }
 
 /// Its statements block, and on a thread of its own it does not queue behind the parsing of bodies.
@@ -469,7 +481,7 @@ impl Writer {
             return;
         }
         self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
-        if let Err((_, error)) = self.connection.0.close() {
+        if let Err((_, error)) = self.connection.connection.close() {
             tracing::warn!(error = %error, "the database did not close cleanly");
         }
     }
@@ -571,39 +583,57 @@ fn cell(row: &SqliteRow, index: usize) -> Result<Cell, sqlx::Error> {
 #[async_trait]
 impl Connection for Writing {
     async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
-        let mut prepared = self.prepare(statement, &args)?;
+        let (mut prepared, _) = self.prepare(statement, &args)?;
         let mut rows = prepared.raw_query();
         while rows.next()?.is_some() {}
-        Ok(self.0.changes())
+        drop(rows);
+        drop(prepared);
+        Ok(self.connection.changes())
     }
 
     async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
-        let mut prepared = self.prepare(statement, &args)?;
-        let columns: Arc<[String]> = prepared.column_names().into_iter().map(str::to_owned).collect();
+        let (mut prepared, shape) = self.prepare(statement, &args)?;
         let mut rows = prepared.raw_query();
         let mut found = Vec::new();
         while let Some(row) = rows.next()? {
-            let cells = (0..columns.len()).map(|index| row.get_ref(index).map(owned)).collect::<Result<_, _>>()?;
-            found.push(Row::new(Arc::clone(&columns), cells));
+            let cells =
+                (0..shape.columns.len()).map(|index| row.get_ref(index).map(owned)).collect::<Result<_, _>>()?;
+            found.push(Row::new(Arc::clone(&shape.columns), cells));
         }
         Ok(found)
     }
 }
 
 impl Writing {
-    /// A statement with its arguments. They are bound by number: to SQLite `$2` is a name, and its place is that of its
-    /// first mention.
-    fn prepare(&self, statement: Statement, args: &[Arg]) -> Result<CachedStatement<'_>, StoreError> {
+    /// A statement with its arguments bound.
+    fn prepare(&mut self, statement: Statement, args: &[Arg]) -> Result<(CachedStatement<'_>, Arc<Shape>), StoreError> {
         // As sqlx tells about those of the readers.
         tracing::debug!(target: "sqlx::query", summary = statement.sqlite.lines().next(), db.statement = statement.sqlite);
-        let mut prepared = self.0.prepare_cached(statement.sqlite)?;
-        for place in 1..=prepared.parameter_count() {
-            let number = prepared.parameter_name(place).and_then(|name| name.strip_prefix('$')?.parse::<usize>().ok());
-            let arg = number.and_then(|number| args.get(number.checked_sub(1)?));
+        let mut prepared = self.connection.prepare_cached(statement.sqlite)?;
+        let shape = match self.shapes.entry((statement.sqlite.as_ptr() as usize, statement.sqlite.len())) {
+            Entry::Occupied(known) => Arc::clone(known.get()),
+            Entry::Vacant(unknown) => Arc::clone(unknown.insert(Arc::new(Shape::of(&prepared)?))),
+        };
+        for (place, &index) in (1..).zip(&shape.args) {
+            let arg = args.get(index);
             let arg = arg.ok_or_else(|| StoreError::Corrupt(format!("parameter {place} has no argument")))?;
             prepared.raw_bind_parameter(place, arg)?;
         }
-        Ok(prepared)
+        Ok((prepared, shape))
+    }
+}
+
+impl Shape {
+    fn of(prepared: &rusqlite::Statement<'_>) -> Result<Self, StoreError> {
+        let arg = |place| {
+            let name = prepared.parameter_name(place).and_then(|name| name.strip_prefix('$')?.parse::<usize>().ok());
+            let index = name.and_then(|number| number.checked_sub(1));
+            index.ok_or_else(|| StoreError::Corrupt(format!("parameter {place} has no number")))
+        };
+        Ok(Self {
+            args: (1..=prepared.parameter_count()).map(arg).collect::<Result<_, _>>()?,
+            columns: prepared.column_names().into_iter().map(str::to_owned).collect(),
+        })
     }
 }
 
@@ -640,12 +670,12 @@ mod tests {
         let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
         let connection = writing(&path).expect("the file can be written");
         made.close().await.expect("the other connection ends");
-        let pragma = |name: &str| connection.0.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let pragma = |name: &str| connection.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         // 2 is FULL: the log is synced at every commit.
         for (name, expected) in [("synchronous", 2), ("page_size", 16_384), ("foreign_keys", 1)] {
             assert_eq!(pragma(name), Ok(expected), "{name}");
         }
-        let journal = connection.0.pragma_query_value(None, "journal_mode", |row| row.get::<_, String>(0));
+        let journal = connection.connection.pragma_query_value(None, "journal_mode", |row| row.get::<_, String>(0));
         assert_eq!(journal.as_deref(), Ok("wal"));
     }
 }
