@@ -10,6 +10,7 @@ use std::{
 use forebay::{
     api::{BodyLimits, parsers},
     buffer::{
+        canonical::ContentDigest,
         filter::Filters,
         ids::{GroupId, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
         ingest::NewRollout,
@@ -32,6 +33,8 @@ const BODY_LIMITS: BodyLimits =
 /// Checking an expression takes milliseconds; instruments, sanitizers and busy machines slow it down.
 const FILTER_TIME_MAX: Duration = Duration::from_secs(10);
 
+const CODECS: [Codec; 2] = [Codec::Zstd, Codec::Columns];
+
 /// A trajectory that is taken is packed and comes back as it was sent.
 pub fn trajectory(bytes: &[u8]) {
     let Ok(sent) = serde_json::from_slice::<wire::Trajectory>(bytes) else { return };
@@ -42,8 +45,24 @@ pub fn trajectory(bytes: &[u8]) {
             return;
         }
     };
-    let packed = NewRollout::pack(parsed);
-    let unpacked = packed.payload.unpack().expect("what was packed unpacks");
+    for codec in CODECS {
+        comes_back(&Payload::pack(&parsed, codec), &sent);
+    }
+    // What the service would write is what it would take, as the same content.
+    if sent.rollout_id.is_some() {
+        let written = serde_json::to_vec(&sent).expect("a trajectory is JSON");
+        let again: wire::Trajectory = serde_json::from_slice(&written).expect("what is written can be read");
+        let again = Trajectory::parse(again, &LIMITS).expect("what was taken is taken again");
+        assert_eq!(content(again), content(parsed));
+    }
+}
+
+fn content(trajectory: Trajectory) -> ContentDigest {
+    NewRollout::pack(trajectory, Codec::Columns).content
+}
+
+fn comes_back(payload: &Payload, sent: &wire::Trajectory) {
+    let unpacked = payload.unpack().expect("what was packed unpacks");
     let text = |raw: &Option<Box<RawValue>>| raw.as_ref().map(|raw| raw.get().to_owned());
     assert_eq!(text(&unpacked.messages), text(&sent.messages));
     assert_eq!(text(&unpacked.metadata), text(&sent.metadata));
@@ -52,13 +71,6 @@ pub fn trajectory(bytes: &[u8]) {
     assert_eq!(unpacked.sampling, sent.sampling);
     let lengthless = |segment: &wire::Segment| wire::Segment { response_length: None, ..segment.clone() };
     assert_eq!(unpacked.segments, sent.segments.iter().map(lengthless).collect::<Vec<_>>());
-    // What the service would write is what it would take, as the same content.
-    if sent.rollout_id.is_some() {
-        let written = serde_json::to_vec(&sent).expect("a trajectory is JSON");
-        let again: wire::Trajectory = serde_json::from_slice(&written).expect("what is written can be read");
-        let again = Trajectory::parse(again, &LIMITS).expect("what was taken is taken again");
-        assert_eq!(NewRollout::pack(again).content, packed.content);
-    }
 }
 
 /// A JSON body is taken or refused with a problem of the client's, whose text is bounded. What the quick reader takes,
@@ -117,7 +129,7 @@ pub fn canonical(bytes: &[u8]) {
     if raw.get().len() > 1_024 {
         return;
     }
-    let content = |raw: Box<RawValue>| {
+    let content_of = |raw: Box<RawValue>| {
         let sent = wire::Trajectory {
             rollout_id: Some("r".to_owned()),
             status: wire::Status::Aborted,
@@ -126,14 +138,14 @@ pub fn canonical(bytes: &[u8]) {
             ..wire::Trajectory::default()
         };
         let limits = TrajectoryLimits { metadata_bytes_max: usize::MAX, ..LIMITS };
-        Trajectory::parse(sent, &limits).ok().map(|trajectory| NewRollout::pack(trajectory).content)
+        Trajectory::parse(sent, &limits).ok().map(content)
     };
     let mut other = String::new();
     if respell(&raw, 0, &mut other).is_none() {
         return;
     }
     let other = RawValue::from_string(other).expect("the other spelling is JSON");
-    assert_eq!(content(raw), content(other.clone()), "{}", other.get());
+    assert_eq!(content_of(raw), content_of(other.clone()), "{}", other.get());
 }
 
 /// Writes JSON with blanks, entries of objects in reverse and every character escaped; none where it is not to be
@@ -205,7 +217,7 @@ impl<'de> serde::Deserialize<'de> for Entries {
 
 /// A payload that was never packed is damaged, not a panic.
 pub fn unpack(bytes: &[u8]) {
-    for codec in [Codec::Zstd, Codec::Columns] {
+    for codec in CODECS {
         let _ = Payload::claimed(codec, bytes.to_vec()).unpack();
     }
 }

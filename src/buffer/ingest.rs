@@ -15,7 +15,7 @@ use super::{
     filter::{Judgement, RolloutFacts},
     finalize::Cause,
     ids::{AdmissionId, GroupId, PolicyName, RolloutId, Version},
-    payload::Payload,
+    payload::{Codec, Payload},
     refusal::{BufferError, Refusal},
     rules::Rules,
     staleness::TrainedSpan,
@@ -62,9 +62,9 @@ pub struct NewRollout {
 impl NewRollout {
     /// Packs a trajectory. Takes milliseconds for long ones: not for an async worker.
     #[must_use]
-    pub fn pack(trajectory: Trajectory) -> Self {
+    pub fn pack(trajectory: Trajectory, codec: Codec) -> Self {
         Self {
-            payload: Payload::pack(&trajectory),
+            payload: Payload::pack(&trajectory, codec),
             policy: trajectory.policy,
             rollout_id: trajectory.rollout_id,
             group_id: trajectory.group_id,
@@ -159,11 +159,12 @@ impl Buffer {
     ///
     /// Takes milliseconds for long ones: not for an async worker.
     pub fn prepare(&self, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
+        let codec = self.store.payload_codec();
         let mut violations = Vec::new();
         let mut prepared = Vec::with_capacity(bundle.len());
         for (index, sent) in bundle.into_iter().enumerate() {
             match Trajectory::parse(sent, &self.options.limits) {
-                Ok(trajectory) => prepared.push(NewRollout::pack(trajectory)),
+                Ok(trajectory) => prepared.push(NewRollout::pack(trajectory, codec)),
                 Err(found) => violations.extend(found.into_iter().map(|violation| Violation {
                     pointer: format!("/{index}{}", violation.pointer),
                     detail: violation.detail,

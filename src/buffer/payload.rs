@@ -42,7 +42,7 @@ pub struct Payload {
 /// Forms of a payload's body; the numbers are those of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
-    /// One zstd frame of a header and full-width columns: version 0.1.
+    /// One zstd frame of a header and full-width columns: what replicas of every version read.
     Zstd = 1,
     /// A header and narrow columns.
     Columns = 2,
@@ -110,21 +110,39 @@ fn full_width() -> u8 {
 impl Payload {
     /// Packs. Takes milliseconds for long trajectories: not for an async worker.
     #[must_use]
-    pub fn pack(trajectory: &Trajectory) -> Self {
+    pub fn pack(trajectory: &Trajectory, codec: Codec) -> Self {
+        match codec {
+            Codec::Zstd => Self::wide(trajectory),
+            Codec::Columns => Self::narrow(trajectory),
+        }
+    }
+
+    fn wide(trajectory: &Trajectory) -> Self {
+        let header = serde_json::to_vec(&header(trajectory)).expect("a header is text, numbers and checked JSON");
+        let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
+        // 9 bytes per token is exact for a trajectory with logprobs that is all response.
+        let mut packed = Vec::with_capacity(4 + header.len() + 9 * tokens);
+        packed.put_u32_le(header.len() as u32);
+        packed.put_slice(&header);
+        for segment in &trajectory.segments {
+            packed.put_slice(&little_endian(&segment.tokens));
+            packed.put_slice(&segment.loss_mask);
+            floats(segment).for_each(|column| packed.put_slice(&little_endian(column)));
+        }
+        let body = zstd::bulk::compress(&packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");
+        Self { unpacked_bytes: packed.len(), ..Self::claimed(Codec::Zstd, body) }
+    }
+
+    fn narrow(trajectory: &Trajectory) -> Self {
         let described = header(trajectory);
         let header = serde_json::to_vec(&described).expect("a header is text, numbers and checked JSON");
-        let segments = || trajectory.segments.iter().zip(&described.segments);
         let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
         let mut narrow = Vec::with_capacity(4 * tokens);
-        for (segment, described) in segments() {
+        for (segment, described) in trajectory.segments.iter().zip(&described.segments) {
             put_ids(&mut narrow, &segment.tokens, described.id_bytes);
             put_bits(&mut narrow, &segment.loss_mask);
         }
-        let floats = || {
-            trajectory.segments.iter().flat_map(|segment| {
-                [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
-            })
-        };
+        let floats = || trajectory.segments.iter().flat_map(floats);
         let float_bytes = 4 * floats().map(Vec::len).sum::<usize>();
         let masks: usize = trajectory.segments.iter().map(|segment| segment.loss_mask.len()).sum();
         let unpacked_bytes = header.len() + 4 * tokens + masks + float_bytes;
@@ -136,10 +154,10 @@ impl Payload {
         body.put_slice(&header);
         body.put_slice(&narrow);
         floats().for_each(|column| body.put_slice(&little_endian(column)));
-        Self { codec: Some(Codec::Columns), digest: *blake3::hash(&body).as_bytes(), body, unpacked_bytes }
+        Self { unpacked_bytes, ..Self::claimed(Codec::Columns, body) }
     }
 
-    /// Bytes that claim to be a body, with a digest that is right: what damage before the digest looks like.
+    /// A body with its digest, whatever it holds: tests make what damage before the digest looks like.
     #[doc(hidden)]
     #[must_use]
     pub fn claimed(codec: Codec, body: Vec<u8>) -> Self {
@@ -170,6 +188,11 @@ impl Payload {
             }
         }
     }
+}
+
+/// The columns of floats that are there, in the order in which they are written.
+fn floats(segment: &Segment) -> impl Iterator<Item = &Vec<f32>> {
+    [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
 }
 
 /// A part as it is stored, and its length with what it needs to be read.
@@ -302,4 +325,60 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Damaged> {
     let (head, tail) = rest.split_at_checked(length).ok_or(TOO_SHORT)?;
     *rest = tail;
     Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_client::wire;
+
+    use super::*;
+    use crate::buffer::trajectory::TrajectoryLimits;
+
+    const LIMITS: TrajectoryLimits =
+        TrajectoryLimits { tokens_max: 100_000, segments_max: 8, metadata_bytes_max: 100_000 };
+
+    /// Two segments, with ids that need so many bits, and metadata that is worth compressing.
+    fn trajectory(bits: u32) -> Trajectory {
+        let id = |index: i32| (index % 500) << (bits - 9);
+        let segment = |response: usize| Segment {
+            tokens: (0..=response as i32).map(id).collect(),
+            loss_mask: (0..response).map(|index| u8::from(index % 3 > 0)).collect(),
+            logprobs: Some((0..response).map(|index| -(index as f32).sqrt()).collect()),
+            ..Segment::default()
+        };
+        let metadata = serde_json::value::to_raw_value(&serde_json::json!({"note": "again ".repeat(1_000)}));
+        let sent = wire::Trajectory {
+            segments: vec![segment(5_001), segment(3)],
+            metadata: Some(metadata.expect("it is JSON")),
+            ..wire::Trajectory::default()
+        };
+        Trajectory::parse(sent, &LIMITS).expect("it is valid")
+    }
+
+    #[test]
+    fn every_form_comes_back_as_it_was_sent() {
+        for bits in [16, 17, 24, 25, 31] {
+            let trajectory = trajectory(bits);
+            for codec in [Codec::Zstd, Codec::Columns] {
+                let unpacked = Payload::pack(&trajectory, codec).unpack().expect("it is not damaged");
+                assert_eq!(unpacked.segments, trajectory.segments, "{bits} {codec:?}");
+                let metadata = unpacked.metadata.expect("metadata was sent");
+                assert_eq!(Some(metadata.get()), trajectory.facts.metadata.as_deref().map(RawValue::get));
+            }
+        }
+    }
+
+    #[test]
+    fn what_repeats_is_compressed_and_floats_are_not() {
+        let payload = Payload::pack(&trajectory(17), Codec::Columns);
+        let floats = 4 * 5_004;
+        assert!(payload.body.len() > floats, "floats stand as they are");
+        assert!(payload.body.len() < floats + 5_006, "less than a byte per id");
+    }
+
+    #[test]
+    fn a_form_that_is_not_known_is_damage() {
+        let payload = Payload { codec: Codec::from_number(3), ..Payload::pack(&trajectory(17), Codec::Columns) };
+        assert_eq!(payload.unpack().err(), Some(Damaged("its form is not known")));
+    }
 }

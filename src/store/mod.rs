@@ -36,6 +36,7 @@ use crate::{
         admission::Admitted,
         finalize::Cause,
         ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
+        payload::Codec,
         refusal::Refusal,
         rules::Rules,
     },
@@ -171,6 +172,8 @@ pub trait Store: Send + Sync + 'static {
     async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError>;
     /// The clock that replicas share, if there is one.
     async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
+    /// The form in which payloads are to be packed for it.
+    fn payload_codec(&self) -> Codec;
     /// What the last writes say about the next.
     fn health(&self) -> watch::Receiver<Health>;
     /// Answers when the store can read and write; after a failed write, by writing.

@@ -28,6 +28,7 @@ use crate::{
         admission::Admitted,
         finalize::Cause,
         ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
+        payload::Codec,
         rules::Rules,
     },
     clock::Timestamp,
@@ -243,6 +244,10 @@ impl<D: Dialect> Store for SqlStore<D> {
 
     async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
         self.dialect.now().await
+    }
+
+    fn payload_codec(&self) -> Codec {
+        D::PAYLOADS
     }
 
     fn health(&self) -> watch::Receiver<Health> {

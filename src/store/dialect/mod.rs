@@ -13,7 +13,7 @@ pub(super) use postgres::Postgres;
 pub(super) use sqlite::Sqlite;
 
 use super::{StoreError, health::Vitals, sql::Tx};
-use crate::clock::Timestamp;
+use crate::{buffer::payload::Codec, clock::Timestamp};
 
 /// One atomic operation on the store, as a value: it may run again when the database asks for a retry.
 #[async_trait]
@@ -56,6 +56,9 @@ pub(super) enum Class {
 /// A database that runs operations.
 #[async_trait]
 pub(super) trait Dialect: Send + Sync + 'static {
+    /// The form in which payloads are packed.
+    const PAYLOADS: Codec;
+
     /// Runs an operation that writes; answers after its commit is durable. Goes on when the caller is dropped.
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
 

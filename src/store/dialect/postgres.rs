@@ -14,6 +14,7 @@ use sqlx::{
 
 use super::{Dialect, Op, connection};
 use crate::{
+    buffer::payload::Codec,
     clock::Timestamp,
     metrics::StoreMetrics,
     store::{
@@ -96,6 +97,10 @@ async fn check_setting(pool: &PgPool, setting: &str) -> Result<(), OpenError> {
 
 #[async_trait]
 impl Dialect for Postgres {
+    /// While versions roll, replicas of the one before read what this one writes, and would take any other form for
+    /// damage.
+    const PAYLOADS: Codec = Codec::Zstd;
+
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
         let vitals = self.vitals.clone();

@@ -28,6 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Class, Dialect, Op, connection};
 use crate::{
+    buffer::payload::Codec,
     clock::Timestamp,
     metrics::StoreMetrics,
     store::{
@@ -246,6 +247,8 @@ async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenErro
 
 #[async_trait]
 impl Dialect for Sqlite {
+    const PAYLOADS: Codec = Codec::Columns;
+
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (reply, answer) = oneshot::channel();
         let queue = match O::CLASS {
@@ -677,5 +680,51 @@ mod tests {
         }
         let journal = connection.connection.pragma_query_value(None, "journal_mode", |row| row.get::<_, String>(0));
         assert_eq!(journal.as_deref(), Ok("wal"));
+    }
+
+    /// What one commit takes from full queues when it began a while ago: whether each is urgent.
+    fn taken(first: bool, ago: Duration) -> Vec<bool> {
+        let (control, mut control_queue) = mpsc::channel::<Box<dyn Command>>(2);
+        let (bulk, mut bulk_queue) = mpsc::channel::<Box<dyn Command>>(2);
+        for _ in 0..2 {
+            assert!(control.try_send(Box::new(Idle { is_urgent: true })).is_ok());
+            assert!(bulk.try_send(Box::new(Idle { is_urgent: false })).is_ok());
+        }
+        let mut intake = Intake::new(Box::new(Idle { is_urgent: first }));
+        intake.started = intake.started.checked_sub(ago).expect("the machine has been up for that long");
+        let mut taken = Vec::new();
+        while let Some(command) = intake.next(&mut control_queue, &mut bulk_queue) {
+            taken.push(command.is_urgent());
+        }
+        taken
+    }
+
+    struct Idle {
+        is_urgent: bool,
+    }
+
+    #[async_trait]
+    impl Command for Idle {
+        async fn run(&mut self, _tx: &mut Tx<'_>) -> bool {
+            true
+        }
+
+        fn answer(self: Box<Self>, _committed: Result<(), StoreError>) {}
+
+        fn bytes(&self) -> usize {
+            0
+        }
+
+        fn is_urgent(&self) -> bool {
+            self.is_urgent
+        }
+    }
+
+    #[test]
+    fn a_commit_takes_control_first_and_soon_no_more_bulk_once_a_lease_is_in_it() {
+        let while_ago = 2 * URGENT_COMMIT;
+        assert_eq!(taken(false, Duration::ZERO), [false, true, true, false, false]);
+        assert_eq!(taken(false, while_ago), [false, true, true]);
+        assert_eq!(taken(true, while_ago), [true, true, true]);
     }
 }
