@@ -8,12 +8,12 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 use bytes::{Bytes, BytesMut};
-use forebay_client::wire::{Object, Violation};
+use forebay_client::wire::{ARROW_STREAM, Object, Violation};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Api, arrow, problem::Failure};
+use super::{Api, problem::Failure};
 
 /// Bytes of one permit of the budget: a semaphore counts to 2^29 at least.
 const PERMIT_BYTES: usize = 1 << 10;
@@ -119,7 +119,7 @@ pub(super) fn media(headers: &HeaderMap) -> Result<Media, Failure> {
     match sent.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
         "application/json" => Ok(Media::Json),
         "application/x-ndjson" => Ok(Media::Ndjson),
-        arrow::MEDIA_TYPE => Ok(Media::Arrow),
+        ARROW_STREAM => Ok(Media::Arrow),
         _ => Err(unsupported(
             "Content-Type must be application/json, application/x-ndjson or application/vnd.apache.arrow.stream",
         )),

@@ -45,7 +45,10 @@ pub fn arrow(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>,
 
 /// What the quick and the general reader make of a body that the quick one takes.
 #[must_use]
-pub fn readings(bytes: &[u8], limits: &TrajectoryLimits) -> Option<[Option<Vec<wire::Trajectory>>; 2]> {
+pub fn readings(
+    bytes: &[u8],
+    limits: &TrajectoryLimits,
+) -> Option<(Vec<wire::Trajectory>, Option<Vec<wire::Trajectory>>)> {
     decode::readings(bytes, limits)
 }
 

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::{Problem, Sample};
+use forebay_client::wire::{ARROW_STREAM, Problem, Sample};
 use futures::stream;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -96,7 +96,7 @@ impl Format {
         match self {
             Self::Ndjson => "application/x-ndjson",
             Self::Json => "application/json",
-            Self::Arrow => arrow::MEDIA_TYPE,
+            Self::Arrow => ARROW_STREAM,
         }
     }
 }
@@ -113,7 +113,7 @@ fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
         let format = match parts.next().unwrap_or_default().to_ascii_lowercase().as_str() {
             "application/x-ndjson" | "*/*" | "application/*" => Format::Ndjson,
             "application/json" => Format::Json,
-            arrow::MEDIA_TYPE => Format::Arrow,
+            ARROW_STREAM => Format::Arrow,
             _ => return None,
         };
         let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok()).unwrap_or(1.0);

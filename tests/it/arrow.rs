@@ -11,11 +11,10 @@ use arrow_array::{
 use arrow_buffer::OffsetBuffer;
 use arrow_ipc::{reader::StreamReader, writer::StreamWriter};
 use arrow_schema::{DataType, Field, Schema};
+use forebay_client::wire::ARROW_STREAM;
 use serde_json::{Value, json};
 
 use crate::support::{Answer, TestApp, group, on_both_stores, rollout, text, with};
-
-const ARROW: &str = "application/vnd.apache.arrow.stream";
 
 type Columns = Vec<(&'static str, ArrayRef)>;
 
@@ -126,7 +125,7 @@ fn columns(bundle: &[Value]) -> Columns {
 }
 
 async fn post(app: &TestApp, body: Vec<u8>) -> Answer {
-    app.post_raw("/trajectories", &[("content-type", ARROW)], body).await
+    app.post_raw("/trajectories", &[("content-type", ARROW_STREAM)], body).await
 }
 
 /// A cell as the JSON rows have it.
@@ -155,9 +154,12 @@ fn cell(array: &dyn Array, row: usize) -> Value {
 
 /// The rows of a batch, read as Arrow and written as JSON.
 async fn rows(app: &TestApp, url: &str) -> Vec<Value> {
-    let answer = app.http.get(format!("{}{url}", app.url)).header("accept", ARROW).send().await;
+    let answer = app.http.get(format!("{}{url}", app.url)).header("accept", ARROW_STREAM).send().await;
     let answer = answer.expect("the server answers");
-    assert_eq!((answer.status().as_u16(), &answer.headers()["content-type"]), (200, &ARROW.parse().expect("a value")));
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["content-type"]),
+        (200, &ARROW_STREAM.parse().expect("a value"))
+    );
     let body = answer.bytes().await.expect("the stream ends well");
     let batches = StreamReader::try_new(body.as_ref(), None).expect("a stream begins with its schema");
     let mut rows = Vec::new();

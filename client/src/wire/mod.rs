@@ -3,6 +3,9 @@
 //! Requests refuse unknown fields; answers may gain fields, so readers ignore what they do not know.
 //! Timestamps are RFC 3339 text, durations carry their unit in the name.
 
+/// The media type of an Arrow IPC stream, for trajectories and for samples.
+pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
+
 mod admission;
 mod batch;
 mod finite;

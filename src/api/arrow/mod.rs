@@ -8,6 +8,3 @@ mod write;
 
 pub(super) use read::bundle;
 pub(super) use write::Encoder;
-
-/// The media type of an Arrow IPC stream.
-pub(super) const MEDIA_TYPE: &str = "application/vnd.apache.arrow.stream";

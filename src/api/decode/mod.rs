@@ -50,9 +50,9 @@ fn general(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<Trajectory>, 
 }
 
 /// What both readers make of a body that the quick one takes: the same.
-pub(super) fn readings(bytes: &[u8], limits: &TrajectoryLimits) -> Option<[Option<Vec<Trajectory>>; 2]> {
+pub(super) fn readings(bytes: &[u8], limits: &TrajectoryLimits) -> Option<(Vec<Trajectory>, Option<Vec<Trajectory>>)> {
     let (quick, _) = quick::body(bytes, limits)?;
-    Some([Some(quick), general(bytes, limits).ok().map(|(general, _)| general)])
+    Some((quick, general(bytes, limits).ok().map(|(general, _)| general)))
 }
 
 /// The trajectory of a line of a bulk body.

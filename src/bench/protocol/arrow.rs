@@ -15,9 +15,6 @@ use crate::bench::{
     workload::{Content, Group, Segment},
 };
 
-/// The media type of an Arrow IPC stream.
-pub(super) const MEDIA_TYPE: &str = "application/vnd.apache.arrow.stream";
-
 /// A body with the rollouts of a group: one row per segment.
 pub(super) fn template(group: &Group, policy: &str) -> Template {
     let stream = write(group, policy).expect("columns of one length can be written to memory");

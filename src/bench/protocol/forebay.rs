@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use forebay_client::{
     Client,
     wire::{
-        AckRequest, BacklogRules, BatchDescriptor, BatchRequest, BatchRules, GroupRules, PolicyRules, Requirement,
-        ResetRequest, ResumeRequest, Settle,
+        ARROW_STREAM, AckRequest, BacklogRules, BatchDescriptor, BatchRequest, BatchRules, GroupRules, PolicyRules,
+        Requirement, ResetRequest, ResumeRequest, Settle,
     },
 };
 
@@ -135,7 +135,7 @@ impl Forebay {
     fn samples_media(&self) -> &'static str {
         match self.format {
             Format::Json => "application/x-ndjson",
-            Format::Arrow => arrow::MEDIA_TYPE,
+            Format::Arrow => ARROW_STREAM,
         }
     }
 }
@@ -171,7 +171,7 @@ impl Protocol for Forebay {
     fn media(&self) -> &'static str {
         match self.format {
             Format::Json => "application/json",
-            Format::Arrow => arrow::MEDIA_TYPE,
+            Format::Arrow => ARROW_STREAM,
         }
     }
 
