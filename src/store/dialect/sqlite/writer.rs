@@ -1,0 +1,423 @@
+//! The writer: it owns one connection and a thread, and commits what waits in its queues in groups.
+//!
+//! It takes commands as it gets to them, control before bulk, runs each inside a savepoint, commits once and then answers
+//! everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once it has lasted
+//! for a moment. Between commits it looks after the file.
+
+use std::{
+    panic::AssertUnwindSafe,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use futures::FutureExt as _;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{WAL_BYTES_MAX, writing::Writing};
+use crate::{
+    metrics::StoreMetrics,
+    store::{
+        Health, OpenError, StoreError,
+        dialect::{Class, Op},
+        health::Vitals,
+        rules_cache::RulesCache,
+        sql::{Connection as _, Statement, Tx},
+        tally::TallyDelta,
+    },
+};
+
+/// Commands waiting in each queue; beyond it callers wait to enqueue.
+const QUEUE_COMMANDS_MAX: usize = 1_024;
+
+/// Commands of one commit: their answers wait for one fsync together.
+const COMMIT_COMMANDS_MAX: usize = 64;
+
+/// Payload bytes of one commit.
+const COMMIT_BYTES_MAX: usize = 8 << 20;
+
+/// How long a commit goes on taking bulk once an urgent command is in it: long enough that a stream of those does not
+/// make every body pay for an fsync of its own.
+const URGENT_COMMIT: Duration = Duration::from_millis(5);
+
+/// Size of the write-ahead log at which its pages go back into the database although commands are waiting.
+const WAL_BUSY_BYTES: u64 = 16 << 20;
+
+/// Free pages given back to the file system in one idle slice.
+const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
+
+/// How long the writer waits for a command before it looks after the file.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// The way to the writer's queues.
+#[derive(Debug)]
+pub(super) struct Handle {
+    control: mpsc::Sender<Box<dyn Command>>,
+    bulk: mpsc::Sender<Box<dyn Command>>,
+}
+
+impl Handle {
+    /// Starts the writer: its statements block, and on a thread of its own it does not queue behind the parsing of
+    /// bodies.
+    pub(super) fn start(
+        connection: Writing,
+        rules: Arc<RulesCache>,
+        wal: PathBuf,
+        metrics: StoreMetrics,
+        vitals: Vitals,
+    ) -> Result<(Self, std::thread::JoinHandle<()>), OpenError> {
+        let failed =
+            |error: std::io::Error| OpenError::Settings(format!("the writer's thread does not start: {error}"));
+        let (control, control_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
+        let (bulk, bulk_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
+        let writer =
+            Writer { connection, control: control_queue, bulk: bulk_queue, rules, wal, dirty: false, metrics, vitals };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(failed)?;
+        let run = move || runtime.block_on(writer.run());
+        let thread = std::thread::Builder::new().name("forebay-writer".to_owned()).spawn(run).map_err(failed)?;
+        Ok((Self { control, bulk }, thread))
+    }
+
+    pub(super) async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let queue = match O::CLASS {
+            Class::Control => &self.control,
+            Class::Bulk => &self.bulk,
+        };
+        let command = Box::new(Pending { op, outcome: None, reply });
+        queue.send(command).await.map_err(|_| StoreError::Closed)?;
+        answer.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Asks the writer to end; answers once everything in front of that is committed. It copies the log back after.
+    pub(super) async fn stop(&self) {
+        let (reply, answer) = oneshot::channel();
+        if self.control.send(Box::new(Close { reply: Some(reply) })).await.is_ok() {
+            let _ = answer.await;
+        }
+    }
+}
+
+/// A command of any operation, waiting for its commit.
+#[async_trait]
+pub(super) trait Command: Send {
+    /// Runs the operation inside a savepoint; whether it may commit.
+    async fn run(&mut self, tx: &mut Tx<'_>) -> bool;
+
+    /// Answers after the commit, or with the reason why there was none.
+    fn answer(self: Box<Self>, committed: Result<(), StoreError>);
+
+    fn bytes(&self) -> usize;
+
+    /// Its caller waits for a moment, not for megabytes.
+    fn is_urgent(&self) -> bool;
+
+    /// What it says about the store once it is committed: the error with which it ended, or that writing works.
+    fn finding(&self) -> Option<Result<(), &StoreError>> {
+        None
+    }
+
+    /// Asks the writer to end instead.
+    fn closes(&self) -> bool {
+        false
+    }
+}
+
+struct Pending<O: Op> {
+    op: O,
+    outcome: Option<Result<O::Output, StoreError>>,
+    reply: oneshot::Sender<Result<O::Output, StoreError>>,
+}
+
+#[async_trait]
+impl<O: Op> Command for Pending<O> {
+    async fn run(&mut self, tx: &mut Tx<'_>) -> bool {
+        if O::ABANDONABLE && self.reply.is_closed() {
+            return false;
+        }
+        // A bug in one operation must not end the writer for all.
+        let run = AssertUnwindSafe(self.op.run(tx)).catch_unwind();
+        let outcome = run.await.unwrap_or_else(|_| Err(StoreError::Corrupt("an operation panicked".to_owned())));
+        let commits = outcome.as_ref().is_ok_and(|output| !O::undoes(output));
+        self.outcome = Some(outcome);
+        commits
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
+        let outcome = match (committed, self.outcome) {
+            // An operation's own error says more than that of the commit around it.
+            (_, Some(Err(error))) | (Err(error), _) => Err(error),
+            (Ok(()), Some(output)) => output,
+            (Ok(()), None) => Err(StoreError::Closed),
+        };
+        // A caller that went away does not change what happened.
+        let _ = self.reply.send(outcome);
+    }
+
+    fn bytes(&self) -> usize {
+        self.op.bytes()
+    }
+
+    fn is_urgent(&self) -> bool {
+        O::CLASS == Class::Control
+    }
+
+    fn finding(&self) -> Option<Result<(), &StoreError>> {
+        match self.outcome.as_ref()? {
+            Ok(_) => O::PROBES.then_some(Ok(())),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+struct Close {
+    reply: Option<oneshot::Sender<()>>,
+}
+
+#[async_trait]
+impl Command for Close {
+    async fn run(&mut self, _tx: &mut Tx<'_>) -> bool {
+        true
+    }
+
+    fn answer(mut self: Box<Self>, _committed: Result<(), StoreError>) {
+        if let Some(reply) = self.reply.take() {
+            let _ = reply.send(());
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn is_urgent(&self) -> bool {
+        true
+    }
+
+    fn closes(&self) -> bool {
+        true
+    }
+}
+
+/// What one commit takes along, one command after the other as it gets to them.
+struct Intake {
+    commands: Vec<Box<dyn Command>>,
+    /// How many of them were handed out to be run.
+    begun: usize,
+    bytes: usize,
+    urgent: bool,
+    started: Instant,
+}
+
+type Queue = mpsc::Receiver<Box<dyn Command>>;
+
+impl Intake {
+    fn new(first: Box<dyn Command>) -> Self {
+        let mut intake = Self { commands: Vec::new(), begun: 0, bytes: 0, urgent: false, started: Instant::now() };
+        intake.push(first);
+        intake
+    }
+
+    fn push(&mut self, command: Box<dyn Command>) {
+        self.bytes += command.bytes();
+        self.urgent |= command.is_urgent();
+        self.commands.push(command);
+    }
+
+    /// The next command to run: control before bulk, within the bounds of a commit.
+    fn next(&mut self, control: &mut Queue, bulk: &mut Queue) -> Option<&mut Box<dyn Command>> {
+        let full = self.commands.len() >= COMMIT_COMMANDS_MAX || self.bytes >= COMMIT_BYTES_MAX;
+        let closes = self.commands.last().is_some_and(|command| command.closes());
+        if self.begun == self.commands.len() && !full && !closes {
+            let hurry = || self.urgent && self.started.elapsed() >= URGENT_COMMIT;
+            let next = control.try_recv().or_else(|empty| if hurry() { Err(empty) } else { bulk.try_recv() });
+            if let Ok(command) = next {
+                self.push(command);
+            }
+        }
+        let command = self.commands.get_mut(self.begun)?;
+        self.begun += 1;
+        Some(command)
+    }
+}
+
+/// Whether the writer serves on.
+#[derive(PartialEq, Eq)]
+enum Goes {
+    On,
+    Ends,
+}
+
+struct Writer {
+    connection: Writing,
+    control: Queue,
+    bulk: Queue,
+    rules: Arc<RulesCache>,
+    /// The write-ahead log.
+    wal: PathBuf,
+    /// Commits happened since the log was last copied back.
+    dirty: bool,
+    metrics: StoreMetrics,
+    vitals: Vitals,
+}
+
+impl Writer {
+    async fn run(mut self) {
+        while self.vitals.health() != Health::Broken {
+            let first = tokio::select! {
+                biased;
+                Some(command) = self.control.recv() => command,
+                Some(command) = self.bulk.recv() => command,
+                () = tokio::time::sleep(IDLE) => {
+                    self.idle().await;
+                    // Closed queues never wake the branches above: nobody is left to serve.
+                    if self.control.is_closed() && self.bulk.is_closed() {
+                        break;
+                    }
+                    continue;
+                }
+            };
+            if self.commit(first).await == Goes::Ends {
+                break;
+            }
+            self.checkpoint_when_large().await;
+        }
+        if self.vitals.health() == Health::Broken {
+            // Copying the log back would only write more; the next start reads what is on disk.
+            return;
+        }
+        self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
+        if let Err(error) = self.connection.close() {
+            tracing::warn!(error = %error, "the database did not close cleanly");
+        }
+    }
+
+    /// Commits `first` and what waits beside it, and answers them all.
+    async fn commit(&mut self, first: Box<dyn Command>) -> Goes {
+        let mut commands = Intake::new(first);
+        let outcome = self.transaction(&mut commands).await;
+        let Intake { commands, started, .. } = commands;
+        self.metrics.committed(commands.len(), started.elapsed(), outcome.is_ok());
+        if let Err(error) = &outcome {
+            tracing::error!(error = %error, commands = commands.len(), "a commit failed");
+            // After a failed COMMIT SQLite may or may not still be inside the transaction.
+            let _ = self.connection.execute(Statement::new("ROLLBACK"), Vec::new()).await;
+            // Keys of rows that are gone will be given to others.
+            self.rules.clear();
+        }
+        // A write that fails in the middle of an operation may end the whole transaction, and then says why it failed.
+        for finding in commands.iter().filter_map(|command| command.finding()).chain(outcome.as_ref().err().map(Err)) {
+            match finding {
+                Ok(()) if outcome.is_ok() => self.vitals.committed(),
+                Ok(()) => {}
+                Err(error) => self.vitals.failed(error),
+            }
+        }
+        self.dirty = true;
+        let ends = commands.iter().any(|command| command.closes());
+        for command in commands {
+            command.answer(outcome.clone());
+        }
+        if ends { Goes::Ends } else { Goes::On }
+    }
+
+    async fn transaction(&mut self, intake: &mut Intake) -> Result<(), StoreError> {
+        self.connection.execute(Statement::new("BEGIN IMMEDIATE"), Vec::new()).await?;
+        let mut tallies = TallyDelta::default();
+        while let Some(command) = intake.next(&mut self.control, &mut self.bulk) {
+            let mut tx = Tx::after(tallies.clone(), &mut self.connection, &self.rules);
+            tx.execute(Statement::new("SAVEPOINT command"), Vec::new()).await?;
+            if command.run(&mut tx).await {
+                tallies = tx.take_tallies();
+            } else {
+                tx.execute(Statement::new("ROLLBACK TO SAVEPOINT command"), Vec::new()).await?;
+            }
+            tx.execute(Statement::new("RELEASE SAVEPOINT command"), Vec::new()).await?;
+        }
+        tallies.write(&mut Tx::new(&mut self.connection, &self.rules), 0).await?;
+        self.connection.execute(Statement::new("COMMIT"), Vec::new()).await?;
+        Ok(())
+    }
+
+    fn wal_bytes(&self) -> u64 {
+        std::fs::metadata(&self.wal).map_or(0, |metadata| metadata.len())
+    }
+
+    async fn checkpoint_when_large(&mut self) {
+        let bytes = self.wal_bytes();
+        self.metrics.wal_bytes(bytes);
+        if bytes > WAL_BYTES_MAX {
+            self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
+        } else if bytes > WAL_BUSY_BYTES && self.dirty {
+            self.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
+        }
+    }
+
+    async fn idle(&mut self) {
+        if std::mem::take(&mut self.dirty) {
+            self.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
+            self.maintain(VACUUM_PAGES).await;
+            self.metrics.wal_bytes(self.wal_bytes());
+        }
+    }
+
+    /// Runs a pragma whose failure costs space, not data.
+    async fn maintain(&mut self, pragma: &'static str) {
+        if let Err(error) = self.connection.fetch(Statement::new(pragma), Vec::new()).await {
+            self.vitals.failed(&error);
+            tracing::warn!(error = %error, pragma, "looking after the database file failed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one commit takes from full queues when it began a while ago: whether each is urgent.
+    fn taken(first: bool, ago: Duration) -> Vec<bool> {
+        let (control, mut control_queue) = mpsc::channel::<Box<dyn Command>>(2);
+        let (bulk, mut bulk_queue) = mpsc::channel::<Box<dyn Command>>(2);
+        for _ in 0..2 {
+            assert!(control.try_send(Box::new(Idle { is_urgent: true })).is_ok());
+            assert!(bulk.try_send(Box::new(Idle { is_urgent: false })).is_ok());
+        }
+        let mut intake = Intake::new(Box::new(Idle { is_urgent: first }));
+        intake.started = intake.started.checked_sub(ago).expect("the machine has been up for that long");
+        let mut taken = Vec::new();
+        while let Some(command) = intake.next(&mut control_queue, &mut bulk_queue) {
+            taken.push(command.is_urgent());
+        }
+        taken
+    }
+
+    struct Idle {
+        is_urgent: bool,
+    }
+
+    #[async_trait]
+    impl Command for Idle {
+        async fn run(&mut self, _tx: &mut Tx<'_>) -> bool {
+            true
+        }
+
+        fn answer(self: Box<Self>, _committed: Result<(), StoreError>) {}
+
+        fn bytes(&self) -> usize {
+            0
+        }
+
+        fn is_urgent(&self) -> bool {
+            self.is_urgent
+        }
+    }
+
+    #[test]
+    fn a_commit_takes_control_first_and_soon_no_more_bulk_once_a_lease_is_in_it() {
+        let while_ago = 2 * URGENT_COMMIT;
+        assert_eq!(taken(false, Duration::ZERO), [false, true, true, false, false]);
+        assert_eq!(taken(false, while_ago), [false, true, true]);
+        assert_eq!(taken(true, while_ago), [true, true, true]);
+    }
+}

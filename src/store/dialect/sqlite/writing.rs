@@ -1,0 +1,161 @@
+//! The writer's connection: statements that run where they are called, on the writer's own thread.
+//!
+//! Through sqlx each would be handed to another thread and back, which costs more than most of them.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    path::Path,
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use rusqlite::{
+    CachedStatement, OpenFlags, ToSql,
+    types::{ToSqlOutput, ValueRef},
+};
+
+use super::{BUSY_TIMEOUT, WAL_BYTES_MAX};
+use crate::store::{
+    StoreError,
+    sql::{Arg, Cell, Connection, Row, Statement},
+};
+
+/// Statements that stay prepared: more than there are.
+const STATEMENTS_MAX: usize = 256;
+
+/// The writer's connection.
+pub(super) struct Writing {
+    connection: rusqlite::Connection,
+    /// By the place of the statement's text in memory, since that is the same whenever it runs.
+    shapes: HashMap<(usize, usize), Arc<Shape>>,
+}
+
+/// What a statement takes and gives, asked of SQLite once.
+struct Shape {
+    /// The argument of each parameter: to SQLite `$2` is a name, and its place is that of its first mention.
+    args: Vec<usize>,
+    columns: Arc<[String]>,
+}
+
+impl Writing {
+    /// Opens a file that exists.
+    pub(super) fn open(path: &Path) -> Result<Self, rusqlite::Error> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = rusqlite::Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+        // NORMAL would lose acknowledged commits in a power cut, and with group commit it is no faster.
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        connection.pragma_update(None, "journal_size_limit", WAL_BYTES_MAX as i64)?;
+        // Savepoints keep the pages that they may restore: in memory, not in files that are made and removed each time.
+        connection.pragma_update(None, "temp_store", "MEMORY")?;
+        // The writer looks after the log itself.
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+        Ok(Self { connection, shapes: HashMap::new() })
+    }
+
+    pub(super) fn close(self) -> Result<(), rusqlite::Error> {
+        self.connection.close().map_err(|(_, error)| error)
+    }
+
+    /// A statement with its arguments bound.
+    fn prepare(&mut self, statement: Statement, args: &[Arg]) -> Result<(CachedStatement<'_>, Arc<Shape>), StoreError> {
+        // As sqlx tells about those of the readers.
+        tracing::debug!(target: "sqlx::query", summary = statement.sqlite.lines().next(), db.statement = statement.sqlite);
+        let mut prepared = self.connection.prepare_cached(statement.sqlite)?;
+        let shape = match self.shapes.entry((statement.sqlite.as_ptr() as usize, statement.sqlite.len())) {
+            Entry::Occupied(known) => Arc::clone(known.get()),
+            Entry::Vacant(unknown) => Arc::clone(unknown.insert(Arc::new(Shape::of(&prepared)?))),
+        };
+        for (place, &index) in (1..).zip(&shape.args) {
+            let arg = args.get(index);
+            let arg = arg.ok_or_else(|| StoreError::Corrupt(format!("parameter {place} has no argument")))?;
+            prepared.raw_bind_parameter(place, arg)?;
+        }
+        Ok((prepared, shape))
+    }
+}
+
+#[async_trait]
+impl Connection for Writing {
+    async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
+        let (mut prepared, _) = self.prepare(statement, &args)?;
+        let mut rows = prepared.raw_query();
+        while rows.next()?.is_some() {}
+        drop(rows);
+        drop(prepared);
+        Ok(self.connection.changes())
+    }
+
+    async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
+        let (mut prepared, shape) = self.prepare(statement, &args)?;
+        let mut rows = prepared.raw_query();
+        let mut found = Vec::new();
+        while let Some(row) = rows.next()? {
+            let cells =
+                (0..shape.columns.len()).map(|index| row.get_ref(index).map(owned)).collect::<Result<_, _>>()?;
+            found.push(Row::new(Arc::clone(&shape.columns), cells));
+        }
+        Ok(found)
+    }
+}
+
+impl Shape {
+    fn of(prepared: &rusqlite::Statement<'_>) -> Result<Self, StoreError> {
+        let arg = |place| {
+            let name = prepared.parameter_name(place).and_then(|name| name.strip_prefix('$')?.parse::<usize>().ok());
+            let index = name.and_then(|number| number.checked_sub(1));
+            index.ok_or_else(|| StoreError::Corrupt(format!("parameter {place} has no number")))
+        };
+        Ok(Self {
+            args: (1..=prepared.parameter_count()).map(arg).collect::<Result<_, _>>()?,
+            columns: prepared.column_names().into_iter().map(str::to_owned).collect(),
+        })
+    }
+}
+
+impl ToSql for Arg {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        let value = match self {
+            Self::Int(value) => value.map(ValueRef::Integer),
+            Self::Real(value) => value.map(ValueRef::Real),
+            Self::Text(value) => value.as_ref().map(|text| ValueRef::Text(text.as_bytes())),
+            Self::Blob(value) => value.as_deref().map(ValueRef::Blob),
+        };
+        Ok(ToSqlOutput::Borrowed(value.unwrap_or(ValueRef::Null)))
+    }
+}
+
+fn owned(value: ValueRef<'_>) -> Cell {
+    match value {
+        ValueRef::Null => Cell::Null,
+        ValueRef::Integer(value) => Cell::Int(value),
+        ValueRef::Real(value) => Cell::Real(value),
+        ValueRef::Text(text) => Cell::Text(String::from_utf8_lossy(text).into_owned()),
+        ValueRef::Blob(bytes) => Cell::Blob(bytes.to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{Connection as _, SqliteConnection};
+
+    use super::{super::file_options, *};
+
+    #[tokio::test]
+    async fn commits_are_on_disk_before_they_are_answered() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let path = folder.path().join("x.db");
+        let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
+        let connection = Writing::open(&path).expect("the file can be written");
+        made.close().await.expect("the other connection ends");
+        let pragma = |name: &str| connection.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        // 2 is FULL: the log is synced at every commit.
+        for (name, expected) in [("synchronous", 2), ("page_size", 16_384), ("foreign_keys", 1)] {
+            assert_eq!(pragma(name), Ok(expected), "{name}");
+        }
+        let journal = connection.connection.pragma_query_value(None, "journal_mode", |row| row.get::<_, String>(0));
+        assert_eq!(journal.as_deref(), Ok("wal"));
+    }
+}
