@@ -114,6 +114,12 @@ impl GroupFill {
         }
     }
 
+    /// Whether so many more rollouts may make it due, whatever becomes of them.
+    #[must_use]
+    pub fn may_be_due(&self, more: u32) -> bool {
+        self.state == GroupState::Open && self.arrived() + self.dropped + more >= self.size
+    }
+
     /// Why the group is to be decided now, if it is.
     #[must_use]
     pub fn due(&self, on_drop: OnDrop) -> Option<Cause> {

@@ -8,6 +8,7 @@
 
 mod backup;
 mod dialect;
+mod gather;
 mod health;
 mod model;
 mod ops;

@@ -66,6 +66,13 @@ pub struct Ingest {
     pub now: Timestamp,
 }
 
+impl Ingest {
+    /// Payload bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bundles.iter().flatten().map(|new| new.payload.body.len()).sum()
+    }
+}
+
 /// What became of one bundle.
 pub type BundleOutcome = Result<Vec<Ingested>, Refusal>;
 

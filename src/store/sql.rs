@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use super::{StoreError, rules_cache::RulesCache, tally::TallyDelta};
 use crate::{
     buffer::{
-        ids::{BatchId, BatchPk, Epoch, GroupPk, KeyPk, PolicyPk, RolloutPk, Run, Step, Version},
+        ids::{BatchId, BatchPk, Epoch, GroupPk, IdKey, KeyPk, PolicyPk, RolloutPk, Run, Step, Version},
         rules::Rules,
     },
     clock::Timestamp,
@@ -135,6 +135,12 @@ impl From<&[u8]> for Arg {
     }
 }
 
+impl From<Option<&[u8]>> for Arg {
+    fn from(value: Option<&[u8]>) -> Self {
+        Self::Blob(value.map(<[u8]>::to_vec))
+    }
+}
+
 impl From<Timestamp> for Arg {
     fn from(value: Timestamp) -> Self {
         Self::Int(Some(value.as_micros()))
@@ -165,50 +171,67 @@ macro_rules! number_arg {
 number_arg!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
 
 /// Rows of one statement, in falling order: any number of rows is a few statements, and each text is prepared once.
-const ROWS_PER_STATEMENT: [usize; 5] = [16, 8, 4, 2, 1];
+const ROWS_PER_STATEMENT: [usize; 6] = [32, 16, 8, 4, 2, 1];
 
 /// An `INSERT` of any number of rows.
 #[derive(Debug)]
 pub(super) struct InsertRows([Statement; ROWS_PER_STATEMENT.len()]);
 
 impl InsertRows {
-    /// Made once per process: the texts live as long as it does.
-    pub(super) fn new(head: &str, columns: usize, tail: &str) -> Self {
+    /// Made once per process: the texts live as long as it does. Key columns are given like any other.
+    pub(super) fn new(head: &str, columns: usize) -> Self {
         Self(ROWS_PER_STATEMENT.map(|rows| {
             let row = |row: usize| {
                 let places: Vec<String> = (1..=columns).map(|column| format!("${}", row * columns + column)).collect();
                 format!("({})", places.join(", "))
             };
             let values: Vec<String> = (0..rows).map(row).collect();
-            let text = format!("{head}\nVALUES {}\n{tail}", values.join(", "));
-            Statement::new(String::leak(text))
+            let values = values.join(", ");
+            Statement {
+                sqlite: String::leak(format!("{head}\nVALUES {values}")),
+                postgres: String::leak(format!("{head} OVERRIDING SYSTEM VALUE\nVALUES {values}")),
+            }
         }))
     }
 
-    /// Inserts rows in order; the integer column that each returned, in no order.
-    pub(super) async fn run(
-        &self,
-        tx: &mut Tx<'_>,
-        rows: Vec<Vec<Arg>>,
-        returned: &str,
-    ) -> Result<Vec<i64>, StoreError> {
+    /// Inserts rows in order.
+    pub(super) async fn run(&self, tx: &mut Tx<'_>, rows: Vec<Vec<Arg>>) -> Result<(), StoreError> {
         let mut left = rows.into_iter();
-        let mut keys = Vec::with_capacity(left.len());
         for (size, statement) in ROWS_PER_STATEMENT.into_iter().zip(self.0) {
             while left.len() >= size {
                 let args = left.by_ref().take(size).flatten().collect();
-                for mut row in tx.fetch_all(statement, args).await? {
-                    keys.push(row.get(returned)?);
-                }
+                tx.guarded(statement, args, size).await?;
             }
         }
-        Ok(keys)
+        Ok(())
     }
+}
+
+/// Numbers for rows to come, ascending.
+pub(super) type NewKeys = std::vec::IntoIter<i64>;
+
+/// Takes so many numbers from a sequence, with a statement that answers with the last of every run of them.
+pub(super) async fn new_keys(tx: &mut Tx<'_>, statement: Statement, count: usize) -> Result<NewKeys, StoreError> {
+    let mut keys = Vec::with_capacity(count);
+    if count > 0 {
+        for mut row in tx.fetch_all(statement, args![count]).await? {
+            let (last, run): (i64, i64) = (row.get("last")?, row.get("run")?);
+            keys.extend(last - run + 1..=last);
+        }
+        keys.sort_unstable();
+    }
+    Ok(keys.into_iter())
 }
 
 /// A list of keys as one argument: JSON text, read by `json_each` or `json_array_elements_text`.
 pub(super) fn key_list(keys: impl IntoIterator<Item = i64>) -> String {
     let keys: Vec<String> = keys.into_iter().map(|key| key.to_string()).collect();
+    format!("[{}]", keys.join(","))
+}
+
+/// A list of ids' keys as one argument: JSON text of hexadecimal digits.
+pub(super) fn hex_list(keys: impl IntoIterator<Item = IdKey>) -> String {
+    let keys: Vec<String> = keys.into_iter().map(|key| format!("\"{}\"", key.to_hex())).collect();
     format!("[{}]", keys.join(","))
 }
 
@@ -368,12 +391,11 @@ pub(super) struct Tx<'c> {
     connection: &'c mut dyn Connection,
     rules: &'c RulesCache,
     tallies: TallyDelta,
-    savepoints: Vec<TallyDelta>,
 }
 
 impl<'c> Tx<'c> {
     pub(super) fn new(connection: &'c mut dyn Connection, rules: &'c RulesCache) -> Self {
-        Self { connection, rules, tallies: TallyDelta::default(), savepoints: Vec::new() }
+        Self { connection, rules, tallies: TallyDelta::default() }
     }
 
     /// The same, where others have already counted in the transaction.
@@ -440,24 +462,5 @@ impl<'c> Tx<'c> {
     /// Takes the counts out, for one write at the end of the transaction.
     pub(super) fn take_tallies(&mut self) -> TallyDelta {
         std::mem::take(&mut self.tallies)
-    }
-
-    /// Opens a nested scope that can fail alone.
-    pub(super) async fn savepoint(&mut self) -> Result<(), StoreError> {
-        self.savepoints.push(self.tallies.clone());
-        self.execute(Statement::new("SAVEPOINT part"), Vec::new()).await.map(drop)
-    }
-
-    /// Keeps what happened since the savepoint.
-    pub(super) async fn release(&mut self) -> Result<(), StoreError> {
-        self.savepoints.pop();
-        self.execute(Statement::new("RELEASE SAVEPOINT part"), Vec::new()).await.map(drop)
-    }
-
-    /// Forgets what happened since the savepoint.
-    pub(super) async fn rollback(&mut self) -> Result<(), StoreError> {
-        self.tallies = self.savepoints.pop().unwrap_or_default();
-        self.execute(Statement::new("ROLLBACK TO SAVEPOINT part"), Vec::new()).await?;
-        self.execute(Statement::new("RELEASE SAVEPOINT part"), Vec::new()).await.map(drop)
     }
 }

@@ -10,6 +10,7 @@ use super::{
     Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store,
     StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
     dialect::Dialect,
+    gather::Gather,
     ops::{
         admission::ExpireAdmissions,
         examine::{Examine, GroupMembers, Integrity},
@@ -35,21 +36,21 @@ use crate::{
 };
 
 /// A store in a SQL database.
-#[derive(Debug)]
 pub(super) struct SqlStore<D> {
-    dialect: D,
+    dialect: Arc<D>,
+    gather: Arc<Gather>,
 }
 
 impl<D: Dialect> SqlStore<D> {
     pub(super) fn new(dialect: D) -> Self {
-        Self { dialect }
+        Self { dialect: Arc::new(dialect), gather: Arc::new(Gather::new(D::INGESTS)) }
     }
 }
 
 #[async_trait]
 impl<D: Dialect> Store for SqlStore<D> {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
-        self.dialect.write(ingest).await
+        self.gather.ingest(&self.dialect, ingest).await
     }
 
     async fn admit(&self, admit: Admit) -> Answer<Admitted> {

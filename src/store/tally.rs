@@ -95,6 +95,19 @@ impl TallyDelta {
         }
     }
 
+    /// Adds all changes of another.
+    pub(super) fn merge(&mut self, other: Self) {
+        for (key, change) in other.totals {
+            let total = self.totals.entry(key).or_default();
+            total.value += change.value;
+            total.amount += change.amount;
+            total.latest_us = total.latest_us.max(change.latest_us);
+        }
+        for (key, value) in other.recent {
+            *self.recent.entry(key).or_default() += value;
+        }
+    }
+
     /// Writes the changes into `slot`.
     pub(super) async fn write(self, tx: &mut Tx<'_>, slot: i64) -> Result<(), StoreError> {
         // Rows go in one statement, read from JSON; `WHERE true` tells SQLite's parser that ON CONFLICT follows.

@@ -35,11 +35,6 @@ pub(super) trait Op: Send + Sync + 'static {
         0
     }
 
-    /// Whether everything it did is to be undone although it has an answer: a refusal leaves nothing behind.
-    fn undoes(_output: &Self::Output) -> bool {
-        false
-    }
-
     /// Runs inside a transaction; an error rolls back everything that it did.
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError>;
 }
@@ -58,6 +53,9 @@ pub(super) enum Class {
 pub(super) trait Dialect: Send + Sync + 'static {
     /// The form in which payloads are packed.
     const PAYLOADS: Codec;
+
+    /// Transactions of ingest that run at once; posts that come meanwhile share the next.
+    const INGESTS: usize;
 
     /// Runs an operation that writes; answers after its commit is durable. Goes on when the caller is dropped.
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;

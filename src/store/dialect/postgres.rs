@@ -101,6 +101,8 @@ impl Dialect for Postgres {
     /// damage.
     const PAYLOADS: Codec = Codec::Zstd;
 
+    const INGESTS: usize = 4;
+
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
         let vitals = self.vitals.clone();
@@ -184,10 +186,6 @@ async fn transact<O: Op>(
         Ok(_) if abandoned() => {
             transaction.rollback().await?;
             Err(StoreError::Closed)
-        }
-        Ok(output) if O::undoes(&output) => {
-            transaction.rollback().await?;
-            Ok(output)
         }
         Ok(output) => {
             transaction.commit().await?;

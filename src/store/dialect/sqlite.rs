@@ -167,6 +167,9 @@ async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenErro
 impl Dialect for Sqlite {
     const PAYLOADS: Codec = Codec::Columns;
 
+    /// There is one writer.
+    const INGESTS: usize = 1;
+
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         self.writer.write(op).await
     }

@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 
-use super::policy;
+use super::{ingest::Incoming, policy};
 use crate::{
     buffer::{
         admission::{Admitted, Backlog, Room, capacity},
         ids::{AdmissionId, IdKey, PolicyName, PolicyPk, Version},
-        ingest::NewRollout,
         refusal::Refusal,
     },
     clock::Timestamp,
@@ -18,7 +17,7 @@ use crate::{
         Admit, Policy, StoreError,
         dialect::Op,
         sql::{Arg, Statement, Tx, args, key_list, locking},
-        tally::{LIVE_BYTES, RESERVED},
+        tally::{LIVE_BYTES, RESERVED, TallyDelta},
     },
 };
 
@@ -58,93 +57,157 @@ impl Op for Admit {
 }
 
 /// What a policy holds that is not yet trained, with what this transaction has counted so far.
-pub(super) async fn backlog(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Backlog, StoreError> {
-    const SELECT_BACKLOG: Statement = Statement::new(
-        "-- select_backlog
-        SELECT name, CAST(SUM(value) AS BIGINT) AS value
-        FROM tally
-        WHERE policy_pk = $1 AND name IN (
-            'rollout.open', 'rollout.ready', 'rollout.leased', 'rollout.returned', 'live_bytes', 'reserved'
-        )
-        GROUP BY name",
-    );
-    const ROLLOUTS: [&str; 4] = ["rollout.open", "rollout.ready", "rollout.leased", "rollout.returned"];
-    let mut stored: HashMap<String, i64> = HashMap::new();
-    for mut row in tx.fetch_all(SELECT_BACKLOG, args![policy]).await? {
-        stored.insert(row.get("name")?, row.get("value")?);
-    }
-    let mut count = |name: &str| {
-        let count = stored.get(name).copied().unwrap_or(0) + tx.tallies().pending(policy, name);
-        count.max(0) as u64
-    };
-    Ok(Backlog {
-        rollouts: ROLLOUTS.into_iter().map(&mut count).sum(),
-        bytes: count(LIVE_BYTES),
-        reserved: count(RESERVED),
-    })
+async fn backlog(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Backlog, StoreError> {
+    Ok(StoredBacklog::read(tx, policy).await?.with(policy, tx.tallies()))
 }
 
-/// What the admissions that a bundle names give its rollouts.
+/// What a policy holds that is not yet trained, as stored.
+pub(super) struct StoredBacklog(HashMap<String, i64>);
+
+impl StoredBacklog {
+    pub(super) async fn read(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Self, StoreError> {
+        const SELECT_BACKLOG: Statement = Statement::new(
+            "-- select_backlog
+            SELECT name, CAST(SUM(value) AS BIGINT) AS value
+            FROM tally
+            WHERE policy_pk = $1 AND name IN (
+                'rollout.open', 'rollout.ready', 'rollout.leased', 'rollout.returned', 'live_bytes', 'reserved'
+            )
+            GROUP BY name",
+        );
+        let mut stored = HashMap::new();
+        for mut row in tx.fetch_all(SELECT_BACKLOG, args![policy]).await? {
+            stored.insert(row.get("name")?, row.get("value")?);
+        }
+        Ok(Self(stored))
+    }
+
+    /// With what its transaction has counted so far, and no statement sees yet.
+    pub(super) fn with(&self, policy: PolicyPk, tallies: &TallyDelta) -> Backlog {
+        const ROLLOUTS: [&str; 4] = ["rollout.open", "rollout.ready", "rollout.leased", "rollout.returned"];
+        let count = |name: &str| {
+            let count = self.0.get(name).copied().unwrap_or(0) + tallies.pending(policy, name);
+            count.max(0) as u64
+        };
+        Backlog { rollouts: ROLLOUTS.into_iter().map(count).sum(), bytes: count(LIVE_BYTES), reserved: count(RESERVED) }
+    }
+}
+
+/// The admissions that the posts of a transaction name, locked.
 #[derive(Default)]
-pub(super) struct Rooms(HashMap<(PolicyName, IdKey), Room>);
+pub(super) struct Allowances(BTreeMap<Named, Option<Allowance>>);
+
+type Named = (AdmissionId, PolicyName);
+
+/// An admission that is not over.
+struct Allowance {
+    admission_pk: i64,
+    policy_pk: PolicyPk,
+    unused: usize,
+    used: usize,
+    version: Version,
+}
+
+/// What admissions give the rollouts of a bundle.
+#[derive(Default)]
+pub(super) struct Rooms {
+    rooms: HashMap<(PolicyName, IdKey), Room>,
+    taken: Vec<(Named, usize)>,
+}
 
 impl Rooms {
-    pub(super) fn of(&self, new: &NewRollout) -> Room {
-        // Most bundles name no admission, and a key is a hash.
-        if self.0.is_empty() {
+    pub(super) fn of(&self, incoming: &Incoming<'_>) -> Room {
+        // Most bundles name no admission.
+        if self.rooms.is_empty() {
             return Room::Unnamed;
         }
-        self.0.get(&(new.policy.clone(), new.rollout_id.key())).copied().unwrap_or(Room::Unnamed)
+        let key = (incoming.new.policy.clone(), incoming.rollout_key);
+        self.rooms.get(&key).copied().unwrap_or(Room::Unnamed)
     }
 }
 
-/// Uses up the room that new rollouts name, in the order of the bundle. Rows are locked in the order of their ids.
-pub(super) async fn take(
-    tx: &mut Tx<'_>,
-    policies: &BTreeMap<PolicyName, Policy>,
-    newcomers: &[&NewRollout],
-    now: Timestamp,
-) -> Result<Rooms, StoreError> {
-    const LOCK_ADMISSION: Statement = locking!(
-        "-- lock_admission
-        SELECT admission_pk, granted - used AS unused, version
-        FROM admission
-        WHERE admission_id = $1 AND policy_pk = $2 AND expires_us > $3"
-    );
-    const USE_ADMISSION: Statement = Statement::new(
-        "-- use_admission
-        UPDATE admission
-        SET used = used + $2
-        WHERE admission_pk = $1",
-    );
-    let mut by_admission: BTreeMap<(AdmissionId, &PolicyName), Vec<IdKey>> = BTreeMap::new();
-    for new in newcomers {
-        let Some(admission_id) = new.admission_id else { continue };
-        let named = by_admission.entry((admission_id, &new.policy)).or_default();
-        // The same rollout twice in a bundle is one.
-        if !named.contains(&new.rollout_id.key()) {
-            named.push(new.rollout_id.key());
-        }
-    }
-    let mut rooms = Rooms::default();
-    for ((admission_id, policy), named) in by_admission {
-        let policy_pk = policies[policy].policy_pk;
-        let row = tx.fetch_optional(LOCK_ADMISSION, args![admission_id.as_bytes(), policy_pk, now]).await?;
-        let (mut room, mut taken) = (Room::Lapsed, 0);
-        if let Some(mut row) = row {
-            let (admission_pk, unused): (i64, u64) = (row.get("admission_pk")?, row.get("unused")?);
-            room = Room::Reserved(row.get::<Version>("version")?);
-            taken = named.len().min(unused as usize);
-            if taken > 0 {
-                tx.guarded(USE_ADMISSION, args![admission_pk, taken], 1).await?;
-                tx.tallies().add(policy_pk, RESERVED, -(taken as i64));
+impl Allowances {
+    /// Locks what new rollouts name, in the order of the ids.
+    pub(super) async fn lock(
+        tx: &mut Tx<'_>,
+        policies: &BTreeMap<PolicyName, Policy>,
+        newcomers: &[&Incoming<'_>],
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        const LOCK_ADMISSION: Statement = locking!(
+            "-- lock_admission
+            SELECT admission_pk, granted - used AS unused, version
+            FROM admission
+            WHERE admission_id = $1 AND policy_pk = $2 AND expires_us > $3"
+        );
+        let mut allowances: BTreeMap<Named, Option<Allowance>> = newcomers
+            .iter()
+            .filter_map(|incoming| Some(((incoming.new.admission_id?, incoming.new.policy.clone()), None)))
+            .collect();
+        for ((admission_id, policy), allowance) in &mut allowances {
+            let policy_pk = policies[policy].policy_pk;
+            let row = tx.fetch_optional(LOCK_ADMISSION, args![admission_id.as_bytes(), policy_pk, now]).await?;
+            if let Some(mut row) = row {
+                *allowance = Some(Allowance {
+                    admission_pk: row.get("admission_pk")?,
+                    policy_pk,
+                    unused: row.get::<u64>("unused")? as usize,
+                    used: 0,
+                    version: row.get("version")?,
+                });
             }
         }
-        for (place, rollout) in named.into_iter().enumerate() {
-            rooms.0.insert((policy.clone(), rollout), if place < taken { room } else { Room::Lapsed });
+        Ok(Self(allowances))
+    }
+
+    /// What is left for the new rollouts of a bundle, in its order.
+    pub(super) fn rooms(&self, newcomers: &[&Incoming<'_>]) -> Rooms {
+        let mut rooms = Rooms::default();
+        let mut by_admission: BTreeMap<Named, Vec<IdKey>> = BTreeMap::new();
+        for incoming in newcomers {
+            let Some(admission_id) = incoming.new.admission_id else { continue };
+            let named = by_admission.entry((admission_id, incoming.new.policy.clone())).or_default();
+            // The same rollout twice in a bundle is one.
+            if !named.contains(&incoming.rollout_key) {
+                named.push(incoming.rollout_key);
+            }
+        }
+        for (name, named) in by_admission {
+            let allowance = self.0.get(&name).and_then(Option::as_ref);
+            let room = allowance.map_or(Room::Lapsed, |allowance| Room::Reserved(allowance.version));
+            let taken = allowance.map_or(0, |allowance| named.len().min(allowance.unused));
+            for (place, rollout) in named.into_iter().enumerate() {
+                rooms.rooms.insert((name.1.clone(), rollout), if place < taken { room } else { Room::Lapsed });
+            }
+            rooms.taken.push((name, taken));
+        }
+        rooms
+    }
+
+    /// Uses up what an accepted bundle was given.
+    pub(super) fn use_up(&mut self, rooms: &Rooms, tallies: &mut TallyDelta) {
+        for (name, taken) in &rooms.taken {
+            if let Some(allowance) = self.0.get_mut(name).and_then(Option::as_mut) {
+                allowance.unused -= taken;
+                allowance.used += taken;
+                tallies.add(allowance.policy_pk, RESERVED, -(*taken as i64));
+            }
         }
     }
-    Ok(rooms)
+
+    /// Writes what was used up.
+    pub(super) async fn write(self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        const USE_ADMISSION: Statement = Statement::new(
+            "-- use_admission
+            UPDATE admission
+            SET used = used + $2
+            WHERE admission_pk = $1",
+        );
+        for allowance in self.0.into_values().flatten().filter(|allowance| allowance.used > 0) {
+            tx.guarded(USE_ADMISSION, args![allowance.admission_pk, allowance.used], 1).await?;
+        }
+        Ok(())
+    }
 }
 
 /// The room of a run that is over is void.

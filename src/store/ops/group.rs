@@ -1,6 +1,6 @@
 //! Stage 3 in the store: groups under their lock, and the decision that ends their open state.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
 use forebay_client::wire::GroupState;
@@ -8,8 +8,8 @@ use forebay_client::wire::GroupState;
 use super::{fill, ledger, name_of, pair, policy};
 use crate::{
     buffer::{
-        finalize::{Cause, GroupDecision, GroupSnapshot, Member, ReadyGroup},
-        ids::{GroupId, GroupPk, PolicyName, PolicyPk, Run},
+        finalize::{Cause, GroupDecision, GroupOutcome, GroupSnapshot, Member, ReadyGroup},
+        ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
         ingest::GroupFill,
         ingest::RULE_BY_HAND,
         refusal::Refusal,
@@ -20,13 +20,13 @@ use crate::{
     store::{
         Decide, Group, StoreError,
         dialect::Op,
-        sql::{Row, Statement, Tx, args, locking},
-        tally::LIVE_BYTES,
+        sql::{NewKeys, Row, Statement, Tx, args, hex_list, key_list, locking, new_keys},
+        tally::{LIVE_BYTES, TallyDelta},
     },
 };
 
 /// A group whose row is locked until the transaction ends.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LockedGroup {
     pub(super) group_pk: GroupPk,
     pub(super) policy_pk: PolicyPk,
@@ -43,15 +43,15 @@ pub(super) struct LockedGroup {
     pub(super) payload_bytes: i64,
 }
 
-macro_rules! lock_group {
+macro_rules! select_group {
     ($tail:literal) => {
-        locking!(concat!(
+        concat!(
             "-- lock_group
-            SELECT group_pk, policy_pk, run, group_id, rules_pk, environment, state, reason, size, min_size, kept,
-                masked, dropped, payload_bytes, opened_us
+            SELECT group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, size,
+                min_size, kept, masked, dropped, payload_bytes, opened_us
             FROM rollout_group ",
             $tail
-        ))
+        )
     };
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn lock(
     run: Run,
     group_id: &GroupId,
 ) -> Result<Option<LockedGroup>, StoreError> {
-    const LOCK_GROUP: Statement = lock_group!("WHERE policy_pk = $1 AND run = $2 AND group_key = $3");
+    const LOCK_GROUP: Statement = locking!(select_group!("WHERE policy_pk = $1 AND run = $2 AND group_key = $3"));
     let row = tx.fetch_optional(LOCK_GROUP, args![policy, run, group_id.key().as_bytes()]).await?;
     match row {
         Some(row) => read(tx, row).await.map(Some),
@@ -70,8 +70,34 @@ pub(super) async fn lock(
     }
 }
 
+/// Locks the groups of these keys that exist, in the order of the keys.
+pub(super) async fn lock_all(
+    tx: &mut Tx<'_>,
+    policy: PolicyPk,
+    run: Run,
+    keys: impl IntoIterator<Item = IdKey> + Send,
+) -> Result<Vec<(IdKey, LockedGroup)>, StoreError> {
+    const LOCK_GROUPS: Statement = Statement {
+        sqlite: select_group!(
+            "WHERE policy_pk = $1 AND run = $2 AND group_key IN (SELECT unhex(value) FROM json_each($3))"
+        ),
+        postgres: select_group!(
+            "WHERE policy_pk = $1 AND run = $2
+                AND group_key = ANY (ARRAY(SELECT decode(v, 'hex') FROM json_array_elements_text($3::json) AS v))
+            ORDER BY group_key
+            FOR NO KEY UPDATE"
+        ),
+    };
+    let rows = tx.fetch_all(LOCK_GROUPS, args![policy, run, hex_list(keys)]).await?;
+    let mut groups = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        groups.push((IdKey::from_bytes(row.get("group_key")?), read(tx, row).await?));
+    }
+    Ok(groups)
+}
+
 async fn lock_by_key(tx: &mut Tx<'_>, group: GroupPk) -> Result<Option<LockedGroup>, StoreError> {
-    const LOCK_GROUP_BY_KEY: Statement = lock_group!("WHERE group_pk = $1");
+    const LOCK_GROUP_BY_KEY: Statement = locking!(select_group!("WHERE group_pk = $1"));
     match tx.fetch_optional(LOCK_GROUP_BY_KEY, args![group]).await? {
         Some(row) => read(tx, row).await.map(Some),
         None => Ok(None),
@@ -95,7 +121,30 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<LockedGroup, StoreError> 
     })
 }
 
-/// Decides an open group, exactly once.
+impl LockedGroup {
+    /// What is decided upon, with its kept and masked rollouts.
+    pub(super) fn snapshot(&self, rollouts: Vec<Member>) -> GroupSnapshot {
+        GroupSnapshot {
+            size: self.fill.size,
+            min_size: self.min_size,
+            environment: self.environment.clone(),
+            opened_at: self.opened_at,
+            rollouts,
+        }
+    }
+
+    /// Names of the group filters that could not be evaluated, as a column keeps them.
+    pub(super) fn failed_names(&self) -> Option<String> {
+        Some(self.failed_filters.join(",")).filter(|names| !names.is_empty())
+    }
+
+    /// When the payloads of a discarded group are purged.
+    pub(super) fn purge_at(&self, now: Timestamp) -> Timestamp {
+        now.plus_seconds(self.rules.retention.dropped_s)
+    }
+}
+
+/// Decides an open group whose rollouts are all stored, exactly once.
 pub(super) async fn finalize(
     tx: &mut Tx<'_>,
     group: &mut LockedGroup,
@@ -103,29 +152,46 @@ pub(super) async fn finalize(
     decide: &dyn Decide,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    let snapshot = snapshot(tx, group).await?;
-    let outcome = decide.group(&group.rules, &snapshot, cause, now);
-    group.failed_filters = outcome.failed_filters;
-    match outcome.decision {
-        GroupDecision::Ready(ready) => make_ready(tx, group, &ready, now).await,
-        GroupDecision::Discard(reason) => {
-            let rule = reason.clone();
-            discard(tx, group, reason, &rule, now).await
+    let members = members(tx, [group.group_pk]).await?.remove(&group.group_pk).unwrap_or_default();
+    let outcome = decide.group(&group.rules, &group.snapshot(members), cause, now);
+    match settle(tx.tallies(), group, outcome, now) {
+        GroupDecision::Ready(ready) => {
+            set_advantages(tx, &ready.advantages).await?;
+            let sequence = next_ready(tx, 1).await?.next();
+            let sequence = sequence.ok_or_else(|| StoreError::Corrupt("the ready sequence is empty".to_owned()))?;
+            write_ready(tx, group, &ready, sequence, now).await
         }
+        GroupDecision::Discard(_) => write_discarded(tx, group, GroupState::Open, now).await,
     }
 }
 
-async fn snapshot(tx: &mut Tx<'_>, group: &LockedGroup) -> Result<GroupSnapshot, StoreError> {
-    const SELECT_MEMBERS: Statement = Statement::new(
-        "-- select_members
-        SELECT rollout_pk, verdict, reward, segments, trained_segments, tokens, trained_tokens, version_min,
-            version_max
-        FROM rollout
-        WHERE group_pk = $1 AND verdict IN ('kept', 'masked')
-        ORDER BY rollout_pk",
-    );
-    let member = |mut row: Row| -> Result<Member, StoreError> {
-        Ok(Member {
+/// The kept and masked rollouts of groups, in the order of their arrival.
+pub(super) async fn members(
+    tx: &mut Tx<'_>,
+    groups: impl IntoIterator<Item = GroupPk>,
+) -> Result<HashMap<GroupPk, Vec<Member>>, StoreError> {
+    macro_rules! select_members {
+        ($groups:literal) => {
+            concat!(
+                "-- select_members
+                SELECT rollout_pk, group_pk, verdict, reward, segments, trained_segments, tokens, trained_tokens,
+                    version_min, version_max
+                FROM rollout
+                WHERE group_pk ",
+                $groups,
+                " AND verdict IN ('kept', 'masked')
+                ORDER BY group_pk, rollout_pk"
+            )
+        };
+    }
+    const SELECT_MEMBERS: Statement = Statement {
+        sqlite: select_members!("IN (SELECT value FROM json_each($1))"),
+        postgres: select_members!("= ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))"),
+    };
+    let mut members: HashMap<GroupPk, Vec<Member>> = HashMap::new();
+    let keys = key_list(groups.into_iter().map(|group| group.0));
+    for mut row in tx.fetch_all(SELECT_MEMBERS, args![keys]).await? {
+        members.entry(row.get("group_pk")?).or_default().push(Member {
             rollout_pk: row.get("rollout_pk")?,
             verdict: row.parse("verdict")?,
             reward: row.get("reward")?,
@@ -134,24 +200,54 @@ async fn snapshot(tx: &mut Tx<'_>, group: &LockedGroup) -> Result<GroupSnapshot,
             tokens: row.get("tokens")?,
             trained_tokens: row.get("trained_tokens")?,
             trained_versions: pair(&mut row, "version_min", "version_max")?,
-        })
-    };
-    let rows = tx.fetch_all(SELECT_MEMBERS, args![group.group_pk]).await?;
-    Ok(GroupSnapshot {
-        size: group.fill.size,
-        min_size: group.min_size,
-        environment: group.environment.clone(),
-        opened_at: group.opened_at,
-        rollouts: rows.into_iter().map(member).collect::<Result<_, _>>()?,
-    })
+        });
+    }
+    Ok(members)
 }
 
-async fn make_ready(
+/// What a decision makes of an open group and of the counts; returns what is left to be written.
+pub(super) fn settle(
+    tallies: &mut TallyDelta,
+    group: &mut LockedGroup,
+    outcome: GroupOutcome,
+    now: Timestamp,
+) -> GroupDecision {
+    group.failed_filters = outcome.failed_filters;
+    match &outcome.decision {
+        GroupDecision::Ready(_) => {
+            tally_move(tallies, group, "open", "ready");
+            group.fill.state = GroupState::Ready;
+        }
+        GroupDecision::Discard(reason) => settle_discarded(tallies, group, reason.clone(), reason, now),
+    }
+    outcome.decision
+}
+
+fn settle_discarded(tallies: &mut TallyDelta, group: &mut LockedGroup, reason: String, rule: &str, now: Timestamp) {
+    tally_move(tallies, group, &name_of(&group.fill.state), "discarded");
+    if group.fill.state != GroupState::Quarantined {
+        tallies.add(group.policy_pk, LIVE_BYTES, -group.payload_bytes);
+    }
+    tallies.dropped(group.policy_pk, rule, now);
+    group.fill.state = GroupState::Discarded;
+    group.reason = Some(reason);
+}
+
+/// Discards a group that is open, ready or quarantined. It is counted by `rule`, one of a bounded set of names.
+pub(super) async fn discard(
     tx: &mut Tx<'_>,
     group: &mut LockedGroup,
-    ready: &ReadyGroup,
+    reason: String,
+    rule: &str,
     now: Timestamp,
 ) -> Result<(), StoreError> {
+    let before = group.fill.state;
+    settle_discarded(tx.tallies(), group, reason, rule, now);
+    write_discarded(tx, group, before, now).await
+}
+
+/// Writes the advantages of stored rollouts.
+pub(super) async fn set_advantages(tx: &mut Tx<'_>, advantages: &[(RolloutPk, f64)]) -> Result<(), StoreError> {
     const SET_ADVANTAGES: Statement = Statement {
         sqlite: "-- set_advantages
             UPDATE rollout
@@ -164,6 +260,36 @@ async fn make_ready(
             FROM json_array_elements($1::json) AS v
             WHERE rollout.rollout_pk = (v ->> 0)::bigint",
     };
+    if advantages.is_empty() {
+        return Ok(());
+    }
+    let rows: Vec<(i64, f64)> = advantages.iter().map(|(rollout, advantage)| (rollout.0, *advantage)).collect();
+    let rows = serde_json::to_string(&rows).expect("finite advantages always serialize");
+    tx.guarded(SET_ADVANTAGES, args![rows], advantages.len()).await
+}
+
+/// The next places in the order in which groups become ready.
+pub(super) async fn next_ready(tx: &mut Tx<'_>, count: usize) -> Result<NewKeys, StoreError> {
+    const NEXT_READY: Statement = Statement {
+        sqlite: "-- next_ready
+            UPDATE ready_sequence
+            SET value = value + $1
+            RETURNING value AS last, $1 AS run",
+        postgres: "-- next_ready
+            SELECT nextval('ready_sequence') AS last, 1::bigint AS run
+            FROM generate_series(1, $1)",
+    };
+    new_keys(tx, NEXT_READY, count).await
+}
+
+/// Writes that a stored group became ready.
+pub(super) async fn write_ready(
+    tx: &mut Tx<'_>,
+    group: &LockedGroup,
+    ready: &ReadyGroup,
+    sequence: i64,
+    now: Timestamp,
+) -> Result<(), StoreError> {
     const MAKE_READY: Statement = Statement::new(
         "-- make_ready
         UPDATE rollout_group
@@ -172,18 +298,6 @@ async fn make_ready(
             failed_filters = $12, seal = $13
         WHERE group_pk = $1 AND state = 'open'",
     );
-    const NEXT_READY: Statement = Statement {
-        sqlite: "-- next_ready
-            UPDATE ready_sequence
-            SET value = value + 1
-            RETURNING value",
-        postgres: "-- next_ready
-            SELECT nextval('ready_sequence') AS value",
-    };
-    let advantages: Vec<(i64, f64)> = ready.advantages.iter().map(|(pk, advantage)| (pk.0, *advantage)).collect();
-    let advantages = serde_json::to_string(&advantages).expect("finite advantages always serialize");
-    tx.guarded(SET_ADVANTAGES, args![advantages], ready.advantages.len()).await?;
-    let sequence: i64 = tx.fetch_one(NEXT_READY, args![]).await?.get("value")?;
     let totals = &ready.totals;
     let (oldest, newest) = totals.trained_versions.unzip();
     let values = args![
@@ -198,25 +312,17 @@ async fn make_ready(
         totals.reward_count,
         oldest,
         newest,
-        failed_names(group),
+        group.failed_names(),
         &seal::of_group(ready.advantages.iter().copied())[..],
     ];
-    tx.guarded(MAKE_READY, values, 1).await?;
-    tally_move(tx, group, "open", "ready");
-    group.fill.state = GroupState::Ready;
-    Ok(())
+    tx.guarded(MAKE_READY, values, 1).await
 }
 
-fn failed_names(group: &LockedGroup) -> Option<String> {
-    Some(group.failed_filters.join(",")).filter(|names| !names.is_empty())
-}
-
-/// Discards a group that is open, ready or quarantined. It is counted by `rule`, one of a bounded set of names.
-pub(super) async fn discard(
+/// Writes that a stored group was discarded, which was in another state before.
+pub(super) async fn write_discarded(
     tx: &mut Tx<'_>,
-    group: &mut LockedGroup,
-    reason: String,
-    rule: &str,
+    group: &LockedGroup,
+    before: GroupState,
     now: Timestamp,
 ) -> Result<(), StoreError> {
     const DISCARD_GROUP: Statement = Statement::new(
@@ -226,23 +332,13 @@ pub(super) async fn discard(
             purge_us = $5, failed_filters = $6
         WHERE group_pk = $1 AND state = $2",
     );
-    let before = name_of(&group.fill.state);
-    let purge_at = now.plus_seconds(group.rules.retention.dropped_s);
-    let values = args![group.group_pk, before.as_str(), reason.as_str(), now, purge_at, failed_names(group)];
-    tx.guarded(DISCARD_GROUP, values, 1).await?;
-    tally_move(tx, group, &before, "discarded");
-    if group.fill.state != GroupState::Quarantined {
-        tx.tallies().add(group.policy_pk, LIVE_BYTES, -group.payload_bytes);
-    }
-    tx.tallies().dropped(group.policy_pk, rule, now);
-    group.fill.state = GroupState::Discarded;
-    group.reason = Some(reason);
-    Ok(())
+    let before = name_of(&before);
+    let values = args![group.group_pk, before, group.reason.as_deref(), now, group.purge_at(now), group.failed_names()];
+    tx.guarded(DISCARD_GROUP, values, 1).await
 }
 
-fn tally_move(tx: &mut Tx<'_>, group: &LockedGroup, from: &str, to: &str) {
+fn tally_move(tallies: &mut TallyDelta, group: &LockedGroup, from: &str, to: &str) {
     let rollouts = i64::from(group.fill.arrived());
-    let tallies = tx.tallies();
     tallies.rollouts(group.policy_pk, from, -rollouts);
     tallies.rollouts(group.policy_pk, to, rollouts);
     tallies.groups(group.policy_pk, from, -1);

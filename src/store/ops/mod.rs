@@ -9,7 +9,7 @@ pub(super) mod claim;
 pub(super) mod examine;
 pub(super) mod group;
 pub(super) mod ingest;
-mod insert;
+
 pub(super) mod keys;
 pub(super) mod lease;
 pub(super) mod ledger;

@@ -139,9 +139,7 @@ impl<O: Op> Command for Pending<O> {
         // A bug in one operation must not end the writer for all.
         let run = AssertUnwindSafe(self.op.run(tx)).catch_unwind();
         let outcome = run.await.unwrap_or_else(|_| Err(StoreError::Corrupt("an operation panicked".to_owned())));
-        let commits = outcome.as_ref().is_ok_and(|output| !O::undoes(output));
-        self.outcome = Some(outcome);
-        commits
+        self.outcome.insert(outcome).is_ok()
     }
 
     fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
@@ -323,21 +321,43 @@ impl Writer {
     }
 
     async fn transaction(&mut self, intake: &mut Intake) -> Result<(), StoreError> {
-        self.connection.execute(Statement::new("BEGIN IMMEDIATE"), Vec::new()).await?;
+        self.control_statement("BEGIN IMMEDIATE").await?;
         let mut tallies = TallyDelta::default();
+        let mut is_first = true;
         while let Some(command) = intake.next(&mut self.control, &mut self.bulk) {
-            let mut tx = Tx::after(tallies.clone(), &mut self.connection, &self.rules);
-            tx.execute(Statement::new("SAVEPOINT command"), Vec::new()).await?;
-            if command.run(&mut tx).await {
-                tallies = tx.take_tallies();
-            } else {
-                tx.execute(Statement::new("ROLLBACK TO SAVEPOINT command"), Vec::new()).await?;
+            // A savepoint copies the pages that it may restore. Alone, a command has the whole transaction to undo.
+            if !is_first {
+                self.control_statement("SAVEPOINT command").await?;
             }
-            tx.execute(Statement::new("RELEASE SAVEPOINT command"), Vec::new()).await?;
+            let mut tx = Tx::after(tallies.clone(), &mut self.connection, &self.rules);
+            let commits = command.run(&mut tx).await;
+            if commits {
+                tallies = tx.take_tallies();
+            }
+            if !commits {
+                // Keys of rows that are gone will be given to others.
+                self.rules.clear();
+            }
+            match (is_first, commits) {
+                (true, true) => is_first = false,
+                (true, false) => {
+                    // A write that failed may have ended the transaction.
+                    let _ = self.control_statement("ROLLBACK").await;
+                    self.control_statement("BEGIN IMMEDIATE").await?;
+                }
+                (false, true) => self.control_statement("RELEASE SAVEPOINT command").await?,
+                (false, false) => {
+                    self.control_statement("ROLLBACK TO SAVEPOINT command").await?;
+                    self.control_statement("RELEASE SAVEPOINT command").await?;
+                }
+            }
         }
         tallies.write(&mut Tx::new(&mut self.connection, &self.rules), 0).await?;
-        self.connection.execute(Statement::new("COMMIT"), Vec::new()).await?;
-        Ok(())
+        self.control_statement("COMMIT").await
+    }
+
+    async fn control_statement(&mut self, sql: &'static str) -> Result<(), StoreError> {
+        self.connection.execute(Statement::new(sql), Vec::new()).await.map(drop)
     }
 
     fn wal_bytes(&self) -> u64 {

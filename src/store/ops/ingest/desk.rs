@@ -1,0 +1,313 @@
+//! Decides bundle after bundle from what the store knows, without touching the store.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use forebay_client::wire::{GroupState, Verdict};
+
+use super::{GroupWork, Incoming, Keyed, Stored, known::Known, write::Arrived};
+use crate::{
+    buffer::{
+        admission::Room,
+        finalize::{GroupDecision, GroupSnapshot, Member},
+        ids::{GroupPk, PolicyPk, RolloutPk},
+        ingest::{GroupFill, NewRollout, RolloutDecision},
+        refusal::Refusal,
+    },
+    clock::Timestamp,
+    store::{
+        BundleOutcome, Decide, Ingested, Policy,
+        ops::{
+            admission::{Allowances, Rooms},
+            group::{self, LockedGroup},
+        },
+        tally::{ASSUMED_VERSION, LIVE_BYTES, TallyDelta},
+    },
+};
+
+/// Takes bundles in the order in which they came.
+pub(super) struct Desk<'b> {
+    known: Known,
+    decide: &'b dyn Decide,
+    now: Timestamp,
+    arrived: Vec<Arrived<'b>>,
+    advantages: HashMap<RolloutPk, f64>,
+    ready: Vec<Keyed>,
+}
+
+/// What is to be written.
+pub(super) struct Changes<'b> {
+    /// Groups that were touched, and those that were only locked.
+    pub(super) groups: BTreeMap<Keyed, GroupWork>,
+    /// New rollouts, in the order of their arrival.
+    pub(super) arrived: Vec<Arrived<'b>>,
+    /// Advantages in groups that became ready: of new rollouts, and of those stored before.
+    pub(super) advantages: HashMap<RolloutPk, f64>,
+    /// Groups that became ready, in this order.
+    pub(super) ready: Vec<Keyed>,
+    pub(super) allowances: Allowances,
+}
+
+/// What one bundle adds, until all of it is accepted.
+struct Draft<'b> {
+    rooms: Rooms,
+    groups: BTreeMap<Keyed, GroupWork>,
+    stored: HashMap<Keyed, Stored>,
+    arrived: Vec<Arrived<'b>>,
+    advantages: Vec<(RolloutPk, f64)>,
+    ready: Vec<Keyed>,
+    tallies: TallyDelta,
+}
+
+impl<'b> Desk<'b> {
+    pub(super) fn new(known: Known, decide: &'b dyn Decide, now: Timestamp) -> Self {
+        Self { known, decide, now, arrived: Vec::new(), advantages: HashMap::new(), ready: Vec::new() }
+    }
+
+    pub(super) fn into_changes(self) -> Changes<'b> {
+        let Self { known: Known { groups, allowances, .. }, arrived, advantages, ready, .. } = self;
+        Changes { groups, arrived, advantages, ready, allowances }
+    }
+
+    /// Takes a bundle, all or nothing.
+    pub(super) fn bundle(&mut self, bundle: &[Incoming<'b>], tallies: &mut TallyDelta) -> BundleOutcome {
+        let mut draft = self.draft(bundle, tallies)?;
+        let mut receipts = Vec::with_capacity(bundle.len());
+        for (index, incoming) in bundle.iter().enumerate() {
+            receipts.push(self.rollout(&mut draft, index, incoming)?);
+        }
+        self.accept(draft, tallies);
+        Ok(receipts)
+    }
+
+    /// Opens the groups of a bundle, or refuses it as a whole.
+    fn draft(&mut self, bundle: &[Incoming<'b>], tallies: &TallyDelta) -> Result<Draft<'b>, Refusal> {
+        if let Some(incoming) = bundle.iter().find(|incoming| !self.known.policies.contains_key(&incoming.new.policy)) {
+            return Err(Refusal::UnknownPolicy(incoming.new.policy.clone()));
+        }
+        let newcomers: Vec<&Incoming<'b>> =
+            bundle.iter().filter(|incoming| !self.known.stored.contains_key(&self.rollout_key(incoming))).collect();
+        let mut draft = Draft {
+            rooms: self.known.allowances.rooms(&newcomers),
+            groups: BTreeMap::new(),
+            stored: HashMap::new(),
+            arrived: Vec::with_capacity(newcomers.len()),
+            advantages: Vec::new(),
+            ready: Vec::new(),
+            tallies: TallyDelta::default(),
+        };
+        let mut admitted = HashSet::new();
+        for incoming in newcomers {
+            let key = self.group_key(incoming);
+            if draft.groups.contains_key(&key) {
+                continue;
+            }
+            let group = if let Some(group) = self.known.groups.get(&key) {
+                group.clone()
+            } else {
+                let policy = &self.known.policies[&incoming.new.policy];
+                // Room that was reserved is there, whatever came in between.
+                let reserved = matches!(draft.rooms.of(incoming), Room::Reserved(_));
+                if !reserved && admitted.insert(policy.policy_pk) {
+                    let backlog = self.known.backlogs[&policy.name].with(policy.policy_pk, tallies);
+                    self.decide.admits(&policy.name, &policy.rules, backlog)?;
+                }
+                draft.tallies.groups(policy.policy_pk, "open", 1);
+                open_group(policy, incoming.new, self.known.group_pks[&key], self.now)
+            };
+            draft.groups.insert(key, group);
+        }
+        Ok(draft)
+    }
+
+    fn rollout(&mut self, draft: &mut Draft<'b>, index: usize, incoming: &Incoming<'b>) -> Result<Ingested, Refusal> {
+        let key = self.rollout_key(incoming);
+        if let Some(stored) = draft.stored.get(&key).or_else(|| self.known.stored.get(&key)) {
+            return self.repeat(draft, stored, index, incoming);
+        }
+        let policy = &self.known.policies[&incoming.new.policy];
+        let (group_key, new) = (self.group_key(incoming), incoming.new);
+        let room = draft.rooms.of(incoming);
+        let group = draft.groups.get_mut(&group_key).expect("a draft has the group of every newcomer");
+        let size = group.locked.fill.size;
+        if new.group_size.is_some_and(|declared| declared != size) {
+            let group_id = group.locked.group_id.clone();
+            return Err(Refusal::GroupSizeConflict { group_id, index, size });
+        }
+        self.decide.check(&group.locked.rules, new, room).map_err(|refusal| at_index(refusal, index))?;
+        let decision = self.decide.rollout(&group.locked.rules, new, room, policy.version, group.locked.fill);
+        let rollout_pk = RolloutPk(self.known.rollout_pks.next().expect("there is a key for every newcomer"));
+        let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
+        group.add(new, rollout_pk, &decision, row.live_bytes());
+        tally_arrival(&mut draft.tallies, policy.policy_pk, new, &decision, row.live_bytes(), self.now);
+        draft.arrived.push(row);
+        let mut decided = None;
+        if group.locked.fill.state == GroupState::Open
+            && let Some(cause) = group.locked.fill.due(group.locked.rules.group.on_drop)
+        {
+            let outcome = self.decide.group(&group.locked.rules, &group.snapshot(), cause, self.now);
+            let decision = group::settle(&mut draft.tallies, &mut group.locked, outcome, self.now);
+            if let GroupDecision::Ready(ready) = &decision {
+                draft.advantages.extend(ready.advantages.iter().copied());
+                draft.ready.push(group_key);
+            }
+            group.decision = Some(decision);
+            decided = Some(group.locked.fill.state);
+        }
+        let receipt = Ingested {
+            policy: new.policy.clone(),
+            rollout_id: new.rollout_id.clone(),
+            group_id: new.group(),
+            decision,
+            duplicate: false,
+            fill: group.locked.fill,
+            decided,
+            discarded: decided.and(group.locked.reason.clone()),
+            failed_group_filters: decided.map(|_| group.locked.failed_filters.clone()).unwrap_or_default(),
+        };
+        draft.stored.insert(key, Stored::of(new, group, &receipt));
+        Ok(receipt)
+    }
+
+    /// The receipt of a retry, or the conflict of another rollout under the same name.
+    fn repeat(
+        &self,
+        draft: &Draft<'b>,
+        stored: &Stored,
+        index: usize,
+        incoming: &Incoming<'b>,
+    ) -> Result<Ingested, Refusal> {
+        let new = incoming.new;
+        if stored.content != new.content.as_bytes() {
+            return Err(Refusal::RolloutConflict {
+                rollout_id: new.rollout_id.to_string(),
+                index,
+                verdict: stored.decision.verdict,
+            });
+        }
+        // A sibling in this transaction may have moved the group on.
+        let key = self.group_key(incoming);
+        let now = draft.groups.get(&key).or_else(|| self.known.groups.get(&key));
+        let now = now.filter(|group| group.locked.group_pk == stored.group_pk);
+        Ok(Ingested {
+            policy: new.policy.clone(),
+            rollout_id: new.rollout_id.clone(),
+            group_id: new.group(),
+            decision: stored.decision.clone(),
+            duplicate: true,
+            fill: now.map_or(stored.fill, |group| group.locked.fill),
+            decided: None,
+            discarded: None,
+            failed_group_filters: Vec::new(),
+        })
+    }
+
+    fn accept(&mut self, draft: Draft<'b>, tallies: &mut TallyDelta) {
+        let Draft { rooms, groups, stored, arrived, advantages, ready, tallies: counted } = draft;
+        self.known.allowances.use_up(&rooms, tallies);
+        self.known.groups.extend(groups);
+        self.known.stored.extend(stored);
+        self.arrived.extend(arrived);
+        self.advantages.extend(advantages);
+        self.ready.extend(ready);
+        tallies.merge(counted);
+    }
+
+    fn rollout_key(&self, incoming: &Incoming<'_>) -> Keyed {
+        (self.known.policies[&incoming.new.policy].policy_pk, incoming.rollout_key)
+    }
+
+    fn group_key(&self, incoming: &Incoming<'_>) -> Keyed {
+        (self.known.policies[&incoming.new.policy].policy_pk, incoming.group_key)
+    }
+}
+
+impl Stored {
+    fn of(new: &NewRollout, group: &GroupWork, receipt: &Ingested) -> Self {
+        Self {
+            content: new.content.as_bytes().to_vec(),
+            group_pk: group.locked.group_pk,
+            decision: receipt.decision.clone(),
+            fill: receipt.fill,
+        }
+    }
+}
+
+impl GroupWork {
+    /// Counts a rollout.
+    fn add(&mut self, new: &NewRollout, rollout_pk: RolloutPk, decision: &RolloutDecision, live_bytes: i64) {
+        self.changed = true;
+        self.locked.fill.count(decision.verdict);
+        self.locked.payload_bytes += live_bytes;
+        match decision.verdict {
+            Verdict::Kept | Verdict::Masked => self.members.push(Member {
+                rollout_pk,
+                verdict: decision.verdict,
+                reward: new.facts.reward,
+                segments: new.facts.segments,
+                trained_segments: new.facts.trained_segments,
+                tokens: new.facts.tokens,
+                trained_tokens: new.facts.trained_tokens,
+                trained_versions: decision.trained_versions(),
+            }),
+            Verdict::Late => self.late += 1,
+            Verdict::Dropped => {}
+        }
+    }
+
+    fn snapshot(&self) -> GroupSnapshot {
+        self.locked.snapshot(self.members.clone())
+    }
+}
+
+fn open_group(policy: &Policy, first: &NewRollout, group_pk: GroupPk, now: Timestamp) -> GroupWork {
+    let rules = &policy.rules;
+    let size = first.group_size.unwrap_or(rules.group.size);
+    let locked = LockedGroup {
+        group_pk,
+        policy_pk: policy.policy_pk,
+        run: policy.run,
+        group_id: first.group().as_str().to_owned(),
+        rules: Arc::clone(rules),
+        fill: GroupFill { state: GroupState::Open, size, kept: 0, masked: 0, dropped: 0 },
+        reason: None,
+        min_size: rules.min_size(size),
+        environment: first.facts.environment.clone(),
+        failed_filters: Vec::new(),
+        opened_at: now,
+        payload_bytes: 0,
+    };
+    GroupWork { opened_under: Some(policy.rules_pk), ..GroupWork::stored(locked) }
+}
+
+/// Violations of a bundle start with the index of their trajectory; the caller knows whether there was an array.
+fn at_index(refusal: Refusal, index: usize) -> Refusal {
+    let Refusal::Invalid(mut violations) = refusal else { return refusal };
+    for violation in &mut violations {
+        violation.pointer.insert_str(0, &format!("/{index}"));
+    }
+    Refusal::Invalid(violations)
+}
+
+fn tally_arrival(
+    tallies: &mut TallyDelta,
+    policy: PolicyPk,
+    new: &NewRollout,
+    decision: &RolloutDecision,
+    live_bytes: i64,
+    now: Timestamp,
+) {
+    tallies.received(policy, new.facts.reward, now);
+    tallies.add(policy, LIVE_BYTES, live_bytes);
+    tallies.add(policy, ASSUMED_VERSION, i64::from(decision.versions.assumed));
+    match decision.verdict {
+        Verdict::Kept | Verdict::Masked => tallies.rollouts(policy, "open", 1),
+        Verdict::Late => tallies.rollouts(policy, "late", 1),
+        Verdict::Dropped => {
+            tallies.rollouts(policy, "dropped", 1);
+            tallies.dropped(policy, decision.reason.as_deref().unwrap_or_default(), now);
+        }
+    }
+}

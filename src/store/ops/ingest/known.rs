@@ -1,0 +1,193 @@
+//! What the store knows of the bundles of one transaction, read under the locks that keep it true.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::{GroupWork, Incoming, Keyed, Stored};
+use crate::{
+    buffer::{
+        ids::{GroupPk, IdKey, PolicyName},
+        ingest::RolloutDecision,
+        trajectory::ResolvedVersions,
+    },
+    clock::Timestamp,
+    store::{
+        Policy, StoreError,
+        ops::{
+            admission::{Allowances, StoredBacklog},
+            fill, group, names, policy,
+        },
+        sql::{NewKeys, Row, Statement, Tx, args, hex_list, new_keys},
+    },
+};
+
+/// What the store knows.
+pub(super) struct Known {
+    pub(super) policies: BTreeMap<PolicyName, Policy>,
+    pub(super) stored: HashMap<Keyed, Stored>,
+    pub(super) groups: BTreeMap<Keyed, GroupWork>,
+    /// Of the policies for which groups may be opened.
+    pub(super) backlogs: HashMap<PolicyName, StoredBacklog>,
+    pub(super) allowances: Allowances,
+    /// Keys for the rows of new rollouts, ascending.
+    pub(super) rollout_pks: NewKeys,
+    /// Keys for the rows of the groups that are not there, ascending in the order in which they are first named.
+    pub(super) group_pks: HashMap<Keyed, GroupPk>,
+}
+
+impl Known {
+    pub(super) async fn read(
+        tx: &mut Tx<'_>,
+        bundles: &[Vec<Incoming<'_>>],
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        let all: Vec<&Incoming<'_>> = bundles.iter().flatten().collect();
+        let policies = policies(tx, &all).await?;
+        let stored = stored(tx, &policies, &all).await?;
+        let is_new = |incoming: &&&Incoming<'_>| {
+            let policy = policies.get(&incoming.new.policy);
+            policy.is_some_and(|policy| !stored.contains_key(&(policy.policy_pk, incoming.rollout_key)))
+        };
+        let newcomers: Vec<&Incoming<'_>> = all.iter().filter(is_new).copied().collect();
+        let allowances = Allowances::lock(tx, &policies, &newcomers, now).await?;
+        let mut groups = BTreeMap::new();
+        let mut backlogs = HashMap::new();
+        for (name, policy) in &policies {
+            let places = places(name, &newcomers);
+            if places.is_empty() {
+                continue;
+            }
+            let locked = group::lock_all(tx, policy.policy_pk, policy.run, places.keys().copied()).await?;
+            let mut locked: BTreeMap<IdKey, GroupWork> =
+                locked.into_iter().map(|(key, group)| (key, GroupWork::stored(group))).collect();
+            if locked.len() < places.len() {
+                backlogs.insert(name.clone(), StoredBacklog::read(tx, policy.policy_pk).await?);
+            }
+            read_members(tx, locked.iter_mut().map(|(key, group)| (places[key], group))).await?;
+            groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
+        }
+        let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
+        let mut missing: Vec<Keyed> = Vec::new();
+        let mut seen = HashSet::new();
+        missing.extend(named.filter(|key| !groups.contains_key(key) && seen.insert(*key)));
+        let group_pks = new_keys(tx, GROUP_PKS, missing.len()).await?;
+        Ok(Self {
+            rollout_pks: new_keys(tx, ROLLOUT_PKS, newcomers.len()).await?,
+            group_pks: missing.into_iter().zip(group_pks.map(GroupPk)).collect(),
+            policies,
+            stored,
+            groups,
+            backlogs,
+            allowances,
+        })
+    }
+}
+
+const ROLLOUT_PKS: Statement = Statement {
+    sqlite: "-- next_rollouts
+        SELECT COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
+        FROM sqlite_sequence
+        WHERE name = 'rollout'",
+    postgres: "-- next_rollouts
+        SELECT nextval(pg_get_serial_sequence('rollout', 'rollout_pk')) AS last, 1::bigint AS run
+        FROM generate_series(1, $1)",
+};
+
+const GROUP_PKS: Statement = Statement {
+    sqlite: "-- next_groups
+        SELECT COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
+        FROM sqlite_sequence
+        WHERE name = 'rollout_group'",
+    postgres: "-- next_groups
+        SELECT nextval(pg_get_serial_sequence('rollout_group', 'group_pk')) AS last, 1::bigint AS run
+        FROM generate_series(1, $1)",
+};
+
+async fn policies(tx: &mut Tx<'_>, all: &[&Incoming<'_>]) -> Result<BTreeMap<PolicyName, Policy>, StoreError> {
+    let names: BTreeSet<&PolicyName> = all.iter().map(|incoming| &incoming.new.policy).collect();
+    let mut policies = BTreeMap::new();
+    for name in names {
+        if let Some(policy) = policy::find(tx, name).await? {
+            policies.insert(name.clone(), policy);
+        }
+    }
+    Ok(policies)
+}
+
+/// The rollouts that are already stored.
+async fn stored(
+    tx: &mut Tx<'_>,
+    policies: &BTreeMap<PolicyName, Policy>,
+    all: &[&Incoming<'_>],
+) -> Result<HashMap<Keyed, Stored>, StoreError> {
+    const SELECT_STORED: Statement = Statement {
+        sqlite: "-- select_stored
+            SELECT r.rollout_pk, r.rollout_key, r.content_digest, r.verdict, r.reason, r.failed_filters,
+                r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
+            FROM rollout AS r
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk
+            WHERE r.policy_pk = $1 AND r.run = $2 AND r.rollout_key IN (SELECT unhex(value) FROM json_each($3))",
+        postgres: "-- select_stored
+            SELECT r.rollout_pk, r.rollout_key, r.content_digest, r.verdict, r.reason, r.failed_filters,
+                r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
+            FROM rollout AS r
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk
+            WHERE r.policy_pk = $1 AND r.run = $2
+                AND r.rollout_key = ANY (ARRAY(SELECT decode(v, 'hex') FROM json_array_elements_text($3::json) AS v))",
+    };
+    let mut stored = HashMap::new();
+    for (name, policy) in policies {
+        let of_policy = all.iter().filter(|incoming| incoming.new.policy == *name);
+        let keys = hex_list(of_policy.map(|incoming| incoming.rollout_key));
+        for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, keys]).await? {
+            let key = IdKey::from_bytes(row.get("rollout_key")?);
+            stored.insert((policy.policy_pk, key), read_stored(&mut row)?);
+        }
+    }
+    Ok(stored)
+}
+
+fn read_stored(row: &mut Row) -> Result<Stored, StoreError> {
+    Ok(Stored {
+        content: row.get("content_digest")?,
+        group_pk: row.get("group_pk")?,
+        decision: RolloutDecision {
+            admission_lapsed: false,
+            trained_spans: None,
+            verdict: row.parse("verdict")?,
+            reason: row.get("reason")?,
+            failed_filters: names(row.get("failed_filters")?),
+            versions: ResolvedVersions {
+                version: row.get("policy_version")?,
+                trained: None,
+                assumed: row.get("version_assumed")?,
+            },
+        },
+        fill: fill(row, "state")?,
+    })
+}
+
+/// The groups that new rollouts of a policy belong to, and how many belong to each.
+fn places(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<IdKey, u32> {
+    let mut places = BTreeMap::new();
+    for incoming in newcomers.iter().filter(|incoming| incoming.new.policy == *policy) {
+        *places.entry(incoming.group_key).or_default() += 1;
+    }
+    places
+}
+
+/// Reads the members of the groups that so many more rollouts may complete.
+async fn read_members<'g>(
+    tx: &mut Tx<'_>,
+    groups: impl Iterator<Item = (u32, &'g mut GroupWork)>,
+) -> Result<(), StoreError> {
+    let may_be_due = |(more, group): &(u32, &mut GroupWork)| group.locked.fill.may_be_due(*more);
+    let mut due: Vec<&mut GroupWork> = groups.filter(may_be_due).map(|(_, group)| group).collect();
+    if due.is_empty() {
+        return Ok(());
+    }
+    let mut members = group::members(tx, due.iter().map(|group| group.locked.group_pk)).await?;
+    for group in &mut due {
+        group.members = members.remove(&group.locked.group_pk).unwrap_or_default();
+    }
+    Ok(())
+}

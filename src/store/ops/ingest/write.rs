@@ -1,0 +1,264 @@
+//! Writes down what became of the bundles of one transaction: few statements, whatever their number.
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use forebay_client::wire::{GroupState, Verdict};
+
+use super::{GroupWork, Incoming, Keyed, desk::Changes};
+use crate::{
+    buffer::{
+        finalize::{GroupDecision, GroupTotals},
+        ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run, Version},
+        ingest::{NewRollout, RolloutDecision},
+        seal::{self, RolloutSeal},
+        staleness::TrainedSpan,
+    },
+    clock::Timestamp,
+    store::{
+        StoreError,
+        ops::{
+            group::{self, LockedGroup},
+            name_of,
+        },
+        sql::{Arg, InsertRows, Statement, Tx, args},
+    },
+};
+
+/// Writes everything: groups before the rollouts that refer to them.
+pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp) -> Result<(), StoreError> {
+    let Changes { groups, arrived, mut advantages, ready, allowances } = changes;
+    allowances.write(tx).await?;
+    let places = group::next_ready(tx, ready.len()).await?;
+    let places: HashMap<Keyed, i64> = ready.into_iter().zip(places).collect();
+    let (opened, stored): (Vec<_>, Vec<_>) =
+        groups.iter().filter(|(_, group)| group.changed).partition(|(_, group)| group.opened_under.is_some());
+    insert_groups(tx, &opened, &places, now).await?;
+    let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk), now)).collect();
+    INSERT_ROLLOUTS.run(tx, rows).await?;
+    INSERT_PAYLOADS.run(tx, arrived.iter().filter_map(Arrived::payload_args).collect()).await?;
+    // What is left are those of rollouts that were stored before.
+    let mut advantages: Vec<(RolloutPk, f64)> = advantages.into_iter().collect();
+    advantages.sort_unstable_by_key(|(rollout, _)| *rollout);
+    group::set_advantages(tx, &advantages).await?;
+    write_counts(tx, &stored).await?;
+    for (key, group) in stored {
+        match &group.decision {
+            Some(GroupDecision::Ready(ready)) => {
+                group::write_ready(tx, &group.locked, ready, places[key], now).await?;
+            }
+            Some(GroupDecision::Discard(_)) => {
+                group::write_discarded(tx, &group.locked, GroupState::Open, now).await?;
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// A new rollout and what was decided about it.
+pub(super) struct Arrived<'b> {
+    rollout_pk: RolloutPk,
+    rollout_key: IdKey,
+    new: &'b NewRollout,
+    decision: RolloutDecision,
+    policy_pk: PolicyPk,
+    run: Run,
+    group_pk: GroupPk,
+    keeps_payload: bool,
+}
+
+impl<'b> Arrived<'b> {
+    pub(super) fn new(
+        rollout_pk: RolloutPk,
+        incoming: &Incoming<'b>,
+        group: &LockedGroup,
+        decision: &RolloutDecision,
+    ) -> Self {
+        let LockedGroup { policy_pk, run, group_pk, rules, .. } = group;
+        let delivered = matches!(decision.verdict, Verdict::Kept | Verdict::Masked);
+        Self {
+            rollout_pk,
+            rollout_key: incoming.rollout_key,
+            new: incoming.new,
+            decision: decision.clone(),
+            policy_pk: *policy_pk,
+            run: *run,
+            group_pk: *group_pk,
+            keeps_payload: delivered || rules.retention.dropped_s > 0,
+        }
+    }
+
+    /// Payload bytes that count as not yet trained.
+    pub(super) fn live_bytes(&self) -> i64 {
+        let delivered = matches!(self.decision.verdict, Verdict::Kept | Verdict::Masked);
+        if delivered { self.new.payload.body.len() as i64 } else { 0 }
+    }
+
+    fn args(&self, advantage: Option<f64>, now: Timestamp) -> Vec<Arg> {
+        let (new, decision) = (self.new, &self.decision);
+        let seal = RolloutSeal {
+            rollout_id: new.rollout_id.as_str(),
+            group_id: new.group_id.as_ref().map_or(new.rollout_id.as_str(), |group| group.as_str()),
+            verdict: decision.verdict,
+            reward: new.facts.reward,
+            policy_version: decision.versions.version,
+            trained_spans: decision.trained_spans.as_deref(),
+            payload: &new.payload.digest,
+        }
+        .checksum();
+        let (oldest, newest): (Option<Version>, Option<Version>) = decision.trained_versions().unzip();
+        args![
+            self.rollout_pk,
+            self.policy_pk,
+            self.run,
+            self.rollout_key.as_bytes(),
+            new.rollout_id.as_str(),
+            self.group_pk,
+            decision.verdict.as_str(),
+            decision.reason.as_deref(),
+            Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
+            new.facts.reward,
+            advantage,
+            new.content.as_bytes(),
+            decision.versions.version,
+            decision.versions.assumed,
+            oldest,
+            newest,
+            new.facts.segments,
+            new.facts.trained_segments,
+            new.facts.tokens,
+            new.facts.trained_tokens,
+            new.payload.unpacked_bytes,
+            now,
+            decision.trained_spans.as_ref().map(|spans| to_json(spans)),
+            &seal[..],
+        ]
+    }
+
+    fn payload_args(&self) -> Option<Vec<Arg>> {
+        let payload = &self.new.payload;
+        let codec = payload.codec.map(|codec| codec as i64);
+        self.keeps_payload.then(|| args![self.rollout_pk, codec, &payload.digest[..], payload.body.as_slice()])
+    }
+}
+
+static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
+    InsertRows::new(
+        "-- insert_rollouts
+        INSERT INTO rollout (
+            rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
+            advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
+            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal
+        )",
+        24,
+    )
+});
+
+static INSERT_PAYLOADS: LazyLock<InsertRows> = LazyLock::new(|| {
+    InsertRows::new(
+        "-- insert_payloads
+        INSERT INTO payload (rollout_pk, codec, digest, body)",
+        4,
+    )
+});
+
+/// Opens groups, in the order of their keys: a replica that opens one of them at once waits here for the other's commit
+/// and then fails the unique index.
+async fn insert_groups(
+    tx: &mut Tx<'_>,
+    opened: &[(&Keyed, &GroupWork)],
+    places: &HashMap<Keyed, i64>,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    static INSERT_GROUPS: LazyLock<InsertRows> = LazyLock::new(|| {
+        InsertRows::new(
+            "-- insert_groups
+            INSERT INTO rollout_group (
+                group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
+                size, min_size, kept, masked, dropped, late, payload_bytes, opened_us, deadline_us, decided_us,
+                purge_us, ready_seq, samples, trained_samples, tokens, trained_tokens, reward_sum, reward_count,
+                version_min, version_max, seal, failed_deliveries, delivered
+            )",
+            33,
+        )
+    });
+    let row = |(key, group): &(&Keyed, &GroupWork)| {
+        let LockedGroup { group_pk, policy_pk, run, group_id, rules, fill, .. } = &group.locked;
+        let ready = match &group.decision {
+            Some(GroupDecision::Ready(ready)) => Some(ready),
+            Some(GroupDecision::Discard(_)) | None => None,
+        };
+        let totals = ready.map_or_else(GroupTotals::default, |ready| ready.totals);
+        let (oldest, newest) = totals.trained_versions.unzip();
+        let seal = ready.map(|ready| seal::of_group(ready.advantages.iter().copied()));
+        let is_open = fill.state == GroupState::Open;
+        args![
+            *group_pk,
+            *policy_pk,
+            *run,
+            key.1.as_bytes(),
+            group_id.as_str(),
+            group.opened_under,
+            group.locked.environment.as_deref(),
+            name_of(&fill.state),
+            group.locked.reason.as_deref(),
+            group.locked.failed_names(),
+            fill.size,
+            group.locked.min_size,
+            fill.kept,
+            fill.masked,
+            fill.dropped,
+            group.late,
+            group.locked.payload_bytes,
+            group.locked.opened_at,
+            is_open.then(|| group.locked.opened_at.plus_seconds(rules.group.timeout_s)),
+            (!is_open).then_some(now),
+            (fill.state == GroupState::Discarded).then(|| group.locked.purge_at(now)),
+            places.get(*key).copied(),
+            totals.samples,
+            totals.trained_samples,
+            totals.tokens,
+            totals.trained_tokens,
+            totals.reward_sum,
+            totals.reward_count,
+            oldest,
+            newest,
+            seal.as_ref().map(|seal| &seal[..]),
+            0_i64,
+            0_i64,
+        ]
+    };
+    INSERT_GROUPS.run(tx, opened.iter().map(row).collect()).await
+}
+
+/// Writes what arrived in groups that were stored before.
+async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Result<(), StoreError> {
+    const WRITE_COUNTS: Statement = Statement {
+        sqlite: "-- write_counts
+            UPDATE rollout_group
+            SET kept = v.value ->> 1, masked = v.value ->> 2, dropped = v.value ->> 3, late = late + (v.value ->> 4),
+                payload_bytes = v.value ->> 5
+            FROM json_each($1) AS v
+            WHERE rollout_group.group_pk = v.value ->> 0",
+        postgres: "-- write_counts
+            UPDATE rollout_group
+            SET kept = (v ->> 1)::bigint, masked = (v ->> 2)::bigint, dropped = (v ->> 3)::bigint,
+                late = late + (v ->> 4)::bigint, payload_bytes = (v ->> 5)::bigint
+            FROM json_array_elements($1::json) AS v
+            WHERE rollout_group.group_pk = (v ->> 0)::bigint",
+    };
+    if stored.is_empty() {
+        return Ok(());
+    }
+    let row = |(_, group): &(&Keyed, &GroupWork)| {
+        let LockedGroup { group_pk, fill, payload_bytes, .. } = &group.locked;
+        (group_pk.0, fill.kept, fill.masked, fill.dropped, group.late, *payload_bytes)
+    };
+    let rows: Vec<_> = stored.iter().map(row).collect();
+    let rows = serde_json::to_string(&rows).expect("tuples of numbers always serialize");
+    tx.guarded(WRITE_COUNTS, args![rows], stored.len()).await
+}
+
+fn to_json(spans: &[TrainedSpan]) -> String {
+    serde_json::to_string(spans).expect("triples of numbers always serialize")
+}
