@@ -7,7 +7,7 @@
 
 use std::{borrow::Cow, cell::RefCell};
 
-use bytes::{Buf, BufMut};
+use bytes::{Buf, BufMut, Bytes};
 use forebay_client::wire::{Sampling, Segment, Status, VersionSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -34,7 +34,7 @@ pub struct Payload {
     /// BLAKE3 hash of `body`.
     pub digest: [u8; 32],
     /// The bytes, in that form.
-    pub body: Vec<u8>,
+    pub body: Bytes,
     /// Bytes that it unpacks to.
     pub unpacked_bytes: usize,
 }
@@ -161,7 +161,12 @@ impl Payload {
     #[doc(hidden)]
     #[must_use]
     pub fn claimed(codec: Codec, body: Vec<u8>) -> Self {
-        Self { codec: Some(codec), digest: *blake3::hash(&body).as_bytes(), unpacked_bytes: body.len(), body }
+        Self {
+            codec: Some(codec),
+            digest: *blake3::hash(&body).as_bytes(),
+            unpacked_bytes: body.len(),
+            body: body.into(),
+        }
     }
 
     /// Checks the digest, and unpacks.
@@ -179,7 +184,7 @@ impl Payload {
                 unpack(header, &mut Wide { rest })
             }
             Some(Codec::Columns) => {
-                let mut rest = self.body.as_slice();
+                let mut rest = &self.body[..];
                 let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
                 let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
                 let header = take_part(&mut rest, header_length)?;

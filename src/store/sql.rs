@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 
 use super::{StoreError, rules_cache::RulesCache, tally::TallyDelta};
 use crate::{
@@ -48,6 +49,8 @@ pub(super) enum Arg {
     Real(Option<f64>),
     Text(Option<String>),
     Blob(Option<Vec<u8>>),
+    /// Bytes that are too many to be copied.
+    Shared(Bytes),
 }
 
 /// Builds the arguments of a statement, in order.
@@ -138,6 +141,12 @@ impl From<&[u8]> for Arg {
 impl From<Option<&[u8]>> for Arg {
     fn from(value: Option<&[u8]>) -> Self {
         Self::Blob(value.map(<[u8]>::to_vec))
+    }
+}
+
+impl From<Bytes> for Arg {
+    fn from(value: Bytes) -> Self {
+        Self::Shared(value)
     }
 }
 
@@ -335,6 +344,12 @@ impl FromCell for String {
 impl FromCell for Vec<u8> {
     fn from_cell(cell: Cell) -> Option<Self> {
         if let Cell::Blob(value) = cell { Some(value) } else { None }
+    }
+}
+
+impl FromCell for Bytes {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        Vec::from_cell(cell).map(Self::from)
     }
 }
 

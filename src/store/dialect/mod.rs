@@ -104,6 +104,7 @@ macro_rules! connection {
                 Arg::Real(value) => query.bind(value),
                 Arg::Text(value) => query.bind(value),
                 Arg::Blob(value) => query.bind(value),
+                Arg::Shared(value) => query.bind(value.to_vec()),
             })
         }
     };

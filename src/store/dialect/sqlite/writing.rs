@@ -122,6 +122,7 @@ impl ToSql for Arg {
             Self::Real(value) => value.map(ValueRef::Real),
             Self::Text(value) => value.as_ref().map(|text| ValueRef::Text(text.as_bytes())),
             Self::Blob(value) => value.as_deref().map(ValueRef::Blob),
+            Self::Shared(value) => Some(ValueRef::Blob(value)),
         };
         Ok(ToSqlOutput::Borrowed(value.unwrap_or(ValueRef::Null)))
     }

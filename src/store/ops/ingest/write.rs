@@ -138,7 +138,7 @@ impl<'b> Arrived<'b> {
     fn payload_args(&self) -> Option<Vec<Arg>> {
         let payload = &self.new.payload;
         let codec = payload.codec.map(|codec| codec as i64);
-        self.keeps_payload.then(|| args![self.rollout_pk, codec, &payload.digest[..], payload.body.as_slice()])
+        self.keeps_payload.then(|| args![self.rollout_pk, codec, &payload.digest[..], payload.body.clone()])
     }
 }
 
