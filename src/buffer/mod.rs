@@ -214,7 +214,7 @@ impl Buffer {
 
 /// The decisions of this crate, as the store calls them.
 #[derive(Debug, Default)]
-struct Decisions {
+pub(crate) struct Decisions {
     gates: Gates,
 }
 

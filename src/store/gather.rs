@@ -92,3 +92,99 @@ async fn one_by_one<D: Dialect>(dialect: &D, posts: Vec<Ingest>) -> Vec<Outcome>
     }
     outcomes
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::{
+        buffer::{Decisions, payload::Codec},
+        clock::Timestamp,
+        metrics::Metrics,
+        store::{
+            dialect::{Op, Sqlite},
+            health::Vitals,
+        },
+    };
+
+    /// A store whose first write waits, and whose second fails.
+    struct Second {
+        store: Sqlite,
+        writes: AtomicUsize,
+        first: Notify,
+    }
+
+    #[async_trait::async_trait]
+    impl Dialect for Second {
+        const PAYLOADS: Codec = Sqlite::PAYLOADS;
+        const INGESTS: usize = 1;
+
+        async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+            match self.writes.fetch_add(1, Ordering::Relaxed) {
+                0 => self.first.notified().await,
+                1 => return Err(StoreError::Corrupt("a row of another post".to_owned())),
+                _ => {}
+            }
+            self.store.write(op).await
+        }
+
+        async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+            self.store.read(op).await
+        }
+
+        async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
+            Ok(None)
+        }
+
+        fn vitals(&self) -> &Vitals {
+            self.store.vitals()
+        }
+
+        async fn close(&self) {
+            self.store.close().await;
+        }
+    }
+
+    fn empty_post() -> Ingest {
+        Ingest { bundles: Arc::default(), decide: Arc::new(Decisions::default()), now: Timestamp::from_micros(0) }
+    }
+
+    #[tokio::test]
+    async fn posts_that_wait_go_together_and_fail_alone() {
+        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        let dialect = Arc::new(Second { store, writes: AtomicUsize::default(), first: Notify::new() });
+        let gather = Arc::new(Gather::new(Second::INGESTS));
+        let post = || {
+            let (gather, dialect) = (Arc::clone(&gather), Arc::clone(&dialect));
+            tokio::spawn(async move { gather.ingest(&dialect, empty_post()).await })
+        };
+        let wait_for = async |writes: usize, waiting: usize| {
+            while dialect.writes.load(Ordering::Relaxed) < writes || gather.waiting().len() < waiting {
+                tokio::task::yield_now().await;
+            }
+        };
+        let first = post();
+        wait_for(1, 0).await;
+        let others = [post(), post()];
+        wait_for(1, 2).await;
+        dialect.first.notify_one();
+        for outcome in [first].into_iter().chain(others) {
+            let outcome = outcome.await.expect("a post does not panic");
+            assert!(outcome.is_ok_and(|bundles| bundles.is_empty()), "each is as if it had come alone");
+        }
+        assert_eq!(dialect.writes.load(Ordering::Relaxed), 4, "alone, together, and then one by one");
+        dialect.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_transaction_takes_no_more_than_it_may() {
+        let gather = Gather::new(1);
+        for _ in 0..=POSTS_MAX {
+            gather.waiting().push_back(Waiting { post: empty_post(), reply: oneshot::channel().0 });
+        }
+        assert_eq!([gather.take().len(), gather.take().len(), gather.take().len()], [POSTS_MAX, 1, 0]);
+    }
+}
