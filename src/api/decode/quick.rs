@@ -105,8 +105,8 @@ fn segment(text: &mut Text<'_>, max: usize) -> Option<Segment> {
         let expected = if sent.loss_mask.is_empty() { sent.tokens.len() } else { sent.loss_mask.len() };
         match name {
             b"kind" => sent.kind = seen.once(0, text.value())?,
-            b"tokens" => sent.tokens = seen.once(TOKENS, text.array(max, expected, Text::id))?,
-            b"loss_mask" => sent.loss_mask = seen.once(LOSS_MASK, text.array(max, expected, Text::bit))?,
+            b"tokens" => sent.tokens = seen.once(TOKENS, text.ids(max, expected))?,
+            b"loss_mask" => sent.loss_mask = seen.once(LOSS_MASK, text.bits(max, expected))?,
             b"response_length" => sent.response_length = seen.once(3, text.value())?,
             b"logprobs" | b"rollout_log_probs" | b"log_probs" | b"response_logprobs" => {
                 seen.once(4, floats(text, max, expected, &mut sent.logprobs))?;
