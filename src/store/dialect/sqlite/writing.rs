@@ -23,6 +23,10 @@ use crate::store::{
 /// Statements that stay prepared: more than there are.
 const STATEMENTS_MAX: usize = 256;
 
+/// KiB of pages that the writer keeps: the inner pages of the indexes of ten million rollouts, and what commits after
+/// each other touch again.
+const CACHE_KIB: i64 = 32 << 10;
+
 /// The writer's connection.
 pub(super) struct Writing {
     connection: rusqlite::Connection,
@@ -48,6 +52,7 @@ impl Writing {
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         connection.pragma_update(None, "journal_size_limit", WAL_BYTES_MAX as i64)?;
+        connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
         // Savepoints keep the pages that they may restore: in memory, not in files that are made and removed each time.
         connection.pragma_update(None, "temp_store", "MEMORY")?;
         // The writer looks after the log itself.
