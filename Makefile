@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-overload bench-trainer torture libtorch openapi help
+.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-growth bench-overload bench-trainer torture libtorch openapi help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=180
 bench: ## Durable ingest beside the drain-only ceiling, in rounds; SLIME_URL and ATROPOS_URL add other services
 	$(CARGO) build --release -p forebay
 	./scripts/bench $(BENCH)
+
+bench-growth: ## The same operations on an empty ledger and on one of ten million rollouts; needs 6 GB of disk
+	$(CARGO) build --release -p forebay
+	./scripts/growth $(BENCH)
 
 bench-overload: ## Ten times the connections that reach the peak: goodput, leases and recovery
 	$(CARGO) bench -p forebay --bench overload
