@@ -23,6 +23,7 @@ pub mod lineage;
 pub mod payload;
 pub mod policies;
 pub mod refusal;
+pub mod replicas;
 pub mod rules;
 pub mod samples;
 pub mod seal;
@@ -43,6 +44,7 @@ use self::{
     ids::{PolicyName, Version},
     ingest::{GroupFill, NewRollout, RolloutDecision},
     refusal::{BufferError, Refusal},
+    replicas::Replicas,
     rules::Rules,
     trajectory::TrajectoryLimits,
     wake::Wakers,
@@ -76,6 +78,8 @@ pub struct Buffer {
     metrics: Arc<Metrics>,
     options: Arc<BufferOptions>,
     wakers: Arc<Wakers>,
+    /// None where a database belongs to one process.
+    replicas: Option<Arc<Replicas>>,
     waiters: Arc<Semaphore>,
     decide: Arc<dyn Decide>,
     health: watch::Receiver<Health>,
@@ -95,6 +99,7 @@ impl Buffer {
         let buffer = Self {
             waiters: Arc::new(Semaphore::new(options.waiters_max)),
             wakers: Arc::new(Wakers::new(options.look_every)),
+            replicas: store.peers().map(|peers| Arc::new(Replicas::new(peers))),
             health: store.health(),
             store,
             clock,
