@@ -5,6 +5,8 @@
 //! 1. [`trajectory`]: validate. 2. [`ingest`]: filter, take a place in a group. 3. [`finalize`]: decide the group.
 //! 4. [`batch`]: cut. 5. [`lease`], [`samples`]: deliver. 6. [`lineage`]: settle, resume. 7. [`sweep`]: what time does.
 //!
+//! What waits at another replica is woken through [`replicas`].
+//!
 //! Decisions are pure functions; [`Buffer`] carries them to the [`Store`], which applies them under its locks.
 
 pub mod admission;

@@ -6,8 +6,8 @@ use std::{io, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{
-    Executor as _, PgPool,
-    postgres::{PgListener, PgPoolOptions},
+    PgPool,
+    postgres::{PgListener, PgNotification, PgPoolOptions},
 };
 
 use super::ACQUIRE_TIMEOUT;
@@ -28,8 +28,11 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 /// Silence after which the connection is tried: networks forget connections that say nothing, and tell neither end.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Time that the database has to answer on a connection that is tried.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that an echo has to come back.
+const ECHO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is told to find out whether anything is heard; it wakes nobody.
+const ECHO: &str = "echo";
 
 /// Tells through any connection, and listens on one of its own.
 pub(super) struct Channel {
@@ -53,7 +56,7 @@ impl Channel {
                     fails = false;
                     // What was told while nobody listened is lost.
                     heard(Heard::Gap);
-                    hear(listener, heard).await
+                    self.hear(listener, heard).await
                 }
                 Err(error) => error,
             };
@@ -72,33 +75,57 @@ impl Channel {
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.eager_reconnect(false);
         listener.listen(CHANNEL).await?;
+        self.echo(&mut listener).await?;
         Ok(listener)
     }
-}
 
-/// Hands over what is told until the connection is lost; how that showed.
-async fn hear(mut listener: PgListener, heard: &(dyn Fn(Heard) + Send + Sync)) -> sqlx::Error {
-    loop {
-        let received = match tokio::time::timeout(SILENCE_MAX, listener.try_recv()).await {
-            Ok(received) => received.and_then(|received| received.ok_or_else(lost).map(Some)),
-            Err(_) => try_out(&mut listener).await.map(|()| None),
-        };
-        match received {
-            // Anybody may notify: what cannot be read is for somebody else, or for a later version.
-            Ok(Some(told)) => parse(told.payload()).into_iter().for_each(|wake_up| heard(Heard::WakeUp(wake_up))),
-            Ok(None) => {}
-            Err(error) => return error,
+    /// Hands over what is told until the connection is lost; how that showed.
+    async fn hear(&self, mut listener: PgListener, heard: &(dyn Fn(Heard) + Send + Sync)) -> sqlx::Error {
+        loop {
+            match self.next(&mut listener).await {
+                // Anybody may notify: what cannot be read is for somebody else, or for a later version.
+                Ok(told) => parse(told.payload()).into_iter().for_each(|wake_up| heard(Heard::WakeUp(wake_up))),
+                Err(error) => return error,
+            }
         }
+    }
+
+    async fn next(&self, listener: &mut PgListener) -> Result<PgNotification, sqlx::Error> {
+        match tokio::time::timeout(SILENCE_MAX, listener.try_recv()).await {
+            Ok(told) => unless_lost(told),
+            Err(_) => self.echo(listener).await,
+        }
+    }
+
+    /// Tells something, and hears that or what was told before it.
+    ///
+    /// A pooler that hands connections on between transactions takes a `LISTEN` without a word, and lets nothing through.
+    async fn echo(&self, listener: &mut PgListener) -> Result<PgNotification, sqlx::Error> {
+        self.notify(vec![ECHO.to_owned()]).await?;
+        match tokio::time::timeout(ECHO_TIMEOUT, listener.try_recv()).await {
+            Ok(told) => unless_lost(told),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no notification comes through").into()),
+        }
+    }
+
+    async fn notify(&self, payloads: Vec<String>) -> Result<(), sqlx::Error> {
+        let pool = self.pool.clone();
+        // A caller that is dropped in the middle would leave a connection in an unknown state.
+        let task = tokio::spawn(async move {
+            sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::TEXT[]) AS payload")
+                .bind(CHANNEL)
+                .bind(payloads)
+                .execute(&pool)
+                .await
+        });
+        task.await.map_err(|_| sqlx::Error::WorkerCrashed)??;
+        Ok(())
     }
 }
 
-async fn try_out(listener: &mut PgListener) -> Result<(), sqlx::Error> {
-    tokio::time::timeout(ANSWER_TIMEOUT, listener.execute("SELECT 1")).await.map_err(|_| lost())??;
-    Ok(())
-}
-
-fn lost() -> sqlx::Error {
-    io::Error::from(io::ErrorKind::ConnectionAborted).into()
+/// A listener says with nothing that its connection is gone.
+fn unless_lost(told: Result<Option<PgNotification>, sqlx::Error>) -> Result<PgNotification, sqlx::Error> {
+    told?.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted).into())
 }
 
 /// `REPLICA AWAITED POLICY`: at most 173 bytes, of the 7,999 that a notification may have.
@@ -125,17 +152,7 @@ fn parse(payload: &str) -> Option<WakeUp> {
 #[async_trait]
 impl Peers for Channel {
     async fn tell(&self, wake_ups: Vec<WakeUp>) -> Result<(), StoreError> {
-        let (pool, payloads) = (self.pool.clone(), wake_ups.iter().map(payload).collect::<Vec<String>>());
-        // A caller that is dropped in the middle would leave a connection in an unknown state.
-        let task = tokio::spawn(async move {
-            sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::TEXT[]) AS payload")
-                .bind(CHANNEL)
-                .bind(payloads)
-                .execute(&pool)
-                .await
-        });
-        task.await.map_err(|_| StoreError::Closed)??;
-        Ok(())
+        Ok(self.notify(wake_ups.iter().map(payload).collect()).await?)
     }
 
     async fn listen(&self, heard: &(dyn Fn(Heard) + Send + Sync)) {
