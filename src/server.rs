@@ -125,11 +125,12 @@ impl Server {
         outcome
     }
 
-    /// What time does, beside the requests.
+    /// What time and other replicas do, beside the requests.
     fn start_background(&self) -> Vec<tokio::task::JoinHandle<()>> {
-        let (buffer, keyring) = (self.buffer.clone(), Arc::clone(&self.keyring));
+        let (buffer, replica, keyring) = (self.buffer.clone(), self.buffer.clone(), Arc::clone(&self.keyring));
         let mut tasks = vec![
             tokio::spawn(async move { buffer.run_sweeper().await }),
+            tokio::spawn(async move { replica.run_replicas().await }),
             tokio::spawn(async move { keyring.run().await }),
         ];
         tasks.extend(self.tls.clone().map(|tls| tokio::spawn(tls.run())));

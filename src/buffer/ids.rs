@@ -28,6 +28,9 @@ pub enum InvalidId {
     /// Not an admission id.
     #[error("must be the id of an admission")]
     AdmissionId,
+    /// Not the id of a replica.
+    #[error("must be the id of a replica")]
+    ReplicaId,
 }
 
 macro_rules! text_id {
@@ -207,6 +210,10 @@ uuid_id! {
 uuid_id! {
     /// Room reserved before work starts.
     AdmissionId
+}
+uuid_id! {
+    /// One life of one process among those that share a database.
+    ReplicaId
 }
 
 /// Proof of a claim: 122 random bits, new at every delivery.

@@ -17,6 +17,7 @@ use super::{
     ids::{AdmissionId, GroupId, PolicyName, RolloutId, Version},
     payload::{Codec, Payload},
     refusal::{BufferError, Refusal},
+    replicas::Awaited,
     rules::Rules,
     staleness::TrainedSpan,
     trajectory::{Facts, ResolvedVersions, Trajectory, VIOLATIONS_MAX},
@@ -269,7 +270,7 @@ impl Buffer {
         }
         if state == GroupState::Ready {
             self.metrics.decided(policy.as_str(), "ready");
-            self.wakers.batch(policy);
+            self.wake(Awaited::Batch, policy);
         } else {
             self.metrics.decided(policy.as_str(), "discarded");
             self.metrics.dropped(policy.as_str(), reason.unwrap_or_default());

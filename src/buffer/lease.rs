@@ -11,6 +11,7 @@ use super::{
     Buffer,
     ids::{BatchId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
     refusal::{BufferError, Refusal},
+    replicas::Awaited,
     wake::Woken,
 };
 use crate::store::{Batch, BatchFilter, Claim, Claimed, LeaseProof};
@@ -80,6 +81,10 @@ impl Buffer {
             let answer = answer?;
             passed_on.keep();
             self.report_expired(&request.policy, answer.expired);
+            if answer.expired > 0 {
+                // They came back at once, and this request takes one of them at most.
+                self.wake(Awaited::Batch, &request.policy);
+            }
             self.metrics.dropped_many(request.policy.as_str(), "stale", answer.stale);
             match answer.claimed {
                 Claimed::Held(batch) => {
@@ -149,14 +154,14 @@ impl Buffer {
         if batch.state == BatchState::Quarantined {
             tracing::warn!(batch.id = %batch.batch_id, policy.name = %batch.policy, "batch quarantined: its deliveries are used up");
         }
-        self.wakers.batch(&batch.policy);
+        self.wake(Awaited::Batch, &batch.policy);
         Ok(batch)
     }
 
     /// A quarantined batch, or the quarantined groups of a split one, come back with a fresh count.
     pub async fn readmit(&self, batch_id: BatchId) -> Result<Batch, BufferError> {
         let batch = self.store.readmit(batch_id).await??;
-        self.wakers.batch(&batch.policy);
+        self.wake(Awaited::Batch, &batch.policy);
         Ok(batch)
     }
 

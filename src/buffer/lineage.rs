@@ -8,6 +8,7 @@ use super::{
     Buffer,
     ids::{Epoch, PolicyName, Run, Step},
     refusal::BufferError,
+    replicas::Awaited,
 };
 use crate::store::{Publish, Resume, Resumed};
 
@@ -43,8 +44,8 @@ impl Buffer {
         );
         self.report_expired(&policy, resumed.expired);
         self.metrics.lease(policy.as_str(), "revoked", resumed.returned);
-        self.wakers.batch(&policy);
-        self.wakers.version(&policy);
+        self.wake(Awaited::Batch, &policy);
+        self.wake(Awaited::Version, &policy);
         Ok(resumed)
     }
 
@@ -53,7 +54,7 @@ impl Buffer {
         let reset = self.creating(&policy, || self.store.reset(policy.clone(), epoch, self.clock.now())).await?;
         self.metrics.dropped_many(policy.as_str(), "reset", reset.2);
         tracing::info!(policy.name = %policy, policy.run = reset.0.0, groups.discarded = reset.2, "policy reset");
-        self.wakers.version(&policy);
+        self.wake(Awaited::Version, &policy);
         Ok(reset)
     }
 
@@ -62,9 +63,9 @@ impl Buffer {
         publish.now = self.clock.now();
         let policy = publish.policy.clone();
         let new = self.creating(&policy, || self.store.publish(publish.clone())).await?;
-        self.wakers.version(&policy);
+        self.wake(Awaited::Version, &policy);
         // Staleness is measured against the new version: what waited may have gone stale, what is ready may not.
-        self.wakers.batch(&policy);
+        self.wake(Awaited::Batch, &policy);
         Ok(new)
     }
 }

@@ -5,6 +5,8 @@
 //! 1. [`trajectory`]: validate. 2. [`ingest`]: filter, take a place in a group. 3. [`finalize`]: decide the group.
 //! 4. [`batch`]: cut. 5. [`lease`], [`samples`]: deliver. 6. [`lineage`]: settle, resume. 7. [`sweep`]: what time does.
 //!
+//! What waits at another replica is woken through [`replicas`].
+//!
 //! Decisions are pure functions; [`Buffer`] carries them to the [`Store`], which applies them under its locks.
 
 pub mod admission;
@@ -23,6 +25,7 @@ pub mod lineage;
 pub mod payload;
 pub mod policies;
 pub mod refusal;
+pub mod replicas;
 pub mod rules;
 pub mod samples;
 pub mod seal;
@@ -43,6 +46,7 @@ use self::{
     ids::{PolicyName, Version},
     ingest::{GroupFill, NewRollout, RolloutDecision},
     refusal::{BufferError, Refusal},
+    replicas::Replicas,
     rules::Rules,
     trajectory::TrajectoryLimits,
     wake::Wakers,
@@ -76,6 +80,8 @@ pub struct Buffer {
     metrics: Arc<Metrics>,
     options: Arc<BufferOptions>,
     wakers: Arc<Wakers>,
+    /// None where a database belongs to one process.
+    replicas: Option<Arc<Replicas>>,
     waiters: Arc<Semaphore>,
     decide: Arc<dyn Decide>,
     health: watch::Receiver<Health>,
@@ -95,6 +101,7 @@ impl Buffer {
         let buffer = Self {
             waiters: Arc::new(Semaphore::new(options.waiters_max)),
             wakers: Arc::new(Wakers::new(options.look_every)),
+            replicas: store.peers().map(|peers| Arc::new(Replicas::new(peers))),
             health: store.health(),
             store,
             clock,

@@ -8,6 +8,7 @@ use super::{
     Buffer,
     ids::{PolicyName, Version},
     refusal::{BufferError, Refusal},
+    replicas::Awaited,
     rules::Rules,
 };
 use crate::store::{Policy, PolicyWritten, Tallies, WaitingFor};
@@ -32,7 +33,7 @@ impl Buffer {
         let written = self.store.put_policy(name.clone(), rules, self.clock.now()).await?;
         tracing::info!(policy.name = %name, "rules written");
         // A smaller batch may be full now.
-        self.wakers.batch(&name);
+        self.wake(Awaited::Batch, &name);
         Ok(written)
     }
 

@@ -12,6 +12,7 @@ use super::{
     ids::BatchId,
     payload::Damaged,
     refusal::{BufferError, Refusal},
+    replicas::Awaited,
     shard::{self, Shard},
     weights::BatchWeights,
 };
@@ -94,7 +95,7 @@ impl Buffer {
             "a group is quarantined"
         );
         self.store.quarantine_damaged(batch.batch_id, member.group_pk).await?;
-        self.wakers.batch(&batch.policy);
+        self.wake(Awaited::Batch, &batch.policy);
         Ok(Refusal::Damaged.into())
     }
 }

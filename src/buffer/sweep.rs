@@ -11,6 +11,7 @@ use super::{
     Buffer,
     finalize::Cause,
     ids::{GroupPk, PolicyName},
+    replicas::Awaited,
 };
 use crate::store::StoreError;
 
@@ -67,7 +68,7 @@ impl Buffer {
         let expired = self.store.expire_leases(self.clock.now(), SLICE).await?;
         for (policy, leases) in expired {
             self.report_expired(&policy, leases);
-            self.wakers.batch(&policy);
+            self.wake(Awaited::Batch, &policy);
         }
         Ok(())
     }

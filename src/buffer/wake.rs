@@ -1,7 +1,7 @@
 //! Waking: who waits for a batch or a version is woken by what it waits for, without polling on either side.
 //!
-//! A waiter is registered before it looks, so nothing that happens in between is lost. Replicas do not wake each
-//! other's waiters: a jittered look every half second or so covers them.
+//! A waiter is registered before it looks, so nothing that happens in between is lost. What happens at other replicas
+//! comes through [`replicas`](super::replicas); a jittered look every half second or so makes up for what got lost there.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::ids::PolicyName;
+use super::{ids::PolicyName, replicas::Awaited};
 
 /// Share of the time between two looks by which they are spread, so that waiters do not look all at once.
 const LOOK_JITTER: std::ops::Range<f64> = 0.7..1.3;
@@ -88,6 +88,23 @@ impl Wakers {
         self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).get(policy).cloned()
     }
 
+    /// Wakes who waits for this.
+    pub(super) fn wake(&self, awaited: Awaited, policy: &PolicyName) {
+        match awaited {
+            Awaited::Batch => self.batch(policy),
+            Awaited::Version => self.version(policy),
+        }
+    }
+
+    /// Anything may have happened: wakes all who wait for a version, and for batches the first in every line, who wakes
+    /// the next.
+    pub(super) fn everybody(&self) {
+        for waker in self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            waker.batches.notify_one();
+            waker.versions.notify_waiters();
+        }
+    }
+
     /// A batch may be ready: wakes one waiter.
     pub(super) fn batch(&self, policy: &PolicyName) {
         if let Some(waker) = self.existing(policy) {
@@ -101,7 +118,7 @@ impl Wakers {
     }
 
     /// The version changed: wakes all who wait for it.
-    pub(super) fn version(&self, policy: &PolicyName) {
+    fn version(&self, policy: &PolicyName) {
         if let Some(waker) = self.existing(policy) {
             waker.versions.notify_waiters();
         }

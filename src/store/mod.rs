@@ -39,6 +39,7 @@ use crate::{
         ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
         payload::Codec,
         refusal::Refusal,
+        replicas::{Heard, WakeUp},
         rules::Rules,
     },
     clock::Timestamp,
@@ -175,12 +176,23 @@ pub trait Store: Send + Sync + 'static {
     async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
     /// The form in which payloads are to be packed for it.
     fn payload_codec(&self) -> Codec;
+    /// The way to the other replicas, where the database can be shared.
+    fn peers(&self) -> Option<Arc<dyn Peers>>;
     /// What the last writes say about the next.
     fn health(&self) -> watch::Receiver<Health>;
     /// Answers when the store can read and write; after a failed write, by writing.
     async fn ping(&self) -> Result<(), StoreError>;
     /// Flushes and closes; calls after it fail.
     async fn close(&self);
+}
+
+/// The way to the replicas that share the database. What is lost on it costs time alone.
+#[async_trait]
+pub trait Peers: Send + Sync + 'static {
+    /// Tells all replicas, this one included.
+    async fn tell(&self, wake_ups: Vec<WakeUp>) -> Result<(), StoreError>;
+    /// Hands over what is told, until the store is closed.
+    async fn listen(&self, heard: &(dyn Fn(Heard) + Send + Sync));
 }
 
 /// The store cannot answer.

@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use super::{
     Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Examination, Expired,
-    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Policy, PolicyWritten, Publish, Resume, Resumed, Store,
-    StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
+    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Peers, Policy, PolicyWritten, Publish, Resume, Resumed,
+    Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
     dialect::Dialect,
     gather::Gather,
     ops::{
@@ -249,6 +249,10 @@ impl<D: Dialect> Store for SqlStore<D> {
 
     fn payload_codec(&self) -> Codec {
         D::PAYLOADS
+    }
+
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        self.dialect.peers()
     }
 
     fn health(&self) -> watch::Receiver<Health> {

@@ -3,13 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
 use futures::StreamExt as _;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Backend, TestApp, fresh_database, group, member, process::Service, rollout, text, with};
+use crate::support::{
+    Answer, Backend, TestApp, eventually, fresh_database, group, member, process::Service, rollout, text, with,
+};
 
 async fn two() -> (TestApp, TestApp) {
     let first = TestApp::start(Backend::Postgres).await;
@@ -120,7 +123,7 @@ async fn a_trainer_waiting_at_one_replica_gets_what_the_other_received() {
     let (first, second) = two().await;
     let waiting = first.post("/batches", json!({"wait_ms": 60_000}));
     let posting = async {
-        crate::support::eventually("a waiter", || async { first.metrics().await.contains("forebay_waiters 1") }).await;
+        eventually("a waiter", || async { first.metrics().await.contains("forebay_waiters 1") }).await;
         second.accept(group("g", &[1.0, 0.0])).await;
     };
     let (answer, ()) = tokio::join!(waiting, posting);
@@ -130,6 +133,147 @@ async fn a_trainer_waiting_at_one_replica_gets_what_the_other_received() {
     let (answer, published) = tokio::join!(waiting, second.publish(1));
     published.expect(200);
     assert_eq!(answer.expect(200)["version"], 1);
+    finish(first, second).await;
+}
+
+/// No waiter looks unless it is woken.
+const NEVER_LOOK: &str = "[limits]\nlook_ms = 3600000";
+
+/// Sessions that listen, as a query that names them.
+macro_rules! listening {
+    ($selected:literal) => {
+        concat!(
+            "SELECT ",
+            $selected,
+            " FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN \"forebay\"'"
+        )
+    };
+}
+
+/// Two replicas whose waiters find nothing by looking.
+async fn two_that_never_look() -> (TestApp, TestApp) {
+    let first = TestApp::start_with(Backend::Postgres, NEVER_LOOK).await;
+    let second = first.replica().await;
+    (first, second)
+}
+
+/// The answer to who waits, when something happens only after it has begun to wait.
+async fn woken_by<T>(
+    app: &TestApp,
+    waiting: impl Future<Output = Answer>,
+    happening: impl Future<Output = T>,
+) -> Value {
+    let happening = async {
+        eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1") }).await;
+        happening.await
+    };
+    let both = async { tokio::join!(waiting, happening).0 };
+    let answer = tokio::time::timeout(Duration::from_secs(30), both).await;
+    answer.expect("the waiter is woken long before").json
+}
+
+/// The next batch of a trainer that has looked once, and found nothing, before something happens.
+fn batch_after<'a, T>(
+    app: &'a TestApp,
+    happening: impl Future<Output = T> + 'a,
+) -> futures::future::LocalBoxFuture<'a, Value> {
+    Box::pin(async move {
+        let before = commits(app).await;
+        let waiting = app.post("/batches", json!({"wait_ms": 60_000}));
+        let happening = async {
+            eventually("a look", || async { commits(app).await > before }).await;
+            happening.await
+        };
+        woken_by(app, waiting, happening).await
+    })
+}
+
+/// Transactions of a replica that may have written.
+async fn commits(app: &TestApp) -> u64 {
+    let metrics = app.metrics().await;
+    let count = metrics.lines().find_map(|line| line.strip_prefix("forebay_commit_seconds_count "));
+    count.and_then(|count| count.parse().ok()).expect("commits are counted")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_of_one_replica_wake_trainers_at_the_others() {
+    let (first, second) = two_that_never_look().await;
+    for name in ["a", "b", "c"] {
+        let batch = batch_after(&second, first.accept(group(name, &[1.0, 0.0]))).await;
+        assert_eq!(first.group_ids(&batch).await, [name]);
+        let path = format!("/batches/{}/nack", text(&batch["batch_id"]));
+        let again = batch_after(&second, first.post(&path, json!({"lease": batch["lease"]}))).await;
+        assert_eq!(again["batch_id"], batch["batch_id"]);
+        second.ack(&again, 1).await.expect(200);
+    }
+    finish(first, second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_waiting_trainer_is_woken_by_what_came_at_once_elsewhere() {
+    let (first, second) = two_that_never_look().await;
+    let waiting = (0..6).map(|_| second.post("/batches", json!({"wait_ms": 60_000})));
+    let posting = async {
+        eventually("six waiters", || async { second.metrics().await.contains("forebay_waiters 6") }).await;
+        first.accept(Value::Array((0..6).map(|index| rollout(&format!("r{index}"), 1.0)).collect())).await;
+    };
+    let all = async { tokio::join!(futures::future::join_all(waiting), posting) };
+    let (answers, ()) = tokio::time::timeout(Duration::from_secs(30), all).await.expect("they are woken long before");
+    let batches: BTreeSet<String> =
+        answers.into_iter().map(|answer| text(&answer.expect(201)["batch_id"]).to_owned()).collect();
+    assert_eq!(batches.len(), 6);
+    finish(first, second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_of_one_replica_wake_agents_at_the_others() {
+    let (first, second) = two_that_never_look().await;
+    for version in 1..6 {
+        let path = format!("/policies/default?wait_version_above={}&wait_ms=60000", version - 1);
+        let policy = woken_by(&second, second.get(&path), first.publish(version)).await;
+        assert_eq!(policy["version"], version);
+    }
+    finish(first, second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_strangers_notify_harms_nothing() {
+    const STRANGE: &str = "
+        SELECT pg_notify('forebay', payload)
+        FROM (VALUES
+            (''),
+            ('batch'),
+            ('{\"batch\": 1}'),
+            (repeat('x', 7999)),
+            (gen_random_uuid() || ' batch ..'),
+            (gen_random_uuid() || ' batch no-such-policy'),
+            (gen_random_uuid() || ' version default'),
+            (gen_random_uuid() || ' step default')
+        ) AS strange (payload)";
+    let (first, second) = two_that_never_look().await;
+    for name in ["a", "b"] {
+        let happening = async {
+            assert_eq!(second.tamper(STRANGE).await, 8);
+            first.accept(group(name, &[1.0, 0.0])).await
+        };
+        let batch = batch_after(&second, happening).await;
+        assert_eq!(first.group_ids(&batch).await, [name]);
+    }
+    finish(first, second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_heard_nothing_for_a_while_makes_up_for_it() {
+    let (first, second) = two_that_never_look().await;
+    for name in ["a", "b"] {
+        let happening = async {
+            eventually("two who listen", || async { first.tamper(listening!("pid")).await == 2 }).await;
+            first.tamper(listening!("pg_terminate_backend(pid)")).await;
+            first.accept(group(name, &[1.0, 0.0])).await
+        };
+        let batch = batch_after(&second, happening).await;
+        assert_eq!(first.group_ids(&batch).await, [name]);
+    }
     finish(first, second).await;
 }
 
@@ -205,8 +349,7 @@ async fn two_processes_are_one_service_and_one_of_them_may_be_killed() {
         .buffer_unordered(4)
         .collect::<Vec<usize>>();
     let killing = async {
-        crate::support::eventually("a third of the steps", || async { trained.load(Ordering::Relaxed) >= GROUPS / 3 })
-            .await;
+        eventually("a third of the steps", || async { trained.load(Ordering::Relaxed) >= GROUPS / 3 }).await;
         first.kill().await;
     };
     let (created, (), mut groups, others) =

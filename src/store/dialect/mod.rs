@@ -7,12 +7,14 @@
 mod postgres;
 mod sqlite;
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
 pub(super) use postgres::Postgres;
 pub(super) use sqlite::Sqlite;
 
-use super::{StoreError, health::Vitals, sql::Tx};
+use super::{Peers, StoreError, health::Vitals, sql::Tx};
 use crate::{buffer::payload::Codec, clock::Timestamp};
 
 /// One atomic operation on the store, as a value: it may run again when the database asks for a retry.
@@ -65,6 +67,9 @@ pub(super) trait Dialect: Send + Sync + 'static {
 
     /// The database's clock, where it is the one that replicas share.
     async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
+
+    /// The way to the other replicas, where the database can be shared.
+    fn peers(&self) -> Option<Arc<dyn Peers>>;
 
     /// What the last writes say about the next.
     fn vitals(&self) -> &Vitals;

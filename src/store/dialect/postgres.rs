@@ -4,6 +4,8 @@
 //! handlers are dropped whenever a client hangs up: so callers only wait for the task. Transactions that the database
 //! sacrifices to a deadlock run again.
 
+mod channel;
+
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
@@ -12,13 +14,14 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions, PgRow},
 };
 
+use self::channel::Channel;
 use super::{Dialect, Op, connection};
 use crate::{
     buffer::payload::Codec,
     clock::Timestamp,
     metrics::StoreMetrics,
     store::{
-        OpenError, StoreError,
+        OpenError, Peers, StoreError,
         health::Vitals,
         redact,
         rules_cache::RulesCache,
@@ -155,6 +158,10 @@ impl Dialect for Postgres {
         });
         let micros: i64 = task.await.map_err(|_| StoreError::Closed)??;
         Ok(Some(Timestamp::from_micros(micros)))
+    }
+
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        Some(Arc::new(Channel::new(self.pool.clone())))
     }
 
     fn vitals(&self) -> &Vitals {

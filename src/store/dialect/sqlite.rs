@@ -28,7 +28,7 @@ use crate::{
     clock::Timestamp,
     metrics::StoreMetrics,
     store::{
-        OpenError, StoreError,
+        OpenError, Peers, StoreError,
         health::Vitals,
         rules_cache::RulesCache,
         sql::{Arg, Cell, Connection, Row, Statement, Tx},
@@ -188,6 +188,10 @@ impl Dialect for Sqlite {
 
     async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
         Ok(None)
+    }
+
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        None
     }
 
     fn vitals(&self) -> &Vitals {
