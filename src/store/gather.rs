@@ -105,6 +105,7 @@ mod tests {
         clock::Timestamp,
         metrics::Metrics,
         store::{
+            Peers,
             dialect::{Op, Sqlite},
             health::Vitals,
         },
@@ -137,6 +138,10 @@ mod tests {
 
         async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
             Ok(None)
+        }
+
+        fn peers(&self) -> Option<Arc<dyn Peers>> {
+            None
         }
 
         fn vitals(&self) -> &Vitals {
