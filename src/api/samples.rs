@@ -25,6 +25,9 @@ use crate::buffer::{
 /// Bytes at which a frame is sent.
 const FRAME_BYTES: usize = 1 << 20;
 
+/// Text of a token with its mask and log-probability: more digits are rare, and only cost a larger buffer.
+const TOKEN_TEXT_BYTES: usize = 24;
+
 /// Which part of a batch to read.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -221,6 +224,8 @@ impl TextFormat {
         if self == Self::Json {
             text.push(if is_first { b'[' } else { b',' });
         }
+        // A buffer that grows by doubling is held twice for a moment, which a row of megabytes would feel.
+        text.reserve(row.tokens.as_ref().map_or(0, Vec::len) * TOKEN_TEXT_BYTES);
         let start = text.len();
         serde_json::to_writer(&mut *text, row)?;
         if self == Self::Ndjson {

@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, TestApp, group, on_both_stores, rollout, text, with};
 
-type Columns = Vec<(&'static str, ArrayRef)>;
+pub(crate) type Columns = Vec<(&'static str, ArrayRef)>;
 
 /// A stream of one record batch for each set of columns.
-fn stream(batches: &[Columns]) -> Vec<u8> {
+pub(crate) fn stream(batches: &[Columns]) -> Vec<u8> {
     let batch = |columns: &Columns| {
         let fields = columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true));
         let arrays = columns.iter().map(|(_, array)| Arc::clone(array)).collect();
@@ -33,7 +33,7 @@ fn stream(batches: &[Columns]) -> Vec<u8> {
     writer.into_inner().expect("the stream ends")
 }
 
-fn texts(cells: impl IntoIterator<Item = Option<String>>) -> ArrayRef {
+pub(crate) fn texts(cells: impl IntoIterator<Item = Option<String>>) -> ArrayRef {
     Arc::new(cells.into_iter().collect::<StringArray>())
 }
 

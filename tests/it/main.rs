@@ -24,6 +24,9 @@ mod ingest;
 mod keys;
 mod ledger;
 mod lineage;
+// Only Linux tells how much memory a process had.
+#[cfg(target_os = "linux")]
+mod memory;
 mod model;
 mod numbers;
 mod operations;

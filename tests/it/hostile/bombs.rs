@@ -32,13 +32,6 @@ async fn post(app: &TestApp, coding: &str, body: Vec<u8>) -> (u16, String) {
     (answer.status.as_u16(), answer.json["type"].as_str().unwrap_or_default().to_owned())
 }
 
-/// The most memory that a process ever had.
-fn peak_bytes(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("the process runs");
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel counts the peak");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number of KiB") << 10
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bombs_are_refused_without_the_memory_that_they_ask_for() {
     let bomb = bomb();
@@ -50,7 +43,7 @@ async fn bombs_are_refused_without_the_memory_that_they_ask_for() {
     let service = Service::start_with("sqlite::memory:", &["--config", config], &[]).await;
     let http = crate::support::http();
     let url = format!("{}/trajectories", service.url);
-    let before = peak_bytes(service.id());
+    let before = service.peak_bytes();
     let posts = (0..64).map(|_| {
         let request = http.post(&url).header(JSON.0, JSON.1).header("content-encoding", "zstd").body(bomb.clone());
         async { request.send().await.expect("the service answers").status().as_u16() }
@@ -60,7 +53,7 @@ async fn bombs_are_refused_without_the_memory_that_they_ask_for() {
     }
     // The budget of 32 MiB, as much again for the decoders' windows, and what the allocator keeps of it per thread;
     // 64 bodies of 8 MiB that nobody counts would be far beyond.
-    let grown = peak_bytes(service.id()) - before;
+    let grown = service.peak_bytes() - before;
     assert!(grown < 256 << 20, "{grown} bytes for 64 bombs of half a gigabyte");
     let metrics = http.get(format!("{}/metrics", service.url)).send().await.expect("the service answers");
     let metrics = metrics.text().await.expect("metrics are text");

@@ -74,6 +74,13 @@ impl Service {
         self.process.id().expect("the process was not waited for")
     }
 
+    /// The most memory that it ever had, in bytes, as Linux counts.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("the process runs");
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel counts the peak");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number of KiB") << 10
+    }
+
     /// SIGKILL: nothing is flushed, nobody is told.
     pub(crate) async fn kill(mut self) {
         self.process.kill().await.expect("the process can be killed");
