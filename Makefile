@@ -2,10 +2,10 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-overload bench-trainer torture libtorch openapi help
+.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-instructions bench-overload bench-trainer torture libtorch openapi help
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve on 127.0.0.1:8080 from SQLite in data/; needs Rust and a C compiler
 	$(CARGO) run --release -p forebay -- serve
@@ -43,6 +43,9 @@ fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=180
 bench: ## Durable ingest beside the drain-only ceiling, in rounds; SLIME_URL and ATROPOS_URL add other services
 	$(CARGO) build --release -p forebay
 	./scripts/bench $(BENCH)
+
+bench-instructions: ## Instructions per token of parsing and packing, which no busy machine changes; needs valgrind
+	CARGO=$(CARGO) ./scripts/instructions
 
 bench-overload: ## Ten times the connections that reach the peak: goodput, leases and recovery
 	$(CARGO) bench -p forebay --bench overload
