@@ -2,10 +2,10 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-growth bench-overload bench-trainer torture libtorch openapi help
+.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-trainer torture libtorch openapi help
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve on 127.0.0.1:8080 from SQLite in data/; needs Rust and a C compiler
 	$(CARGO) run --release -p forebay -- serve
@@ -47,6 +47,9 @@ bench: ## Durable ingest beside the drain-only ceiling, in rounds; SLIME_URL and
 bench-growth: ## The same operations on an empty ledger and on one of ten million rollouts; needs 6 GB of disk
 	$(CARGO) build --release -p forebay
 	./scripts/growth $(BENCH)
+
+bench-instructions: ## Instructions per token of parsing and packing, which no busy machine changes; needs valgrind
+	CARGO=$(CARGO) ./scripts/instructions
 
 bench-overload: ## Ten times the connections that reach the peak: goodput, leases and recovery
 	$(CARGO) bench -p forebay --bench overload

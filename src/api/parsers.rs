@@ -1,4 +1,4 @@
-//! The parsers that only requests reach, for the fuzz targets and for the tests that replay their seeds.
+//! The parsers that only requests reach, for the fuzz targets, the tests that replay their seeds, and `benches/decode.rs`.
 //!
 //! Apart from the handlers, which need a store; nothing else uses it, and nothing here is part of the API.
 
@@ -41,6 +41,16 @@ pub fn arrow(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>,
     let parse = |sent| Trajectory::parse(sent, limits);
     let invalid = |found| boxed(Refusal::Invalid(found).into());
     sent.into_iter().map(parse).collect::<Result<_, _>>().map_err(invalid)
+}
+
+/// Decodes the trajectories of a JSON body, and leaves them unchecked.
+pub fn decode_json(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<wire::Trajectory>, Box<Problem>> {
+    decode::body(bytes, limits).map(|(sent, _)| sent).map_err(boxed)
+}
+
+/// Reads the trajectories of an Arrow stream, and leaves them unchecked.
+pub fn decode_arrow(bytes: Bytes) -> Result<Vec<wire::Trajectory>, Box<Problem>> {
+    arrow::bundle(bytes).map_err(boxed)
 }
 
 /// What the quick and the general reader make of a body that the quick one takes.

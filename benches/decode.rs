@@ -1,0 +1,119 @@
+//! The way of a body from its bytes to what is stored, without the service: for counting its instructions.
+//!
+//! `decode PATH TIMES` goes one of the ways in [`Path`] so many times and prints the tokens of one time. It measures
+//! nothing itself: `scripts/instructions` runs it under valgrind and takes the set-up out.
+
+mod bodies;
+
+use std::{hint::black_box, io::Write as _};
+
+use anyhow::{Context as _, anyhow};
+use bytes::Bytes;
+use forebay::{
+    api::parsers,
+    buffer::{
+        ingest::NewRollout,
+        payload::{Codec, Payload},
+        trajectory::{Trajectory, TrajectoryLimits},
+    },
+};
+use forebay_client::wire;
+
+const LIMITS: TrajectoryLimits =
+    TrajectoryLimits { tokens_max: 2_000_000, segments_max: 4_096, metadata_bytes_max: 256 << 10 };
+
+/// What is counted.
+#[derive(Clone, Copy)]
+enum Path {
+    /// From JSON to trajectories.
+    JsonDecode,
+    /// From JSON to what is stored.
+    JsonPack,
+    /// From an Arrow stream to trajectories.
+    ArrowDecode,
+    /// From an Arrow stream to what is stored.
+    ArrowPack,
+    /// From what is stored to segments.
+    Unpack,
+}
+
+impl Path {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "json-decode" => Self::JsonDecode,
+            "json-pack" => Self::JsonPack,
+            "arrow-decode" => Self::ArrowDecode,
+            "arrow-pack" => Self::ArrowPack,
+            "unpack" => Self::Unpack,
+            _ => return None,
+        })
+    }
+}
+
+/// All that the ways start from.
+struct Bodies {
+    json: Vec<u8>,
+    arrow: Bytes,
+    payloads: Vec<Payload>,
+}
+
+impl Bodies {
+    fn new() -> anyhow::Result<Self> {
+        let json = bodies::json();
+        let sent = from_json(&json)?;
+        let arrow = bodies::arrow(&sent)?.into();
+        Ok(Self { json, arrow, payloads: pack(sent)?.into_iter().map(|rollout| rollout.payload).collect() })
+    }
+
+    fn go(&self, path: Path) -> anyhow::Result<()> {
+        match path {
+            Path::JsonDecode => drop(black_box(from_json(&self.json)?)),
+            Path::JsonPack => drop(black_box(pack(from_json(&self.json)?)?)),
+            Path::ArrowDecode => drop(black_box(from_arrow(&self.arrow)?)),
+            Path::ArrowPack => drop(black_box(pack(from_arrow(&self.arrow)?)?)),
+            Path::Unpack => {
+                for payload in &self.payloads {
+                    drop(black_box(payload.unpack()?));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn from_json(body: &[u8]) -> anyhow::Result<Vec<wire::Trajectory>> {
+    parsers::decode_json(body, &LIMITS).map_err(|problem| anyhow!("{problem:?}"))
+}
+
+fn from_arrow(body: &Bytes) -> anyhow::Result<Vec<wire::Trajectory>> {
+    parsers::decode_arrow(body.clone()).map_err(|problem| anyhow!("{problem:?}"))
+}
+
+/// Validates and packs, as ingest does.
+fn pack(sent: Vec<wire::Trajectory>) -> anyhow::Result<Vec<NewRollout>> {
+    let pack = |sent| {
+        let parsed = Trajectory::parse(sent, &LIMITS).map_err(|found| anyhow!("{found:?}"))?;
+        Ok(NewRollout::pack(parsed, Codec::Columns))
+    };
+    sent.into_iter().map(pack).collect()
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [name, times] = arguments.as_slice() else {
+        // What cargo says to every benchmark.
+        println("decode PATH TIMES; `make bench-instructions` runs it")?;
+        return Ok(());
+    };
+    let path = Path::named(name).with_context(|| format!("there is no path `{name}`"))?;
+    let times: u32 = times.parse().context("how many times is a number")?;
+    let bodies = Bodies::new()?;
+    for _ in 0..times {
+        bodies.go(path)?;
+    }
+    println(&(bodies::ROLLOUTS * bodies::TOKENS).to_string())
+}
+
+fn println(line: &str) -> anyhow::Result<()> {
+    writeln!(std::io::stdout(), "{line}").context("cannot print")
+}
