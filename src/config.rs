@@ -177,7 +177,7 @@ impl Default for Limits {
             header_timeout_s: 10,
             body_bytes: 64 << 20,
             body_timeout_s: 120,
-            inflight_bytes: 256 << 20,
+            inflight_bytes: 192 << 20,
             trajectory_tokens: 2_000_000,
             trajectory_segments: 4_096,
             metadata_bytes: 256 << 10,

@@ -17,7 +17,7 @@ use crate::support::{process::Service, torture};
 const TOKENS: usize = 445_000;
 
 /// What the service holds of bodies at once when nothing else is configured.
-const BUDGET_BYTES: usize = 256 << 20;
+const BUDGET_BYTES: usize = 192 << 20;
 
 /// What a connection may keep beside the bodies that are paid for: its buffer, which is as large as a head may be and
 /// also takes what is read of a refused body before it is thrown away.
