@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use futures::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{WAL_BYTES_MAX, writing::Writing};
+use super::{PAGE_BYTES, WAL_BYTES_MAX, writing::Writing};
 use crate::{
     metrics::StoreMetrics,
     store::{
@@ -23,7 +23,7 @@ use crate::{
         dialect::{Class, Op},
         health::Vitals,
         rules_cache::RulesCache,
-        sql::{Connection as _, Statement, Tx},
+        sql::{Connection as _, Row, Statement, Tx},
         tally::TallyDelta,
     },
 };
@@ -41,8 +41,9 @@ const COMMIT_BYTES_MAX: usize = 8 << 20;
 /// make every body pay for an fsync of its own.
 const URGENT_COMMIT: Duration = Duration::from_millis(5);
 
-/// Size of the write-ahead log at which its pages go back into the database although commands are waiting.
-const WAL_BUSY_BYTES: u64 = 16 << 20;
+/// Pages in the write-ahead log that go back into the database although commands are waiting: 32 MiB. The more they are,
+/// the more often one of them was written again meanwhile.
+const WAL_BUSY_PAGES: i64 = (32 << 20) / PAGE_BYTES as i64;
 
 /// Free pages given back to the file system in one idle slice.
 const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
@@ -369,9 +370,16 @@ impl Writer {
         self.metrics.wal_bytes(bytes);
         if bytes > WAL_BYTES_MAX {
             self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
-        } else if bytes > WAL_BUSY_BYTES && self.dirty {
+        } else if self.wal_pages().await > WAL_BUSY_PAGES {
             self.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
         }
+    }
+
+    /// Pages that are only in the log. The file's length does not tell: it stays when the log starts again.
+    async fn wal_pages(&mut self) -> i64 {
+        let pages = |mut row: Row| Some(row.get::<i64>("log").ok()? - row.get::<i64>("checkpointed").ok()?);
+        let rows = self.connection.fetch(Statement::new("PRAGMA wal_checkpoint(NOOP)"), Vec::new()).await;
+        rows.ok().and_then(|rows| rows.into_iter().next()).and_then(pages).unwrap_or(0)
     }
 
     async fn idle(&mut self) {
