@@ -168,7 +168,12 @@ impl<'a> Text<'a> {
     #[inline]
     fn many_digits(&mut self, number: &mut u64) -> usize {
         let Some(&text) = self.bytes[self.at..].first_chunk::<24>() else { return self.digits(number) };
-        let [first, second, third] = [0, 8, 16].map(|at| leading_digits(std::array::from_fn(|index| text[at + index])));
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&text[at..at + 8]);
+            leading_digits(word)
+        };
+        let (first, second, third) = (word(0), word(8), word(16));
         let none = (0, 0);
         let second = if first.0 == 8 { second } else { none };
         let third = if second.0 == 8 { third } else { none };
