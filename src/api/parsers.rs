@@ -29,15 +29,15 @@ use crate::buffer::{
 
 /// Decodes and checks the trajectories of a JSON body.
 pub fn trajectories(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>, Box<Problem>> {
-    let (sent, _) = decode::body(bytes, limits).map_err(boxed)?;
-    let parse = |sent| Trajectory::parse(sent, limits);
-    let invalid = |found| boxed(Refusal::Invalid(found).into());
-    sent.into_iter().map(parse).collect::<Result<_, _>>().map_err(invalid)
+    checked(decode_json(bytes, limits)?, limits)
 }
 
 /// Reads and checks the trajectories of an Arrow stream.
 pub fn arrow(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<Trajectory>, Box<Problem>> {
-    let sent = arrow::bundle(Bytes::copy_from_slice(bytes)).map_err(boxed)?;
+    checked(decode_arrow(Bytes::copy_from_slice(bytes))?, limits)
+}
+
+fn checked(sent: Vec<wire::Trajectory>, limits: &TrajectoryLimits) -> Result<Vec<Trajectory>, Box<Problem>> {
     let parse = |sent| Trajectory::parse(sent, limits);
     let invalid = |found| boxed(Refusal::Invalid(found).into());
     sent.into_iter().map(parse).collect::<Result<_, _>>().map_err(invalid)

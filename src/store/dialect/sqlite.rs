@@ -225,3 +225,81 @@ fn cell(row: &SqliteRow, index: usize) -> Result<Cell, sqlx::Error> {
         _ => Cell::Text(row.try_get_unchecked(index)?),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::{
+        metrics::Metrics,
+        store::{
+            dialect::Class,
+            sql::{Statement, args},
+        },
+    };
+
+    /// Writes a row, once `gate` opens, and then fails or not.
+    struct Writes {
+        row: &'static str,
+        gate: Option<Arc<Notify>>,
+        fails: bool,
+    }
+
+    #[async_trait]
+    impl Op for Writes {
+        type Output = ();
+
+        const CLASS: Class = Class::Control;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+            if let Some(gate) = &self.gate {
+                gate.notified().await;
+            }
+            let insert = Statement::new("INSERT INTO rules (body, created_us) VALUES ($1, 0)");
+            tx.execute(insert, args![self.row]).await?;
+            if self.fails { Err(StoreError::Corrupt(self.row.to_owned())) } else { Ok(()) }
+        }
+    }
+
+    struct Rows;
+
+    #[async_trait]
+    impl Op for Rows {
+        type Output = Vec<String>;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+            let rows = tx.fetch_all(Statement::new("SELECT body FROM rules ORDER BY rules_pk"), Vec::new()).await?;
+            rows.into_iter().map(|mut row| row.get("body")).collect()
+        }
+    }
+
+    /// What three commands of one commit leave behind, one of which fails.
+    async fn left_behind(failing: usize) -> Vec<String> {
+        let store = Arc::new(Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens"));
+        let gate = Arc::new(Notify::new());
+        let mut writes = Vec::new();
+        for (place, row) in ["first", "second", "third"].into_iter().enumerate() {
+            let gate = (place == 0).then(|| Arc::clone(&gate));
+            let (store, op) = (Arc::clone(&store), Writes { row, gate, fails: place == failing });
+            let mut write = Box::pin(async move { store.write(op).await });
+            // Polled once, it is in the queue.
+            assert!(futures::poll!(&mut write).is_pending());
+            writes.push(write);
+        }
+        gate.notify_one();
+        for (place, write) in writes.into_iter().enumerate() {
+            assert_eq!(write.await.is_err(), place == failing, "{place}");
+        }
+        let rows = store.read(Rows).await.expect("rows can be read");
+        store.close().await;
+        rows
+    }
+
+    #[tokio::test]
+    async fn a_command_that_fails_takes_nothing_of_others_with_it() {
+        assert_eq!(left_behind(0).await, ["second", "third"]);
+        assert_eq!(left_behind(1).await, ["first", "third"]);
+        assert_eq!(left_behind(2).await, ["first", "second"]);
+    }
+}

@@ -66,9 +66,8 @@ impl Known {
             groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
         }
         let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
-        let mut missing: Vec<Keyed> = Vec::new();
         let mut seen = HashSet::new();
-        missing.extend(named.filter(|key| !groups.contains_key(key) && seen.insert(*key)));
+        let missing: Vec<Keyed> = named.filter(|key| !groups.contains_key(key) && seen.insert(*key)).collect();
         let group_pks = new_keys(tx, GROUP_PKS, missing.len()).await?;
         Ok(Self {
             rollout_pks: new_keys(tx, ROLLOUT_PKS, newcomers.len()).await?,
@@ -82,25 +81,32 @@ impl Known {
     }
 }
 
-const ROLLOUT_PKS: Statement = Statement {
-    sqlite: "-- next_rollouts
-        SELECT COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
-        FROM sqlite_sequence
-        WHERE name = 'rollout'",
-    postgres: "-- next_rollouts
-        SELECT nextval(pg_get_serial_sequence('rollout', 'rollout_pk')) AS last, 1::bigint AS run
-        FROM generate_series(1, $1)",
-};
-
-const GROUP_PKS: Statement = Statement {
-    sqlite: "-- next_groups
-        SELECT COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
-        FROM sqlite_sequence
-        WHERE name = 'rollout_group'",
-    postgres: "-- next_groups
-        SELECT nextval(pg_get_serial_sequence('rollout_group', 'group_pk')) AS last, 1::bigint AS run
-        FROM generate_series(1, $1)",
-};
+/// The next keys of a table's rows: SQLite's only writer has them by looking, Postgres counts on.
+macro_rules! next_keys {
+    ($table:literal, $column:literal) => {
+        Statement {
+            sqlite: concat!(
+                "-- next_keys
+                SELECT COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
+                FROM sqlite_sequence
+                WHERE name = '",
+                $table,
+                "'"
+            ),
+            postgres: concat!(
+                "-- next_keys
+                SELECT nextval(pg_get_serial_sequence('",
+                $table,
+                "', '",
+                $column,
+                "')) AS last, 1::bigint AS run
+                FROM generate_series(1, $1)"
+            ),
+        }
+    };
+}
+const ROLLOUT_PKS: Statement = next_keys!("rollout", "rollout_pk");
+const GROUP_PKS: Statement = next_keys!("rollout_group", "group_pk");
 
 async fn policies(tx: &mut Tx<'_>, all: &[&Incoming<'_>]) -> Result<BTreeMap<PolicyName, Policy>, StoreError> {
     let names: BTreeSet<&PolicyName> = all.iter().map(|incoming| &incoming.new.policy).collect();
