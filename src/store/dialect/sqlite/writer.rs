@@ -1,7 +1,7 @@
 //! The writer: it owns one connection and a thread, and commits what waits in its queues in groups.
 //!
-//! It takes commands as it gets to them, control before bulk, runs each inside a savepoint, commits once and then answers
-//! everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once it has lasted
+//! It takes commands as it gets to them, control before bulk, runs each so that it can be undone alone, commits once and
+//! then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once it has lasted
 //! for a moment. Between commits it looks after the file.
 
 use std::{
@@ -103,7 +103,7 @@ impl Handle {
 /// A command of any operation, waiting for its commit.
 #[async_trait]
 pub(super) trait Command: Send {
-    /// Runs the operation inside a savepoint; whether it may commit.
+    /// Runs the operation; whether it may commit.
     async fn run(&mut self, tx: &mut Tx<'_>) -> bool;
 
     /// Answers after the commit, or with the reason why there was none.
