@@ -1,4 +1,4 @@
-//! The parsers that only requests reach, for the fuzz targets, the tests that replay their seeds, and `benches/decode.rs`.
+//! The parsers that only requests reach, for the fuzz targets, the tests that replay their seeds and `benches/decode.rs`.
 //!
 //! Apart from the handlers, which need a store; nothing else uses it, and nothing here is part of the API.
 

@@ -1,8 +1,8 @@
 //! SQLite: one writer owns one connection and commits in groups; a small pool reads.
 //!
 //! The writer takes commands from its queues, control before bulk, runs each so that it can be undone alone, commits
-//! once and then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once it
-//! has lasted for a moment. Nothing that writes can be cancelled by a caller.
+//! once and then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more
+//! bulk once it has lasted for a moment. Nothing that writes can be cancelled by a caller.
 
 mod writer;
 mod writing;

@@ -1,8 +1,8 @@
 //! The writer: it owns one connection and a thread, and commits what waits in its queues in groups.
 //!
 //! It takes commands as it gets to them, control before bulk, runs each so that it can be undone alone, commits once and
-//! then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once it has lasted
-//! for a moment. Between commits it looks after the file.
+//! then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once
+//! it has lasted for a moment. Between commits it looks after the file.
 
 use std::{
     panic::AssertUnwindSafe,
