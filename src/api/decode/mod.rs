@@ -5,6 +5,7 @@
 mod measure;
 mod numbers;
 mod quick;
+mod usual;
 
 use std::fmt;
 

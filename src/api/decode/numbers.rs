@@ -5,16 +5,7 @@
 
 use serde::Deserialize;
 
-/// Powers of ten that a decimal is scaled by; the exact way reads what needs larger ones.
-const POWERS: [f64; 65] = [
-    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20,
-    1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33, 1e34, 1e35, 1e36, 1e37, 1e38, 1e39,
-    1e40, 1e41, 1e42, 1e43, 1e44, 1e45, 1e46, 1e47, 1e48, 1e49, 1e50, 1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58,
-    1e59, 1e60, 1e61, 1e62, 1e63, 1e64,
-];
-
-/// What a number is multiplied by when so many digits are appended.
-const SHIFTS: [u64; 9] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000];
+use super::usual::{self, POWERS, Separator, is_clear};
 
 /// Decimal digits that always fit 64 bits.
 const DIGITS_MAX: usize = 19;
@@ -22,14 +13,8 @@ const DIGITS_MAX: usize = 19;
 /// Digits of a whole number below 2^53.
 const WHOLE_DIGITS_MAX: usize = 15;
 
-/// Bits of a 64-bit float's significand that a 32-bit float has no place for.
-const LOST_BITS: u64 = (1 << 29) - 1;
-
-/// The middle between two 32-bit floats, in those bits.
-const MIDDLE: u64 = 1 << 28;
-
-/// How far from the true value a scaled decimal may be, in units of the last place: three roundings of half a unit.
-const ERROR_UNITS: u64 = 4;
+/// Numbers that an array grows by at a time: no more than are soon given back where few are usual.
+const BLOCK: usize = 64;
 
 /// Text that is read from front to back. Whatever gives nothing leaves the place undefined.
 pub(super) struct Text<'a> {
@@ -148,8 +133,8 @@ impl<'a> Text<'a> {
     fn digits(&mut self, number: &mut u64) -> usize {
         let start = self.at;
         while let Some(&eight) = self.bytes[self.at..].first_chunk() {
-            let (count, value) = leading_digits(eight);
-            *number = number.wrapping_mul(SHIFTS[count]).wrapping_add(value);
+            let (count, value) = usual::leading_digits(eight);
+            *number = usual::appended(*number, count, value);
             self.at += count;
             if count < eight.len() {
                 return self.at - start;
@@ -164,27 +149,6 @@ impl<'a> Text<'a> {
         self.at - start
     }
 
-    /// The same for many digits, as fractions have: three words at once, since none has to wait for where another ends.
-    #[inline]
-    fn many_digits(&mut self, number: &mut u64) -> usize {
-        let Some(&text) = self.bytes[self.at..].first_chunk::<24>() else { return self.digits(number) };
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&text[at..at + 8]);
-            leading_digits(word)
-        };
-        let (first, second, third) = (word(0), word(8), word(16));
-        let none = (0, 0);
-        let second = if first.0 == 8 { second } else { none };
-        let third = if second.0 == 8 { third } else { none };
-        for (count, value) in [first, second, third] {
-            *number = number.wrapping_mul(SHIFTS[count]).wrapping_add(value);
-        }
-        let count = first.0 + second.0 + third.0;
-        self.at += count;
-        if count < text.len() { count } else { count + self.digits(number) }
-    }
-
     /// The digits before a point: JSON has no leading zeros.
     #[inline]
     fn whole(&mut self, number: &mut u64) -> Option<usize> {
@@ -195,50 +159,62 @@ impl<'a> Text<'a> {
 
     /// An array of token ids.
     pub(super) fn ids(&mut self, max: usize, expected: usize) -> Option<Vec<i32>> {
-        self.array_with(max, expected, |text, array| text.short_ids(max, array), Self::id)
+        self.array_with(max, expected, |text, array| text.usual(max, array, usual::id), Self::id)
     }
 
-    /// Ids of few digits with nothing unusual around them, each seen in one look.
-    fn short_ids(&mut self, max: usize, array: &mut Vec<i32>) {
-        while array.len() < max
-            && let Some(&eight) = self.bytes[self.at..].first_chunk::<8>()
-        {
-            let (count, value) = leading_digits(eight);
-            let has_leading_zero = count > 1 && eight[0] == b'0';
-            if count == 0 || eight.get(count) != Some(&b',') || has_leading_zero {
-                return;
-            }
-            array.push(value as i32);
-            self.at += count + 1;
-            self.at += usize::from(self.bytes.get(self.at) == Some(&b' '));
-        }
+    /// An array of floats.
+    pub(super) fn floats(&mut self, max: usize, expected: usize) -> Option<Vec<f32>> {
+        self.array_with(max, expected, |text, array| text.usual(max, array, usual::fraction), Self::float)
     }
 
     /// An array of the bits of a mask.
     pub(super) fn bits(&mut self, max: usize, expected: usize) -> Option<Vec<u8>> {
         let run = |text: &mut Self, array: &mut Vec<u8>| {
-            text.eight_bits::<24>(max, array);
-            text.eight_bits::<16>(max, array);
+            text.eight_bits::<3>(max, array);
+            text.eight_bits::<2>(max, array);
         };
         self.array_with(max, expected, run, Self::bit)
     }
 
-    /// Bits eight at a time, as long as they are written with the same separator in so many bytes.
-    fn eight_bits<const BYTES: usize>(&mut self, max: usize, array: &mut Vec<u8>) {
-        let stride = BYTES / 8;
-        while array.len() + 8 <= max
-            && let Some(eight) = self.bytes[self.at..].first_chunk::<BYTES>()
-        {
-            // What is left of each byte where it is what it should be: the bit of a digit, nothing of a separator.
-            let left: [u8; BYTES] = std::array::from_fn(|at| eight[at] ^ b"0, "[at % stride]);
-            let is_usual =
-                left.iter().enumerate().fold(0, |odd, (at, byte)| odd | (byte >> u8::from(at % stride == 0)));
-            if is_usual != 0 {
-                return;
+    /// Numbers as long as `read` takes them.
+    fn usual<T: Copy + Default>(
+        &mut self,
+        max: usize,
+        array: &mut Vec<T>,
+        read: impl Fn(&[u8], Separator) -> Option<(T, usize)>,
+    ) {
+        let mut rest = &self.bytes[self.at..];
+        let separator = Separator::first_in(rest);
+        let mut goes_on = true;
+        while goes_on {
+            let start = array.len();
+            // An array that there is room for does not grow for numbers that may not come.
+            let room = Some(array.capacity() - start).filter(|&room| room > 0).map_or(BLOCK, |room| room.min(BLOCK));
+            array.resize(max.min(start + room), T::default());
+            let mut filled = start;
+            for place in &mut array[start..] {
+                let Some((number, length)) = read(rest, separator) else { break };
+                *place = number;
+                rest = &rest[length..];
+                filled += 1;
             }
-            array.extend_from_slice(&std::array::from_fn::<u8, 8, _>(|at| left[at * stride]));
-            self.at += BYTES;
+            goes_on = filled == array.len() && filled > start;
+            array.truncate(filled);
         }
+        self.at = self.bytes.len() - rest.len();
+    }
+
+    /// Bits as long as eight at a time have the same separator.
+    fn eight_bits<const STRIDE: usize>(&mut self, max: usize, array: &mut Vec<u8>) {
+        let mut rest = &self.bytes[self.at..];
+        while array.len() + 8 <= max
+            && let Some((eight, after)) = rest.split_at_checked(8 * STRIDE)
+            && let Some(bits) = usual::bits::<STRIDE>(eight)
+        {
+            array.extend_from_slice(&bits);
+            rest = after;
+        }
+        self.at = self.bytes.len() - rest.len();
     }
 
     /// A token id: 0 or above.
@@ -274,7 +250,7 @@ impl<'a> Text<'a> {
         let mut is_whole = true;
         if self.bytes.get(self.at) == Some(&b'.') {
             self.at += 1;
-            let fraction = self.many_digits(&mut number);
+            let fraction = self.digits(&mut number);
             if fraction == 0 {
                 return None;
             }
@@ -316,24 +292,6 @@ impl<'a> Text<'a> {
     }
 }
 
-/// How many of eight bytes are digits from the first on, and the number that those spell.
-///
-/// A step at a time for all bytes of one word, without a branch on how many there are: digits become pairs, fours and
-/// eights in its lanes (D. Lemire, "Number parsing at a gigabyte per second", 2021, section 4).
-#[inline]
-fn leading_digits(text: [u8; 8]) -> (usize, u64) {
-    let ones = u64::from_le_bytes(text) ^ 0x3030_3030_3030_3030;
-    // The highest bit of each byte that is no digit; a carry only reaches bytes after one.
-    let others = (ones | ones.wrapping_add(0x7676_7676_7676_7676)) & 0x8080_8080_8080_8080;
-    let count = others.trailing_zeros() / 8;
-    // Zeros before the digits change nothing, and what is behind them falls out at the top.
-    let ones = ones.checked_shl(64 - 8 * count).unwrap_or(0);
-    let pairs = ones.wrapping_mul(10).wrapping_add(ones >> 8);
-    let low = (pairs & 0x0000_00FF_0000_00FF).wrapping_mul(100 + (1_000_000 << 32));
-    let high = ((pairs >> 16) & 0x0000_00FF_0000_00FF).wrapping_mul(1 + (10_000 << 32));
-    (count as usize, low.wrapping_add(high) >> 32)
-}
-
 /// `number * 10^power` as a 32-bit float, where rounding on the way cannot have changed it.
 fn scaled(number: u64, power: i64) -> Option<f32> {
     if number == 0 {
@@ -342,8 +300,7 @@ fn scaled(number: u64, power: i64) -> Option<f32> {
     let scale = *POWERS.get(power.unsigned_abs() as usize)?;
     let magnitude = if power < 0 { number as f64 / scale } else { number as f64 * scale };
     let is_normal = magnitude >= f64::from(f32::MIN_POSITIVE) && magnitude < f64::from(f32::MAX);
-    let is_clear = (magnitude.to_bits() & LOST_BITS).abs_diff(MIDDLE) > ERROR_UNITS;
-    (is_normal && is_clear).then_some(magnitude as f32)
+    (is_normal && is_clear(magnitude)).then_some(magnitude as f32)
 }
 
 /// The same in the standard library's way, which is always right.
@@ -356,9 +313,12 @@ fn exact(text: &[u8]) -> Option<f32> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{
+        super::usual::{LOST_BITS, MIDDLE},
+        *,
+    };
 
-    /// At the end of a body and in the middle of one.
+    /// At the end of a body, in the middle of one, and in arrays.
     fn float(text: &str) -> Option<f32> {
         let [at_end, before_more] = [text.to_owned(), format!("{text}{:32}", "")].map(|text| {
             let mut read = Text::new(text.as_bytes());
@@ -366,7 +326,20 @@ mod tests {
             read.is_at_end().then_some(number)
         });
         assert_eq!(at_end.map(f32::to_bits), before_more.map(f32::to_bits), "{text}");
+        for separator in [",", ", ", " , "] {
+            let array = format!("[{}]{:40}", [text; 3].join(separator), "");
+            let read = Text::new(array.as_bytes()).floats(3, 2);
+            let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(read.map(bits), at_end.map(|number| vec![number.to_bits(); 3]), "{array}");
+        }
         at_end
+    }
+
+    /// A small number as Python prints it.
+    fn python(number: f64) -> String {
+        let text = format!("{number:e}");
+        let (digits, exponent) = text.split_once("e-").expect("the number is small");
+        format!("{digits}e-{exponent:0>2}")
     }
 
     fn nearest(text: &str) -> f32 {
@@ -386,6 +359,15 @@ mod tests {
             "-0.7",
             "1.0",
             "-1.1920928955078125e-07",
+            "-1.1920928955078125e-45",
+            "1.1754943508222875e-38",
+            "1.1754942807573643e-38",
+            "1.5e-70",
+            "1.5e+10",
+            "1.5e-7",
+            "9.223372036854775807",
+            "9.2233720368547758071",
+            "0.00000000000000000000012",
             "1e-05",
             "5E+3",
             // Middles between two 32-bit floats, and beside them.
@@ -413,9 +395,31 @@ mod tests {
 
     #[test]
     fn what_is_no_json_number_is_left_to_the_parser() {
-        for text in
-            ["", "-", "+1", ".5", "1.", "01", "-01", "1e", "1e+", "NaN", "Infinity", "-Infinity", "1e999", "0x1"]
-        {
+        for text in [
+            "",
+            "-",
+            "--1.5",
+            "+1",
+            ".5",
+            "1.",
+            "01",
+            "-01",
+            "01.5",
+            "1e",
+            "1e+",
+            "1.5e-",
+            "1.5e-0x",
+            "1.5e--7",
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "1e999",
+            "0x1",
+            "1.5,",
+            "1.x",
+            "1.12345678x",
+            "1.1234567812345678x",
+        ] {
             assert_eq!(float(text), None, "{text}");
         }
     }
@@ -483,8 +487,19 @@ mod tests {
         }
 
         #[test]
-        fn probabilities_are_read_as_the_standard_library_does(number in -20.0_f64..0.0) {
-            for text in [format!("{number}"), format!("{number:.4}"), format!("{}", f64::from(number as f32))] {
+        fn probabilities_are_read_as_the_standard_library_does(number in -20.0_f64..0.0, tiny in 0_u32..1 << 20) {
+            let middle = f64::from_bits(number.to_bits() & !LOST_BITS | MIDDLE);
+            let tiny_middle = (2.0 * f64::from(tiny) + 1.0) * 2.0_f64.powi(-150);
+            let texts = [
+                format!("{number}"),
+                format!("{number:.4}"),
+                format!("{}", f64::from(number as f32)),
+                format!("{middle}"),
+                format!("{:.17}", middle / 16.0),
+                python(f64::from(number as f32) * 1e-7),
+                python(tiny_middle),
+            ];
+            for text in texts {
                 prop_assert_eq!(float(&text).map(f32::to_bits), Some(nearest(&text).to_bits()), "{}", text);
             }
         }

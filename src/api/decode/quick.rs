@@ -128,7 +128,7 @@ fn floats(text: &mut Text<'_>, max: usize, expected: usize, column: &mut Option<
     if text.peek()? == b'n' {
         return text.value();
     }
-    *column = Some(text.array(max, expected, Text::float)?);
+    *column = Some(text.floats(max, expected)?);
     Some(())
 }
 
