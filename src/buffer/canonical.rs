@@ -32,25 +32,46 @@ impl fmt::Debug for ContentDigest {
     }
 }
 
+/// Bytes that are hashed at a time: BLAKE3 hashes the KiB of such a block beside each other, and those of a few bytes
+/// more or less one after the other.
+const BLOCK: usize = 32 << 10;
+
 /// Hashes values unambiguously: every value has a tag, every variable length goes first or has an end.
 #[derive(Default)]
-pub(super) struct Hasher(blake3::Hasher);
+pub(super) struct Hasher {
+    blocks: blake3::Hasher,
+    /// What came after the last whole block.
+    rest: Vec<u8>,
+}
 
 impl Hasher {
-    pub(super) fn finish(&self) -> ContentDigest {
-        ContentDigest(*self.0.finalize().as_bytes())
+    pub(super) fn finish(mut self) -> ContentDigest {
+        ContentDigest(*self.blocks.update(&self.rest).finalize().as_bytes())
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let wanted = BLOCK - self.rest.len();
+        let Some((head, tail)) = bytes.split_at_checked(wanted) else {
+            return self.rest.extend_from_slice(bytes);
+        };
+        self.rest.extend_from_slice(head);
+        self.blocks.update(&self.rest);
+        self.rest.clear();
+        let (blocks, rest) = tail.split_at(tail.len() / BLOCK * BLOCK);
+        self.blocks.update(blocks);
+        self.rest.extend_from_slice(rest);
     }
 
     pub(super) fn tag(&mut self, tag: u8) {
-        self.0.update(&[tag]);
+        self.put(&[tag]);
     }
 
     pub(super) fn int(&mut self, value: i64) {
-        self.0.update(&value.to_le_bytes());
+        self.put(&value.to_le_bytes());
     }
 
     pub(super) fn float(&mut self, value: f64) {
-        self.0.update(&value.to_bits().to_le_bytes());
+        self.put(&value.to_bits().to_le_bytes());
     }
 
     pub(super) fn text(&mut self, value: &str) {
@@ -59,11 +80,11 @@ impl Hasher {
 
     pub(super) fn bytes(&mut self, value: &[u8]) {
         self.int(value.len() as i64);
-        self.0.update(value);
+        self.put(value);
     }
 
     pub(super) fn digest(&mut self, value: ContentDigest) {
-        self.0.update(&value.0);
+        self.put(&value.0);
     }
 
     pub(super) fn option<T>(&mut self, value: Option<T>, hash: impl FnOnce(&mut Self, T)) {
@@ -168,13 +189,13 @@ impl<'de> Visitor<'de> for Walk<'_> {
 
     fn visit_i64<E>(self, value: i64) -> Result<JsonKind, E> {
         self.hasher.tag(INT);
-        self.hasher.0.update(&i128::from(value).to_le_bytes());
+        self.hasher.put(&i128::from(value).to_le_bytes());
         Ok(JsonKind::Scalar)
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<JsonKind, E> {
         self.hasher.tag(INT);
-        self.hasher.0.update(&i128::from(value).to_le_bytes());
+        self.hasher.put(&i128::from(value).to_le_bytes());
         Ok(JsonKind::Scalar)
     }
 
@@ -225,7 +246,26 @@ impl<'de> Visitor<'de> for Walk<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn pieces_hash_like_the_whole(lengths in vec(prop_oneof![0_usize..20, BLOCK - 20..BLOCK + 20, 0..4 * BLOCK], 0..6)) {
+            let mut hasher = Hasher::default();
+            let whole: Vec<u8> = (0..lengths.iter().sum::<usize>()).map(|byte| (byte / 7) as u8).collect();
+            let mut rest = &whole[..];
+            for length in lengths {
+                let (piece, after) = rest.split_at(length);
+                hasher.put(piece);
+                rest = after;
+            }
+            let expected = blake3::hash(&whole);
+            let found = hasher.finish();
+            prop_assert_eq!(found.as_bytes(), expected.as_bytes());
+        }
+    }
 
     fn check(text: &str) -> Result<CheckedJson, String> {
         check_json(&RawValue::from_string(text.to_owned()).expect("the test's JSON is well-formed"))

@@ -51,7 +51,7 @@ impl RolloutSeal<'_> {
             }
         });
         hasher.bytes(self.payload);
-        short(&hasher)
+        short(hasher)
     }
 }
 
@@ -63,7 +63,7 @@ pub fn of_group(advantages: impl IntoIterator<Item = (RolloutPk, f64)>) -> [u8; 
         hasher.int(rollout.0);
         float(&mut hasher, advantage);
     }
-    short(&hasher)
+    short(hasher)
 }
 
 /// SQLite keeps whole numbers as integers, and so not the sign of a zero.
@@ -71,7 +71,7 @@ fn float(hasher: &mut Hasher, value: f64) {
     hasher.float(value + 0.0);
 }
 
-fn short(hasher: &Hasher) -> [u8; SEAL_BYTES] {
+fn short(hasher: Hasher) -> [u8; SEAL_BYTES] {
     let mut seal = [0; SEAL_BYTES];
     seal.copy_from_slice(&hasher.finish().as_bytes()[..SEAL_BYTES]);
     seal

@@ -206,7 +206,8 @@ impl InsertRows {
     /// Inserts rows in order.
     pub(super) async fn run(&self, tx: &mut Tx<'_>, rows: Vec<Vec<Arg>>) -> Result<(), StoreError> {
         let mut left = rows.into_iter();
-        for (size, statement) in ROWS_PER_STATEMENT.into_iter().zip(self.0) {
+        let most = tx.connection.rows_per_statement();
+        for (size, statement) in ROWS_PER_STATEMENT.into_iter().zip(self.0).filter(|(size, _)| *size <= most) {
             while left.len() >= size {
                 let args = left.by_ref().take(size).flatten().collect();
                 tx.guarded(statement, args, size).await?;
@@ -399,6 +400,11 @@ pub(super) trait Connection: Send {
 
     /// Runs a statement; its rows, read to the end before anything is awaited elsewhere.
     async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError>;
+
+    /// Rows that one statement should insert at most.
+    fn rows_per_statement(&self) -> usize {
+        ROWS_PER_STATEMENT[0]
+    }
 }
 
 /// One open transaction, with the counts that it will add to the tallies when it commits.

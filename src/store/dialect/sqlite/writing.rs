@@ -104,6 +104,11 @@ impl Connection for Writing {
         }
         Ok(found)
     }
+
+    /// Several rows would be undone together if one of them failed: SQLite copies the pages that they touch.
+    fn rows_per_statement(&self) -> usize {
+        1
+    }
 }
 
 impl Shape {
