@@ -226,7 +226,19 @@ fn take_part<'a>(rest: &mut &'a [u8], length: u32) -> Result<Cow<'a, [u8]>, Dama
 const TOO_SHORT: Damaged = Damaged("it is too short");
 
 fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
-    zstd::decode_all(bytes).map_err(|_| Damaged("it does not decompress"))
+    const DAMAGED: Damaged = Damaged("it does not decompress");
+    thread_local! {
+        static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> =
+            RefCell::new(zstd::bulk::Decompressor::new().expect("a decompressor takes only memory"));
+    }
+    // A frame that was made of memory says how much that was.
+    let length = zstd::zstd_safe::get_frame_content_size(bytes).ok().flatten().ok_or(DAMAGED)?;
+    let mut plain = Vec::new();
+    plain.try_reserve_exact(usize::try_from(length).map_err(|_| DAMAGED)?).map_err(|_| DAMAGED)?;
+    DECOMPRESSOR
+        .with_borrow_mut(|decompressor| decompressor.decompress_to_buffer(bytes, &mut plain))
+        .map_err(|_| DAMAGED)?;
+    Ok(plain)
 }
 
 /// Columns, segment after segment, in the order in which they were written.

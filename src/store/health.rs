@@ -90,9 +90,6 @@ fn judge(error: &StoreError) -> Option<Health> {
         return away.then_some(Health::Failing);
     };
     let code = database.code()?;
-    if database.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
-        return judge_sqlite(code.parse().ok()?);
-    }
     POSTGRES_UNABLE.iter().any(|prefix| code.starts_with(prefix)).then_some(Health::Failing)
 }
 

@@ -198,10 +198,10 @@ pub trait Peers: Send + Sync + 'static {
 /// The store cannot answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The database failed; whether a commit happened is known only by looking.
+    /// Postgres failed; whether a commit happened is known only by looking.
     #[error("the database failed: {0}")]
     Database(Arc<sqlx::Error>),
-    /// The writer of a SQLite file failed.
+    /// A SQLite file failed; whether a commit happened is known only by looking.
     #[error("the database failed: {0}")]
     Sqlite(Arc<rusqlite::Error>),
     /// A row says something that the schema and this version rule out.
@@ -260,9 +260,9 @@ pub enum OpenError {
         /// Why.
         source: sqlx::Error,
     },
-    /// The database cannot be opened for writing.
-    #[error("cannot write database {name}")]
-    Writer {
+    /// A SQLite file cannot be used.
+    #[error("cannot use database {name}")]
+    Sqlite {
         /// The database.
         name: String,
         /// Why.

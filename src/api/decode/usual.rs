@@ -87,6 +87,7 @@ pub(super) fn fraction(text: &[u8], separator: Separator) -> Option<(f32, usize)
     }
 }
 
+#[expect(clippy::inline_always, reason = "two calls would cost a third more")]
 #[inline(always)]
 fn magnitude(text: &[u8], separator: Separator) -> Option<(f32, usize)> {
     let text = text.first_chunk::<32>()?;

@@ -11,11 +11,12 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use sqlx::{
     Column as _, PgConnection, PgPool, Row as _, TypeInfo as _, ValueRef as _,
-    postgres::{PgConnectOptions, PgPoolOptions, PgRow},
+    postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow},
+    query::Query,
 };
 
 use self::channel::Channel;
-use super::{Dialect, Op, connection};
+use super::{Dialect, Op};
 use crate::{
     buffer::payload::Codec,
     clock::Timestamp,
@@ -205,7 +206,33 @@ async fn transact<O: Op>(
     }
 }
 
-connection!(PgConnection, sqlx::Postgres, postgres, cell);
+#[async_trait]
+impl Connection for PgConnection {
+    async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
+        Ok(bind(statement, args).execute(self).await?.rows_affected())
+    }
+
+    async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
+        let rows = bind(statement, args).fetch_all(self).await?;
+        let Some(first) = rows.first() else { return Ok(Vec::new()) };
+        let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+        let read = |row| {
+            let cells = (0..columns.len()).map(|index| cell(row, index)).collect::<Result<_, _>>()?;
+            Ok(Row::new(Arc::clone(&columns), cells))
+        };
+        rows.iter().map(read).collect()
+    }
+}
+
+fn bind(statement: Statement, args: Vec<Arg>) -> Query<'static, sqlx::Postgres, PgArguments> {
+    args.into_iter().fold(sqlx::query(statement.postgres), |query, arg| match arg {
+        Arg::Int(value) => query.bind(value),
+        Arg::Real(value) => query.bind(value),
+        Arg::Text(value) => query.bind(value),
+        Arg::Blob(value) => query.bind(value),
+        Arg::Shared(value) => query.bind(value.to_vec()),
+    })
+}
 
 fn cell(row: &PgRow, index: usize) -> Result<Cell, sqlx::Error> {
     let value = row.try_get_raw(index)?;

@@ -4,8 +4,9 @@
 //! once and then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more
 //! bulk once it has lasted for a moment. Nothing that writes can be cancelled by a caller.
 
+mod direct;
+mod readers;
 mod writer;
-mod writing;
 
 use std::{
     path::{Path, PathBuf},
@@ -15,24 +16,17 @@ use std::{
 
 use async_trait::async_trait;
 use sqlx::{
-    Column as _, Connection as _, Row as _, SqliteConnection, SqlitePool, TypeInfo as _, ValueRef as _,
-    sqlite::{
-        SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
-    },
+    Connection as _, SqliteConnection,
+    sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
-use self::{writer::Handle, writing::Writing};
-use super::{Dialect, Op, connection};
+use self::{direct::Direct, readers::Readers, writer::Handle};
+use super::{Dialect, Op};
 use crate::{
     buffer::payload::Codec,
     clock::Timestamp,
     metrics::StoreMetrics,
-    store::{
-        OpenError, Peers, StoreError,
-        health::Vitals,
-        rules_cache::RulesCache,
-        sql::{Arg, Cell, Connection, Row, Statement, Tx},
-    },
+    store::{OpenError, Peers, StoreError, health::Vitals, rules_cache::RulesCache},
 };
 
 /// Older versions can corrupt a database in WAL mode with two connections.
@@ -40,9 +34,6 @@ const VERSION_MIN: i64 = 3_051_003;
 
 /// 1.5 times faster than 4 KiB for payloads of 64 to 180 kB.
 const PAGE_BYTES: u32 = 16_384;
-
-/// Readers: batches are read in large pieces, so a few suffice.
-const READERS_MAX: u32 = 4;
 
 /// Size at which the log is also cut, because readers kept it from being reused.
 const WAL_BYTES_MAX: u64 = 64 << 20;
@@ -56,8 +47,7 @@ pub(in crate::store) struct Sqlite {
     writer: Handle,
     /// Taken by who closes the store.
     thread: tokio::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
-    readers: SqlitePool,
-    rules: Arc<RulesCache>,
+    readers: Readers,
     vitals: Vitals,
     /// Held for as long as the store is open: one process per file.
     lock: std::sync::Mutex<Option<std::fs::File>>,
@@ -97,27 +87,20 @@ impl Sqlite {
             .run(&mut migrating)
             .await
             .map_err(|source| OpenError::schema(&path.display().to_string(), source))?;
-        let connection = Writing::open(&path)
-            .map_err(|error| OpenError::Writer { name: path.display().to_string(), source: error })?;
+        let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
+        let connection = Direct::writing(&path).map_err(unused)?;
         // Not the last connection any more, so that its end does not copy the log back first.
         migrating.close().await.map_err(unopened)?;
-        let readers = SqlitePoolOptions::new()
-            .max_connections(READERS_MAX)
-            .test_before_acquire(false)
-            // Only the writer sets how the file is organised.
-            .connect_with(SqliteConnectOptions::new().filename(&path).read_only(true).busy_timeout(BUSY_TIMEOUT))
-            .await
-            .map_err(|source| OpenError::database(&path, source))?;
         let rules = Arc::new(RulesCache::default());
+        let readers = Readers::open(path.clone(), Arc::clone(&rules)).map_err(unused)?;
         let vitals = Vitals::default();
         let mut wal = path.into_os_string();
         wal.push("-wal");
-        let (writer, thread) = Handle::start(connection, Arc::clone(&rules), wal.into(), metrics, vitals.clone())?;
+        let (writer, thread) = Handle::start(connection, rules, wal.into(), metrics, vitals.clone())?;
         Ok(Self {
             writer,
             thread: tokio::sync::Mutex::new(Some(thread)),
             readers,
-            rules,
             vitals,
             lock: std::sync::Mutex::new(Some(lock)),
             _temporary: temporary,
@@ -175,15 +158,7 @@ impl Dialect for Sqlite {
     }
 
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
-        let (readers, rules) = (self.readers.clone(), Arc::clone(&self.rules));
-        // A caller that is dropped in the middle would leave a connection in an unknown state.
-        let task = tokio::spawn(async move {
-            let mut transaction = readers.begin().await?;
-            let output = op.run(&mut Tx::new(&mut *transaction, &rules)).await;
-            transaction.rollback().await?;
-            output
-        });
-        task.await.map_err(|_| StoreError::Closed)?
+        self.readers.read(op).await
     }
 
     async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
@@ -210,22 +185,6 @@ impl Dialect for Sqlite {
     }
 }
 
-connection!(SqliteConnection, sqlx::Sqlite, sqlite, cell);
-
-fn cell(row: &SqliteRow, index: usize) -> Result<Cell, sqlx::Error> {
-    let value = row.try_get_raw(index)?;
-    if value.is_null() {
-        return Ok(Cell::Null);
-    }
-    // SQLite types values, not columns: sums and expressions have no declared type.
-    Ok(match value.type_info().name() {
-        "INTEGER" => Cell::Int(row.try_get_unchecked(index)?),
-        "REAL" => Cell::Real(row.try_get_unchecked(index)?),
-        "BLOB" => Cell::Blob(row.try_get_unchecked(index)?),
-        _ => Cell::Text(row.try_get_unchecked(index)?),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::sync::Notify;
@@ -235,7 +194,7 @@ mod tests {
         metrics::Metrics,
         store::{
             dialect::Class,
-            sql::{Statement, args},
+            sql::{Statement, Tx, args},
         },
     };
 

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use futures::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{PAGE_BYTES, WAL_BYTES_MAX, writing::Writing};
+use super::{PAGE_BYTES, WAL_BYTES_MAX, direct::Direct};
 use crate::{
     metrics::StoreMetrics,
     store::{
@@ -62,7 +62,7 @@ impl Handle {
     /// Starts the writer: its statements block, and on a thread of its own it does not queue behind the parsing of
     /// bodies.
     pub(super) fn start(
-        connection: Writing,
+        connection: Direct,
         rules: Arc<RulesCache>,
         wal: PathBuf,
         metrics: StoreMetrics,
@@ -249,7 +249,7 @@ enum Goes {
 }
 
 struct Writer {
-    connection: Writing,
+    connection: Direct,
     control: Queue,
     bulk: Queue,
     rules: Arc<RulesCache>,

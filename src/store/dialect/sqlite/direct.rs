@@ -1,9 +1,11 @@
-//! The writer's connection: statements that run where they are called, on the writer's own thread.
+//! Connections whose statements run where they are called: on the writer's own thread, or on that of who reads.
 //!
-//! Through sqlx each would be handed to another thread and back, which costs more than most of them.
+//! Through sqlx each would be handed to another thread and back, and its rows one by one, which costs more than most of
+//! them.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    fmt,
     path::Path,
     sync::Arc,
 };
@@ -27,8 +29,8 @@ const STATEMENTS_MAX: usize = 256;
 /// each other touch again.
 const CACHE_KIB: i64 = 32 << 10;
 
-/// The writer's connection.
-pub(super) struct Writing {
+/// A connection to a file that exists.
+pub(super) struct Direct {
     connection: rusqlite::Connection,
     /// By the place of the statement's text in memory, since that is the same whenever it runs.
     shapes: HashMap<(usize, usize), Arc<Shape>>,
@@ -41,13 +43,11 @@ struct Shape {
     columns: Arc<[String]>,
 }
 
-impl Writing {
-    /// Opens a file that exists.
-    pub(super) fn open(path: &Path) -> Result<Self, rusqlite::Error> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = rusqlite::Connection::open_with_flags(path, flags)?;
-        connection.busy_timeout(BUSY_TIMEOUT)?;
-        connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+impl Direct {
+    /// The one that writes.
+    pub(super) fn writing(path: &Path) -> Result<Self, rusqlite::Error> {
+        let opened = Self::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let connection = &opened.connection;
         // NORMAL would lose acknowledged commits in a power cut, and with group commit it is no faster.
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", true)?;
@@ -57,6 +57,18 @@ impl Writing {
         connection.pragma_update(None, "temp_store", "MEMORY")?;
         // The writer looks after the log itself.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+        Ok(opened)
+    }
+
+    /// One that only reads: how the file is organised is the writer's to set.
+    pub(super) fn reading(path: &Path) -> Result<Self, rusqlite::Error> {
+        Self::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
+    }
+
+    fn open(path: &Path, access: OpenFlags) -> Result<Self, rusqlite::Error> {
+        let connection = rusqlite::Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
         Ok(Self { connection, shapes: HashMap::new() })
     }
 
@@ -82,8 +94,14 @@ impl Writing {
     }
 }
 
+impl fmt::Debug for Direct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.connection.fmt(f)
+    }
+}
+
 #[async_trait]
-impl Connection for Writing {
+impl Connection for Direct {
     async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
         let (mut prepared, _) = self.prepare(statement, &args)?;
         let mut rows = prepared.raw_query();
@@ -159,7 +177,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let path = folder.path().join("x.db");
         let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
-        let connection = Writing::open(&path).expect("the file can be written");
+        let connection = Direct::writing(&path).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         let pragma = |name: &str| connection.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         // 2 is FULL: the log is synced at every commit.

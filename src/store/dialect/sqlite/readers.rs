@@ -1,0 +1,68 @@
+//! A few connections that only read, each on the thread of who reads: a batch of megabytes is not handed from one
+//! thread to another row by row.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
+
+use super::direct::Direct;
+use crate::store::{
+    StoreError,
+    dialect::Op,
+    rules_cache::RulesCache,
+    sql::{Connection as _, Statement, Tx},
+};
+
+/// Batches are read in large pieces, so a few suffice.
+const READERS_MAX: u32 = 4;
+
+/// Connections by turns, opened when they are first needed.
+#[derive(Debug)]
+pub(super) struct Readers {
+    path: PathBuf,
+    turns: Arc<Semaphore>,
+    idle: Arc<Mutex<Vec<Direct>>>,
+    rules: Arc<RulesCache>,
+}
+
+impl Readers {
+    /// Opens the first of them, so that what is in the way is met now.
+    pub(super) fn open(path: PathBuf, rules: Arc<RulesCache>) -> Result<Self, rusqlite::Error> {
+        let idle = Arc::new(Mutex::new(vec![Direct::reading(&path)?]));
+        Ok(Self { path, turns: Arc::new(Semaphore::new(READERS_MAX as usize)), idle, rules })
+    }
+
+    /// Runs an operation on a consistent snapshot. Goes on when the caller is dropped.
+    pub(super) async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| StoreError::Closed)?;
+        let (path, idle, rules) = (self.path.clone(), Arc::clone(&self.idle), Arc::clone(&self.rules));
+        let runtime = Handle::current();
+        let read = spawn_blocking(move || {
+            let _turn = turn;
+            let known = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut connection = known.map_or_else(|| Direct::reading(&path), Ok)?;
+            let output = runtime.block_on(snapshot(&mut connection, &op, &rules))?;
+            // After an error it is not known what it is in the middle of: another is opened then.
+            idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+            Ok(output)
+        });
+        read.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Waits for those that read, and closes.
+    pub(super) async fn close(&self) {
+        let _all = self.turns.acquire_many(READERS_MAX).await;
+        self.turns.close();
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+async fn snapshot<O: Op>(connection: &mut Direct, op: &O, rules: &RulesCache) -> Result<O::Output, StoreError> {
+    connection.execute(Statement::new("BEGIN"), Vec::new()).await?;
+    let output = op.run(&mut Tx::new(connection, rules)).await?;
+    connection.execute(Statement::new("ROLLBACK"), Vec::new()).await?;
+    Ok(output)
+}
