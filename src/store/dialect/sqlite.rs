@@ -261,4 +261,31 @@ mod tests {
         assert_eq!(left_behind(1).await, ["first", "third"]);
         assert_eq!(left_behind(2).await, ["first", "second"]);
     }
+
+    /// Reads nothing, in the middle of a snapshot.
+    struct Breaks {
+        panics: bool,
+    }
+
+    #[async_trait]
+    impl Op for Breaks {
+        type Output = ();
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+            tx.fetch_all(Statement::new("SELECT body FROM rules"), Vec::new()).await?;
+            assert!(!self.panics, "the test wants it");
+            Err(StoreError::Corrupt("the test wants it".to_owned()))
+        }
+    }
+
+    #[tokio::test]
+    async fn readers_that_fail_are_in_nobodys_way() {
+        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        for panics in [false, true].repeat(8) {
+            assert!(store.read(Breaks { panics }).await.is_err());
+        }
+        assert_eq!(store.read(Rows).await.expect("rows can be read"), Vec::<String>::new());
+        store.close().await;
+        assert!(matches!(store.read(Rows).await, Err(StoreError::Closed)));
+    }
 }
