@@ -8,7 +8,7 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{ARROW_STREAM, Problem, Sample};
-use futures::stream;
+use futures::{TryStreamExt as _, stream};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -72,7 +72,9 @@ pub(super) async fn get(
     // The first page is read before the head is sent, so that its failure is still a problem.
     let first = reader.next_page().await?;
     let rows = Rows { reader, writer: Writer::new(format), page: first, is_first: true, ended: false };
-    let body = Body::from_stream(stream::try_unfold(rows, Rows::frame));
+    let frames = stream::try_unfold(rows, Rows::frames)
+        .map_ok(|frames| stream::iter(frames.into_iter().map(Ok::<_, std::io::Error>)));
+    let body = Body::from_stream(frames.try_flatten());
     Ok(([(header::CONTENT_TYPE, format.media())], body).into_response())
 }
 
@@ -141,31 +143,31 @@ struct Rows {
 }
 
 impl Rows {
-    /// The next frame; an error breaks the connection rather than deliver damage or end early without a sign.
-    async fn frame(mut self) -> Result<Option<(Bytes, Self)>, std::io::Error> {
+    /// The next frames; an error breaks the connection rather than deliver damage or end early without a sign.
+    async fn frames(mut self) -> Result<Option<(Vec<Bytes>, Self)>, std::io::Error> {
         if self.ended {
             return Ok(None);
         }
         if self.page.is_none() && !std::mem::take(&mut self.is_first) {
             self.page = self.reader.next_page().await.map_err(|error| broken(error.into()))?;
         }
-        let write = move || self.write().map(|bytes| (bytes, self));
+        let write = move || self.write().map(|frames| (frames, self));
         let written = tokio::task::spawn_blocking(write).await.map_err(|_| broken(body::stopped()))??;
         Ok(Some(written))
     }
 
     /// Writes rows of the current page until a frame is full; without a page, the end.
-    fn write(&mut self) -> Result<Bytes, std::io::Error> {
+    fn write(&mut self) -> Result<Vec<Bytes>, std::io::Error> {
         self.is_first = false;
         let Some(page) = &mut self.page else {
             self.ended = true;
             return self.writer.end();
         };
-        let (frame, is_done) = self.writer.rows(page)?;
+        let (frames, is_done) = self.writer.rows(page)?;
         if is_done {
             self.page = None;
         }
-        Ok(frame)
+        Ok(frames)
     }
 }
 
@@ -191,30 +193,30 @@ impl Writer {
         }
     }
 
-    /// A frame of the next rows of a page, and whether they were its last.
-    fn rows(&mut self, page: &mut Page) -> Result<(Bytes, bool), std::io::Error> {
+    /// Frames of the next rows of a page, and whether they were its last.
+    fn rows(&mut self, page: &mut Page) -> Result<(Vec<Bytes>, bool), std::io::Error> {
         match self {
             // A page is one record batch, so that neither side meets many small ones.
             Self::Arrow(encoder) => Ok((encoder.rows(&page.collect::<Vec<_>>()).map_err(std::io::Error::other)?, true)),
             Self::Text { format, written } => {
                 let mut text = Vec::new();
                 while text.len() < FRAME_BYTES {
-                    let Some(row) = page.next() else { return Ok((text.into(), true)) };
+                    let Some(row) = page.next() else { return Ok((vec![text.into()], true)) };
                     format.write_row(&mut text, &row, *written == 0)?;
                     *written += 1;
                 }
-                Ok((text.into(), false))
+                Ok((vec![text.into()], false))
             }
         }
     }
 
-    /// The frame that ends the body.
-    fn end(&mut self) -> Result<Bytes, std::io::Error> {
+    /// What ends the body.
+    fn end(&mut self) -> Result<Vec<Bytes>, std::io::Error> {
         match self {
             Self::Arrow(encoder) => encoder.end().map_err(std::io::Error::other),
-            Self::Text { format: TextFormat::Ndjson, .. } => Ok(Bytes::new()),
-            Self::Text { written: 0, .. } => Ok(Bytes::from_static(b"[]")),
-            Self::Text { .. } => Ok(Bytes::from_static(b"]")),
+            Self::Text { format: TextFormat::Ndjson, .. } => Ok(Vec::new()),
+            Self::Text { written: 0, .. } => Ok(vec![Bytes::from_static(b"[]")]),
+            Self::Text { .. } => Ok(vec![Bytes::from_static(b"]")]),
         }
     }
 }

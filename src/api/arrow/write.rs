@@ -14,6 +14,9 @@ use bytes::Bytes;
 use forebay_client::wire::{Sample, VersionSpan};
 use serde_json::value::RawValue;
 
+/// From this length on a part is sent without a copy.
+const FRAME_BYTES: usize = 64 << 10;
+
 /// Writes pages of samples as one stream.
 pub(in crate::api) struct Encoder {
     schema: SchemaRef,
@@ -33,20 +36,34 @@ fn stream(schema: &Schema) -> StreamEncoder {
 
 impl Encoder {
     /// One record batch of rows; the first brings the schema along.
-    pub(in crate::api) fn rows(&mut self, rows: &[Sample]) -> Result<Bytes, ArrowError> {
+    pub(in crate::api) fn rows(&mut self, rows: &[Sample]) -> Result<Vec<Bytes>, ArrowError> {
         let columns = columns(rows);
         let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)?;
-        self.stream.encode(&batch).map(|parts| whole(&parts))
+        self.stream.encode(&batch).map(frames)
     }
 
     /// The end of the stream, which tells it from one that broke off.
-    pub(in crate::api) fn end(&mut self) -> Result<Bytes, ArrowError> {
-        std::mem::replace(&mut self.stream, stream(&self.schema)).finish().map(|parts| whole(&parts))
+    pub(in crate::api) fn end(&mut self) -> Result<Vec<Bytes>, ArrowError> {
+        std::mem::replace(&mut self.stream, stream(&self.schema)).finish().map(frames)
     }
 }
 
-fn whole(parts: &[Buffer]) -> Bytes {
-    parts.iter().map(Buffer::as_slice).collect::<Vec<_>>().concat().into()
+/// Large parts as they are, and what is between them together.
+fn frames(parts: Vec<Buffer>) -> Vec<Bytes> {
+    let mut frames = Vec::new();
+    let mut between = Vec::new();
+    for part in parts {
+        if part.len() < FRAME_BYTES {
+            between.extend_from_slice(&part);
+            continue;
+        }
+        if !between.is_empty() {
+            frames.push(std::mem::take(&mut between).into());
+        }
+        frames.push(Bytes::from_owner(part));
+    }
+    frames.push(between.into());
+    frames
 }
 
 fn span_fields() -> Fields {
