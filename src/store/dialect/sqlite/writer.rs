@@ -401,7 +401,10 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use sqlx::{Connection as _, SqliteConnection};
+
+    use super::{super::file_options, *};
+    use crate::metrics::Metrics;
 
     /// What one commit takes from full queues when it began a while ago: whether each is urgent.
     fn taken(first: bool, ago: Duration) -> Vec<bool> {
@@ -447,5 +450,34 @@ mod tests {
         assert_eq!(taken(false, Duration::ZERO), [false, true, true, false, false]);
         assert_eq!(taken(false, while_ago), [false, true, true]);
         assert_eq!(taken(true, while_ago), [true, true, true]);
+    }
+
+    #[tokio::test]
+    async fn pages_that_were_copied_back_are_not_counted_although_the_log_stays_long() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let path = folder.path().join("x.db");
+        let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
+        let connection = Direct::writing(&path).expect("the file can be written");
+        made.close().await.expect("the other connection ends");
+        let [(_, control), (_, bulk)] = [(); 2].map(|()| mpsc::channel(1));
+        let mut writer = Writer {
+            connection,
+            control,
+            bulk,
+            rules: Arc::default(),
+            wal: folder.path().join("x.db-wal"),
+            dirty: false,
+            metrics: Metrics::new().store(),
+            vitals: Vitals::default(),
+        };
+        for sql in ["CREATE TABLE t (body BLOB)", "INSERT INTO t VALUES (zeroblob(1048576))"] {
+            writer.control_statement(sql).await.expect("the file can be written");
+        }
+        let megabyte = (1 << 20) / i64::from(PAGE_BYTES);
+        assert!(writer.wal_pages().await >= megabyte);
+        writer.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
+        writer.control_statement("INSERT INTO t VALUES ('one page')").await.expect("the file can be written");
+        assert!((1..10).contains(&writer.wal_pages().await));
+        assert!(writer.wal_bytes() >= 1 << 20);
     }
 }
