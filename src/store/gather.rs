@@ -13,11 +13,12 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::{BundleOutcome, Ingest, StoreError, dialect::Dialect, ops::ingest::Posts};
 
-/// Posts of one transaction: more gain little, and a lease waits for the transaction before it.
+/// Posts of one transaction: more gain little.
 const POSTS_MAX: usize = 32;
 
-/// Payload bytes of one transaction, unless a single post is larger.
-const BYTES_MAX: usize = 4 << 20;
+/// Payload bytes of one transaction, unless a single post is larger. A lease waits for the transaction before it, and
+/// how long that takes depends on these.
+const BYTES_MAX: usize = 2 << 20;
 
 type Outcome = Result<Vec<BundleOutcome>, StoreError>;
 
