@@ -18,7 +18,7 @@ const POSTS_MAX: usize = 32;
 
 /// Payload bytes of one transaction, unless a single post is larger. A lease waits for the transaction before it, and
 /// how long that takes depends on these.
-const BYTES_MAX: usize = 2 << 20;
+const BYTES_MAX: usize = 1 << 20;
 
 type Outcome = Result<Vec<BundleOutcome>, StoreError>;
 
