@@ -1,11 +1,16 @@
 //! The way of a body from its bytes to what is stored, without the service: for counting its instructions.
 //!
-//! `decode PATH TIMES` goes one of the ways in [`Path`] so many times and prints the tokens of one time. It measures
-//! nothing itself: `scripts/instructions` runs it under valgrind and takes the set-up out.
+//! `decode PATH TIMES` goes one of the ways in [`Path`] so many times, and prints the tokens and bytes of what it starts
+//! from and the median of the times in nanoseconds. `scripts/instructions` also runs it under valgrind and takes the
+//! set-up out.
 
 mod bodies;
 
-use std::{hint::black_box, io::Write as _};
+use std::{
+    hint::black_box,
+    io::Write as _,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
@@ -25,6 +30,8 @@ const LIMITS: TrajectoryLimits =
 /// What is counted.
 #[derive(Clone, Copy)]
 enum Path {
+    /// The bytes of JSON to other memory, to compare with.
+    JsonCopy,
     /// From JSON to trajectories.
     JsonDecode,
     /// From JSON to what is stored.
@@ -40,6 +47,7 @@ enum Path {
 impl Path {
     fn named(name: &str) -> Option<Self> {
         Some(match name {
+            "json-copy" => Self::JsonCopy,
             "json-decode" => Self::JsonDecode,
             "json-pack" => Self::JsonPack,
             "arrow-decode" => Self::ArrowDecode,
@@ -67,6 +75,7 @@ impl Bodies {
 
     fn go(&self, path: Path) -> anyhow::Result<()> {
         match path {
+            Path::JsonCopy => drop(black_box(self.json.clone())),
             Path::JsonDecode => drop(black_box(from_json(&self.json)?)),
             Path::JsonPack => drop(black_box(pack(from_json(&self.json)?)?)),
             Path::ArrowDecode => drop(black_box(from_arrow(&self.arrow)?)),
@@ -78,6 +87,15 @@ impl Bodies {
             }
         }
         Ok(())
+    }
+
+    /// Bytes that a path starts from.
+    fn bytes(&self, path: Path) -> usize {
+        match path {
+            Path::JsonCopy | Path::JsonDecode | Path::JsonPack => self.json.len(),
+            Path::ArrowDecode | Path::ArrowPack => self.arrow.len(),
+            Path::Unpack => self.payloads.iter().map(|payload| payload.body.len()).sum(),
+        }
     }
 }
 
@@ -106,12 +124,17 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     };
     let path = Path::named(name).with_context(|| format!("there is no path `{name}`"))?;
-    let times: u32 = times.parse().context("how many times is a number")?;
+    let times: usize = times.parse().context("how many times is a number")?;
     let bodies = Bodies::new()?;
+    let mut spent = Vec::with_capacity(times);
     for _ in 0..times {
+        let started = Instant::now();
         bodies.go(path)?;
+        spent.push(started.elapsed());
     }
-    println(&(bodies::ROLLOUTS * bodies::TOKENS).to_string())
+    spent.sort_unstable();
+    let median = spent.get(times / 2).map_or(0, Duration::as_nanos);
+    println(&format!("{} {} {median}", bodies::ROLLOUTS * bodies::TOKENS, bodies.bytes(path)))
 }
 
 fn println(line: &str) -> anyhow::Result<()> {
