@@ -476,6 +476,7 @@ mod tests {
         let megabyte = (1 << 20) / i64::from(PAGE_BYTES);
         assert!(writer.wal_pages().await >= megabyte);
         writer.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
+        assert_eq!(writer.wal_pages().await, 0);
         writer.control_statement("INSERT INTO t VALUES ('one page')").await.expect("the file can be written");
         assert!((1..10).contains(&writer.wal_pages().await));
         assert!(writer.wal_bytes() >= 1 << 20);
