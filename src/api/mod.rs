@@ -3,10 +3,12 @@
 //! [`router`] is the table of contents; each resource has a file with its handlers in the same order. [`guard`] decides
 //! who comes in, by the table in [`roles`].
 
+mod accept;
 mod admissions;
 mod arrow;
 mod batches;
 mod body;
+mod compressed;
 mod decode;
 mod document;
 mod groups;

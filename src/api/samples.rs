@@ -3,7 +3,7 @@
 use axum::{
     body::Body,
     extract::State,
-    http::{HeaderMap, header},
+    http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -13,7 +13,10 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::{
-    Api, arrow, body,
+    Api,
+    accept::{accepted, asks_for_zstd},
+    arrow, body,
+    compressed::Compressor,
     params::{BatchPath, Query},
     problem::Failure,
 };
@@ -42,6 +45,7 @@ pub(super) struct ShardQuery {
 /// The samples of a batch: one row per segment
 ///
 /// Needs no lease. Rows are in order: group place, arrival, segment. Shards are deterministic sets of whole rollouts.
+/// With `Accept-Encoding: zstd` the body is one zstd frame.
 #[utoipa::path(
     get,
     path = "/batches/{id}/samples",
@@ -68,14 +72,21 @@ pub(super) async fn get(
 ) -> Result<Response, Failure> {
     let format = negotiate(&headers)?;
     let shard = shard(&query)?;
+    let compressor = asks_for_zstd(&headers).then(Compressor::new);
     let mut reader = api.buffer.samples(batch_id, shard).await?;
     // The first page is read before the head is sent, so that its failure is still a problem.
     let first = reader.next_page().await?;
-    let rows = Rows { reader, writer: Writer::new(format), page: first, is_first: true, ended: false };
+    let mut head = HeaderMap::new();
+    head.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media()));
+    head.insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
+    if compressor.is_some() {
+        head.insert(header::CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+    }
+    let rows = Rows { reader, writer: Writer::new(format), compressor, page: first, is_first: true, ended: false };
     let frames = stream::try_unfold(rows, Rows::frames)
         .map_ok(|frames| stream::iter(frames.into_iter().map(Ok::<_, std::io::Error>)));
     let body = Body::from_stream(frames.try_flatten());
-    Ok(([(header::CONTENT_TYPE, format.media())], body).into_response())
+    Ok((head, body).into_response())
 }
 
 fn shard(query: &ShardQuery) -> Result<Shard, Failure> {
@@ -108,20 +119,17 @@ impl Format {
 
 /// The best of what the caller accepts; NDJSON where it does not care.
 fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
-    let accepted: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
-    let accepted = accepted.join(",");
-    if accepted.trim().is_empty() {
+    let mut entries = accepted(headers, header::ACCEPT).peekable();
+    if entries.peek().is_none() {
         return Ok(Format::Ndjson);
     }
-    let best = accepted.split(',').filter_map(|entry| {
-        let mut parts = entry.split(';').map(str::trim);
-        let format = match parts.next().unwrap_or_default().to_ascii_lowercase().as_str() {
+    let best = entries.filter_map(|(media, quality)| {
+        let format = match media.as_str() {
             "application/x-ndjson" | "*/*" | "application/*" => Format::Ndjson,
             "application/json" => Format::Json,
             ARROW_STREAM => Format::Arrow,
             _ => return None,
         };
-        let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok()).unwrap_or(1.0);
         (quality > 0.0).then_some((format, quality))
     });
     // Of equal qualities the first named wins.
@@ -136,6 +144,7 @@ fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
 struct Rows {
     reader: SampleReader,
     writer: Writer,
+    compressor: Option<Compressor>,
     page: Option<Page>,
     /// The page that was read before the head was sent is still to be written.
     is_first: bool,
@@ -159,15 +168,19 @@ impl Rows {
     /// Writes rows of the current page until a frame is full; without a page, the end.
     fn write(&mut self) -> Result<Vec<Bytes>, std::io::Error> {
         self.is_first = false;
-        let Some(page) = &mut self.page else {
+        let frames = if let Some(page) = &mut self.page {
+            let (frames, is_done) = self.writer.rows(page)?;
+            if is_done {
+                self.page = None;
+            }
+            frames
+        } else {
             self.ended = true;
-            return self.writer.end();
+            self.writer.end()?
         };
-        let (frames, is_done) = self.writer.rows(page)?;
-        if is_done {
-            self.page = None;
-        }
-        Ok(frames)
+        let Some(compressor) = &mut self.compressor else { return Ok(frames) };
+        let compressed = compressor.parts(frames)?;
+        Ok(if self.ended { vec![compressed, compressor.end()?] } else { vec![compressed] })
     }
 }
 

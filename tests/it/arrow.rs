@@ -160,8 +160,12 @@ async fn rows(app: &TestApp, url: &str) -> Vec<Value> {
         (answer.status().as_u16(), &answer.headers()["content-type"]),
         (200, &ARROW_STREAM.parse().expect("a value"))
     );
-    let body = answer.bytes().await.expect("the stream ends well");
-    let batches = StreamReader::try_new(body.as_ref(), None).expect("a stream begins with its schema");
+    read(&answer.bytes().await.expect("the stream ends well"))
+}
+
+/// The rows of a stream, as JSON.
+fn read(body: &[u8]) -> Vec<Value> {
+    let batches = StreamReader::try_new(body, None).expect("a stream begins with its schema");
     let mut rows = Vec::new();
     for batch in batches {
         let batch = batch.expect("the stream is whole");
@@ -237,6 +241,18 @@ on_both_stores! {
         assert_eq!(rows(app, text(&batch["samples_url"])).await, app.samples(&batch).await);
     }
 
+    async fn a_compressed_stream_has_the_same_rows(app: TestApp) {
+        app.rules("default", json!({"batch": {"groups": 700}})).await;
+        let rollouts: Vec<Value> = (0..700).map(|index| rollout(&format!("r{index:03}"), 1.0)).collect();
+        app.accept(rollouts.into()).await;
+        let batch = app.lease().await;
+        let headers = [("accept", ARROW_STREAM), ("accept-encoding", "zstd")];
+        let (coding, sent) = app.samples_as(&batch, &headers).await;
+        let body = zstd::decode_all(sent.as_slice()).expect("a zstd frame");
+        assert!(coding == "zstd" && sent.len() < body.len() / 2, "{coding}: {} of {} bytes", sent.len(), body.len());
+        assert_eq!(read(&body), app.samples(&batch).await);
+    }
+
     async fn a_bad_cell_is_named_and_nothing_is_stored(app: TestApp) {
         app.rules("default", json!({"require": []})).await;
         let base = || columns(&bundle());
@@ -285,5 +301,17 @@ on_both_stores! {
             assert!(answer.status.as_u16() < 500, "flipped at {at}: {} {}", answer.status, answer.json);
         }
         post(app, b"[]".to_vec()).await.refused(400, "malformed");
+    }
+
+    async fn bodies_are_compressed_whole_and_not_inside(app: TestApp) {
+        let whole = stream(&[columns(&[rollout("a", 1.0)])]);
+        let zstd = zstd::encode_all(whole.as_slice(), 1).expect("memory compresses");
+        let headers = [("content-type", ARROW_STREAM), ("content-encoding", "zstd")];
+        app.post_raw("/trajectories", &headers, zstd).await.expect(201);
+        post(app, whole).await.expect(200);
+        // pyarrow, 64 zeros of int8 in a column, with `IpcWriteOptions(compression="zstd")`.
+        let inside = include_bytes!("arrow/zstd-buffers.arrows").to_vec();
+        let problem = post(app, inside).await.refused(415, "unsupported-media-type");
+        assert!(text(&problem["detail"]).contains("Content-Encoding: zstd"), "{problem}");
     }
 }

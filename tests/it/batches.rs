@@ -399,6 +399,31 @@ on_both_stores! {
         assert_eq!(ask("text/html").await.expect("the server answers").status(), 406);
     }
 
+    async fn samples_are_compressed_for_who_asks(app: TestApp) {
+        app.accept(rollout("a", 1.0)).await;
+        let batch = app.lease().await;
+        for media in ["application/x-ndjson", "application/json"] {
+            let (none, plain) = app.samples_as(&batch, &[("accept", media)]).await;
+            let (other, same) = app.samples_as(&batch, &[("accept", media), ("accept-encoding", "gzip, *")]).await;
+            let (zstd, frame) = app.samples_as(&batch, &[("accept", media), ("accept-encoding", "gzip, zstd")]).await;
+            assert_eq!([none, other, zstd], ["", "", "zstd"], "{media}");
+            assert_eq!(same, plain);
+            assert_eq!(zstd::decode_all(frame.as_slice()).expect("a zstd frame"), plain);
+        }
+        let url = format!("{}{}", app.url, text(&batch["samples_url"]));
+        let shards = [0, 1].map(|shard| {
+            let empty_or_not = app.http.get(format!("{url}?shard={shard}&shards=2")).header("accept-encoding", "zstd");
+            empty_or_not.send()
+        });
+        let mut rows = 0;
+        for shard in shards {
+            let frame = shard.await.expect("the server answers").bytes().await.expect("the stream ends well");
+            let text = String::from_utf8(zstd::decode_all(frame.as_ref()).expect("a zstd frame")).expect("text");
+            rows += text.lines().count();
+        }
+        assert_eq!(rows, 1, "one shard is empty, and still a frame");
+    }
+
     async fn a_batch_of_many_pages_arrives_whole(app: TestApp) {
         app.rules("default", json!({"batch": {"groups": 700}})).await;
         for slice in 0..7 {

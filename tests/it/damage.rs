@@ -30,6 +30,25 @@ async fn found_in_the_second_group(app: &mut TestApp, sql: &'static str) {
     assert_eq!(app.group_ids(&rest).await, ["a", "c"]);
 }
 
+async fn broken_off_on_a_later_page(app: &mut TestApp, coding: &str) {
+    app.rules("default", json!({"batch": {"groups": 300}})).await;
+    let rollouts: Vec<_> = (0..300).map(|index| crate::support::rollout(&format!("r{index:03}"), 1.0)).collect();
+    app.accept(rollouts.into()).await;
+    let batch = app.lease().await;
+    app.damage(
+        "UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 1) WHERE rollout_pk = 290",
+    )
+    .await;
+    let url = format!("{}{}", app.url, text(&batch["samples_url"]));
+    let response = app.http.get(url).header("accept-encoding", coding).send().await.expect("the head is sent");
+    assert_eq!(
+        (response.status().as_u16(), response.headers().contains_key("content-encoding")),
+        (200, coding == "zstd")
+    );
+    assert!(response.bytes().await.is_err(), "the stream must not end as if it were whole");
+    assert_eq!(app.story("r289").await["state"], "quarantined");
+}
+
 on_both_stores! {
     async fn a_damaged_payload_quarantines_its_group_and_is_not_delivered(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 3}})).await;
@@ -82,15 +101,10 @@ on_both_stores! {
     }
 
     async fn damage_on_a_later_page_breaks_the_stream(app: TestApp) {
-        app.rules("default", json!({"batch": {"groups": 300}})).await;
-        let rollouts: Vec<_> = (0..300).map(|index| crate::support::rollout(&format!("r{index:03}"), 1.0)).collect();
-        app.accept(rollouts.into()).await;
-        let batch = app.lease().await;
-        app.damage("UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 1) WHERE rollout_pk = 290").await;
-        let url = format!("{}{}", app.url, text(&batch["samples_url"]));
-        let response = app.http.get(url).send().await.expect("the head is sent");
-        assert_eq!(response.status(), 200);
-        assert!(response.bytes().await.is_err(), "the stream must not end as if it were whole");
-        assert_eq!(app.story("r289").await["state"], "quarantined");
+        broken_off_on_a_later_page(app, "identity").await;
+    }
+
+    async fn damage_on_a_later_page_breaks_a_compressed_stream(app: TestApp) {
+        broken_off_on_a_later_page(app, "zstd").await;
     }
 }

@@ -16,13 +16,14 @@ use arrow_array::{
 };
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
-use arrow_schema::DataType;
+use arrow_schema::{ArrowError, DataType};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use forebay_client::wire::{Sampling, Segment, Status, Trajectory, VersionSpan};
 use serde_json::value::RawValue;
 
 use crate::api::{
+    body::unsupported,
     decode::{BODY_SEGMENTS_MAX, BUNDLE_MAX},
     problem::Failure,
 };
@@ -66,11 +67,22 @@ fn read(body: Bytes) -> Result<Vec<Trajectory>, Failure> {
     let mut stream = Buffer::from(body);
     let mut decoder = StreamDecoder::new();
     let mut bundle = Bundle::default();
-    while let Some(batch) = decoder.decode(&mut stream).map_err(malformed)? {
+    while let Some(batch) = decoder.decode(&mut stream).map_err(not_read)? {
         bundle.add(&batch)?;
     }
     decoder.finish().map_err(malformed)?;
     bundle.end()
+}
+
+/// Buffers inside of a stream stay uncompressed: their reader would allocate whatever length each of them claims.
+fn not_read(error: ArrowError) -> Failure {
+    match error {
+        ArrowError::InvalidArgumentError(detail) if detail.contains("IPC decompression") => unsupported(
+            "the buffers inside of an Arrow stream are not to be compressed: compress the body, with \
+             Content-Encoding: zstd",
+        ),
+        error => malformed(error),
+    }
 }
 
 fn malformed(error: impl Display) -> Failure {

@@ -347,6 +347,18 @@ impl TestApp {
         body.lines().map(|line| serde_json::from_str(line).expect("every line is a row")).collect()
     }
 
+    /// The samples of a batch as an answer to these headers: its content coding and its bytes.
+    pub(crate) async fn samples_as(&self, batch: &Value, headers: &[(&str, &str)]) -> (String, Vec<u8>) {
+        let url = format!("{}{}", self.url, text(&batch["samples_url"]));
+        let request = headers.iter().fold(self.http.get(url), |request, (name, value)| request.header(*name, *value));
+        let answer = request.send().await.expect("the server answers");
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.headers()["vary"], "accept, accept-encoding");
+        let coding = answer.headers().get("content-encoding").and_then(|value| value.to_str().ok());
+        let coding = coding.unwrap_or_default().to_owned();
+        (coding, answer.bytes().await.expect("the stream ends well").into())
+    }
+
     /// The group ids of a batch, in order and once each.
     pub(crate) async fn group_ids(&self, batch: &Value) -> Vec<String> {
         let mut groups: Vec<String> = Vec::new();

@@ -1,0 +1,44 @@
+//! What a caller accepts: lists of media types or content codings with their qualities (RFC 9110, section 12.5).
+
+use axum::http::{HeaderMap, HeaderName, header};
+
+/// The entries of all headers of a name, in lower case without parameters, with their qualities from 0 to 1.
+pub(super) fn accepted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = (String, f32)> {
+    let lists = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    lists.flat_map(|list| list.split(',')).filter(|entry| !entry.trim().is_empty()).map(|entry| {
+        let mut parts = entry.split(';').map(str::trim);
+        let value = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok()).unwrap_or(1.0);
+        (value, quality)
+    })
+}
+
+/// Whether the caller asks for zstd by name. `*` asks for nothing: an answer as it is suits it too.
+pub(super) fn asks_for_zstd(headers: &HeaderMap) -> bool {
+    let quality = |coding| {
+        accepted(headers, header::ACCEPT_ENCODING)
+            .find(|(value, _)| value == coding)
+            .map_or(0.0, |(_, quality)| quality)
+    };
+    let zstd = quality("zstd");
+    zstd > 0.0 && zstd >= quality("identity")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zstd_is_asked_for_by_name() {
+        let asks = |lists: &[&str]| {
+            let value = |list: &&str| (header::ACCEPT_ENCODING, list.parse().expect("a value"));
+            asks_for_zstd(&lists.iter().map(value).collect())
+        };
+        for lists in [&["zstd"][..], &["gzip, ZSTD;q=0.1"], &["gzip", "br, zstd"], &["identity;q=0.5, zstd;q=0.5"]] {
+            assert!(asks(lists), "{lists:?}");
+        }
+        for lists in [&[][..], &[""], &["*"], &["gzip, br"], &["zstd;q=0"], &["zstd;q=0.5, identity"], &["xzstd"]] {
+            assert!(!asks(lists), "{lists:?}");
+        }
+    }
+}
