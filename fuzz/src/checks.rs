@@ -12,7 +12,7 @@ use forebay::{
     buffer::{
         canonical::ContentDigest,
         filter::Filters,
-        ids::{GroupId, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
+        ids::{GroupId, KeyForm, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
         ingest::NewRollout,
         payload::{Codec, Payload},
         rules::Rules,
@@ -282,6 +282,8 @@ pub fn ids(bytes: &[u8]) {
     if let Ok(id) = RolloutId::parse(text) {
         assert_eq!(id.as_str(), text);
         assert!(!text.chars().any(char::is_control));
-        assert_eq!(id.key(), GroupId::from(&id).key());
+        for form in [KeyForm::Hashed, KeyForm::Ordered] {
+            assert_eq!(id.key(form), GroupId::from(&id).key(form));
+        }
     }
 }

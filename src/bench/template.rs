@@ -18,7 +18,13 @@ const GROUPS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 << 20;
 
 /// Stands for the name of a group in binary bodies. Names are as long as this, since such a body counts bytes.
-pub(crate) const NAME: &str = "bench-????????-????????????";
+pub(crate) const NAME: &str = "bench-????????????-????????";
+
+/// Odd, so that it scrambles the numbers below [`NUMBERS`] without making two of them equal.
+const SCRAMBLE: u64 = 0x9E37_79B9_7F4B;
+
+/// Numbers of groups that have names of their own: as many as twelve hexadecimal digits write.
+const NUMBERS: u64 = 1 << 48;
 
 /// A body with gaps for the name of its group.
 pub(crate) struct Template {
@@ -124,7 +130,9 @@ impl Bodies {
         let per_group = self.groups[0].len() as u64;
         let (group, part) = (number / per_group, number % per_group);
         let template = &self.groups[group as usize % self.groups.len()][part as usize];
-        let bytes = template.fill(&format!("bench-{}-{group:012}", self.run));
+        // Names come in no order, as those of tasks do: an index meets each somewhere else.
+        let scrambled = group.wrapping_mul(SCRAMBLE) % NUMBERS;
+        let bytes = template.fill(&format!("bench-{scrambled:012x}-{}", self.run));
         let (rollouts, tokens) = (template.lengths.len() as u64, template.lengths.iter().sum());
         Body { bytes, media: self.media, rollouts, tokens }
     }

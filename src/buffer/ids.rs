@@ -1,6 +1,10 @@
 //! Identities: a bare `Uuid` or `String` never crosses a function boundary.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{
+    fmt::{self, Write as _},
+    str::FromStr,
+    sync::Arc,
+};
 
 use uuid::Uuid;
 
@@ -51,10 +55,10 @@ macro_rules! text_id {
                 &self.0
             }
 
-            /// Short key of the id for indexes.
+            /// Key of the id for indexes.
             #[must_use]
-            pub fn key(&self) -> IdKey {
-                IdKey::of(&self.0)
+            pub fn key(&self, form: KeyForm) -> IdKey {
+                form.key(&self.0)
             }
         }
 
@@ -131,33 +135,75 @@ impl fmt::Display for PolicyName {
     }
 }
 
-/// First 16 bytes of the BLAKE3 hash of an id: what indexes hold instead of 256 bytes of text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct IdKey([u8; 16]);
+/// Bytes of an id's BLAKE3 hash in its key.
+const HASH_BYTES: usize = 16;
+
+/// Bytes of an id of which an ordered key shows the beginning.
+const SHOWN_BYTES: usize = 64;
+
+/// How indexes write ids: the same for as long as a database lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyForm {
+    /// As a hash.
+    Hashed,
+    /// As they are, a long one as its beginning and a hash. What has similar names is close together: the rollouts of
+    /// a group change one page of the index, where hashes would change one each.
+    Ordered,
+}
+
+impl KeyForm {
+    fn key(self, id: &str) -> IdKey {
+        let id = id.as_bytes();
+        match self {
+            Self::Hashed => IdKey::of(&[], id),
+            Self::Ordered if id.len() < IdKey::BYTES_MAX => IdKey::from_bytes(id).expect("it is short enough"),
+            Self::Ordered => IdKey::of(&id[..SHOWN_BYTES], id),
+        }
+    }
+}
+
+/// What indexes hold of an id, 80 bytes at most instead of 256.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdKey {
+    bytes: [u8; Self::BYTES_MAX],
+    length: u8,
+}
 
 impl IdKey {
-    fn of(text: &str) -> Self {
-        let mut key = [0; 16];
-        key.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..16]);
-        Self(key)
+    const BYTES_MAX: usize = SHOWN_BYTES + HASH_BYTES;
+
+    fn of(shown: &[u8], id: &[u8]) -> Self {
+        let hash = blake3::hash(id);
+        Self::from_bytes(&[shown, &hash.as_bytes()[..HASH_BYTES]].concat()).expect("it is short enough")
     }
 
-    /// From the 16 bytes of [`Self::as_bytes`].
+    /// From [`Self::as_bytes`]; none has more bytes than 80.
     #[must_use]
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut key = Self { bytes: [0; Self::BYTES_MAX], length: bytes.len() as u8 };
+        key.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(key)
     }
 
-    /// The key as 32 hexadecimal digits.
+    /// The key in hexadecimal digits.
     #[must_use]
     pub fn to_hex(self) -> String {
-        format!("{:032x}", u128::from_be_bytes(self.0))
+        self.as_bytes().iter().fold(String::with_capacity(2 * self.as_bytes().len()), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
     }
 
     /// The key's bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes[..self.length.into()]
+    }
+}
+
+impl fmt::Debug for IdKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IdKey({})", self.as_bytes().escape_ascii())
     }
 }
 
@@ -319,6 +365,31 @@ mod tests {
         assert_eq!(RolloutId::parse(&"x".repeat(257)), Err(InvalidId::Length));
         assert_eq!(GroupId::parse("a\nb"), Err(InvalidId::Control));
         assert_eq!(GroupId::parse("a\u{85}b"), Err(InvalidId::Control));
+    }
+
+    #[test]
+    fn keys_tell_ids_apart_and_ordered_ones_keep_siblings_together() {
+        let ids = |head: &str| -> Vec<String> { (0..20).map(|index| format!("{head}-{index}")).collect() };
+        // Around the length up to which a key is the id, and at the longest.
+        let long = |length: usize| "x".repeat(length - 3);
+        let heads = ["task1".to_owned(), "task10".to_owned(), "T".to_owned(), long(79), long(80), long(81), long(256)];
+        let all: Vec<Vec<String>> = heads.iter().map(|head| ids(head)).collect();
+        for form in [KeyForm::Hashed, KeyForm::Ordered] {
+            let keys: std::collections::BTreeSet<IdKey> = all.concat().iter().map(|id| form.key(id)).collect();
+            assert_eq!(keys.len(), 7 * 20, "{form:?}");
+            assert!(keys.iter().all(|key| IdKey::from_bytes(key.as_bytes()) == Some(*key)));
+        }
+        let mut sorted = all.concat();
+        sorted.sort_by_key(|id| KeyForm::Ordered.key(id).as_bytes().to_vec());
+        let places = |group: &Vec<String>| -> Vec<usize> {
+            group.iter().filter_map(|id| sorted.iter().position(|other| other == id)).collect()
+        };
+        for group in &all[..3] {
+            let places = places(group);
+            assert_eq!(places.iter().max().zip(places.iter().min()).map(|(max, min)| max - min), Some(19), "{group:?}");
+        }
+        assert_eq!(KeyForm::Ordered.key("task1-0").to_hex(), "7461736b312d30");
+        assert_eq!(IdKey::from_bytes(&[0; 81]), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::{StoreError, rules_cache::RulesCache, tally::TallyDelta};
 use crate::{
     buffer::{
-        ids::{BatchId, BatchPk, Epoch, GroupPk, IdKey, KeyPk, PolicyPk, RolloutPk, Run, Step, Version},
+        ids::{BatchId, BatchPk, Epoch, GroupPk, IdKey, KeyForm, KeyPk, PolicyPk, RolloutPk, Run, Step, Version},
         rules::Rules,
     },
     clock::Timestamp,
@@ -147,6 +147,12 @@ impl From<Option<&[u8]>> for Arg {
 impl From<Bytes> for Arg {
     fn from(value: Bytes) -> Self {
         Self::Shared(value)
+    }
+}
+
+impl From<IdKey> for Arg {
+    fn from(value: IdKey) -> Self {
+        value.as_bytes().into()
     }
 }
 
@@ -360,6 +366,12 @@ impl<const N: usize> FromCell for [u8; N] {
     }
 }
 
+impl FromCell for IdKey {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        Self::from_bytes(&Vec::from_cell(cell)?)
+    }
+}
+
 impl FromCell for Timestamp {
     fn from_cell(cell: Cell) -> Option<Self> {
         i64::from_cell(cell).map(Self::from_micros)
@@ -401,6 +413,11 @@ pub(super) trait Connection: Send {
     /// Runs a statement; its rows, read to the end before anything is awaited elsewhere.
     async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError>;
 
+    /// How the database writes ids.
+    fn key_form(&self) -> KeyForm {
+        KeyForm::Hashed
+    }
+
     /// Rows that one statement should insert at most.
     fn rows_per_statement(&self) -> usize {
         ROWS_PER_STATEMENT[0]
@@ -422,6 +439,11 @@ impl<'c> Tx<'c> {
     /// The same, where others have already counted in the transaction.
     pub(super) fn after(tallies: TallyDelta, connection: &'c mut dyn Connection, rules: &'c RulesCache) -> Self {
         Self { tallies, ..Self::new(connection, rules) }
+    }
+
+    /// How indexes write ids.
+    pub(super) fn key_form(&self) -> KeyForm {
+        self.connection.key_form()
     }
 
     /// Runs a statement; the number of rows that it changed.

@@ -23,7 +23,7 @@ use sqlx::{
 use self::{direct::Direct, readers::Readers, writer::Handle};
 use super::{Dialect, Op};
 use crate::{
-    buffer::payload::Codec,
+    buffer::{ids::KeyForm, payload::Codec},
     clock::Timestamp,
     metrics::StoreMetrics,
     store::{OpenError, Peers, StoreError, health::Vitals, rules_cache::RulesCache},
@@ -88,11 +88,12 @@ impl Sqlite {
             .await
             .map_err(|source| OpenError::schema(&path.display().to_string(), source))?;
         let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
-        let connection = Direct::writing(&path).map_err(unused)?;
+        let key_form = key_form(&mut migrating).await.map_err(unopened)?;
+        let connection = Direct::writing(&path, key_form).map_err(unused)?;
         // Not the last connection any more, so that its end does not copy the log back first.
         migrating.close().await.map_err(unopened)?;
         let rules = Arc::new(RulesCache::default());
-        let readers = Readers::open(path.clone(), Arc::clone(&rules)).map_err(unused)?;
+        let readers = Readers::open(path.clone(), key_form, Arc::clone(&rules)).map_err(unused)?;
         let vitals = Vitals::default();
         let mut wal = path.into_os_string();
         wal.push("-wal");
@@ -119,6 +120,12 @@ fn file_options(path: &Path) -> SqliteConnectOptions {
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(true)
         .busy_timeout(BUSY_TIMEOUT)
+}
+
+/// How the file was made to write ids.
+async fn key_form(connection: &mut SqliteConnection) -> Result<KeyForm, sqlx::Error> {
+    let form: String = sqlx::query_scalar("SELECT form FROM key_form").fetch_one(connection).await?;
+    Ok(if form == "ordered" { KeyForm::Ordered } else { KeyForm::Hashed })
 }
 
 /// One process per file: two writers would not see each other's queues, waiters and clocks.
@@ -260,6 +267,25 @@ mod tests {
         assert_eq!(left_behind(0).await, ["second", "third"]);
         assert_eq!(left_behind(1).await, ["first", "third"]);
         assert_eq!(left_behind(2).await, ["first", "second"]);
+    }
+
+    struct Form;
+
+    #[async_trait]
+    impl Op for Form {
+        type Output = KeyForm;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<KeyForm, StoreError> {
+            Ok(tx.key_form())
+        }
+    }
+
+    #[tokio::test]
+    async fn new_files_have_ids_in_order() {
+        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        assert!(matches!(store.read(Form).await, Ok(KeyForm::Ordered)));
+        assert!(matches!(store.write(Form).await, Ok(KeyForm::Ordered)));
+        store.close().await;
     }
 
     /// Reads nothing, in the middle of a snapshot.

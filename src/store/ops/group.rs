@@ -63,7 +63,8 @@ pub(super) async fn lock(
     group_id: &GroupId,
 ) -> Result<Option<LockedGroup>, StoreError> {
     const LOCK_GROUP: Statement = locking!(select_group!("WHERE policy_pk = $1 AND run = $2 AND group_key = $3"));
-    let row = tx.fetch_optional(LOCK_GROUP, args![policy, run, group_id.key().as_bytes()]).await?;
+    let key = group_id.key(tx.key_form());
+    let row = tx.fetch_optional(LOCK_GROUP, args![policy, run, key]).await?;
     match row {
         Some(row) => read(tx, row).await.map(Some),
         None => Ok(None),
@@ -91,7 +92,7 @@ pub(super) async fn lock_all(
     let rows = tx.fetch_all(LOCK_GROUPS, args![policy, run, hex_list(keys)]).await?;
     let mut groups = Vec::with_capacity(rows.len());
     for mut row in rows {
-        groups.push((IdKey::from_bytes(row.get("group_key")?), read(tx, row).await?));
+        groups.push((row.get("group_key")?, read(tx, row).await?));
     }
     Ok(groups)
 }

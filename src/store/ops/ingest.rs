@@ -22,7 +22,7 @@ use super::group::LockedGroup;
 use crate::{
     buffer::{
         finalize::{GroupDecision, Member},
-        ids::{GroupId, GroupPk, IdKey, PolicyPk},
+        ids::{GroupPk, IdKey, KeyForm, PolicyPk},
         ingest::{GroupFill, NewRollout, RolloutDecision},
     },
     store::{
@@ -47,12 +47,13 @@ impl Op for Posts {
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         // All know the same rules of deciding; the latest of their times is that of the transaction.
+        let form = tx.key_form();
         let Some(latest) = self.0.iter().max_by_key(|post| post.now) else { return Ok(Vec::new()) };
         let bundles: Vec<Vec<Incoming<'_>>> = self
             .0
             .iter()
             .flat_map(|post| post.bundles.iter())
-            .map(|bundle| bundle.iter().map(Incoming::new).collect())
+            .map(|bundle| bundle.iter().map(|new| Incoming::new(new, form)).collect())
             .collect();
         let known = Known::read(tx, &bundles, latest.now).await?;
         let mut desk = Desk::new(known, &*latest.decide, latest.now);
@@ -63,7 +64,7 @@ impl Op for Posts {
     }
 }
 
-/// A rollout as posted, with its keys: they are hashes, so they are computed once.
+/// A rollout as posted, with its keys, which are made once.
 pub(super) struct Incoming<'b> {
     pub(super) new: &'b NewRollout,
     pub(super) rollout_key: IdKey,
@@ -71,9 +72,9 @@ pub(super) struct Incoming<'b> {
 }
 
 impl<'b> Incoming<'b> {
-    fn new(new: &'b NewRollout) -> Self {
-        let rollout_key = new.rollout_id.key();
-        let group_key = new.group_id.as_ref().map_or(rollout_key, GroupId::key);
+    fn new(new: &'b NewRollout, form: KeyForm) -> Self {
+        let rollout_key = new.rollout_id.key(form);
+        let group_key = new.group_id.as_ref().map_or(rollout_key, |group_id| group_id.key(form));
         Self { new, rollout_key, group_key }
     }
 }

@@ -66,8 +66,8 @@ impl Op for StoryFilter {
         let state = self.state.as_ref().map(name_of);
         let rest = args![self.after, verdict, self.reason.as_deref(), state, self.step, self.limit];
         let (statement, second) = match (&self.rollout_id, &self.group_id) {
-            (Some(rollout_id), _) => (BY_ROLLOUT, args![rollout_id.key().as_bytes()]),
-            (None, Some(group_id)) => (BY_GROUP, args![group_id.key().as_bytes()]),
+            (Some(rollout_id), _) => (BY_ROLLOUT, args![rollout_id.key(tx.key_form())]),
+            (None, Some(group_id)) => (BY_GROUP, args![group_id.key(tx.key_form())]),
             (None, None) => (BY_POLICY, args![None::<String>]),
         };
         let values = [args![self.policy.as_str()], second, rest].concat();
@@ -180,7 +180,7 @@ impl Op for GroupFilter {
         ));
         let state = self.state.as_ref().map(|state: &GroupState| name_of(state));
         let (statement, second) = match &self.group_id {
-            Some(group_id) => (BY_ID, args![group_id.key().as_bytes()]),
+            Some(group_id) => (BY_ID, args![group_id.key(tx.key_form())]),
             None => (BY_POLICY, args![None::<String>]),
         };
         let rest = args![self.after, state, self.limit];

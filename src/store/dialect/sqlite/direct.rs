@@ -17,9 +17,12 @@ use rusqlite::{
 };
 
 use super::{BUSY_TIMEOUT, WAL_BYTES_MAX};
-use crate::store::{
-    StoreError,
-    sql::{Arg, Cell, Connection, Row, Statement},
+use crate::{
+    buffer::ids::KeyForm,
+    store::{
+        StoreError,
+        sql::{Arg, Cell, Connection, Row, Statement},
+    },
 };
 
 /// Statements that stay prepared: more than there are.
@@ -32,6 +35,7 @@ const CACHE_KIB: i64 = 32 << 10;
 /// A connection to a file that exists.
 pub(super) struct Direct {
     connection: rusqlite::Connection,
+    key_form: KeyForm,
     /// By the place of the statement's text in memory, since that is the same whenever it runs.
     shapes: HashMap<(usize, usize), Arc<Shape>>,
 }
@@ -45,8 +49,8 @@ struct Shape {
 
 impl Direct {
     /// The one that writes.
-    pub(super) fn writing(path: &Path) -> Result<Self, rusqlite::Error> {
-        let opened = Self::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    pub(super) fn writing(path: &Path, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
+        let opened = Self::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE, key_form)?;
         let connection = &opened.connection;
         // NORMAL would lose acknowledged commits in a power cut, and with group commit it is no faster.
         connection.pragma_update(None, "synchronous", "FULL")?;
@@ -61,15 +65,15 @@ impl Direct {
     }
 
     /// One that only reads: how the file is organised is the writer's to set.
-    pub(super) fn reading(path: &Path) -> Result<Self, rusqlite::Error> {
-        Self::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
+    pub(super) fn reading(path: &Path, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
+        Self::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY, key_form)
     }
 
-    fn open(path: &Path, access: OpenFlags) -> Result<Self, rusqlite::Error> {
+    fn open(path: &Path, access: OpenFlags, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
         let connection = rusqlite::Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-        Ok(Self { connection, shapes: HashMap::new() })
+        Ok(Self { connection, key_form, shapes: HashMap::new() })
     }
 
     pub(super) fn close(self) -> Result<(), rusqlite::Error> {
@@ -121,6 +125,10 @@ impl Connection for Direct {
             found.push(Row::new(Arc::clone(&shape.columns), cells));
         }
         Ok(found)
+    }
+
+    fn key_form(&self) -> KeyForm {
+        self.key_form
     }
 
     /// Several rows would be undone together if one of them failed: SQLite copies the pages that they touch.
@@ -177,7 +185,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let path = folder.path().join("x.db");
         let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
-        let connection = Direct::writing(&path).expect("the file can be written");
+        let connection = Direct::writing(&path, KeyForm::Ordered).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         let pragma = |name: &str| connection.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         // 2 is FULL: the log is synced at every commit.

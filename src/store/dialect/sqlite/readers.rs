@@ -9,11 +9,14 @@ use std::{
 use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 
 use super::direct::Direct;
-use crate::store::{
-    StoreError,
-    dialect::Op,
-    rules_cache::RulesCache,
-    sql::{Connection as _, Statement, Tx},
+use crate::{
+    buffer::ids::KeyForm,
+    store::{
+        StoreError,
+        dialect::Op,
+        rules_cache::RulesCache,
+        sql::{Connection as _, Statement, Tx},
+    },
 };
 
 /// Batches are read in large pieces, so a few suffice.
@@ -23,6 +26,7 @@ const READERS_MAX: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Readers {
     path: PathBuf,
+    key_form: KeyForm,
     turns: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<Direct>>>,
     rules: Arc<RulesCache>,
@@ -30,20 +34,20 @@ pub(super) struct Readers {
 
 impl Readers {
     /// Opens the first of them, so that what is in the way is met now.
-    pub(super) fn open(path: PathBuf, rules: Arc<RulesCache>) -> Result<Self, rusqlite::Error> {
-        let idle = Arc::new(Mutex::new(vec![Direct::reading(&path)?]));
-        Ok(Self { path, turns: Arc::new(Semaphore::new(READERS_MAX as usize)), idle, rules })
+    pub(super) fn open(path: PathBuf, key_form: KeyForm, rules: Arc<RulesCache>) -> Result<Self, rusqlite::Error> {
+        let idle = Arc::new(Mutex::new(vec![Direct::reading(&path, key_form)?]));
+        Ok(Self { path, key_form, turns: Arc::new(Semaphore::new(READERS_MAX as usize)), idle, rules })
     }
 
     /// Runs an operation on a consistent snapshot. Goes on when the caller is dropped.
     pub(super) async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| StoreError::Closed)?;
         let (path, idle, rules) = (self.path.clone(), Arc::clone(&self.idle), Arc::clone(&self.rules));
-        let runtime = Handle::current();
+        let (key_form, runtime) = (self.key_form, Handle::current());
         let read = spawn_blocking(move || {
             let _turn = turn;
             let known = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let mut connection = known.map_or_else(|| Direct::reading(&path), Ok)?;
+            let mut connection = known.map_or_else(|| Direct::reading(&path, key_form), Ok)?;
             let output = runtime.block_on(snapshot(&mut connection, &op, &rules))?;
             // After an error it is not known what it is in the middle of: another is opened then.
             idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);

@@ -404,7 +404,7 @@ mod tests {
     use sqlx::{Connection as _, SqliteConnection};
 
     use super::{super::file_options, *};
-    use crate::metrics::Metrics;
+    use crate::{buffer::ids::KeyForm, metrics::Metrics};
 
     /// What one commit takes from full queues when it began a while ago: whether each is urgent.
     fn taken(first: bool, ago: Duration) -> Vec<bool> {
@@ -457,7 +457,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let path = folder.path().join("x.db");
         let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
-        let connection = Direct::writing(&path).expect("the file can be written");
+        let connection = Direct::writing(&path, KeyForm::Ordered).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         let [(_, control), (_, bulk)] = [(); 2].map(|()| mpsc::channel(1));
         let mut writer = Writer {

@@ -145,8 +145,7 @@ async fn stored(
         let of_policy = all.iter().filter(|incoming| incoming.new.policy == *name);
         let keys = hex_list(of_policy.map(|incoming| incoming.rollout_key));
         for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, keys]).await? {
-            let key = IdKey::from_bytes(row.get("rollout_key")?);
-            stored.insert((policy.policy_pk, key), read_stored(&mut row)?);
+            stored.insert((policy.policy_pk, row.get("rollout_key")?), read_stored(&mut row)?);
         }
     }
     Ok(stored)

@@ -1,0 +1,8 @@
+-- How rollout_key and group_key are made of ids, for as long as the file lives: 'ordered', as they are, or 'hashed', where
+-- an earlier version has hashed some.
+CREATE TABLE key_form (
+    form TEXT NOT NULL CHECK (form IN ('hashed', 'ordered'))
+) STRICT;
+
+INSERT INTO key_form (form)
+SELECT IIF(EXISTS (SELECT 1 FROM rollout_group) OR EXISTS (SELECT 1 FROM rollout), 'hashed', 'ordered');
