@@ -152,7 +152,9 @@ pub enum KeyForm {
 }
 
 impl KeyForm {
-    fn key(self, id: &str) -> IdKey {
+    /// The key of an id.
+    #[must_use]
+    pub fn key(self, id: &str) -> IdKey {
         let id = id.as_bytes();
         match self {
             Self::Hashed => IdKey::of(&[], id),

@@ -105,14 +105,22 @@ async fn the_doctor_names_what_is_wrong() {
         "{table}"
     );
 
-    let mut connection = sqlx::SqliteConnection::connect(&database).await.expect("the file opens");
-    let change = sqlx::query("UPDATE rollout SET reward = 7 WHERE rollout_pk = 1");
-    change.execute(&mut connection).await.expect("it is valid");
-    connection.close().await.expect("the file closes");
-    let damaged = forebay(&["doctor", "--database", &database]).await;
-    assert_eq!(damaged.status.code(), Some(1));
-    let table = String::from_utf8_lossy(&damaged.stdout).into_owned();
+    let found = async |sql: &'static str| {
+        let mut connection = sqlx::SqliteConnection::connect(&database).await.expect("the file opens");
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it is valid");
+        connection.close().await.expect("the file closes");
+        let damaged = forebay(&["doctor", "--database", &database]).await;
+        assert_eq!(damaged.status.code(), Some(1), "{sql}");
+        String::from_utf8_lossy(&[damaged.stdout, damaged.stderr].concat()).into_owned()
+    };
+    let table = found("UPDATE rollout SET reward = 7 WHERE rollout_pk = 1").await;
     assert!(table.contains("rollout a-0 of group a"), "{table}");
+    let table = found("UPDATE rollout SET rollout_key = CAST('a-7' AS BLOB) WHERE rollout_pk = 2").await;
+    assert!(table.contains("rollouts that their names do not find (at least 1): a-1"), "{table}");
+    let table = found("UPDATE key_form SET form = 'hashed'").await;
+    assert!(table.contains("groups that their names do not find (at least 1): a"), "{table}");
+    let refused = found("PRAGMA ignore_check_constraints = 1; UPDATE key_form SET form = 'orderee'").await;
+    assert!(refused.contains("`orderee`"), "{refused}");
 
     let missing = forebay(&["doctor", "--database", &sqlite(folder.path(), "no.db")]).await;
     assert!(String::from_utf8_lossy(&missing.stderr).contains("does not exist"));

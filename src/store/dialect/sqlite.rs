@@ -88,7 +88,7 @@ impl Sqlite {
             .await
             .map_err(|source| OpenError::schema(&path.display().to_string(), source))?;
         let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
-        let key_form = key_form(&mut migrating).await.map_err(unopened)?;
+        let key_form = key_form(&mut migrating, &path).await?;
         let connection = Direct::writing(&path, key_form).map_err(unused)?;
         // Not the last connection any more, so that its end does not copy the log back first.
         migrating.close().await.map_err(unopened)?;
@@ -122,10 +122,14 @@ fn file_options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(BUSY_TIMEOUT)
 }
 
-/// How the file was made to write ids.
-async fn key_form(connection: &mut SqliteConnection) -> Result<KeyForm, sqlx::Error> {
-    let form: String = sqlx::query_scalar("SELECT form FROM key_form").fetch_one(connection).await?;
-    Ok(if form == "ordered" { KeyForm::Ordered } else { KeyForm::Hashed })
+/// How the file was made to write ids. Taken for another form, it would not know what it has.
+async fn key_form(connection: &mut SqliteConnection, path: &Path) -> Result<KeyForm, OpenError> {
+    let form: Result<String, _> = sqlx::query_scalar("SELECT form FROM key_form").fetch_one(connection).await;
+    match form.map_err(|source| OpenError::database(path, source))?.as_str() {
+        "ordered" => Ok(KeyForm::Ordered),
+        "hashed" => Ok(KeyForm::Hashed),
+        form => Err(OpenError::Settings(format!("{} is damaged: it has its ids as `{form}`", path.display()))),
+    }
 }
 
 /// One process per file: two writers would not see each other's queues, waiters and clocks.

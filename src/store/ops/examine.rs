@@ -21,6 +21,9 @@ use crate::{
 /// Contradictions of one kind that are named; the rest are counted.
 const NAMED_MAX: i64 = 5;
 
+/// Rows whose keys are looked at together.
+const KEYS_PAGE: i64 = 10_000;
+
 pub(in crate::store) struct Examine;
 
 #[async_trait]
@@ -34,6 +37,9 @@ impl Op for Examine {
             let Some(rows_found) = rows.len().try_into().ok().filter(|&count: &i64| count > 0) else { continue };
             let named = rows.into_iter().map(|mut row| row.get("name")).collect::<Result<_, _>>()?;
             contradictions.push(Contradiction { what, at_least: rows_found, named });
+        }
+        for (what, statement) in KEYED {
+            contradictions.extend(foreign_keys(tx, what, *statement).await?);
         }
         Ok(Examination { tallies: ReadTallies(None).run(tx).await?, counted: recount(tx).await?, contradictions })
     }
@@ -136,6 +142,58 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
         ),
     ),
 ];
+
+/// Rows of which a key was made, after one, $2 at most: `pk`, `key`, `name`.
+const KEYED: &[(&str, Statement)] = &[
+    (
+        "rollouts that their names do not find",
+        Statement::new(
+            "-- page_rollout_keys
+            SELECT rollout_pk AS pk, rollout_key AS key, rollout_id AS name
+            FROM rollout
+            WHERE rollout_pk > $1
+            ORDER BY rollout_pk
+            LIMIT $2",
+        ),
+    ),
+    (
+        "groups that their names do not find",
+        Statement::new(
+            "-- page_group_keys
+            SELECT group_pk AS pk, group_key AS key, group_id AS name
+            FROM rollout_group
+            WHERE group_pk > $1
+            ORDER BY group_pk
+            LIMIT $2",
+        ),
+    ),
+];
+
+/// Rows whose key is not that of their name: a repeat of one would be taken for something new.
+async fn foreign_keys(
+    tx: &mut Tx<'_>,
+    what: &'static str,
+    statement: Statement,
+) -> Result<Option<Contradiction>, StoreError> {
+    let form = tx.key_form();
+    let (mut after, mut found) = (0_i64, Contradiction { what, at_least: 0, named: Vec::new() });
+    loop {
+        let rows = tx.fetch_all(statement, args![after, KEYS_PAGE]).await?;
+        if rows.is_empty() {
+            return Ok((found.at_least > 0).then_some(found));
+        }
+        for mut row in rows {
+            after = row.get("pk")?;
+            let (key, name): (Vec<u8>, String) = (row.get("key")?, row.get("name")?);
+            if key != form.key(&name).as_bytes() {
+                found.at_least += 1;
+                if found.at_least <= NAMED_MAX {
+                    found.named.push(name);
+                }
+            }
+        }
+    }
+}
 
 /// Counts what the tallies claim.
 async fn recount(tx: &mut Tx<'_>) -> Result<Counts, StoreError> {
