@@ -8,20 +8,22 @@ pub(super) fn accepted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<I
     lists.flat_map(|list| list.split(',')).filter(|entry| !entry.trim().is_empty()).map(|entry| {
         let mut parts = entry.split(';').map(str::trim);
         let value = parts.next().unwrap_or_default().to_ascii_lowercase();
-        let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok()).unwrap_or(1.0);
-        (value, quality)
+        let quality = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.strip_prefix('=')?.parse().ok());
+        (value, quality.unwrap_or(1.0))
     })
 }
 
-/// Whether the caller asks for zstd by name. `*` asks for nothing: an answer as it is suits it too.
+/// Whether the caller asks for zstd by name, or refuses an answer as it is and leaves the coding open. `*` alone asks for
+/// nothing.
 pub(super) fn asks_for_zstd(headers: &HeaderMap) -> bool {
     let quality = |coding| {
-        accepted(headers, header::ACCEPT_ENCODING)
-            .find(|(value, _)| value == coding)
-            .map_or(0.0, |(_, quality)| quality)
+        let entry = accepted(headers, header::ACCEPT_ENCODING).find(|(value, _)| value == coding);
+        entry.map(|(_, quality)| quality)
     };
-    let zstd = quality("zstd");
-    zstd > 0.0 && zstd >= quality("identity")
+    let identity = quality("identity");
+    let unnamed = || quality("*").filter(|_| identity == Some(0.0));
+    let zstd = quality("zstd").or_else(unnamed).unwrap_or(0.0);
+    zstd > 0.0 && zstd >= identity.unwrap_or(0.0)
 }
 
 #[cfg(test)]
@@ -34,10 +36,26 @@ mod tests {
             let value = |list: &&str| (header::ACCEPT_ENCODING, list.parse().expect("a value"));
             asks_for_zstd(&lists.iter().map(value).collect())
         };
-        for lists in [&["zstd"][..], &["gzip, ZSTD;q=0.1"], &["gzip", "br, zstd"], &["identity;q=0.5, zstd;q=0.5"]] {
+        for lists in [
+            &["zstd"][..],
+            &["gzip, ZSTD;q=0.1"],
+            &["gzip", "br, zstd"],
+            &["identity;q=0.5, zstd; Q=0.5"],
+            &["identity;q=0, *"],
+        ] {
             assert!(asks(lists), "{lists:?}");
         }
-        for lists in [&[][..], &[""], &["*"], &["gzip, br"], &["zstd;q=0"], &["zstd;q=0.5, identity"], &["xzstd"]] {
+        for lists in [
+            &[][..],
+            &[""],
+            &["*"],
+            &["gzip, br"],
+            &["zstd;q=0"],
+            &["*, zstd;Q=0"],
+            &["zstd;q=0.5, identity"],
+            &["identity;q=0, zstd;q=0, *"],
+            &["xzstd"],
+        ] {
             assert!(!asks(lists), "{lists:?}");
         }
     }

@@ -7,6 +7,9 @@ use bytes::Bytes;
 /// The fastest: most of what there is to gain is that siblings share their prompt, which every level finds.
 const LEVEL: i32 = 1;
 
+/// Bytes that are compressed together.
+const PIECE_BYTES: usize = 1 << 20;
+
 /// One zstd frame. Without [`end`](Self::end) it stays open, which a reader takes for a body that broke off.
 pub(super) struct Compressor(zstd::Encoder<'static, Vec<u8>>);
 
@@ -16,12 +19,18 @@ impl Compressor {
     }
 
     /// Compresses parts such that all of them can be read from what was sent so far.
-    pub(super) fn parts(&mut self, parts: Vec<Bytes>) -> Result<Bytes> {
+    pub(super) fn parts(&mut self, parts: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        let mut compressed = Vec::new();
         for part in parts {
-            self.0.write_all(&part)?;
+            // One buffer for all of it would be copied as it grows.
+            for piece in part.chunks(PIECE_BYTES) {
+                self.0.write_all(piece)?;
+                compressed.push(self.take());
+            }
         }
         self.0.flush()?;
-        Ok(self.take())
+        compressed.push(self.take());
+        Ok(compressed)
     }
 
     /// Ends the frame.
@@ -44,16 +53,18 @@ mod tests {
     #[test]
     fn what_was_sent_can_be_read_before_the_end_which_tells_a_whole_body_from_a_broken_one() {
         let mut compressor = Compressor::new();
-        let mut sent =
-            compressor.parts(vec![Bytes::from_static(b"one "), Bytes::from_static(b"two ")]).expect("memory");
+        let mut part =
+            |text: &'static str| compressor.parts(vec![Bytes::from_static(text.as_bytes())]).expect("memory");
+        let mut sent = part("one ").concat();
         let read = |sent: &[u8]| {
             let mut text = String::new();
             let end = zstd::Decoder::new(sent).expect("memory").read_to_string(&mut text);
             (text, end.is_ok())
         };
-        assert_eq!(read(&sent), ("one two ".to_owned(), false));
-        let rest = [compressor.parts(vec![Bytes::from_static(b"three")]), compressor.end()];
-        sent = [sent].into_iter().chain(rest.map(|part| part.expect("memory"))).collect::<Vec<_>>().concat().into();
-        assert_eq!(read(&sent), ("one two three".to_owned(), true));
+        assert_eq!(read(&sent), ("one ".to_owned(), false));
+        sent.extend(part("two").concat());
+        assert_eq!(read(&sent), ("one two".to_owned(), false));
+        sent.extend(compressor.end().expect("memory"));
+        assert_eq!(read(&sent), ("one two".to_owned(), true));
     }
 }

@@ -179,8 +179,11 @@ impl Rows {
             self.writer.end()?
         };
         let Some(compressor) = &mut self.compressor else { return Ok(frames) };
-        let compressed = compressor.parts(frames)?;
-        Ok(if self.ended { vec![compressed, compressor.end()?] } else { vec![compressed] })
+        let mut compressed = compressor.parts(frames)?;
+        if self.ended {
+            compressed.push(compressor.end()?);
+        }
+        Ok(compressed)
     }
 }
 

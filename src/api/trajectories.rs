@@ -63,7 +63,8 @@ const BULK_BYTES: usize = 8 << 20;
             (Vec<u8> = "application/vnd.apache.arrow.stream"),
         ),
         description = "An object, an array of objects (a bundle), one object per line (bulk), or an Arrow IPC stream \
-            (a bundle) with one row per segment, the rows of a rollout adjacent. May be gzip or zstd."
+            (a bundle) with one row per segment, the rows of a rollout adjacent. `Content-Encoding` may be gzip or zstd; \
+            the buffers inside of an Arrow stream may not be compressed."
     ),
     responses(
         (status = 201, description = "Stored; a bundle: at least one was new", body = ReceiptOrBundle),

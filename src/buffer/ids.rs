@@ -138,16 +138,16 @@ impl fmt::Display for PolicyName {
 /// Bytes of an id's BLAKE3 hash in its key.
 const HASH_BYTES: usize = 16;
 
-/// Bytes of an id of which an ordered key shows the beginning.
-const SHOWN_BYTES: usize = 64;
+/// Bytes of the beginning and of the end of a long id that its ordered key shows.
+const SHOWN_BYTES: (usize, usize) = (40, 24);
 
 /// How indexes write ids: the same for as long as a database lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyForm {
     /// As a hash.
     Hashed,
-    /// As they are, a long one as its beginning and a hash. What has similar names is close together: the rollouts of
-    /// a group change one page of the index, where hashes would change one each.
+    /// As they are, a long one as its beginning, a hash of all but its end, and its end. What has similar names is close
+    /// together: the rollouts of a group change one page of the index, where hashes would change one each.
     Ordered,
 }
 
@@ -157,9 +157,12 @@ impl KeyForm {
     pub fn key(self, id: &str) -> IdKey {
         let id = id.as_bytes();
         match self {
-            Self::Hashed => IdKey::of(&[], id),
+            Self::Hashed => IdKey::of(&[], id, &[]),
             Self::Ordered if id.len() < IdKey::BYTES_MAX => IdKey::from_bytes(id).expect("it is short enough"),
-            Self::Ordered => IdKey::of(&id[..SHOWN_BYTES], id),
+            Self::Ordered => {
+                let (before, end) = id.split_at(id.len() - SHOWN_BYTES.1);
+                IdKey::of(&before[..SHOWN_BYTES.0], before, end)
+            }
         }
     }
 }
@@ -172,11 +175,11 @@ pub struct IdKey {
 }
 
 impl IdKey {
-    const BYTES_MAX: usize = SHOWN_BYTES + HASH_BYTES;
+    const BYTES_MAX: usize = SHOWN_BYTES.0 + HASH_BYTES + SHOWN_BYTES.1;
 
-    fn of(shown: &[u8], id: &[u8]) -> Self {
-        let hash = blake3::hash(id);
-        Self::from_bytes(&[shown, &hash.as_bytes()[..HASH_BYTES]].concat()).expect("it is short enough")
+    fn of(start: &[u8], hashed: &[u8], end: &[u8]) -> Self {
+        let hash = blake3::hash(hashed);
+        Self::from_bytes(&[start, &hash.as_bytes()[..HASH_BYTES], end].concat()).expect("it is short enough")
     }
 
     /// From [`Self::as_bytes`]; none has more bytes than 80.
@@ -375,6 +378,7 @@ mod tests {
         // Around the length up to which a key is the id, and at the longest.
         let long = |length: usize| "x".repeat(length - 3);
         let heads = ["task1".to_owned(), "task10".to_owned(), "T".to_owned(), long(79), long(80), long(81), long(256)];
+        assert!(heads[4].len() < 80 && heads[5].len() + 2 == 80, "siblings on both sides of the longest that is a key");
         let all: Vec<Vec<String>> = heads.iter().map(|head| ids(head)).collect();
         for form in [KeyForm::Hashed, KeyForm::Ordered] {
             let keys: std::collections::BTreeSet<IdKey> = all.concat().iter().map(|id| form.key(id)).collect();
@@ -386,9 +390,12 @@ mod tests {
         let places = |group: &Vec<String>| -> Vec<usize> {
             group.iter().filter_map(|id| sorted.iter().position(|other| other == id)).collect()
         };
-        for group in &all[..3] {
-            let places = places(group);
-            assert_eq!(places.iter().max().zip(places.iter().min()).map(|(max, min)| max - min), Some(19), "{group:?}");
+        // Of a long id the end has a fixed length, so that siblings with one digit and with two are apart.
+        let longest = &all[6];
+        for siblings in [&all[0], &all[1], &all[2], &longest[..10].to_vec(), &longest[10..].to_vec()] {
+            let places = places(siblings);
+            let (first, last) = (places.iter().min(), places.iter().max());
+            assert_eq!(first.zip(last).map(|(first, last)| last - first + 1), Some(siblings.len()), "{siblings:?}");
         }
         assert_eq!(KeyForm::Ordered.key("task1-0").to_hex(), "7461736b312d30");
         assert_eq!(IdKey::from_bytes(&[0; 81]), None);

@@ -4,7 +4,7 @@
 //! leaves to a dialect's [`Connection`] how its driver does both. Statements run unchanged on both databases, except
 //! where a [`Statement`] carries two texts.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -444,6 +444,13 @@ impl<'c> Tx<'c> {
     /// How indexes write ids.
     pub(super) fn key_form(&self) -> KeyForm {
         self.connection.key_form()
+    }
+
+    /// The key of a row with this name, which was found by one of these: a damaged key would find something else.
+    pub(super) fn key_among(&self, asked: &BTreeSet<IdKey>, name: &str) -> Result<IdKey, StoreError> {
+        let key = self.key_form().key(name);
+        let not_asked = || StoreError::Corrupt(format!("`{name}` was found by the key of another name"));
+        asked.get(&key).copied().ok_or_else(not_asked)
     }
 
     /// Runs a statement; the number of rows that it changed.

@@ -309,9 +309,10 @@ on_both_stores! {
         let headers = [("content-type", ARROW_STREAM), ("content-encoding", "zstd")];
         app.post_raw("/trajectories", &headers, zstd).await.expect(201);
         post(app, whole).await.expect(200);
-        // pyarrow, 64 zeros of int8 in a column, with `IpcWriteOptions(compression="zstd")`.
-        let inside = include_bytes!("arrow/zstd-buffers.arrows").to_vec();
-        let problem = post(app, inside).await.refused(415, "unsupported-media-type");
-        assert!(text(&problem["detail"]).contains("Content-Encoding: zstd"), "{problem}");
+        // pyarrow, 64 zeros of int8 in a column, with `IpcWriteOptions(compression="zstd")`, and with `"lz4"`.
+        for inside in [&include_bytes!("arrow/zstd-buffers.arrows")[..], include_bytes!("arrow/lz4-buffers.arrows")] {
+            let problem = post(app, inside.to_vec()).await.refused(415, "unsupported-media-type");
+            assert!(text(&problem["detail"]).contains("Content-Encoding: zstd"), "{problem}");
+        }
     }
 }

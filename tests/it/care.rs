@@ -120,7 +120,9 @@ async fn the_doctor_names_what_is_wrong() {
     let table = found("UPDATE key_form SET form = 'hashed'").await;
     assert!(table.contains("groups that their names do not find (at least 1): a"), "{table}");
     let refused = found("PRAGMA ignore_check_constraints = 1; UPDATE key_form SET form = 'orderee'").await;
-    assert!(refused.contains("`orderee`"), "{refused}");
+    assert!(refused.contains("key_form is `orderee`"), "{refused}");
+    let refused = found("DELETE FROM key_form").await;
+    assert!(refused.contains("key_form is nothing"), "{refused}");
 
     let missing = forebay(&["doctor", "--database", &sqlite(folder.path(), "no.db")]).await;
     assert!(String::from_utf8_lossy(&missing.stderr).contains("does not exist"));

@@ -100,6 +100,21 @@ on_both_stores! {
         app.get(text(&batch["samples_url"])).await.refused(500, "internal");
     }
 
+    async fn a_row_is_never_taken_for_one_of_another_name(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 3}})).await;
+        app.accept(member("a", 0, 1.0)).await;
+        assert_eq!(app.damage("UPDATE rollout_group SET group_id = 'b' WHERE group_id = 'a'").await, 1);
+        app.post("/trajectories", member("a", 1, 1.0)).await.refused(500, "internal");
+        app.post("/groups/close", json!({"policy": "default", "group_id": "a"})).await.refused(500, "internal");
+        app.get("/groups?group_id=a").await.refused(500, "internal");
+        app.get("/trajectories?group_id=a").await.refused(500, "internal");
+        assert_eq!(app.damage("UPDATE rollout_group SET group_id = 'a' WHERE group_id = 'b'").await, 1);
+        assert_eq!(app.damage("UPDATE rollout SET rollout_id = 'a-7' WHERE rollout_id = 'a-0'").await, 1);
+        app.post("/trajectories", member("a", 0, 1.0)).await.refused(500, "internal");
+        app.get("/trajectories?rollout_id=a-0").await.refused(500, "internal");
+        assert_eq!(app.get("/stats").await.expect(200)["policies"]["default"]["received"], 1);
+    }
+
     async fn damage_on_a_later_page_breaks_the_stream(app: TestApp) {
         broken_off_on_a_later_page(app, "identity").await;
     }

@@ -8,7 +8,7 @@ use std::{path::Path, str::FromStr as _};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, sqlite::SqliteConnectOptions};
 
-use crate::support::{Backend, TestApp, fresh_database, group, text};
+use crate::support::{Backend, TestApp, fresh_database, group, rollout, text, with};
 
 fn fixture(schema: &str, name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/upgrade").join(schema).join(name);
@@ -53,7 +53,10 @@ async fn goes_on(schema: &str, backend: Backend) {
     {
         assert_eq!(app.story(rollout).await["state"], state, "{rollout}");
     }
-    // A repeat of what an earlier version stored is recognised.
+    // What an earlier version stored is known by its name, to who looks and to who posts.
+    app.post("/trajectories", rollout("open-0", 0.5)).await.refused(409, "rollout-conflict");
+    let other_size = json!({"rollout_id": "open-9", "group_id": "open", "group_size": 5});
+    app.post("/trajectories", with(rollout("open-9", 1.0), other_size)).await.refused(409, "group-size-conflict");
     assert_eq!(app.story("noreward").await["verdict"], "dropped");
     assert_eq!(app.story("ready-2").await["verdict"], "late");
     // A lease that an earlier version granted, and what it delivers.

@@ -124,11 +124,15 @@ fn file_options(path: &Path) -> SqliteConnectOptions {
 
 /// How the file was made to write ids. Taken for another form, it would not know what it has.
 async fn key_form(connection: &mut SqliteConnection, path: &Path) -> Result<KeyForm, OpenError> {
-    let form: Result<String, _> = sqlx::query_scalar("SELECT form FROM key_form").fetch_one(connection).await;
-    match form.map_err(|source| OpenError::database(path, source))?.as_str() {
-        "ordered" => Ok(KeyForm::Ordered),
-        "hashed" => Ok(KeyForm::Hashed),
-        form => Err(OpenError::Settings(format!("{} is damaged: it has its ids as `{form}`", path.display()))),
+    let form = sqlx::query_scalar("SELECT form FROM key_form").fetch_optional(connection).await;
+    let form: Option<String> = form.map_err(|source| OpenError::database(path, source))?;
+    match form.as_deref() {
+        Some("ordered") => Ok(KeyForm::Ordered),
+        Some("hashed") => Ok(KeyForm::Hashed),
+        other => {
+            let found = other.map_or_else(|| "nothing".to_owned(), |form| format!("`{form}`"));
+            Err(OpenError::Settings(format!("{} is damaged: key_form is {found}", path.display())))
+        }
     }
 }
 

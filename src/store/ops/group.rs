@@ -1,6 +1,9 @@
 //! Stage 3 in the store: groups under their lock, and the decision that ends their open state.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use forebay_client::wire::GroupState;
@@ -47,7 +50,7 @@ macro_rules! select_group {
     ($tail:literal) => {
         concat!(
             "-- lock_group
-            SELECT group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, size,
+            SELECT group_pk, policy_pk, run, group_id, rules_pk, environment, state, reason, size,
                 min_size, kept, masked, dropped, payload_bytes, opened_us
             FROM rollout_group ",
             $tail
@@ -64,11 +67,10 @@ pub(super) async fn lock(
 ) -> Result<Option<LockedGroup>, StoreError> {
     const LOCK_GROUP: Statement = locking!(select_group!("WHERE policy_pk = $1 AND run = $2 AND group_key = $3"));
     let key = group_id.key(tx.key_form());
-    let row = tx.fetch_optional(LOCK_GROUP, args![policy, run, key]).await?;
-    match row {
-        Some(row) => read(tx, row).await.map(Some),
-        None => Ok(None),
-    }
+    let Some(row) = tx.fetch_optional(LOCK_GROUP, args![policy, run, key]).await? else { return Ok(None) };
+    let group = read(tx, row).await?;
+    tx.key_among(&BTreeSet::from([key]), &group.group_id)?;
+    Ok(Some(group))
 }
 
 /// Locks the groups of these keys that exist, in the order of the keys.
@@ -76,7 +78,7 @@ pub(super) async fn lock_all(
     tx: &mut Tx<'_>,
     policy: PolicyPk,
     run: Run,
-    keys: impl IntoIterator<Item = IdKey> + Send,
+    keys: &BTreeSet<IdKey>,
 ) -> Result<Vec<(IdKey, LockedGroup)>, StoreError> {
     const LOCK_GROUPS: Statement = Statement {
         sqlite: select_group!(
@@ -89,10 +91,11 @@ pub(super) async fn lock_all(
             FOR NO KEY UPDATE"
         ),
     };
-    let rows = tx.fetch_all(LOCK_GROUPS, args![policy, run, hex_list(keys)]).await?;
+    let rows = tx.fetch_all(LOCK_GROUPS, args![policy, run, hex_list(keys.iter().copied())]).await?;
     let mut groups = Vec::with_capacity(rows.len());
-    for mut row in rows {
-        groups.push((row.get("group_key")?, read(tx, row).await?));
+    for row in rows {
+        let group = read(tx, row).await?;
+        groups.push((tx.key_among(keys, &group.group_id)?, group));
     }
     Ok(groups)
 }

@@ -1,6 +1,6 @@
 //! The ledger: stories of rollouts and rows of groups, as the API shows them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
@@ -65,9 +65,12 @@ impl Op for StoryFilter {
         let verdict = self.verdict.as_ref().map(name_of);
         let state = self.state.as_ref().map(name_of);
         let rest = args![self.after, verdict, self.reason.as_deref(), state, self.step, self.limit];
-        let (statement, second) = match (&self.rollout_id, &self.group_id) {
-            (Some(rollout_id), _) => (BY_ROLLOUT, args![rollout_id.key(tx.key_form())]),
-            (None, Some(group_id)) => (BY_GROUP, args![group_id.key(tx.key_form())]),
+        let form = tx.key_form();
+        let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key(form));
+        let group = self.group_id.as_ref().map(|group_id| group_id.key(form));
+        let (statement, second) = match (rollout, group) {
+            (Some(key), _) => (BY_ROLLOUT, args![key]),
+            (None, Some(key)) => (BY_GROUP, args![key]),
             (None, None) => (BY_POLICY, args![None::<String>]),
         };
         let values = [args![self.policy.as_str()], second, rest].concat();
@@ -75,7 +78,12 @@ impl Op for StoryFilter {
         let mut groups = Vec::new();
         for mut row in tx.fetch_all(statement, values).await? {
             groups.push(row.get::<GroupPk>("group_pk")?);
-            stories.push(read_story(&mut row)?);
+            let story = read_story(&mut row)?;
+            let name = if rollout.is_some() { &story.rollout_id } else { &story.group_id };
+            if let Some(key) = rollout.or(group) {
+                tx.key_among(&BTreeSet::from([key]), name)?;
+            }
+            stories.push(story);
         }
         let carriers = carriers(tx, &groups).await?;
         for (story, group) in stories.iter_mut().zip(groups) {
@@ -179,13 +187,19 @@ impl Op for GroupFilter {
             LIMIT $5"
         ));
         let state = self.state.as_ref().map(|state: &GroupState| name_of(state));
-        let (statement, second) = match &self.group_id {
-            Some(group_id) => (BY_ID, args![group_id.key(tx.key_form())]),
+        let key = self.group_id.as_ref().map(|group_id| group_id.key(tx.key_form()));
+        let (statement, second) = match key {
+            Some(key) => (BY_ID, args![key]),
             None => (BY_POLICY, args![None::<String>]),
         };
         let rest = args![self.after, state, self.limit];
         let values = [args![self.policy.as_str()], second, rest].concat();
-        tx.fetch_all(statement, values).await?.into_iter().map(read_group).collect()
+        let groups = tx.fetch_all(statement, values).await?.into_iter().map(read_group);
+        let groups = groups.collect::<Result<Vec<Group>, _>>()?;
+        for (key, group) in key.iter().zip(&groups) {
+            tx.key_among(&BTreeSet::from([*key]), &group.group_id)?;
+        }
+        Ok(groups)
     }
 }
 

@@ -53,7 +53,12 @@ fn odd_but_fit() -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
-    ids.push("x".repeat(256));
+    // Around the length up to which an index has an id as it is, alike but for one byte anywhere.
+    for length in [79, 80, 81, 256] {
+        let alike = |at: usize| format!("{}y{}", "x".repeat(at), "x".repeat(length - at - 1));
+        ids.extend([0, 39, 40, length - 25, length - 24, length - 1].map(alike));
+        ids.push("x".repeat(length));
+    }
     ids.push("\u{e9}".repeat(128));
     ids
 }

@@ -56,7 +56,7 @@ impl Known {
             if places.is_empty() {
                 continue;
             }
-            let locked = group::lock_all(tx, policy.policy_pk, policy.run, places.keys().copied()).await?;
+            let locked = group::lock_all(tx, policy.policy_pk, policy.run, &places.keys().copied().collect()).await?;
             let mut locked: BTreeMap<IdKey, GroupWork> =
                 locked.into_iter().map(|(key, group)| (key, GroupWork::stored(group))).collect();
             if locked.len() < places.len() {
@@ -127,13 +127,13 @@ async fn stored(
 ) -> Result<HashMap<Keyed, Stored>, StoreError> {
     const SELECT_STORED: Statement = Statement {
         sqlite: "-- select_stored
-            SELECT r.rollout_pk, r.rollout_key, r.content_digest, r.verdict, r.reason, r.failed_filters,
+            SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
                 r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
             FROM rollout AS r
             JOIN rollout_group AS g ON g.group_pk = r.group_pk
             WHERE r.policy_pk = $1 AND r.run = $2 AND r.rollout_key IN (SELECT unhex(value) FROM json_each($3))",
         postgres: "-- select_stored
-            SELECT r.rollout_pk, r.rollout_key, r.content_digest, r.verdict, r.reason, r.failed_filters,
+            SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
                 r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
             FROM rollout AS r
             JOIN rollout_group AS g ON g.group_pk = r.group_pk
@@ -143,9 +143,11 @@ async fn stored(
     let mut stored = HashMap::new();
     for (name, policy) in policies {
         let of_policy = all.iter().filter(|incoming| incoming.new.policy == *name);
-        let keys = hex_list(of_policy.map(|incoming| incoming.rollout_key));
-        for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, keys]).await? {
-            stored.insert((policy.policy_pk, row.get("rollout_key")?), read_stored(&mut row)?);
+        let keys: BTreeSet<IdKey> = of_policy.map(|incoming| incoming.rollout_key).collect();
+        let list = hex_list(keys.iter().copied());
+        for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, list]).await? {
+            let key = tx.key_among(&keys, &row.get::<String>("rollout_id")?)?;
+            stored.insert((policy.policy_pk, key), read_stored(&mut row)?);
         }
     }
     Ok(stored)
