@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay::buffer::{
-    ids::{GroupId, KeyForm},
-    rules,
-};
+use forebay::buffer::{ids::GroupId, rules};
 use forebay_client::wire::{
     BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules,
     RetentionRules, Segment, Settle, StalenessRules, Trajectory, VersionSpan,
@@ -18,23 +15,11 @@ use super::{
 };
 
 /// Names of groups, then of rollouts.
-///
-/// A bundle opens its groups in the order of their keys, which are hashes on one store and names on the other. In both
-/// orders these are in that of their numbers, and the reference need not know.
 pub(crate) struct Names(Vec<String>);
 
 impl Names {
     pub(crate) fn new() -> Self {
-        let total = GROUPS + ROLLOUTS;
-        let name = |number: usize| {
-            let mut salted = (0..).map(|salt| format!("name-{number:02}-{salt}"));
-            let is_in_its_place = |name: &String| {
-                let first = group_id(name).key(KeyForm::Hashed).as_bytes()[0];
-                usize::from(first) * total / 256 == number
-            };
-            salted.find(is_in_its_place).expect("every first byte is the hash of some name")
-        };
-        Self((0..total).map(name).collect())
+        Self((0..GROUPS + ROLLOUTS).map(|number| format!("name-{number}")).collect())
     }
 
     fn rollout(&self, number: usize) -> &str {

@@ -1,6 +1,6 @@
 //! Posts and groups: verdicts, places, and the decision that ends a group's open state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use forebay_client::wire::{GroupState, Status, Verdict};
 
@@ -34,16 +34,11 @@ impl Reference {
 
     /// The first rollout of a group that does not exist opens it and fixes its size.
     ///
-    /// Silent: in which order a bundle opens its groups. Here it is the order of their names.
+    /// Silent: in which order a bundle opens its groups. Here it is that of their first rollouts in it.
     fn open_groups(&mut self, bundle: &[Post]) {
-        let mut first: BTreeMap<(PolicyNumber, GroupName), &Post> = BTreeMap::new();
         for post in bundle {
-            if self.rollout_named(post.policy, post.rollout).is_none() {
-                first.entry((post.policy, post.group())).or_insert(post);
-            }
-        }
-        for ((policy, name), post) in first {
-            if self.group_named(policy, name).is_some() {
+            let (policy, name) = (post.policy, post.group());
+            if self.rollout_named(policy, post.rollout).is_some() || self.group_named(policy, name).is_some() {
                 continue;
             }
             let rules = self.policies[policy].rules.clone();
