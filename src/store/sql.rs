@@ -4,7 +4,7 @@
 //! leaves to a dialect's [`Connection`] how its driver does both. Statements run unchanged on both databases, except
 //! where a [`Statement`] carries two texts.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -366,12 +366,6 @@ impl<const N: usize> FromCell for [u8; N] {
     }
 }
 
-impl FromCell for IdKey {
-    fn from_cell(cell: Cell) -> Option<Self> {
-        Self::from_bytes(&Vec::from_cell(cell)?)
-    }
-}
-
 impl FromCell for Timestamp {
     fn from_cell(cell: Cell) -> Option<Self> {
         i64::from_cell(cell).map(Self::from_micros)
@@ -446,11 +440,10 @@ impl<'c> Tx<'c> {
         self.connection.key_form()
     }
 
-    /// The key of a row with this name, which was found by one of these: a damaged key would find something else.
-    pub(super) fn key_among(&self, asked: &BTreeSet<IdKey>, name: &str) -> Result<IdKey, StoreError> {
-        let key = self.key_form().key(name);
+    /// The key of a row with this name, if that is what was asked for: a damaged key would find something else.
+    pub(super) fn key_found(&self, name: &str, is_asked: impl FnOnce(&IdKey) -> bool) -> Result<IdKey, StoreError> {
         let not_asked = || StoreError::Corrupt(format!("`{name}` was found by the key of another name"));
-        asked.get(&key).copied().ok_or_else(not_asked)
+        Some(self.key_form().key(name)).filter(is_asked).ok_or_else(not_asked)
     }
 
     /// Runs a statement; the number of rows that it changed.

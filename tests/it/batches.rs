@@ -410,16 +410,12 @@ on_both_stores! {
             assert_eq!(same, plain);
             assert_eq!(zstd::decode_all(frame.as_slice()).expect("a zstd frame"), plain);
         }
-        let url = format!("{}{}", app.url, text(&batch["samples_url"]));
-        let shards = [0, 1].map(|shard| {
-            let empty_or_not = app.http.get(format!("{url}?shard={shard}&shards=2")).header("accept-encoding", "zstd");
-            empty_or_not.send()
-        });
         let mut rows = 0;
-        for shard in shards {
-            let frame = shard.await.expect("the server answers").bytes().await.expect("the stream ends well");
-            let text = String::from_utf8(zstd::decode_all(frame.as_ref()).expect("a zstd frame")).expect("text");
-            rows += text.lines().count();
+        for shard in [0, 1] {
+            let url = format!("{}?shard={shard}&shards=2", text(&batch["samples_url"]));
+            let part = with(batch.clone(), json!({"samples_url": url}));
+            let (_, frame) = app.samples_as(&part, &[("accept-encoding", "zstd")]).await;
+            rows += String::from_utf8(zstd::decode_all(frame.as_slice()).expect("a zstd frame")).expect("text").lines().count();
         }
         assert_eq!(rows, 1, "one shard is empty, and still a frame");
     }

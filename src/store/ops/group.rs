@@ -69,7 +69,7 @@ pub(super) async fn lock(
     let key = group_id.key(tx.key_form());
     let Some(row) = tx.fetch_optional(LOCK_GROUP, args![policy, run, key]).await? else { return Ok(None) };
     let group = read(tx, row).await?;
-    tx.key_among(&BTreeSet::from([key]), &group.group_id)?;
+    tx.key_found(&group.group_id, |found| *found == key)?;
     Ok(Some(group))
 }
 
@@ -95,7 +95,7 @@ pub(super) async fn lock_all(
     let mut groups = Vec::with_capacity(rows.len());
     for row in rows {
         let group = read(tx, row).await?;
-        groups.push((tx.key_among(keys, &group.group_id)?, group));
+        groups.push((tx.key_found(&group.group_id, |found| keys.contains(found))?, group));
     }
     Ok(groups)
 }

@@ -46,8 +46,8 @@ impl Op for Posts {
     }
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // All know the same rules of deciding; the latest of their times is that of the transaction.
         let form = tx.key_form();
+        // All know the same rules of deciding; the latest of their times is that of the transaction.
         let Some(latest) = self.0.iter().max_by_key(|post| post.now) else { return Ok(Vec::new()) };
         let bundles: Vec<Vec<Incoming<'_>>> = self
             .0

@@ -1,6 +1,6 @@
 //! The ledger: stories of rollouts and rows of groups, as the API shows them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
@@ -81,7 +81,7 @@ impl Op for StoryFilter {
             let story = read_story(&mut row)?;
             let name = if rollout.is_some() { &story.rollout_id } else { &story.group_id };
             if let Some(key) = rollout.or(group) {
-                tx.key_among(&BTreeSet::from([key]), name)?;
+                tx.key_found(name, |found| *found == key)?;
             }
             stories.push(story);
         }
@@ -197,7 +197,7 @@ impl Op for GroupFilter {
         let groups = tx.fetch_all(statement, values).await?.into_iter().map(read_group);
         let groups = groups.collect::<Result<Vec<Group>, _>>()?;
         for (key, group) in key.iter().zip(&groups) {
-            tx.key_among(&BTreeSet::from([*key]), &group.group_id)?;
+            tx.key_found(&group.group_id, |found| found == key)?;
         }
         Ok(groups)
     }

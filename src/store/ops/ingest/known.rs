@@ -146,7 +146,7 @@ async fn stored(
         let keys: BTreeSet<IdKey> = of_policy.map(|incoming| incoming.rollout_key).collect();
         let list = hex_list(keys.iter().copied());
         for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, list]).await? {
-            let key = tx.key_among(&keys, &row.get::<String>("rollout_id")?)?;
+            let key = tx.key_found(&row.get::<String>("rollout_id")?, |found| keys.contains(found))?;
             stored.insert((policy.policy_pk, key), read_stored(&mut row)?);
         }
     }
