@@ -164,6 +164,7 @@ struct Limits {
     trajectory_tokens: usize,
     trajectory_segments: usize,
     metadata_bytes: usize,
+    policies: u32,
     waiters: usize,
     look_ms: u64,
     stall_timeout_s: u64,
@@ -181,6 +182,7 @@ impl Default for Limits {
             trajectory_tokens: 2_000_000,
             trajectory_segments: 4_096,
             metadata_bytes: 256 << 10,
+            policies: 1_024,
             waiters: 1_024,
             look_ms: 500,
             stall_timeout_s: 60,
@@ -241,6 +243,7 @@ impl Config {
                 look_every: Duration::from_millis(limits.look_ms),
                 auto_create: file.auto_create,
                 policy_defaults,
+                policies_max: limits.policies,
             },
             policies,
         })
@@ -282,6 +285,7 @@ fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
     at_least("inflight_bytes", limits.inflight_bytes, limits.body_bytes.saturating_mul(2));
     at_least("trajectory_tokens", limits.trajectory_tokens, 1);
     at_least("trajectory_segments", limits.trajectory_segments, 1);
+    at_least("policies", limits.policies as usize, 1);
     at_least("waiters", limits.waiters, 1);
     at_least("look_ms", limits.look_ms as usize, 1);
     // Who waits holds a connection: acks and heartbeats need some that are free.

@@ -4,14 +4,18 @@
 //! that every replica reports the same. Labels are bounded: route templates, policies, states, and reasons that rules
 //! name.
 
-use std::{collections::BTreeSet, sync::Mutex, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Mutex,
+    time::Duration,
+};
 
 use prometheus::{
     Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry, TextEncoder,
 };
 
-/// Distinct policies that get labels of their own; the others are counted together.
+/// Distinct policies with traffic that get labels of their own; the others are counted together.
 const POLICY_LABELS_MAX: usize = 256;
 
 /// Distinct reasons that get labels of their own.
@@ -127,7 +131,18 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// A bounded set of label values.
+/// The ledger of one policy, for its gauges.
+#[derive(Clone, Copy, Debug)]
+pub struct Ledger<'l> {
+    /// The policy.
+    pub policy: &'l str,
+    /// Counts by state.
+    pub tallies: &'l BTreeMap<String, i64>,
+    /// Rollouts received less the sum of all states.
+    pub unconserved: i64,
+}
+
+/// A bounded set of label values, given out in the order in which something happened to them.
 #[derive(Debug)]
 struct LabelSet {
     known: Mutex<BTreeSet<String>>,
@@ -139,16 +154,21 @@ impl LabelSet {
         Self { known: Mutex::default(), max }
     }
 
+    /// The label of a value: itself where it has a label or one is free.
     fn bound<'a>(&self, value: &'a str) -> &'a str {
         let mut known = self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if known.contains(value) {
             return value;
         }
-        if known.len() >= self.max {
+        if known.len() >= self.max || value == OTHER {
             return OTHER;
         }
         known.insert(value.to_owned());
         value
+    }
+
+    fn has(&self, value: &str) -> bool {
+        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner).contains(value)
     }
 }
 
@@ -410,13 +430,32 @@ impl Metrics {
         }
     }
 
-    /// States of the ledger, as of now.
-    pub fn ledger(&self, policy: &str, tallies: &std::collections::BTreeMap<String, i64>, unconserved: i64) {
-        let policy = self.policies.bound(policy);
-        if policy == OTHER {
-            // Gauges of several policies under one label would overwrite each other.
-            return;
+    /// States of the ledgers of policies with traffic, as of now.
+    ///
+    /// Policies get labels in this order; those beyond the bound are added up under a common label.
+    pub fn ledgers<'l>(&self, ledgers: impl Iterator<Item = Ledger<'l>>) {
+        let mut others: BTreeMap<String, i64> = BTreeMap::new();
+        // A surplus in one policy must not hide what another has lost.
+        let mut others_unconserved = 0;
+        let mut any_others = false;
+        for Ledger { policy, tallies, unconserved } in ledgers {
+            let label = self.policies.bound(policy);
+            if label == OTHER {
+                any_others = true;
+                others_unconserved += unconserved.abs();
+                for (name, value) in tallies {
+                    *others.entry(name.clone()).or_default() += value;
+                }
+            } else {
+                self.set_ledger(label, tallies, unconserved);
+            }
         }
+        if any_others {
+            self.set_ledger(OTHER, &others, others_unconserved);
+        }
+    }
+
+    fn set_ledger(&self, policy: &str, tallies: &BTreeMap<String, i64>, unconserved: i64) {
         for (name, &value) in tallies {
             match name.split_once('.') {
                 Some(("rollout", state)) => self.ledger_rollouts.with_label_values(&[policy, state]).set(value),
@@ -433,9 +472,13 @@ impl Metrics {
         self.ledger_unconserved.with_label_values(&[policy]).set(unconserved);
     }
 
-    /// A policy's version, as of now.
+    /// A policy's version, as of now. Policies without traffic of any kind have no label, and versions of several
+    /// policies have no sum.
     pub fn version(&self, policy: &str, version: i64) {
-        self.policy_version.with_label_values(&[self.policies.bound(policy)]).set(version);
+        let has_label = if version > 0 { self.policies.bound(policy) == policy } else { self.policies.has(policy) };
+        if has_label && policy != OTHER {
+            self.policy_version.with_label_values(&[policy]).set(version);
+        }
     }
 
     /// Everything in Prometheus' text format.

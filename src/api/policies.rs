@@ -26,7 +26,7 @@ use super::{
 use crate::{
     buffer::{ids::PolicyName, policies::PolicyOverview, refusal::Refusal, rules::Rules},
     clock::Timestamp,
-    store::{PolicyWritten, Publish, Tallies},
+    store::{Publish, RulesWritten, Tallies},
 };
 
 /// Bytes of a version's URI.
@@ -124,6 +124,7 @@ pub(super) async fn get(
     responses(
         (status = 201, description = "The policy is new", body = PolicyStatus),
         (status = 200, description = "The rules are replaced", body = PolicyStatus),
+        (status = 409, description = "`too-many-policies`", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "The rules cannot work", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -139,7 +140,7 @@ pub(super) async fn put(
         let policy = policy.clone();
         api.to_the_end(|buffer| async move { buffer.put_policy(policy, Arc::new(rules)).await }).await?
     };
-    let status = if written == PolicyWritten::Created { StatusCode::CREATED } else { StatusCode::OK };
+    let status = if matches!(written, RulesWritten::Created) { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Answer(on_wire(api.buffer.policy(&policy).await?))).into_response())
 }
 

@@ -132,6 +132,7 @@ impl From<Refusal> for Failure {
             Refusal::Purged => (S::GONE, "purged", "The payloads are purged"),
             Refusal::Damaged => (S::INTERNAL_SERVER_ERROR, "damaged", "A stored payload is damaged"),
             Refusal::TooManyKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
+            Refusal::TooManyPolicies(_) => (S::CONFLICT, "too-many-policies", "Too many policies"),
             Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),
             Refusal::TooManyWaiters => (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait"),
         };

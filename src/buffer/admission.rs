@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Mutex};
 use super::{
     Buffer,
     ids::{AdmissionId, PolicyName, Version},
-    refusal::BufferError,
+    refusal::{BufferError, Refusal},
     rules::Rules,
 };
 use crate::{clock::Timestamp, store::Admit};
@@ -100,7 +100,13 @@ impl Buffer {
     pub async fn admit(&self, policy: PolicyName, rollouts: u32) -> Result<Admitted, BufferError> {
         let admit =
             Admit { policy: policy.clone(), rollouts, admission_id: AdmissionId::mint(), now: self.clock.now() };
-        let admitted = self.creating(&policy, || self.store.admit(admit.clone())).await?;
+        let admitted = match self.store.admit(admit.clone()).await? {
+            Err(Refusal::UnknownPolicy(_)) => {
+                self.create(&policy).await?;
+                self.store.admit(admit).await??
+            }
+            answer => answer?,
+        };
         self.metrics.admitted(policy.as_str(), admitted.granted, rollouts);
         Ok(admitted)
     }

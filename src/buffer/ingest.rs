@@ -191,40 +191,44 @@ impl Buffer {
     /// Stores bundles that do not depend on each other, in order, with as few commits as may be.
     pub async fn ingest_all(&self, bundles: Vec<Vec<NewRollout>>) -> Result<Vec<BundleOutcome>, BufferError> {
         let bundles = Arc::new(bundles);
-        loop {
-            let ingest =
-                Ingest { bundles: Arc::clone(&bundles), decide: Arc::clone(&self.decide), now: self.clock.now() };
-            let outcomes = self.store.ingest(ingest).await?;
-            let unknown = outcomes.iter().find_map(|outcome| match outcome {
-                Err(Refusal::UnknownPolicy(name)) if self.options.auto_create => Some(name.clone()),
-                _ => None,
-            });
-            self.report(&bundles, &outcomes);
-            match unknown {
-                // What was stored is recognised, and answered with the same receipts, when the bundles go again.
-                Some(name) if bundles.len() == 1 => self.create(&name).await?,
-                Some(name) => {
-                    self.create(&name).await?;
-                    return Box::pin(self.retry_refused(&bundles, outcomes)).await;
+        let mut outcomes = self.ingest_known(Arc::clone(&bundles)).await?;
+        // Each turn creates a policy that a bundle names, or refuses the bundles that name it.
+        while self.options.auto_create
+            && let Some(name) = unknown_policy(&outcomes)
+        {
+            let of_policy = |outcome: &&mut BundleOutcome| matches!(outcome, Err(Refusal::UnknownPolicy(unknown)) if *unknown == name);
+            match self.create(&name).await {
+                Ok(()) => self.ingest_again(&bundles, &mut outcomes).await?,
+                Err(BufferError::Refused(refusal)) => {
+                    outcomes.iter_mut().filter(of_policy).for_each(|outcome| *outcome = Err(refusal.clone()));
                 }
-                None => return Ok(outcomes),
+                Err(error) => return Err(error),
             }
         }
+        Ok(outcomes)
     }
 
-    /// Runs again the bundles whose policy did not exist, and leaves the others' outcomes as they are.
-    async fn retry_refused(
+    /// Stores bundles of policies that exist.
+    async fn ingest_known(&self, bundles: Arc<Vec<Vec<NewRollout>>>) -> Result<Vec<BundleOutcome>, BufferError> {
+        let ingest = Ingest { bundles: Arc::clone(&bundles), decide: Arc::clone(&self.decide), now: self.clock.now() };
+        let outcomes = self.store.ingest(ingest).await?;
+        self.report(&bundles, &outcomes);
+        Ok(outcomes)
+    }
+
+    /// Runs again the bundles that named a policy that did not exist, and leaves the others' outcomes as they are.
+    async fn ingest_again(
         &self,
         bundles: &[Vec<NewRollout>],
-        mut outcomes: Vec<BundleOutcome>,
-    ) -> Result<Vec<BundleOutcome>, BufferError> {
+        outcomes: &mut [BundleOutcome],
+    ) -> Result<(), BufferError> {
         let refused = |outcome: &BundleOutcome| matches!(outcome, Err(Refusal::UnknownPolicy(_)));
         let again: Vec<usize> = (0..outcomes.len()).filter(|&index| refused(&outcomes[index])).collect();
-        let retried = self.ingest_all(again.iter().map(|&index| bundles[index].clone()).collect()).await?;
-        for (index, outcome) in again.into_iter().zip(retried) {
+        let retried = Arc::new(again.iter().map(|&index| bundles[index].clone()).collect());
+        for (index, outcome) in again.into_iter().zip(self.ingest_known(retried).await?) {
             outcomes[index] = outcome;
         }
-        Ok(outcomes)
+        Ok(())
     }
 
     /// Counts what was stored, and wakes who waits for the groups that became ready.
@@ -276,6 +280,14 @@ impl Buffer {
             self.metrics.dropped(policy.as_str(), reason.unwrap_or_default());
         }
     }
+}
+
+/// A policy that a bundle was refused for.
+fn unknown_policy(outcomes: &[BundleOutcome]) -> Option<PolicyName> {
+    outcomes.iter().find_map(|outcome| match outcome {
+        Err(Refusal::UnknownPolicy(name)) => Some(name.clone()),
+        _ => None,
+    })
 }
 
 /// Checks what only the policy's rules can: required columns, and groups of one.

@@ -73,9 +73,9 @@ impl Buffer {
             let answer = {
                 let _turn = waker.turn.lock().await;
                 let claim = self.claim(&request, request.partial && time_is_up);
-                self.creating(&request.policy, || self.store.claim(claim.clone())).await
+                self.store.claim(claim).await?
             };
-            if matches!(&answer, Err(BufferError::Refused(Refusal::UnknownPolicy(_)))) {
+            if matches!(&answer, Err(Refusal::UnknownPolicy(_))) {
                 self.wakers.forget(&request.policy);
             }
             let answer = answer?;

@@ -8,7 +8,10 @@ use super::{
     ingest::RULE_BY_HAND,
     refusal::{BufferError, Refusal},
 };
-use crate::store::{Group, GroupFilter, Story, StoryFilter, Tallies};
+use crate::{
+    metrics::Ledger,
+    store::{Group, GroupFilter, Story, StoryFilter, Tallies},
+};
 
 impl Tallies {
     /// Receipts with `duplicate = false`.
@@ -87,9 +90,15 @@ impl Buffer {
 
     /// Brings the gauges up to date with the tallies, for a scrape.
     pub async fn refresh_gauges(&self) -> Result<(), BufferError> {
-        for (policy, tallies) in self.stats().await? {
-            self.metrics.ledger(policy.as_str(), &tallies.values, tallies.unconserved());
-        }
+        let stats = self.stats().await?;
+        let mut with_traffic: Vec<_> = stats.iter().filter(|(_, tallies)| !tallies.values.is_empty()).collect();
+        // Where there are more than labels, those that are in use get them.
+        with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at));
+        self.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| Ledger {
+            policy: policy.as_str(),
+            tallies: &tallies.values,
+            unconserved: tallies.unconserved(),
+        }));
         let mut after = String::new();
         loop {
             let page = self.store.policies(after.clone(), 100).await?;

@@ -20,7 +20,7 @@ impl Buffer {
         step: Step,
         epoch: Option<Epoch>,
     ) -> Result<(Step, u64), BufferError> {
-        self.creating(&policy, || self.store.checkpoint(policy.clone(), step, epoch, self.clock.now())).await
+        Ok(self.store.checkpoint(policy, step, epoch, self.clock.now()).await??)
     }
 
     /// A trainer (re)starts from its checkpoint of `step`, or from nothing.
@@ -32,7 +32,7 @@ impl Buffer {
         epoch: Option<Epoch>,
     ) -> Result<Resumed, BufferError> {
         let resume = Resume { policy: policy.clone(), step, force, epoch, now: self.clock.now() };
-        let resumed = self.creating(&policy, || self.store.resume(resume.clone())).await?;
+        let resumed = self.store.resume(resume).await??;
         tracing::info!(
             policy.name = %policy,
             lineage.step = step.map(|step| step.0),
@@ -51,7 +51,7 @@ impl Buffer {
 
     /// A fresh start of the policy; the new run and epoch and the groups discarded.
     pub async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>) -> Result<(Run, Epoch, u64), BufferError> {
-        let reset = self.creating(&policy, || self.store.reset(policy.clone(), epoch, self.clock.now())).await?;
+        let reset = self.store.reset(policy.clone(), epoch, self.clock.now()).await??;
         self.metrics.dropped_many(policy.as_str(), "reset", reset.2);
         tracing::info!(policy.name = %policy, policy.run = reset.0.0, groups.discarded = reset.2, "policy reset");
         self.wake(Awaited::Version, &policy);
@@ -62,7 +62,7 @@ impl Buffer {
     pub async fn publish(&self, mut publish: Publish) -> Result<bool, BufferError> {
         publish.now = self.clock.now();
         let policy = publish.policy.clone();
-        let new = self.creating(&policy, || self.store.publish(publish.clone())).await?;
+        let new = self.store.publish(publish).await??;
         self.wake(Awaited::Version, &policy);
         // Staleness is measured against the new version: what waited may have gone stale, what is ready may not.
         self.wake(Awaited::Batch, &policy);

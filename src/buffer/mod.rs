@@ -54,7 +54,7 @@ use self::{
 use crate::{
     clock::{Clock, Timestamp},
     metrics::Metrics,
-    store::{Answer, Decide, Health, Policy, PolicyWritten, Store, StoreError},
+    store::{Decide, ExistingPolicy, Health, RulesWritten, Store, StoreError, WriteRules},
 };
 
 /// What an operator sets of the buffer.
@@ -66,10 +66,12 @@ pub struct BufferOptions {
     pub waiters_max: usize,
     /// Longest that a waiter goes without looking, on average.
     pub look_every: Duration,
-    /// Policies that do not exist are created with `policy_defaults` by their first use.
+    /// Policies that do not exist are created with `policy_defaults` by the first rollout or admission of a producer.
     pub auto_create: bool,
     /// Rules of `default` and of policies created on demand.
     pub policy_defaults: Arc<Rules>,
+    /// Policies that callers may create, those that exist included.
+    pub policies_max: u32,
 }
 
 /// The rollout buffer: everything that the service can do, whoever asks.
@@ -114,7 +116,7 @@ impl Buffer {
             buffer.seed(name, rules).await?;
         }
         let default = PolicyName::default();
-        buffer.store.seed_policy(default, Arc::clone(&buffer.options.policy_defaults), buffer.clock.now()).await?;
+        buffer.write_seed(default, Arc::clone(&buffer.options.policy_defaults)).await?;
         Ok(buffer)
     }
 
@@ -169,11 +171,8 @@ impl Buffer {
     }
 
     async fn seed(&self, name: PolicyName, rules: Arc<Rules>) -> Result<(), StoreError> {
-        let written = self.store.seed_policy(name.clone(), Arc::clone(&rules), self.clock.now()).await?;
-        if written == PolicyWritten::Existed
-            && let Some(policy) = self.store.policy(name.clone()).await?
-            && **policy.rules != **rules
-        {
+        let written = self.write_seed(name.clone(), Arc::clone(&rules)).await?;
+        if matches!(written, RulesWritten::Existed(existing) if **existing != **rules) {
             tracing::warn!(
                 policy.name = %name,
                 "the configuration differs from the database, which is the truth for rules: PUT /policies/{name} replaces them"
@@ -182,37 +181,28 @@ impl Buffer {
         Ok(())
     }
 
-    /// A policy that exists, or may be created on demand.
-    async fn policy_or_create(&self, name: &PolicyName) -> Result<Policy, BufferError> {
-        if let Some(policy) = self.store.policy(name.clone()).await? {
-            return Ok(policy);
-        }
-        self.create(name).await?;
-        let policy = self.store.policy(name.clone()).await?;
-        policy.ok_or_else(|| Refusal::UnknownPolicy(name.clone()).into())
+    /// Writes a policy that the operator's file names, unless it exists.
+    async fn write_seed(&self, policy: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, StoreError> {
+        let now = self.clock.now();
+        let seed = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, now };
+        let written = self.store.write_rules(seed).await?;
+        written.map_err(|refusal| StoreError::Corrupt(format!("a policy without a bound is refused: {refusal}")))
     }
 
-    /// Asks the store; where the policy does not exist and may be created on demand, creates it and asks again.
-    async fn creating<T, F>(&self, name: &PolicyName, ask: impl Fn() -> F) -> Result<T, BufferError>
-    where
-        F: Future<Output = Answer<T>>,
-    {
-        match ask().await? {
-            Err(Refusal::UnknownPolicy(_)) => {
-                self.create(name).await?;
-                Ok(ask().await??)
-            }
-            answer => Ok(answer?),
-        }
-    }
-
+    /// Creates a policy for the first work that a producer hands in, where that is allowed. Whoever only looks, and a
+    /// trainer, creates none: a name that is misspelt there would exist from then on.
     async fn create(&self, name: &PolicyName) -> Result<(), BufferError> {
         if !self.options.auto_create {
             return Err(Refusal::UnknownPolicy(name.clone()).into());
         }
-        let rules = Arc::clone(&self.options.policy_defaults);
-        let written = self.store.seed_policy(name.clone(), rules, self.clock.now()).await?;
-        if written == PolicyWritten::Created {
+        let create = WriteRules {
+            policy: name.clone(),
+            rules: Arc::clone(&self.options.policy_defaults),
+            existing: ExistingPolicy::Keep,
+            policies_max: Some(self.options.policies_max),
+            now: self.clock.now(),
+        };
+        if matches!(self.store.write_rules(create).await??, RulesWritten::Created) {
             tracing::info!(policy.name = %name, "policy created on demand");
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::{
     replicas::Awaited,
     rules::Rules,
 };
-use crate::store::{Policy, PolicyWritten, Tallies, WaitingFor};
+use crate::store::{ExistingPolicy, Policy, RulesWritten, Tallies, WaitingFor, WriteRules};
 
 /// Policies read at once; a caller may see few of them.
 const POLICIES_AT_ONCE: u32 = 100;
@@ -29,8 +29,15 @@ pub struct PolicyOverview {
 
 impl Buffer {
     /// Writes rules; they apply to groups opened from now on.
-    pub async fn put_policy(&self, name: PolicyName, rules: Arc<Rules>) -> Result<PolicyWritten, BufferError> {
-        let written = self.store.put_policy(name.clone(), rules, self.clock.now()).await?;
+    pub async fn put_policy(&self, name: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, BufferError> {
+        let write = WriteRules {
+            policy: name.clone(),
+            rules,
+            existing: ExistingPolicy::Replace,
+            policies_max: Some(self.options.policies_max),
+            now: self.clock.now(),
+        };
+        let written = self.store.write_rules(write).await??;
         tracing::info!(policy.name = %name, "rules written");
         // A smaller batch may be full now.
         self.wake(Awaited::Batch, &name);
@@ -39,7 +46,7 @@ impl Buffer {
 
     /// One policy.
     pub async fn policy(&self, name: &PolicyName) -> Result<PolicyOverview, BufferError> {
-        let policy = self.policy_or_create(name).await?;
+        let policy = self.known(name).await?;
         self.overview(policy).await
     }
 
@@ -52,7 +59,7 @@ impl Buffer {
         version: Version,
         wait: Duration,
     ) -> Result<Option<PolicyOverview>, BufferError> {
-        let before = self.policy_or_create(name).await?;
+        let before = self.known(name).await?;
         let _waiter = self.waiters.try_acquire().map_err(|_| Refusal::TooManyWaiters)?;
         let _count = self.metrics.waiting();
         let waker = self.wakers.of(name);
@@ -92,7 +99,7 @@ impl Buffer {
         }
     }
 
-    /// A policy that exists; none is created by looking.
+    /// A policy that exists.
     pub(super) async fn known(&self, name: &PolicyName) -> Result<Policy, BufferError> {
         let policy = self.store.policy(name.clone()).await?;
         policy.ok_or_else(|| Refusal::UnknownPolicy(name.clone()).into())

@@ -94,6 +94,9 @@ pub enum Refusal {
     /// As many keys as the service keeps in memory are not revoked.
     #[error("{0} keys are not revoked, which is the most: revoke one that is not used")]
     TooManyKeys(u32),
+    /// As many policies as the service is configured for exist.
+    #[error("{0} policies exist, which is the most that `limits.policies` of the configuration allows")]
+    TooManyPolicies(u32),
     /// The first key would lock out who creates it.
     #[error(
         "the first key must have role `admin` and policies `*`: from then on every call needs a key, and none could \

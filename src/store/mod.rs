@@ -27,8 +27,8 @@ pub use backup::{BackupError, backup};
 pub use health::Health;
 pub use model::{
     Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Contradiction, Counts, Decide,
-    Examination, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Policy, PolicyWritten, Publish,
-    Resume, Resumed, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
+    Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Policy, Publish,
+    Resume, Resumed, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
 };
 
 use crate::{
@@ -40,7 +40,6 @@ use crate::{
         payload::Codec,
         refusal::Refusal,
         replicas::{Heard, WakeUp},
-        rules::Rules,
     },
     clock::Timestamp,
     metrics::StoreMetrics,
@@ -99,20 +98,8 @@ pub trait Store: Send + Sync + 'static {
     /// A new weight version; true unless it was an identical repeat.
     async fn publish(&self, publish: Publish) -> Answer<bool>;
 
-    /// Writes rules: of a new policy, or replaces those of an existing one.
-    async fn put_policy(
-        &self,
-        name: PolicyName,
-        rules: Arc<Rules>,
-        now: Timestamp,
-    ) -> Result<PolicyWritten, StoreError>;
-    /// Creates a policy that does not exist.
-    async fn seed_policy(
-        &self,
-        name: PolicyName,
-        rules: Arc<Rules>,
-        now: Timestamp,
-    ) -> Result<PolicyWritten, StoreError>;
+    /// Writes the rules of a policy, which is created where it does not exist.
+    async fn write_rules(&self, write: WriteRules) -> Answer<RulesWritten>;
     /// One policy.
     async fn policy(&self, name: PolicyName) -> Result<Option<Policy>, StoreError>;
     /// Policies after a name, in order.

@@ -126,13 +126,41 @@ pub struct Policy {
     pub checkpoint_step: Option<Step>,
 }
 
-/// Whether rules were written to a new policy.
+/// Writes the rules of a policy.
+#[derive(Clone, Debug)]
+pub struct WriteRules {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Its rules.
+    pub rules: Arc<Rules>,
+    /// What is done to a policy that exists.
+    pub existing: ExistingPolicy,
+    /// A policy is created only where fewer than this many exist; none where the operator names it.
+    pub policies_max: Option<u32>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// What writing rules does to a policy that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyWritten {
+pub enum ExistingPolicy {
+    /// It keeps its rules.
+    Keep,
+    /// Its rules are replaced.
+    Replace,
+    /// Its rules are replaced if they are those of this row.
+    ReplaceOnly(i64),
+}
+
+/// What came of writing rules.
+#[derive(Clone, Debug)]
+pub enum RulesWritten {
     /// The policy is new.
     Created,
-    /// The policy existed, with other rules or these.
-    Existed,
+    /// The policy existed, with these rules.
+    Existed(Arc<Rules>),
+    /// The policy has other rules than those that were to be replaced; nothing changed.
+    Outdated,
 }
 
 /// Asks for a batch.

@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use super::{
     Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Examination, Expired,
-    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Peers, Policy, PolicyWritten, Publish, Resume, Resumed,
-    Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
+    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Peers, Policy, Publish, Resume, Resumed, RulesWritten,
+    Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
     dialect::Dialect,
     gather::Gather,
     ops::{
@@ -18,7 +18,7 @@ use super::{
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::{Ack, Extend, Nack, QuarantineDamaged, Readmit},
         lineage::{Checkpoint, Reset},
-        policy::{FindPolicy, ListPolicies, PublishVersion, PutPolicy, ReadTallies, ReadWaiting},
+        policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Probe, Retire},
     },
@@ -30,7 +30,6 @@ use crate::{
         finalize::Cause,
         ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
         payload::Codec,
-        rules::Rules,
     },
     clock::Timestamp,
 };
@@ -123,22 +122,8 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.write(PublishVersion(publish)).await
     }
 
-    async fn put_policy(
-        &self,
-        name: PolicyName,
-        rules: Arc<Rules>,
-        now: Timestamp,
-    ) -> Result<PolicyWritten, StoreError> {
-        self.dialect.write(PutPolicy { name, rules, now, replaces: true }).await
-    }
-
-    async fn seed_policy(
-        &self,
-        name: PolicyName,
-        rules: Arc<Rules>,
-        now: Timestamp,
-    ) -> Result<PolicyWritten, StoreError> {
-        self.dialect.write(PutPolicy { name, rules, now, replaces: false }).await
+    async fn write_rules(&self, write: WriteRules) -> Answer<RulesWritten> {
+        self.dialect.write(write).await
     }
 
     async fn policy(&self, name: PolicyName) -> Result<Option<Policy>, StoreError> {

@@ -1,5 +1,6 @@
 //! Policies: rules, defaults, creation on demand, versions.
 
+use reqwest::Method;
 use serde_json::json;
 
 use crate::support::{Backend, TestApp, member, on_both_stores, rollout, with};
@@ -77,9 +78,102 @@ on_both_stores! {
         let other = with(rollout("b", 1.0), json!({"policy": "other"}));
         app.post("/trajectories", json!([unknown, other])).await.expect(201);
         assert_eq!(app.get("/policies/new").await.expect(200)["rules"]["advantage"], "reward");
-        app.post("/batches", json!({"policy": "third"})).await.expect(204);
-        app.get("/trajectories?policy=fourth").await.refused(404, "unknown-policy");
+        app.post("/admissions", json!({"policy": "third", "rollouts": 1})).await.expect(201);
+        app.get("/policies/third").await.expect(200);
     }
+
+    async fn only_producers_create_policies_on_demand(app: TestApp) {
+        app.reconfigure("auto_create = true").await;
+        let calls = [
+            (Method::GET, "/policies/new", None),
+            (Method::HEAD, "/policies/new", None),
+            (Method::GET, "/policies/new?wait_version_above=0&wait_ms=1", None),
+            (Method::GET, "/trajectories?policy=new", None),
+            (Method::GET, "/groups?policy=new", None),
+            (Method::GET, "/batches?policy=new", None),
+            (Method::POST, "/batches", Some(json!({"policy": "new"}))),
+            (Method::POST, "/policies/new/resume", Some(json!({}))),
+            (Method::POST, "/policies/new/checkpoints", Some(json!({"step": 1}))),
+            (Method::POST, "/policies/new/reset", None),
+            (Method::PUT, "/policies/new/version", Some(json!({"version": 1}))),
+            (Method::POST, "/groups/close", Some(json!({"policy": "new", "group_id": "a"}))),
+            (Method::POST, "/groups/discard", Some(json!({"policy": "new", "group_id": "a", "reason": "x"}))),
+        ];
+        for (method, path, body) in calls {
+            let answer = app.call(method.clone(), path, body).await;
+            assert_eq!(answer.status, 404, "{method} {path}: {}", answer.json);
+        }
+        // A page of another origin can have this sent, and reads nothing of the answer.
+        let of_page = app.http.get(format!("{}/policies/new", app.url)).header("origin", "http://evil.example");
+        assert_eq!(of_page.send().await.expect("the server answers").status(), 404);
+        let stats = app.get("/stats").await.expect(200);
+        assert_eq!(stats["policies"].as_object().expect("by name").keys().collect::<Vec<_>>(), ["default"]);
+    }
+
+    async fn policies_are_bounded(app: TestApp) {
+        app.reconfigure("auto_create = true\n[limits]\npolicies = 2\n[[policy]]\nname = 'of-file'").await;
+        let of = |policy: &str, id: &str| with(rollout(id, 1.0), json!({"policy": policy}));
+        let problem = app.put("/policies/third", json!({})).await.refused(409, "too-many-policies");
+        assert!(crate::support::text(&problem["detail"]).contains("limits.policies"), "{problem}");
+        app.post("/trajectories", of("third", "a")).await.refused(409, "too-many-policies");
+        app.post("/admissions", json!({"policy": "third", "rollouts": 1})).await.refused(409, "too-many-policies");
+        app.get("/policies/third").await.refused(404, "unknown-policy");
+        // What exists goes on: its rules are replaced, and lines of a bulk body stand alone.
+        app.put("/policies/of-file", json!({"advantage": "rloo"})).await.expect(200);
+        let lines = ["third", "of-file", "fourth", "default"].map(|policy| of(policy, "b").to_string()).join("\n");
+        let request = app.http.post(format!("{}/trajectories", app.url)).body(lines);
+        let answer = request.header("content-type", "application/x-ndjson").send().await.expect("the server answers");
+        let answers = answer.text().await.expect("text");
+        let statuses: Vec<_> = answers.lines().map(|line| line.split(',').nth(1).unwrap_or_default().to_owned()).collect();
+        assert_eq!(statuses, ["\"status\":409", "\"status\":201", "\"status\":409", "\"status\":201"], "{answers}");
+        // The operator's file is its own bound.
+        app.reconfigure("[limits]\npolicies = 1\n[[policy]]\nname = 'one-more'").await;
+        app.get("/policies/one-more").await.expect(200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_without_traffic_take_no_metric_labels() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    for index in 0..300 {
+        app.put(&format!("/policies/a{index}"), json!({})).await.expect(201);
+    }
+    assert!(!app.metrics().await.contains("policy=\"a"), "nothing has happened to them");
+    app.put("/policies/zebra", json!({})).await.expect(201);
+    app.accept(with(rollout("x", 1.0), json!({"policy": "zebra"}))).await;
+    app.put("/policies/zebra/version", json!({"version": 7})).await.expect(200);
+    let metrics = app.metrics().await;
+    for shown in [
+        "forebay_rollouts_total{policy=\"zebra\",verdict=\"kept\"} 1",
+        "forebay_ledger_received{policy=\"zebra\"} 1",
+        "forebay_policy_version{policy=\"zebra\"} 7",
+    ] {
+        assert!(metrics.contains(shown), "{shown} is not in {metrics}");
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_with_traffic_beyond_the_labels_are_added_up() {
+    let mut app = TestApp::start_with(Backend::Sqlite, "auto_create = true").await;
+    for index in 0..300 {
+        let rollouts = ["a", "b"].map(|id| with(rollout(id, 1.0), json!({"policy": format!("p{index:03}")})));
+        app.accept(json!(rollouts)).await;
+    }
+    // 256 labels of two rollouts each; 44 policies share the common one.
+    let others = "forebay_ledger_received{policy=\"_other\"} 88";
+    let counted = "forebay_rollouts_total{policy=\"_other\",verdict=\"kept\"} 88";
+    let metrics = app.metrics().await;
+    assert!(metrics.contains(others) && metrics.contains(counted), "{metrics}");
+    let labels = metrics.lines().filter(|line| line.starts_with("forebay_ledger_received{")).count();
+    assert_eq!(labels, 257);
+    // A service that starts gives its labels to the policies that were last in use.
+    app.clock.advance_s(1.0);
+    app.accept(with(rollout("c", 1.0), json!({"policy": "p299"}))).await;
+    app.restart().await;
+    let metrics = app.metrics().await;
+    assert!(metrics.contains("forebay_ledger_received{policy=\"p299\"} 3"), "{metrics}");
+    app.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -102,7 +102,9 @@ pub enum ServiceError {
         policy: String,
     },
     /// The service does not know the policy.
-    #[error("the service has no policy `{0}`: create it, or let the service create policies (auto_create)")]
+    #[error(
+        "the service has no policy `{0}`: create it with PUT /policies/{0}, or start its agents first where `auto_create` is on"
+    )]
     UnknownPolicy(String),
 }
 

@@ -1,6 +1,6 @@
 //! Policies: rules, versions and what a trainer is waiting for.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use forebay_client::wire::GroupState;
@@ -10,11 +10,10 @@ use crate::{
         ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
         ingest::GroupFill,
         refusal::Refusal,
-        rules::Rules,
     },
     clock::Timestamp,
     store::{
-        Policy, PolicyWritten, Publish, StoreError, Tallies, WaitingFor,
+        ExistingPolicy, Policy, Publish, RulesWritten, StoreError, Tallies, WaitingFor, WriteRules,
         dialect::Op,
         sql::{Row, Statement, Tx, args, locking},
         tally::{RECEIVED, minute},
@@ -129,23 +128,16 @@ impl Op for ListPolicies {
     }
 }
 
-pub(in crate::store) struct PutPolicy {
-    pub(in crate::store) name: PolicyName,
-    pub(in crate::store) rules: Arc<Rules>,
-    pub(in crate::store) now: Timestamp,
-    pub(in crate::store) replaces: bool,
-}
-
 #[async_trait]
-impl Op for PutPolicy {
-    type Output = PolicyWritten;
+impl Op for WriteRules {
+    type Output = Result<RulesWritten, Refusal>;
 
-    async fn run(&self, tx: &mut Tx<'_>) -> Result<PolicyWritten, StoreError> {
-        const INSERT_RULES: Statement = Statement::new(
-            "-- insert_rules
-            INSERT INTO rules (body, created_us)
-            VALUES ($1, $2)
-            RETURNING rules_pk",
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        // Replicas that count at once may pass the bound by one each: it bounds memory, and does not count exactly.
+        const COUNT_POLICIES: Statement = Statement::new(
+            "-- count_policies
+            SELECT CAST(COUNT(*) AS BIGINT) AS policies
+            FROM policy",
         );
         const INSERT_POLICY: Statement = Statement::new(
             "-- insert_policy
@@ -158,19 +150,37 @@ impl Op for PutPolicy {
             SET rules_pk = $2
             WHERE policy_pk = $1",
         );
-        let existing = lock(tx, &self.name).await?;
-        if existing.as_ref().is_some_and(|policy| !self.replaces || **policy.rules == **self.rules) {
-            return Ok(PolicyWritten::Existed);
+        if let Some(policy) = lock(tx, &self.policy).await? {
+            if matches!(self.existing, ExistingPolicy::ReplaceOnly(rules_pk) if rules_pk != policy.rules_pk) {
+                return Ok(Ok(RulesWritten::Outdated));
+            }
+            if self.existing != ExistingPolicy::Keep && **policy.rules != **self.rules {
+                let rules_pk = insert_rules(tx, self).await?;
+                tx.guarded(REPLACE_RULES, args![policy.policy_pk, rules_pk], 1).await?;
+            }
+            return Ok(Ok(RulesWritten::Existed(policy.rules)));
         }
-        let body = serde_json::to_string(&**self.rules).expect("rules are numbers, names and expressions");
-        let rules_pk: i64 = tx.fetch_one(INSERT_RULES, args![body, self.now]).await?.get("rules_pk")?;
-        if let Some(policy) = existing {
-            tx.guarded(REPLACE_RULES, args![policy.policy_pk, rules_pk], 1).await?;
-            return Ok(PolicyWritten::Existed);
+        if let Some(max) = self.policies_max {
+            let policies: i64 = tx.fetch_one(COUNT_POLICIES, args![]).await?.get("policies")?;
+            if policies >= i64::from(max) {
+                return Ok(Err(Refusal::TooManyPolicies(max)));
+            }
         }
-        tx.guarded(INSERT_POLICY, args![self.name.as_str(), rules_pk, self.now], 1).await?;
-        Ok(PolicyWritten::Created)
+        let rules_pk = insert_rules(tx, self).await?;
+        tx.guarded(INSERT_POLICY, args![self.policy.as_str(), rules_pk, self.now], 1).await?;
+        Ok(Ok(RulesWritten::Created))
     }
+}
+
+async fn insert_rules(tx: &mut Tx<'_>, write: &WriteRules) -> Result<i64, StoreError> {
+    const INSERT_RULES: Statement = Statement::new(
+        "-- insert_rules
+        INSERT INTO rules (body, created_us)
+        VALUES ($1, $2)
+        RETURNING rules_pk",
+    );
+    let body = serde_json::to_string(&**write.rules).expect("rules are numbers, names and expressions");
+    tx.fetch_one(INSERT_RULES, args![body, write.now]).await?.get("rules_pk")
 }
 
 pub(in crate::store) struct PublishVersion(pub(in crate::store) Publish);
