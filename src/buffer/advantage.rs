@@ -16,7 +16,8 @@ const STD_EPSILON: f64 = 1e-6;
 #[must_use]
 pub fn advantages(estimator: Advantage, rewards: &[f64]) -> Vec<f64> {
     let fit = |advantage: f64| {
-        if advantage.is_nan() { 0.0 } else { advantage.clamp(f32::MIN.into(), f32::MAX.into()) }
+        // Adding 0 takes the sign from a zero, as `Facts::reward` does.
+        if advantage.is_nan() { 0.0 } else { advantage.clamp(f32::MIN.into(), f32::MAX.into()) + 0.0 }
     };
     estimate(estimator, rewards).into_iter().map(fit).collect()
 }

@@ -66,7 +66,7 @@ pub fn of_group(advantages: impl IntoIterator<Item = (RolloutPk, f64)>) -> [u8; 
     short(hasher)
 }
 
-/// SQLite keeps whole numbers as integers, and so not the sign of a zero.
+/// SQLite does not store the sign of a zero.
 fn float(hasher: &mut Hasher, value: f64) {
     hasher.float(value + 0.0);
 }

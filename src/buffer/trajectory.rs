@@ -55,7 +55,7 @@ pub struct Trajectory {
 pub struct Facts {
     /// How the execution ended.
     pub status: Status,
-    /// Reward as sent.
+    /// Reward as sent, but for the sign of a zero.
     pub reward: Option<f64>,
     /// Named parts of the reward.
     pub reward_components: BTreeMap<String, f64>,
@@ -371,7 +371,8 @@ fn facts(sent: &wire::Trajectory) -> Facts {
     let versions = version_facts(sent);
     Facts {
         status: sent.status,
-        reward: sent.reward,
+        // Adding 0 takes the sign from a zero: SQLite does not store it, and both databases have to give the same.
+        reward: sent.reward.map(|reward| reward + 0.0),
         reward_components: sent.reward_components.clone(),
         environment: sent.environment.clone(),
         metadata: sent.metadata.clone(),

@@ -51,6 +51,10 @@ pub(super) enum Arg {
     Blob(Option<Vec<u8>>),
     /// Bytes that are too many to be copied.
     Shared(Bytes),
+    /// An array of integers, on Postgres alone.
+    Ints(Vec<i64>),
+    /// An array of floats, on Postgres alone.
+    Reals(Vec<f64>),
 }
 
 /// Builds the arguments of a statement, in order.
@@ -412,6 +416,11 @@ pub(super) trait Connection: Send {
         KeyForm::Hashed
     }
 
+    /// Whether the database takes arrays as arguments.
+    fn takes_arrays(&self) -> bool {
+        false
+    }
+
     /// Rows that one statement should insert at most.
     fn rows_per_statement(&self) -> usize {
         ROWS_PER_STATEMENT[0]
@@ -464,6 +473,26 @@ impl<'c> Tx<'c> {
         }
         let name = statement.sqlite.lines().next().unwrap_or_default();
         Err(StoreError::Corrupt(format!("`{name}` touched {touched} rows instead of {rows}")))
+    }
+
+    /// Sets a float in each of several rows that must exist, by their keys.
+    ///
+    /// The statement for Postgres takes an array of keys and one of floats, and the one for SQLite a key and a float. A
+    /// float never travels as text: what SQLite reads from JSON is not always the nearest float.
+    pub(super) async fn set_reals(&mut self, statement: Statement, values: &[(i64, f64)]) -> Result<(), StoreError> {
+        if self.takes_arrays() {
+            let (keys, reals) = values.iter().copied().unzip();
+            return self.guarded(statement, vec![Arg::Ints(keys), Arg::Reals(reals)], values.len()).await;
+        }
+        for &(key, real) in values {
+            self.guarded(statement, args![key, real], 1).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether arguments may be arrays.
+    pub(super) fn takes_arrays(&self) -> bool {
+        self.connection.takes_arrays()
     }
 
     /// All rows of a statement.

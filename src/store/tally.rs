@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{
     StoreError,
-    sql::{Statement, Tx, args},
+    sql::{Arg, Statement, Tx, args},
 };
 use crate::{buffer::ids::PolicyPk, clock::Timestamp};
 
@@ -110,21 +110,21 @@ impl TallyDelta {
 
     /// Writes the changes into `slot`.
     pub(super) async fn write(self, tx: &mut Tx<'_>, slot: i64) -> Result<(), StoreError> {
-        // Rows go in one statement, read from JSON; `WHERE true` tells SQLite's parser that ON CONFLICT follows.
+        // Postgres takes all rows in one statement: names and whole numbers as JSON, amounts as an array of floats, for
+        // a float never travels as text. SQLite takes them one by one. `WHERE true` tells its parser that ON CONFLICT
+        // follows.
         const ADD_TALLIES: Statement = Statement {
             sqlite: "-- add_tallies
                 INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
-                SELECT value ->> 0, value ->> 1, $2, value ->> 2, CAST(value ->> 3 AS REAL), value ->> 4
-                FROM json_each($1)
-                WHERE true
+                VALUES ($1, $2, $3, $4, $5, $6)
                 ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
                     value = tally.value + excluded.value,
                     amount = tally.amount + excluded.amount,
                     latest_us = MAX(tally.latest_us, excluded.latest_us)",
             postgres: "-- add_tallies
                 INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
-                SELECT (v ->> 0)::bigint, v ->> 1, $2, (v ->> 2)::bigint, (v ->> 3)::float8, (v ->> 4)::bigint
-                FROM json_array_elements($1::json) AS v
+                SELECT (v ->> 0)::bigint, v ->> 1, $2, (v ->> 2)::bigint, ($3::float8[])[place], (v ->> 3)::bigint
+                FROM json_array_elements($1::json) WITH ORDINALITY AS t (v, place)
                 ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
                     value = tally.value + excluded.value,
                     amount = tally.amount + excluded.amount,
@@ -143,13 +143,15 @@ impl TallyDelta {
                 FROM json_array_elements($1::json) AS v
                 ON CONFLICT (policy_pk, minute, name, slot) DO UPDATE SET value = recent.value + excluded.value",
         };
-        if !self.totals.is_empty() {
-            let rows: Vec<_> = self
-                .totals
-                .iter()
-                .map(|((policy, name), change)| (policy.0, name, change.value, change.amount, change.latest_us))
-                .collect();
-            tx.execute(ADD_TALLIES, args![json(&rows), slot]).await?;
+        if !tx.takes_arrays() {
+            for ((policy, name), Change { value, amount, latest_us }) in &self.totals {
+                tx.guarded(ADD_TALLIES, args![*policy, name.as_str(), slot, *value, *amount, *latest_us], 1).await?;
+            }
+        } else if !self.totals.is_empty() {
+            let rows = self.totals.iter().map(|((policy, name), change)| (policy.0, name, change.value, change.latest_us));
+            let amounts = self.totals.values().map(|change| change.amount).collect();
+            let rows: Vec<_> = rows.collect();
+            tx.execute(ADD_TALLIES, vec![json(&rows).into(), slot.into(), Arg::Reals(amounts)]).await?;
         }
         if !self.recent.is_empty() {
             let rows: Vec<_> =

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{TestApp, on_both_stores, with};
+use crate::support::{TestApp, member, on_both_stores, rollout, with};
 
 fn close(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len());
@@ -48,7 +48,64 @@ async fn loss(app: &TestApp, weighting: &str, shape: &str, a: &[&[f64]], b: &[&[
     rows.iter().zip(samples).map(|(row, losses)| weight(row) * losses.iter().sum::<f64>()).sum()
 }
 
+/// Floats of every exponent and both signs, subnormal ones included, with mantissas that look random; then the extremes.
+fn floats_of_every_exponent() -> Vec<f64> {
+    let mut floats = vec![0.0, -0.0, f64::MIN_POSITIVE, f64::MAX, f64::MIN, 5e-324, -5e-324, 1e-100, 0.1, 1e22, 1e23];
+    for exponent in 0..2047_u64 {
+        // Multiplication with an odd constant spreads the exponents over all bits of the mantissa.
+        let mantissa = (exponent + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 12;
+        let sign = exponent & 1;
+        floats.push(f64::from_bits(sign << 63 | exponent << 52 | mantissa));
+    }
+    floats
+}
+
+/// The bits of a float as it is delivered: the sign of a zero is not kept.
+fn bits(float: f64) -> u64 {
+    (float + 0.0).to_bits()
+}
+
 on_both_stores! {
+    async fn rewards_and_advantages_keep_their_bits(app: TestApp) {
+        let floats = floats_of_every_exponent();
+        app.rules("default", json!({"group": {"size": 343}, "advantage": "reward"})).await;
+        for (number, rewards) in floats.chunks(343).enumerate() {
+            let name = format!("g{number}");
+            let mut members: Vec<Value> =
+                rewards.iter().enumerate().map(|(index, &reward)| member(&name, index, reward)).collect();
+            assert_eq!(members.len(), 343, "the floats fill whole groups");
+            // Advantages of the others are written when the last one comes, its own when it is inserted.
+            let last = members.pop().expect("the group has members");
+            app.accept(members.into()).await;
+            app.accept(last).await;
+            let rows = app.samples(&app.lease().await).await;
+            let found: Vec<u64> = rows.iter().map(|row| row["reward"].as_f64().expect("a number").to_bits()).collect();
+            assert_eq!(found, rewards.iter().copied().map(bits).collect::<Vec<_>>());
+            let page = app.get(&format!("/trajectories?group_id={name}&limit=1000")).await.expect(200);
+            let stories = page["trajectories"].as_array().expect("a page has stories");
+            let advantage = |story: &Value| story["advantage"].as_f64().expect("a number").to_bits();
+            let fit = |reward: f64| bits(reward.clamp(f32::MIN.into(), f32::MAX.into()));
+            assert_eq!(
+                stories.iter().map(advantage).collect::<Vec<_>>(),
+                rewards.iter().copied().map(fit).collect::<Vec<_>>()
+            );
+        }
+    }
+
+    async fn a_sum_of_one_reward_keeps_its_bits(app: TestApp) {
+        let small = floats_of_every_exponent().into_iter().filter(|float| float.abs() < 1e15 && *float != 0.0);
+        for (index, reward) in small.step_by(41).enumerate() {
+            let policy = format!("p{index}");
+            app.rules(&policy, json!({})).await;
+            app.accept(with(rollout("r", reward), json!({"policy": policy}))).await;
+            let batch = app.lease_with(json!({"policy": policy})).await;
+            for name in ["reward/all", "reward/trained"] {
+                let mean = batch["metrics"][name].as_f64().expect("a number");
+                assert_eq!(mean.to_bits(), bits(reward), "{name} of {reward:e}");
+            }
+        }
+    }
+
     async fn advantages_are_those_of_the_worked_group(app: TestApp) {
         let rewards = [1.0, 0.0, 0.0, 0.5];
         close(&advantages(app, "grpo", &rewards).await, &[1.305_579_7, -0.783_347_8, -0.783_347_8, 0.261_115_9]);

@@ -42,7 +42,7 @@ pub struct Trajectory {
     pub admission_id: Option<String>,
     /// How the execution ended.
     pub status: Status,
-    /// Finite reward of the whole rollout.
+    /// Finite reward of the whole rollout; the sign of a zero is not kept.
     #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "super::finite::serialize")]
     pub reward: Option<f64>,
     /// Named parts of the reward, for filters and export.

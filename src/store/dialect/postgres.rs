@@ -222,6 +222,10 @@ impl Connection for PgConnection {
         };
         rows.iter().map(read).collect()
     }
+
+    fn takes_arrays(&self) -> bool {
+        true
+    }
 }
 
 fn bind(statement: Statement, args: Vec<Arg>) -> Query<'static, sqlx::Postgres, PgArguments> {
@@ -231,6 +235,8 @@ fn bind(statement: Statement, args: Vec<Arg>) -> Query<'static, sqlx::Postgres, 
         Arg::Text(value) => query.bind(value),
         Arg::Blob(value) => query.bind(value),
         Arg::Shared(value) => query.bind(value.to_vec()),
+        Arg::Ints(value) => query.bind(value),
+        Arg::Reals(value) => query.bind(value),
     })
 }
 

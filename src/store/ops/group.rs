@@ -255,21 +255,19 @@ pub(super) async fn set_advantages(tx: &mut Tx<'_>, advantages: &[(RolloutPk, f6
     const SET_ADVANTAGES: Statement = Statement {
         sqlite: "-- set_advantages
             UPDATE rollout
-            SET advantage = CAST(v.value ->> 1 AS REAL)
-            FROM json_each($1) AS v
-            WHERE rollout.rollout_pk = v.value ->> 0",
+            SET advantage = $2
+            WHERE rollout_pk = $1",
         postgres: "-- set_advantages
             UPDATE rollout
-            SET advantage = (v ->> 1)::float8
-            FROM json_array_elements($1::json) AS v
-            WHERE rollout.rollout_pk = (v ->> 0)::bigint",
+            SET advantage = v.advantage
+            FROM UNNEST($1::bigint[], $2::float8[]) AS v (rollout_pk, advantage)
+            WHERE rollout.rollout_pk = v.rollout_pk",
     };
     if advantages.is_empty() {
         return Ok(());
     }
     let rows: Vec<(i64, f64)> = advantages.iter().map(|(rollout, advantage)| (rollout.0, *advantage)).collect();
-    let rows = serde_json::to_string(&rows).expect("finite advantages always serialize");
-    tx.guarded(SET_ADVANTAGES, args![rows], advantages.len()).await
+    tx.set_reals(SET_ADVANTAGES, &rows).await
 }
 
 /// The next places in the order in which groups become ready.

@@ -159,6 +159,9 @@ impl ToSql for Arg {
             Self::Text(value) => value.as_ref().map(|text| ValueRef::Text(text.as_bytes())),
             Self::Blob(value) => value.as_deref().map(ValueRef::Blob),
             Self::Shared(value) => Some(ValueRef::Blob(value)),
+            Self::Ints(_) | Self::Reals(_) => {
+                return Err(rusqlite::Error::ToSqlConversionFailure("SQLite takes no arrays".into()));
+            }
         };
         Ok(ToSqlOutput::Borrowed(value.unwrap_or(ValueRef::Null)))
     }
