@@ -409,8 +409,11 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
 fn unplaced_field(message: &str, pointer: &str) -> String {
     let named = ["duplicate field `", "missing field `"].iter().find_map(|prefix| message.strip_prefix(prefix));
     match named.and_then(|rest| rest.split('`').next()) {
-        Some(field) if !pointer.ends_with(&format!("/{field}")) => format!("/{field}"),
-        _ => String::new(),
+        Some(field) => {
+            let field = format!("/{}", field.replace('~', "~0").replace('/', "~1"));
+            if pointer.ends_with(&field) { String::new() } else { field }
+        }
+        None => String::new(),
     }
 }
 

@@ -117,11 +117,56 @@ pub(super) enum JsonKind {
 
 /// Checks and hashes raw JSON without keeping it; the error says what is wrong with it.
 pub(super) fn check_json(raw: &RawValue) -> Result<CheckedJson, String> {
+    let (json, has_rounded) = walk(raw, &[])?;
+    // The parser makes the nearest float of an integer that is longer than 64 bits. Such integers are rare, so only text
+    // that has one is read again.
+    if has_rounded { walk(raw, &long_integers(raw.get())).map(|(json, _)| json) } else { Ok(json) }
+}
+
+/// Checks and hashes raw JSON, and says whether it has a float that may stand for a longer integer.
+fn walk(raw: &RawValue, long_integers: &[(usize, &str)]) -> Result<(CheckedJson, bool), String> {
     let mut hasher = Hasher::default();
     let mut deserializer = serde_json::Deserializer::from_str(raw.get());
-    let walk = Walk { hasher: &mut hasher, depth: 0, keys_held: &Cell::new(0) };
+    let met = Met {
+        keys_held: Cell::new(0),
+        numbers: Cell::new(0),
+        long_integers,
+        next_long: Cell::new(0),
+        has_rounded: Cell::new(false),
+    };
+    let walk = Walk { hasher: &mut hasher, depth: 0, met: &met };
     let kind = walk.deserialize(&mut deserializer).map_err(|error| describe(&error))?;
-    Ok(CheckedJson { kind, digest: hasher.finish() })
+    Ok((CheckedJson { kind, digest: hasher.finish() }, met.has_rounded.get()))
+}
+
+/// The integers of well-formed JSON that do not fit 64 bits, each with its place among all numbers.
+fn long_integers(text: &str) -> Vec<(usize, &str)> {
+    let bytes = text.as_bytes();
+    let (mut at, mut numbers, mut found) = (0, 0, Vec::new());
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'"' => {
+                at += 1;
+                while bytes.get(at).is_some_and(|&byte| byte != b'"') {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => {
+                let is_part = |byte: &&u8| matches!(**byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
+                let length = bytes[at..].iter().take_while(is_part).count();
+                let number = &text[at..at + length];
+                let is_integer = number.bytes().skip(1).all(|byte| byte.is_ascii_digit());
+                if is_integer && number.parse::<i64>().is_err() && number.parse::<u64>().is_err() {
+                    found.push((numbers, number));
+                }
+                numbers += 1;
+                at += length;
+            }
+            _ => at += 1,
+        }
+    }
+    found
 }
 
 /// The error without its position, which is relative to the fragment and would mislead.
@@ -138,26 +183,49 @@ const TEXT: u8 = 4;
 const ARRAY: u8 = 5;
 const OBJECT: u8 = 6;
 const END: u8 = 7;
+const LONG_INT: u8 = 8;
+
+/// The least magnitude of a float that may stand for an integer of more than 64 bits.
+const ROUNDED_MIN: f64 = 9_223_372_036_854_775_808.0;
+
+/// What was met so far in the whole of it.
+struct Met<'t> {
+    /// Keys of this object and of those around it.
+    keys_held: Cell<usize>,
+    /// Numbers, keys of objects not among them.
+    numbers: Cell<usize>,
+    /// The integers of more than 64 bits, each with its place among the numbers.
+    long_integers: &'t [(usize, &'t str)],
+    /// The first of those that is still to come.
+    next_long: Cell<usize>,
+    /// A float was met that may stand for an integer of more than 64 bits.
+    has_rounded: Cell<bool>,
+}
+
+impl<'t> Met<'t> {
+    /// Counts a number; its text, if it is an integer of more than 64 bits.
+    fn number(&self) -> Option<&'t str> {
+        let place = self.numbers.replace(self.numbers.get() + 1);
+        let next = self.long_integers.get(self.next_long.get()).filter(|(next, _)| *next == place);
+        self.next_long.set(self.next_long.get() + usize::from(next.is_some()));
+        next.map(|(_, text)| *text)
+    }
+}
 
 /// Walks JSON and hashes it. Arrays stream into the hash; of an object only keys and their values' digests are held
 /// until they are sorted.
 struct Walk<'h> {
     hasher: &'h mut Hasher,
     depth: usize,
-    /// Keys of this object and of those around it.
-    keys_held: &'h Cell<usize>,
+    met: &'h Met<'h>,
 }
 
 impl Walk<'_> {
-    fn deeper<'d, E: de::Error>(
-        depth: usize,
-        keys_held: &'d Cell<usize>,
-        hasher: &'d mut Hasher,
-    ) -> Result<Walk<'d>, E> {
+    fn deeper<'d, E: de::Error>(depth: usize, met: &'d Met<'d>, hasher: &'d mut Hasher) -> Result<Walk<'d>, E> {
         if depth >= JSON_DEPTH_MAX {
             return Err(E::custom(format_args!("nested deeper than {JSON_DEPTH_MAX} levels")));
         }
-        Ok(Walk { hasher, depth: depth + 1, keys_held })
+        Ok(Walk { hasher, depth: depth + 1, met })
     }
 }
 
@@ -188,18 +256,28 @@ impl<'de> Visitor<'de> for Walk<'_> {
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<JsonKind, E> {
+        self.met.number();
         self.hasher.tag(INT);
         self.hasher.put(&i128::from(value).to_le_bytes());
         Ok(JsonKind::Scalar)
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<JsonKind, E> {
+        self.met.number();
         self.hasher.tag(INT);
         self.hasher.put(&i128::from(value).to_le_bytes());
         Ok(JsonKind::Scalar)
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<JsonKind, E> {
+        if let Some(text) = self.met.number() {
+            self.hasher.tag(LONG_INT);
+            self.hasher.text(text);
+            return Ok(JsonKind::Scalar);
+        }
+        if value.abs() >= ROUNDED_MIN {
+            self.met.has_rounded.set(true);
+        }
         self.hasher.tag(FLOAT);
         self.hasher.float(value);
         Ok(JsonKind::Scalar)
@@ -213,7 +291,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<JsonKind, A::Error> {
         self.hasher.tag(ARRAY);
-        while seq.next_element_seed(Walk::deeper(self.depth, self.keys_held, self.hasher)?)?.is_some() {}
+        while seq.next_element_seed(Walk::deeper(self.depth, self.met, self.hasher)?)?.is_some() {}
         self.hasher.tag(END);
         Ok(JsonKind::Array)
     }
@@ -222,17 +300,17 @@ impl<'de> Visitor<'de> for Walk<'_> {
         let mut entries: BTreeMap<String, ContentDigest> = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             let mut hasher = Hasher::default();
-            map.next_value_seed(Walk::deeper(self.depth, self.keys_held, &mut hasher)?)?;
+            map.next_value_seed(Walk::deeper(self.depth, self.met, &mut hasher)?)?;
             if entries.contains_key(&key) {
                 return Err(de::Error::custom(format_args!("duplicate key `{key}`")));
             }
             entries.insert(key, hasher.finish());
-            self.keys_held.set(self.keys_held.get() + 1);
-            if self.keys_held.get() > KEYS_HELD_MAX {
+            self.met.keys_held.set(self.met.keys_held.get() + 1);
+            if self.met.keys_held.get() > KEYS_HELD_MAX {
                 return Err(de::Error::custom(format_args!("more than {KEYS_HELD_MAX} keys in one object")));
             }
         }
-        self.keys_held.set(self.keys_held.get() - entries.len());
+        self.met.keys_held.set(self.met.keys_held.get() - entries.len());
         self.hasher.tag(OBJECT);
         for (key, value) in entries {
             self.hasher.tag(TEXT);
@@ -299,6 +377,30 @@ mod tests {
         }
         assert_ne!(digest("[[1],2]"), digest("[[1,2]]"));
         assert_ne!(digest(r#"{"a":{"b":1}}"#), digest(r#"{"a":{},"b":1}"#));
+    }
+
+    #[test]
+    fn integers_of_more_than_64_bits_are_compared_exactly() {
+        let with = |number: &str| format!(r#"[{{"x":"1e30 \" 99999999999999999999","n":[1.5,{number},-2,1e30]}},{number}]"#);
+        let numbers = [
+            "18446744073709551615",
+            "18446744073709551616",
+            "18446744073709551617",
+            "-18446744073709551617",
+            "-9223372036854775808",
+            "-9223372036854775809",
+            "100000000000000000000",
+            "1e20",
+        ];
+        for (index, number) in numbers.iter().enumerate() {
+            for other in &numbers[index + 1..] {
+                assert_ne!(digest(&with(number)), digest(&with(other)), "{number} and {other}");
+            }
+        }
+        // The spelling of all else may differ, and so may the order of keys.
+        let a = r#"{"a":100000000000000000000,"b":[100000000000000000001,2.50]}"#;
+        let b = r#"{ "b" : [100000000000000000001, 25e-1], "\u0061" : 100000000000000000000 }"#;
+        assert_eq!(digest(a), digest(b));
     }
 
     #[test]

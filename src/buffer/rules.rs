@@ -2,15 +2,22 @@
 
 use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
 
-use super::{filter::Filters, trajectory::GROUP_SIZE_MAX};
+use super::{
+    filter::{FilterViolation, Filters},
+    trajectory::GROUP_SIZE_MAX,
+};
 
 /// Seconds of ten years: longer durations are typing errors.
 const DURATION_S_MAX: u64 = 315_360_000;
 
+/// Least and greatest divisor of `constant` loss weighting: weights and their inverses fit a 32-bit float in any batch.
+const LOSS_CONSTANT_MIN: f64 = 1e-20;
+const LOSS_CONSTANT_MAX: f64 = 1e20;
+
 /// Seconds of a day: the longest lease, also by heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
 
-/// Rules that were checked; the only way to them is [`Rules::parse`].
+/// Rules that were checked; the ways to them are [`Rules::parse`] and [`Rules::stored`].
 #[derive(Debug)]
 pub struct Rules {
     wire: PolicyRules,
@@ -25,12 +32,16 @@ impl Rules {
         match Filters::compile(&wire.filter) {
             Ok(filters) if violations.is_empty() => return Ok(Self { wire, filters }),
             Ok(_) => {}
-            Err(found) => violations.extend(found.into_iter().map(|violation| Violation {
-                pointer: format!("/filter/{}/{}", violation.index, violation.field),
-                detail: violation.message,
-            })),
+            Err(found) => violations.extend(filter_violations(found)),
         }
         Err(violations)
+    }
+
+    /// Rules that were checked when they were written, perhaps by an earlier version that allowed more: groups that are
+    /// open under them are decided by them.
+    pub fn stored(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
+        let filters = Filters::compile(&wire.filter).map_err(filter_violations)?;
+        Ok(Self { wire, filters })
     }
 
     /// The filters of both scopes.
@@ -52,6 +63,14 @@ impl std::ops::Deref for Rules {
     fn deref(&self) -> &PolicyRules {
         &self.wire
     }
+}
+
+fn filter_violations(found: Vec<FilterViolation>) -> Vec<Violation> {
+    let on_wire = |violation: FilterViolation| Violation {
+        pointer: format!("/filter/{}/{}", violation.index, violation.field),
+        detail: violation.message,
+    };
+    found.into_iter().map(on_wire).collect()
 }
 
 fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
@@ -86,7 +105,9 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
 fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     let detail = match (rules.loss_weighting, rules.loss_constant) {
         (LossWeighting::Constant, None) => "is needed where `loss_weighting` is `constant`",
-        (LossWeighting::Constant, Some(l)) if !(l.is_finite() && l > 0.0) => "must be finite and above 0",
+        (LossWeighting::Constant, Some(l)) if !(LOSS_CONSTANT_MIN..=LOSS_CONSTANT_MAX).contains(&l) => {
+            &format!("must be {LOSS_CONSTANT_MIN:e} to {LOSS_CONSTANT_MAX:e}, is {l:e}")
+        }
         (weighting, Some(_)) if weighting != LossWeighting::Constant => "is only for `loss_weighting` = `constant`",
         _ => return,
     };

@@ -27,7 +27,7 @@ impl RulesCache {
     pub(super) fn insert(&self, rules_pk: i64, body: &str) -> Result<Arc<Rules>, StoreError> {
         let corrupt = |problem: String| StoreError::Corrupt(format!("rules {rules_pk}: {problem}"));
         let wire = serde_json::from_str(body).map_err(|error| corrupt(error.to_string()))?;
-        let rules = Rules::parse(wire).map_err(|violations| corrupt(format!("{violations:?}")))?;
+        let rules = Rules::stored(wire).map_err(|violations| corrupt(format!("{violations:?}")))?;
         let rules = Arc::new(rules);
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.len() >= RULES_MAX {

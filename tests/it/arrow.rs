@@ -210,6 +210,10 @@ on_both_stores! {
         let other = with(rollout("later", 1.0), json!({"metadata": {"a": 1}}));
         app.post("/trajectories", other.clone()).await.expect(201);
         post(app, stream(&[columns(std::slice::from_ref(&other))])).await.expect(200);
+        // A status that is absent is `completed`, in either form.
+        let without_status = with(other.clone(), json!({"status": null}));
+        post(app, stream(&[columns(std::slice::from_ref(&without_status))])).await.expect(200);
+        app.post("/trajectories", without_status).await.expect(200);
         let changed = with(other, json!({"metadata": {"a": 2}}));
         post(app, stream(&[columns(&[changed])])).await.refused(409, "rollout-conflict");
 
@@ -266,7 +270,6 @@ on_both_stores! {
         let (three, four): (&[i32], &[i32]) = (&[1, 2, 3], &[4, 5, 6, 7]);
         for (columns, pointer) in [
             (replaced("status", text_of(["completed", "completed", "completed", "done"])), "/2/status"),
-            (replaced("status", texts([None, None, None, None])), "/0/status"),
             (replaced("status", text_of(["completed", "failed", "completed", "aborted"])), "/0/status"),
             (replaced("reward", Arc::new(Float64Array::from(vec![1.0, 0.5, 0.0, 0.5]))), "/0/reward"),
             (replaced("reward", Arc::new(Float64Array::from(vec![1.0, 1.0, f64::NAN, 0.5]))), "/1/reward"),

@@ -37,6 +37,27 @@ on_both_stores! {
         app.get("/trajectories?policy=nobody").await.refused(404, "unknown-policy");
     }
 
+    async fn a_batch_that_a_rollback_returned_is_consumed_by_no_step(app: TestApp) {
+        app.accept(rollout("a", 1.0)).await;
+        app.accept(rollout("b", 1.0)).await;
+        let kept = app.lease().await;
+        app.ack(&kept, 6).await.expect(200);
+        app.checkpoint(6).await;
+        let undone = app.lease().await;
+        app.ack(&undone, 7).await.expect(200);
+        app.resume(Some(6)).await;
+        for lease in [false, true] {
+            if lease {
+                app.lease().await;
+            }
+            let page = app.get("/trajectories?step=7").await.expect(200);
+            assert_eq!(ids(&page), Vec::<&str>::new(), "step 7 was undone");
+            let story = app.story("b").await;
+            assert_eq!((&story["step"], &story["acked_at"]), (&Value::Null, &Value::Null));
+        }
+        assert_eq!(ids(&app.get("/trajectories?step=6").await.expect(200)), ["a"]);
+    }
+
     async fn pages_go_on_where_the_one_before_ended(app: TestApp) {
         for index in 0..5 {
             app.accept(rollout(&format!("r{index}"), 1.0)).await;

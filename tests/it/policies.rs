@@ -20,6 +20,20 @@ on_both_stores! {
         assert_eq!(names, ["default", "math.solver"]);
     }
 
+    async fn a_loss_constant_that_overflows_weights_is_refused(app: TestApp) {
+        let rules = |constant: f64| json!({"loss_weighting": "constant", "loss_constant": constant});
+        for constant in [1e-320, 1e-21, 1e21, 1e308, 0.0, -1.0] {
+            let answer = app.put("/policies/default", rules(constant)).await;
+            assert_eq!(answer.pointers(422), ["/loss_constant"], "{constant:e}");
+        }
+        for constant in [1e-20, 1e20] {
+            app.rules("default", rules(constant)).await;
+            app.accept(rollout(&format!("{constant:e}"), 1.0)).await;
+            let row = app.samples(&app.lease().await).await.remove(0);
+            assert_eq!(row["loss_weight"].as_f64(), Some(1.0 / constant));
+        }
+    }
+
     async fn versions_only_grow_and_identical_repeats_are_recognised(app: TestApp) {
         let version = json!({"version": 13, "step": 40, "uri": "file:///ckpt/v13"});
         let answer = app.put("/policies/default/version", version.clone()).await.expect(200);

@@ -27,7 +27,7 @@ pub use ledger::{
     CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, PolicyStats, RolloutState, Stats, StoryGroup,
     TrajectoryPage, TrajectoryStory,
 };
-pub use object::Object;
+pub use object::{Components, Object};
 pub use policy::{
     CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
     ResumeRequest, ResumeResponse, VersionRequest, Waiting,

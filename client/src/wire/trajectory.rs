@@ -40,19 +40,24 @@ pub struct Trajectory {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"))]
     pub admission_id: Option<String>,
-    /// How the execution ended.
+    /// How the execution ended; `completed` when absent.
+    #[serde(default, deserialize_with = "super::object::or_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Status>, default = "completed"))]
     pub status: Status,
     /// Finite reward of the whole rollout; the sign of a zero is not kept.
     #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "super::finite::serialize")]
     pub reward: Option<f64>,
-    /// Named parts of the reward, for filters and export.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// Named parts of the reward, for filters and export; every name once.
+    #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub reward_components: BTreeMap<String, f64>,
     /// How tokens were sampled.
-    #[serde(default, deserialize_with = "super::object::one")]
+    #[serde(default, deserialize_with = "super::object::one_or_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Sampling>))]
     pub sampling: Sampling,
     /// Training sequences of the rollout, in order.
-    #[serde(default, deserialize_with = "super::object::many", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "super::object::many_or_none", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Segment>>))]
     pub segments: Vec<Segment>,
     /// Chat messages as a JSON array, returned verbatim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -96,7 +101,7 @@ impl Status {
 /// Sampling parameters; anything but the full vocabulary biases importance ratios.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, from = "SamplingAsSent")]
 pub struct Sampling {
     /// Divisor of the logits, above 0.
     pub temperature: f32,
@@ -109,6 +114,26 @@ pub struct Sampling {
 impl Default for Sampling {
     fn default() -> Self {
         Self { temperature: 1.0, top_p: 1.0, top_k: -1 }
+    }
+}
+
+/// Sampling parameters as they are sent: `null` is as good as absent, as in all optional fields.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct SamplingAsSent {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i32>,
+}
+
+impl From<SamplingAsSent> for Sampling {
+    fn from(SamplingAsSent { temperature, top_p, top_k }: SamplingAsSent) -> Self {
+        let defaults = Self::default();
+        Self {
+            temperature: temperature.unwrap_or(defaults.temperature),
+            top_p: top_p.unwrap_or(defaults.top_p),
+            top_k: top_k.unwrap_or(defaults.top_k),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::{ArrowError, DataType};
 use axum::http::StatusCode;
 use bytes::Bytes;
-use forebay_client::wire::{Sampling, Segment, Status, Trajectory, VersionSpan};
+use forebay_client::wire::{Components, Sampling, Segment, Status, Trajectory, VersionSpan};
 use serde_json::value::RawValue;
 
 use crate::api::{
@@ -295,7 +295,7 @@ impl<'b> Columns<'b> {
             admission_id: self.owned("admission_id", row),
             status: self.status(row)?,
             reward: self.cell("reward", row).map(|array| array.as_primitive::<Float64Type>().value(row)),
-            reward_components: self.json("reward_components", row)?.unwrap_or_default(),
+            reward_components: self.json::<Components>("reward_components", row)?.unwrap_or_default().0,
             sampling: Sampling {
                 temperature: self.float("temperature", row).unwrap_or(whole.temperature),
                 top_p: self.float("top_p", row).unwrap_or(whole.top_p),
@@ -308,7 +308,7 @@ impl<'b> Columns<'b> {
     }
 
     fn status(&self, row: usize) -> Result<Status, Invalid> {
-        let status = self.text("status", row).ok_or_else(|| Invalid::new("status", "is needed"))?;
+        let Some(status) = self.text("status", row) else { return Ok(Status::default()) };
         serde_json::from_value(status.into()).map_err(|error| Invalid::new("status", error.to_string()))
     }
 

@@ -137,6 +137,10 @@ seed! {
             }
             Ok(())
         }
+
+        fn visit_unit<E>(self) -> Result<(), E> {
+            Ok(())
+        }
     }
 }
 
@@ -147,6 +151,10 @@ seed! {
                 self.0.tokens += longest;
                 self.0.segment()?;
             }
+            Ok(())
+        }
+
+        fn visit_unit<E>(self) -> Result<(), E> {
             Ok(())
         }
     }
@@ -233,6 +241,9 @@ mod tests {
         );
         assert_eq!(excess(r#"{"segments":[{},{},{},{},#"#).as_deref(), Some("/segments"));
         assert_eq!(excess(r#"[{"segments":[{},{},{}]},{"segments":[{},{},{},{},#"#).as_deref(), Some("/1/segments"));
+        // What comes after a field that is absent is counted, too.
+        let absent = r#"[{"segments":null,"reward_components":null},{"segments":[{},{},{},{},#"#;
+        assert_eq!(excess(absent).as_deref(), Some("/1/segments"));
         let components = (0..65).map(|index| format!("\"{index}\":0,")).collect::<Vec<_>>().concat();
         assert_eq!(excess(&format!(r#"{{"reward_components":{{{components}#"#)).as_deref(), Some("/reward_components"));
     }

@@ -3,7 +3,7 @@
 //! It takes nothing that the general parser would refuse, and reads the same from what it takes. What is odd in any
 //! way, wrong or too large it leaves to that parser, which also says what is the matter.
 
-use forebay_client::wire::{Object, Sampling, Segment, Trajectory};
+use forebay_client::wire::{Components, Object, Sampling, Segment, Trajectory};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -50,7 +50,6 @@ impl Seen {
 }
 
 fn trajectory(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Trajectory> {
-    const STATUS: u32 = 7;
     let mut sent = Trajectory::default();
     let mut seen = Seen::default();
     text.object(|text, name| {
@@ -62,9 +61,9 @@ fn trajectory(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Trajectory
             b"environment" => sent.environment = seen.once(4, text.value())?,
             b"policy_version" => sent.policy_version = seen.once(5, text.value())?,
             b"admission_id" => sent.admission_id = seen.once(6, text.value())?,
-            b"status" => sent.status = seen.once(STATUS, text.value())?,
+            b"status" => sent.status = seen.once(7, text.value())?,
             b"reward" => sent.reward = seen.once(8, text.value())?,
-            b"reward_components" => sent.reward_components = seen.once(9, part(text))?,
+            b"reward_components" => sent.reward_components = seen.once(9, part::<Components>(text))?.0,
             b"sampling" => sent.sampling = seen.once(10, text.value::<Object<Sampling>>())?.0,
             b"segments" => sent.segments = seen.once(11, segments(text, bounds))?,
             b"messages" => sent.messages = seen.once(12, text.value())?,
@@ -73,7 +72,7 @@ fn trajectory(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Trajectory
         }
         Some(())
     })?;
-    seen.has(STATUS).then_some(sent)
+    Some(sent)
 }
 
 /// A part that is small in any sane body.
@@ -174,7 +173,7 @@ mod tests {
         for (from, to) in [
             ("status", "stat\\u0075s"),
             ("\"completed\"", "\"done\""),
-            ("\"status\":\"completed\",", ""),
+            ("\"status\"", "\"reward_components\":{\"a\":1,\"a\":1},\"status\""),
             ("\"status\"", "\"reward\":1,\"reward\":null,\"status\""),
             ("\"tokens\":[1,2,3],", ""),
             ("[1,2,3]", "[1,2,-3]"),
@@ -185,7 +184,7 @@ mod tests {
         ] {
             assert!(!takes(&trajectory.replacen(from, to, 1)), "{from} -> {to}");
         }
-        for text in ["", "[]", "{}", "null", "[null]", "{\"status\":\"completed\"", "[{\"status\":\"failed\"}"] {
+        for text in ["", "[]", "null", "[null]", "{\"status\":\"completed\"", "[{\"status\":\"failed\"}"] {
             assert!(!takes(text), "{text}");
         }
         let many = |count: usize| vec![segment; count].join(",");

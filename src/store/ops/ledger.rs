@@ -29,7 +29,7 @@ macro_rules! select_story {
                     END AS state,
                     g.group_pk, g.group_id, g.state AS group_state, g.reason AS group_reason, g.size, g.kept,
                     g.masked, g.dropped,
-                    CASE WHEN r.verdict IN ('kept', 'masked') THEN b.step END AS step, r.reward, r.advantage, r.policy_version, r.version_assumed,
+                    CASE WHEN r.verdict IN ('kept', 'masked') AND b.state IN ('trained', 'checkpointed') THEN b.step END AS step, r.reward, r.advantage, r.policy_version, r.version_assumed,
                     r.segments, r.tokens, r.received_us, g.decided_us, b.created_us AS batched_us, b.acked_us,
                     g.purged_us
                 FROM rollout AS r

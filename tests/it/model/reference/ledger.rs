@@ -97,7 +97,8 @@ impl Reference {
             state: self.rollout_state(rollout),
             group_reason: group.reason.clone(),
             batches: carried.map(|(number, _)| *number).collect(),
-            step: batch.and_then(|batch| batch.step),
+            // A batch that came back has a step, too, which orders those that go out again.
+            step: batch.filter(|batch| batch.acked_at.is_some()).and_then(|batch| batch.step),
             advantage: rollout.advantage.map(millionths),
             policy_version: rollout.version,
             version_assumed: rollout.version_assumed,
