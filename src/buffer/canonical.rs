@@ -381,7 +381,8 @@ mod tests {
 
     #[test]
     fn integers_of_more_than_64_bits_are_compared_exactly() {
-        let with = |number: &str| format!(r#"[{{"x":"1e30 \" 99999999999999999999","n":[1.5,{number},-2,1e30]}},{number}]"#);
+        let with =
+            |number: &str| format!(r#"[{{"x":"1e30 \" 99999999999999999999","n":[1.5,{number},-2,1e30]}},{number}]"#);
         let numbers = [
             "18446744073709551615",
             "18446744073709551616",

@@ -148,7 +148,8 @@ impl TallyDelta {
                 tx.guarded(ADD_TALLIES, args![*policy, name.as_str(), slot, *value, *amount, *latest_us], 1).await?;
             }
         } else if !self.totals.is_empty() {
-            let rows = self.totals.iter().map(|((policy, name), change)| (policy.0, name, change.value, change.latest_us));
+            let rows =
+                self.totals.iter().map(|((policy, name), change)| (policy.0, name, change.value, change.latest_us));
             let amounts = self.totals.values().map(|change| change.amount).collect();
             let rows: Vec<_> = rows.collect();
             tx.execute(ADD_TALLIES, vec![json(&rows).into(), slot.into(), Arg::Reals(amounts)]).await?;

@@ -348,12 +348,9 @@ async fn duplicate_keys_are_refused_wherever_they_stand() {
     let alias = r#"{"rollout_id":"x","status":"completed","segments":[{"tokens":[1,2],"loss_mask":[1],"logprobs":[0],"log_probs":[0]}]}"#;
     let free = r#"{"rollout_id":"x","status":"aborted","metadata":{"a":{"k":1,"k":2}}}"#;
     let named = r#"{"rollout_id":"x","status":"aborted","reward_components":{"a/b":1,"c":2,"a/b":1}}"#;
-    for (body, pointer) in [
-        (top, "/rollout_id"),
-        (alias, "/segments/0/logprobs"),
-        (free, "/metadata"),
-        (named, "/reward_components/a~1b"),
-    ] {
+    for (body, pointer) in
+        [(top, "/rollout_id"), (alias, "/segments/0/logprobs"), (free, "/metadata"), (named, "/reward_components/a~1b")]
+    {
         let problem = post(&app, body).await.expect(422);
         assert_eq!(problem["errors"][0]["pointer"], pointer, "{problem}");
         assert!(text(&problem["detail"]).contains("duplicate"), "{problem}");
