@@ -166,6 +166,7 @@ struct Limits {
     metadata_bytes: usize,
     policies: u32,
     waiters: usize,
+    waiters_per_key: usize,
     look_ms: u64,
     stall_timeout_s: u64,
     shutdown_s: u64,
@@ -184,6 +185,7 @@ impl Default for Limits {
             metadata_bytes: 256 << 10,
             policies: 1_024,
             waiters: 1_024,
+            waiters_per_key: 512,
             look_ms: 500,
             stall_timeout_s: 60,
             shutdown_s: 30,
@@ -240,6 +242,7 @@ impl Config {
                     metadata_bytes_max: limits.metadata_bytes,
                 },
                 waiters_max: limits.waiters,
+                waiters_per_caller_max: limits.waiters_per_key,
                 look_every: Duration::from_millis(limits.look_ms),
                 auto_create: file.auto_create,
                 policy_defaults,
@@ -288,8 +291,9 @@ fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
     at_least("policies", limits.policies as usize, 1);
     at_least("waiters", limits.waiters, 1);
     at_least("look_ms", limits.look_ms as usize, 1);
-    // Who waits holds a connection: acks and heartbeats need some that are free.
-    at_least("connections", limits.connections, limits.waiters.saturating_mul(2));
+    at_least("waiters_per_key", limits.waiters_per_key, 1);
+    // Who waits for a batch or a version holds a connection: acks and heartbeats need some that are free.
+    at_least("connections", limits.connections, limits.waiters.saturating_mul(3));
 }
 
 fn policies(tables: Vec<toml::Table>, violations: &mut Vec<Violation>) -> Vec<(PolicyName, Arc<Rules>)> {

@@ -18,7 +18,7 @@ use utoipa::IntoParams;
 use super::{
     Api,
     body::Json,
-    guard::Caller,
+    guard::{Caller, caller_id},
     params::{self, BatchPath, Query},
     problem::Failure,
 };
@@ -54,7 +54,7 @@ const NACK_GROUPS_MAX: usize = 65_536;
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "Too many requests wait", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "`too-many-waiters`: none is ready, and too many requests wait", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn lease(
@@ -70,6 +70,7 @@ pub(super) async fn lease(
         epoch: params::epoch(request.epoch),
         partial: request.partial.unwrap_or(false),
         wait: Duration::from_millis(wait_ms),
+        caller: caller_id(&grant),
     };
     let Some(leased) = api.buffer.lease(request).await? else {
         return Ok(StatusCode::NO_CONTENT.into_response());

@@ -19,9 +19,12 @@ use axum::{
 };
 
 use super::{Api, body, problem::Failure, roles};
-use crate::access::{
-    Grant,
-    keyring::{Denied, Keyring},
+use crate::{
+    access::{
+        Grant,
+        keyring::{Denied, Keyring},
+    },
+    buffer::ids::CallerId,
 };
 
 /// Media types that a page may post anywhere without asking first.
@@ -145,6 +148,11 @@ impl FromRequestParts<Api> for Caller {
     async fn from_request_parts(parts: &mut Parts, _api: &Api) -> Result<Self, Failure> {
         parts.extensions.get().cloned().map(Self).ok_or_else(|| unauthorized(Denied::Missing))
     }
+}
+
+/// The caller whose share of what is scarce a request takes: none where no key is needed.
+pub(super) fn caller_id(grant: &Grant) -> Option<CallerId> {
+    grant.key_id.as_ref().map(|key_id| CallerId::new(key_id.as_str()))
 }
 
 /// The key in `Authorization: Bearer`, if there is one.

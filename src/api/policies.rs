@@ -19,7 +19,7 @@ use super::{
     Api,
     batches::wait_ms,
     body::{Json, OptionalJson},
-    guard::Caller,
+    guard::{Caller, caller_id},
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
@@ -91,10 +91,12 @@ pub(super) struct WaitQuery {
         (status = 204, description = "No such version in time"),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "`too-many-waiters`: too many requests wait", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn get(
     State(api): State<Api>,
+    Caller(grant): Caller,
     PolicyPath(policy): PolicyPath,
     Query(query): Query<WaitQuery>,
 ) -> Result<Response, Failure> {
@@ -103,7 +105,7 @@ pub(super) async fn get(
         None => Some(api.buffer.policy(&policy).await?),
         Some(version) => {
             let version = params::version("wait_version_above", version)?;
-            api.buffer.policy_above(&policy, version, wait).await?
+            api.buffer.policy_above(&policy, version, wait, caller_id(&grant).as_ref()).await?
         }
     };
     Ok(match overview {

@@ -134,7 +134,9 @@ impl From<Refusal> for Failure {
             Refusal::TooManyKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
             Refusal::TooManyPolicies(_) => (S::CONFLICT, "too-many-policies", "Too many policies"),
             Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),
-            Refusal::TooManyWaiters => (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait"),
+            Refusal::TooManyWaiters { .. } | Refusal::TooManyWaitersOfKey { .. } => {
+                (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait")
+            }
         };
         let failure = Self::new(status, kind, title).detail(detail);
         match refusal {
@@ -150,7 +152,9 @@ impl From<Refusal> for Failure {
                 pointer: format!("/{index}/group_size"),
                 detail: format!("the group has size {size}, fixed by its first rollout"),
             }]),
-            Refusal::BacklogFull(_) | Refusal::TooManyWaiters => failure.retry(),
+            Refusal::BacklogFull(_) | Refusal::TooManyWaiters { .. } | Refusal::TooManyWaitersOfKey { .. } => {
+                failure.retry()
+            }
             _ => failure,
         }
     }

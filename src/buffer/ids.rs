@@ -98,6 +98,18 @@ impl From<&RolloutId> for GroupId {
     }
 }
 
+/// Who asks, as far as shares of what is scarce are concerned: a key, by its id.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CallerId(Arc<str>);
+
+impl CallerId {
+    /// The caller with the key of this id.
+    #[must_use]
+    pub fn new(key_id: &str) -> Self {
+        Self(key_id.into())
+    }
+}
+
 /// A policy in training.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyName(Arc<str>);

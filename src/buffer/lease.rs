@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     Buffer,
-    ids::{BatchId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
+    ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
     refusal::{BufferError, Refusal},
     replicas::Awaited,
     wake::Woken,
@@ -34,6 +34,8 @@ pub struct LeaseRequest {
     pub partial: bool,
     /// How long to wait.
     pub wait: Duration,
+    /// Whose share of the waiters' places the request takes.
+    pub caller: Option<CallerId>,
 }
 
 /// A batch in the hands of who asked for it.
@@ -61,24 +63,19 @@ impl Buffer {
     ///
     /// A caller that is dropped while it waits has claimed nothing.
     pub async fn lease(&self, request: LeaseRequest) -> Result<Option<Leased>, BufferError> {
-        let _waiter = self.waiters.try_acquire().map_err(|_| Refusal::TooManyWaiters)?;
-        let waker = self.wakers.of(&request.policy);
+        let waker = self.wakers.watch(&request.policy);
         let started = Instant::now();
         let deadline = started + request.wait;
         let mut time_is_up = request.wait.is_zero();
-        let _count = self.metrics.waiting();
+        let mut place = None;
         loop {
             // Dropped before it has looked, refused or failed, this caller leaves its wake-up to the next in line.
             let passed_on = self.wakers.pass_on(&request.policy);
             let answer = {
                 let _turn = waker.turn.lock().await;
                 let claim = self.claim(&request, request.partial && time_is_up);
-                self.store.claim(claim).await?
+                self.store.claim(claim).await??
             };
-            if matches!(&answer, Err(Refusal::UnknownPolicy(_))) {
-                self.wakers.forget(&request.policy);
-            }
-            let answer = answer?;
             passed_on.keep();
             self.report_expired(&request.policy, answer.expired);
             if answer.expired > 0 {
@@ -101,6 +98,9 @@ impl Buffer {
                 }
                 Claimed::Nothing if time_is_up => return Ok(None),
                 Claimed::Nothing => {
+                    if place.is_none() {
+                        place = Some((self.batch_waiters.enter(request.caller.as_ref())?, self.metrics.waiting()));
+                    }
                     time_is_up = self.wakers.wait_for_batch(&waker, deadline).await == Woken::TimeIsUp;
                 }
             }

@@ -33,12 +33,13 @@ pub mod shard;
 pub mod staleness;
 pub mod sweep;
 pub mod trajectory;
+mod waiters;
 mod wake;
 pub mod weights;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use self::{
     admission::{Backlog, Gates, Room},
@@ -49,6 +50,7 @@ use self::{
     replicas::Replicas,
     rules::Rules,
     trajectory::TrajectoryLimits,
+    waiters::Waiters,
     wake::Wakers,
 };
 use crate::{
@@ -62,8 +64,10 @@ use crate::{
 pub struct BufferOptions {
     /// Bounds of one trajectory.
     pub limits: TrajectoryLimits,
-    /// Requests that may wait for a batch or a version at once.
+    /// Requests that may wait for a batch at once, and as many others for a version.
     pub waiters_max: usize,
+    /// Requests of one caller that may wait for a batch at once, and as many others for a version.
+    pub waiters_per_caller_max: usize,
     /// Longest that a waiter goes without looking, on average.
     pub look_every: Duration,
     /// Policies that do not exist are created with `policy_defaults` by the first rollout or admission of a producer.
@@ -84,7 +88,8 @@ pub struct Buffer {
     wakers: Arc<Wakers>,
     /// None where a database belongs to one process.
     replicas: Option<Arc<Replicas>>,
-    waiters: Arc<Semaphore>,
+    batch_waiters: Arc<Waiters>,
+    version_waiters: Arc<Waiters>,
     decide: Arc<dyn Decide>,
     health: watch::Receiver<Health>,
 }
@@ -100,8 +105,10 @@ impl Buffer {
         options: BufferOptions,
         policies: Vec<(PolicyName, Arc<Rules>)>,
     ) -> Result<Self, StoreError> {
+        let waiters = |awaited| Arc::new(Waiters::new(awaited, options.waiters_max, options.waiters_per_caller_max));
         let buffer = Self {
-            waiters: Arc::new(Semaphore::new(options.waiters_max)),
+            batch_waiters: waiters("a batch"),
+            version_waiters: waiters("a version"),
             wakers: Arc::new(Wakers::new(options.look_every)),
             replicas: store.peers().map(|peers| Arc::new(Replicas::new(peers))),
             health: store.health(),

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Buffer,
-    ids::{PolicyName, Version},
+    ids::{CallerId, PolicyName, Version},
     refusal::{BufferError, Refusal},
     replicas::Awaited,
     rules::Rules,
@@ -52,17 +52,24 @@ impl Buffer {
 
     /// One policy, once its version is above `version`, or below it because a resume or reset lowered it.
     ///
-    /// None when nothing happened in time.
+    /// None when nothing happened in time. Who waits takes a place in the caller's share.
     pub async fn policy_above(
         &self,
         name: &PolicyName,
         version: Version,
         wait: Duration,
+        caller: Option<&CallerId>,
     ) -> Result<Option<PolicyOverview>, BufferError> {
         let before = self.known(name).await?;
-        let _waiter = self.waiters.try_acquire().map_err(|_| Refusal::TooManyWaiters)?;
+        if before.version != version {
+            return self.overview(before).await.map(Some);
+        }
+        if wait.is_zero() {
+            return Ok(None);
+        }
+        let _place = self.version_waiters.enter(caller)?;
         let _count = self.metrics.waiting();
-        let waker = self.wakers.of(name);
+        let waker = self.wakers.watch(name);
         let look = || async {
             let policy = self.known(name).await?;
             // A lower version answers too, whenever the resume was: who waits follows a lineage that is over.

@@ -103,9 +103,22 @@ pub enum Refusal {
          create the next one"
     )]
     FirstKey,
-    /// Too many trainers wait already.
-    #[error("too many requests wait for a batch")]
-    TooManyWaiters,
+    /// As many requests as may wait for this already.
+    #[error("{max} requests wait for {awaited}, which is the most at once")]
+    TooManyWaiters {
+        /// A batch or a version.
+        awaited: &'static str,
+        /// How many may wait.
+        max: usize,
+    },
+    /// As many requests of the caller's key as may wait for this already.
+    #[error("{max} requests with this key wait for {awaited}, which is the most at once with one key")]
+    TooManyWaitersOfKey {
+        /// A batch or a version.
+        awaited: &'static str,
+        /// How many may wait.
+        max: usize,
+    },
 }
 
 impl Refusal {

@@ -194,7 +194,8 @@ mod tests {
     async fn others_wake_waiters_and_their_own_replica_does_not() {
         let (says, replicas) = replicas();
         let wakers = Wakers::new(HOUR);
-        let waker = wakers.of(&policy("one"));
+        let one = policy("one");
+        let waker = wakers.watch(&one);
         let wake_up = |replica, name| Heard::WakeUp(WakeUp { replica, awaited: Awaited::Batch, policy: policy(name) });
         for (heard, woken) in [
             (wake_up(replicas.replica, "one"), None),

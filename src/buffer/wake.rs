@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    ops::Deref,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -20,6 +21,8 @@ const LOOK_JITTER: std::ops::Range<f64> = 0.7..1.3;
 #[derive(Debug)]
 pub(super) struct Wakers {
     look_every: Duration,
+    /// Policies that somebody watches: the last [`Watch`] that ends takes the entry along. Their waiters are shared
+    /// under this lock alone, so that it tells who is the last.
     by_policy: Mutex<HashMap<PolicyName, Arc<Waker>>>,
     /// Ends all waits, for shutdown.
     closing: Notify,
@@ -33,6 +36,32 @@ pub(super) struct Waker {
     versions: Notify,
     /// One claim at a time: the others would find the policy's row locked.
     pub(super) turn: tokio::sync::Mutex<()>,
+}
+
+/// The waiters of a policy, for as long as somebody looks at it or waits.
+#[derive(Debug)]
+pub(super) struct Watch<'w> {
+    wakers: &'w Wakers,
+    policy: &'w PolicyName,
+    waker: Arc<Waker>,
+}
+
+impl Deref for Watch<'_> {
+    type Target = Waker;
+
+    fn deref(&self) -> &Waker {
+        &self.waker
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let mut by_policy = self.wakers.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
+        // This one's and the map's.
+        if Arc::strong_count(&self.waker) == 2 {
+            by_policy.remove(self.policy);
+        }
+    }
 }
 
 /// A wake-up for a batch that somebody has taken and must not be lost with them.
@@ -73,19 +102,17 @@ impl Wakers {
         Self { look_every, by_policy: Mutex::default(), closing: Notify::new(), closed: false.into() }
     }
 
-    /// The waiters of a policy.
-    pub(super) fn of(&self, policy: &PolicyName) -> Arc<Waker> {
-        let mut wakers = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(wakers.entry(policy.clone()).or_default())
+    /// The waiters of a policy. What happens to it from here on wakes who waits with them.
+    pub(super) fn watch<'w>(&'w self, policy: &'w PolicyName) -> Watch<'w> {
+        let mut by_policy = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
+        let waker = Arc::clone(by_policy.entry(policy.clone()).or_default());
+        Watch { wakers: self, policy, waker }
     }
 
-    /// Drops the waiters of a policy that turned out not to exist.
-    pub(super) fn forget(&self, policy: &PolicyName) {
-        self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).remove(policy);
-    }
-
-    fn existing(&self, policy: &PolicyName) -> Option<Arc<Waker>> {
-        self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).get(policy).cloned()
+    fn with_existing(&self, policy: &PolicyName, wake: impl FnOnce(&Waker)) {
+        if let Some(waker) = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).get(policy) {
+            wake(waker);
+        }
     }
 
     /// Wakes who waits for this.
@@ -107,9 +134,7 @@ impl Wakers {
 
     /// A batch may be ready: wakes one waiter.
     pub(super) fn batch(&self, policy: &PolicyName) {
-        if let Some(waker) = self.existing(policy) {
-            waker.batches.notify_one();
-        }
+        self.with_existing(policy, |waker| waker.batches.notify_one());
     }
 
     /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
@@ -119,9 +144,7 @@ impl Wakers {
 
     /// The version changed: wakes all who wait for it.
     fn version(&self, policy: &PolicyName) {
-        if let Some(waker) = self.existing(policy) {
-            waker.versions.notify_waiters();
-        }
+        self.with_existing(policy, |waker| waker.versions.notify_waiters());
     }
 
     /// Ends all waits.
@@ -173,6 +196,29 @@ impl Wakers {
             () = tokio::time::sleep_until(deadline.min(look_at)) => {
                 if Instant::now() >= deadline { Woken::TimeIsUp } else { Woken::Look }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_that_nobody_watches_take_no_memory() {
+        let wakers = Wakers::new(Duration::from_secs(1));
+        let policies: Vec<_> = (0..300).map(|index| PolicyName::parse(&format!("p{index}")).expect("a name")).collect();
+        let entries = || wakers.by_policy.lock().expect("nobody panicked").len();
+        for policy in &policies {
+            let first = wakers.watch(policy);
+            let second = wakers.watch(policy);
+            assert!(Arc::ptr_eq(&first.waker, &second.waker), "all wait in one line");
+            drop(first);
+            wakers.batch(policy);
+            wakers.version(policy);
+            assert_eq!(entries(), 1, "somebody watches it");
+            drop(second);
+            assert_eq!(entries(), 0);
         }
     }
 }

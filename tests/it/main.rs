@@ -36,3 +36,4 @@ mod staleness;
 mod tls;
 mod trainer_rule;
 mod upgrade;
+mod waiters;

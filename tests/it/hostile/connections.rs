@@ -7,7 +7,7 @@ use crate::support::{Backend, TestApp, eventually, rollout, text, with};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_beyond_the_cap_wait_until_others_end() {
-    let app = impatient_with("[limits]\nheader_timeout_s = 1\nconnections = 4\nwaiters = 2").await;
+    let app = impatient_with("[limits]\nheader_timeout_s = 1\nconnections = 4\nwaiters = 1").await;
     let mut idle = Vec::new();
     for _ in 0..4 {
         let mut raw = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
@@ -46,7 +46,7 @@ async fn idle_connections_are_closed_so_that_they_cannot_use_up_the_cap() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acks_are_answered_while_as_many_wait_as_may() {
-    let app = TestApp::start_with(Backend::Sqlite, "[limits]\nconnections = 64\nwaiters = 32").await;
+    let app = TestApp::start_with(Backend::Sqlite, "[limits]\nconnections = 96\nwaiters = 32").await;
     app.accept(rollout("a", 1.0)).await;
     let batch = app.lease().await;
     let mut waiters = Vec::new();
@@ -72,15 +72,15 @@ async fn much_to_read(app: &TestApp) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_read_loses_its_place() {
-    let app = impatient_with("[limits]\nstall_timeout_s = 1\nconnections = 2\nwaiters = 1").await;
+    let app = impatient_with("[limits]\nstall_timeout_s = 1\nconnections = 3\nwaiters = 1").await;
     let path = much_to_read(&app).await;
     let mut stalled = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..3 {
         let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
         assert_eq!(raw.answer().await.expect("a head").status, 200);
         stalled.push(raw);
     }
-    // Both places are taken by those who do not read; this waits until they are gone.
+    // All places are taken by those who do not read; this waits until they are gone.
     let accepted = tokio::time::timeout(PATIENCE, app.accept(rollout("after", 1.0))).await;
     assert_eq!(accepted.expect("a place becomes free")["verdict"], "kept");
     drop(stalled);

@@ -131,6 +131,7 @@ impl System {
             }
             Call::Claim { policy, consumer, request, partial, epoch } => {
                 let request = LeaseRequest {
+                    caller: None,
                     policy: policy_name(*policy),
                     consumer: consumer_name(*consumer),
                     request_id: request.map(request_id),
