@@ -14,7 +14,7 @@ use forebay_client::wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
 use crate::{
-    api::BodyLimits,
+    api::{BodyLimits, ByteBudgets},
     buffer::{BufferOptions, ids::PolicyName, rules::Rules, trajectory::TrajectoryLimits},
     server::ServerLimits,
     tls::TlsFiles,
@@ -161,6 +161,8 @@ struct Limits {
     body_bytes: usize,
     body_timeout_s: u64,
     inflight_bytes: usize,
+    control_bytes: usize,
+    samples_bytes: usize,
     trajectory_tokens: usize,
     trajectory_segments: usize,
     metadata_bytes: usize,
@@ -180,6 +182,8 @@ impl Default for Limits {
             body_bytes: 64 << 20,
             body_timeout_s: 120,
             inflight_bytes: 192 << 20,
+            control_bytes: 32 << 20,
+            samples_bytes: 256 << 20,
             trajectory_tokens: 2_000_000,
             trajectory_segments: 4_096,
             metadata_bytes: 256 << 10,
@@ -232,7 +236,11 @@ impl Config {
             },
             bodies: BodyLimits {
                 body_bytes_max: limits.body_bytes,
-                budget_bytes: limits.inflight_bytes,
+                budgets: ByteBudgets {
+                    posts: limits.inflight_bytes,
+                    control: limits.control_bytes,
+                    samples: limits.samples_bytes,
+                },
                 read_timeout: Duration::from_secs(limits.body_timeout_s),
             },
             buffer: BufferOptions {
@@ -273,7 +281,15 @@ fn access(mut access: AccessConfig, violations: &mut Vec<Violation>) -> AccessCo
     access
 }
 
+/// The most that `body_bytes` may be. A rollout is one value in the database, which has less than 10^9 bytes in SQLite,
+/// and a text of it is one value of an Arrow column, which has less than 2^31; unpacked it is half as long again.
+const BODY_BYTES_BOUND: usize = 512 << 20;
+
 fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
+    if limits.body_bytes > BODY_BYTES_BOUND {
+        let detail = format!("must be at most {BODY_BYTES_BOUND}, is {}", limits.body_bytes);
+        violations.push(Violation { pointer: "/limits/body_bytes".to_owned(), detail });
+    }
     let mut at_least = |name: &str, value: usize, min: usize| {
         if value < min {
             let (pointer, detail) = (format!("/limits/{name}"), format!("must be at least {min}, is {value}"));
@@ -286,6 +302,10 @@ fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
     at_least("body_timeout_s", limits.body_timeout_s as usize, 1);
     // A compressed body is held twice: as sent, and expanded.
     at_least("inflight_bytes", limits.inflight_bytes, limits.body_bytes.saturating_mul(2));
+    // The longest control body and the longest page of a list, a few of each at once.
+    at_least("control_bytes", limits.control_bytes, 4 << 20);
+    // The rows of one rollout are read at once: stored, unpacked, as rows and as an answer.
+    at_least("samples_bytes", limits.samples_bytes, limits.body_bytes.saturating_mul(4));
     at_least("trajectory_tokens", limits.trajectory_tokens, 1);
     at_least("trajectory_segments", limits.trajectory_segments, 1);
     at_least("policies", limits.policies as usize, 1);

@@ -45,8 +45,12 @@ pub struct Metrics {
     /// Bytes of answers as sent.
     pub response_bytes: IntCounterVec,
     requests_in_flight: IntGauge,
-    /// Bytes of request bodies being held.
+    /// Bytes of posts of trajectories and of their answers being held.
     pub body_bytes_in_flight: IntGauge,
+    /// Bytes of other bodies and answers being held.
+    pub control_bytes_in_flight: IntGauge,
+    /// Bytes of pages of samples being held.
+    pub samples_bytes_in_flight: IntGauge,
     rollouts: IntCounterVec,
     duplicates: IntCounterVec,
     tokens_received: IntCounterVec,
@@ -248,7 +252,18 @@ impl Metrics {
             request_bytes: r.counters("forebay_request_bytes_total", "Body bytes received, as sent.", route),
             response_bytes: r.counters("forebay_response_bytes_total", "Body bytes answered, as sent.", route),
             requests_in_flight: r.gauge("forebay_requests_in_flight", "Requests being served."),
-            body_bytes_in_flight: r.gauge("forebay_body_bytes_in_flight", "Bytes of the body budget in use."),
+            body_bytes_in_flight: r.gauge(
+                "forebay_body_bytes_in_flight",
+                "Bytes of posts of trajectories and of their answers being held (limits.inflight_bytes).",
+            ),
+            control_bytes_in_flight: r.gauge(
+                "forebay_control_bytes_in_flight",
+                "Bytes of other bodies, and of other long answers, being held (limits.control_bytes).",
+            ),
+            samples_bytes_in_flight: r.gauge(
+                "forebay_samples_bytes_in_flight",
+                "Bytes of pages of samples being held (limits.samples_bytes).",
+            ),
             rollouts: r.counters(
                 "forebay_rollouts_total",
                 "Rollouts received, without duplicates.",

@@ -8,7 +8,7 @@ use std::{
 };
 
 use forebay::{
-    api::{BodyLimits, parsers},
+    api::{BodyLimits, ByteBudgets, parsers},
     buffer::{
         canonical::ContentDigest,
         filter::Filters,
@@ -27,8 +27,11 @@ use serde_json::value::RawValue;
 /// Small, so that a fuzzer meets them.
 const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 4_096, segments_max: 64, metadata_bytes_max: 4_096 };
 
-const BODY_LIMITS: BodyLimits =
-    BodyLimits { body_bytes_max: 1 << 20, budget_bytes: 4 << 20, read_timeout: Duration::from_secs(1) };
+const BODY_LIMITS: BodyLimits = BodyLimits {
+    body_bytes_max: 1 << 20,
+    budgets: ByteBudgets { posts: 4 << 20, control: 4 << 20, samples: 4 << 20 },
+    read_timeout: Duration::from_secs(1),
+};
 
 /// Checking an expression takes milliseconds; instruments, sanitizers and busy machines slow it down.
 const FILTER_TIME_MAX: Duration = Duration::from_secs(10);

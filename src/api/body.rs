@@ -1,25 +1,29 @@
 //! Request bodies: bounded before they are read, after they are decompressed, and by a deadline; then parsed.
 
-use std::{fmt::Write as _, io::Read, sync::Arc, time::Duration};
+use std::{fmt::Write as _, io::Read, time::Duration};
 
 use axum::{
     body::{Body, HttpBody as _},
     extract::{FromRequest, Request},
     http::{HeaderMap, StatusCode, header},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use forebay_client::wire::{ARROW_STREAM, Object, Violation};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Api, problem::Failure};
-
-/// Bytes of one permit of the budget: a semaphore counts to 2^29 at least.
-const PERMIT_BYTES: usize = 1 << 10;
+use super::{
+    Api,
+    budget::{Budget, ByteBudgets, HeldByRequest, Shares},
+    problem::Failure,
+};
 
 /// Bodies of control calls are small.
 const CONTROL_BYTES_MAX: usize = 256 << 10;
+
+/// The first bytes of a control body are free: acks and heartbeats have fewer, so that they pass whatever else is held.
+/// The number of connections bounds them.
+const CONTROL_FREE_BYTES: usize = 4 << 10;
 
 /// A body that expands more than this, beyond [`RATIO_FREE_BYTES`], is a bomb.
 const RATIO_MAX: usize = 200;
@@ -41,65 +45,16 @@ const RATIO_FREE_BYTES: usize = 16 << 20;
 pub struct BodyLimits {
     /// Bytes of one body, as sent and again after decompression.
     pub body_bytes_max: usize,
-    /// Bytes of all bodies that are held at once.
-    pub budget_bytes: usize,
-    /// Time that a body may take to arrive.
+    /// Bytes that are held at once.
+    pub budgets: ByteBudgets,
+    /// Time that a body may take to arrive, and that the lines of a bulk answer may wait for their reader.
     pub read_timeout: Duration,
-}
-
-/// The bytes of bodies that the service is willing to hold at once.
-#[derive(Clone, Debug)]
-pub(super) struct BodyBudget {
-    limits: BodyLimits,
-    permits: Arc<Semaphore>,
-    in_flight: prometheus::IntGauge,
-}
-
-/// A share of the budget, given back when it is dropped.
-pub(super) struct Share {
-    permit: OwnedSemaphorePermit,
-    in_flight: prometheus::IntGauge,
-}
-
-impl Share {
-    /// Gives back what is beyond `bytes`.
-    fn shrink(&mut self, bytes: usize) {
-        let surplus = self.permit.num_permits().saturating_sub(bytes.div_ceil(PERMIT_BYTES));
-        if let Some(permit) = self.permit.split(surplus) {
-            self.in_flight.sub((permit.num_permits() * PERMIT_BYTES) as i64);
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.in_flight.sub((self.permit.num_permits() * PERMIT_BYTES) as i64);
-    }
-}
-
-impl BodyBudget {
-    pub(super) fn new(limits: BodyLimits, in_flight: prometheus::IntGauge) -> Self {
-        let permits = limits.budget_bytes.div_ceil(PERMIT_BYTES).min(Semaphore::MAX_PERMITS);
-        Self { limits, permits: Arc::new(Semaphore::new(permits)), in_flight }
-    }
-
-    /// Takes bytes from the budget, or refuses at once: waiting would only move the queue into memory.
-    fn take(&self, bytes: usize) -> Result<Share, Failure> {
-        let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.permits).try_acquire_many_owned(permits).map_err(|_| {
-            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight")
-                .detail("the body was not read; retry after a pause")
-                .retry()
-        })?;
-        self.in_flight.add((permit.num_permits() * PERMIT_BYTES) as i64);
-        Ok(Share { permit, in_flight: self.in_flight.clone() })
-    }
 }
 
 /// A body that was read and decompressed, with the share of the budget that pays for it.
 pub(super) struct ReadBody {
     pub(super) bytes: Bytes,
-    pub(super) share: Vec<Share>,
+    pub(super) shares: Shares,
 }
 
 /// Media types of bodies.
@@ -156,9 +111,14 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
 }
 
 /// Reads a bulk body within the limits and the budget.
-pub(super) async fn read(budget: &BodyBudget, headers: &HeaderMap, mut body: Body) -> Result<ReadBody, Failure> {
-    let read = match admit(budget, headers) {
-        Ok((coding, paid)) => read_whole(coding, paid, headers, &mut body).await,
+pub(super) async fn read(
+    budget: &Budget,
+    limits: BodyLimits,
+    headers: &HeaderMap,
+    mut body: Body,
+) -> Result<ReadBody, Failure> {
+    let read = match admit(budget, limits.body_bytes_max, headers) {
+        Ok((coding, paid)) => read_whole(coding, limits, paid, headers, &mut body).await,
         // Reading on would tell a client that asked first to send what is refused.
         Err(failure) if headers.contains_key(header::EXPECT) => return Err(failure),
         Err(failure) => Err(failure),
@@ -178,24 +138,29 @@ pub(super) async fn linger(mut body: Body) {
 }
 
 /// What the head alone decides: the coding, and whether the announced length is within the limit and the budget.
-fn admit(budget: &BodyBudget, headers: &HeaderMap) -> Result<(Coding, Paid), Failure> {
-    let max = budget.limits.body_bytes_max;
+fn admit(budget: &Budget, max: usize, headers: &HeaderMap) -> Result<(Coding, Paid), Failure> {
     let coding = coding(headers)?;
     let declared = declared_length(headers);
     if declared.is_some_and(|length| length > max) {
         return Err(too_large(max));
     }
-    let mut paid = Paid { budget: budget.clone(), shares: Vec::new(), bytes: 0 };
+    let mut paid = Paid::new(budget, STEP_BYTES.min(max));
     // What is announced is paid for before it is read; what is not, as it comes.
     paid.cover(declared.unwrap_or(0))?;
     Ok((coding, paid))
 }
 
-async fn read_whole(coding: Coding, mut paid: Paid, headers: &HeaderMap, body: &mut Body) -> Result<ReadBody, Failure> {
-    let BodyLimits { body_bytes_max: max, read_timeout, .. } = paid.budget.limits;
-    let sent = collect(body, max, declared_length(headers), read_timeout, &mut paid).await?;
+async fn read_whole(
+    coding: Coding,
+    limits: BodyLimits,
+    mut paid: Paid,
+    headers: &HeaderMap,
+    body: &mut Body,
+) -> Result<ReadBody, Failure> {
+    let BodyLimits { body_bytes_max: max, read_timeout, .. } = limits;
+    let sent = collect(body, max, declared_length(headers).unwrap_or(0), read_timeout, &mut paid).await?;
     if coding == Coding::Identity {
-        return Ok(ReadBody { bytes: sent, share: paid.shares });
+        return Ok(ReadBody { bytes: sent, shares: paid.shares });
     }
     let expand = move || expand(&sent, coding, expanded_max(sent.len(), max), paid);
     tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
@@ -203,16 +168,29 @@ async fn read_whole(coding: Coding, mut paid: Paid, headers: &HeaderMap, body: &
 
 /// What a body has taken from the budget so far.
 struct Paid {
-    budget: BodyBudget,
-    shares: Vec<Share>,
+    budget: Budget,
+    shares: Shares,
     bytes: usize,
+    /// Bytes by which it takes more, where no length was announced.
+    step: usize,
 }
 
 impl Paid {
+    fn new(budget: &Budget, step: usize) -> Self {
+        Self { budget: budget.clone(), shares: Shares::default(), bytes: 0, step }
+    }
+
+    /// With bytes that need no payment.
+    fn with_free(mut self, bytes: usize) -> Self {
+        self.shares.push(self.budget.free(bytes));
+        self.bytes += bytes;
+        self
+    }
+
     /// Pays for a body of this length, in steps.
     fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
         if bytes > self.bytes {
-            let step = (bytes - self.bytes).max(STEP_BYTES.min(self.budget.limits.body_bytes_max));
+            let step = (bytes - self.bytes).max(self.step);
             self.shares.push(self.budget.take(step)?);
             self.bytes += step;
         }
@@ -224,27 +202,35 @@ fn declared_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
+/// Reads a body that is paid for as it arrives; room for `expected` bytes is made beforehand.
 async fn collect(
     body: &mut Body,
     max: usize,
-    declared: Option<usize>,
+    expected: usize,
     limit: Duration,
     paid: &mut Paid,
 ) -> Result<Bytes, Failure> {
     let read = async {
-        let mut collected = BytesMut::with_capacity(declared.unwrap_or(0).min(max));
+        let mut collected = Vec::with_capacity(expected.min(max));
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|_| {
                 Failure::new(StatusCode::BAD_REQUEST, "incomplete-body", "The body did not arrive whole")
             })?;
             let Ok(data) = frame.into_data() else { continue };
-            if collected.len() + data.len() > max {
+            let needed = collected.len() + data.len();
+            if needed > max {
                 return Err(too_large(max));
             }
-            paid.cover(collected.len() + data.len())?;
+            if collected.capacity() < needed {
+                // The room is paid for, not only what is in it.
+                let room = needed.max((2 * collected.capacity()).min(max));
+                paid.cover(room)?;
+                collected.reserve_exact(room - collected.len());
+            }
+            paid.cover(needed)?;
             collected.extend_from_slice(&data);
         }
-        Ok(collected.freeze())
+        Ok(Bytes::from(collected))
     };
     tokio::time::timeout(limit, read).await.unwrap_or_else(|_| {
         Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "The body took too long to arrive"))
@@ -290,20 +276,16 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
         }
     }
     drop(decoder);
-    let mut left = expanded.len();
-    for share in &mut paid.shares {
-        let kept = left.min(share.permit.num_permits() * PERMIT_BYTES);
-        share.shrink(kept);
-        left -= kept;
-    }
-    Ok(ReadBody { bytes: expanded.into(), share: paid.shares })
+    paid.shares.shrink(expanded.len());
+    Ok(ReadBody { bytes: expanded.into(), shares: paid.shares })
 }
 
 /// Expands a body with a budget of its own.
 pub(super) fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
     let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
-    let paid = Paid { budget: BodyBudget::new(limits, gauge), shares: Vec::new(), bytes: 0 };
-    expand(sent, coding(headers)?, expanded_max(sent.len(), limits.body_bytes_max), paid).map(|body| body.bytes)
+    let max = limits.body_bytes_max;
+    let paid = Paid::new(&Budget::new(limits.budgets.posts, gauge), STEP_BYTES.min(max));
+    expand(sent, coding(headers)?, expanded_max(sent.len(), max), paid).map(|body| body.bytes)
 }
 
 pub(super) fn stopped() -> Failure {
@@ -339,17 +321,23 @@ impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalJson<T> {
 /// Reads and parses the body of a control call.
 async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, Failure> {
     let (parts, mut body) = request.into_parts();
-    // Small bodies are bounded by the number of connections, not by the budget: acks pass under any load.
     if media(&parts.headers)? != Media::Json {
         return Err(unsupported("Content-Type must be application/json"));
     }
     if coding(&parts.headers)? != Coding::Identity {
         return Err(unsupported("this call takes no Content-Encoding"));
     }
-    let timeout = api.bodies.limits.read_timeout;
-    let mut paid = Paid { budget: api.bodies.clone(), shares: Vec::new(), bytes: CONTROL_BYTES_MAX };
-    match collect(&mut body, CONTROL_BYTES_MAX, declared_length(&parts.headers), timeout, &mut paid).await {
-        Ok(bytes) => parse(&bytes),
+    // What is announced is not paid for: whoever announces much and sends nothing holds nothing.
+    let mut paid = Paid::new(&api.budgets.control, CONTROL_FREE_BYTES).with_free(CONTROL_FREE_BYTES);
+    match collect(&mut body, CONTROL_BYTES_MAX, 0, api.limits.read_timeout, &mut paid).await {
+        Ok(bytes) => {
+            let parsed = parse(&bytes)?;
+            // What was parsed takes as much until its handler is done with it.
+            if let Some(held) = parts.extensions.get::<HeldByRequest>() {
+                held.hold(paid.shares);
+            }
+            Ok(parsed)
+        }
         Err(failure) => {
             linger(body).await;
             Err(failure)

@@ -8,6 +8,8 @@ mod admissions;
 mod arrow;
 mod batches;
 mod body;
+mod budget;
+mod bulk;
 mod compressed;
 mod decode;
 mod document;
@@ -41,9 +43,10 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::SwaggerUi;
 
 pub use body::BodyLimits;
+pub use budget::ByteBudgets;
 pub use guard::Access;
 
-use self::{body::BodyBudget, guard::Guard, problem::Failure};
+use self::{budget::Budgets, compressed::Compressors, guard::Guard, problem::Failure};
 use crate::{buffer::Buffer, metrics::Metrics};
 
 /// What every handler is given.
@@ -51,7 +54,9 @@ use crate::{buffer::Buffer, metrics::Metrics};
 pub struct Api {
     buffer: Buffer,
     metrics: Arc<Metrics>,
-    bodies: BodyBudget,
+    limits: BodyLimits,
+    budgets: Budgets,
+    compressors: Compressors,
     guard: Guard,
     draining: Arc<AtomicBool>,
 }
@@ -60,8 +65,16 @@ impl Api {
     /// The API of a buffer, at an address, for those who may come in.
     #[must_use]
     pub fn new(buffer: Buffer, metrics: Arc<Metrics>, limits: BodyLimits, access: Access, listen: SocketAddr) -> Self {
-        let bodies = BodyBudget::new(limits, metrics.body_bytes_in_flight.clone());
-        Self { buffer, metrics, bodies, guard: Guard::new(access, listen), draining: Arc::default() }
+        let budgets = Budgets::new(limits.budgets, &metrics);
+        Self {
+            buffer,
+            metrics,
+            limits,
+            budgets,
+            compressors: Compressors::default(),
+            guard: Guard::new(access, listen),
+            draining: Arc::default(),
+        }
     }
 
     /// Runs what changes the store to its end, also when the client hangs up and its handler is dropped: who waits is

@@ -13,7 +13,11 @@ use http_body_util::BodyExt as _;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-use super::{Api, problem};
+use super::{
+    Api,
+    budget::{self, HeldByRequest},
+    problem,
+};
 
 const REQUEST_ID: &str = "x-request-id";
 
@@ -42,11 +46,17 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     let received = metrics.request_bytes.with_label_values(&labels);
     request = request.map(|body| count_bytes(body, received));
 
+    let held = HeldByRequest::default();
+    request.extensions_mut().insert(held.clone());
+
     let _count = metrics.serving();
     let started = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let elapsed = started.elapsed();
     response = span.in_scope(|| problem::render(response, &request_id, metrics));
+    response = budget::pay(&api.budgets.control, &method, response).await;
+    response = span.in_scope(|| problem::render(response, &request_id, metrics));
+    drop(held);
 
     metrics.request_seconds.with_label_values(&labels).observe(elapsed.as_secs_f64());
     let status = response.status();

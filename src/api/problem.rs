@@ -20,6 +20,15 @@ use crate::{
 /// Seconds after which a retry makes sense when nothing better is known.
 const RETRY_AFTER_S: u64 = 1;
 
+/// Bytes of one text of a problem: texts quote what was sent, which may be anything.
+const TEXT_BYTES_MAX: usize = 1 << 10;
+
+/// Bytes of all violations of a problem. At least one is always there.
+const ERRORS_BYTES_MAX: usize = 12 << 10;
+
+/// The same in a line of a bulk answer, of which there are thousands.
+const LINE_ERRORS_BYTES_MAX: usize = 2 << 10;
+
 /// A request that failed: the problem, and what only the log may know.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
@@ -35,7 +44,7 @@ impl Failure {
     }
 
     pub(super) fn detail(mut self, detail: impl Into<String>) -> Self {
-        self.problem.detail = Some(detail.into());
+        self.problem.detail = Some(shortened(detail.into()));
         self
     }
 
@@ -45,9 +54,10 @@ impl Failure {
     }
 
     pub(super) fn violations(mut self, violations: Vec<Violation>) -> Self {
+        let violations = bounded(violations, ERRORS_BYTES_MAX);
         if let [only] = violations.as_slice() {
             let at = if only.pointer.is_empty() { String::new() } else { format!("{}: ", only.pointer) };
-            self.problem.detail = Some(format!("{at}{}", only.detail));
+            self.problem.detail = Some(shortened(format!("{at}{}", only.detail)));
         }
         self.problem.errors = violations;
         self
@@ -69,9 +79,15 @@ impl Failure {
             .retry()
     }
 
-    /// The problem as it stands in a line of a bulk answer.
     pub(super) fn into_problem(self) -> Problem {
         *self.problem
+    }
+
+    /// The problem as it stands in a line of a bulk answer.
+    pub(super) fn into_line(self) -> Problem {
+        let mut problem = self.into_problem();
+        problem.errors = bounded(problem.errors, LINE_ERRORS_BYTES_MAX);
+        problem
     }
 
     /// Removes the index that starts every pointer into a bundle, for a body that is a single object.
@@ -85,6 +101,31 @@ impl Failure {
         let errors = std::mem::take(&mut self.problem.errors);
         if errors.is_empty() { self } else { self.violations(errors) }
     }
+}
+
+/// The first violations, as many as there is room for.
+fn bounded(violations: Vec<Violation>, bytes_max: usize) -> Vec<Violation> {
+    let mut bytes = 0;
+    let mut kept = Vec::new();
+    for Violation { pointer, detail } in violations {
+        let violation = Violation { pointer: shortened(pointer), detail: shortened(detail) };
+        bytes += violation.pointer.len() + violation.detail.len();
+        if bytes > bytes_max && !kept.is_empty() {
+            break;
+        }
+        kept.push(violation);
+    }
+    kept
+}
+
+/// A text, without its end where it is too long.
+fn shortened(mut text: String) -> String {
+    if text.len() > TEXT_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+        text.push('…');
+        text.shrink_to_fit();
+    }
+    text
 }
 
 impl From<BufferError> for Failure {

@@ -1,4 +1,10 @@
 //! `GET /batches/{id}/samples`: a batch's rows, streamed page by page so that no batch is ever held whole.
+//!
+//! All readers share a budget of bytes. A reader waits for the bytes of a page before the page is read, and gives them
+//! back as the page is written to the connection. It waits only when it has no page left, so that readers cannot wait
+//! for each other in a circle.
+
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -16,17 +22,29 @@ use super::{
     Api,
     accept::{accepted, asks_for_zstd},
     arrow, body,
+    budget::{Budget, Share, paid},
     compressed::Compressor,
     params::{BatchPath, Query},
     problem::Failure,
 };
 use crate::buffer::{
+    refusal::BufferError,
     samples::{Page, SampleReader},
     shard::{SHARDS_MAX, Shard},
 };
 
 /// Bytes at which a frame is sent.
 const FRAME_BYTES: usize = 1 << 20;
+
+/// Bytes of the rows of one record batch, unless a single row has more: a page is one record batch, but for the page of
+/// a very large rollout. It keeps every column far below the 2 GiB that its offsets can tell.
+const RECORD_BATCH_BYTES: usize = 16 << 20;
+
+/// What a page takes in multiples of its rows: as stored, unpacked, as rows, and as an answer.
+const PAGE_COPIES: u64 = 4;
+
+/// How long a request waits for the bytes of its first page; then it is refused, and may be repeated.
+const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);
 
 /// Text of a token with its mask and log-probability: more digits are rare, and only cost a larger buffer.
 const TOKEN_TEXT_BYTES: usize = 24;
@@ -45,7 +63,8 @@ pub(super) struct ShardQuery {
 /// The samples of a batch: one row per segment
 ///
 /// Needs no lease. Rows are in order: group place, arrival, segment. Shards are deterministic sets of whole rollouts.
-/// With `Accept-Encoding: zstd` the body is one zstd frame.
+/// `messages` and `metadata` are on the row of segment 0 of their rollout, and null on its other rows.
+/// With `Accept-Encoding: zstd` the body is one zstd frame, unless too many others are being compressed.
 #[utoipa::path(
     get,
     path = "/batches/{id}/samples",
@@ -62,6 +81,7 @@ pub(super) struct ShardQuery {
         (status = 406, description = "No acceptable representation", body = Problem, content_type = "application/problem+json"),
         (status = 410, description = "The payloads are purged", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Other readers use all bytes that samples may take; retry", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn get(
@@ -72,21 +92,29 @@ pub(super) async fn get(
 ) -> Result<Response, Failure> {
     let format = negotiate(&headers)?;
     let shard = shard(&query)?;
-    let compressor = asks_for_zstd(&headers).then(Compressor::new);
+    let compressor = asks_for_zstd(&headers).then(|| Compressor::new(&api.compressors)).flatten();
+    let budget = api.budgets.samples.clone();
     let mut reader = api.buffer.samples(batch_id, shard).await?;
+    let share = budget.wait_at_most(FIRST_PAGE_WAIT, page_cost(&reader)).await?;
     // The first page is read before the head is sent, so that its failure is still a problem.
-    let first = reader.next_page().await?;
+    let first = PaidPage::read(&mut reader, share).await?;
     let mut head = HeaderMap::new();
     head.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media()));
     head.insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
     if compressor.is_some() {
         head.insert(header::CONTENT_ENCODING, HeaderValue::from_static("zstd"));
     }
-    let rows = Rows { reader, writer: Writer::new(format), compressor, page: first, is_first: true, ended: false };
+    let writer = Writer::new(format);
+    let rows = Rows { budget, reader, writer, compressor, page: first, is_first: true, ended: false };
     let frames = stream::try_unfold(rows, Rows::frames)
         .map_ok(|frames| stream::iter(frames.into_iter().map(Ok::<_, std::io::Error>)));
     let body = Body::from_stream(frames.try_flatten());
     Ok((head, body).into_response())
+}
+
+/// What the next page of a reader takes.
+fn page_cost(reader: &SampleReader) -> usize {
+    usize::try_from(reader.next_page_bytes().saturating_mul(PAGE_COPIES)).unwrap_or(usize::MAX)
 }
 
 fn shard(query: &ShardQuery) -> Result<Shard, Failure> {
@@ -140,12 +168,26 @@ fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
     })
 }
 
+/// A page with the bytes that it was granted. They also pay for what is made of it, until that is written.
+struct PaidPage {
+    page: Page,
+    share: Arc<Share>,
+}
+
+impl PaidPage {
+    async fn read(reader: &mut SampleReader, share: Share) -> Result<Option<Self>, BufferError> {
+        let page = reader.next_page().await?;
+        Ok(page.map(|page| Self { page, share: Arc::new(share) }))
+    }
+}
+
 /// A body being written.
 struct Rows {
+    budget: Budget,
     reader: SampleReader,
     writer: Writer,
     compressor: Option<Compressor>,
-    page: Option<Page>,
+    page: Option<PaidPage>,
     /// The page that was read before the head was sent is still to be written.
     is_first: bool,
     ended: bool,
@@ -158,7 +200,8 @@ impl Rows {
             return Ok(None);
         }
         if self.page.is_none() && !std::mem::take(&mut self.is_first) {
-            self.page = self.reader.next_page().await.map_err(|error| broken(error.into()))?;
+            let share = self.budget.wait_for(page_cost(&self.reader)).await;
+            self.page = PaidPage::read(&mut self.reader, share).await.map_err(|error| broken(error.into()))?;
         }
         let write = move || self.write().map(|frames| (frames, self));
         let written = tokio::task::spawn_blocking(write).await.map_err(|_| broken(body::stopped()))??;
@@ -168,22 +211,31 @@ impl Rows {
     /// Writes rows of the current page until a frame is full; without a page, the end.
     fn write(&mut self) -> Result<Vec<Bytes>, std::io::Error> {
         self.is_first = false;
-        let frames = if let Some(page) = &mut self.page {
-            let (frames, is_done) = self.writer.rows(page)?;
-            if is_done {
-                self.page = None;
-            }
-            frames
-        } else {
+        let Some(PaidPage { mut page, mut share }) = self.page.take() else {
             self.ended = true;
-            self.writer.end()?
+            let end = self.writer.end()?;
+            let mut frames = self.compress(end)?;
+            frames.extend(self.compressor.as_mut().map(Compressor::end).transpose()?);
+            return Ok(frames);
         };
-        let Some(compressor) = &mut self.compressor else { return Ok(frames) };
-        let mut compressed = compressor.parts(frames)?;
-        if self.ended {
-            compressed.push(compressor.end()?);
+        let (frames, is_done) = self.writer.rows(&mut page)?;
+        let frames = self.compress(frames)?;
+        if is_done {
+            drop(page);
+            if let Some(share) = Arc::get_mut(&mut share) {
+                share.shrink(frames.iter().map(Bytes::len).sum());
+            }
+        } else {
+            self.page = Some(PaidPage { page, share: Arc::clone(&share) });
         }
-        Ok(compressed)
+        Ok(frames.into_iter().map(|frame| paid(frame, Arc::clone(&share))).collect())
+    }
+
+    fn compress(&mut self, frames: Vec<Bytes>) -> Result<Vec<Bytes>, std::io::Error> {
+        match &mut self.compressor {
+            Some(compressor) => compressor.parts(frames),
+            None => Ok(frames),
+        }
     }
 }
 
@@ -212,8 +264,20 @@ impl Writer {
     /// Frames of the next rows of a page, and whether they were its last.
     fn rows(&mut self, page: &mut Page) -> Result<(Vec<Bytes>, bool), std::io::Error> {
         match self {
-            // A page is one record batch, so that neither side meets many small ones.
-            Self::Arrow(encoder) => Ok((encoder.rows(&page.collect::<Vec<_>>()).map_err(std::io::Error::other)?, true)),
+            Self::Arrow(encoder) => {
+                let (mut rows, mut bytes) = (Vec::new(), 0);
+                while bytes < RECORD_BATCH_BYTES
+                    && let Some(row) = page.next()
+                {
+                    bytes += arrow::row_bytes(&row);
+                    rows.push(row);
+                }
+                let is_done = bytes < RECORD_BATCH_BYTES;
+                if rows.is_empty() {
+                    return Ok((Vec::new(), is_done));
+                }
+                Ok((encoder.rows(&rows).map_err(std::io::Error::other)?, is_done))
+            }
             Self::Text { format, written } => {
                 let mut text = Vec::new();
                 while text.len() < FRAME_BYTES {

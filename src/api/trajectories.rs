@@ -3,6 +3,7 @@
 use std::{num::NonZero, sync::LazyLock};
 
 use axum::{
+    Extension,
     body::Body,
     extract::State,
     http::{HeaderMap, StatusCode, header},
@@ -18,7 +19,9 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     Api, arrow,
-    body::{self, Media},
+    body::{self, Media, ReadBody},
+    budget::{Budget, IsPaid, paid},
+    bulk::{self, LineWriter},
     decode::{self, Shape},
     guard::Caller,
     params::{self, Query},
@@ -36,8 +39,11 @@ use crate::{
     store::{Ingested, Story, StoryFilter},
 };
 
-/// Lines of one bulk body: its answers are held until it ends.
+/// Lines of one bulk body.
 const BULK_LINES_MAX: usize = 16_384;
+
+/// Bytes that a receipt is assumed to take before it is made: ids of 256 bytes are rare, and so are warnings.
+const RECEIPT_BYTES: usize = 1 << 10;
 
 /// Bodies longer than this would hold up an async worker for milliseconds.
 const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -63,7 +69,9 @@ const BULK_BYTES: usize = 8 << 20;
             (Vec<u8> = "application/vnd.apache.arrow.stream"),
         ),
         description = "An object, an array of objects (a bundle), one object per line (bulk), or an Arrow IPC stream \
-            (a bundle) with one row per segment, the rows of a rollout adjacent. `Content-Encoding` may be gzip or zstd; \
+            (a bundle) with one row per segment, the rows of a rollout adjacent. Its columns are named as the JSON fields; \
+            `sampling` is three of them, `temperature`, `top_p` and `top_k`; `reward_components`, `messages` and `metadata` \
+            are JSON as text, the last two on the first row or on all rows of their rollout. `Content-Encoding` may be gzip or zstd; \
             the buffers inside of an Arrow stream may not be compressed."
     ),
     responses(
@@ -90,24 +98,28 @@ pub(super) async fn post(
     if !api.buffer.takes_work() {
         return Err(Failure::unwritable());
     }
-    let body::ReadBody { bytes, share } = body::read(&api.bodies, &headers, body).await?;
-    let ingest = |buffer| async move {
-        let answer = match media {
-            Media::Json => whole(buffer, &grant, bytes, |bytes, limits| decode::body(&bytes, limits)).await,
-            Media::Arrow => whole(buffer, &grant, bytes, |bytes, _| Ok((arrow::bundle(bytes)?, Shape::Array))).await,
-            Media::Ndjson => bulk(&buffer, &grant, bytes).await,
-        };
-        drop(share);
-        answer
+    let body = body::read(&api.budgets.posts, api.limits, &headers, body).await?;
+    let decode: Decode = match media {
+        Media::Ndjson => return bulk(&api, grant, body).await,
+        Media::Json => |bytes, limits| decode::body(&bytes, limits),
+        Media::Arrow => |bytes, _| Ok((arrow::bundle(bytes)?, Shape::Array)),
     };
-    api.to_the_end(ingest).await
+    let budget = api.budgets.posts.clone();
+    api.to_the_end(|buffer| async move { whole(buffer, &budget, &grant, body, decode).await }).await
 }
 
 /// Reads the trajectories of a body.
 type Decode = fn(Bytes, &TrajectoryLimits) -> Result<(Vec<wire::Trajectory>, Shape), Failure>;
 
 /// Ingests one trajectory or one bundle.
-async fn whole(buffer: Buffer, grant: &Grant, bytes: Bytes, decode: Decode) -> Result<Response, Failure> {
+async fn whole(
+    buffer: Buffer,
+    budget: &Budget,
+    grant: &Grant,
+    body: ReadBody,
+    decode: Decode,
+) -> Result<Response, Failure> {
+    let ReadBody { bytes, mut shares } = body;
     let inline = bytes.len() <= INLINE_BYTES_MAX;
     let (decoder, grant) = (buffer.clone(), grant.clone());
     let read = move || {
@@ -119,7 +131,15 @@ async fn whole(buffer: Buffer, grant: &Grant, bytes: Bytes, decode: Decode) -> R
         Ok::<_, Failure>((prepared?, shape))
     };
     let (bundle, shape) = run(inline, read).await??;
-    shape.answer(buffer.ingest(bundle).await)
+    // What pays for the body pays for the receipts, unless those are longer. Nothing is stored yet.
+    let missing = (bundle.len() * RECEIPT_BYTES).saturating_sub(shares.bytes());
+    if missing > 0 {
+        shares.push(budget.take(missing)?);
+    }
+    let (status, receipts) = shape.answer(buffer.ingest(bundle).await)?;
+    shares.shrink(receipts.len());
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    Ok((status, json, Extension(IsPaid), Body::from(paid(receipts.into(), shares))).into_response())
 }
 
 /// Long work goes to a thread, and no more of it at once than there are cores: more would only hold more memory.
@@ -141,20 +161,22 @@ fn prepare(buffer: &Buffer, grant: &Grant, bundle: Vec<wire::Trajectory>) -> Res
 }
 
 impl Shape {
-    fn answer(self, answer: Result<Vec<Ingested>, BufferError>) -> Result<Response, Failure> {
+    /// The status and the receipts as JSON.
+    fn answer(self, answer: Result<Vec<Ingested>, BufferError>) -> Result<(StatusCode, Vec<u8>), Failure> {
         let ingested = answer.map_err(|error| match self {
             Self::Array => Failure::from(error),
             Self::Object => Failure::from(error).of_single_object(),
         })?;
         let status = if ingested.iter().all(|one| one.duplicate) { StatusCode::OK } else { StatusCode::CREATED };
         let mut receipts: Vec<Receipt> = ingested.into_iter().map(receipt).collect();
-        Ok(match (self, receipts.pop()) {
-            (Self::Object, Some(only)) => (status, axum::Json(only)).into_response(),
+        let text = match (self, receipts.pop()) {
+            (Self::Object, Some(only)) => serde_json::to_vec(&only),
             (_, last) => {
                 receipts.extend(last);
-                (status, axum::Json(receipts)).into_response()
+                serde_json::to_vec(&receipts)
             }
-        })
+        };
+        Ok((status, text.expect("receipts are plain data")))
     }
 }
 
@@ -177,21 +199,54 @@ struct Line {
     prepared: Result<NewRollout, Failure>,
 }
 
-/// Ingests a bulk body slice by slice: what is decoded is stored and answered before the next slice is decoded.
-async fn bulk(buffer: &Buffer, grant: &Grant, bytes: Bytes) -> Result<Response, Failure> {
-    let lines = numbered_lines(&bytes)?;
-    let mut text = Vec::new();
-    for slice in lines.chunks(BULK_LINES) {
-        let inline = slice.iter().map(|(_, line)| line.len()).sum::<usize>() <= INLINE_BYTES_MAX;
-        let slice: Vec<(u64, Bytes)> = slice.iter().map(|(number, line)| (*number, bytes.slice_ref(line))).collect();
-        let (decoder, grant) = (buffer.clone(), grant.clone());
-        let lines = run(inline, move || decode_lines(&decoder, &grant, slice)).await?;
-        for answer in ingest_lines(buffer, lines).await {
-            serde_json::to_writer(&mut text, &answer).expect("receipts and problems are plain data");
-            text.push(b'\n');
+/// Ingests a bulk body, to its end also when the client hangs up, and answers line by line.
+async fn bulk(api: &Api, grant: Grant, body: ReadBody) -> Result<Response, Failure> {
+    let ReadBody { bytes, mut shares } = body;
+    let lines: Vec<(u64, Bytes)> =
+        numbered_lines(&bytes)?.into_iter().map(|(number, line)| (number, bytes.slice_ref(line))).collect();
+    shares.push(api.budgets.posts.take(size_of_val(lines.as_slice()))?);
+    let window = api.budgets.posts.take(bulk::window_bytes(lines.len().min(BULK_LINES)))?;
+    let (writer, answer) = bulk::answer(window, api.limits.read_timeout);
+    let ingest = |buffer: Buffer| async move {
+        let ended = ingest_bulk(&buffer, &grant, lines, writer).await;
+        drop(shares);
+        ended
+    };
+    // If no line is answered, the reason is the task's.
+    let ingested = api.to_the_end(ingest);
+    let answered = answer.into_response();
+    tokio::pin!(ingested, answered);
+    tokio::select! {
+        biased;
+        answer = &mut answered => match answer {
+            Some(response) => Ok(response),
+            None => ingested.await.and_then(|()| Err(body::stopped())),
+        },
+        ended = &mut ingested => {
+            ended?;
+            answered.await.ok_or_else(body::stopped)
         }
     }
-    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], text).into_response())
+}
+
+/// Stores slice by slice: what is decoded is stored and answered before the next slice is decoded.
+async fn ingest_bulk(
+    buffer: &Buffer,
+    grant: &Grant,
+    lines: Vec<(u64, Bytes)>,
+    mut writer: LineWriter,
+) -> Result<(), Failure> {
+    for slice in lines.chunks(BULK_LINES) {
+        let inline = slice.iter().map(|(_, line)| line.len()).sum::<usize>() <= INLINE_BYTES_MAX;
+        let (slice, decoder, grant) = (slice.to_vec(), buffer.clone(), grant.clone());
+        let lines = run(inline, move || decode_lines(&decoder, &grant, slice)).await?;
+        for answer in ingest_lines(buffer, lines).await {
+            writer.line(&answer).await;
+        }
+        writer.flush().await;
+    }
+    writer.end().await;
+    Ok(())
 }
 
 /// The lines that hold something, with their numbers from 1.
@@ -269,7 +324,7 @@ fn accepted(line: u64, ingested: Option<Ingested>) -> BulkLine {
 }
 
 fn refused(line: u64, failure: Failure) -> BulkLine {
-    let problem = failure.into_problem();
+    let problem = failure.into_line();
     BulkLine { line, status: problem.status, receipt: None, problem: Some(problem) }
 }
 

@@ -18,8 +18,12 @@ use super::{
 };
 use crate::store::{Batch, BatchMember, StoreError, StoredPayload};
 
-/// Unpacked bytes of one page, unless a single rollout has more.
+/// Bytes of the rows of one page, unless a single rollout has more.
 const PAGE_BYTES: u64 = 8 << 20;
+
+/// Bytes of a row besides its columns of numbers: what it repeats of its rollout (ids of up to 256 bytes each) and the
+/// row itself, which a rollout of thousands of short segments is mostly made of.
+const ROW_BYTES: u64 = 1 << 10;
 
 /// Rollouts of one page.
 const PAGE_ROLLOUTS: usize = 256;
@@ -100,6 +104,11 @@ impl Buffer {
     }
 }
 
+/// Bytes that the rows of a rollout take.
+fn expanded_bytes(member: &BatchMember) -> u64 {
+    member.unpacked_bytes + u64::from(member.segments.max(1)) * ROW_BYTES
+}
+
 /// Rollouts that were read, checked and unpacked; their rows are made one at a time.
 pub struct Page {
     rollouts: std::vec::IntoIter<CheckedRollout>,
@@ -136,18 +145,26 @@ impl SampleReader {
         }
     }
 
-    fn take_page(&mut self) -> Vec<BatchMember> {
+    /// Bytes of the rows of the next page; 0 at the end.
+    #[must_use]
+    pub fn next_page_bytes(&self) -> u64 {
+        self.members.as_slice()[..self.next_page_rollouts()].iter().map(expanded_bytes).sum()
+    }
+
+    fn next_page_rollouts(&self) -> usize {
         let mut bytes = 0;
-        let mut page = Vec::new();
-        while page.len() < PAGE_ROLLOUTS {
-            let Some(next) = self.members.as_slice().first() else { break };
-            bytes += next.unpacked_bytes;
-            if bytes > PAGE_BYTES && !page.is_empty() {
-                break;
-            }
-            page.extend(self.members.next());
-        }
-        page
+        let fits = |member: &&BatchMember| {
+            bytes += expanded_bytes(member);
+            bytes <= PAGE_BYTES
+        };
+        let members = self.members.as_slice();
+        let fitting = members.iter().take(PAGE_ROLLOUTS).take_while(fits).count();
+        fitting.max(1).min(members.len())
+    }
+
+    fn take_page(&mut self) -> Vec<BatchMember> {
+        let rollouts = self.next_page_rollouts();
+        self.members.by_ref().take(rollouts).collect()
     }
 }
 
@@ -193,6 +210,8 @@ impl Iterator for RolloutRows {
         let has_tokens = segment.is_some();
         let segment = segment.unwrap_or_default();
         let trained = checked::trained_tokens(&segment);
+        // On the first row alone: repeated, they would be most of a batch of long conversations.
+        let (messages, metadata) = (self.of.rollout.messages.take(), self.of.rollout.metadata.take());
         let CheckedRollout { member, rollout, mask, policy_version } = &self.of;
         Some(Sample {
             rollout_id: member.rollout_id.clone(),
@@ -215,8 +234,8 @@ impl Iterator for RolloutRows {
             loss_weight: self.weights.of_sample(*mask, trained),
             policy_version: Some(policy_version.0),
             versions: segment.versions,
-            messages: rollout.messages.clone(),
-            metadata: rollout.metadata.clone(),
+            messages,
+            metadata,
         })
     }
 }

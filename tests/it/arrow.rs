@@ -47,6 +47,11 @@ fn bits(lists: &[Option<&[u8]>]) -> ArrayRef {
     Arc::new(ListArray::from_iter_primitive::<UInt8Type, _, _>(lists))
 }
 
+fn floats(lists: &[Option<&[f32]>]) -> ArrayRef {
+    let lists = lists.iter().map(|list| list.map(|list| list.iter().copied().map(Some)));
+    Arc::new(ListArray::from_iter_primitive::<Float32Type, _, _>(lists))
+}
+
 fn spans(rows: &[Value]) -> ArrayRef {
     let of = |row: &Value| row["versions"].as_array().cloned().unwrap_or_default();
     let all: Vec<Value> = rows.iter().flat_map(of).collect();
@@ -226,6 +231,43 @@ on_both_stores! {
         assert_eq!(shards.concat().len(), 4);
     }
 
+    async fn messages_and_metadata_are_on_the_first_row_of_their_rollout_in_every_form(app: TestApp) {
+        app.rules("default", json!({"batch": {"groups": 2}})).await;
+        let segment = json!({"tokens": [1, 2], "loss_mask": [1]});
+        let long = |id: &str| with(rollout(id, 1.0), json!({
+            "segments": vec![segment.clone(); 3], "messages": [{"role": "user", "content": id}], "metadata": {"of": id}
+        }));
+        app.accept(json!([long("a"), long("b")])).await;
+        let batch = app.lease().await;
+        let (_, array) = app.samples_as(&batch, &[("accept", "application/json")]).await;
+        let array: Vec<Value> = serde_json::from_slice(&array).expect("an array of rows");
+        for rows in [app.samples(&batch).await, array, rows(app, text(&batch["samples_url"])).await] {
+            let found: Vec<_> = rows.iter().map(|row| (&row["segment"], &row["messages"][0]["content"], &row["metadata"]["of"])).collect();
+            let null = &Value::Null;
+            let of = |id| [(&json!(0), id, id), (&json!(1), null, null), (&json!(2), null, null)].map(|(n, m, o)| (n.clone(), m, o));
+            let (a, b) = (json!("a"), json!("b"));
+            let expected: Vec<_> = of(&a).into_iter().chain(of(&b)).collect();
+            assert_eq!(found.iter().map(|(n, m, o)| ((*n).clone(), *m, *o)).collect::<Vec<_>>(), expected);
+            assert_eq!((&rows[1]["messages"], &rows[2]["metadata"]), (null, null));
+        }
+    }
+
+    async fn a_rollouts_json_may_be_on_its_first_row_alone(app: TestApp) {
+        let segment = json!({"tokens": [1, 2], "loss_mask": [1]});
+        let sent = with(rollout("a", 1.0), json!({
+            "segments": vec![segment; 2], "messages": [{"role": "user"}], "metadata": {"k": 1}
+        }));
+        app.accept(sent.clone()).await;
+        let mut once = columns(&[sent]);
+        once.retain(|(name, _)| !matches!(*name, "messages" | "metadata"));
+        once.push(("messages", texts([Some(r#"[{"role":"user"}]"#.to_owned()), None])));
+        once.push(("metadata", texts([Some(r#"{"k":1}"#.to_owned()), None])));
+        post(app, stream(&[once.clone()])).await.expect(200);
+        once.pop();
+        once.push(("metadata", texts([None, Some(r#"{"k":1}"#.to_owned())])));
+        assert_eq!(post(app, stream(&[once])).await.pointers(422), ["/0/metadata"]);
+    }
+
     async fn an_empty_shard_is_a_stream_without_rows(app: TestApp) {
         app.accept(rollout("a", 1.0)).await;
         let batch = app.lease().await;
@@ -279,6 +321,9 @@ on_both_stores! {
             (replaced("metadata", text_of(["{}", "{}", "{", "{}"])), "/1/metadata"),
             (replaced("tokens", ids(&[Some(three), Some(four), Some(&[1, -2, 3]), None])), "/1/segments/0/tokens/1"),
             (replaced("loss_mask", bits(&[Some(&[1, 1]), Some(&[0, 2]), Some(&[1, 1]), None])), "/0/segments/1/loss_mask/1"),
+            (replaced("kind", text_of(["a", "b", "c", "d"])), "/2/kind"),
+            (replaced("logprobs", floats(&[Some(&[-0.5, -0.5]), Some(&[-1.0, -1.0]), Some(&[0.0, 0.0]), Some(&[-0.5])])), "/2/logprobs"),
+            (replaced("response_length", Arc::new(Int32Array::from(vec![2, 2, 2, 2]))), "/2/response_length"),
             (replaced("loss_mask", Arc::new(UInt8Array::from(vec![1; 4]))), "/loss_mask"),
             (replaced("tokens", Arc::new(Int64Array::from(vec![1; 4]))), "/tokens"),
             (replaced("advantage", Arc::new(Float32Array::from(vec![1.0; 4]))), "/advantage"),

@@ -31,6 +31,7 @@ mod model;
 mod numbers;
 mod operations;
 mod policies;
+mod readers;
 mod replicas;
 mod staleness;
 mod tls;

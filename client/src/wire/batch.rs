@@ -192,6 +192,9 @@ pub struct NackRequest {
 /// One row of `/samples`: one segment of a rollout.
 ///
 /// `loss = sum_i loss_weight_i * sum_t loss_mask_it * l_it` over the rows of a batch, on any microbatching.
+///
+/// `messages` and `metadata` belong to the rollout and travel once, on its first row (`segment` 0). A shard holds whole
+/// rollouts, so that row is always in it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Sample {
@@ -237,10 +240,10 @@ pub struct Sample {
     pub policy_version: Option<i64>,
     /// Spans as sent.
     pub versions: Option<Vec<VersionSpan>>,
-    /// Messages as sent, repeated on every row of the rollout.
+    /// Messages as sent, on the row of segment 0; null on the other rows of the rollout.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub messages: Option<Box<RawValue>>,
-    /// Metadata as sent, repeated on every row of the rollout.
+    /// Metadata as sent, on the row of segment 0; null on the other rows of the rollout.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub metadata: Option<Box<RawValue>>,
 }

@@ -7,4 +7,4 @@ mod read;
 mod write;
 
 pub(super) use read::bundle;
-pub(super) use write::Encoder;
+pub(super) use write::{Encoder, row_bytes};

@@ -155,7 +155,7 @@ impl Invalid {
     }
 }
 
-/// What belongs to the rollout is the same on all of its rows.
+/// What belongs to the rollout is the same on all of its rows; its JSON may be on the first row alone.
 fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
     let same = [
         ("group_id", first.group_id == next.group_id),
@@ -167,8 +167,8 @@ fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
         ("reward", first.reward.map(f64::to_bits) == next.reward.map(f64::to_bits)),
         ("reward_components", first.reward_components == next.reward_components),
         ("temperature", first.sampling == next.sampling),
-        ("messages", text(first.messages.as_deref()) == text(next.messages.as_deref())),
-        ("metadata", text(first.metadata.as_deref()) == text(next.metadata.as_deref())),
+        ("messages", next.messages.is_none() || text(first.messages.as_deref()) == text(next.messages.as_deref())),
+        ("metadata", next.metadata.is_none() || text(first.metadata.as_deref()) == text(next.metadata.as_deref())),
     ];
     match same.into_iter().find(|(_, same)| !same) {
         Some((column, _)) => Err(Invalid::new(column, "differs from that of the rollout's first row")),
@@ -316,7 +316,7 @@ impl<'b> Columns<'b> {
     fn segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
         let (tokens, loss_mask) = (self.list::<Int32Type>("tokens", row)?, self.list::<UInt8Type>("loss_mask", row)?);
         let (tokens, loss_mask) = match (tokens, loss_mask) {
-            (None, None) => return Ok(None),
+            (None, None) => return self.no_segment(row),
             (Some(_), None) => return Err(Invalid::new("loss_mask", "is needed beside `tokens`")),
             (None, Some(_)) => return Err(Invalid::new("tokens", "is needed beside `loss_mask`")),
             (Some(tokens), Some(loss_mask)) => (tokens, loss_mask),
@@ -331,6 +331,17 @@ impl<'b> Columns<'b> {
             values: self.list::<Float32Type>("values", row)?,
             versions: self.versions(row)?,
         }))
+    }
+
+    /// A row without tokens says nothing of a segment: what it says would be lost.
+    fn no_segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
+        const OF_SEGMENTS: [&str; 5] = ["kind", "logprobs", "teacher_logprobs", "values", "versions"];
+        let of_segment = OF_SEGMENTS.into_iter().find(|column| self.cell(column, row).is_some());
+        let length = self.int("response_length", row).filter(|&length| length != 0).map(|_| "response_length");
+        match of_segment.or(length) {
+            Some(column) => Err(Invalid::new(column, "must be null on a row without `tokens`")),
+            None => Ok(None),
+        }
     }
 }
 

@@ -48,6 +48,20 @@ impl Encoder {
     }
 }
 
+/// Bytes of a row in a record batch, but for offsets and what is the same for all rows.
+pub(in crate::api) fn row_bytes(row: &Sample) -> usize {
+    let floats = [&row.logprobs, &row.teacher_logprobs, &row.values].into_iter().flatten().map(Vec::len).sum::<usize>();
+    let json = [&row.messages, &row.metadata].into_iter().flatten().map(|text| text.get().len()).sum::<usize>();
+    let texts = [&row.kind, &row.environment].into_iter().flatten().map(String::len).sum::<usize>();
+    row.rollout_id.len()
+        + row.group_id.len()
+        + texts
+        + json
+        + 4 * (row.tokens.as_ref().map_or(0, Vec::len) + floats)
+        + row.loss_mask.as_ref().map_or(0, Vec::len)
+        + row.versions.as_ref().map_or(0, |spans| size_of_val(spans.as_slice()))
+}
+
 /// Large parts as they are, and what is between them together.
 fn frames(parts: Vec<Buffer>) -> Vec<Bytes> {
     let mut frames = Vec::new();

@@ -1,7 +1,9 @@
 //! Bodies that come slowly, in part, in bad chunks, or not at all.
 
-use super::{Raw, impatient, post, post_head, unharmed};
-use crate::support::{TestApp, eventually, rollout};
+use serde_json::json;
+
+use super::{Raw, impatient, impatient_with, post, post_head, unharmed};
+use crate::support::{Backend, TestApp, eventually, rollout, with};
 
 async fn waits_for_bytes(app: &TestApp, what: &str) {
     eventually(what, || async { !app.metrics().await.contains("forebay_body_bytes_in_flight 0\n") }).await;
@@ -186,5 +188,117 @@ async fn who_sends_too_much_to_any_call_still_hears_why() {
         let answer = raw.answer().await.expect("an answer");
         assert_eq!((answer.status, answer.problem().as_str()), (413, "too-large"));
     }
+    unharmed(app).await;
+}
+
+/// Bytes that a budget has given out.
+async fn held(app: &TestApp, budget: &str) -> usize {
+    let prefix = format!("forebay_{budget}_bytes_in_flight ");
+    let metrics = app.metrics().await;
+    let value = metrics.lines().find_map(|line| line.strip_prefix(prefix.as_str()));
+    value.and_then(|value| value.parse().ok()).expect("the service counts the bytes of its budgets")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_of_agents_that_never_end_leave_room_for_acks_and_heartbeats() {
+    const CONTROL_BYTES: usize = 4 << 20;
+    const AGENTS: usize = 48;
+    // Free at the start of each body; an ack has fewer.
+    const FREE_BYTES: usize = 4 << 10;
+    let app = TestApp::start_with(Backend::Sqlite, &format!("[limits]\ncontrol_bytes = {CONTROL_BYTES}")).await;
+    app.accept(rollout("a", 1.0)).await;
+    let batch = app.lease().await;
+    let unfinished = format!("{}content-length: 262144\r\n\r\n{}", post_head("/admissions"), " ".repeat(200 << 10));
+    let mut agents = Vec::new();
+    for _ in 0..AGENTS {
+        agents.push(Raw::sending(&app, &unfinished).await);
+    }
+    eventually("the end of the budget", || async { held(&app, "control").await > CONTROL_BYTES - (256 << 10) }).await;
+    assert!(held(&app, "control").await <= CONTROL_BYTES + AGENTS * FREE_BYTES);
+    let large = json!({"rollouts": 1, "policy": "x".repeat(128 << 10)});
+    app.post("/admissions", large).await.refused(503, "overloaded");
+
+    let path = format!("/batches/{}/extend", crate::support::text(&batch["batch_id"]));
+    app.post(&path, json!({"lease": batch["lease"], "ttl_s": 60})).await.expect(200);
+    app.ack(&batch, 1).await.expect(200);
+    app.accept(rollout("b", 1.0)).await;
+    agents.into_iter().for_each(Raw::reset);
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_announces_a_control_body_and_sends_none_holds_nothing() {
+    let app = TestApp::start_with(Backend::Sqlite, "[limits]\ncontrol_bytes = 4194304").await;
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(Raw::sending(&app, format!("{}content-length: 262144\r\n\r\n", post_head("/admissions"))).await);
+    }
+    app.post("/admissions", json!({"rollouts": 1, "policy": "x".repeat(128 << 10)})).await.refused(422, "invalid");
+    silent.into_iter().for_each(Raw::reset);
+    unharmed(app).await;
+}
+
+/// A bulk body whose last line alone is valid; each of the others is answered with kilobytes.
+fn mostly_invalid(lines: usize) -> String {
+    let bad = json!({"status": "failed", "segments": [{"tokens": vec![-1; 60], "loss_mask": [2]}]}).to_string();
+    format!("{}\n{}", vec![bad; lines - 1].join("\n"), rollout("last", 1.0))
+}
+
+fn bulk(body: &str) -> String {
+    let head = post_head("/trajectories").replace("application/json", "application/x-ndjson");
+    format!("{head}content-length: {}\r\n\r\n{body}", body.len())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_line_is_answered_however_long_the_answer_is() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let request = app.http.post(format!("{}/trajectories", app.url)).header("content-type", "application/x-ndjson");
+    let answer = request.body(mostly_invalid(5_000)).send().await.expect("the server answers");
+    let answer = answer.text().await.expect("the answer ends well");
+    let lines: Vec<serde_json::Value> =
+        answer.lines().map(|line| serde_json::from_str(line).expect("every line is JSON")).collect();
+    assert!(answer.len() > 8 << 20, "longer than what sockets and the service hold: {}", answer.len());
+    assert!(lines.iter().zip(1..).all(|(line, number)| line["line"] == number));
+    assert_eq!((lines.len(), &lines[0]["status"], &lines[4_999]["status"]), (5_000, &json!(422), &json!(201)));
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bulk_body_is_stored_to_its_end_also_when_nobody_reads_the_answer() {
+    let app = impatient_with("[limits]\nbody_timeout_s = 1\nstall_timeout_s = 600").await;
+    let mut mute = Raw::sending(&app, bulk(&mostly_invalid(5_000))).await;
+    assert_eq!(mute.answer().await.expect("a head").status, 200);
+    // The end of the body is stored once the time for reading its answer is over.
+    eventually("the last line", || async {
+        app.get("/trajectories?rollout_id=last").await.status.is_success() && held(&app, "body").await < 2 << 20
+    })
+    .await;
+    // The answer breaks off, which tells it from a whole one.
+    let rest = mute.rest().await;
+    assert!(!rest.ends_with(b"0\r\n\r\n"), "the answer looks whole");
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bulk_body_is_stored_to_its_end_also_when_the_client_hangs_up() {
+    let app = impatient().await;
+    let mut gone = Raw::sending(&app, bulk(&mostly_invalid(2_000))).await;
+    assert_eq!(gone.answer().await.expect("a head").status, 200);
+    gone.reset();
+    eventually("the last line", || async { app.get("/trajectories?rollout_id=last").await.status.is_success() }).await;
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_problem_quotes_little_of_what_was_sent() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let long = |index: usize| format!("{index}{}", "x".repeat(50_000));
+    let components: serde_json::Map<_, _> = (0..64).map(|index| (long(index), json!(1.0))).collect();
+    let problem = app.post("/trajectories", with(rollout("a", 1.0), json!({"reward_components": components}))).await;
+    let problem = problem.refused(422, "invalid");
+    let errors = problem["errors"].as_array().expect("a problem lists its errors");
+    assert!(!errors.is_empty() && problem.to_string().len() < 20 << 10, "{} bytes", problem.to_string().len());
+    let problem = app.post("/trajectories", json!({"status": "y".repeat(1 << 20)})).await.expect(422);
+    assert!(problem.to_string().len() < 8 << 10, "{} bytes", problem.to_string().len());
     unharmed(app).await;
 }

@@ -128,7 +128,15 @@ async fn unharmed(app: TestApp) {
         let metrics = app.metrics().await;
         let shows = |line: &str| metrics.lines().any(|found| found == line);
         // The scrape is a request itself.
-        shows("forebay_body_bytes_in_flight 0") && shows("forebay_requests_in_flight 1") && shows("forebay_waiters 0")
+        [
+            "body_bytes_in_flight 0",
+            "control_bytes_in_flight 0",
+            "samples_bytes_in_flight 0",
+            "requests_in_flight 1",
+            "waiters 0",
+        ]
+        .iter()
+        .all(|gauge| shows(&format!("forebay_{gauge}")))
     })
     .await;
     let metrics = app.metrics().await;

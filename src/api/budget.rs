@@ -1,0 +1,272 @@
+//! Budgets of bytes: whatever a client can make the service hold is paid for until it is gone.
+//!
+//! There are three, so that one kind of client cannot use up what another needs: posts of trajectories with their
+//! answers, all other calls, and pages of samples.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, HttpBody as _},
+    http::{Method, StatusCode},
+    response::{IntoResponse as _, Response},
+};
+use bytes::Bytes;
+use prometheus::IntGauge;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::problem::Failure;
+use crate::metrics::Metrics;
+
+/// Bytes of one permit: a semaphore counts to 2^29 at least.
+const PERMIT_BYTES: usize = 1 << 10;
+
+/// Answers up to this length are not paid for: the number of connections bounds them, and acks, heartbeats and probes
+/// are answered whatever else is held.
+const FREE_ANSWER_BYTES: usize = 16 << 10;
+
+/// How many bytes the service holds for its clients at once, by kind.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteBudgets {
+    /// Bodies of posts of trajectories, and the answers to them.
+    pub posts: usize,
+    /// Longer bodies of all other calls, and longer answers but for samples.
+    pub control: usize,
+    /// Pages of samples that are read, converted or being sent.
+    pub samples: usize,
+}
+
+/// The budgets of one service.
+#[derive(Clone, Debug)]
+pub(super) struct Budgets {
+    pub(super) posts: Budget,
+    pub(super) control: Budget,
+    pub(super) samples: Budget,
+}
+
+impl Budgets {
+    pub(super) fn new(bytes: ByteBudgets, metrics: &Metrics) -> Self {
+        Self {
+            posts: Budget::new(bytes.posts, metrics.body_bytes_in_flight.clone()),
+            control: Budget::new(bytes.control, metrics.control_bytes_in_flight.clone()),
+            samples: Budget::new(bytes.samples, metrics.samples_bytes_in_flight.clone()),
+        }
+    }
+}
+
+/// Bytes that may be held at once.
+#[derive(Clone, Debug)]
+pub(super) struct Budget {
+    permits: Arc<Semaphore>,
+    permits_max: usize,
+    in_flight: IntGauge,
+}
+
+impl Budget {
+    pub(super) fn new(bytes: usize, in_flight: IntGauge) -> Self {
+        let permits_max = bytes.div_ceil(PERMIT_BYTES).min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
+        Self { permits: Arc::new(Semaphore::new(permits_max)), permits_max, in_flight }
+    }
+
+    /// Takes bytes, or refuses at once: waiting would only move the queue into memory.
+    pub(super) fn take(&self, bytes: usize) -> Result<Share, Failure> {
+        let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.permits).try_acquire_many_owned(permits).map_err(|_| overloaded())?;
+        Ok(Share::new(Some(permit), permits as usize * PERMIT_BYTES, &self.in_flight))
+    }
+
+    /// Takes bytes once they are there; whoever asks for more than there is gets all of it.
+    ///
+    /// Requests are served in their order. Nobody waits here for bytes while he holds some that only he can give back,
+    /// so there is always one who goes on.
+    pub(super) async fn wait_for(&self, bytes: usize) -> Share {
+        let permits = bytes.div_ceil(PERMIT_BYTES).min(self.permits_max);
+        let permit = Arc::clone(&self.permits).acquire_many_owned(permits as u32).await;
+        let permit = permit.expect("nobody closes the semaphore");
+        Share::new(Some(permit), permits * PERMIT_BYTES, &self.in_flight)
+    }
+
+    /// The same, or a refusal after a while.
+    pub(super) async fn wait_at_most(&self, limit: Duration, bytes: usize) -> Result<Share, Failure> {
+        tokio::time::timeout(limit, self.wait_for(bytes)).await.map_err(|_| overloaded())
+    }
+
+    /// Bytes that are counted and bounded by something else.
+    pub(super) fn free(&self, bytes: usize) -> Share {
+        Share::new(None, bytes, &self.in_flight)
+    }
+}
+
+fn overloaded() -> Failure {
+    Failure::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight")
+        .detail("nothing was changed; retry after a pause")
+        .retry()
+}
+
+/// A share of a budget, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    permit: Option<OwnedSemaphorePermit>,
+    bytes: usize,
+    in_flight: IntGauge,
+}
+
+impl Share {
+    fn new(permit: Option<OwnedSemaphorePermit>, bytes: usize, in_flight: &IntGauge) -> Self {
+        in_flight.add(bytes as i64);
+        Self { permit, bytes, in_flight: in_flight.clone() }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Gives back what is beyond `bytes`.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        let Some(permit) = &mut self.permit else { return };
+        let surplus = permit.num_permits().saturating_sub(bytes.div_ceil(PERMIT_BYTES));
+        if permit.split(surplus).is_some() {
+            self.in_flight.sub((surplus * PERMIT_BYTES) as i64);
+            self.bytes -= surplus * PERMIT_BYTES;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.in_flight.sub(self.bytes as i64);
+    }
+}
+
+/// Shares that pay for one thing together.
+#[derive(Debug, Default)]
+pub(super) struct Shares(Vec<Share>);
+
+impl Shares {
+    pub(super) fn push(&mut self, share: Share) {
+        self.0.push(share);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(Share::bytes).sum()
+    }
+
+    /// Gives back what is beyond `bytes`.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        let mut left = bytes;
+        for share in &mut self.0 {
+            share.shrink(left);
+            left = left.saturating_sub(share.bytes);
+        }
+        self.0.retain(|share| share.bytes > 0);
+    }
+}
+
+/// Bytes with what pays for them, which is given back when the last of the bytes were written.
+struct PaidBytes<S> {
+    bytes: Bytes,
+    _shares: S,
+}
+
+impl<S> AsRef<[u8]> for PaidBytes<S> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The same bytes, paid for until they are dropped: hyper drops them when they are written or the connection ends.
+pub(super) fn paid<S: Send + 'static>(bytes: Bytes, shares: S) -> Bytes {
+    Bytes::from_owner(PaidBytes { bytes, _shares: shares })
+}
+
+/// Marks an answer whose bytes are paid for by whoever made it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IsPaid;
+
+/// What pays for a request's body as long as its handler runs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeldByRequest(Arc<Mutex<Shares>>);
+
+impl HeldByRequest {
+    pub(super) fn hold(&self, shares: Shares) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = shares;
+    }
+}
+
+/// Pays for an answer until it is written. Where there is no room for it, the answer says so instead.
+pub(super) async fn pay(budget: &Budget, method: &Method, response: Response) -> Response {
+    let length = response.body().size_hint().exact().unwrap_or(0) as usize;
+    if length <= FREE_ANSWER_BYTES || response.extensions().get::<IsPaid>().is_some() {
+        return response;
+    }
+    let share = match budget.take(length) {
+        Ok(share) => share,
+        Err(failure) if method.is_safe() => return failure.into_response(),
+        Err(failure) => {
+            let detail = "the request was handled, and there is no room for its answer; look up what became of it";
+            return failure.detail(detail).into_response();
+        }
+    };
+    let (head, body) = response.into_parts();
+    match axum::body::to_bytes(body, length).await {
+        Ok(bytes) => Response::from_parts(head, Body::from(paid(bytes, share))),
+        // A body of known length is in memory, so this cannot happen.
+        Err(_) => super::body::stopped().into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    fn budget(bytes: usize) -> (Budget, IntGauge) {
+        let gauge = IntGauge::new("bytes", "bytes").expect("the name is valid");
+        (Budget::new(bytes, gauge.clone()), gauge)
+    }
+
+    #[test]
+    fn what_is_taken_is_counted_until_it_is_given_back() {
+        let (budget, gauge) = budget(8 << 10);
+        let mut share = budget.take(5_000).expect("there is room");
+        assert_eq!((share.bytes(), gauge.get()), (5 << 10, 5 << 10));
+        assert!(budget.take(4 << 10).is_err(), "only 3 KiB are left");
+        share.shrink(1);
+        assert_eq!((share.bytes(), gauge.get()), (1 << 10, 1 << 10));
+        let bytes = paid(Bytes::from_static(b"sent in two parts"), share);
+        let rest = bytes.slice(5..);
+        drop(bytes);
+        assert_eq!(gauge.get(), 1 << 10, "a part of the bytes is still held");
+        drop(rest);
+        assert_eq!(gauge.get(), 0);
+        budget.take(8 << 10).expect("everything came back");
+    }
+
+    #[test]
+    fn several_shares_shrink_together() {
+        let (budget, gauge) = budget(64 << 10);
+        let mut shares = Shares::default();
+        for _ in 0..4 {
+            shares.push(budget.take(4 << 10).expect("there is room"));
+        }
+        shares.shrink(6 << 10);
+        assert_eq!((shares.bytes(), gauge.get()), (6 << 10, 6 << 10));
+    }
+
+    #[test]
+    fn who_wants_more_than_there_is_gets_all_of_it_and_others_wait_in_order() {
+        let (budget, _) = budget(8 << 10);
+        let all = budget.wait_for(usize::MAX >> 1).now_or_never().expect("nobody holds anything");
+        assert_eq!(all.bytes(), 8 << 10);
+        let mut first = Box::pin(budget.wait_for(8 << 10));
+        let mut second = Box::pin(budget.wait_for(1));
+        assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+        drop(all);
+        assert!((&mut second).now_or_never().is_none(), "a small request does not pass a large one");
+        drop((&mut first).now_or_never().expect("it is the first in line"));
+        assert!((&mut second).now_or_never().is_some());
+    }
+}

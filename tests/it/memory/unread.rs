@@ -1,0 +1,62 @@
+//! Answers that nobody reads: what a post makes the service hold is within the budget of posts.
+
+use std::io::Write as _;
+
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::support::process::Service;
+
+const CONNECTIONS: usize = 8;
+
+const LINES: usize = 16_384;
+
+/// As much as the bodies of all connections need, and little more.
+const BUDGET_BYTES: usize = 64 << 20;
+
+/// What the process takes besides, in debug builds: work on a slice of each body, and what the allocator keeps.
+const SLACK_BYTES: usize = 96 << 20;
+
+/// A bulk body of invalid lines that are each answered with kilobytes, compressed to some tens of kilobytes.
+fn body() -> Vec<u8> {
+    let line =
+        json!({"status": "failed", "segments": [{"tokens": vec![-1; 100], "loss_mask": [2]}]}).to_string() + "\n";
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(line.repeat(LINES).as_bytes()).expect("memory compresses");
+    encoder.finish().expect("memory compresses")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bulk_answers_that_nobody_reads_stay_within_the_budget() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let config = folder.path().join("forebay.toml");
+    let limits = format!("[limits]\nbody_bytes = 16777216\ninflight_bytes = {BUDGET_BYTES}");
+    std::fs::write(&config, limits).expect("the file is written");
+    let config = config.to_str().expect("the path is text");
+    let service = Service::start_with("sqlite::memory:", &["--config", config], &[]).await;
+    let body = body();
+    assert!(body.len() < 64 << 10, "a small body: {}", body.len());
+    let before = service.peak_bytes();
+    let mut mute = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut stream =
+            TcpStream::connect(service.url.trim_start_matches("http://")).await.expect("the kernel accepts");
+        let head = "POST /trajectories HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\n";
+        let head = format!("{head}content-encoding: gzip\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).await.expect("the head is sent");
+        stream.write_all(&body).await.expect("the body is sent");
+        mute.push(stream);
+    }
+    // An answer that began is either held back because nobody reads on, or it is all there.
+    for stream in &mut mute {
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await.expect("the answer begins");
+        assert!(matches!(&head, b"HTTP/1.1 200" | b"HTTP/1.1 503"), "{}", String::from_utf8_lossy(&head));
+    }
+    let grown = service.peak_bytes() - before;
+    assert!(grown < (BUDGET_BYTES + SLACK_BYTES) as u64, "{} MiB for {CONNECTIONS} answers", grown >> 20);
+    service.kill().await;
+}
