@@ -384,6 +384,15 @@ mod tests {
     }
 
     #[test]
+    fn a_body_is_at_most_what_the_database_and_arrow_can_hold_and_budgets_fit_bodies() {
+        let wrong = |limits: &str| Config::parse(&format!("[limits]\n{limits}")).expect_err("it is wrong").to_string();
+        let huge = wrong("body_bytes = 536870913\ninflight_bytes = 2000000000\nsamples_bytes = 4000000000");
+        assert_eq!(huge, "/limits/body_bytes: must be at most 536870912, is 536870913");
+        let narrow = wrong("samples_bytes = 268435455\ncontrol_bytes = 1");
+        assert!(narrow.contains("/limits/samples_bytes") && narrow.contains("/limits/control_bytes"), "{narrow}");
+    }
+
+    #[test]
     fn hosts_are_names_without_ports() {
         let config = Config::parse("[access]\nhosts = ['Forebay.Example', '10.0.0.7']").expect("they are names");
         assert_eq!(config.access.hosts, ["forebay.example", "10.0.0.7"]);

@@ -246,6 +246,22 @@ mod tests {
     }
 
     #[test]
+    fn long_answers_are_paid_for_until_they_are_gone_and_short_ones_are_free() {
+        let (budget, gauge) = budget(64 << 10);
+        let answer = |bytes: usize| Response::new(Body::from(vec![b'x'; bytes]));
+        let pay = |method: &Method, bytes: usize| pay(&budget, method, answer(bytes)).now_or_never().expect("no wait");
+        let free = pay(&Method::GET, FREE_ANSWER_BYTES);
+        assert_eq!((free.status(), gauge.get()), (StatusCode::OK, 0));
+        let held = pay(&Method::GET, 48 << 10);
+        assert_eq!((held.status(), gauge.get()), (StatusCode::OK, 48 << 10));
+        for method in [Method::GET, Method::PUT] {
+            assert_eq!(pay(&method, 48 << 10).status(), StatusCode::SERVICE_UNAVAILABLE);
+        }
+        drop(held);
+        assert_eq!(gauge.get(), 0);
+    }
+
+    #[test]
     fn several_shares_shrink_together() {
         let (budget, gauge) = budget(64 << 10);
         let mut shares = Shares::default();

@@ -3,7 +3,7 @@
 use forebay_client::wire::ARROW_STREAM;
 use serde_json::{Value, json};
 
-use crate::support::{process::Service, rollout, text, with};
+use crate::support::{process::Service, rollout, text, torture, with};
 
 const FORMS: [&str; 3] = ["application/x-ndjson", "application/json", ARROW_STREAM];
 
@@ -36,6 +36,12 @@ async fn drain(url: String, form: &'static str) -> usize {
     bytes
 }
 
+/// By how much the process grew, in words and in bytes.
+fn grown(service: &Service, before: u64) -> (String, u64) {
+    let bytes = service.peak_bytes() - before;
+    (format!("resident {} MiB before, {} MiB more at most", before >> 20, bytes >> 20), bytes)
+}
+
 async fn start(folder: &tempfile::TempDir) -> Service {
     Service::start(&format!("sqlite:{}", folder.path().join("forebay.db").display())).await
 }
@@ -52,8 +58,9 @@ async fn a_long_conversation_of_thousands_of_segments_is_read_in_every_form() {
         let bytes = drain(format!("{}{}", service.url, text(&batch["samples_url"])), form).await;
         assert!((MESSAGE_BYTES..8 << 20).contains(&bytes), "{bytes} bytes as {form}");
     }
-    let grown = service.peak_bytes() - before;
-    assert!(grown < SLACK_BYTES, "{} MiB for a rollout of {} MiB", grown >> 20, MESSAGE_BYTES >> 20);
+    let outcome = grown(&service, before);
+    torture::report("bytes of messages in a rollout of 2,200 segments, read in three forms", MESSAGE_BYTES, &outcome.0);
+    assert!(outcome.1 < SLACK_BYTES, "{}", outcome.0);
     let path = format!("/batches/{}", text(&batch["batch_id"]));
     let batch: Value = crate::support::http()
         .get(format!("{}{path}", service.url))
@@ -83,7 +90,8 @@ async fn four_readers_of_a_batch_of_conversations_stay_within_a_bound() {
         let sizes = futures::future::join_all((0..4).map(|_| drain(url.clone(), form))).await;
         assert!(sizes.iter().all(|&bytes| (ROLLOUTS * 200_000..16 << 20).contains(&bytes)), "{sizes:?} as {form}");
     }
-    let grown = service.peak_bytes() - before;
-    assert!(grown < SLACK_BYTES, "{} MiB for four readers of 6 MiB", grown >> 20);
+    let outcome = grown(&service, before);
+    torture::report("readers at once of 32 x 60 segments with 200 KB of messages, in three forms", 4, &outcome.0);
+    assert!(outcome.1 < SLACK_BYTES, "{}", outcome.0);
     service.kill().await;
 }
