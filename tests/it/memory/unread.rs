@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::support::{process::Service, torture};
+use crate::support::{http, process::Service, torture};
 
 const CONNECTIONS: usize = 8;
 
@@ -29,11 +29,19 @@ fn body() -> Vec<u8> {
     encoder.finish().expect("memory compresses")
 }
 
+/// Bytes of posts that the service holds.
+async fn held_bytes(service: &Service) -> usize {
+    let metrics = http().get(format!("{}/metrics", service.url)).send().await.expect("the service answers");
+    let metrics = metrics.text().await.expect("metrics are text");
+    let value = metrics.lines().find_map(|line| line.strip_prefix("forebay_body_bytes_in_flight "));
+    value.and_then(|value| value.parse().ok()).expect("the service counts the bytes of posts")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bulk_answers_that_nobody_reads_stay_within_the_budget() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let config = folder.path().join("forebay.toml");
-    let limits = format!("[limits]\nbody_bytes = 16777216\ninflight_bytes = {BUDGET_BYTES}");
+    let limits = format!("[limits]\nbody_bytes = 16777216\nbody_timeout_s = 2\ninflight_bytes = {BUDGET_BYTES}");
     std::fs::write(&config, limits).expect("the file is written");
     let config = config.to_str().expect("the path is text");
     let service = Service::start_with("sqlite::memory:", &["--config", config], &[]).await;
@@ -50,11 +58,14 @@ async fn bulk_answers_that_nobody_reads_stay_within_the_budget() {
         stream.write_all(&body).await.expect("the body is sent");
         mute.push(stream);
     }
-    // An answer that began is either held back because nobody reads on, or it is all there.
     for stream in &mut mute {
         let mut head = [0; 12];
         stream.read_exact(&mut head).await.expect("the answer begins");
         assert!(matches!(&head, b"HTTP/1.1 200" | b"HTTP/1.1 503"), "{}", String::from_utf8_lossy(&head));
+    }
+    // Once the time for reading is over, all bodies are stored to their ends and given back.
+    while held_bytes(&service).await > CONNECTIONS << 20 {
+        tokio::task::yield_now().await;
     }
     let grown = service.peak_bytes() - before;
     let outcome = format!("{} bytes each of gzip; resident {} MiB more at most", body.len(), grown >> 20);
