@@ -95,9 +95,9 @@ pub(super) async fn get(
     let compressor = asks_for_zstd(&headers).then(|| Compressor::new(&api.compressors)).flatten();
     let budget = api.budgets.samples.clone();
     let mut reader = api.buffer.samples(batch_id, shard).await?;
-    let share = budget.wait_at_most(FIRST_PAGE_WAIT, page_cost(&reader)).await?;
+    let granted = budget.wait_at_most(FIRST_PAGE_WAIT, page_cost(&reader)).await?;
     // The first page is read before the head is sent, so that its failure is still a problem.
-    let first = PaidPage::read(&mut reader, share).await?;
+    let first = PaidPage::read(&mut reader, granted).await?;
     let mut head = HeaderMap::new();
     head.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media()));
     head.insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
