@@ -291,7 +291,7 @@ impl Client {
         self.optional(&Call::new(Method::GET, url, Repeat::Always)).await
     }
 
-    /// Writes a policy's rules, creating it when it is new. They apply to groups opened from then on.
+    /// Writes a policy's rules, creating it when it is new; [`PolicyRules`] says which hold from when on.
     pub async fn put_policy(&self, policy: &str, rules: &PolicyRules) -> Result<PolicyStatus> {
         self.send(Method::PUT, &["policies", policy], rules, Repeat::Always).await
     }

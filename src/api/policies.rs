@@ -116,7 +116,8 @@ pub(super) async fn get(
 
 /// Write a policy's rules
 ///
-/// Validated whole. They apply to groups opened from now on; omitted keys take the defaults.
+/// Validated whole; omitted keys take the defaults. `require`, `filter`, `group` and `advantage` hold for groups opened from
+/// now on, `batch`, `lease`, `staleness`, `backlog` and the others for all groups from the next request on.
 #[utoipa::path(
     put,
     path = "/policies/{policy}",
@@ -179,7 +180,8 @@ pub(super) async fn publish(
 
 /// The trainer has saved a step durably
 ///
-/// What was acked at or before it is settled: no resume brings it back.
+/// What was acked at or before it is settled: no resume brings it back. A step above the last acked one is refused unless
+/// `force` is true; only a policy that has never acked takes any step.
 #[utoipa::path(
     post,
     path = "/policies/{policy}/checkpoints",
@@ -189,7 +191,7 @@ pub(super) async fn publish(
     responses(
         (status = 200, description = "Settled", body = CheckpointResponse),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`step-unknown` or `superseded`", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -199,13 +201,18 @@ pub(super) async fn checkpoint(
     Json(request): Json<CheckpointRequest>,
 ) -> Result<Answer<CheckpointResponse>, Failure> {
     let step = params::step("/step", request.step)?;
-    let (last, settled_batches) = api.buffer.checkpoint(policy, step, params::epoch(request.epoch)).await?;
+    let (force, epoch) = (request.force.unwrap_or(false), params::epoch(request.epoch));
+    let (last, settled_batches) = api.buffer.checkpoint(policy, step, force, epoch).await?;
     Ok(Answer(CheckpointResponse { checkpoint_step: last.0, settled_batches }))
 }
 
 /// A trainer (re)starts from its checkpoint
 ///
-/// Open leases are revoked, batches acked after the step come back, the version goes back, a new epoch begins.
+/// Open leases are revoked, batches acked after the step come back, the version goes back, a new epoch begins. Leases that
+/// resumes end count towards `lease.max_resumes`, acked batches do not. Below the last settled step, or where batches that
+/// should come back are purged, the answer is `lineage-gap`, above the last acked step `step-unknown`, unless `force` is
+/// true; only a policy that has never acked starts at any step. What a forced resume gives up for good is discarded with
+/// reason `lineage-gap`, and no later resume asks for it.
 #[utoipa::path(
     post,
     path = "/policies/{policy}/resume",
@@ -215,7 +222,7 @@ pub(super) async fn checkpoint(
     responses(
         (status = 200, description = "Resumed", body = ResumeResponse),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`lineage-gap` or `superseded`", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`lineage-gap`, `step-unknown` or `superseded`", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -232,6 +239,7 @@ pub(super) async fn resume(
         epoch: resumed.epoch.0,
         version: resumed.version.0,
         returned_batches: resumed.returned,
+        quarantined_batches: resumed.quarantined,
         undeliverable_batches: resumed.undeliverable,
     }))
 }

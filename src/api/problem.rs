@@ -165,6 +165,7 @@ impl From<Refusal> for Failure {
             Refusal::LeaseLost => (S::CONFLICT, "lease-lost", "The lease is lost"),
             Refusal::AlreadyAcked(_) => (S::CONFLICT, "already-acked", "The batch is acked by another step"),
             Refusal::StepSettled { .. } => (S::CONFLICT, "step-settled", "The step is settled"),
+            Refusal::StepUnknown { .. } => (S::CONFLICT, "step-unknown", "The step is above the last acked one"),
             Refusal::Superseded { .. } => (S::CONFLICT, "superseded", "The epoch is superseded"),
             Refusal::LineageGap(_) => (S::CONFLICT, "lineage-gap", "The lineage would have a gap"),
             Refusal::VersionConflict(_) => (S::CONFLICT, "version-conflict", "The version is not new"),

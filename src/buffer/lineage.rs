@@ -12,15 +12,20 @@ use super::{
 };
 use crate::store::{Publish, Resume, Resumed};
 
+/// Reason of what was trained in a lineage that a forced resume gave up, and can be delivered to no other.
+pub(crate) const REASON_LINEAGE_GAP: &str = "lineage-gap";
+
 impl Buffer {
-    /// The trainer has saved `step` durably; the last settled step and the batches settled now.
+    /// The trainer has saved `step` durably; the last settled step and the batches settled now. A step above the last
+    /// acked one is refused unless forced.
     pub async fn checkpoint(
         &self,
         policy: PolicyName,
         step: Step,
+        force: bool,
         epoch: Option<Epoch>,
     ) -> Result<(Step, u64), BufferError> {
-        Ok(self.store.checkpoint(policy, step, epoch, self.clock.now()).await??)
+        Ok(self.store.checkpoint(policy, step, force, epoch, self.clock.now()).await??)
     }
 
     /// A trainer (re)starts from its checkpoint of `step`, or from nothing.
@@ -39,11 +44,20 @@ impl Buffer {
             lineage.epoch = resumed.epoch.0,
             policy.version = resumed.version.0,
             batches.returned = resumed.returned,
+            batches.quarantined = resumed.quarantined,
             batches.undeliverable = resumed.undeliverable,
             "trainer resumed"
         );
         self.report_expired(&policy, resumed.expired);
-        self.metrics.lease(policy.as_str(), "revoked", resumed.returned);
+        self.metrics.lease(policy.as_str(), "revoked", resumed.returned + resumed.quarantined);
+        self.metrics.dropped_many(policy.as_str(), REASON_LINEAGE_GAP, resumed.abandoned_groups);
+        if resumed.quarantined > 0 {
+            tracing::warn!(
+                policy.name = %policy,
+                batches = resumed.quarantined,
+                "batches quarantined: resumes have ended their leases too often"
+            );
+        }
         self.wake(Awaited::Batch, &policy);
         self.wake(Awaited::Version, &policy);
         Ok(resumed)

@@ -28,7 +28,7 @@ pub struct PolicyOverview {
 }
 
 impl Buffer {
-    /// Writes rules; they apply to groups opened from now on.
+    /// Writes rules: what decides a group holds for groups opened from now on, the rest from the next call on.
     pub async fn put_policy(&self, name: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, BufferError> {
         let write = WriteRules {
             policy: name.clone(),

@@ -65,6 +65,14 @@ pub enum Refusal {
         /// Last settled step.
         checkpoint: Step,
     },
+    /// The step is above all that the lineage has acked.
+    #[error("{}", unknown_step(*.step, *.last))]
+    StepUnknown {
+        /// Step in question.
+        step: Step,
+        /// Last acked or settled step; none since a resume from nothing.
+        last: Option<Step>,
+    },
     /// The caller speaks for a lineage that a resume has ended.
     #[error("epoch {named} is superseded: the current one is {current}")]
     Superseded {
@@ -119,6 +127,14 @@ pub enum Refusal {
         /// How many may wait.
         max: usize,
     },
+}
+
+fn unknown_step(step: Step, last: Option<Step>) -> String {
+    let last = match last {
+        Some(last) => format!("the last acked step is {last}"),
+        None => "no step was acked since the policy was resumed from nothing".to_owned(),
+    };
+    format!("step {step} is not known: {last}; if the trainer's step is right, repeat the call with `\"force\": true`")
 }
 
 impl Refusal {

@@ -92,6 +92,7 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     }
     within("/lease/ttl_s", rules.lease.ttl_s, 1, LEASE_TTL_S_MAX);
     within("/lease/max_deliveries", rules.lease.max_deliveries.into(), 1, 1_000);
+    within("/lease/max_resumes", rules.lease.max_resumes.into(), 0, 1_000);
     within("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, 1, i64::MAX as u64);
     within("/backlog/max_bytes", rules.backlog.max_bytes, 1, i64::MAX as u64);
     let retention = &rules.retention;

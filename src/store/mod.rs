@@ -88,6 +88,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         policy: PolicyName,
         step: Step,
+        force: bool,
         epoch: Option<Epoch>,
         now: Timestamp,
     ) -> Answer<(Step, u64)>;

@@ -106,7 +106,7 @@ pub struct Policy {
     pub policy_pk: PolicyPk,
     /// Name.
     pub name: PolicyName,
-    /// Rules for groups opened from now on.
+    /// Rules of groups opened from now on, and of what happens next to all of them.
     pub rules: Arc<Rules>,
     /// Key of the row of the rules.
     pub rules_pk: i64,
@@ -124,6 +124,8 @@ pub struct Policy {
     pub acked_step: Option<Step>,
     /// Last settled step.
     pub checkpoint_step: Option<Step>,
+    /// The run has acked: the ledger knows which steps there are.
+    pub steps_known: bool,
 }
 
 /// Writes the rules of a policy.
@@ -233,6 +235,8 @@ pub struct Batch {
     pub attempt: u32,
     /// Deliveries that expired or were given back.
     pub failed_deliveries: u32,
+    /// Leases that a resume ended.
+    pub resumes: u32,
     /// Step that consumed it.
     pub step: Option<Step>,
     /// Whole groups.
@@ -325,7 +329,7 @@ pub struct Resume {
     pub policy: PolicyName,
     /// Last saved step.
     pub step: Option<Step>,
-    /// Go below what is settled.
+    /// Go below what is settled or purged, or above what is acked.
     pub force: bool,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
@@ -342,8 +346,12 @@ pub struct Resumed {
     pub version: Version,
     /// Batches that came back.
     pub returned: u64,
+    /// Batches whose leases resumes have ended too often.
+    pub quarantined: u64,
     /// Batches whose payloads are gone.
     pub undeliverable: u64,
+    /// Groups of those among them that were not settled: discarded.
+    pub abandoned_groups: u64,
     /// Leases that were past their end.
     pub expired: u64,
 }

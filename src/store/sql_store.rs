@@ -104,10 +104,11 @@ impl<D: Dialect> Store for SqlStore<D> {
         &self,
         policy: PolicyName,
         step: Step,
+        force: bool,
         epoch: Option<Epoch>,
         now: Timestamp,
     ) -> Answer<(Step, u64)> {
-        self.dialect.write(Checkpoint { policy, step, epoch, now }).await
+        self.dialect.write(Checkpoint { policy, step, force, epoch, now }).await
     }
 
     async fn resume(&self, resume: Resume) -> Answer<Resumed> {

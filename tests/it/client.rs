@@ -66,7 +66,7 @@ on_both_stores! {
         assert_eq!(client.publish("default", &publish).await.expect("published").version, 1);
         let above = client.wait_version_above("default", 0, 1_000).await.expect("answered");
         assert_eq!(above.map(|policy| policy.version), Some(1));
-        let checkpoint = CheckpointRequest { step: 1, epoch: Some(epoch) };
+        let checkpoint = CheckpointRequest { step: 1, force: None, epoch: Some(epoch) };
         assert_eq!(client.checkpoint("default", &checkpoint).await.expect("settled").settled_batches, 1);
         let story = client.story("default", "a-0").await.expect("answered").expect("it is known");
         assert_eq!((story.state, story.step), (RolloutState::Checkpointed, Some(1)));

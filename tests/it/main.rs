@@ -24,6 +24,7 @@ mod ingest;
 mod keys;
 mod ledger;
 mod lineage;
+mod max_resumes;
 // Only Linux tells how much memory a process had.
 #[cfg(target_os = "linux")]
 mod memory;
@@ -34,6 +35,7 @@ mod policies;
 mod readers;
 mod replicas;
 mod staleness;
+mod steps;
 mod tls;
 mod trainer_rule;
 mod upgrade;

@@ -94,6 +94,43 @@ on_both_stores! {
         assert_eq!(masks(&rows)[..2], [&json!([1, 1, 1, 1]), &json!([1, 1, 1, 1])]);
     }
 
+    async fn a_tighter_bound_holds_from_the_next_claim_on(app: TestApp) {
+        for index in 0..3 {
+            app.accept(with(member("g", index, 1.0), json!({"group_id": format!("g{index}"), "policy_version": index}))).await;
+        }
+        app.publish(2).await.expect(200);
+        // Cut before, and never tested again.
+        let cut = app.lease().await;
+        assert_eq!(app.group_ids(&cut).await, ["g0"]);
+        app.nack(&cut, &[]).await.expect(200);
+        app.rules("default", json!({"staleness": {"max": 0}})).await;
+        assert_eq!(app.lease().await["batch_id"], cut["batch_id"]);
+        assert_eq!(app.group_ids(&app.lease().await).await, ["g2"]);
+        assert_eq!(app.story("g-1").await["state"], "stale");
+    }
+
+    async fn a_looser_bound_holds_from_the_next_claim_on(app: TestApp) {
+        app.rules("default", json!({"staleness": {"max": 0}})).await;
+        app.accept(with(member("old", 0, 1.0), json!({"policy_version": 0}))).await;
+        app.publish(2).await.expect(200);
+        app.rules("default", json!({"staleness": {"max": 2}})).await;
+        assert_eq!(app.group_ids(&app.lease().await).await, ["old"]);
+    }
+
+    async fn rules_that_decide_a_group_are_those_of_its_opening(app: TestApp) {
+        let drops = json!([{"name": "low", "scope": "rollout", "when": "reward < 0.5", "action": "drop"}]);
+        app.rules("default", json!({"group": {"size": 2}, "advantage": "reward", "require": ["logprobs"], "filter": drops}))
+            .await;
+        app.accept(member("before", 0, 1.0)).await;
+        app.rules("default", json!({"group": {"size": 3}, "advantage": "none", "require": ["values"]})).await;
+        let receipts = app.accept(Value::Array(vec![member("before", 1, 0.0), member("before", 2, 2.0)])).await;
+        assert_eq!((&receipts[0]["reason"], &receipts[1]["group"]["state"]), (&json!("low"), &json!("ready")));
+        let rows = app.samples(&app.lease().await).await;
+        let advantages: Vec<&Value> = rows.iter().map(|row| &row["advantage"]).collect();
+        assert_eq!(advantages, [&json!(1.0), &json!(2.0)]);
+        app.post("/trajectories", member("after", 0, 1.0)).await.expect(422);
+    }
+
     async fn what_was_posted_before_the_policy_masked_is_dropped_whole(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}, "staleness": {"max": 1}})).await;
         post(app, "a", 0, json!([halves(0, 2)])).await;

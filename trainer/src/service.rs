@@ -185,7 +185,7 @@ impl Service {
 
     /// Step `step` is saved durably.
     pub async fn checkpointed(&self, step: i64, epoch: i64) -> Result<(), ServiceError> {
-        let request = CheckpointRequest { step, epoch: Some(epoch) };
+        let request = CheckpointRequest { step, force: None, epoch: Some(epoch) };
         self.patiently("checkpoint", || self.client.checkpoint(&self.policy, &request)).await.map(drop)
     }
 

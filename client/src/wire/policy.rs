@@ -22,7 +22,7 @@ pub struct PolicyList {
 pub struct PolicyStatus {
     /// Name of the policy.
     pub policy: String,
-    /// Rules that apply to groups opened from now on.
+    /// Rules: some hold for groups opened from now on, the others from the next request on.
     pub rules: PolicyRules,
     /// Fresh starts under this name, from 1.
     pub run: i64,
@@ -108,9 +108,12 @@ pub struct VersionRequest {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
-    /// The saved step.
+    /// The saved step: the last acked one, or below.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: i64,
+    /// Settle a step above the last acked one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force: Option<bool>,
     /// Epoch of the caller; a superseded one is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
@@ -134,7 +137,8 @@ pub struct ResumeRequest {
     /// Last saved step; null starts from nothing.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: Option<i64>,
-    /// Resume below the last settled step, with what can still be delivered.
+    /// Resume below the last settled step, or over purged batches, with what can still be delivered; or above the last
+    /// acked step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force: Option<bool>,
     /// Epoch of the caller; a superseded one is refused.
@@ -152,7 +156,11 @@ pub struct ResumeResponse {
     pub version: i64,
     /// Batches that came back: revoked leases and acks after the step.
     pub returned_batches: u64,
-    /// Batches acked after the step whose payloads are gone; above 0 only with `force`.
+    /// Batches that do not come back, because resumes have ended their leases `lease.max_resumes` times.
+    #[serde(default)]
+    pub quarantined_batches: u64,
+    /// Batches acked after the step whose payloads are gone; above 0 only with `force`. Those that were not settled are
+    /// discarded with reason `lineage-gap`.
     pub undeliverable_batches: u64,
 }
 

@@ -3,6 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 /// How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take the defaults.
+///
+/// Replaced rules: `require`, `filter`, `group`, `advantage`, `retention.dropped_s` of what is dropped or discarded and
+/// `retention.tombstone_s` of what is purged are fixed for a group when its first rollout arrives. All others, `staleness`
+/// among them, hold for all groups from the next request on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
@@ -152,11 +156,13 @@ pub struct LeaseRules {
     pub ttl_s: u64,
     /// Deliveries that may expire or be given back before the batch is quarantined.
     pub max_deliveries: u32,
+    /// Leases that a resume may end before the batch is quarantined; 0 is no bound.
+    pub max_resumes: u32,
 }
 
 impl Default for LeaseRules {
     fn default() -> Self {
-        Self { ttl_s: 600, max_deliveries: 5 }
+        Self { ttl_s: 600, max_deliveries: 5, max_resumes: 20 }
     }
 }
 
@@ -196,7 +202,7 @@ pub enum LossWeighting {
     Constant,
 }
 
-/// How old trained tokens may be at first delivery.
+/// How old trained tokens may be at first delivery, measured when a batch is cut, by the rules and the version of then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]

@@ -24,7 +24,7 @@ macro_rules! select_batch {
         concat!(
             "-- select_batch
             SELECT b.batch_pk, b.batch_id, b.policy_pk, p.name AS policy, b.state, b.reason, b.lease, b.consumer,
-                b.epoch, b.expires_us, b.attempt, b.failed_deliveries, b.step, b.group_count, b.rollout_count,
+                b.epoch, b.expires_us, b.attempt, b.failed_deliveries, b.resumes, b.step, b.group_count, b.rollout_count,
                 b.sample_count, b.token_count, b.loss_weighting, b.loss_constant, b.weight_samples, b.weight_tokens,
                 b.version_current, b.version_min, b.version_max, b.metrics, b.live_bytes, b.created_us
             FROM batch AS b
@@ -54,6 +54,7 @@ pub(super) fn read(mut row: Row) -> Result<Batch, StoreError> {
         expires_at: row.get("expires_us")?,
         attempt: row.get("attempt")?,
         failed_deliveries: row.get("failed_deliveries")?,
+        resumes: row.get("resumes")?,
         step: row.get("step")?,
         groups: row.get("group_count")?,
         rollouts,
@@ -128,6 +129,15 @@ pub(super) async fn fail_delivery(
     tally_move(tx, batch, to).await
 }
 
+/// How often leases of a batch ended without an ack, which its groups remember when it is split.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ended {
+    /// By expiry or nack.
+    deliveries: u32,
+    /// By a resume.
+    resumes: u32,
+}
+
 /// Ends a batch that holds bad groups: those are quarantined, the others return to their places.
 pub(super) async fn split(
     tx: &mut Tx<'_>,
@@ -147,12 +157,13 @@ pub(super) async fn split(
     let failed = batch.failed_deliveries + 1;
     let (bad, good): (Vec<_>, Vec<_>) =
         members(tx, batch.batch_pk).await?.into_iter().partition(|group| bad.contains(&group.group_pk));
-    quarantine(tx, &bad, failed, reason).await?;
+    let ended = Ended { deliveries: failed, resumes: batch.resumes };
+    quarantine(tx, &bad, ended, reason).await?;
     if failed >= policy.rules.lease.max_deliveries {
-        quarantine(tx, &good, failed, Some(REASON_MAX_DELIVERIES)).await?;
+        quarantine(tx, &good, ended, Some(REASON_MAX_DELIVERIES)).await?;
         tally_split(tx, batch, &before, &[&bad, &good].map(Vec::as_slice).concat(), &[]);
     } else {
-        put_back(tx, &good, failed).await?;
+        put_back(tx, &good, ended).await?;
         tally_split(tx, batch, &before, &bad, &good);
     }
     Ok(())
@@ -194,39 +205,39 @@ fn read_member(mut row: Row) -> Result<MemberGroup, StoreError> {
 async fn quarantine(
     tx: &mut Tx<'_>,
     groups: &[MemberGroup],
-    failed: u32,
+    ended: Ended,
     reason: Option<&str>,
 ) -> Result<(), StoreError> {
     const QUARANTINE_GROUPS: Statement = Statement {
         sqlite: "-- quarantine_groups
             UPDATE rollout_group
-            SET state = 'quarantined', failed_deliveries = $2, reason = $3
+            SET state = 'quarantined', failed_deliveries = $2, reason = $3, resumes = $4
             WHERE state = 'batched' AND group_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- quarantine_groups
             UPDATE rollout_group
-            SET state = 'quarantined', failed_deliveries = $2, reason = $3
+            SET state = 'quarantined', failed_deliveries = $2, reason = $3, resumes = $4
             WHERE state = 'batched'
                 AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
     };
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
-    tx.guarded(QUARANTINE_GROUPS, args![keys, failed, reason], groups.len()).await
+    tx.guarded(QUARANTINE_GROUPS, args![keys, ended.deliveries, reason, ended.resumes], groups.len()).await
 }
 
-/// Groups return to their places among the ready ones, with the deliveries that failed.
-async fn put_back(tx: &mut Tx<'_>, groups: &[MemberGroup], failed: u32) -> Result<(), StoreError> {
+/// Groups return to their places among the ready ones, with the count of leases that ended.
+async fn put_back(tx: &mut Tx<'_>, groups: &[MemberGroup], ended: Ended) -> Result<(), StoreError> {
     const PUT_BACK_GROUPS: Statement = Statement {
         sqlite: "-- put_back_groups
             UPDATE rollout_group
-            SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, reason = NULL
+            SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, resumes = $3, reason = NULL
             WHERE state IN ('batched', 'quarantined') AND group_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- put_back_groups
             UPDATE rollout_group
-            SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, reason = NULL
+            SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, resumes = $3, reason = NULL
             WHERE state IN ('batched', 'quarantined')
                 AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
     };
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
-    tx.guarded(PUT_BACK_GROUPS, args![keys, failed], groups.len()).await
+    tx.guarded(PUT_BACK_GROUPS, args![keys, ended.deliveries, ended.resumes], groups.len()).await
 }
 
 fn tally_split(tx: &mut Tx<'_>, batch: &Batch, before: &str, bad: &[MemberGroup], good: &[MemberGroup]) {
@@ -256,7 +267,7 @@ pub(super) async fn readmit_groups(tx: &mut Tx<'_>, batch: &Batch) -> Result<usi
     );
     let rows = tx.fetch_all(LOCK_QUARANTINED, args![batch.batch_pk]).await?;
     let groups: Vec<MemberGroup> = rows.into_iter().map(read_member).collect::<Result<_, _>>()?;
-    put_back(tx, &groups, 0).await?;
+    put_back(tx, &groups, Ended::default()).await?;
     let rollouts: i64 = groups.iter().map(|group| group.rollouts).sum();
     let bytes: i64 = groups.iter().map(|group| group.payload_bytes).sum();
     let policy = batch.policy_pk;

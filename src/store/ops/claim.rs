@@ -145,6 +145,7 @@ struct Ready {
     versions: Option<(Version, Version)>,
     payload_bytes: i64,
     failed_deliveries: u32,
+    resumes: u32,
     delivered: bool,
     /// What masking leaves of it, if anything is masked.
     masking: Option<Masking>,
@@ -197,7 +198,7 @@ macro_rules! select_ready {
             $name,
             "
             SELECT group_pk, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens, reward_sum,
-                reward_count, version_min, version_max, payload_bytes, failed_deliveries, delivered
+                reward_count, version_min, version_max, payload_bytes, failed_deliveries, resumes, delivered
             FROM rollout_group
             WHERE policy_pk = $1 AND run = $2 AND state = 'ready' ",
             $tail
@@ -293,6 +294,7 @@ fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
         versions: pair(&mut row, "version_min", "version_max")?,
         payload_bytes: row.get("payload_bytes")?,
         failed_deliveries: row.get("failed_deliveries")?,
+        resumes: row.get("resumes")?,
         delivered: row.get("delivered")?,
         masking: None,
     })
@@ -337,16 +339,18 @@ async fn insert_batch(
         INSERT INTO batch (
             batch_id, policy_pk, run, state, lease, consumer, request_id, epoch, ttl_s, expires_us, attempt,
             failed_deliveries, group_count, rollout_count, sample_count, token_count, loss_weighting, loss_constant,
-            weight_samples, weight_tokens, version_current, version_min, version_max, metrics, live_bytes, created_us
+            weight_samples, weight_tokens, version_current, version_min, version_max, metrics, live_bytes, created_us,
+            resumes
         )
         VALUES (
             $1, $2, $3, 'leased', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-            $22, $23, $24, $25
+            $22, $23, $24, $25, $26
         )
         RETURNING batch_pk",
     );
     let sum = |of: fn(&Ready) -> u64| groups.iter().map(of).sum::<u64>();
     let failed = groups.iter().map(|group| group.failed_deliveries).max().unwrap_or(0);
+    let resumes = groups.iter().map(|group| group.resumes).max().unwrap_or(0);
     let weights = BatchWeights {
         weighting: policy.rules.loss_weighting,
         constant: policy.rules.loss_constant.unwrap_or(1.0),
@@ -383,6 +387,7 @@ async fn insert_batch(
         serde_json::to_string(&metrics).expect("names and finite numbers always serialize"),
         groups.iter().map(|group| group.payload_bytes).sum::<i64>(),
         claim.now,
+        resumes,
     ];
     tx.fetch_one(INSERT_BATCH, values).await?.get("batch_pk")
 }

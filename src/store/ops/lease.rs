@@ -106,7 +106,7 @@ async fn train(tx: &mut Tx<'_>, ack: &Ack, policy: &Policy, batch: &Batch) -> Re
     const SET_ACKED_STEP: Statement = Statement::new(
         "-- set_acked_step
         UPDATE policy
-        SET acked_step = $2
+        SET acked_step = $2, steps_known = 1
         WHERE policy_pk = $1",
     );
     let (to, kept_s) = match policy.rules.settle {
@@ -169,7 +169,7 @@ impl Op for Readmit {
         const READMIT_BATCH: Statement = Statement::new(
             "-- readmit_batch
             UPDATE batch
-            SET state = 'returned', reason = NULL, failed_deliveries = 0
+            SET state = 'returned', reason = NULL, failed_deliveries = 0, resumes = 0
             WHERE batch_pk = $1 AND state = 'quarantined'",
         );
         let Some((_, batch)) = lock(tx, self.batch_id).await? else {

@@ -7,20 +7,25 @@ use super::{admission, batch, name_of, policy, sweep};
 use crate::{
     buffer::{
         ids::{BatchPk, Epoch, PolicyName, Run, Step, Version},
+        lineage::REASON_LINEAGE_GAP,
         refusal::Refusal,
     },
     clock::Timestamp,
     store::{
         Policy, Resume, Resumed, StoreError,
         dialect::Op,
-        sql::{Statement, Tx, args, key_list, locking},
+        sql::{Arg, Statement, Tx, args, key_list, locking},
         tally::LIVE_BYTES,
     },
 };
 
+/// Reason of a batch whose leases too many resumes have ended.
+const REASON_MAX_RESUMES: &str = "max-resumes";
+
 pub(in crate::store) struct Checkpoint {
     pub(in crate::store) policy: PolicyName,
     pub(in crate::store) step: Step,
+    pub(in crate::store) force: bool,
     pub(in crate::store) epoch: Option<Epoch>,
     pub(in crate::store) now: Timestamp,
 }
@@ -36,10 +41,24 @@ impl Op for Checkpoint {
         if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
             return Ok(Err(refusal));
         }
+        if let Err(refusal) = check_known(&policy, Some(self.step), self.force) {
+            return Ok(Err(refusal));
+        }
         let settled = settle(tx, &policy, self.step, self.now).await?;
         let last = policy.checkpoint_step.map_or(self.step, |last| last.max(self.step));
         set_lineage(tx, &policy, policy.epoch, policy.acked_step, Some(last)).await?;
         Ok(Ok((last, settled)))
+    }
+}
+
+/// A step that the lineage has not reached is refused unless the caller insists: it would settle what the saved weights
+/// have not learned, and the acks of all steps up to it would be refused.
+fn check_known(policy: &Policy, step: Option<Step>, force: bool) -> Result<(), Refusal> {
+    // A step that was settled by force is known as well, so that its trainer can resume from it.
+    let last = policy.acked_step.max(policy.checkpoint_step);
+    match step {
+        Some(step) if policy.steps_known && !force && Some(step) > last => Err(Refusal::StepUnknown { step, last }),
+        _ => Ok(()),
     }
 }
 
@@ -51,7 +70,7 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
         FROM batch
         WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND step <= $3",
     );
-    let batches = batch_keys(tx, SELECT_SETTLED, policy, Some(step)).await?;
+    let batches = batch_keys(tx, SELECT_SETTLED, args![policy.policy_pk, policy.run, step]).await?;
     let purge_at = now.plus_seconds(policy.rules.retention.settled_s);
     for &batch_pk in &batches {
         set_state(tx, batch_pk, BatchState::Trained, BatchState::Checkpointed).await?;
@@ -63,13 +82,8 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
 
 /// Batches in the order in which they were cut. Sorted here: for an `ORDER BY`, SQLite would go through all that the
 /// policy ever had.
-async fn batch_keys(
-    tx: &mut Tx<'_>,
-    statement: Statement,
-    policy: &Policy,
-    step: Option<Step>,
-) -> Result<Vec<BatchPk>, StoreError> {
-    let rows = tx.fetch_all(statement, args![policy.policy_pk, policy.run, step]).await?;
+async fn batch_keys(tx: &mut Tx<'_>, statement: Statement, values: Vec<Arg>) -> Result<Vec<BatchPk>, StoreError> {
+    let rows = tx.fetch_all(statement, values).await?;
     let mut batches = rows.into_iter().map(|mut row| row.get("batch_pk")).collect::<Result<Vec<BatchPk>, _>>()?;
     batches.sort_unstable();
     Ok(batches)
@@ -114,22 +128,32 @@ impl Op for Resume {
         if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
             return Ok(Err(refusal));
         }
-        if let Err(refusal) = check_settled(self, &policy) {
+        let checked = check_known(&policy, self.step, self.force).and_then(|()| check_settled(self, &policy));
+        if let Err(refusal) = checked {
             return Ok(Err(refusal));
         }
         let after = acked_after(tx, self, &policy).await?;
-        if !after.gone.is_empty() && !self.force {
-            let detail = format!("{} batches acked after this step are purged", after.gone.len());
-            return Ok(Err(Refusal::LineageGap(detail)));
+        if !after.lost.is_empty() && !self.force {
+            return Ok(Err(Refusal::LineageGap(purged_detail(after.lost.len()))));
         }
         // A lease is lost at its end, swept or not: what is past it has failed, and only the others are revoked.
         let expired = sweep::expire_of_policy(tx, &policy, self.now).await?;
         if let Some(step) = self.step {
             settle(tx, &policy, step, self.now).await?;
         }
-        let revoked = leased(tx, &policy).await?;
-        for &batch_pk in revoked.iter().chain(&after.deliverable) {
+        let (mut returned, mut quarantined) = (after.deliverable.len() as u64, 0);
+        for batch_pk in leased(tx, &policy).await? {
+            match revoke(tx, &policy, batch_pk).await? {
+                BatchState::Quarantined => quarantined += 1,
+                _ => returned += 1,
+            }
+        }
+        for batch_pk in after.deliverable {
             bring_back(tx, batch_pk).await?;
+        }
+        let mut abandoned_groups = 0;
+        for &batch_pk in &after.lost {
+            abandoned_groups += abandon(tx, &policy, batch_pk, self.now).await?;
         }
         let version = rewind_version(tx, &policy, self.step).await?;
         let epoch = Epoch(policy.epoch.0 + 1);
@@ -137,10 +161,22 @@ impl Op for Resume {
         Ok(Ok(Resumed {
             epoch,
             version,
-            returned: (revoked.len() + after.deliverable.len()) as u64,
-            undeliverable: after.gone.len() as u64,
+            returned,
+            quarantined,
+            undeliverable: after.lost.len() as u64 + after.lost_settled,
+            abandoned_groups,
             expired,
         }))
+    }
+}
+
+/// What a trainer can do about a refused resume.
+const BY_FORCE: &str = "with `\"force\": true` the resume takes place, and returns what can still be delivered";
+
+fn purged_detail(batches: usize) -> String {
+    match batches {
+        1 => format!("the payloads of a batch that was acked after this step are purged; {BY_FORCE}"),
+        _ => format!("the payloads of {batches} batches that were acked after this step are purged; {BY_FORCE}"),
     }
 }
 
@@ -149,7 +185,9 @@ fn check_settled(resume: &Resume, policy: &Policy) -> Result<(), Refusal> {
     match policy.checkpoint_step {
         Some(settled) if policy.rules.settle == Settle::Checkpoint && !resume.force && resume.step < Some(settled) => {
             let from = resume.step.map_or("nothing".to_owned(), |step| format!("step {step}"));
-            Err(Refusal::LineageGap(format!("a resume from {from} would skip what step {settled} has settled")))
+            Err(Refusal::LineageGap(format!(
+                "a resume from {from} would skip what step {settled} has settled; {BY_FORCE}"
+            )))
         }
         _ => Ok(()),
     }
@@ -158,7 +196,10 @@ fn check_settled(resume: &Resume, policy: &Policy) -> Result<(), Refusal> {
 /// Batches acked after a step, by whether they can still be delivered.
 struct AckedAfter {
     deliverable: Vec<BatchPk>,
-    gone: Vec<BatchPk>,
+    /// Without payloads, and not settled.
+    lost: Vec<BatchPk>,
+    /// Without payloads, and settled: they stay so.
+    lost_settled: u64,
 }
 
 async fn acked_after(tx: &mut Tx<'_>, resume: &Resume, policy: &Policy) -> Result<AckedAfter, StoreError> {
@@ -166,24 +207,34 @@ async fn acked_after(tx: &mut Tx<'_>, resume: &Resume, policy: &Policy) -> Resul
         "-- select_trained_after
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND step > $3",
     );
     const SELECT_SETTLED_AFTER: Statement = Statement::new(
         "-- select_settled_after
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'checkpointed' AND (CAST($3 AS BIGINT) IS NULL OR step > $3)",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'checkpointed' AND step > $3",
     );
-    let mut batches = batch_keys(tx, SELECT_TRAINED_AFTER, policy, resume.step).await?;
-    if resume.force && policy.rules.settle == Settle::Checkpoint {
-        batches.extend(batch_keys(tx, SELECT_SETTLED_AFTER, policy, resume.step).await?);
+    // Steps begin at 0: after nothing are all of them.
+    let step = resume.step.map_or(-1, |step| step.0);
+    let values = || args![policy.policy_pk, policy.run, step];
+    let mut after = AckedAfter { deliverable: Vec::new(), lost: Vec::new(), lost_settled: 0 };
+    for batch_pk in batch_keys(tx, SELECT_TRAINED_AFTER, values()).await? {
+        if is_whole(tx, batch_pk).await? { after.deliverable.push(batch_pk) } else { after.lost.push(batch_pk) }
     }
-    let mut after = AckedAfter { deliverable: Vec::new(), gone: Vec::new() };
-    for batch_pk in batches {
-        let purged = batch::members(tx, batch_pk).await?.iter().any(|group| group.purged);
-        if purged { after.gone.push(batch_pk) } else { after.deliverable.push(batch_pk) }
+    if resume.force && policy.rules.settle == Settle::Checkpoint {
+        for batch_pk in batch_keys(tx, SELECT_SETTLED_AFTER, values()).await? {
+            if is_whole(tx, batch_pk).await? { after.deliverable.push(batch_pk) } else { after.lost_settled += 1 }
+        }
     }
     Ok(after)
+}
+
+/// Whether a batch can be delivered as it was cut: none of its groups is purged or forgotten.
+async fn is_whole(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<bool, StoreError> {
+    let cut = batch::get(tx, batch_pk).await?.groups as usize;
+    let members = batch::members(tx, batch_pk).await?;
+    Ok(members.len() == cut && members.iter().all(|group| !group.purged))
 }
 
 async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<BatchPk>, StoreError> {
@@ -191,23 +242,73 @@ async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<BatchPk>, StoreE
         "-- select_leased
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND (CAST($3 AS BIGINT) IS NULL)",
+        WHERE policy_pk = $1 AND run = $2 AND state = 'leased'",
     );
-    batch_keys(tx, SELECT_LEASED, policy, None).await
+    batch_keys(tx, SELECT_LEASED, args![policy.policy_pk, policy.run]).await
 }
 
-/// A batch comes back as it was cut. A resume is nobody's failure: the count of failed deliveries stays.
+/// A resume ends a lease. That is no failed delivery, but a batch that ends every trainer has to stop somewhere: after
+/// `max_resumes` it is quarantined. The state in which the batch is then.
+async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<BatchState, StoreError> {
+    const REVOKE_LEASE: Statement = Statement::new(
+        "-- revoke_lease
+        UPDATE batch
+        SET state = $2, reason = $3, resumes = $4, lease = NULL, expires_us = NULL
+        WHERE batch_pk = $1 AND state = 'leased'",
+    );
+    let batch = batch::get(tx, batch_pk).await?;
+    let resumes = batch.resumes + 1;
+    let most = policy.rules.lease.max_resumes;
+    let used_up = most > 0 && resumes >= most;
+    let to = if used_up { BatchState::Quarantined } else { BatchState::Returned };
+    let reason = used_up.then_some(REASON_MAX_RESUMES);
+    tx.guarded(REVOKE_LEASE, args![batch_pk, name_of(&to), reason, resumes], 1).await?;
+    batch::tally_move(tx, &batch, to).await?;
+    Ok(to)
+}
+
+/// An acked batch comes back as it was cut. This counts nowhere: it was trained.
 async fn bring_back(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError> {
     const BRING_BACK: Statement = Statement::new(
         "-- bring_back
         UPDATE batch
-        SET state = 'returned', lease = NULL, expires_us = NULL, acked_us = NULL
-        WHERE batch_pk = $1 AND state IN ('leased', 'trained', 'checkpointed')",
+        SET state = 'returned', lease = NULL, acked_us = NULL
+        WHERE batch_pk = $1 AND state IN ('trained', 'checkpointed')",
     );
     let batch = batch::get(tx, batch_pk).await?;
     tx.guarded(BRING_BACK, args![batch_pk], 1).await?;
     batch::tally_move(tx, &batch, BatchState::Returned).await?;
     batch::schedule_purge(tx, batch_pk, None).await
+}
+
+/// A batch that a lineage had trained, that lineage is given up, and the payloads are gone: no lineage after it can learn
+/// from the batch, and no checkpoint may settle it. How many groups it held.
+async fn abandon(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk, now: Timestamp) -> Result<u64, StoreError> {
+    const ABANDON_BATCH: Statement = Statement::new(
+        "-- abandon_batch
+        UPDATE batch
+        SET state = 'discarded', reason = $2, lease = NULL
+        WHERE batch_pk = $1 AND state = 'trained'",
+    );
+    // The tombstones of purged groups had waited for a checkpoint. Payloads that are still there go as they would have.
+    const ABANDON_GROUPS: Statement = Statement::new(
+        "-- abandon_groups
+        UPDATE rollout_group
+        SET state = 'discarded', reason = $2,
+            forget_us = CASE WHEN purged_us IS NULL THEN NULL ELSE CAST($3 AS BIGINT) END
+        WHERE batch_pk = $1 AND state = 'batched'",
+    );
+    let batch = batch::get(tx, batch_pk).await?;
+    batch::tally_move(tx, &batch, BatchState::Discarded).await?;
+    let groups = batch::members(tx, batch_pk).await?.len();
+    let forget_at = now.plus_seconds(policy.rules.retention.tombstone_s);
+    tx.guarded(ABANDON_BATCH, args![batch_pk, REASON_LINEAGE_GAP], 1).await?;
+    tx.guarded(ABANDON_GROUPS, args![batch_pk, REASON_LINEAGE_GAP, forget_at], groups).await?;
+    let tallies = tx.tallies();
+    tallies.groups(policy.policy_pk, "batched", -(groups as i64));
+    tallies.groups(policy.policy_pk, "discarded", groups as i64);
+    tallies.dropped_many(policy.policy_pk, REASON_LINEAGE_GAP, groups as i64, now);
+    Ok(groups as u64)
 }
 
 /// Forgets the versions above a step; the newest of the others is current, or 0 when there is none.
@@ -251,7 +352,7 @@ impl Op for Reset {
             "-- start_run
             UPDATE policy
             SET run = $2, epoch = $3, version = 0, version_step = NULL, version_uri = NULL, acked_step = NULL,
-                checkpoint_step = NULL
+                checkpoint_step = NULL, steps_known = 0
             WHERE policy_pk = $1",
         );
         const FORGET_ALL_VERSIONS: Statement = Statement::new(
@@ -263,7 +364,7 @@ impl Op for Reset {
             "-- select_trained
             SELECT batch_pk
             FROM batch
-            WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND CAST($3 AS BIGINT) IS NULL",
+            WHERE policy_pk = $1 AND run = $2 AND state = 'trained'",
         );
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
@@ -275,7 +376,7 @@ impl Op for Reset {
         let discarded = discard_live_groups(tx, &policy, self.now).await?;
         discard_live_batches(tx, &policy).await?;
         // What the old run trained and purged is held for no resume any more.
-        for batch_pk in batch_keys(tx, SELECT_TRAINED, &policy, None).await? {
+        for batch_pk in batch_keys(tx, SELECT_TRAINED, args![policy.policy_pk, policy.run]).await? {
             batch::schedule_forget(tx, batch_pk, self.now.plus_seconds(policy.rules.retention.tombstone_s)).await?;
         }
         let (run, epoch) = (Run(policy.run.0 + 1), Epoch(policy.epoch.0 + 1));

@@ -20,8 +20,10 @@ use crate::{
     },
 };
 
-/// Versions remembered per policy, newest first: a resume goes back to one of these, or to 0.
-const VERSIONS_MAX: i64 = 1_000;
+/// Versions remembered per policy. When there are more, every second one of the older half is forgotten, so that a resume
+/// finds the right version among the newer half, that of the last checkpoint in any case, and an earlier one, never none,
+/// where it goes further back. About a megabyte with the addresses of their weights.
+const VERSIONS_MAX: i64 = 10_000;
 
 /// Open groups named to a waiting trainer.
 const FULLEST_MAX: i64 = 5;
@@ -37,7 +39,7 @@ macro_rules! select_policy {
         concat!(
             "-- select_policy
             SELECT policy_pk, name, rules_pk, run, epoch, version, version_step, version_uri, acked_step,
-                checkpoint_step
+                checkpoint_step, steps_known
             FROM policy ",
             $tail
         )
@@ -87,6 +89,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
         version_uri: row.get("version_uri")?,
         acked_step: row.get("acked_step")?,
         checkpoint_step: row.get("checkpoint_step")?,
+        steps_known: row.get("steps_known")?,
     })
 }
 
@@ -195,13 +198,34 @@ impl Op for PublishVersion {
             INSERT INTO version (policy_pk, version, step, uri, published_us)
             VALUES ($1, $2, $3, $4, $5)",
         );
-        const DELETE_OLD_VERSIONS: Statement = Statement::new(
-            "-- delete_old_versions
+        // The first place is odd: the oldest version stays. The version of the last checkpoint stays as well, or, without
+        // one, that from before any ack: every resume that is not forced has to find it.
+        const THIN_OUT_VERSIONS: Statement = Statement::new(
+            "-- thin_out_versions
             DELETE FROM version
             WHERE policy_pk = $1
-                AND version <= (
-                    SELECT version FROM version WHERE policy_pk = $1 ORDER BY version DESC LIMIT 1 OFFSET $2
-                )",
+                AND version IN (
+                    SELECT version
+                    FROM (
+                        SELECT version, ROW_NUMBER() OVER (ORDER BY version) AS place
+                        FROM version
+                        WHERE policy_pk = $1
+                            AND version < (
+                                SELECT version FROM version WHERE policy_pk = $1 ORDER BY version DESC LIMIT 1 OFFSET $3
+                            )
+                            AND EXISTS (
+                                SELECT version FROM version WHERE policy_pk = $1 ORDER BY version DESC LIMIT 1 OFFSET $2
+                            )
+                    ) AS older
+                    WHERE place % 2 = 0
+                )
+                AND version <> COALESCE((
+                    SELECT version
+                    FROM version
+                    WHERE policy_pk = $1 AND (step IS NULL OR step <= $4)
+                    ORDER BY version DESC
+                    LIMIT 1
+                ), -1)",
         );
         let publish = &self.0;
         let Some(policy) = lock(tx, &publish.policy).await? else {
@@ -220,7 +244,8 @@ impl Op for PublishVersion {
         }
         let uri = publish.uri.as_deref();
         tx.guarded(INSERT_VERSION, args![policy.policy_pk, publish.version, step, uri, publish.now], 1).await?;
-        tx.execute(DELETE_OLD_VERSIONS, args![policy.policy_pk, VERSIONS_MAX]).await?;
+        let values = args![policy.policy_pk, VERSIONS_MAX, VERSIONS_MAX / 2, policy.checkpoint_step];
+        tx.execute(THIN_OUT_VERSIONS, values).await?;
         set_version(tx, policy.policy_pk, publish.version, step, uri).await?;
         Ok(Ok(true))
     }

@@ -79,6 +79,7 @@ pub(super) async fn all(url: &str) {
     age(url).await;
     decide(url).await;
     look(url).await;
+    give_up(url).await;
     pass_time(url).await;
     // Last: a reset leaves the ledger of a run behind.
     start_over(url).await;
@@ -175,6 +176,17 @@ async fn look(url: &str) {
     ] {
         person.get(path).await;
     }
+}
+
+/// A resume over a batch whose payloads are gone.
+async fn give_up(url: &str) {
+    let trainer = Caller::of(url, "gives-up", json!({"retention": {"trained_s": 0}})).await;
+    trainer.accept(rollout("lost", 1.0)).await;
+    let batch = trainer.lease().await;
+    trainer.hold(&batch, "ack", json!({"step": 1})).await;
+    let samples = text(&batch["samples_url"]);
+    eventually("the end of a payload", || async { trainer.status(samples).await == 410 }).await;
+    trainer.lineage("resume", json!({"step": null, "force": true})).await;
 }
 
 /// Leases, deadlines, admissions, payloads and tombstones that end.

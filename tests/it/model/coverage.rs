@@ -33,8 +33,9 @@ const MUST_MEET: [(&str, &[&str]); 15] = [
         "split", "superseded", "unknown", "some groups", "foreign group"]),
     ("readmit", &["leased", "returned", "trained", "checkpointed", "quarantined", "split", "unknown"]),
     ("publish", &["new", "repeat", "conflict", "superseded"]),
-    ("checkpoint", &["settles", "settles nothing", "superseded"]),
-    ("resume", &["leased", "expired", "trained", "nothing", "gap", "forced", "purged", "superseded"]),
+    ("checkpoint", &["settles", "settles nothing", "forced", "step unknown", "superseded"]),
+    ("resume", &["leased", "expired", "trained", "nothing", "gap", "forced", "purged", "abandoned", "again after a gap",
+        "quarantined", "step unknown", "step unknown, forced", "superseded"]),
     ("reset", &["leased", "returned", "open", "ready", "quarantined", "trained", "superseded"]),
     ("put policy", &["open", "ready", "leased"]),
     ("sweep", &["nothing", "expired", "overdue", "purge", "forget"]),
@@ -96,11 +97,13 @@ fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
             Answer::Published { new: false } => one("publish", "repeat"),
             _ => one("publish", "conflict"),
         },
-        Call::Checkpoint { .. } => match answer {
+        Call::Checkpoint { policy, step, force, .. } => match answer {
+            Answer::Refused(_) => one("checkpoint", "step unknown"),
+            _ if *force && before.is_unknown(*policy, Some(*step)) => one("checkpoint", "forced"),
             Answer::Settled { batches: 1.., .. } => one("checkpoint", "settles"),
             _ => one("checkpoint", "settles nothing"),
         },
-        Call::Resume { policy, force, .. } => resume_met(before, *policy, *force, answer),
+        Call::Resume { policy, step, force, .. } => resume_met(before, *policy, *step, *force, answer),
         Call::Reset { policy, .. } => of_policy(before, "reset", *policy),
         Call::PutPolicy { policy, .. } => of_policy(before, "put policy", *policy),
         Call::Advance { .. } => Vec::new(),
@@ -202,11 +205,25 @@ fn also(call: &Call, before: &Reference, answer: &Answer) -> Option<&'static str
     }
 }
 
-fn resume_met(before: &Reference, policy: PolicyNumber, force: bool, answer: &Answer) -> Met {
+fn resume_met(before: &Reference, policy: PolicyNumber, step: Option<i64>, force: bool, answer: &Answer) -> Met {
     let mut met = Vec::new();
     let of_policy = || before.batches.values().filter(|batch| batch.policy == policy);
     let leased = || of_policy().filter(|batch| batch.state == BatchState::Leased);
+    if force && before.is_unknown(policy, step) {
+        met.push("step unknown, forced");
+    }
+    if matches!(answer, Answer::Resumed { .. }) && !force && before.gave_up(policy) {
+        met.push("again after a gap");
+    }
+    if matches!(answer, Answer::Resumed { quarantined: 1.., .. }) {
+        met.push("quarantined");
+    }
+    let lost = |batch: &super::reference::Batch| batch.state == BatchState::Trained;
+    if matches!(answer, Answer::Resumed { undeliverable: 1.., .. }) && of_policy().any(lost) {
+        met.push("abandoned");
+    }
     match answer {
+        Answer::Refused(Refused::StepUnknown { .. }) => met.push("step unknown"),
         Answer::Refused(_) => met.push("gap"),
         Answer::Resumed { undeliverable: 1.., .. } => met.push("purged"),
         Answer::Resumed { returned: 0, .. } => met.push("nothing"),

@@ -94,7 +94,11 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
             on_drop: if rules.shrink { OnDrop::Shrink } else { OnDrop::Refill },
         },
         batch: BatchRules { groups: rules.batch_groups as u32, max_tokens: rules.max_tokens, order: rules.order },
-        lease: LeaseRules { ttl_s: rules.ttl_s as u64, max_deliveries: rules.max_deliveries },
+        lease: LeaseRules {
+            ttl_s: rules.ttl_s as u64,
+            max_deliveries: rules.max_deliveries,
+            max_resumes: rules.max_resumes,
+        },
         loss_weighting: rules.weighting,
         loss_constant: constant.then_some(LOSS_CONSTANT),
         staleness: StalenessRules { max: rules.staleness.map(|max| max as u32), ..StalenessRules::default() },

@@ -88,6 +88,7 @@ pub(crate) enum Operation {
     Checkpoint {
         policy: PolicyNumber,
         step: StepPick,
+        force: bool,
         epoch: EpochPick,
     },
     Resume {
@@ -228,9 +229,12 @@ impl Operation {
                 let step = step.map(|step| step.resolve(now, policy, None));
                 version.resolve(now, policy, step, uri, epoch.resolve(now, policy))
             }
-            Self::Checkpoint { policy, step, epoch } => {
-                Call::Checkpoint { policy, step: step.resolve(now, policy, None), epoch: epoch.resolve(now, policy) }
-            }
+            Self::Checkpoint { policy, step, force, epoch } => Call::Checkpoint {
+                policy,
+                step: step.resolve(now, policy, None),
+                force,
+                epoch: epoch.resolve(now, policy),
+            },
             Self::Resume { policy, step, force, epoch } => Call::Resume {
                 policy,
                 step: step.map(|step| step.resolve(now, policy, None)),

@@ -178,8 +178,9 @@ impl System {
                 };
                 Ok(Answer::Published { new: self.buffer.publish(publish).await? })
             }
-            Call::Checkpoint { policy, step, epoch } => {
-                let settled = self.buffer.checkpoint(policy_name(*policy), Step(*step), epoch.map(Epoch)).await?;
+            Call::Checkpoint { policy, step, force, epoch } => {
+                let (policy, step) = (policy_name(*policy), Step(*step));
+                let settled = self.buffer.checkpoint(policy, step, *force, epoch.map(Epoch)).await?;
                 Ok(Answer::Settled { last: settled.0.0, batches: settled.1 })
             }
             Call::Resume { policy, step, force, epoch } => {
@@ -189,6 +190,7 @@ impl System {
                     epoch: resumed.epoch.0,
                     version: resumed.version.0,
                     returned: resumed.returned,
+                    quarantined: resumed.quarantined,
                     undeliverable: resumed.undeliverable,
                 })
             }
@@ -414,6 +416,7 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::LeaseLost => Refused::LeaseLost,
         Refusal::AlreadyAcked(step) => Refused::AlreadyAcked(step.0),
         Refusal::StepSettled { checkpoint, .. } => Refused::StepSettled { checkpoint: checkpoint.0 },
+        Refusal::StepUnknown { last, .. } => Refused::StepUnknown { last: last.map(|step| step.0) },
         Refusal::Superseded { .. } => Refused::Superseded,
         Refusal::LineageGap(_) => Refused::LineageGap,
         Refusal::VersionConflict(current) => Refused::VersionConflict(current.0),

@@ -39,6 +39,7 @@ pub(crate) struct Rules {
     pub(crate) order: BatchOrder,
     pub(crate) ttl_s: i64,
     pub(crate) max_deliveries: u32,
+    pub(crate) max_resumes: u32,
     pub(crate) staleness: Option<i64>,
     /// An ack settles: the trainer never saves.
     pub(crate) settled_by_ack: bool,
@@ -114,7 +115,7 @@ pub(crate) enum Call {
     Nack { holder: Holder, groups: Vec<GroupName> },
     Readmit { batch: Option<BatchNumber> },
     Publish { policy: PolicyNumber, version: i64, step: Option<i64>, uri: Option<usize>, epoch: Option<i64> },
-    Checkpoint { policy: PolicyNumber, step: i64, epoch: Option<i64> },
+    Checkpoint { policy: PolicyNumber, step: i64, force: bool, epoch: Option<i64> },
     Resume { policy: PolicyNumber, step: Option<i64>, force: bool, epoch: Option<i64> },
     Reset { policy: PolicyNumber, epoch: Option<i64> },
     PutPolicy { policy: PolicyNumber, rules: Rules },
@@ -139,7 +140,7 @@ pub(crate) enum Answer {
     Batch(BatchView),
     Published { new: bool },
     Settled { last: i64, batches: u64 },
-    Resumed { epoch: i64, version: i64, returned: u64, undeliverable: u64 },
+    Resumed { epoch: i64, version: i64, returned: u64, quarantined: u64, undeliverable: u64 },
     Reset { run: i64, epoch: i64, discarded: u64 },
     Refused(Refused),
 }
@@ -161,6 +162,9 @@ pub(crate) enum Refused {
     AlreadyAcked(i64),
     StepSettled {
         checkpoint: i64,
+    },
+    StepUnknown {
+        last: Option<i64>,
     },
     Superseded,
     LineageGap,

@@ -18,7 +18,35 @@ use crate::model::view::{PolicyNumber, Rules};
 /// Histories of some length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
     let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
-    (rules, vec(operation(), 40..200)).prop_map(|(rules, operations)| Sequence { rules, operations })
+    let operations = prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up()];
+    (rules, vec(operations, 40..200))
+        .prop_map(|(rules, operations)| Sequence { rules, operations: operations.into_iter().flatten().collect() })
+}
+
+/// What chance seldom brings about: a batch is trained, its payloads go, its lineage is given up, and the trainer restarts
+/// from where it was forced to.
+fn giving_up() -> impl Strategy<Value = Vec<Operation>> {
+    let holder =
+        HolderPick { batch: BatchPick::In(BatchState::Leased, 0), lease: LeasePick::Last, epoch: EpochPick::Absent };
+    let (policy, epoch) = (0, EpochPick::Absent);
+    let claim = Operation::Claim { policy, consumer: 0, request: None, partial: true, epoch };
+    let resume = move |step, force| Operation::Resume { policy, step: Some(step), force, epoch };
+    (vec(body(), 3..4), holder_step()).prop_map(move |(items, step)| {
+        vec![
+            Operation::Fill { policy, items },
+            claim.clone(),
+            Operation::Ack { holder, step },
+            Operation::Advance { seconds: 1_000 },
+            Operation::Sweep,
+            resume(StepPick::BeforeLastAcked, true),
+            resume(StepPick::Checkpoint, false),
+            Operation::Checkpoint { policy, step, force: true, epoch },
+        ]
+    })
+}
+
+fn holder_step() -> impl Strategy<Value = StepPick> {
+    select(vec![StepPick::Next, StepPick::Skipping])
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -39,8 +67,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (policy(), version(), option::of(step()), option::of(0..URIS), epoch()).prop_map(
             |(policy, version, step, uri, epoch)| Operation::Publish { policy, version, step, uri, epoch }
         ),
-        3 => (policy(), step(), epoch()).prop_map(|(policy, step, epoch)| Operation::Checkpoint { policy, step, epoch }),
-        4 => (policy(), option::weighted(0.8, step()), any::<bool>(), epoch())
+        3 => (policy(), step(), any::<bool>(), epoch())
+            .prop_map(|(policy, step, force, epoch)| Operation::Checkpoint { policy, step, force, epoch }),
+        6 => (policy(), option::weighted(0.8, step()), any::<bool>(), epoch())
             .prop_map(|(policy, step, force, epoch)| Operation::Resume { policy, step, force, epoch }),
         1 => (policy(), epoch()).prop_map(|(policy, epoch)| Operation::Reset { policy, epoch }),
         2 => (policy(), rules()).prop_map(|(policy, rules)| Operation::PutPolicy { policy, rules }),
@@ -58,7 +87,7 @@ fn rules() -> impl Strategy<Value = Rules> {
     let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
     let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
     let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order);
-    let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]));
+    let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]), select(vec![0, 1, 2, 2, 20]));
     let staleness = select(vec![None, Some(0), Some(0), Some(1), Some(3)]);
     let weighting = select(vec![
         LossWeighting::RolloutMean,
@@ -68,7 +97,7 @@ fn rules() -> impl Strategy<Value = Rules> {
         LossWeighting::Constant,
     ]);
     let retention =
-        (select(vec![50, 500]), select(vec![0, 20, 500]), select(vec![0, 30]), select(vec![0, 40, 2_000, 2_000]));
+        (select(vec![0, 50, 500]), select(vec![0, 20, 500]), select(vec![0, 30]), select(vec![0, 40, 2_000, 2_000]));
     (group, batch, lease, staleness, weighting, retention).prop_map(
         |(group, batch, lease, staleness, weighting, retention)| Rules {
             size: group.0,
@@ -81,6 +110,7 @@ fn rules() -> impl Strategy<Value = Rules> {
             order: batch.2,
             ttl_s: lease.0,
             max_deliveries: lease.1,
+            max_resumes: lease.2,
             staleness,
             settled_by_ack: false,
             weighting,

@@ -13,6 +13,9 @@ pub(crate) const LOSS_CONSTANT: f64 = 10.0;
 /// Reason of what was delivered in vain too often.
 const DELIVERIES_USED_UP: &str = "max-deliveries";
 
+/// Reason of a batch whose leases were ended by resumes too often.
+const RESUMES_USED_UP: &str = "max-resumes";
+
 impl Reference {
     /// The batch that the request holds, one that came back, or a new one.
     pub(super) fn claim(
@@ -121,6 +124,7 @@ impl Reference {
             // The delivery count of groups that were in a split batch goes on.
             attempt: failed_deliveries,
             failed_deliveries,
+            resumes: groups.iter().map(|group| self.groups[group].resumes).max().unwrap_or(0),
             step: None,
             acked_at: None,
             created_at: self.now,
@@ -275,6 +279,7 @@ impl Reference {
             return Err(Refused::StepSettled { checkpoint });
         }
         policy.acked_step = policy.acked_step.max(Some(step));
+        policy.has_acked = true;
         let (state, kept_s) = if policy.rules.settled_by_ack {
             (BatchState::Checkpointed, policy.rules.settled_s)
         } else {
@@ -305,11 +310,11 @@ impl Reference {
         batch.reason = Some(NACK_REASON.to_owned());
         (batch.lease_over, batch.expires_at) = (true, None);
         batch.failed_deliveries += 1;
-        let failed = batch.failed_deliveries;
+        let (failed, resumes) = (batch.failed_deliveries, batch.resumes);
         let used_up = failed >= self.policies[self.batches[&number].policy].rules.max_deliveries;
         for group in held {
             let group = self.group_mut(group);
-            group.failed_deliveries = failed;
+            (group.failed_deliveries, group.resumes) = (failed, resumes);
             if groups.contains(&group.name) {
                 (group.state, group.reason) = (GroupState::Quarantined, Some(NACK_REASON.to_owned()));
             } else if used_up {
@@ -352,13 +357,14 @@ impl Reference {
         match self.batches[&number].state {
             BatchState::Quarantined => {
                 let batch = self.batch_mut(number);
-                (batch.state, batch.reason, batch.failed_deliveries) = (BatchState::Returned, None, 0);
+                (batch.state, batch.reason) = (BatchState::Returned, None);
+                (batch.failed_deliveries, batch.resumes) = (0, 0);
             }
             BatchState::Split if !groups.is_empty() => {
                 for group in groups {
                     let group = self.group_mut(group);
                     (group.state, group.batch, group.reason) = (GroupState::Ready, None, None);
-                    group.failed_deliveries = 0;
+                    (group.failed_deliveries, group.resumes) = (0, 0);
                 }
             }
             _ => return Err(Refused::BatchState),
@@ -366,7 +372,19 @@ impl Reference {
         Ok(Answer::Batch(self.batch_view(number)))
     }
 
-    /// A resume takes a batch back, which is nobody's failure.
+    /// A resume ends a lease, which a batch survives `max_resumes` times; whether it came back.
+    pub(super) fn revoke(&mut self, number: BatchNumber) -> bool {
+        let most = self.policies[self.batches[&number].policy].rules.max_resumes;
+        let batch = self.batch_mut(number);
+        batch.resumes += 1;
+        (batch.lease_over, batch.expires_at) = (true, None);
+        let used_up = most > 0 && batch.resumes >= most;
+        batch.state = if used_up { BatchState::Quarantined } else { BatchState::Returned };
+        batch.reason = used_up.then(|| RESUMES_USED_UP.to_owned());
+        !used_up
+    }
+
+    /// A resume takes an acked batch back, which counts nowhere.
     pub(super) fn bring_back(&mut self, number: BatchNumber) {
         let batch = self.batch_mut(number);
         batch.state = BatchState::Returned;

@@ -55,6 +55,7 @@ impl Reference {
                 place: 0,
                 delivered: false,
                 failed_deliveries: 0,
+                resumes: 0,
                 batch: None,
                 purge_at: None,
                 purged_at: None,

@@ -5,6 +5,9 @@ use forebay_client::wire::{BatchState, GroupState};
 use super::{Outcome, Reference};
 use crate::model::view::{Answer, BatchNumber, PolicyNumber, Refused};
 
+/// Reason of what no lineage can learn from any more.
+const LINEAGE_GAP: &str = "lineage-gap";
+
 impl Reference {
     /// Greater than the current version, or an identical repeat of it.
     pub(super) fn publish(
@@ -34,12 +37,34 @@ impl Reference {
     }
 
     /// What was acked at or before the step is settled.
-    pub(super) fn checkpoint(&mut self, policy: PolicyNumber, step: i64, epoch: Option<i64>) -> Outcome {
+    pub(super) fn checkpoint(&mut self, policy: PolicyNumber, step: i64, force: bool, epoch: Option<i64>) -> Outcome {
         self.check_epoch(policy, epoch)?;
+        self.check_known(policy, Some(step), force)?;
         let batches = self.settle(policy, step);
         let last = self.policies[policy].checkpoint_step.map_or(step, |last| last.max(step));
         self.policies[policy].checkpoint_step = Some(last);
         Ok(Answer::Settled { last, batches })
+    }
+
+    /// Above the last acked step of a policy that has acked, only who insists is right about a step.
+    ///
+    /// Silent: what the last acked step is after a forced checkpoint above it, and after a resume from nothing. Here the
+    /// forced step counts, so that its trainer can resume from it, and after a resume from nothing every step is above.
+    fn check_known(&self, policy: PolicyNumber, step: Option<i64>, force: bool) -> Result<(), Refused> {
+        let policy = &self.policies[policy];
+        let last = policy.acked_step.max(policy.checkpoint_step);
+        if policy.has_acked && !force && step > last { Err(Refused::StepUnknown { last }) } else { Ok(()) }
+    }
+
+    /// Whether a step is refused unless forced.
+    pub(crate) fn is_unknown(&self, policy: PolicyNumber, step: Option<i64>) -> bool {
+        self.check_known(policy, step, false).is_err()
+    }
+
+    /// Whether a forced resume of the run has given something up.
+    pub(crate) fn gave_up(&self, policy: PolicyNumber) -> bool {
+        let mut discarded = self.in_state(policy, BatchState::Discarded);
+        discarded.any(|number| self.batches[&number].reason.as_deref() == Some(LINEAGE_GAP))
     }
 
     fn settle(&mut self, policy: PolicyNumber, step: i64) -> u64 {
@@ -68,6 +93,7 @@ impl Reference {
         epoch: Option<i64>,
     ) -> Outcome {
         self.check_epoch(policy, epoch)?;
+        self.check_known(policy, step, force)?;
         let by_ack = self.policies[policy].rules.settled_by_ack;
         let skips = step < self.policies[policy].checkpoint_step;
         if skips && !by_ack && !force {
@@ -78,8 +104,11 @@ impl Reference {
         if force && !by_ack {
             after.extend(self.acked_in(policy, BatchState::Checkpointed, later));
         }
-        let purged =
-            |number: &BatchNumber| self.held_by(*number).iter().any(|group| self.groups[group].purged_at.is_some());
+        let purged = |number: &BatchNumber| {
+            let held = self.held_by(*number);
+            held.len() < self.batches[number].cut.groups
+                || held.iter().any(|group| self.groups[group].purged_at.is_some())
+        };
         let (gone, deliverable): (Vec<BatchNumber>, Vec<BatchNumber>) = after.into_iter().partition(purged);
         if !gone.is_empty() && !force {
             return Err(Refused::LineageGap);
@@ -90,15 +119,43 @@ impl Reference {
             self.settle(policy, step);
         }
         let revoked: Vec<BatchNumber> = self.in_state(policy, BatchState::Leased).collect();
-        let returned = (revoked.len() + deliverable.len()) as u64;
-        for number in revoked.into_iter().chain(deliverable) {
+        let (mut returned, mut quarantined) = (deliverable.len() as u64, 0);
+        for number in revoked {
+            let count = if self.revoke(number) { &mut returned } else { &mut quarantined };
+            *count += 1;
+        }
+        for number in deliverable {
             self.bring_back(number);
+        }
+        let undeliverable = gone.len() as u64;
+        for number in gone {
+            self.abandon(number);
         }
         let version = self.rewind(policy, step);
         let policy = &mut self.policies[policy];
         policy.epoch += 1;
         (policy.acked_step, policy.checkpoint_step) = (step, step);
-        Ok(Answer::Resumed { epoch: policy.epoch, version, returned, undeliverable: gone.len() as u64 })
+        Ok(Answer::Resumed { epoch: policy.epoch, version, returned, quarantined, undeliverable })
+    }
+
+    /// What a lineage trained that is given up now, and that cannot be delivered to another.
+    ///
+    /// Silent: what becomes of it. Here it is discarded, so that no resume asks for it again and no checkpoint settles
+    /// it; what was settled stays so.
+    fn abandon(&mut self, number: BatchNumber) {
+        if self.batches[&number].state != BatchState::Trained {
+            return;
+        }
+        let policy = self.batches[&number].policy;
+        let forget_at = self.now + self.policies[policy].rules.tombstone_s;
+        for group in self.held_by(number) {
+            let group = self.group_mut(group);
+            (group.state, group.reason) = (GroupState::Discarded, Some(LINEAGE_GAP.to_owned()));
+            group.forget_at = group.purged_at.map(|_| forget_at);
+            *self.policies[policy].dropped.entry(LINEAGE_GAP.to_owned()).or_default() += 1;
+        }
+        let batch = self.batch_mut(number);
+        (batch.state, batch.reason, batch.lease_over) = (BatchState::Discarded, Some(LINEAGE_GAP.to_owned()), true);
     }
 
     /// Back to the newest version published with a step at or before this one; later ones are forgotten.
@@ -148,6 +205,7 @@ impl Reference {
         (policy.version, policy.version_step, policy.version_uri) = (0, None, None);
         policy.versions.clear();
         (policy.acked_step, policy.checkpoint_step) = (None, None);
+        policy.has_acked = false;
         Ok(Answer::Reset { run: policy.run, epoch: policy.epoch, discarded: live.len() as u64 })
     }
 

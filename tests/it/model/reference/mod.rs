@@ -54,6 +54,8 @@ pub(crate) struct Policy {
     /// Versions that the lineage remembers, with their steps and places.
     versions: BTreeMap<i64, (Option<i64>, Option<usize>)>,
     pub(crate) acked_step: Option<i64>,
+    /// The run has acked at all.
+    has_acked: bool,
     pub(crate) checkpoint_step: Option<i64>,
     received: i64,
     forgotten: i64,
@@ -97,6 +99,7 @@ pub(crate) struct Group {
     /// It was delivered once: its staleness is tested no more.
     pub(crate) delivered: bool,
     failed_deliveries: u32,
+    resumes: u32,
     /// The last batch that it was cut into, unless it returned to its place.
     pub(crate) batch: Option<BatchNumber>,
     purge_at: Option<i64>,
@@ -122,6 +125,8 @@ pub(crate) struct Batch {
     expires_at: Option<i64>,
     attempt: u32,
     failed_deliveries: u32,
+    /// Leases that a resume ended.
+    resumes: u32,
     pub(crate) step: Option<i64>,
     acked_at: Option<i64>,
     created_at: i64,
@@ -154,6 +159,7 @@ impl Reference {
             version_uri: None,
             versions: BTreeMap::new(),
             acked_step: None,
+            has_acked: false,
             checkpoint_step: None,
             received: 0,
             forgotten: 0,
@@ -187,7 +193,7 @@ impl Reference {
             Call::Nack { holder, groups } => self.nack(*holder, groups),
             Call::Readmit { batch } => self.readmit(*batch),
             Call::Publish { policy, version, step, uri, epoch } => self.publish(*policy, *version, *step, *uri, *epoch),
-            Call::Checkpoint { policy, step, epoch } => self.checkpoint(*policy, *step, *epoch),
+            Call::Checkpoint { policy, step, force, epoch } => self.checkpoint(*policy, *step, *force, *epoch),
             Call::Resume { policy, step, force, epoch } => self.resume(*policy, *step, *force, *epoch),
             Call::Reset { policy, epoch } => self.reset(*policy, *epoch),
             Call::PutPolicy { policy, rules } => {
