@@ -34,6 +34,7 @@ mod operations;
 mod policies;
 mod readers;
 mod replicas;
+mod snippets;
 mod staleness;
 mod steps;
 mod tls;

@@ -1,0 +1,311 @@
+//! The blocks of code in the documents, run as they are printed: a new block is run unless [`NOT_RUN`] names it.
+//!
+//! Shell and Python run in a temporary folder against a service that the test starts, as `make run` would; a block that
+//! serves by itself has a folder and a port of its own. TOML is parsed as a configuration. What is replaced in a block is
+//! the port, in [`Session::with_port`], and nothing else. Blocks without a language are usage, output and drawings.
+
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use forebay::config::Config;
+use serde_json::{Value, json};
+
+use crate::support::process::Service;
+
+/// The port that documents name.
+const PORT: &str = "8080";
+
+/// Blocks that are not run: their document, how they begin, and why.
+const NOT_RUN: &[(&str, &str, &str)] = &[
+    ("README.md", "make run ", "builds a release; the test starts the service in its place"),
+    ("README.md", "make demo ", "trains for minutes and needs libtorch"),
+    ("README.md", "forebay bench ", "minutes of load, also on peers that are not here; `bench` runs these commands"),
+    ("README.md", "make test ", "this is a part of it"),
+    ("README.md", "make torture ", "hours"),
+];
+
+/// A block of code in a document.
+#[derive(Debug)]
+struct Block {
+    document: String,
+    /// Line of its fence, from 1.
+    line: usize,
+    language: String,
+    text: String,
+}
+
+impl Block {
+    fn place(&self) -> String {
+        format!("{}:{}", self.document, self.line)
+    }
+
+    fn is_not_run(&self, (document, start, _): &(&str, &str, &str)) -> bool {
+        self.document == *document && self.text.starts_with(start)
+    }
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every document: of the repository's root, of `docs`, and of the other crates.
+fn documents() -> Vec<String> {
+    let folders = ["", "docs", "client", "trainer", "fuzz", "configs", "scripts"];
+    let mut documents: Vec<String> = folders
+        .iter()
+        .filter_map(|folder| Some((folder, fs::read_dir(repository().join(folder)).ok()?)))
+        .flat_map(|(folder, entries)| {
+            entries.filter_map(move |entry| {
+                let name = entry.ok()?.file_name().into_string().ok()?;
+                let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                path.ends_with(".md").then_some(path)
+            })
+        })
+        .collect();
+    documents.sort();
+    documents
+}
+
+/// The blocks of a document that name a language.
+fn blocks(document: &str) -> Vec<Block> {
+    let text = fs::read_to_string(repository().join(document)).expect("the document can be read");
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut open: Option<Block> = None;
+    for (line, number) in text.lines().zip(1..) {
+        match (line.trim_start().strip_prefix("```"), &mut open) {
+            (Some(language), None) => {
+                let (document, language) = (document.to_owned(), language.trim().to_owned());
+                open = Some(Block { document, line: number, language, text: String::new() });
+            }
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (None, Some(block)) => block.text += &format!("{line}\n"),
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "{document}: a block does not end");
+    blocks.retain(|block| !block.language.is_empty());
+    blocks
+}
+
+/// The blocks of a document that are run.
+fn run_blocks(document: &str) -> impl Iterator<Item = Block> {
+    blocks(document).into_iter().filter(|block| !NOT_RUN.iter().any(|entry| block.is_not_run(entry)))
+}
+
+/// A folder in which blocks run one after the other, with a service on a port.
+struct Session {
+    folder: tempfile::TempDir,
+    port: u16,
+}
+
+impl Session {
+    fn new(port: u16) -> Self {
+        let session = Self { folder: tempfile::tempdir().expect("a temporary folder can be made"), port };
+        fs::create_dir(session.path("bin")).expect("the folder is empty");
+        fs::create_dir(session.path("work")).expect("the folder is empty");
+        let curl = find("curl");
+        // Tells the status of each answer beside what it prints.
+        session.command(
+            "curl",
+            &format!(
+                "status=$('{curl}' --output ../answer --write-out '%{{http_code}}' \"$@\") || exit\n\
+                 cat ../answer\nprintf '%s\\n' \"$status\" >> ../statuses",
+            ),
+        );
+        // Who types the commands of a document is slower than a service that starts.
+        session.command(
+            "forebay",
+            &format!(
+                "if [ \"$1\" != serve ] && [ -n \"${{FOREBAY_URL:-}}\" ]; then\n\
+                 '{curl}' --silent --output ../ready --retry 60 --retry-delay 1 --retry-connrefused \"$FOREBAY_URL/readyz\"\n\
+                 fi\nexec '{}' \"$@\"",
+                env!("CARGO_BIN_EXE_forebay")
+            ),
+        );
+        session
+    }
+
+    /// With a port on which nothing listens.
+    fn unserved() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        Self::new(listener.local_addr().expect("a listener has an address").port())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Puts a command in front of those of the machine.
+    fn command(&self, name: &str, script: &str) {
+        let path = self.path("bin").join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("the folder can be written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is our file");
+    }
+
+    /// A text with the port of this session: the only thing that differs from what is printed.
+    fn with_port(&self, text: &str) -> String {
+        text.replace(&format!(":{PORT}"), &format!(":{}", self.port))
+    }
+
+    fn run(&self, interpreter: &str, name: &str, text: &str) -> Output {
+        let script = self.path(name);
+        fs::write(&script, self.with_port(text)).expect("the folder can be written");
+        let machine = std::env::var("PATH").expect("there is a path");
+        Command::new(interpreter)
+            .arg(&script)
+            .current_dir(self.path("work"))
+            .env("PATH", format!("{}:{machine}", self.path("bin").display()))
+            .env("FOREBAY_LISTEN", format!("127.0.0.1:{}", self.port))
+            .env_remove("FOREBAY_URL")
+            .env_remove("FOREBAY_KEY")
+            .env_remove("FOREBAY_DATABASE")
+            .env_remove("FOREBAY_CONFIG")
+            .output()
+            .expect("the interpreter is there")
+    }
+
+    /// Runs a block of shell commands: all succeed, and answers have the status that a comment names, or a 2xx.
+    fn shell(&self, block: &Block) {
+        let _ = fs::remove_file(self.path("statuses"));
+        // What a block leaves running ends with it.
+        let prepared = format!("set -eu -o pipefail\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n{}", block.text);
+        let output = self.run("bash", "block.sh", &prepared);
+        assert!(output.status.success(), "{}: {}", block.place(), told(&output));
+        let statuses = fs::read_to_string(self.path("statuses")).unwrap_or_default();
+        let statuses: Vec<&str> = statuses.lines().collect();
+        let expected = expected_statuses(&block.text);
+        let is_as_expected = |(found, expected): (&&str, &Option<String>)| match expected {
+            Some(expected) => found == expected,
+            None => found.starts_with('2'),
+        };
+        assert!(
+            statuses.len() == expected.len() && statuses.iter().zip(&expected).all(is_as_expected),
+            "{}: answered {statuses:?} instead of {expected:?}: {}",
+            block.place(),
+            told(&output)
+        );
+    }
+
+    /// Runs a Python program; what it printed.
+    fn python(&self, place: &str, text: &str) -> String {
+        let output = self.run(&python(), "block.py", text);
+        assert!(output.status.success(), "{place}: {}", told(&output));
+        String::from_utf8(output.stdout).expect("it prints text")
+    }
+}
+
+/// For each call of curl, the status that a comment after it begins with.
+fn expected_statuses(text: &str) -> Vec<Option<String>> {
+    let calls = text.split("curl ").skip(1);
+    let status = |call: &str| {
+        let comments = call.lines().filter_map(|line| line.split_once("# "));
+        let mut numbers =
+            comments.map(|(_, comment)| comment.chars().take_while(char::is_ascii_digit).collect::<String>());
+        numbers.find(|digits| digits.len() == 3)
+    };
+    calls.map(status).collect()
+}
+
+fn told(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    format!("{}\n{out}\n{err}", output.status)
+}
+
+fn find(command: &str) -> String {
+    let found = Command::new("sh").args(["-c", &format!("command -v {command}")]).output().expect("there is a shell");
+    assert!(found.status.success(), "the documents need {command}, which is not installed");
+    String::from_utf8_lossy(&found.stdout).trim().to_owned()
+}
+
+/// The interpreter of the environment that has what the snippets import.
+fn python() -> String {
+    let made = Command::new(repository().join("scripts/python-env")).arg("snippets").output();
+    let made = made.expect("scripts/python-env can be run");
+    assert!(
+        made.status.success(),
+        "the Python environment of the snippets is missing; `./scripts/python-env snippets` makes it, and said: {}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    String::from_utf8_lossy(&made.stdout).trim().to_owned()
+}
+
+async fn served() -> (Service, Session) {
+    let service = Service::start("sqlite::memory:").await;
+    let port = service.url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a URL with a port");
+    (service, Session::new(port))
+}
+
+#[test]
+fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() {
+    let all: Vec<Block> = documents().iter().flat_map(|document| blocks(document)).collect();
+    for block in &all {
+        let is_known = ["sh", "python", "toml"].contains(&block.language.as_str());
+        assert!(is_known, "{}: `{}` is not run by this test", block.place(), block.language);
+    }
+    for entry in NOT_RUN {
+        assert!(all.iter().any(|block| block.is_not_run(entry)), "no block begins with {entry:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_of_shell_and_python_run_as_printed() {
+    for document in documents() {
+        let (service, session) = served().await;
+        for block in run_blocks(&document) {
+            let serves_itself = block.text.contains("forebay serve");
+            match block.language.as_str() {
+                "sh" if serves_itself => Session::unserved().shell(&block),
+                "sh" => session.shell(&block),
+                "python" => drop(session.python(&block.place(), &block.text)),
+                _ => {}
+            }
+        }
+        service.kill().await;
+    }
+}
+
+#[test]
+fn blocks_of_toml_are_valid_configurations() {
+    for block in documents().iter().flat_map(|document| run_blocks(document)).filter(|block| block.language == "toml") {
+        let parsed = Config::parse(&block.text);
+        assert!(parsed.is_ok(), "{}: {}", block.place(), parsed.expect_err("it is not valid"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_arrow_snippet_reads_every_row_of_many_pages_and_of_none() {
+    const ROLLOUTS: i64 = 600;
+    let (service, session) = served().await;
+    let http = crate::support::http();
+    let call = |method: reqwest::Method, path: &str, body: Value| {
+        let request = http.request(method, format!("{}{path}", service.url)).json(&body);
+        async { request.send().await.expect("the service answers").json::<Value>().await.expect("JSON") }
+    };
+    call(reqwest::Method::PUT, "/policies/default", json!({"batch": {"groups": ROLLOUTS}})).await;
+    let rollouts: Vec<Value> = (0..ROLLOUTS)
+        .map(|index| {
+            let segments = json!([{"tokens": [index, 1_000], "loss_mask": [1]}]);
+            json!({"rollout_id": format!("r{index:03}"), "reward": 1.0, "status": "completed", "segments": segments})
+        })
+        .collect();
+    call(reqwest::Method::POST, "/trajectories", rollouts.into()).await;
+    let batch = call(reqwest::Method::POST, "/batches", json!({})).await;
+    let snippet = blocks("README.md").into_iter().find(|block| block.text.contains("open_stream"));
+    let snippet = snippet.expect("the README shows how samples are read as Arrow");
+    let program = format!("{}\nprint(len(tokens), int(tokens.sum()), int(lengths.sum()))\n", snippet.text);
+    // With more shards than rollouts, the last ones are empty.
+    for (shard, expected) in [
+        ("", format!("{} {} {}\n", 2 * ROLLOUTS, ROLLOUTS * (ROLLOUTS - 1) / 2 + 1_000 * ROLLOUTS, 2 * ROLLOUTS)),
+        ("?shard=1023&shards=1024", "0 0 0\n".to_owned()),
+    ] {
+        let url = format!("{}{shard}", crate::support::text(&batch["samples_url"]));
+        fs::write(session.path("work/batch.json"), json!({"samples_url": url}).to_string()).expect("it can be written");
+        assert_eq!(session.python(&snippet.place(), &program), expected, "{shard}");
+    }
+    service.kill().await;
+}
