@@ -63,7 +63,7 @@ fn documents() -> Vec<String> {
             entries.filter_map(move |entry| {
                 let name = entry.ok()?.file_name().into_string().ok()?;
                 let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
-                path.ends_with(".md").then_some(path)
+                Path::new(&path).extension().is_some_and(|extension| extension == "md").then_some(path)
             })
         })
         .collect();
@@ -83,7 +83,7 @@ fn blocks(document: &str) -> Vec<Block> {
                 open = Some(Block { document, line: number, language, text: String::new() });
             }
             (Some(_), Some(_)) => blocks.extend(open.take()),
-            (None, Some(block)) => block.text += &format!("{line}\n"),
+            (None, Some(block)) => block.text.extend([line, "\n"]),
             (None, None) => {}
         }
     }
