@@ -57,6 +57,7 @@ pub struct Metrics {
     dropped: IntCounterVec,
     decided: IntCounterVec,
     filter_failures: IntCounterVec,
+    warnings: IntCounterVec,
     refused: IntCounterVec,
     admissions: IntCounterVec,
     auth_failures: IntCounterVec,
@@ -278,6 +279,11 @@ impl Metrics {
                 "Filters that could not be evaluated and did not match.",
                 &["policy", "filter"],
             ),
+            warnings: r.counters(
+                "forebay_ingest_warnings_total",
+                "Warnings in receipts of new rollouts, by their names.",
+                &["policy", "warning"],
+            ),
             refused: r.counters("forebay_problems_total", "Requests refused, by problem type.", &["type"]),
             admissions: r.counters(
                 "forebay_admissions_total",
@@ -400,6 +406,11 @@ impl Metrics {
     /// A filter could not be evaluated.
     pub fn filter_failed(&self, policy: &str, filter: &str) {
         self.filter_failures.with_label_values(&[self.policies.bound(policy), self.reasons.bound(filter)]).inc();
+    }
+
+    /// A rollout was accepted with a warning of this name, one of a fixed set.
+    pub fn warned(&self, policy: &str, warning: &str) {
+        self.warnings.with_label_values(&[self.policies.bound(policy), warning]).inc();
     }
 
     /// A request was refused with a problem of this type, one of a fixed set.

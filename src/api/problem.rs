@@ -162,6 +162,9 @@ impl From<Refusal> for Failure {
             }
             Refusal::GroupSizeConflict { .. } => (S::CONFLICT, "group-size-conflict", "The group has another size"),
             Refusal::BacklogFull(_) => (S::TOO_MANY_REQUESTS, "backlog-full", "The policy's backlog is full"),
+            Refusal::BundleOverBacklog(_) => {
+                (S::PAYLOAD_TOO_LARGE, "bundle-over-backlog", "The bundle is larger than the policy's backlog")
+            }
             Refusal::LeaseLost => (S::CONFLICT, "lease-lost", "The lease is lost"),
             Refusal::AlreadyAcked(_) => (S::CONFLICT, "already-acked", "The batch is acked by another step"),
             Refusal::StepSettled { .. } => (S::CONFLICT, "step-settled", "The step is settled"),
@@ -180,13 +183,12 @@ impl From<Refusal> for Failure {
                 (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait")
             }
         };
-        let failure = Self::new(status, kind, title).detail(detail);
+        let failure = Self::new(status, kind, title).detail(detail.clone());
         match refusal {
             Refusal::Invalid(violations) => failure.violations(violations),
-            Refusal::RolloutConflict { index, verdict, rollout_id } => {
-                let detail = format!("rollout `{rollout_id}` is already stored with different content");
-                let mut failure =
-                    failure.violations(vec![Violation { pointer: format!("/{index}"), detail: detail.clone() }]);
+            Refusal::RolloutConflict { index, verdict, .. } => {
+                let violation = Violation { pointer: format!("/{index}"), detail: detail.clone() };
+                let mut failure = failure.violations(vec![violation]);
                 failure.problem.verdict = Some(verdict);
                 failure.detail(detail)
             }

@@ -32,7 +32,7 @@ use crate::{
     buffer::{
         Buffer,
         ids::{GroupId, ID_BYTES_MAX, RolloutId},
-        ingest::{NewRollout, warnings},
+        ingest::NewRollout,
         refusal::{BufferError, Refusal},
         trajectory::TrajectoryLimits,
     },
@@ -186,7 +186,7 @@ fn receipt(ingested: Ingested) -> Receipt {
         rollout_id: ingested.rollout_id.to_string(),
         group_id: ingested.group_id.to_string(),
         verdict: ingested.decision.verdict,
-        warnings: warnings(&ingested.decision),
+        warnings: ingested.warnings.iter().map(ToString::to_string).collect(),
         reason: ingested.decision.reason,
         duplicate: ingested.duplicate,
         group: ReceiptGroup { state: ingested.fill.state, arrived: ingested.fill.arrived(), size: ingested.fill.size },

@@ -4,6 +4,8 @@
 
 use std::{collections::BTreeSet, sync::Mutex};
 
+use forebay_client::wire::BacklogRules;
+
 use super::{
     Buffer,
     ids::{AdmissionId, PolicyName, Version},
@@ -28,6 +30,26 @@ pub struct Backlog {
     pub bytes: u64,
     /// Rollouts that room is reserved for.
     pub reserved: u64,
+}
+
+impl Backlog {
+    /// Whether there is less than the bounds, so that another group may be opened.
+    #[must_use]
+    pub fn is_below(&self, bounds: &BacklogRules) -> bool {
+        self.rollouts < bounds.max_ready_rollouts && self.bytes < bounds.max_bytes
+    }
+}
+
+impl std::ops::Add for Backlog {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            rollouts: self.rollouts + other.rollouts,
+            bytes: self.bytes + other.bytes,
+            reserved: self.reserved + other.reserved,
+        }
+    }
 }
 
 /// Room that was reserved.
@@ -69,7 +91,7 @@ impl Room {
 /// than `backlog.max_ready_rollouts` leaves.
 #[must_use]
 pub fn capacity(rules: &Rules, backlog: Backlog) -> u64 {
-    let batch = u64::from(rules.batch.groups) * u64::from(rules.group.size);
+    let batch = rules.batch_rollouts();
     let fresh = rules.staleness.max.map_or(u64::MAX, |max| (u64::from(max) + 1).saturating_mul(batch));
     fresh.min(rules.backlog.max_ready_rollouts).saturating_sub(backlog.rollouts + backlog.reserved)
 }
@@ -83,9 +105,15 @@ impl Gates {
     /// Whether a policy takes new groups.
     pub fn is_open(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> bool {
         let mut closed = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let limit = |max: u64| max - if closed.contains(policy) { max / FREE_TO_REOPEN } else { 0 };
-        let open = backlog.rollouts < limit(rules.backlog.max_ready_rollouts)
-            && backlog.bytes < limit(rules.backlog.max_bytes);
+        let mut bounds = rules.backlog.clone();
+        if closed.contains(policy) {
+            // With less than one batch there is nothing to lease, so nothing would ever be acked and open it again.
+            let one_batch = rules.batch_rollouts().min(bounds.max_ready_rollouts);
+            bounds.max_ready_rollouts -=
+                (bounds.max_ready_rollouts / FREE_TO_REOPEN).min(bounds.max_ready_rollouts - one_batch);
+            bounds.max_bytes -= bounds.max_bytes / FREE_TO_REOPEN;
+        }
+        let open = backlog.is_below(&bounds);
         if open {
             closed.remove(policy);
         } else {
@@ -141,6 +169,16 @@ mod tests {
         let (gates, policy, rules) = (Gates::default(), PolicyName::default(), rules(None));
         let at = |rollouts| gates.is_open(&policy, &rules, Backlog { rollouts, ..Backlog::default() });
         assert_eq!([at(999), at(1_000), at(999), at(900), at(899), at(999)], [true, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_gate_is_open_while_there_is_less_than_one_batch() {
+        let mut wire = PolicyRules::default();
+        (wire.group.size, wire.batch.groups, wire.backlog.max_ready_rollouts) = (2, 10, 20);
+        let rules = Rules::parse(wire).expect("these rules can work");
+        let (gates, policy) = (Gates::default(), PolicyName::default());
+        let at = |rollouts| gates.is_open(&policy, &rules, Backlog { rollouts, ..Backlog::default() });
+        assert_eq!([at(20), at(19), at(18)], [false, true, true]);
     }
 
     #[test]

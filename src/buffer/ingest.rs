@@ -12,6 +12,7 @@ use super::{
     Buffer,
     admission::Room,
     canonical::ContentDigest,
+    doubt::Warning,
     filter::{Judgement, RolloutFacts},
     finalize::Cause,
     ids::{AdmissionId, GroupId, PolicyName, RolloutId, Version},
@@ -249,6 +250,9 @@ impl Buffer {
         }
         let decision = &ingested.decision;
         self.metrics.received(policy, decision.verdict.as_str(), new.facts.tokens);
+        for warning in &ingested.warnings {
+            self.metrics.warned(policy, warning.name);
+        }
         for filter in &decision.failed_filters {
             self.metrics.filter_failed(policy, filter);
         }
@@ -345,19 +349,31 @@ pub fn decide(rules: &Rules, new: &NewRollout, room: Room, current: Version, gro
     RolloutDecision { verdict, reason, failed_filters, versions, admission_lapsed, trained_spans }
 }
 
-/// What a producer should know about a rollout that was accepted.
+/// What a producer should know about a rollout that was accepted, while this version is current.
 #[must_use]
-pub fn warnings(decision: &RolloutDecision) -> Vec<String> {
+pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if decision.verdict == Verdict::Late {
-        warnings.push("the group was decided before this rollout arrived; it will not be trained on".to_owned());
+        warnings.push(Warning::new(
+            REASON_GROUP_DECIDED,
+            "the group was decided before this rollout arrived, and it will not be trained on; a new pass over the data \
+             needs new `group_id`s",
+        ));
+    }
+    if decision.reason.as_deref() == Some(REASON_NO_REWARD) {
+        warnings
+            .push(Warning::new(REASON_NO_REWARD, "the rollout has no reward and no filter masks it, so it is dropped"));
     }
     if decision.admission_lapsed {
-        warnings.push("the admission that it names is expired or used up, or of another policy or run".to_owned());
+        let detail = "the admission that it names is expired or used up, or of another policy or run";
+        warnings.push(Warning::new("admission-lapsed", detail));
     }
     for name in &decision.failed_filters {
-        warnings.push(format!("filter `{name}` could not be evaluated on this rollout and did not match"));
+        let detail = format!("filter `{name}` could not be evaluated on this rollout and did not match");
+        warnings.push(Warning::new("filter-failed", detail));
     }
+    warnings.extend(new.facts.doubts.iter().cloned());
+    warnings.extend(new.facts.versions.doubt(current));
     warnings
 }
 

@@ -15,6 +15,7 @@ pub mod batch;
 pub mod canonical;
 mod columns;
 pub mod doctor;
+pub mod doubt;
 pub mod filter;
 pub mod finalize;
 pub mod ids;
@@ -43,6 +44,7 @@ use tokio::sync::watch;
 
 use self::{
     admission::{Backlog, Gates, Room},
+    doubt::Warning,
     finalize::{Cause, GroupOutcome, GroupSnapshot},
     ids::{PolicyName, Version},
     ingest::{GroupFill, NewRollout, RolloutDecision},
@@ -223,8 +225,14 @@ pub(crate) struct Decisions {
 }
 
 impl Decide for Decisions {
-    fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> Result<(), Refusal> {
-        if self.gates.is_open(policy, rules, backlog) { Ok(()) } else { Err(Refusal::BacklogFull(policy.clone())) }
+    fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog, bundle: Backlog) -> Result<(), Refusal> {
+        if !bundle.is_below(&rules.backlog) {
+            return Err(Refusal::BundleOverBacklog(policy.clone()));
+        }
+        if !self.gates.is_open(policy, rules, backlog) || !(backlog + bundle).is_below(&rules.backlog) {
+            return Err(Refusal::BacklogFull(policy.clone()));
+        }
+        Ok(())
     }
 
     fn check(&self, rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal> {
@@ -240,6 +248,10 @@ impl Decide for Decisions {
         group: GroupFill,
     ) -> RolloutDecision {
         ingest::decide(rules, new, room, current, group)
+    }
+
+    fn warnings(&self, new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning> {
+        ingest::warnings(new, decision, current)
     }
 
     fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {

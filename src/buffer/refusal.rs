@@ -29,7 +29,10 @@ pub enum Refusal {
     #[error("{0} does not exist")]
     Unknown(&'static str),
     /// Same identity, different content: the first stays.
-    #[error("rollout `{rollout_id}` is already stored with different content")]
+    #[error(
+        "rollout `{rollout_id}` is already stored with different content, and the first stays; a new pass over the data \
+         needs new `rollout_id`s and new `group_id`s"
+    )]
     RolloutConflict {
         /// Identity in question.
         rollout_id: String,
@@ -51,6 +54,11 @@ pub enum Refusal {
     /// The policy holds as much untrained work as its backlog allows.
     #[error("policy `{0}` has as much untrained work as its backlog allows")]
     BacklogFull(PolicyName),
+    /// One bundle holds more than the policy's whole backlog.
+    #[error(
+        "the bundle alone has more rollouts or bytes than the backlog of policy `{0}` may have: post its groups one by one"
+    )]
+    BundleOverBacklog(PolicyName),
     /// The lease expired, was revoked, or was never granted.
     #[error("the lease is lost")]
     LeaseLost,

@@ -10,6 +10,9 @@ use super::{
 /// Seconds of ten years: longer durations are typing errors.
 const DURATION_S_MAX: u64 = 315_360_000;
 
+/// Bytes that no stored payload is below: its header alone takes as many.
+const PAYLOAD_BYTES_MIN: u64 = 64;
+
 /// Least and greatest divisor of `constant` loss weighting: weights and their inverses fit a 32-bit float in any batch.
 const LOSS_CONSTANT_MIN: f64 = 1e-20;
 const LOSS_CONSTANT_MAX: f64 = 1e20;
@@ -48,6 +51,12 @@ impl Rules {
     #[must_use]
     pub fn filters(&self) -> &Filters {
         &self.filters
+    }
+
+    /// Rollouts of one batch of whole groups.
+    #[must_use]
+    pub fn batch_rollouts(&self) -> u64 {
+        batch_rollouts(&self.wire)
     }
 
     /// Rollouts that suffice for a group of this size.
@@ -100,7 +109,29 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/retention/settled_s", retention.settled_s, 0, DURATION_S_MAX);
     within("/retention/dropped_s", retention.dropped_s, 0, DURATION_S_MAX);
     within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
+    check_backlog(rules, violations);
     check_loss_constant(rules, violations);
+}
+
+fn batch_rollouts(rules: &PolicyRules) -> u64 {
+    u64::from(rules.batch.groups) * u64::from(rules.group.size)
+}
+
+/// A backlog that is full before one batch is complete would be full for ever: posts are refused, and there is nothing
+/// to lease.
+fn check_backlog(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let (groups, size, rollouts) = (rules.batch.groups, rules.group.size, batch_rollouts(rules));
+    let bounds = [
+        ("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, rollouts),
+        ("/backlog/max_bytes", rules.backlog.max_bytes, rollouts * PAYLOAD_BYTES_MIN),
+    ];
+    for (pointer, found, least) in bounds {
+        if (1..least).contains(&found) {
+            let detail =
+                format!("must be at least {least}, is {found}: one batch is {groups} groups of {size} rollouts");
+            violations.push(Violation { pointer: pointer.to_owned(), detail });
+        }
+    }
 }
 
 fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {

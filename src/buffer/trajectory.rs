@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use super::{
     canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
     columns::little_endian,
+    doubt::{LOGPROB_MAX, Warning, doubts, version_doubt},
     ids::{AdmissionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
     staleness::TrainedSpan,
 };
@@ -81,6 +82,8 @@ pub struct Facts {
     pub versions: VersionFacts,
     /// Which required columns are there.
     pub columns: Columns,
+    /// What is doubtful in it, whatever the policy.
+    pub doubts: Vec<Warning>,
     /// Trained tokens by segment and version; none where no span describes them.
     spans: Vec<(u32, Option<i64>, u64)>,
 }
@@ -93,6 +96,8 @@ pub struct VersionFacts {
     trained_spans: Option<(i64, i64)>,
     /// Oldest span of all.
     oldest_span: Option<i64>,
+    /// Newest span of all.
+    newest_span: Option<i64>,
     /// Some trained token, or the rollout as a whole, is described by no span.
     uncovered: bool,
     trains: bool,
@@ -127,6 +132,12 @@ impl VersionFacts {
             trained: trained.map(|(oldest, newest)| (Version(oldest), Version(newest))),
             assumed,
         }
+    }
+
+    /// What is doubtful about the versions while this one is current.
+    #[must_use]
+    pub fn doubt(&self, current: Version) -> Option<Warning> {
+        version_doubt(self.declared.max(self.newest_span), current)
     }
 
     /// The version of tokens that no span describes.
@@ -329,9 +340,24 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
             found.push(&pointer, format!("has {} entries for {response} response tokens", column.len()));
         }
         each(&pointer, column, |value| value.is_finite(), "must be finite as a 32-bit float", found);
+        if name != "values" && column.len() == response {
+            check_logprobs(&pointer, column, &segment.loss_mask, found);
+        }
     }
     if let Some(spans) = &segment.versions {
         check_spans(&format!("{at}/versions"), spans, response, found);
+    }
+}
+
+/// Refuses log-probabilities of trained tokens that are above 0 by more than rounding.
+fn check_logprobs(at: &str, column: &[f32], mask: &[u8], found: &mut Violations) {
+    let is_above = |(&logprob, &bit): (&f32, &u8)| (bit == 1) & (logprob > LOGPROB_MAX);
+    if !column.iter().zip(mask).fold(false, |any, entry| any | is_above(entry)) {
+        return;
+    }
+    let above = column.iter().zip(mask).enumerate().filter(|(_, entry)| is_above(*entry));
+    for (index, (logprob, _)) in above.take(VIOLATIONS_MAX) {
+        found.push(format!("{at}/{index}"), format!("is {logprob}: no log-probability is above 0"));
     }
 }
 
@@ -389,6 +415,7 @@ fn facts(sent: &wire::Trajectory) -> Facts {
             values: every(|segment| segment.values.is_some()),
             policy_version: sent.policy_version.is_some() || every(|segment| segment.versions.is_some()),
         },
+        doubts: doubts(&sent.sampling, &sent.segments),
         versions,
         spans: trained_spans(&sent.segments),
     }
@@ -432,6 +459,7 @@ fn version_facts(sent: &wire::Trajectory) -> VersionFacts {
             continue;
         };
         for &wire::VersionSpan(version, start, length) in spans {
+            facts.newest_span = facts.newest_span.max(Some(version));
             facts.oldest_span = Some(facts.oldest_span.map_or(version, |oldest| oldest.min(version)));
             if segment.loss_mask[start as usize..(start + length) as usize].contains(&1) {
                 facts.trained_spans = Some(

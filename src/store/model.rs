@@ -7,6 +7,7 @@ use forebay_client::wire::{BatchState, GroupState, RolloutState, Verdict};
 use crate::{
     buffer::{
         admission::{Backlog, Room},
+        doubt::Warning,
         finalize::{Cause, GroupOutcome, GroupSnapshot},
         ids::{
             AdmissionId, BatchId, BatchPk, ConsumerName, Epoch, GroupId, GroupPk, LeaseToken, PolicyName, PolicyPk,
@@ -25,8 +26,8 @@ use crate::{
 
 /// Decisions that are taken under the lock of a group: pure functions of what they are given.
 pub trait Decide: Send + Sync + 'static {
-    /// Whether the policy takes another group.
-    fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> Result<(), Refusal>;
+    /// Whether the policy takes another group, beside its backlog and what the bundle at hand has added to that so far.
+    fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog, bundle: Backlog) -> Result<(), Refusal>;
     /// Whether the policy's rules accept the rollout at all.
     fn check(&self, rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>;
     /// The verdict on a rollout.
@@ -38,6 +39,8 @@ pub trait Decide: Send + Sync + 'static {
         current: Version,
         group: GroupFill,
     ) -> RolloutDecision;
+    /// What its producer should know about a rollout that is accepted.
+    fn warnings(&self, new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning>;
     /// What becomes of a group.
     fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome;
 }
@@ -87,6 +90,8 @@ pub struct Ingested {
     pub group_id: GroupId,
     /// The verdict, now or when it was first posted.
     pub decision: RolloutDecision,
+    /// What its producer should know.
+    pub warnings: Vec<Warning>,
     /// It was already stored.
     pub duplicate: bool,
     /// The group after the post.

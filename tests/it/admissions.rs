@@ -118,6 +118,47 @@ on_both_stores! {
         assert_eq!(admit(app, 1).await["granted"], 0);
     }
 
+    async fn every_group_that_a_bundle_opens_needs_room_in_the_backlog(app: TestApp) {
+        let rules = json!({"group": {"size": 2}, "settle": "ack", "backlog": {"max_ready_rollouts": 6}});
+        app.rules("default", rules).await;
+        let groups = |names: &[&str]| -> Value {
+            let members = names.iter().flat_map(|name| (0..2).map(move |index| member(name, index, f64::from(index as u8))));
+            members.collect()
+        };
+        app.accept(group("a", &[1.0, 0.0])).await;
+        app.accept(member("open", 0, 1.0)).await;
+        // Three are there: the first new group makes five, the second seven, and the third does not fit.
+        app.post("/trajectories", groups(&["b", "c", "d"])).await.refused(429, "backlog-full");
+        app.get("/trajectories?rollout_id=b-0").await.refused(404, "not-found");
+        // Rollouts of groups that are open count, too, and are refused with the rest of their bundle alone.
+        let mut with_open = groups(&["b", "c", "d"]);
+        with_open.as_array_mut().expect("a bundle").insert(0, member("open", 1, 1.0));
+        app.post("/trajectories", with_open).await.refused(429, "backlog-full");
+        app.accept(member("open", 1, 1.0)).await;
+        app.accept(groups(&["b"])).await;
+        app.post("/trajectories", member("c", 0, 1.0)).await.refused(429, "backlog-full");
+        // Rollouts that are dropped take no room.
+        for step in 1..=3 {
+            app.ack(&app.lease().await, step).await.expect(200);
+        }
+        let mut dropped = groups(&["c", "d", "e", "f"]);
+        for rollout in dropped.as_array_mut().expect("a bundle") {
+            rollout.as_object_mut().expect("a rollout").remove("reward");
+        }
+        app.accept(dropped).await;
+    }
+
+    async fn a_bundle_that_no_backlog_takes_is_not_to_be_repeated(app: TestApp) {
+        app.rules("default", json!({"backlog": {"max_ready_rollouts": 2}})).await;
+        let bundle = |count: usize| -> Value { (0..count).map(|index| rollout(&format!("r{index}"), 1.0)).collect() };
+        let refused = app.post("/trajectories", bundle(500)).await;
+        assert_eq!(refused.json["retry_after_s"], Value::Null);
+        refused.refused(413, "bundle-over-backlog");
+        app.accept(bundle(2)).await;
+        let another = json!([rollout("s0", 1.0), rollout("s1", 1.0)]);
+        app.post("/trajectories", another).await.refused(429, "backlog-full");
+    }
+
     async fn a_full_backlog_opens_again_further_down(app: TestApp) {
         let rules = json!({"group": {"size": 2}, "settle": "ack", "backlog": {"max_ready_rollouts": 20}});
         app.rules("default", rules).await;

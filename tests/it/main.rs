@@ -41,3 +41,4 @@ mod tls;
 mod trainer_rule;
 mod upgrade;
 mod waiters;
+mod warnings;

@@ -20,6 +20,20 @@ on_both_stores! {
         assert_eq!(names, ["default", "math.solver"]);
     }
 
+    async fn a_backlog_below_one_batch_is_refused(app: TestApp) {
+        let rules = |backlog| json!({"group": {"size": 4}, "batch": {"groups": 8}, "backlog": backlog});
+        for (backlog, pointer) in [
+            (json!({"max_ready_rollouts": 31}), "/backlog/max_ready_rollouts"),
+            (json!({"max_ready_rollouts": 0}), "/backlog/max_ready_rollouts"),
+            (json!({"max_bytes": 2047}), "/backlog/max_bytes"),
+        ] {
+            assert_eq!(app.put("/policies/default", rules(backlog)).await.pointers(422), [pointer]);
+        }
+        let many = json!({"group": {"size": 128}, "batch": {"groups": 1024}});
+        assert_eq!(app.put("/policies/default", many).await.pointers(422), ["/backlog/max_ready_rollouts"]);
+        app.rules("default", rules(json!({"max_ready_rollouts": 32, "max_bytes": 2048}))).await;
+    }
+
     async fn a_loss_constant_that_overflows_weights_is_refused(app: TestApp) {
         let rules = |constant: f64| json!({"loss_weighting": "constant", "loss_constant": constant});
         for constant in [1e-320, 1e-21, 1e21, 1e308, 0.0, -1.0] {

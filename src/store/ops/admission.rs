@@ -62,7 +62,13 @@ async fn backlog(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Backlog, StoreErro
 }
 
 /// What a policy holds that is not yet trained, as stored.
+#[derive(Default)]
 pub(super) struct StoredBacklog(HashMap<String, i64>);
+
+/// What some counts add to the backlog of a policy.
+pub(super) fn added_backlog(policy: PolicyPk, tallies: &TallyDelta) -> Backlog {
+    StoredBacklog::default().with(policy, tallies)
+}
 
 impl StoredBacklog {
     pub(super) async fn read(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Self, StoreError> {

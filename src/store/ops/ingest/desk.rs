@@ -1,7 +1,7 @@
 //! Decides bundle after bundle from what the store knows, without touching the store.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
@@ -20,7 +20,7 @@ use crate::{
     store::{
         BundleOutcome, Decide, Ingested, Policy,
         ops::{
-            admission::{Allowances, Rooms},
+            admission::{Allowances, Rooms, added_backlog},
             group::{self, LockedGroup},
         },
         tally::{ASSUMED_VERSION, LIVE_BYTES, TallyDelta},
@@ -73,23 +73,22 @@ impl<'b> Desk<'b> {
 
     /// Takes a bundle, all or nothing.
     pub(super) fn bundle(&mut self, bundle: &[Incoming<'b>], tallies: &mut TallyDelta) -> BundleOutcome {
-        let mut draft = self.draft(bundle, tallies)?;
+        let mut draft = self.draft(bundle)?;
         let mut receipts = Vec::with_capacity(bundle.len());
         for (index, incoming) in bundle.iter().enumerate() {
-            receipts.push(self.rollout(&mut draft, index, incoming)?);
+            receipts.push(self.rollout(&mut draft, index, incoming, tallies)?);
         }
         self.accept(draft, tallies);
         Ok(receipts)
     }
 
-    /// Opens the groups of a bundle, or refuses it as a whole.
-    fn draft(&mut self, bundle: &[Incoming<'b>], tallies: &TallyDelta) -> Result<Draft<'b>, Refusal> {
+    fn draft(&mut self, bundle: &[Incoming<'b>]) -> Result<Draft<'b>, Refusal> {
         if let Some(incoming) = bundle.iter().find(|incoming| !self.known.policies.contains_key(&incoming.new.policy)) {
             return Err(Refusal::UnknownPolicy(incoming.new.policy.clone()));
         }
         let newcomers: Vec<&Incoming<'b>> =
             bundle.iter().filter(|incoming| !self.known.stored.contains_key(&self.rollout_key(incoming))).collect();
-        let mut draft = Draft {
+        Ok(Draft {
             rooms: self.known.allowances.rooms(&newcomers),
             groups: BTreeMap::new(),
             stored: HashMap::new(),
@@ -97,32 +96,39 @@ impl<'b> Desk<'b> {
             advantages: Vec::new(),
             ready: Vec::new(),
             tallies: TallyDelta::default(),
-        };
-        let mut admitted = HashSet::new();
-        for incoming in newcomers {
-            let key = self.group_key(incoming);
-            if draft.groups.contains_key(&key) {
-                continue;
-            }
-            let group = if let Some(group) = self.known.groups.get(&key) {
-                group.clone()
-            } else {
-                let policy = &self.known.policies[&incoming.new.policy];
-                // Room that was reserved is there, whatever came in between.
-                let reserved = matches!(draft.rooms.of(incoming), Room::Reserved(_));
-                if !reserved && admitted.insert(policy.policy_pk) {
-                    let backlog = self.known.backlogs[&policy.name].with(policy.policy_pk, tallies);
-                    self.decide.admits(&policy.name, &policy.rules, backlog)?;
-                }
-                draft.tallies.groups(policy.policy_pk, "open", 1);
-                open_group(policy, incoming.new, self.known.group_pks[&key], self.now)
-            };
-            draft.groups.insert(key, group);
-        }
-        Ok(draft)
+        })
     }
 
-    fn rollout(&mut self, draft: &mut Draft<'b>, index: usize, incoming: &Incoming<'b>) -> Result<Ingested, Refusal> {
+    /// Takes the group of a new rollout into the draft, opened if it is not there and the backlog has room for it.
+    fn take_group(&self, draft: &mut Draft<'b>, incoming: &Incoming<'b>, tallies: &TallyDelta) -> Result<(), Refusal> {
+        let key = self.group_key(incoming);
+        if draft.groups.contains_key(&key) {
+            return Ok(());
+        }
+        let group = if let Some(group) = self.known.groups.get(&key) {
+            group.clone()
+        } else {
+            let policy = &self.known.policies[&incoming.new.policy];
+            // Room that was reserved is there, whatever came in between.
+            if !matches!(draft.rooms.of(incoming), Room::Reserved(_)) {
+                let backlog = self.known.backlogs[&policy.name].with(policy.policy_pk, tallies);
+                let bundle = added_backlog(policy.policy_pk, &draft.tallies);
+                self.decide.admits(&policy.name, &policy.rules, backlog, bundle)?;
+            }
+            draft.tallies.groups(policy.policy_pk, "open", 1);
+            open_group(policy, incoming.new, self.known.group_pks[&key], self.now)
+        };
+        draft.groups.insert(key, group);
+        Ok(())
+    }
+
+    fn rollout(
+        &mut self,
+        draft: &mut Draft<'b>,
+        index: usize,
+        incoming: &Incoming<'b>,
+        tallies: &TallyDelta,
+    ) -> Result<Ingested, Refusal> {
         let key = self.rollout_key(incoming);
         if let Some(stored) = draft.stored.get(&key).or_else(|| self.known.stored.get(&key)) {
             return self.repeat(draft, stored, index, incoming);
@@ -130,7 +136,8 @@ impl<'b> Desk<'b> {
         let policy = &self.known.policies[&incoming.new.policy];
         let (group_key, new) = (self.group_key(incoming), incoming.new);
         let room = draft.rooms.of(incoming);
-        let group = draft.groups.get_mut(&group_key).expect("a draft has the group of every newcomer");
+        self.take_group(draft, incoming, tallies)?;
+        let group = draft.groups.get_mut(&group_key).expect("the group was just taken");
         let size = group.locked.fill.size;
         if new.group_size.is_some_and(|declared| declared != size) {
             let group_id = group.locked.group_id.clone();
@@ -160,6 +167,7 @@ impl<'b> Desk<'b> {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
+            warnings: self.decide.warnings(new, &decision, policy.version),
             decision,
             duplicate: false,
             fill: group.locked.fill,
@@ -195,6 +203,7 @@ impl<'b> Desk<'b> {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
+            warnings: self.decide.warnings(new, &stored.decision, self.known.policies[&new.policy].version),
             decision: stored.decision.clone(),
             duplicate: true,
             fill: now.map_or(stored.fill, |group| group.locked.fill),
