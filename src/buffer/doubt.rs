@@ -86,7 +86,7 @@ impl Found {
             let odd = |place: &usize| sent.loss_mask[*place] == 1 && is_odd(logprobs[*place]);
             // Nearly always there is none, and only counting is several times faster.
             let count: usize =
-                logprobs.iter().zip(&sent.loss_mask).map(|(&p, &bit)| usize::from((bit == 1) & is_odd(p))).sum();
+                logprobs.iter().zip(&sent.loss_mask).map(|(&p, &bit)| usize::from(bit == 1 && is_odd(p))).sum();
             if count == 0 {
                 continue;
             }

@@ -351,7 +351,7 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
 
 /// Refuses log-probabilities of trained tokens that are above 0 by more than rounding.
 fn check_logprobs(at: &str, column: &[f32], mask: &[u8], found: &mut Violations) {
-    let is_above = |(&logprob, &bit): (&f32, &u8)| (bit == 1) & (logprob > LOGPROB_MAX);
+    let is_above = |(&logprob, &bit): (&f32, &u8)| bit == 1 && logprob > LOGPROB_MAX;
     if !column.iter().zip(mask).fold(false, |any, entry| any | is_above(entry)) {
         return;
     }
