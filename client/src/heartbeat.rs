@@ -19,6 +19,9 @@ const TTL_S_MAX: u64 = 86_400;
 /// Beats within one time to live: two may fail before the lease is in danger.
 const BEATS_PER_TTL: u32 = 3;
 
+/// Attempts within one period while they fail: an answer that is not the service's must not cost a whole period.
+const ATTEMPTS_PER_PERIOD: u32 = 4;
+
 /// A background task that extends a lease until it is dropped.
 ///
 /// It stops when the lease is lost: the service says so, or did not answer until the lease had run out. The trainer
@@ -97,16 +100,25 @@ impl Beats {
         let mut expires = Instant::now() + self.granted;
         loop {
             // An attempt that hangs must not use up the time of the next.
-            let next = expires.min(Instant::now() + self.period);
-            match timeout_at(next, self.client.extend(&self.batch_id, &self.request)).await {
-                Ok(Ok(_)) => expires = Instant::now() + self.ttl,
+            let end = expires.min(Instant::now() + self.period);
+            let next = match timeout_at(end, self.client.extend(&self.batch_id, &self.request)).await {
+                Ok(Ok(_)) => {
+                    expires = Instant::now() + self.ttl;
+                    end
+                }
                 Ok(Err(error)) if is_final(&error) => {
                     tracing::warn!(batch.id = self.batch_id, %error, "lease is lost");
                     return;
                 }
-                Ok(Err(error)) => tracing::debug!(batch.id = self.batch_id, %error, "lease is not extended yet"),
-                Err(_) => tracing::debug!(batch.id = self.batch_id, "lease is not extended yet: no answer in time"),
-            }
+                Ok(Err(error)) => {
+                    tracing::debug!(batch.id = self.batch_id, %error, "lease is not extended yet");
+                    end.min(Instant::now() + self.period / ATTEMPTS_PER_PERIOD)
+                }
+                Err(_) => {
+                    tracing::debug!(batch.id = self.batch_id, "lease is not extended yet: no answer in time");
+                    end
+                }
+            };
             sleep_until(next).await;
             if Instant::now() >= expires {
                 tracing::warn!(batch.id = self.batch_id, "lease has run out without an answer");
@@ -116,9 +128,14 @@ impl Beats {
     }
 }
 
-/// Whether the service has answered that it will not extend this lease, now or later.
+/// Whether the service has answered that it will not extend this lease, now or later. A request that was refused for its
+/// credentials or its route says nothing about the lease.
 fn is_final(error: &ClientError) -> bool {
-    error.problem().is_some_and(|problem| (400..500).contains(&problem.status) && !matches!(problem.status, 408 | 429))
+    error.problem().is_some_and(|problem| match problem.status {
+        401 | 403 | 405 | 407 | 408 | 421 | 429 => false,
+        404 => problem.kind != "no-such-route",
+        status => (400..500).contains(&status),
+    })
 }
 
 #[cfg(test)]

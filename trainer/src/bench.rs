@@ -77,8 +77,9 @@ pub fn bench(args: &BenchArgs) -> Result<Measured, LearnerError> {
     config.optimizer.weight_decay = 0.01;
     config.schedule.peak = 1e-5;
     let mut learner = Learner::open(&config, None)?;
-    let samples = samples(args.rows, learner.vocabulary());
-    let rows = Rows::read(&samples, learner.vocabulary(), 0).expect("the rows are made within every bound");
+    let expected = learner.expected();
+    let samples = samples(args.rows, expected.vocabulary);
+    let rows = Rows::read(&samples, &expected, 0).expect("the rows are made within every bound");
     let (mut losses, mut seconds) = (Vec::new(), Vec::new());
     for _ in 0..=args.steps {
         let started = Instant::now();

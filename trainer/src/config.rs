@@ -34,6 +34,9 @@ pub struct TrainConfig {
     /// Name of this trainer in leases.
     #[serde(default = "default_consumer")]
     pub consumer: String,
+    /// Seconds for which a call is repeated while the service does not answer it.
+    #[serde(default = "default_patience_s")]
+    pub patience_s: u64,
     /// Hugging Face checkpoint to start from.
     pub model: PathBuf,
     /// Folder of checkpoints, published versions and metrics.
@@ -112,15 +115,19 @@ pub enum ComputeConfig {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Batches leased ahead of the one in training.
+    /// Batches of one optimizer step.
+    pub batches_per_step: usize,
+    /// Batches leased ahead of those in training.
     pub ahead: usize,
     /// Seconds of a lease; it is extended three times in each.
     pub lease_ttl_s: u64,
+    /// Longest trained sequence in tokens; the models' `max_position_embeddings` bounds it as well.
+    pub tokens_max: Option<usize>,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { ahead: 1, lease_ttl_s: 120 }
+        Self { batches_per_step: 1, ahead: 1, lease_ttl_s: 120, tokens_max: None }
     }
 }
 
@@ -181,13 +188,15 @@ pub struct PublishConfig {
     pub every: i64,
     /// Newest versions that are kept on disk.
     pub keep: usize,
+    /// Seconds that a version waits for engines before agents hear of it.
+    pub engine_wait_s: u64,
     /// Inference engines that load each version.
     pub engine: Vec<EngineConfig>,
 }
 
 impl Default for PublishConfig {
     fn default() -> Self {
-        Self { every: 1, keep: 4, engine: Vec::new() }
+        Self { every: 1, keep: 4, engine_wait_s: 60, engine: Vec::new() }
     }
 }
 
@@ -201,6 +210,10 @@ fn default_policy() -> String {
 
 fn default_consumer() -> String {
     "trainer-0".to_owned()
+}
+
+fn default_patience_s() -> u64 {
+    3_600
 }
 
 fn default_steps() -> i64 {
@@ -253,6 +266,7 @@ impl TrainConfig {
             credentials: Credentials::default(),
             policy: default_policy(),
             consumer: default_consumer(),
+            patience_s: default_patience_s(),
             model,
             output,
             steps: default_steps(),
@@ -286,7 +300,10 @@ impl TrainConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
         let positive = [
             ("steps", self.steps),
+            ("patience_s", self.patience_s as i64),
+            ("data.batches_per_step", self.data.batches_per_step as i64),
             ("data.lease_ttl_s", self.data.lease_ttl_s as i64),
+            ("data.tokens_max", self.data.tokens_max.map_or(i64::MAX, |tokens| tokens as i64)),
             ("memory.microbatch_tokens", self.memory.microbatch_tokens as i64),
             ("memory.logits", self.memory.logits),
             ("checkpoint.every", self.checkpoint.every),
@@ -308,6 +325,9 @@ impl TrainConfig {
         }
         if self.objective.objective == Objective::Ppo && self.critic.is_none() {
             return Err(ConfigError::missing("critic", "the objective `ppo` reads its values"));
+        }
+        if self.objective.objective != Objective::Ppo && self.critic.is_some() {
+            return Err(invalid("critic", "is given, but only the objective `ppo` trains one: leave the table out"));
         }
         if self.reference.is_none() && (self.objective.kl_loss_coef != 0.0 || self.objective.kl_coef != 0.0) {
             return Err(ConfigError::missing("reference", "the objective has a penalty on the divergence from it"));

@@ -1,22 +1,37 @@
 //! Inference engines that load each published version: `SGLang`, over its HTTP interface.
 //!
-//! An engine is paused, its cache of keys and values of the old weights emptied, the new weights loaded from disk, and
-//! the engine continued: always continued, whatever failed in between. An engine that fails keeps its old weights and
-//! is told of the next version; agents see which weights answered them from the engine itself.
+//! Each engine has a task of its own, so that one that hangs delays neither training nor the others. The task brings its
+//! engine to the newest version that it was told of: pause, empty the cache of keys and values of the old weights, load
+//! from disk, continue. An engine is continued whatever failed before, again and again until it answers, because an
+//! engine that stays paused stops every agent. Nobody waits for an engine whose last load failed: it is tried again with
+//! back-off and catches up with the version that is the newest by then.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
-/// Time for one call: weights of many gigabytes are read from disk.
-const TIMEOUT: Duration = Duration::from_mins(10);
+/// Time for a call that loads nothing.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Attempts of each call.
+/// Time for the last attempt to continue an engine, when the trainer ends.
+const LAST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Attempts of a call that is answered with a failure: `SGLang` refuses to empty its cache while requests run.
 const ATTEMPTS: u32 = 5;
 
 /// Pause after the first failed attempt; it doubles.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Longest pause between attempts to reach an engine that failed.
+const PAUSE_MAX: Duration = Duration::from_mins(1);
+
+const CONTINUE: &str = "/continue_generation";
+const UPDATE: &str = "/update_weights_from_disk";
 
 /// An inference engine to tell about new weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +41,13 @@ pub struct EngineConfig {
     pub kind: EngineKind,
     /// Its base URL, e.g. `http://127.0.0.1:30000`.
     pub url: String,
+    /// Seconds that loading may take: weights of many gigabytes are read from disk.
+    #[serde(default = "default_timeout_s")]
+    pub timeout_s: u64,
+}
+
+fn default_timeout_s() -> u64 {
+    600
 }
 
 /// Interfaces of inference engines.
@@ -39,7 +61,7 @@ pub enum EngineKind {
 /// Why an engine does not have the new weights.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// It was not reached, or its answer broke off.
+    /// It was not reached, did not answer in time, or its answer broke off.
     #[error("{call} at {url} was not answered")]
     Transport {
         /// Path of the call.
@@ -63,58 +85,224 @@ pub enum EngineError {
     },
 }
 
+impl EngineError {
+    /// Whether the same weights would be refused again.
+    fn is_about_the_weights(&self) -> bool {
+        matches!(self, Self::Refused { call: UPDATE, status: ..500, .. })
+    }
+}
+
 /// Tells engines about versions.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Engines {
-    http: reqwest::Client,
-    told: Vec<EngineConfig>,
-    pause: Duration,
+    workers: Vec<Worker>,
+}
+
+/// The task of one engine, as others see it.
+#[derive(Debug)]
+struct Worker {
+    engine: Engine,
+    wanted: watch::Sender<Option<Wanted>>,
+    progress: watch::Receiver<Progress>,
+    task: JoinHandle<()>,
+}
+
+/// A version to load.
+#[derive(Clone, Debug)]
+struct Wanted {
+    folder: PathBuf,
+    version: i64,
+}
+
+/// How far an engine is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    /// Version that it has.
+    loaded: Option<i64>,
+    /// Version that was tried last.
+    tried: Option<i64>,
+    /// Whether that failed: then nobody waits for the next.
+    is_failing: bool,
+    /// Whether it refused the weights: then it is not tried again with the same.
+    has_refused: bool,
+    /// Whether it is between pause and continue.
+    is_busy: bool,
 }
 
 impl Engines {
-    /// The engines that were configured; may be none.
+    /// Starts a task for each engine that was configured; may be none.
     #[must_use]
-    pub fn new(told: Vec<EngineConfig>) -> Self {
-        forebay_client::install_tls_provider();
-        Self { http: reqwest::Client::new(), told, pause: PAUSE }
+    pub fn start(runtime: &Handle, told: Vec<EngineConfig>) -> Self {
+        Self::with_pause(runtime, told, PAUSE)
     }
 
     /// The same with another first pause between attempts.
     #[must_use]
-    pub fn with_pause(self, pause: Duration) -> Self {
-        Self { pause, ..self }
+    pub fn with_pause(runtime: &Handle, told: Vec<EngineConfig>, pause: Duration) -> Self {
+        forebay_client::install_tls_provider();
+        let http = reqwest::Client::new();
+        let workers = told.into_iter().map(|config| {
+            let url = config.url.trim_end_matches('/').to_owned();
+            let timeout = Duration::from_secs(config.timeout_s);
+            let engine = Engine { http: http.clone(), kind: config.kind, url, timeout, pause };
+            let (wanted, told) = watch::channel(None);
+            let (report, progress) = watch::channel(Progress::default());
+            let task = runtime.spawn(engine.clone().run(told, report));
+            Worker { engine, wanted, progress, task }
+        });
+        Self { workers: workers.collect() }
     }
 
-    /// Has every engine load version `version` from `folder`, all at once. Those that failed are logged and returned.
-    pub async fn load(&self, folder: &Path, version: i64) -> Vec<EngineError> {
-        let loads = self.told.iter().map(|engine| self.load_one(engine, folder, version));
-        let failed: Vec<EngineError> =
-            futures::future::join_all(loads).await.into_iter().filter_map(Result::err).collect();
-        for error in &failed {
-            tracing::error!(policy.version = version, error = %crate::chain(error), "an engine keeps its old weights");
+    /// Has every engine load version `version` from `folder`, all at once. Waits for those that are well, at most `wait`;
+    /// the others catch up.
+    pub async fn load(&self, folder: &Path, version: i64, wait: Duration) {
+        let well: Vec<&Worker> = self.workers.iter().filter(|worker| !worker.progress.borrow().is_failing).collect();
+        for worker in &self.workers {
+            worker.wanted.send_replace(Some(Wanted { folder: folder.to_owned(), version }));
         }
-        failed
+        let tried = well.iter().map(|worker| worker.until(|progress| progress.tried >= Some(version)));
+        if tokio::time::timeout(wait, futures::future::join_all(tried)).await.is_err() {
+            for worker in well.iter().filter(|worker| worker.progress.borrow().tried < Some(version)) {
+                let engine = &worker.engine.url;
+                tracing::warn!(engine, policy.version = version, "an engine takes long and will catch up");
+            }
+        }
     }
 
-    async fn load_one(&self, engine: &EngineConfig, folder: &Path, version: i64) -> Result<(), EngineError> {
-        let EngineKind::Sglang = engine.kind;
-        let load = async {
-            self.call(engine, "/pause_generation", Some(json!({}))).await?;
-            self.call(engine, "/flush_cache", None).await?;
-            let weights = json!({"model_path": folder, "weight_version": version.to_string()});
-            self.call(engine, "/update_weights_from_disk", Some(weights)).await
-        };
-        let loaded = load.await;
-        // Also after a failure: an engine that stays paused would stop every agent.
-        self.call(engine, "/continue_generation", Some(json!({}))).await.and(loaded)
+    /// Waits until every engine has the newest version or has refused it, at most `wait`. Engines that have an older one
+    /// then are logged.
+    pub async fn settle(&self, wait: Duration) {
+        let settled = self.workers.iter().map(|worker| {
+            let newest = worker.newest();
+            worker.until(move |progress| {
+                let has_refused = progress.has_refused && progress.tried >= newest;
+                !progress.is_busy && (progress.loaded >= newest || has_refused)
+            })
+        });
+        let _ = tokio::time::timeout(wait, futures::future::join_all(settled)).await;
+        for worker in &self.workers {
+            let loaded = worker.progress.borrow().loaded;
+            if loaded < worker.newest() {
+                tracing::error!(engine = worker.engine.url, policy.version = loaded, "an engine is left behind");
+            }
+        }
     }
 
-    /// One call, repeated while it fails in a way that may pass. All of them may be repeated.
-    async fn call(&self, engine: &EngineConfig, call: &'static str, body: Option<Value>) -> Result<(), EngineError> {
+    /// Gives engines that are being updated `wait` to end that, and then continues those that are still paused.
+    pub async fn release(&self, wait: Duration) {
+        let idle = self.workers.iter().map(|worker| worker.until(|progress| !progress.is_busy));
+        let _ = tokio::time::timeout(wait, futures::future::join_all(idle)).await;
+        let paused = self.workers.iter().filter(|worker| worker.progress.borrow().is_busy).map(|worker| async {
+            worker.task.abort();
+            if let Err(error) = worker.engine.attempt(CONTINUE, Some(&json!({})), LAST_TIMEOUT).await {
+                let engine = &worker.engine.url;
+                tracing::error!(engine, error = crate::chain(&error), "an engine may be left paused: continue it by hand");
+            }
+        });
+        futures::future::join_all(paused).await;
+    }
+}
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        for worker in &self.workers {
+            worker.task.abort();
+        }
+    }
+}
+
+impl Worker {
+    fn newest(&self) -> Option<i64> {
+        self.wanted.borrow().as_ref().map(|wanted| wanted.version)
+    }
+
+    async fn until(&self, holds: impl FnMut(&Progress) -> bool) {
+        // The task ends with the runtime alone.
+        let _ = self.progress.clone().wait_for(holds).await;
+    }
+}
+
+/// One engine.
+#[derive(Clone, Debug)]
+struct Engine {
+    http: reqwest::Client,
+    kind: EngineKind,
+    url: String,
+    timeout: Duration,
+    pause: Duration,
+}
+
+impl Engine {
+    async fn run(self, mut wanted: watch::Receiver<Option<Wanted>>, progress: watch::Sender<Progress>) {
+        let mut pause = self.pause;
+        let mut tries_again = false;
+        loop {
+            let told = wanted.changed();
+            if !tries_again {
+                if told.await.is_err() {
+                    return;
+                }
+            } else if tokio::time::timeout(pause, told).await.is_ok_and(|told| told.is_err()) {
+                return;
+            } else {
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+            let Some(next) = wanted.borrow_and_update().clone() else { continue };
+            match self.bring_to(&next, &progress).await {
+                Ok(()) => (pause, tries_again) = (self.pause, false),
+                Err(error) => tries_again = !error.is_about_the_weights(),
+            }
+        }
+    }
+
+    /// Loads a version, and continues the engine whatever became of that.
+    async fn bring_to(&self, next: &Wanted, progress: &watch::Sender<Progress>) -> Result<(), EngineError> {
+        progress.send_modify(|progress| progress.is_busy = true);
+        let loaded = self.load(next).await;
+        let mut continued = self.attempt(CONTINUE, Some(&json!({})), self.short()).await;
+        if let Some(error) = loaded.as_ref().err().or(continued.as_ref().err()) {
+            let (engine, error) = (&self.url, crate::chain(error));
+            tracing::error!(engine, policy.version = next.version, error, "an engine is not updated; agents go on");
+        }
+        progress.send_modify(|progress| {
+            progress.tried = Some(next.version);
+            progress.is_failing = loaded.is_err() || continued.is_err();
+            progress.has_refused = loaded.as_ref().is_err_and(EngineError::is_about_the_weights);
+            progress.loaded = if loaded.is_ok() { Some(next.version) } else { progress.loaded };
+        });
+        let mut pause = self.pause;
+        while let Err(error) = continued {
+            tracing::warn!(engine = self.url, error = crate::chain(&error), "an engine may be paused; continuing it");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+            continued = self.attempt(CONTINUE, Some(&json!({})), self.short()).await;
+        }
+        progress.send_modify(|progress| {
+            progress.is_busy = false;
+            progress.is_failing = loaded.is_err();
+        });
+        loaded
+    }
+
+    async fn load(&self, next: &Wanted) -> Result<(), EngineError> {
+        let EngineKind::Sglang = self.kind;
+        self.call("/pause_generation", Some(json!({})), self.short()).await?;
+        self.call("/flush_cache", None, self.short()).await?;
+        let weights = json!({"model_path": next.folder, "weight_version": next.version.to_string()});
+        self.call(UPDATE, Some(weights), self.timeout).await
+    }
+
+    fn short(&self) -> Duration {
+        self.timeout.min(CALL_TIMEOUT)
+    }
+
+    /// One call, repeated while it is answered with a failure. A call without an answer is not: the engine hangs.
+    async fn call(&self, call: &'static str, body: Option<Value>, timeout: Duration) -> Result<(), EngineError> {
         let mut pause = self.pause;
         for attempt in 1.. {
-            match self.attempt(engine, call, body.as_ref()).await {
-                Err(error) if attempt < ATTEMPTS => {
+            match self.attempt(call, body.as_ref(), timeout).await {
+                // Not the loading itself: the engine would stay paused for longer.
+                Err(error @ EngineError::Refused { .. }) if attempt < ATTEMPTS && call != UPDATE => {
                     tracing::debug!(%error, attempt, "an engine is asked again");
                     tokio::time::sleep(pause).await;
                     pause *= 2;
@@ -125,19 +313,14 @@ impl Engines {
         unreachable!("the last attempt returns")
     }
 
-    async fn attempt(
-        &self,
-        engine: &EngineConfig,
-        call: &'static str,
-        body: Option<&Value>,
-    ) -> Result<(), EngineError> {
-        let target = format!("{}{call}", engine.url.trim_end_matches('/'));
+    async fn attempt(&self, call: &'static str, body: Option<&Value>, timeout: Duration) -> Result<(), EngineError> {
+        let target = format!("{}{call}", self.url);
         let request = match body {
             Some(body) => self.http.post(target).json(body),
             None => self.http.get(target),
         };
-        let transport = |source| EngineError::Transport { call, url: engine.url.clone(), source };
-        let response = request.timeout(TIMEOUT).send().await.map_err(transport)?;
+        let transport = |source| EngineError::Transport { call, url: self.url.clone(), source };
+        let response = request.timeout(timeout).send().await.map_err(transport)?;
         let status = response.status();
         let body = response.text().await.map_err(transport)?;
         // SGLang answers 200 with `success: false` where the weights do not fit.
@@ -146,6 +329,6 @@ impl Engines {
             return Ok(());
         }
         let body = body.chars().take(500).collect();
-        Err(EngineError::Refused { call, url: engine.url.clone(), status: status.as_u16(), body })
+        Err(EngineError::Refused { call, url: self.url.clone(), status: status.as_u16(), body })
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use forebay_client::{
-    Heartbeat,
+    Client, ClientError, Heartbeat, RetryPolicy,
     wire::{BatchDescriptor, BatchRequest, Sample},
 };
 use tokio::{
@@ -18,10 +18,13 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::service::{Service, ServiceError};
+use crate::service::{Service, ServiceError, blames_the_batch};
 
 /// Time that one request for a batch waits at the service; the feed asks again for as long as it lives.
 const WAIT: Duration = Duration::from_secs(30);
+
+/// Pause after a request for a batch that was answered before its time: a proxy in between may not wait.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A leased batch with its rows. The lease is extended until it is consumed or this is dropped, and the next batch has
 /// no room before this is dropped.
@@ -37,6 +40,12 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    /// Whether the lease is known to be lost: what is computed on the rows from now on is for nothing.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.heartbeat.as_ref().is_some_and(Heartbeat::is_lost)
+    }
+
     /// The batch is acked or given back.
     pub fn release(&mut self) {
         self.heartbeat = None;
@@ -122,19 +131,24 @@ async fn next(
             epoch: Some(epoch),
         };
         let batch = loop {
+            let asked = Instant::now();
             if let Some(batch) = service.patiently("lease", || service.client().lease(&request)).await? {
                 break batch;
             }
+            if asked.elapsed() < PAUSE {
+                tokio::time::sleep(PAUSE).await;
+            }
         };
-        let heartbeat = Heartbeat::start(service.client().clone(), &batch, ttl)?;
+        let client = service.client().clone().with_retry(RetryPolicy::default());
+        let heartbeat = Heartbeat::start(client, &batch, ttl)?;
         let read = service.patiently("samples", || async {
             // A batch that is damaged or gone never arrives: the service says so by ending its lease.
-            if heartbeat.is_lost() { Ok(None) } else { service.client().samples(&batch.batch_id).await.map(Some) }
+            if heartbeat.is_lost() { Ok(None) } else { whole(service.client(), &batch).await.map(Some) }
         });
         match read.await {
             Ok(Some(rows)) => return Ok(Delivery { batch, rows, heartbeat: Some(heartbeat), _room: room }),
             Ok(None) => tracing::warn!(batch.id = batch.batch_id, "the lease was lost before the samples arrived"),
-            Err(ServiceError::Client(error)) => {
+            Err(ServiceError::Client(error)) if blames_the_batch(&error) => {
                 tracing::warn!(batch.id = batch.batch_id, %error, "the samples cannot be read; taking another batch");
                 service.nack(&batch, "the samples cannot be read", None).await?;
             }
@@ -142,4 +156,15 @@ async fn next(
         }
     }
     unreachable!("attempts do not run out")
+}
+
+/// The rows of a batch: as many as its descriptor says, or an error.
+async fn whole(client: &Client, batch: &BatchDescriptor) -> Result<Vec<Sample>, ClientError> {
+    let rows = client.samples(&batch.batch_id).await?;
+    let expected = batch.samples as usize;
+    if rows.len() == expected {
+        Ok(rows)
+    } else {
+        Err(ClientError::Incomplete { answers: rows.len(), expected })
+    }
 }

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use forebay_client::wire::{Advantage, PolicyRules, Requirement};
 use tch::{Device, Tensor, no_grad};
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
     model::{ComputeKind, Decoder, LoadError, Parameters},
     optimizer::{AdamW, OptimizerConfig, OptimizerError, ParameterState, Schedule},
     returns::{self, Sequence},
-    rows::{Row, Rows},
+    rows::{Expected, GroupId, Row, Rows},
     state::{Checkpoint, State, StateError},
 };
 
@@ -30,6 +31,8 @@ pub struct Learner {
     step: i64,
     objective: ObjectiveConfig,
     memory: MemoryConfig,
+    /// Longest sequence that is trained, in tokens.
+    tokens_max: usize,
     policy: Trained,
     critic: Option<Trained>,
     reference: Option<Decoder>,
@@ -55,10 +58,23 @@ pub struct StepOutcome {
     pub statistics: Option<StepStatistics>,
     /// Global norm of the gradients of policy and critic together.
     pub gradient_norm: f64,
+    /// Norm of the gradients of the policy.
+    pub policy_gradient_norm: f64,
+    /// Norm of the gradients of the critic, if there is one.
+    pub critic_gradient_norm: Option<f64>,
     /// Loss of the critic.
     pub value_loss: Option<f64>,
     /// Learning rate of the policy in this step.
     pub learning_rate: f64,
+}
+
+impl StepOutcome {
+    /// Whether the weights may be moved by these gradients.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        let losses = [self.statistics.map(|statistics| statistics.loss), self.value_loss];
+        self.gradient_norm.is_finite() && losses.into_iter().flatten().all(f64::is_finite)
+    }
 }
 
 /// Why a step cannot be computed.
@@ -75,9 +91,40 @@ pub enum LearnerError {
     /// The configuration cannot be used on this machine.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The objective cannot be trained, or not on these rows.
-    #[error("the objective cannot be trained on this batch: {0}")]
-    Objective(#[from] loss::ConfigError),
+    /// The optimizer's state of a checkpoint is NaN or infinite.
+    #[error("the {what} in {} is not finite: go on from an older checkpoint", path.display())]
+    NotFinite {
+        /// The tensor.
+        what: String,
+        /// The folder.
+        path: PathBuf,
+    },
+    /// An update made the weights or the optimizer's state NaN or infinite.
+    #[error(
+        "the {model}'s {what} is not finite after step {step}: training has diverged. Nothing of this step is saved or \
+         published. Lower schedule.peak, set optimizer.clip_norm or choose another objective, and start again: training \
+         goes on from the last checkpoint"
+    )]
+    Diverged {
+        /// The model.
+        model: &'static str,
+        /// The tensor.
+        what: String,
+        /// The step.
+        step: i64,
+    },
+    /// Two models do not speak of the same tokens.
+    #[error("the {role} in {} knows {found} token ids, the policy {expected}: they must have one vocabulary", path.display())]
+    Vocabulary {
+        /// What the model is for.
+        role: &'static str,
+        /// Its folder.
+        path: PathBuf,
+        /// Its vocabulary.
+        found: i64,
+        /// The policy's.
+        expected: i64,
+    },
     /// A column is missing.
     #[error(transparent)]
     Loss(#[from] LossError),
@@ -94,15 +141,25 @@ impl Learner {
     pub fn open(config: &TrainConfig, checkpoint: Option<&Checkpoint>) -> Result<Self, LearnerError> {
         let device = config.device()?;
         let compute = config.compute(device);
-        let frozen = |path: &Option<PathBuf>| path.as_deref().map(|path| load(path, device, compute)).transpose();
         let model = checkpoint.map_or_else(|| config.model.clone(), Checkpoint::model);
         let decoder = load(&model, device, compute)?;
+        let policy = decoder.config().clone();
+        let alike = |role, path: &Path, other: &Decoder| same_vocabulary(role, path, other, policy.vocab_size);
+        let frozen = |role, path: &Option<PathBuf>| match path {
+            Some(path) => {
+                let decoder = load(path, device, compute)?;
+                alike(role, path, &decoder)?;
+                Ok::<_, LearnerError>(Some(decoder))
+            }
+            None => Ok(None),
+        };
         let critic = match &config.critic {
             Some(critic) => {
                 let base = critic.model.clone().unwrap_or_else(|| config.model.clone());
                 let folder = checkpoint.and_then(Checkpoint::critic).unwrap_or_else(|| base.clone());
                 let decoder = Decoder::load_critic(&folder, device, compute)
-                    .map_err(|source| LearnerError::Model { path: folder, source })?;
+                    .map_err(|source| LearnerError::Model { path: folder.clone(), source })?;
+                alike("critic", &folder, &decoder)?;
                 Some(Trained::new("critic", decoder, critic.optimizer, critic.schedule, base)?)
             }
             None => None,
@@ -111,21 +168,34 @@ impl Learner {
             step: 0,
             objective: config.objective.clone(),
             memory: config.memory,
+            tokens_max: 0,
             policy: Trained::new("policy", decoder, config.optimizer, config.schedule, config.model.clone())?,
             critic,
-            reference: frozen(&config.reference)?,
-            teacher: frozen(&config.teacher)?,
+            reference: frozen("reference", &config.reference)?,
+            teacher: frozen("teacher", &config.teacher)?,
         };
+        learner.tokens_max = learner.positions_max().min(config.data.tokens_max.unwrap_or(usize::MAX));
         if let Some(checkpoint) = checkpoint {
             learner.restore(checkpoint, device)?;
         }
         Ok(learner)
     }
 
+    /// Positions that every model was trained for.
+    fn positions_max(&self) -> usize {
+        let critic = self.critic.as_ref().map(|critic| &critic.decoder);
+        let models = [Some(&self.policy.decoder), critic, self.reference.as_ref(), self.teacher.as_ref()];
+        let positions = models.into_iter().flatten().map(|model| model.config().max_position_embeddings as usize);
+        positions.min().unwrap_or(usize::MAX)
+    }
+
     fn restore(&mut self, checkpoint: &Checkpoint, device: Device) -> Result<(), LearnerError> {
         let mut tensors: BTreeMap<String, Tensor> = checkpoint.optimizer(device)?.into_iter().collect();
         for model in std::iter::once(&mut self.policy).chain(self.critic.as_mut()) {
             model.restore(checkpoint.optimizer_steps, &mut tensors)?;
+            if let Some(what) = model.optimizer.not_finite() {
+                return Err(LearnerError::NotFinite { what, path: checkpoint.folder().to_owned() });
+            }
         }
         self.step = checkpoint.step;
         Ok(())
@@ -137,10 +207,42 @@ impl Learner {
         self.step
     }
 
-    /// Token ids that the policy knows.
+    /// What rows must have to be trained on here.
     #[must_use]
-    pub fn vocabulary(&self) -> usize {
-        self.policy.decoder.config().vocab_size as usize
+    pub fn expected(&self) -> Expected {
+        Expected {
+            vocabulary: self.policy.decoder.config().vocab_size as usize,
+            tokens_max: self.tokens_max,
+            needs: self.objective.needs(self.teacher.is_some()),
+        }
+    }
+
+    /// What the rules of the policy allow that the objective cannot train well, in words.
+    #[must_use]
+    pub fn mismatches(&self, rules: &PolicyRules) -> Vec<String> {
+        let needs = self.expected().needs;
+        let columns =
+            [(needs.logprobs, Requirement::Logprobs, "logprobs"), (needs.teacher_logprobs, Requirement::TeacherLogprobs, "teacher_logprobs")];
+        let mut found: Vec<String> = columns
+            .into_iter()
+            .filter(|(_, requirement, _)| !rules.require.contains(requirement))
+            .filter_map(|(reader, _, column)| {
+                let reader = reader?;
+                Some(format!(
+                    "{reader} reads {column}, but the policy's rules do not `require` them: groups without them are given \
+                     back by name. Add \"{column}\" to `require` and such rows are refused when they are posted"
+                ))
+            })
+            .collect();
+        let reads_advantages = !self.objective.needs_whole_batch() && self.objective.objective != Objective::Sft;
+        if rules.advantage == Advantage::None && reads_advantages && self.objective.opd_coef == 0.0 {
+            found.push(
+                "the policy's rules have advantage = \"none\", but the objective reads advantages: nothing would be \
+                 learned. Let the policy compute them, e.g. advantage = \"grpo\""
+                    .to_owned(),
+            );
+        }
+        found
     }
 
     /// Weights of the policy.
@@ -157,26 +259,40 @@ impl Learner {
             step: self.step,
             model: (self.policy.decoder.parameters(), &self.policy.base),
             critic: self.critic.as_ref().map(|critic| (critic.decoder.parameters(), critic.base.as_path())),
+            average: self.average(),
             optimizer_steps: self.policy.optimizer.steps(),
             optimizer: models().flat_map(Trained::moments).collect(),
         }
     }
 
+    /// The averaged weights of the policy, where an average is kept.
+    fn average(&self) -> Option<Parameters> {
+        let averages: BTreeMap<&str, Tensor> =
+            self.policy.optimizer.state().filter_map(|(name, state)| Some((name, state.average?))).collect();
+        self.parameters().replaced(|name| averages.get(name).map(Tensor::shallow_clone))
+    }
+
     /// Computes the gradients of a batch in place of those that are there. The weights do not move.
     pub fn gradients(&mut self, batch: &Rows) -> Result<StepOutcome, LearnerError> {
         let rows = batch.trained();
-        self.objective.check_rows(rows, self.teacher.is_some())?;
         self.policy.optimizer.zero_grad();
         if let Some(critic) = &mut self.critic {
             critic.optimizer.zero_grad();
         }
         let learning_rate = self.policy.schedule.learning_rate(self.step as u64);
         if rows.is_empty() {
-            return Ok(StepOutcome { statistics: None, gradient_norm: 0.0, value_loss: None, learning_rate });
+            return Ok(StepOutcome {
+                statistics: None,
+                gradient_norm: 0.0,
+                policy_gradient_norm: 0.0,
+                critic_gradient_norm: None,
+                value_loss: None,
+                learning_rate,
+            });
         }
         let lengths: Vec<usize> = rows.iter().map(|row| row.inputs().len()).collect();
         let plan = plan(&lengths, self.memory.microbatch_tokens);
-        let old = self.objective.old_logprobs_of(rows);
+        let old = self.objective.old_logprobs();
         let prepared = if self.objective.needs_whole_batch() { Some(self.prepare(rows, &plan, old)?) } else { None };
         let mut statistics: Option<LossStatistics> = None;
         let mut head_gradient = self.policy.decoder.head().detach().zeros_like();
@@ -193,14 +309,27 @@ impl Learner {
             (Some(critic), Some(prepared)) => Some(self.critic_gradients(critic, rows, &plan, prepared)),
             _ => None,
         };
-        let norms = [Some(&self.policy), self.critic.as_ref()];
-        let squares = norms.into_iter().flatten().filter_map(|model| model.optimizer.gradient_norm());
+        let policy_gradient_norm = self.policy.optimizer.gradient_norm().unwrap_or(0.0);
+        let critic_gradient_norm = self.critic.as_ref().and_then(|critic| critic.optimizer.gradient_norm());
         Ok(StepOutcome {
             statistics: statistics.map(|sum| sum.finish()),
-            gradient_norm: squares.map(|norm| norm * norm).sum::<f64>().sqrt(),
+            gradient_norm: policy_gradient_norm.hypot(critic_gradient_norm.unwrap_or(0.0)),
+            policy_gradient_norm,
+            critic_gradient_norm,
             value_loss,
             learning_rate,
         })
+    }
+
+    /// The groups whose rows alone give gradients that are not finite.
+    pub fn culprits(&mut self, batch: &Rows) -> Result<Vec<GroupId>, LearnerError> {
+        let mut found = Vec::new();
+        for group in batch.groups() {
+            if !self.gradients(&batch.of_group(group))?.is_finite() {
+                found.push(group.clone());
+            }
+        }
+        Ok(found)
     }
 
     /// Moves the weights by the gradients. Only after the batch is acked.
@@ -209,6 +338,9 @@ impl Learner {
             let step = self.step as u64;
             for model in std::iter::once(&mut self.policy).chain(self.critic.as_mut()) {
                 model.optimizer.step(model.schedule.learning_rate(step))?;
+                if let Some(what) = model.optimizer.not_finite() {
+                    return Err(LearnerError::Diverged { model: model.name, what, step: self.step + 1 });
+                }
             }
         }
         self.step += 1;
@@ -255,7 +387,8 @@ impl Learner {
         let needs_reference = self.objective.kl_loss_coef != 0.0;
         let reference = self.reference.as_ref().filter(|_| needs_reference);
         let reference = reference.map(|model| self.log_probabilities(model, microbatch));
-        let teacher = self.teacher.as_ref().filter(|_| self.objective.opd_coef != 0.0);
+        // Where advantages are prepared, distillation is part of them.
+        let teacher = self.teacher.as_ref().filter(|_| self.objective.opd_coef != 0.0 && prepared.is_none());
         let teacher = teacher.map(|model| self.log_probabilities(model, microbatch));
         let advantages = prepared.map(|prepared| microbatch.flatten(&prepared.advantages));
         let recomputed = prepared.and_then(|prepared| prepared.logp_old.as_ref()).map(|old| microbatch.flatten(old));
@@ -264,9 +397,9 @@ impl Learner {
             logp: &forward.logp,
             entropy: forward.entropy.as_ref(),
             logp_old: match (old, &recomputed) {
-                (OldLogprobs::Rollout, _) => OldPolicy::Rollout,
+                (_, Some(logp_old)) => OldPolicy::Recomputed(logp_old),
+                (OldLogprobs::Rollout, None) => OldPolicy::Rollout,
                 (OldLogprobs::Recompute, None) => OldPolicy::Current,
-                (OldLogprobs::Recompute, Some(logp_old)) => OldPolicy::Recomputed(logp_old),
             },
             logp_reference: reference.as_ref(),
             logp_teacher: teacher.as_ref(),
@@ -289,39 +422,49 @@ impl Learner {
     /// Advantages that need the whole batch, from a pass without gradients.
     fn prepare(&self, rows: &[Row], plan: &[Vec<usize>], old: OldLogprobs) -> Result<Prepared, LearnerError> {
         let columns = || vec![Vec::new(); rows.len()];
-        let (mut logp_old, mut logp_reference, mut values) = (columns(), columns(), columns());
+        let (mut logp_old, mut logp_reference, mut logp_teacher, mut values) =
+            (columns(), columns(), columns(), columns());
         let penalised = self.objective.kl_coef != 0.0;
+        let distilled = self.objective.opd_coef != 0.0;
         if penalised && self.reference.is_none() {
             return Err(ConfigError::missing("reference", "objective.kl_coef needs it").into());
         }
+        let recomputes = old == OldLogprobs::Recompute || rows.iter().any(|row| row.logprobs().is_none());
         for indices in plan {
             let microbatch = Microbatch::new(rows, indices, self.policy.decoder.device());
-            if old == OldLogprobs::Recompute {
+            if recomputes {
                 microbatch.unflatten(&self.log_probabilities(&self.policy.decoder, &microbatch), &mut logp_old);
             }
             if let Some(reference) = self.reference.as_ref().filter(|_| penalised) {
                 microbatch.unflatten(&self.log_probabilities(reference, &microbatch), &mut logp_reference);
             }
+            if let Some(teacher) = self.teacher.as_ref().filter(|_| distilled) {
+                microbatch.unflatten(&self.log_probabilities(teacher, &microbatch), &mut logp_teacher);
+            }
             if let Some(critic) = &self.critic {
                 microbatch.unflatten(&no_grad(|| critic.values(&microbatch)), &mut values);
             }
         }
-        let kl: Vec<Option<Vec<f32>>> = rows
-            .iter()
-            .enumerate()
-            .map(|(index, row)| {
-                let old = if old == OldLogprobs::Recompute { Some(logp_old[index].as_slice()) } else { row.logprobs() };
-                let reference = &logp_reference[index];
-                old.filter(|_| penalised).map(|old| old.iter().zip(reference).map(|(old, new)| old - new).collect())
-            })
-            .collect();
+        for (row, column) in rows.iter().zip(&mut logp_old) {
+            if let Some(logprobs) = row.logprobs().filter(|_| old == OldLogprobs::Rollout) {
+                *column = logprobs.to_vec();
+            }
+        }
+        for (row, column) in rows.iter().zip(&mut logp_teacher) {
+            if let Some(logprobs) = row.teacher_logprobs().filter(|_| distilled && self.teacher.is_none()) {
+                *column = logprobs.to_vec();
+            }
+        }
+        let kl = penalised.then(|| differences(&logp_old, &logp_reference));
+        let gap = distilled.then(|| differences(&logp_old, &logp_teacher));
         let sequences: Vec<Sequence<'_>> = rows
             .iter()
-            .zip(&kl)
-            .map(|(row, kl)| Sequence {
+            .enumerate()
+            .map(|(index, row)| Sequence {
                 reward: row.reward().unwrap_or(0.0),
                 positions: row.positions(),
-                kl: kl.as_deref(),
+                kl: kl.as_ref().map(|columns| columns[index].as_slice()),
+                gap: gap.as_ref().map(|columns| columns[index].as_slice()),
             })
             .collect();
         let discounting = self.objective.discounting();
@@ -335,6 +478,7 @@ impl Learner {
                 .map(|(sequence, values)| returns::generalized_advantages(sequence, values, discounting))
                 .collect();
             let mut advantages: Vec<Vec<f64>> = estimates.iter().map(|estimate| estimate.advantages.clone()).collect();
+            returns::distill(&mut advantages, &sequences, self.objective.opd_coef);
             if self.objective.whiten_advantages {
                 returns::whiten(&mut advantages);
             }
@@ -343,7 +487,7 @@ impl Learner {
             (returns::reinforce_plus_plus(&sequences, discounting), Vec::new())
         };
         Ok(Prepared {
-            logp_old: (old == OldLogprobs::Recompute).then_some(logp_old),
+            logp_old: recomputes.then_some(logp_old),
             advantages: to_f32(advantages),
             returns: to_f32(returns),
             values,
@@ -424,6 +568,20 @@ fn load(path: &Path, device: Device, compute: ComputeKind) -> Result<Decoder, Le
 
 fn head_input<'a>(microbatch: &'a Microbatch, hidden: &'a Tensor, weight: &'a Tensor) -> HeadInput<'a> {
     HeadInput { hidden, weight, targets: &microbatch.flat.targets, temperature: microbatch.flat.temperature.as_ref() }
+}
+
+/// Differences of two columns, row by row.
+fn differences(left: &[Vec<f32>], right: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    left.iter().zip(right).map(|(left, right)| left.iter().zip(right).map(|(left, right)| left - right).collect()).collect()
+}
+
+fn same_vocabulary(role: &'static str, path: &Path, other: &Decoder, expected: i64) -> Result<(), LearnerError> {
+    let found = other.config().vocab_size;
+    if found == expected {
+        Ok(())
+    } else {
+        Err(LearnerError::Vocabulary { role, path: path.to_owned(), found, expected })
+    }
 }
 
 fn to_f32(columns: Vec<Vec<f64>>) -> Vec<Vec<f32>> {

@@ -10,7 +10,7 @@
 //! 5. [`optimizer`]: updates, gradient clipping, schedules.
 //! 6. [`learner`]: the above as one step: gradients of a batch, and moving the weights by them.
 //! 7. [`state`] and [`checkpoint`]: what survives a crash, and weights as checkpoints that others read.
-//! 8. [`publish`] and [`engine`]: weight versions for agents and inference engines.
+//! 8. [`publish`] and [`engine`]: weight versions for agents and inference engines, beside training.
 //! 9. [`train`]: the loop, top to bottom, and [`report`], what it tells.
 //! 10. [`rollout`] and [`generate`]: a small real agent, so that the loop closes on one machine.
 //! 11. [`bench`]: the pace of a step, without a service.

@@ -1,6 +1,7 @@
 //! Command line, configuration, log; then the loop of the command.
 
 use std::{
+    io::IsTerminal as _,
     path::PathBuf,
     process::ExitCode,
     sync::{
@@ -14,6 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use forebay_trainer::{
     bench::{BenchArgs, bench},
     config::{DeviceConfig, TrainConfig},
+    report::LogWriter,
     rollout::{InitArgs, RolloutArgs, init, rollout},
     service::Credentials,
     train::train,
@@ -139,9 +141,11 @@ fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
 
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default);
+    // A file that a log is redirected to shows no colours, and some terminals are asked not to.
+    let is_colourful = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     match format {
-        LogFormat::Text => log.with_target(false).init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Text => log.with_target(false).with_ansi(is_colourful).init(),
+        LogFormat::Json => log.json().flatten_event(true).with_ansi(false).init(),
     }
 }

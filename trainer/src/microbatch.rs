@@ -27,7 +27,8 @@ pub struct Microbatch {
 
 /// Columns over the trained tokens of a microbatch, row after row: each `[N]`.
 ///
-/// A mask is not among them: every token here has mask 1. Optional columns are there when every row has them.
+/// A mask is not among them: every token here has mask 1. What a token's columns say depends on its row alone, so that
+/// results do not depend on which rows share a microbatch.
 #[derive(Debug)]
 pub struct FlatTokens {
     /// Ids to predict, i64.
@@ -38,18 +39,27 @@ pub struct FlatTokens {
     pub rows: i64,
     /// Position in the response, masked tokens counted, i64.
     pub position: Tensor,
-    /// Behaviour log-probabilities, f32.
+    /// Behaviour log-probabilities, f32, 0 at tokens of rows without them; nothing where no row has them.
     pub logp_rollout: Option<Tensor>,
-    /// Teacher log-probabilities, f32.
+    /// Which tokens have behaviour log-probabilities; nothing where all have them or none has.
+    pub sampled: Option<Sampled>,
+    /// Teacher log-probabilities, f32; nothing unless every row has them.
     pub logp_teacher: Option<Tensor>,
-    /// Critic values of the batch, f32.
-    pub values: Option<Tensor>,
     /// Advantage of the rollout, f32.
     pub advantage: Tensor,
     /// Weight in the loss, f32.
     pub loss_weight: Tensor,
     /// Divisor of the logits, f32; nothing where all are 1.
     pub temperature: Option<Tensor>,
+}
+
+/// Tokens of rows with behaviour log-probabilities, where other rows have none.
+#[derive(Debug)]
+pub struct Sampled {
+    /// `[N]`, bool.
+    pub mask: Tensor,
+    /// Number of these tokens.
+    pub count: i64,
 }
 
 /// Splits rows into microbatches whose padded size `rows * longest` stays within `tokens_max`; a longer row goes alone.
@@ -153,14 +163,38 @@ impl FlatTokens {
             row: integers(row.collect()),
             rows: members.len() as i64,
             position: integers(members.iter().flat_map(|row| row.positions().iter().copied()).collect()),
-            logp_rollout: per_token(Row::logprobs),
+            logp_rollout: logp_rollout(members).map(|column| Tensor::from_slice(&column).to_device(device)),
+            sampled: Sampled::of(members, device),
             logp_teacher: per_token(Row::teacher_logprobs),
-            values: per_token(Row::values),
             advantage: per_row(Row::advantage),
             loss_weight: per_row(|row| row.loss_weight() as f32),
             temperature: tempered.then(|| per_row(Row::temperature)),
         }
     }
+}
+
+impl Sampled {
+    fn of(members: &[&Row], device: Device) -> Option<Self> {
+        let has = |row: &&&Row| row.logprobs().is_some();
+        let with = members.iter().filter(has).count();
+        if with == 0 || with == members.len() {
+            return None;
+        }
+        let mask: Vec<bool> = members
+            .iter()
+            .flat_map(|row| std::iter::repeat_n(row.logprobs().is_some(), row.trained_length()))
+            .collect();
+        let count = members.iter().filter(has).map(|row| row.trained_length() as i64).sum();
+        Some(Self { mask: Tensor::from_slice(&mask).to_device(device), count })
+    }
+}
+
+fn logp_rollout(members: &[&Row]) -> Option<Vec<f32>> {
+    let any = members.iter().any(|row| row.logprobs().is_some());
+    any.then(|| {
+        let column = |row: &&Row| row.logprobs().map_or_else(|| vec![0.0; row.trained_length()], <[f32]>::to_vec);
+        members.iter().flat_map(column).collect()
+    })
 }
 
 #[cfg(test)]
@@ -215,14 +249,20 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_one_row_lacks_is_absent() {
+    fn a_row_without_logprobs_does_not_hide_those_of_the_others() {
         let mut batch = batch();
         batch[2].logprobs = None;
         let rows = rows(&batch);
-        assert!(Microbatch::new(rows.trained(), &[0, 2], Device::Cpu).flat.logp_rollout.is_none());
+        let mixed = Microbatch::new(rows.trained(), &[0, 2], Device::Cpu).flat;
+        let delivered = rows.trained()[0].logprobs().expect("set");
+        let column = floats(mixed.logp_rollout.as_ref().expect("one row has them"));
+        assert_eq!((&column[..2], &column[2..]), (delivered, &[0.0; 3][..]));
+        let sampled = mixed.sampled.expect("one row has none");
+        assert_eq!((integers(&sampled.mask.to_kind(Kind::Int64)), sampled.count), (vec![1, 1, 0, 0, 0], 2));
         let others = Microbatch::new(rows.trained(), &[0], Device::Cpu);
-        assert!(others.flat.logp_rollout.is_some());
+        assert!(others.flat.logp_rollout.is_some() && others.flat.sampled.is_none());
         assert!(others.flat.temperature.is_none(), "a temperature of 1 costs nothing");
+        assert!(Microbatch::new(rows.trained(), &[2], Device::Cpu).flat.logp_rollout.is_none());
     }
 
     #[test]

@@ -1,27 +1,55 @@
 //! Publishing: a complete checkpoint folder for each weight version, known to the service and to inference engines.
 //!
 //! Separate from saving: what is saved is for this trainer's restart and holds the optimizer, what is published is for
-//! everybody else. A folder is complete before anybody hears of it, and the newest few are kept.
+//! everybody else. Training goes on meanwhile: it hands over a copy of the weights, and a task writes the folder, has the
+//! engines load it, tells the service once and removes old folders. Weights that are handed over while an older version
+//! is on its way wait, and the newest replace those that wait.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
 use crate::{
     checkpoint::{self, CheckpointError, WriteOptions},
-    engine::{EngineConfig, Engines},
+    engine::Engines,
     model::Parameters,
     service::{Service, ServiceError},
+    state::remove_hidden,
 };
 
 /// Where versions are published.
+#[derive(Clone, Debug)]
+pub struct PublishOptions {
+    /// Folder of the versions.
+    pub folder: PathBuf,
+    /// Checkpoint whose configuration and tokenizer go along.
+    pub base: PathBuf,
+    /// Newest versions that stay on disk.
+    pub keep: usize,
+    /// Longest time that a version waits for engines before agents hear of it.
+    pub engine_wait: Duration,
+}
+
+/// Publishes in the background.
 #[derive(Debug)]
 pub struct Publisher {
-    folder: PathBuf,
-    /// Checkpoint whose configuration and tokenizer go along.
-    base: PathBuf,
-    keep: usize,
-    engines: Engines,
+    jobs: watch::Sender<Option<Arc<Job>>>,
+    newest: watch::Receiver<Lineage>,
+    engines: Arc<Engines>,
+    options: PublishOptions,
+    task: JoinHandle<Result<(), PublishError>>,
+}
+
+/// Weights to publish.
+#[derive(Debug)]
+struct Job {
+    /// Taken by the task, so that the copy is freed when its folder is written.
+    parameters: Mutex<Option<Parameters>>,
+    step: i64,
 }
 
 /// Why a version is not published.
@@ -45,60 +73,145 @@ pub enum PublishError {
         /// Why.
         source: std::io::Error,
     },
+    /// The task ended on its own.
+    #[error("publishing ended")]
+    Task(#[source] tokio::task::JoinError),
     /// The service refuses it.
     #[error(transparent)]
     Service(#[from] ServiceError),
 }
 
 impl Publisher {
-    /// Publishes below `folder`, with the companions of the checkpoint `base`; the newest `keep` versions stay.
+    /// Removes what trainers that were killed while they published have left in `folder`. Nobody else may be publishing
+    /// there.
+    pub fn remove_partial(folder: &Path) -> Result<(), PublishError> {
+        remove_hidden(folder, checkpoint::PARTIAL).map_err(failed("remove partial versions from", folder))
+    }
+
+    /// Starts the task; `newest` is the version that is known to the service.
     #[must_use]
-    pub fn new(folder: PathBuf, base: PathBuf, keep: usize, engines: Vec<EngineConfig>) -> Self {
-        Self { folder, base, keep: keep.max(1), engines: Engines::new(engines) }
-    }
-
-    /// Publishes the weights after `step` as `version` of lineage `epoch`.
-    pub fn publish(
-        &self,
+    pub fn start(
         runtime: &Handle,
-        service: &Service,
-        parameters: &Parameters,
-        lineage: Lineage,
-    ) -> Result<PathBuf, PublishError> {
-        let Lineage { version, step, epoch } = lineage;
-        let target = self.folder.join(format!("v{version:06}"));
-        self.write(parameters, &target, version)?;
-        let target = std::fs::canonicalize(&target).map_err(failed("find", &target))?;
-        // Engines first: when agents hear of the version, it is there.
-        runtime.block_on(self.engines.load(&target, version));
-        let uri = file_uri(&target);
-        runtime.block_on(service.publish(version, step, uri, epoch))?;
-        self.prune(version)?;
-        Ok(target)
+        service: Service,
+        options: PublishOptions,
+        engines: Engines,
+        newest: Lineage,
+    ) -> Self {
+        let engines = Arc::new(engines);
+        let (jobs, told) = watch::channel(None);
+        let (published, newest) = watch::channel(newest);
+        let task = Task { service, options: options.clone(), engines: Arc::clone(&engines), published };
+        Self { jobs, newest, engines, options, task: runtime.spawn(task.run(told)) }
     }
 
-    fn write(&self, parameters: &Parameters, target: &Path, version: i64) -> Result<(), PublishError> {
-        // A version of a lineage that was given up; its successor takes its number.
-        if target.exists() {
-            std::fs::remove_dir_all(target).map_err(failed("remove", target))?;
+    /// The newest version that the service was told of.
+    #[must_use]
+    pub fn newest(&self) -> Lineage {
+        *self.newest.borrow()
+    }
+
+    /// Has the weights after `step` published, in place of any that still wait. An error is that of an earlier version.
+    pub fn publish(&mut self, runtime: &Handle, parameters: &Parameters, step: i64) -> Result<(), PublishError> {
+        if self.task.is_finished() {
+            return runtime.block_on(join(&mut self.task));
         }
-        checkpoint::write(parameters, &self.base, target, &WriteOptions::default())
-            .map_err(|source| PublishError::Write { version, source })
+        let parameters = Mutex::new(Some(parameters.copy_to_cpu()));
+        self.jobs.send_replace(Some(Arc::new(Job { parameters, step })));
+        Ok(())
+    }
+
+    /// Has engines load the version that the service knows already: they may have been started since.
+    pub async fn tell_engines_again(&self) {
+        let newest = self.newest();
+        let folder = folder_of(&self.options.folder, newest.version);
+        if let Ok(folder) = std::fs::canonicalize(folder) {
+            self.engines.load(&folder, newest.version, Duration::ZERO).await;
+        }
+    }
+
+    /// Waits until what was handed over is published. Nothing can be handed over any more.
+    pub async fn finish(&mut self) -> Result<(), PublishError> {
+        let closed = watch::channel(None).0;
+        drop(std::mem::replace(&mut self.jobs, closed));
+        join(&mut self.task).await?;
+        self.engines.settle(self.options.engine_wait).await;
+        Ok(())
+    }
+
+    /// Gives up what is not published yet, and leaves no engine paused that answers within `wait`.
+    pub async fn abandon(self, wait: Duration) {
+        self.task.abort();
+        self.engines.release(wait).await;
+    }
+}
+
+async fn join(task: &mut JoinHandle<Result<(), PublishError>>) -> Result<(), PublishError> {
+    task.await.unwrap_or_else(|error| Err(PublishError::Task(error)))
+}
+
+/// The task behind a [`Publisher`].
+struct Task {
+    service: Service,
+    options: PublishOptions,
+    engines: Arc<Engines>,
+    published: watch::Sender<Lineage>,
+}
+
+impl Task {
+    async fn run(self, mut jobs: watch::Receiver<Option<Arc<Job>>>) -> Result<(), PublishError> {
+        while jobs.changed().await.is_ok() {
+            let Some(job) = jobs.borrow_and_update().clone() else { continue };
+            let parameters = job.parameters.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(parameters) = parameters {
+                self.publish(parameters, job.step).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn publish(&self, parameters: Parameters, step: i64) -> Result<(), PublishError> {
+        let newest = *self.published.borrow();
+        let next = Lineage { version: newest.version + 1, step, ..newest };
+        let folder = folder_of(&self.options.folder, next.version);
+        let (base, target) = (self.options.base.clone(), folder.clone());
+        tokio::task::spawn_blocking(move || write(&parameters, &base, &target, next.version))
+            .await
+            .map_err(PublishError::Task)??;
+        let folder = std::fs::canonicalize(&folder).map_err(failed("find", &folder))?;
+        // Engines first: when agents hear of the version, it is there.
+        self.engines.load(&folder, next.version, self.options.engine_wait).await;
+        self.service.publish(next.version, next.step, file_uri(&folder), next.epoch).await?;
+        self.published.send_replace(next);
+        tracing::info!(policy.version = next.version, step = next.step, folder = %folder.display(), "published");
+        self.prune(next.version)
     }
 
     /// Removes what is neither new nor needed: agents that still load an old version look again and find a newer one.
     fn prune(&self, newest: i64) -> Result<(), PublishError> {
-        let mut versions: Vec<(i64, PathBuf)> = std::fs::read_dir(&self.folder)
-            .map_err(failed("list", &self.folder))?
+        let mut versions: Vec<(i64, PathBuf)> = std::fs::read_dir(&self.options.folder)
+            .map_err(failed("list", &self.options.folder))?
             .filter_map(|entry| version_of(&entry.ok()?.path()))
             .filter(|(version, _)| *version <= newest)
             .collect();
         versions.sort_unstable_by_key(|(version, _)| std::cmp::Reverse(*version));
-        for (_, folder) in versions.into_iter().skip(self.keep) {
+        for (_, folder) in versions.into_iter().skip(self.options.keep.max(1)) {
             std::fs::remove_dir_all(&folder).map_err(failed("remove", &folder))?;
         }
         Ok(())
     }
+}
+
+fn write(parameters: &Parameters, base: &Path, target: &Path, version: i64) -> Result<(), PublishError> {
+    // A version of a lineage that was given up; its successor takes its number.
+    if target.exists() {
+        std::fs::remove_dir_all(target).map_err(failed("remove", target))?;
+    }
+    checkpoint::write(parameters, base, target, &WriteOptions::default())
+        .map_err(|source| PublishError::Write { version, source })
+}
+
+fn folder_of(folder: &Path, version: i64) -> PathBuf {
+    folder.join(format!("v{version:06}"))
 }
 
 /// What a version is of.

@@ -7,7 +7,7 @@ use std::{
     io::{self, Write as _},
     net::SocketAddr,
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use axum::{Router, extract::State, http::header, routing::get};
@@ -18,6 +18,27 @@ use tokio::runtime::Handle;
 
 use crate::loss::StepStatistics;
 
+/// The bar that is on the screen, if any: lines of the log are printed above it.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Standard error, where the log goes without tearing the progress bar apart.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogWriter;
+
+impl io::Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match bar {
+            Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
+            None => io::stderr().write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
 /// One optimizer step. Means over tokens are over trained tokens (mask 1).
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StepReport {
@@ -25,7 +46,7 @@ pub struct StepReport {
     pub step: i64,
     /// Weight version that agents had when the step began.
     pub version: i64,
-    /// Batch that it consumed.
+    /// Batch that it consumed; several are separated by commas.
     pub batch_id: String,
     /// Seconds since the trainer started.
     pub seconds: f64,
@@ -38,8 +59,12 @@ pub struct StepReport {
     pub statistics: StepStatistics,
     /// Loss of the critic.
     pub value_loss: Option<f64>,
-    /// Global norm of the gradients before they were clipped.
+    /// Global norm of the gradients before they were clipped, of policy and critic together.
     pub gradient_norm: f64,
+    /// That of the policy.
+    pub policy_gradient_norm: f64,
+    /// That of the critic, if there is one.
+    pub critic_gradient_norm: Option<f64>,
     /// Learning rate of the step.
     pub learning_rate: f64,
     /// Versions between the weights now and those that generated the oldest trained token, mean over rollouts.
@@ -48,6 +73,8 @@ pub struct StepReport {
     pub staleness_max: i64,
     /// Rollouts.
     pub rollouts: usize,
+    /// Trained rows without behaviour log-probabilities, whose ratio is 1.
+    pub rows_without_logprobs: usize,
     /// Prompt and response tokens.
     pub tokens: usize,
     /// Tokens per second of work: time without data does not count.
@@ -68,11 +95,17 @@ pub struct Reporter {
 impl Reporter {
     /// Appends lines to `lines`, if given; shows a bar up to `steps` where standard error is a terminal.
     pub fn new(lines: Option<&Path>, steps: i64, done: i64) -> io::Result<Self> {
+        if let Some(path) = lines {
+            forget_steps_above(path, done)?;
+        }
         let lines = lines.map(|path| OpenOptions::new().create(true).append(true).open(path)).transpose()?;
         let bar = ProgressBar::new(steps.max(0) as u64).with_position(done.max(0) as u64);
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style);
+        if !bar.is_hidden() {
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        }
         Ok(Self { lines, metrics: Arc::new(TrainerMetrics::new()), bar })
     }
 
@@ -131,6 +164,11 @@ impl Reporter {
         self.metrics.lost.inc();
     }
 
+    /// Counts a batch that was given back, whole or for some of its groups.
+    pub fn given_back(&self) {
+        self.metrics.given_back.inc();
+    }
+
     /// Counts a saved checkpoint.
     pub fn saved(&self, step: i64) {
         self.metrics.saved_step.set(step);
@@ -139,7 +177,31 @@ impl Reporter {
     /// Leaves the bar as it is.
     pub fn finish(&self) {
         self.bar.abandon();
+        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
+}
+
+/// Removes the reports of steps above `done`, which a trainer that was killed has made and this one makes again, and a
+/// line that was not finished.
+fn forget_steps_above(path: &Path, done: i64) -> io::Result<()> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let is_done = |line: &&str| {
+        serde_json::from_str::<serde_json::Value>(line).is_ok_and(|report| report["step"].as_i64() <= Some(done))
+    };
+    let kept: String = text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter(is_done).collect();
+    if kept.len() == text.len() {
+        return Ok(());
+    }
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut aside = tempfile::Builder::new().permissions(std::fs::metadata(path)?.permissions()).tempfile_in(folder)?;
+    aside.write_all(kept.as_bytes())?;
+    aside.as_file().sync_all()?;
+    aside.persist(path)?;
+    Ok(())
 }
 
 async fn metrics(State(metrics): State<Arc<TrainerMetrics>>) -> ([(header::HeaderName, &'static str); 1], String) {
@@ -162,6 +224,8 @@ struct TrainerMetrics {
     trained_tokens: IntCounter,
     rollouts: IntCounter,
     lost: IntCounter,
+    given_back: IntCounter,
+    rows_without_logprobs: IntCounter,
     waited: prometheus::Counter,
 }
 
@@ -200,6 +264,7 @@ impl TrainerMetrics {
             gauge("ratio_max", "Largest importance ratio.", |r| r.statistics.ratio_max),
             gauge("value_loss", "Loss of the critic.", |r| r.value_loss),
             gauge("gradient_norm", "Global norm of the gradients before clipping.", |r| Some(r.gradient_norm)),
+            gauge("critic_gradient_norm", "Norm of the critic's gradients before clipping.", |r| r.critic_gradient_norm),
             gauge("learning_rate", "Learning rate.", |r| Some(r.learning_rate)),
             gauge("staleness_mean", "Mean staleness of the rollouts of the last batch, in versions.", |r| {
                 Some(r.staleness_mean)
@@ -216,6 +281,11 @@ impl TrainerMetrics {
             trained_tokens: counter("trained_tokens_total", "Tokens with mask 1 of all steps."),
             rollouts: counter("rollouts_total", "Rollouts of all steps."),
             lost: counter("lost_batches_total", "Batches whose lease was lost while they were computed."),
+            given_back: counter("given_back_batches_total", "Batches given back, whole or for some of their groups."),
+            rows_without_logprobs: counter(
+                "rows_without_logprobs_total",
+                "Trained rows without behaviour log-probabilities, whose ratio is 1.",
+            ),
             waited,
             gauges,
             registry,
@@ -235,6 +305,7 @@ impl TrainerMetrics {
         self.tokens.inc_by(report.tokens as u64);
         self.trained_tokens.inc_by(report.statistics.trained_tokens as u64);
         self.rollouts.inc_by(report.rollouts as u64);
+        self.rows_without_logprobs.inc_by(report.rows_without_logprobs as u64);
         self.waited.inc_by(report.waited_s);
     }
 }
@@ -242,6 +313,28 @@ impl TrainerMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_that_are_done_again_are_reported_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let path = folder.path().join("metrics.jsonl");
+        let mut first = Reporter::new(Some(&path), 10, 0).expect("the file can be written");
+        for step in 1..=3 {
+            first.step(&StepReport { step, ..StepReport::default() }).expect("it is written");
+        }
+        drop(first);
+        let torn = std::fs::read_to_string(&path).expect("it is there") + "{\"step\": 4, \"lo";
+        std::fs::write(&path, torn).expect("it can be written");
+        let mut second = Reporter::new(Some(&path), 10, 2).expect("the file can be written");
+        second.step(&StepReport { step: 3, ..StepReport::default() }).expect("it is written");
+        let steps: Vec<i64> = std::fs::read_to_string(&path)
+            .expect("it is there")
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("it is JSON")["step"].as_i64())
+            .map(|step| step.expect("it is a number"))
+            .collect();
+        assert_eq!(steps, [1, 2, 3]);
+    }
 
     #[test]
     fn the_last_step_is_served_as_metrics() {

@@ -18,6 +18,8 @@ pub struct Sequence<'a> {
     pub positions: &'a [i64],
     /// k1 = `logp_old` - `logp_ref`; nothing where rewards carry no penalty.
     pub kl: Option<&'a [f32]>,
+    /// `logp_old` - `logp_teacher` of on-policy distillation; nothing where none is distilled.
+    pub gap: Option<&'a [f32]>,
 }
 
 /// How rewards spread over tokens.
@@ -29,6 +31,8 @@ pub struct Discounting {
     pub gamma: f64,
     /// Decay of the advantage estimate per step; PPO alone reads it.
     pub lambda: f64,
+    /// On-policy distillation per nat of the gap to the teacher.
+    pub opd_coef: f64,
 }
 
 /// What a critic makes of one sequence: both of length K.
@@ -49,13 +53,25 @@ pub struct ValueLoss {
     pub clipped: Tensor,
 }
 
-/// Advantages of REINFORCE++ (Hu 2025): discounted returns of -`kl_coef` k1 + reward, whitened over the whole batch.
+/// Advantages of REINFORCE++ (Hu 2025): discounted returns of -`kl_coef` k1 + reward, less the teacher's term, whitened
+/// over the whole batch. The order is that of slime's `compute_advantages_and_returns`.
 #[must_use]
 pub fn reinforce_plus_plus(batch: &[Sequence], discounting: Discounting) -> Vec<Vec<f64>> {
     let mut advantages: Vec<Vec<f64>> =
         batch.iter().map(|sequence| discounted_returns(sequence, discounting)).collect();
+    distill(&mut advantages, batch, discounting.opd_coef);
     whiten(&mut advantages);
     advantages
+}
+
+/// Takes `opd_coef * (logp_old - logp_teacher)` off the advantages: before they are whitened, and not off the returns
+/// that a critic learns.
+pub fn distill(advantages: &mut [Vec<f64>], batch: &[Sequence], opd_coef: f64) {
+    for (advantages, sequence) in advantages.iter_mut().zip(batch) {
+        for (advantage, &gap) in advantages.iter_mut().zip(sequence.gap.unwrap_or_default()) {
+            *advantage -= opd_coef * f64::from(gap);
+        }
+    }
 }
 
 /// Returns of REINFORCE++ before whitening: `G_t = r_t + gamma G_{t+1}` over the response.
@@ -77,7 +93,7 @@ pub fn discounted_returns(sequence: &Sequence, discounting: Discounting) -> Vec<
 /// value before the next one, and 0 after the last.
 #[must_use]
 pub fn generalized_advantages(sequence: &Sequence, values: &[f32], discounting: Discounting) -> Estimate {
-    let Discounting { kl_coef, gamma, lambda } = discounting;
+    let Discounting { kl_coef, gamma, lambda, .. } = discounting;
     let mut advantages = token_rewards(sequence, kl_coef);
     let (mut next_value, mut next_advantage) = (0.0, 0.0);
     for (advantage, &value) in advantages.iter_mut().zip(values).rev() {
@@ -135,7 +151,7 @@ fn token_rewards(sequence: &Sequence, kl_coef: f64) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    const DISCOUNTING: Discounting = Discounting { kl_coef: 0.1, gamma: 0.5, lambda: 0.8 };
+    const DISCOUNTING: Discounting = Discounting { kl_coef: 0.1, gamma: 0.5, lambda: 0.8, opd_coef: 0.5 };
 
     fn close(found: &[f64], expected: &[f64]) {
         assert_eq!(found.len(), expected.len());
@@ -147,7 +163,7 @@ mod tests {
     #[test]
     fn masked_tokens_discount_and_earn_nothing() {
         // Rewards -0.1, -0.2, 1 - 0.4 at positions 0, 1, 3: G = [., -0.2 + 0.25 * 0.6, 0.6].
-        let sequence = Sequence { reward: 1.0, positions: &[0, 1, 3], kl: Some(&[1.0, 2.0, 4.0]) };
+        let sequence = Sequence { reward: 1.0, positions: &[0, 1, 3], kl: Some(&[1.0, 2.0, 4.0]), gap: None };
         close(&discounted_returns(&sequence, DISCOUNTING), &[-0.125, -0.05, 0.6]);
         let plain = Sequence { kl: None, ..sequence };
         close(&discounted_returns(&plain, DISCOUNTING), &[0.125, 0.25, 1.0]);
@@ -156,8 +172,8 @@ mod tests {
     #[test]
     fn whitening_spans_the_batch() {
         // Returns [0.5, 1] and [0]: mean 0.5, unbiased variance 0.25.
-        let first = Sequence { reward: 1.0, positions: &[4, 5], kl: None };
-        let second = Sequence { reward: 0.0, positions: &[0], kl: None };
+        let first = Sequence { reward: 1.0, positions: &[4, 5], kl: None, gap: None };
+        let second = Sequence { reward: 0.0, positions: &[0], kl: None, gap: None };
         let found = reinforce_plus_plus(&[first, second], DISCOUNTING);
         close(&found[0], &[0.0, 0.999_999_98]);
         close(&found[1], &[-0.999_999_98]);
@@ -168,9 +184,20 @@ mod tests {
     }
 
     #[test]
+    fn distillation_comes_before_whitening() {
+        // Returns [0.5, 1] and [0], less [0.5, 0] and [0.5]: [0, 1] and [-0.5], mean 1/6, unbiased variance 7/12.
+        let first = Sequence { reward: 1.0, positions: &[4, 5], kl: None, gap: Some(&[1.0, 0.0]) };
+        let second = Sequence { reward: 0.0, positions: &[0], kl: None, gap: Some(&[1.0]) };
+        let found = reinforce_plus_plus(&[first, second], DISCOUNTING);
+        let deviation = (7.0_f64 / 12.0 + VARIANCE_EPSILON).sqrt();
+        close(&found[0], &[-1.0 / 6.0 / deviation, 5.0 / 6.0 / deviation]);
+        close(&found[1], &[-2.0 / 3.0 / deviation]);
+    }
+
+    #[test]
     fn generalized_advantages_hold_by_hand() {
         // delta = [0.5 * 2 - 1, 0.5 * 4 - 2, 3 - 4] = [0, 0, -1]; A = [0.4^2 * -1, 0.4 * -1, -1].
-        let sequence = Sequence { reward: 3.0, positions: &[0, 7, 9], kl: None };
+        let sequence = Sequence { reward: 3.0, positions: &[0, 7, 9], kl: None, gap: None };
         let found = generalized_advantages(&sequence, &[1.0, 2.0, 4.0], DISCOUNTING);
         close(&found.advantages, &[-0.16, -0.4, -1.0]);
         close(&found.returns, &[0.84, 1.6, 3.0]);
@@ -179,7 +206,7 @@ mod tests {
     #[test]
     fn gaps_between_trained_tokens_do_not_reach_the_estimate() {
         let values = [0.3, 0.1];
-        let near = Sequence { reward: 1.0, positions: &[0, 1], kl: None };
+        let near = Sequence { reward: 1.0, positions: &[0, 1], kl: None, gap: None };
         let far = Sequence { positions: &[0, 50], ..near };
         let estimate = |sequence| generalized_advantages(sequence, &values, DISCOUNTING);
         assert_eq!(estimate(&near), estimate(&far));

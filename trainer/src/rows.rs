@@ -3,10 +3,15 @@
 //! This is separate because it is the only place that trusts nothing: a [`Row`] is checked once and holds per-token
 //! columns at its trained tokens alone, so that what a producer wrote at masked tokens cannot reach a loss.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use forebay_client::wire::{Sample, VersionSpan};
+
+/// Log-probabilities that a model can have computed: above 0 by no more than rounding, and not a placeholder for "never
+/// sampled", whose importance ratio would be meaningless.
+const LOGPROBS: RangeInclusive<f32> = -1_000.0..=0.01;
 
 /// The rows of one batch that train something, and statistics over all of its rows.
 #[derive(Debug)]
@@ -49,6 +54,28 @@ pub struct RolloutId(String);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(String);
 
+/// What rows must have to be trained on.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// Token ids that the model knows.
+    pub vocabulary: usize,
+    /// Longest trained sequence, prompt and response, in tokens.
+    pub tokens_max: usize,
+    /// Columns that the objective reads.
+    pub needs: Needs,
+}
+
+/// Columns that must be on every trained row; each with what in the configuration reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Behaviour log-probabilities.
+    pub logprobs: Option<&'static str>,
+    /// Teacher log-probabilities.
+    pub teacher_logprobs: Option<&'static str>,
+    /// The reward of the rollout.
+    pub reward: Option<&'static str>,
+}
+
 /// What a batch held, whether it trains or not. A rollout counts once, however many rows it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BatchStatistics {
@@ -64,6 +91,8 @@ pub struct BatchStatistics {
     pub tokens: usize,
     /// Tokens with mask 1.
     pub tokens_trained: usize,
+    /// Trained rows without behaviour log-probabilities: their ratio is 1.
+    pub rows_without_logprobs: usize,
     /// Mean reward of the rollouts that have one.
     pub reward_mean: Option<f64>,
     /// Mean reward of the rollouts that have one and a trained token.
@@ -95,14 +124,28 @@ pub struct RowViolation {
     pub reason: String,
 }
 
+impl RowsError {
+    /// The groups of the malformed rows, each once, in ascending order.
+    #[must_use]
+    pub fn groups(&self, samples: &[Sample]) -> Vec<String> {
+        let groups: BTreeSet<&String> = self
+            .violations
+            .iter()
+            .filter_map(|violation| samples.get(violation.row))
+            .map(|sample| &sample.group_id)
+            .collect();
+        groups.into_iter().cloned().collect()
+    }
+}
+
 impl Rows {
-    /// Checks and converts the rows of a batch; `vocabulary` is the number of token ids that the model knows and
-    /// `version_current` the policy's version against which staleness is measured.
-    pub fn read(samples: &[Sample], vocabulary: usize, version_current: i64) -> Result<Self, RowsError> {
+    /// Checks and converts the rows of a batch; `version_current` is the policy's version against which staleness is
+    /// measured.
+    pub fn read(samples: &[Sample], expected: &Expected, version_current: i64) -> Result<Self, RowsError> {
         let mut violations = Vec::new();
         let mut trained = Vec::new();
         for (index, sample) in samples.iter().enumerate() {
-            match Row::read(index, sample, vocabulary) {
+            match Row::read(index, sample, expected) {
                 Ok(row) => trained.extend(row),
                 Err(found) => violations.extend(found),
             }
@@ -112,6 +155,32 @@ impl Rows {
         }
         let statistics = BatchStatistics::of(samples, &trained, version_current);
         Ok(Self { trained, statistics })
+    }
+
+    /// The rows of several batches as those of one step: each batch counts alike, so its loss weights are divided by their
+    /// number.
+    #[must_use]
+    pub fn merge(batches: &[&Self]) -> Self {
+        let share = 1.0 / batches.len().max(1) as f64;
+        let trained: Vec<Row> = batches
+            .iter()
+            .flat_map(|batch| batch.trained.iter().cloned())
+            .map(|row| Row { loss_weight: row.loss_weight * share, ..row })
+            .collect();
+        Self { trained, statistics: BatchStatistics::merge(batches) }
+    }
+
+    /// The trained rows of one group alone, with the statistics of all.
+    #[must_use]
+    pub fn of_group(&self, group: &GroupId) -> Self {
+        let trained = self.trained.iter().filter(|row| row.group_id == *group).cloned().collect();
+        Self { trained, statistics: self.statistics }
+    }
+
+    /// Groups with a trained row, each once, in ascending order.
+    #[must_use]
+    pub fn groups(&self) -> BTreeSet<&GroupId> {
+        self.trained.iter().map(Row::group_id).collect()
     }
 
     /// Rows with at least one trained token, in the order of the batch.
@@ -129,18 +198,21 @@ impl Rows {
 
 impl Row {
     /// `None` for a row that trains nothing.
-    fn read(index: usize, sample: &Sample, vocabulary: usize) -> Result<Option<Self>, Vec<RowViolation>> {
+    fn read(index: usize, sample: &Sample, expected: &Expected) -> Result<Option<Self>, Vec<RowViolation>> {
         let mut check = Check { row: index, sample, violations: Vec::new() };
-        let shape = check.shape(vocabulary);
+        let shape = check.shape(expected.vocabulary);
         check.scalars();
         let (Some((tokens, mask)), true) = (shape, check.violations.is_empty()) else {
             return if check.violations.is_empty() { Ok(None) } else { Err(check.violations) };
         };
         let trained: Vec<usize> = (0..mask.len()).filter(|&t| mask[t] == 1).collect();
-        let logprobs = check.column("logprobs", sample.logprobs.as_deref(), mask.len(), &trained);
+        let logprobs = check.logprobs("logprobs", sample.logprobs.as_deref(), mask.len(), &trained);
         let teacher_logprobs =
-            check.column("teacher_logprobs", sample.teacher_logprobs.as_deref(), mask.len(), &trained);
+            check.logprobs("teacher_logprobs", sample.teacher_logprobs.as_deref(), mask.len(), &trained);
         let values = check.column("values", sample.values.as_deref(), mask.len(), &trained);
+        if !trained.is_empty() {
+            check.trainable(tokens.len(), expected);
+        }
         if !check.violations.is_empty() {
             return Err(check.violations);
         }
@@ -315,10 +387,37 @@ impl BatchStatistics {
             rows_without_tokens: samples.iter().filter(|sample| sample.tokens.is_none()).count(),
             tokens: samples.iter().filter_map(|sample| sample.tokens.as_ref()).map(Vec::len).sum(),
             tokens_trained: trained.iter().map(Row::trained_length).sum(),
+            rows_without_logprobs: trained.iter().filter(|row| row.logprobs.is_none()).count(),
             reward_mean: mean(&rewards.values().copied().flatten().collect::<Vec<_>>()),
             reward_trained_mean: mean(&learners.values().filter_map(|row| row.reward).collect::<Vec<_>>()),
             staleness_mean: mean(&staleness.iter().map(|&versions| versions as f64).collect::<Vec<_>>()),
             staleness_max: staleness.into_iter().max(),
+        }
+    }
+}
+
+impl BatchStatistics {
+    fn merge(batches: &[&Rows]) -> Self {
+        let each = || batches.iter().map(|batch| &batch.statistics);
+        let sum = |read: fn(&Self) -> usize| each().map(read).sum();
+        let weighted = |read: fn(&Self) -> Option<f64>, weight: fn(&Self) -> usize| {
+            let known: Vec<(f64, f64)> =
+                each().filter_map(|batch| Some((read(batch)?, weight(batch) as f64))).collect();
+            let total: f64 = known.iter().map(|(_, weight)| weight).sum();
+            (total > 0.0).then(|| known.iter().map(|(value, weight)| value * weight).sum::<f64>() / total)
+        };
+        Self {
+            rollouts: sum(|batch| batch.rollouts),
+            rollouts_trained: sum(|batch| batch.rollouts_trained),
+            rows: sum(|batch| batch.rows),
+            rows_without_tokens: sum(|batch| batch.rows_without_tokens),
+            tokens: sum(|batch| batch.tokens),
+            tokens_trained: sum(|batch| batch.tokens_trained),
+            rows_without_logprobs: sum(|batch| batch.rows_without_logprobs),
+            reward_mean: weighted(|batch| batch.reward_mean, |batch| batch.rollouts),
+            reward_trained_mean: weighted(|batch| batch.reward_trained_mean, |batch| batch.rollouts_trained),
+            staleness_mean: weighted(|batch| batch.staleness_mean, |batch| batch.rollouts_trained),
+            staleness_max: each().filter_map(|batch| batch.staleness_max).max(),
         }
     }
 }
@@ -376,6 +475,41 @@ impl<'a> Check<'a> {
         if reward.is_some_and(|reward| !reward.is_finite()) {
             self.refuse("reward", "is not finite");
         }
+    }
+
+    /// What the objective and the model need of a row with a trained token.
+    fn trainable(&mut self, length: usize, expected: &Expected) {
+        if length > expected.tokens_max {
+            self.refuse("tokens", format!("has {length} entries, at most {} can be trained", expected.tokens_max));
+        }
+        let Needs { logprobs, teacher_logprobs, reward } = expected.needs;
+        let columns = [
+            ("logprobs", logprobs, self.sample.logprobs.is_none()),
+            ("teacher_logprobs", teacher_logprobs, self.sample.teacher_logprobs.is_none()),
+            ("reward", reward, self.sample.reward.is_none()),
+        ];
+        for (field, reader, is_missing) in columns {
+            if let Some(reader) = reader.filter(|_| is_missing) {
+                self.refuse(field, format!("is missing, and {reader} reads it"));
+            }
+        }
+    }
+
+    /// The entries of a column of log-probabilities at the trained tokens.
+    fn logprobs(
+        &mut self,
+        field: &'static str,
+        column: Option<&[f32]>,
+        length: usize,
+        trained: &[usize],
+    ) -> Option<Vec<f32>> {
+        let kept = self.column(field, column, length, trained)?;
+        let outside = kept.iter().find(|entry| entry.is_finite() && !LOGPROBS.contains(*entry));
+        if let Some(entry) = outside {
+            let (low, high) = (LOGPROBS.start(), LOGPROBS.end());
+            self.refuse(field, format!("holds {entry} at a trained token, which is not between {low} and {high}"));
+        }
+        Some(kept)
     }
 
     /// The entries of a per-token column at the trained tokens.

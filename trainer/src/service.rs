@@ -1,11 +1,17 @@
 //! The service as the trainer sees it: one policy, and calls that wait until they are answered.
 //!
-//! Separate from the loop so that the loop says what it does and this what to do about a service that is away: a
-//! trainer has nothing better to do than to wait for it, because every call here may be repeated.
+//! Separate from the loop so that the loop says what it does and this what to do when the service is not reached. Only a
+//! problem document is the service's own refusal. Whatever else comes back (no connection, a proxy's page, a body that
+//! is cut off, a status without a problem document) says nothing about the call: the call is repeated with back-off,
+//! which every call here allows, until the configured patience is used up.
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use forebay_client::{
@@ -16,8 +22,20 @@ use forebay_client::{
     },
 };
 
-/// Pause after a call that was already repeated with back-off in vain.
-const PAUSE: Duration = Duration::from_secs(2);
+/// Pause after the first call that failed; it doubles with every further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest pause between two attempts: a service that is back is noticed within seconds.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Patience with answers that are not the service's before it has answered once: then the URL or the key is likely wrong.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Problem types that say that the request did not reach what it was meant for.
+const MISROUTED: [&str; 3] = ["no-such-route", "method-not-allowed", "not-acceptable"];
+
+/// Problem types with which the service says that a batch cannot be read.
+const ABOUT_THE_BATCH: [&str; 4] = ["not-found", "batch-state", "purged", "damaged"];
 
 /// Characters of a reason; the service takes 1,024 bytes.
 const REASON_CHARS_MAX: usize = 250;
@@ -26,8 +44,12 @@ const REASON_CHARS_MAX: usize = 250;
 #[derive(Clone, Debug)]
 pub struct Service {
     client: Client,
+    url: String,
     policy: String,
     consumer: String,
+    patience: Duration,
+    /// Whether the service has answered a call.
+    reached: Arc<AtomicBool>,
 }
 
 /// How the trainer proves who it is, and whom it believes. Printed without the key.
@@ -101,6 +123,18 @@ pub enum ServiceError {
         /// The policy.
         policy: String,
     },
+    /// The service was not reached for longer than the configured patience, or something else answered in its place.
+    #[error("gave up on `{call}` at {url} after {seconds} s without an answer of the service")]
+    GaveUp {
+        /// What was asked.
+        call: &'static str,
+        /// Base URL of the service.
+        url: String,
+        /// Time since the first attempt.
+        seconds: u64,
+        /// What came back last.
+        source: ClientError,
+    },
     /// The service does not know the policy.
     #[error(
         "the service has no policy `{0}`: create it with PUT /policies/{0}, or start its agents first where `auto_create` is on"
@@ -110,11 +144,23 @@ pub enum ServiceError {
 
 impl Service {
     /// A policy of the service at `url`; `consumer` names this trainer in leases.
-    pub fn new(url: &str, policy: &str, consumer: &str, credentials: &Credentials) -> Result<Self, ServiceError> {
+    ///
+    /// A call is repeated for `patience` before it fails.
+    pub fn new(
+        url: &str,
+        policy: &str,
+        consumer: &str,
+        credentials: &Credentials,
+        patience: Duration,
+    ) -> Result<Self, ServiceError> {
         Ok(Self {
-            client: Client::with_options(url, &credentials.options()?)?.with_retry(RetryPolicy::default()),
+            // Attempts are counted in one place, here: the client's own would hide from the log for how long it is away.
+            client: Client::with_options(url, &credentials.options()?)?.with_retry(RetryPolicy::none()),
+            url: url.to_owned(),
             policy: policy.to_owned(),
             consumer: consumer.to_owned(),
+            patience,
+            reached: Arc::default(),
         })
     }
 
@@ -178,7 +224,12 @@ impl Service {
         let request = NackRequest { lease, reason, groups, epoch: Some(batch.epoch) };
         match self.patiently("nack", || self.client.nack(&batch.batch_id, &request)).await {
             Ok(_) => Ok(()),
-            Err(ServiceError::Client(refused)) if refused.kind() == Some("lease-lost") => Ok(()),
+            // The lease is over in any case; a repeat of a call whose answer was lost is refused like this.
+            Err(ServiceError::Client(refused))
+                if refused.kind() == Some("lease-lost") || blames_the_batch(&refused) =>
+            {
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }
@@ -195,33 +246,77 @@ impl Service {
         self.patiently("publish", || self.client.publish(&self.policy, &request)).await.map(drop)
     }
 
-    /// Makes a call until it is answered.
-    pub(crate) async fn patiently<T, F>(&self, name: &str, mut call: impl FnMut() -> F) -> Result<T, ServiceError>
+    /// Makes a call until the service answers it, for as long as the patience lasts.
+    pub(crate) async fn patiently<T, F>(&self, name: &'static str, mut call: impl FnMut() -> F) -> Result<T, ServiceError>
     where
         F: Future<Output = Result<T, ClientError>>,
     {
+        let began = Instant::now();
+        let mut pause = FIRST_PAUSE;
         loop {
-            match call().await {
-                Ok(answer) => return Ok(answer),
-                Err(error) if is_passing(&error) => {
-                    tracing::warn!(call = name, %error, "the service does not answer; trying again");
-                    tokio::time::sleep(PAUSE).await;
+            let error = match call().await {
+                Ok(answer) => {
+                    self.reached.store(true, Ordering::Relaxed);
+                    return Ok(answer);
                 }
                 Err(error) if error.kind() == Some("superseded") => {
                     return Err(ServiceError::Superseded(self.policy.clone()));
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) if is_decided(&error) => return Err(error.into()),
+                Err(error) => error,
+            };
+            if began.elapsed() >= self.patience_with(&error) {
+                let seconds = began.elapsed().as_secs();
+                return Err(ServiceError::GaveUp { call: name, url: self.url.clone(), seconds, source: error });
             }
+            tracing::warn!(
+                call = name,
+                url = self.url,
+                error = crate::chain(&error),
+                "no answer of the service; trying again"
+            );
+            let asked = error.problem().and_then(|problem| problem.retry_after_s).map_or(pause, Duration::from_secs);
+            tokio::time::sleep(asked.clamp(pause, PAUSE_MAX)).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn patience_with(&self, error: &ClientError) -> Duration {
+        let misdirected = match error {
+            ClientError::Unexpected { status, .. } => *status < 500,
+            ClientError::Refused(problem) => !matches!(problem.status, 408 | 429 | 500..),
+            other => matches!(other, ClientError::Malformed { .. }),
+        };
+        if misdirected && !self.reached.load(Ordering::Relaxed) {
+            self.patience.min(START_PATIENCE)
+        } else {
+            self.patience
         }
     }
 }
 
-/// Whether the same call may succeed later.
-fn is_passing(error: &ClientError) -> bool {
+/// Whether the service has decided on the call, so that the same call would be answered alike.
+fn is_decided(error: &ClientError) -> bool {
     match error {
-        ClientError::Transport(_) | ClientError::Truncated { .. } => true,
-        ClientError::Refused(problem) => matches!(problem.status, 408 | 429 | 500..),
-        ClientError::Unexpected { status, .. } => *status >= 500,
-        _ => false,
+        ClientError::Refused(problem) => {
+            let is_passing = matches!(problem.status, 401 | 403 | 407 | 408 | 421 | 429 | 500..);
+            problem.kind == "damaged" || !(is_passing || MISROUTED.contains(&problem.kind.as_str()))
+        }
+        ClientError::Transport(_)
+        | ClientError::Unexpected { .. }
+        | ClientError::Malformed { .. }
+        | ClientError::Truncated { .. }
+        | ClientError::Undelimited
+        | ClientError::Incomplete { .. } => false,
+        ClientError::Encode(_)
+        | ClientError::BaseUrl { .. }
+        | ClientError::Key
+        | ClientError::Tls(_)
+        | ClientError::NoLease { .. } => true,
     }
+}
+
+/// Whether the service says that the batch, and not the way to it, is what cannot be read.
+pub(crate) fn blames_the_batch(error: &ClientError) -> bool {
+    error.kind().is_some_and(|kind| ABOUT_THE_BATCH.contains(&kind))
 }

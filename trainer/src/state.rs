@@ -4,14 +4,16 @@
 //! checkpoints/step-00000040/
 //!     model/                  a complete Hugging Face checkpoint, float32
 //!     critic/                 likewise, where there is a critic
+//!     average/                likewise, the policy's averaged weights, where an average is kept
 //!     optimizer.safetensors   first and second moments of both, by parameter name
-//!     trainer.json            step, format
+//!     trainer.json            step, format, BLAKE3 digest of every other file
 //! ```
 //!
-//! A checkpoint appears whole or not at all: it is written aside, reaches the disk, and is then renamed. Random numbers
-//! need no state of their own: they are drawn from the seed and the step.
+//! A checkpoint appears whole or not at all: it is written aside, reaches the disk, and is then renamed. Its digests are
+//! compared before it is used. Random numbers need no state of their own: they are drawn from the seed and the step.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -31,7 +33,11 @@ const FORMAT: u32 = 1;
 const MODEL: &str = "model";
 const CRITIC: &str = "critic";
 const OPTIMIZER: &str = "optimizer.safetensors";
+const AVERAGE: &str = "average";
 const ABOUT: &str = "trainer.json";
+
+/// Beginning of the name of a checkpoint that is being written.
+const PARTIAL: &str = ".partial-";
 
 /// The checkpoints of one trainer.
 #[derive(Clone, Debug)]
@@ -59,6 +65,8 @@ pub struct State<'a> {
     pub model: (&'a Parameters, &'a Path),
     /// Likewise of the critic.
     pub critic: Option<(&'a Parameters, &'a Path)>,
+    /// Averaged weights of the policy, where an average is kept.
+    pub average: Option<Parameters>,
     /// Updates of the optimizer.
     pub optimizer_steps: i64,
     /// Tensors of the optimizers, by name.
@@ -70,6 +78,9 @@ struct About {
     format: u32,
     step: i64,
     optimizer_steps: i64,
+    /// Digests of the files, by path in the folder. Trainers that wrote none are still read.
+    #[serde(default)]
+    digests: BTreeMap<String, String>,
 }
 
 /// Why a checkpoint cannot be written or read.
@@ -96,6 +107,16 @@ pub enum StateError {
         /// Why.
         source: tch::TchError,
     },
+    /// The newest checkpoint is not as it was written.
+    #[error("the newest checkpoint is damaged: {} {reason}. {way_back}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// What can be done.
+        way_back: String,
+    },
     /// Another version of the trainer wrote it.
     #[error("{} has format {found}, this trainer reads {FORMAT}", path.display())]
     Format {
@@ -113,16 +134,28 @@ impl Checkpoints {
         Self { folder, keep: keep.max(1) }
     }
 
-    /// The newest one, if there is any.
+    /// The newest one, if there is any, once its files are found to be as they were written.
     pub fn latest(&self) -> Result<Option<Checkpoint>, StateError> {
-        let Some((step, folder)) = self.all()?.into_iter().next_back() else { return Ok(None) };
-        let path = folder.join(ABOUT);
-        let text = fs::read(&path).map_err(failed("read", &path))?;
-        let about: About = serde_json::from_slice(&text).map_err(io::Error::from).map_err(failed("read", &path))?;
-        if about.format != FORMAT {
-            return Err(StateError::Format { path, found: about.format });
+        let mut all = self.all()?;
+        let Some((step, folder)) = all.pop() else { return Ok(None) };
+        match open(step, folder.clone()) {
+            Err(StateError::Damaged { path, reason, .. }) => {
+                let whole = all.into_iter().rev().find(|(step, folder)| open(*step, folder.clone()).is_ok());
+                let way_back = way_back(&folder, whole.map(|(step, _)| step));
+                Err(StateError::Damaged { path, reason, way_back })
+            }
+            opened => opened.map(Some),
         }
-        Ok(Some(Checkpoint { step, optimizer_steps: about.optimizer_steps, folder }))
+    }
+
+    /// Step of the oldest one that is kept: whatever is acked up to it, no fall back can ask for.
+    pub fn oldest_step(&self) -> Result<Option<i64>, StateError> {
+        Ok(self.all()?.first().map(|(step, _)| *step))
+    }
+
+    /// Removes what trainers that were killed while they saved have left. Nobody else may be saving here.
+    pub fn remove_partial(&self) -> Result<(), StateError> {
+        remove_hidden(&self.folder, PARTIAL).map_err(failed("remove partial checkpoints from", &self.folder))
     }
 
     /// Every complete one, oldest first.
@@ -151,7 +184,7 @@ impl Checkpoints {
         }
         fs::create_dir_all(&self.folder).map_err(failed("create", &self.folder))?;
         let partial = tempfile::Builder::new()
-            .prefix(".partial-")
+            .prefix(PARTIAL)
             .tempdir_in(&self.folder)
             .map_err(failed("create a folder in", &self.folder))?;
         let exact = WriteOptions { storage: Storage::Float32, ..WriteOptions::default() };
@@ -159,8 +192,16 @@ impl Checkpoints {
         if let Some((parameters, base)) = state.critic {
             checkpoint::write(parameters, base, &partial.path().join(CRITIC), &exact)?;
         }
+        if let Some(average) = &state.average {
+            checkpoint::write(average, state.model.1, &partial.path().join(AVERAGE), &exact)?;
+        }
         write_optimizer(&partial.path().join(OPTIMIZER), &state.optimizer)?;
-        let about = About { format: FORMAT, step: state.step, optimizer_steps: state.optimizer_steps };
+        let about = About {
+            format: FORMAT,
+            step: state.step,
+            optimizer_steps: state.optimizer_steps,
+            digests: digests(partial.path()).map_err(failed("read", partial.path()))?,
+        };
         let path = partial.path().join(ABOUT);
         let text = serde_json::to_vec_pretty(&about).map_err(io::Error::from).map_err(failed("write", &path))?;
         fs::write(&path, text).map_err(failed("write", &path))?;
@@ -179,6 +220,12 @@ impl Checkpoints {
 }
 
 impl Checkpoint {
+    /// The folder of all of it.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The weights, as a checkpoint of their own.
     #[must_use]
     pub fn model(&self) -> PathBuf {
@@ -197,6 +244,85 @@ impl Checkpoint {
         let tensors = Tensor::read_safetensors(&path).map_err(|source| StateError::Optimizer { path, source })?;
         Ok(tensors.into_iter().map(|(name, tensor)| (name, tensor.to_device(device))).collect())
     }
+}
+
+/// A checkpoint whose files are as they were written.
+fn open(step: i64, folder: PathBuf) -> Result<Checkpoint, StateError> {
+    let damaged = |path: &Path, reason: String| StateError::Damaged {
+        path: path.to_owned(),
+        reason,
+        way_back: String::new(),
+    };
+    let path = folder.join(ABOUT);
+    let text = fs::read(&path).map_err(|error| damaged(&path, format!("cannot be read ({error})")))?;
+    let about: About =
+        serde_json::from_slice(&text).map_err(|error| damaged(&path, format!("is not what was written ({error})")))?;
+    if about.format != FORMAT {
+        return Err(StateError::Format { path, found: about.format });
+    }
+    for (name, digest) in &about.digests {
+        let path = folder.join(name);
+        let found = digest_of(&path).map_err(|error| damaged(&path, format!("cannot be read ({error})")))?;
+        if found != *digest {
+            return Err(damaged(&path, "is not what was written: its digest differs".to_owned()));
+        }
+    }
+    Ok(Checkpoint { step, optimizer_steps: about.optimizer_steps, folder })
+}
+
+fn way_back(damaged: &Path, whole: Option<i64>) -> String {
+    let damaged = damaged.display();
+    match whole {
+        Some(step) => format!(
+            "The checkpoint of step {step} is whole: move {damaged} to another place and start again. Training goes on \
+             from step {step}, and the batches that were acked since come back"
+        ),
+        None => format!(
+            "No other checkpoint here is whole: put a copy in its place, or move {damaged} to another place and start \
+             again with --force, from the base model and with the batches that can still be delivered"
+        ),
+    }
+}
+
+/// Digests of all files below `folder`, by their path in it.
+fn digests(folder: &Path) -> io::Result<BTreeMap<String, String>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(folder).expect("it was found below the folder");
+            found.insert(name.to_string_lossy().into_owned(), digest_of(&path)?);
+        }
+    }
+    Ok(found)
+}
+
+fn digest_of(path: &Path) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    io::copy(&mut File::open(path)?, &mut hasher)?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Removes the folders in `folder` whose names begin with `prefix`.
+pub(crate) fn remove_hidden(folder: &Path, prefix: &str) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            tracing::info!(folder = %entry.path().display(), "removing what a killed trainer has left");
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn write_optimizer(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), StateError> {

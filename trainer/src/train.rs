@@ -4,24 +4,34 @@
 //! only when its checkpoint is on disk, and a restart tells the service which step that is. Whatever was acked after
 //! it comes back, in order.
 
+mod gather;
+
 use std::{
     fs::File,
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::runtime::{Handle, Runtime};
 
+use self::gather::{Gathered, Gathering, Held};
 use crate::{
     config::{ConfigError, TrainConfig},
-    feed::{Delivery, Fed, Feed},
+    feed::Feed,
     learner::{Learner, LearnerError, StepOutcome},
-    publish::{Lineage, PublishError, Publisher},
+    engine::Engines,
+    publish::{Lineage, PublishError, PublishOptions, Publisher},
     report::{Reporter, StepReport},
-    rows::{Rows, RowsError},
+    rows::Rows,
     service::{Acked, Service, ServiceError},
     state::{Checkpoints, StateError},
 };
+
+/// Time that a call to the service may still take once the trainer is told to stop.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// How soon a wish to stop is noticed.
+const STOP_LOOK: Duration = Duration::from_millis(200);
 
 /// Why training ended early.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +53,7 @@ pub enum TrainError {
     /// The runtime does not start.
     #[error("cannot start the runtime")]
     Runtime(#[source] std::io::Error),
-    /// The model cannot be loaded or does not fit the configuration.
+    /// The model cannot be loaded or does not fit the configuration, or training has diverged.
     #[error(transparent)]
     Learner(#[from] LearnerError),
     /// A checkpoint cannot be written or read.
@@ -52,9 +62,37 @@ pub enum TrainError {
     /// A version cannot be published.
     #[error(transparent)]
     Publish(#[from] PublishError),
-    /// The service refuses to go on.
+    /// The service refuses to go on, or is not reached.
     #[error(transparent)]
     Service(#[from] ServiceError),
+    /// The trainer was told to stop while the service did not answer.
+    #[error("told to stop while the service did not answer; what was acked and is not saved comes back")]
+    Stopped,
+    /// Batch after batch cannot be trained, so that the fault is likely not theirs.
+    #[error(
+        "{refused} batches in a row could not be trained, the last was {batch_id}: {reason}. The fault is likely in the \
+         model or the configuration, and giving back more batches would quarantine them. Groups that were quarantined \
+         come back with POST /batches/{{id}}/readmit"
+    )]
+    Refused {
+        /// Batches without one in between that was trained.
+        refused: u32,
+        /// The last of them.
+        batch_id: String,
+        /// What was wrong with it.
+        reason: String,
+    },
+}
+
+impl TrainError {
+    /// Whether the weights are those of an acked step and the lineage is this trainer's: then they are worth saving.
+    fn leaves_a_step_to_save(&self) -> bool {
+        match self {
+            Self::Stopped | Self::Refused { .. } => true,
+            Self::Service(error) => matches!(error, ServiceError::GaveUp { .. }),
+            _ => false,
+        }
+    }
 }
 
 /// Trains until the configured number of steps is done, or `stop` says so: then the last step is saved.
@@ -64,26 +102,41 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
     config.check()?;
     let _lock = lock(&config.output)?;
     let runtime = Runtime::new().map_err(TrainError::Runtime)?;
-    let service = Service::new(&config.server, &config.policy, &config.consumer, &config.credentials)?;
+    let patience = Duration::from_secs(config.patience_s);
+    let service = Service::new(&config.server, &config.policy, &config.consumer, &config.credentials, patience)?;
     let checkpoints = Checkpoints::new(config.output.join("checkpoints"), config.checkpoint.keep);
-    let publisher = Publisher::new(
-        config.output.join("published"),
-        config.model.clone(),
-        config.publish.keep,
-        config.publish.engine.clone(),
-    );
+    checkpoints.remove_partial()?;
+    let published = config.output.join("published");
+    Publisher::remove_partial(&published)?;
 
     let last = checkpoints.latest()?;
     let mut learner = Learner::open(config, last.as_ref())?;
-    let resumed = runtime.block_on(service.resume(last.map(|checkpoint| checkpoint.step), force))?;
+    let resume = service.resume(last.map(|checkpoint| checkpoint.step), force);
+    let resumed = wait(runtime.handle(), stop, resume)?;
+    let lines = config.output.join("metrics.jsonl");
+    let unwritten = |source| TrainError::Output { path: lines.clone(), source };
+    let reporter = Reporter::new(Some(&lines), config.steps, learner.step()).map_err(unwritten)?;
+    let newest = Lineage { version: resumed.version, step: learner.step(), epoch: resumed.epoch };
+    let options = PublishOptions {
+        folder: published,
+        base: config.model.clone(),
+        keep: config.publish.keep,
+        engine_wait: Duration::from_secs(config.publish.engine_wait_s),
+    };
+    let engines = Engines::start(runtime.handle(), config.publish.engine.clone());
+    let publisher = Publisher::start(runtime.handle(), service.clone(), options, engines, newest);
     let mut trainer = Trainer {
         runtime: runtime.handle(),
+        stop,
         config,
         service: &service,
         checkpoints: &checkpoints,
-        publisher: &publisher,
-        lineage: Lineage { version: resumed.version, step: learner.step(), epoch: resumed.epoch },
+        publisher,
+        epoch: resumed.epoch,
+        published: None,
         saved: learner.step(),
+        reporter,
+        lines: &lines,
     };
     tracing::info!(
         step = learner.step(),
@@ -93,66 +146,8 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
         parameters = learner.parameters().count(),
         "resumed"
     );
-    trainer.publish_what_is_missing(&learner)?;
-
-    let lines = config.output.join("metrics.jsonl");
-    let unwritten = |source| TrainError::Output { path: lines.clone(), source };
-    let mut reporter = Reporter::new(Some(&lines), config.steps, learner.step()).map_err(unwritten)?;
-    if let Some(address) = config.metrics_listen {
-        let bound = reporter.serve(runtime.handle(), address).map_err(unwritten)?;
-        tracing::info!(listen = %bound, "serving /metrics");
-    }
-
-    let started = Instant::now();
-    let mut step_began = Instant::now();
-    let ttl = std::time::Duration::from_secs(config.data.lease_ttl_s);
-    let mut feed = Feed::start(runtime.handle(), service.clone(), resumed.epoch, config.data.ahead, ttl);
-    while learner.step() < config.steps {
-        let Some(Fed { mut delivery, waited }) = feed.next(runtime.handle(), stop)? else { break };
-        let rows = match Rows::read(&delivery.rows, learner.vocabulary(), trainer.lineage.version) {
-            Ok(rows) => rows,
-            Err(error) => {
-                trainer.give_back(&delivery, &error)?;
-                continue;
-            }
-        };
-        let outcome = learner.gradients(&rows)?;
-        if !outcome.gradient_norm.is_finite() {
-            trainer.refuse(&delivery, "the gradients are not finite")?;
-            continue;
-        }
-        let next = learner.step() + 1;
-        if runtime.block_on(service.ack(&delivery.batch, next))? == Acked::Lost {
-            tracing::warn!(
-                batch.id = delivery.batch.batch_id,
-                step = next,
-                "the lease was lost: the gradients are discarded"
-            );
-            reporter.lost();
-            continue;
-        }
-        delivery.release();
-        learner.apply(&outcome)?;
-        let pace = Pace {
-            seconds: started.elapsed().as_secs_f64(),
-            waited: waited.as_secs_f64(),
-            whole: step_began.elapsed().as_secs_f64(),
-        };
-        step_began = Instant::now();
-        let report = report(next, trainer.lineage.version, &delivery, &rows, &outcome, pace);
-        reporter.step(&report).map_err(unwritten)?;
-
-        if next % config.checkpoint.every == 0 {
-            trainer.save(&learner, &reporter)?;
-        }
-        if next % config.publish.every == 0 {
-            trainer.publish(&learner)?;
-        }
-    }
-    trainer.save(&learner, &reporter)?;
-    trainer.publish(&learner)?;
-    reporter.finish();
-    Ok(())
+    let outcome = trainer.run(&mut learner);
+    trainer.end(&learner, outcome)
 }
 
 /// One process per output folder: two would remove each other's checkpoints.
@@ -167,81 +162,183 @@ fn lock(output: &Path) -> Result<File, TrainError> {
     }
 }
 
+/// Waits for a call; once the trainer is told to stop, not for much longer.
+fn wait<T, E>(runtime: &Handle, stop: &dyn Fn() -> bool, call: impl Future<Output = Result<T, E>>) -> Result<T, TrainError>
+where
+    TrainError: From<E>,
+{
+    let stopped = async {
+        while !stop() {
+            tokio::time::sleep(STOP_LOOK).await;
+        }
+        tokio::time::sleep(STOP_GRACE).await;
+    };
+    runtime.block_on(async {
+        tokio::select! {
+            answer = call => Ok(answer?),
+            () = stopped => Err(TrainError::Stopped),
+        }
+    })
+}
+
 /// What the loop's calls have in common.
 struct Trainer<'a> {
     runtime: &'a Handle,
+    stop: &'a dyn Fn() -> bool,
     config: &'a TrainConfig,
     service: &'a Service,
     checkpoints: &'a Checkpoints,
-    publisher: &'a Publisher,
-    /// The newest version and the step that it was taken after.
-    lineage: Lineage,
-    /// Last step that the service knows to be saved.
+    publisher: Publisher,
+    /// Lineage of this trainer.
+    epoch: i64,
+    /// Last step that was handed over to be published.
+    published: Option<i64>,
+    /// Last step that is saved and that the service was told of.
     saved: i64,
+    reporter: Reporter,
+    lines: &'a Path,
 }
 
 impl Trainer<'_> {
-    /// Publishes the step that was resumed from, where the life before ended between saving and publishing it, and
-    /// the weights that training begins with.
-    fn publish_what_is_missing(&mut self, learner: &Learner) -> Result<(), TrainError> {
-        let status = self.runtime.block_on(self.service.status())?;
+    fn wait<T, E>(&self, call: impl Future<Output = Result<T, E>>) -> Result<T, TrainError>
+    where
+        TrainError: From<E>,
+    {
+        wait(self.runtime, self.stop, call)
+    }
+
+    fn unwritten(&self, source: std::io::Error) -> TrainError {
+        TrainError::Output { path: self.lines.to_owned(), source }
+    }
+
+    fn run(&mut self, learner: &mut Learner) -> Result<(), TrainError> {
+        self.prepare(learner)?;
+        self.steps(learner)?;
+        self.save(learner)?;
+        self.publish(learner)
+    }
+
+    /// Ends well once the last version is published; or with the error, once what is worth saving is saved.
+    fn end(self, learner: &Learner, outcome: Result<(), TrainError>) -> Result<(), TrainError> {
+        let Self { runtime, stop, mut publisher, reporter, checkpoints, saved, .. } = self;
+        reporter.finish();
+        let outcome = outcome.and_then(|()| wait(runtime, stop, publisher.finish()));
+        let Err(error) = outcome else { return Ok(()) };
+        if error.leaves_a_step_to_save() && learner.step() > saved {
+            checkpoints.save(&learner.state())?;
+        }
+        runtime.block_on(publisher.abandon(STOP_GRACE));
+        Err(error)
+    }
+
+    /// Before the first step: compares the policy's rules with the objective, publishes what is missing, serves metrics.
+    fn prepare(&mut self, learner: &Learner) -> Result<(), TrainError> {
+        let status = self.wait(self.service.status())?;
+        for mismatch in learner.mismatches(&status.rules) {
+            tracing::warn!(policy = self.service.policy(), "{mismatch}");
+        }
+        // The life before may have ended between saving a step and publishing it.
         let step = learner.step();
         let due = step % self.config.publish.every == 0 || step >= self.config.steps;
         let is_published = status.version_step == Some(step) && status.version_uri.is_some();
-        self.lineage.step = status.version_step.unwrap_or(-1);
         if (due && !is_published) || status.version_uri.is_none() {
-            self.lineage.step = -1;
             self.publish(learner)?;
+        } else {
+            self.published = status.version_step;
+            self.runtime.block_on(self.publisher.tell_engines_again());
+        }
+        if let Some(address) = self.config.metrics_listen {
+            let bound =
+                self.reporter.serve(self.runtime, address).map_err(|source| self.unwritten(source))?;
+            tracing::info!(listen = %bound, "serving /metrics");
         }
         Ok(())
     }
 
-    /// Publishes the weights, unless they are published.
+    fn steps(&mut self, learner: &mut Learner) -> Result<(), TrainError> {
+        let started = Instant::now();
+        let mut step_began = Instant::now();
+        let data = &self.config.data;
+        let ttl = Duration::from_secs(data.lease_ttl_s);
+        let ahead = data.ahead + data.batches_per_step - 1;
+        let mut feed = Feed::start(self.runtime, self.service.clone(), self.epoch, ahead, ttl);
+        let mut gathering = Gathering::default();
+        while learner.step() < self.config.steps {
+            let Some(gathered) = self.gather(&mut gathering, &mut feed, learner)? else { break };
+            let Some((consumed, rows, outcome)) = self.ack(gathered, learner)? else { continue };
+            learner.apply(&outcome)?;
+            let pace = Pace {
+                seconds: started.elapsed().as_secs_f64(),
+                waited: gathering.take_waited().as_secs_f64(),
+                whole: step_began.elapsed().as_secs_f64(),
+            };
+            step_began = Instant::now();
+            let report = report(learner.step(), self.publisher.newest().version, &consumed, &rows, &outcome, pace);
+            self.reporter.step(&report).map_err(|source| self.unwritten(source))?;
+            drop(consumed);
+            if learner.step() % self.config.checkpoint.every == 0 {
+                self.save(learner)?;
+            }
+            if learner.step() % self.config.publish.every == 0 {
+                self.publish(learner)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Acks the batches of a step. Those whose lease was lost take no part in it: the gradients are computed again on the
+    /// others, which are acked. `None` when none is left.
+    fn ack(&mut self, gathered: Gathered, learner: &mut Learner) -> Result<Option<(Vec<Held>, Rows, StepOutcome)>, TrainError> {
+        let Gathered { held, rows, outcome } = gathered;
+        let step = learner.step() + 1;
+        let gathered_batches = held.len();
+        let mut acked = Vec::new();
+        for mut held in held {
+            if self.wait(self.service.ack(&held.delivery.batch, step))? == Acked::Lost {
+                self.lost(&held);
+                continue;
+            }
+            held.delivery.release();
+            acked.push(held);
+        }
+        if acked.is_empty() {
+            return Ok(None);
+        }
+        if acked.len() == gathered_batches {
+            return Ok(Some((acked, rows, outcome)));
+        }
+        let rows = gather::merge(&acked);
+        let outcome = learner.gradients(&rows)?;
+        Ok(Some((acked, rows, outcome)))
+    }
+
+    fn lost(&self, held: &Held) {
+        let batch_id = &held.delivery.batch.batch_id;
+        tracing::warn!(batch.id = batch_id, "the lease was lost: the batch takes no part in this step");
+        self.reporter.lost();
+    }
+
+    /// Has the weights published, unless they are.
     fn publish(&mut self, learner: &Learner) -> Result<(), TrainError> {
-        if self.lineage.step == learner.step() {
-            return Ok(());
+        let step = learner.step();
+        if self.published != Some(step) {
+            self.publisher.publish(self.runtime, learner.parameters(), step)?;
+            self.published = Some(step);
         }
-        let next = Lineage { version: self.lineage.version + 1, step: learner.step(), epoch: self.lineage.epoch };
-        let folder = self.publisher.publish(self.runtime, self.service, learner.parameters(), next)?;
-        tracing::info!(policy.version = next.version, step = next.step, folder = %folder.display(), "published");
-        self.lineage = next;
         Ok(())
     }
 
-    /// Saves the step and settles it, unless that is done.
-    fn save(&mut self, learner: &Learner, reporter: &Reporter) -> Result<(), TrainError> {
+    /// Saves the step and settles the oldest one that is kept, so that going back to it is no lineage gap.
+    fn save(&mut self, learner: &Learner) -> Result<(), TrainError> {
         let step = learner.step();
         if step == self.saved {
             return Ok(());
         }
         self.checkpoints.save(&learner.state())?;
-        self.runtime.block_on(self.service.checkpointed(step, self.lineage.epoch))?;
-        reporter.saved(step);
+        let oldest = self.checkpoints.oldest_step()?.unwrap_or(step);
+        self.wait(self.service.checkpointed(oldest, self.epoch))?;
+        self.reporter.saved(step);
         self.saved = step;
-        Ok(())
-    }
-
-    /// Gives a batch back that holds rows which cannot be trained on; their groups are quarantined.
-    fn give_back(&self, delivery: &Delivery, error: &RowsError) -> Result<(), TrainError> {
-        let mut groups: Vec<String> = error
-            .violations
-            .iter()
-            .filter_map(|violation| delivery.rows.get(violation.row))
-            .map(|row| row.group_id.clone())
-            .collect();
-        groups.sort_unstable();
-        groups.dedup();
-        self.nack(delivery, &error.to_string(), Some(groups))
-    }
-
-    /// Gives a batch back whole; after its last delivery it is quarantined.
-    fn refuse(&self, delivery: &Delivery, reason: &str) -> Result<(), TrainError> {
-        self.nack(delivery, reason, None)
-    }
-
-    fn nack(&self, delivery: &Delivery, reason: &str, groups: Option<Vec<String>>) -> Result<(), TrainError> {
-        tracing::error!(batch.id = delivery.batch.batch_id, reason, ?groups, "the batch is given back");
-        self.runtime.block_on(self.service.nack(&delivery.batch, reason, groups))?;
         Ok(())
     }
 }
@@ -257,23 +354,27 @@ struct Pace {
     whole: f64,
 }
 
-fn report(step: i64, version: i64, delivery: &Delivery, rows: &Rows, outcome: &StepOutcome, pace: Pace) -> StepReport {
+fn report(step: i64, version: i64, consumed: &[Held], rows: &Rows, outcome: &StepOutcome, pace: Pace) -> StepReport {
     let statistics = rows.statistics();
-    let batch = &delivery.batch;
+    let batches = || consumed.iter().map(|held| &held.delivery.batch);
+    let rewards: Vec<f64> = batches().filter_map(|batch| batch.metrics.get("reward/all").copied()).collect();
     StepReport {
         step,
         version,
-        batch_id: batch.batch_id.clone(),
+        batch_id: batches().map(|batch| batch.batch_id.as_str()).collect::<Vec<_>>().join(","),
         seconds: pace.seconds,
-        reward_all: batch.metrics.get("reward/all").copied(),
+        reward_all: (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / rewards.len() as f64),
         reward_trained: statistics.reward_trained_mean,
         statistics: outcome.statistics.unwrap_or_default(),
         value_loss: outcome.value_loss,
         gradient_norm: outcome.gradient_norm,
+        policy_gradient_norm: outcome.policy_gradient_norm,
+        critic_gradient_norm: outcome.critic_gradient_norm,
         learning_rate: outcome.learning_rate,
         staleness_mean: statistics.staleness_mean.unwrap_or(0.0),
         staleness_max: statistics.staleness_max.unwrap_or(0),
         rollouts: statistics.rollouts,
+        rows_without_logprobs: statistics.rows_without_logprobs,
         tokens: statistics.tokens,
         tokens_per_s: statistics.tokens as f64 / (pace.whole - pace.waited).max(1e-9),
         waited_s: pace.waited,

@@ -38,12 +38,12 @@ pub enum ClientError {
     /// A stream whose end nothing marks: a part of it could pass for the whole.
     #[error("the answer has neither a length nor chunks to tell whether it is whole")]
     Undelimited,
-    /// Fewer or more answers than trajectories.
-    #[error("{answers} answers to {expected} trajectories")]
+    /// Fewer or more answers than trajectories that were sent, or rows than a batch has.
+    #[error("{answers} answers where {expected} were expected")]
     Incomplete {
         /// Answers that came.
         answers: usize,
-        /// Trajectories that were sent.
+        /// Answers that should have come.
         expected: usize,
     },
     /// The request has no JSON form. Nothing was sent.

@@ -14,6 +14,7 @@ mod read;
 mod write;
 
 pub use read::Reader;
+pub(crate) use write::PARTIAL;
 pub use write::{Storage, WriteOptions, write};
 
 /// The weights of a checkpoint that is not sharded.
@@ -72,6 +73,14 @@ pub enum CheckpointError {
         /// The tensor.
         name: String,
         /// Its type.
+        dtype: Dtype,
+    },
+    /// A tensor is not finite in the type that it would be written in. Nothing was written.
+    #[error("tensor `{name}` holds numbers that are not finite as {dtype:?}: it is not written")]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// The type.
         dtype: Dtype,
     },
     /// A checkpoint never replaces one that is there.

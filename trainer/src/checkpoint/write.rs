@@ -23,6 +23,9 @@ const COMPANION_BYTES_MAX: u64 = 256 << 20;
 /// Ends of the names of files that hold weights, or say where they are.
 const WEIGHT_FILE_ENDS: &[&str] = &[".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"];
 
+/// Beginning of the name of a checkpoint that is being written.
+pub(crate) const PARTIAL: &str = ".checkpoint-";
+
 /// The type that weights are written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
@@ -68,13 +71,16 @@ pub fn write(
     };
     fs::create_dir_all(parent).map_err(failed("create", parent))?;
     let partial = tempfile::Builder::new()
-        .prefix(".checkpoint-")
+        .prefix(PARTIAL)
         .permissions(Permissions::from_mode(0o777))
         .tempdir_in(parent)
         .map_err(failed("create a folder in", parent))?;
 
     copy_companions(source, partial.path())?;
     let entries = plan(parameters, &Reader::open(source)?, options.storage)?;
+    if let Some(entry) = entries.iter().find(|entry| !entry.is_finite()) {
+        return Err(CheckpointError::NotFinite { name: entry.name.into(), dtype: entry.dtype });
+    }
     write_weights(entries, partial.path(), options.shard_bytes_max)?;
     sync(partial.path())?;
 
@@ -113,6 +119,13 @@ struct Entry<'parameters> {
     dtype: Dtype,
     kind: Kind,
     shape: Vec<usize>,
+}
+
+impl Entry<'_> {
+    /// Also in the type of the file, which may hold less than float32.
+    fn is_finite(&self) -> bool {
+        self.tensor.detach().to_kind(self.kind).isfinite().all().int64_value(&[]) == 1
+    }
 }
 
 impl View for &Entry<'_> {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::returns::Discounting;
-use crate::rows::Row;
+use crate::rows::Needs;
 
 /// Objective and everything that is added to it. Names and defaults are the field's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,7 +17,8 @@ pub struct ObjectiveConfig {
     pub eps_high: Option<f64>,
     /// Dual clip: bound of the loss over |A| where A < 0, above 1; off when absent.
     pub clip_c: Option<f64>,
-    /// Denominator of the ratio; when absent, `recompute` with a correction or rows without `logprobs`, else `rollout`.
+    /// Denominator of the ratio; when absent, `recompute` with a correction, else `rollout` and, for a row without
+    /// `logprobs`, the weights at the start of the step.
     pub old_logprobs: Option<OldLogprobs>,
     /// Off-policy correction of the policy term.
     pub correction: Option<Correction>,
@@ -238,39 +239,28 @@ impl ObjectiveConfig {
         Ok(())
     }
 
-    /// Refuses rows that lack what the objective reads; `frozen_teacher` says that a model provides for the teacher.
-    pub fn check_rows(&self, rows: &[Row], frozen_teacher: bool) -> Result<(), ConfigError> {
-        let lacks = |field, missing: Option<&Row>, column: &str| match missing {
-            Some(row) => {
-                let (rollout, segment) = (row.rollout_id().as_str(), row.segment());
-                Err(ConfigError { field, reason: format!("rollout {rollout}, segment {segment} has no {column}") })
-            }
-            None => Ok(()),
+    /// Columns that the objective reads on every trained row; `frozen_teacher` says that a model provides for the teacher.
+    #[must_use]
+    pub fn needs(&self, frozen_teacher: bool) -> Needs {
+        let rollout = self.old_logprobs == Some(OldLogprobs::Rollout) && self.reads_old_logprobs();
+        let logprobs = if self.correction.is_some() {
+            Some("objective.correction")
+        } else {
+            rollout.then_some("objective.old_logprobs = \"rollout\"")
         };
-        let unsampled = rows.iter().find(|row| row.logprobs().is_none());
-        if self.old_logprobs == Some(OldLogprobs::Rollout) && self.reads_old_logprobs() {
-            lacks("old_logprobs", unsampled, "logprobs")?;
+        Needs {
+            logprobs,
+            teacher_logprobs: (self.opd_coef != 0.0 && !frozen_teacher).then_some("objective.opd_coef"),
+            reward: self.needs_whole_batch().then_some("the objective"),
         }
-        if self.correction.is_some() {
-            lacks("correction", unsampled, "logprobs")?;
-        }
-        if self.opd_coef != 0.0 && !frozen_teacher {
-            let untaught = rows.iter().find(|row| row.teacher_logprobs().is_none());
-            lacks("opd_coef", untaught, "teacher_logprobs")?;
-        }
-        if matches!(self.objective, Objective::Ppo | Objective::ReinforcePlusPlus) {
-            lacks("objective", rows.iter().find(|row| row.reward().is_none()), "reward")?;
-        }
-        Ok(())
     }
 
-    /// Where `logp_old` of a batch comes from.
+    /// Where `logp_old` of rows with `logprobs` comes from.
     #[must_use]
-    pub fn old_logprobs_of(&self, rows: &[Row]) -> OldLogprobs {
-        let sampled = rows.iter().all(|row| row.logprobs().is_some());
+    pub fn old_logprobs(&self) -> OldLogprobs {
         match self.old_logprobs {
             Some(chosen) => chosen,
-            None if self.correction.is_some() || !sampled => OldLogprobs::Recompute,
+            None if self.correction.is_some() => OldLogprobs::Recompute,
             None => OldLogprobs::Rollout,
         }
     }
@@ -297,7 +287,7 @@ impl ObjectiveConfig {
     /// How rewards spread over tokens.
     #[must_use]
     pub fn discounting(&self) -> Discounting {
-        Discounting { kl_coef: self.kl_coef, gamma: self.gamma, lambda: self.lambda }
+        Discounting { kl_coef: self.kl_coef, gamma: self.gamma, lambda: self.lambda, opd_coef: self.opd_coef }
     }
 
     fn clips(&self) -> bool {
@@ -353,7 +343,6 @@ fn require(holds: bool, field: &'static str, reason: &str) -> Result<(), ConfigE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rows::tests::{rows, sample};
 
     fn parse(json: &str) -> Result<ObjectiveConfig, serde_json::Error> {
         serde_json::from_str(json)
@@ -407,40 +396,28 @@ mod tests {
     }
 
     #[test]
-    fn old_logprobs_follow_the_rows_and_the_correction() {
-        let sampled = rows(&[sample("a", 1, &[1])]);
-        let mut bare = sample("b", 1, &[1]);
-        bare.logprobs = None;
-        let bare = rows(&[bare]);
+    fn old_logprobs_follow_the_correction() {
         let grpo = ObjectiveConfig::default();
-        assert_eq!(grpo.old_logprobs_of(sampled.trained()), OldLogprobs::Rollout);
-        assert_eq!(grpo.old_logprobs_of(bare.trained()), OldLogprobs::Recompute);
+        assert_eq!(grpo.old_logprobs(), OldLogprobs::Rollout);
         let corrected = ObjectiveConfig { correction: Some(Correction::Tis(Tis::default())), ..grpo.clone() };
-        assert_eq!(corrected.old_logprobs_of(sampled.trained()), OldLogprobs::Recompute);
-        let strict = ObjectiveConfig { old_logprobs: Some(OldLogprobs::Rollout), ..grpo };
-        assert_eq!(strict.old_logprobs_of(bare.trained()), OldLogprobs::Rollout);
+        assert_eq!(corrected.old_logprobs(), OldLogprobs::Recompute);
+        let chosen = ObjectiveConfig { old_logprobs: Some(OldLogprobs::Recompute), ..grpo };
+        assert_eq!(chosen.old_logprobs(), OldLogprobs::Recompute);
     }
 
     #[test]
-    fn rows_that_lack_a_column_are_named() {
-        let mut bare = sample("bare", 1, &[1]);
-        bare.logprobs = None;
-        bare.reward = None;
-        let rows = rows(&[sample("full", 1, &[1]), bare]);
-        let check = |json: &str, frozen_teacher| {
-            let config = parse(json).expect("it parses");
-            config.check_rows(rows.trained(), frozen_teacher).map_err(|error| error.to_string())
+    fn columns_that_every_row_must_have_follow_the_objective() {
+        let needs = |json: &str, frozen_teacher| {
+            let Needs { logprobs, teacher_logprobs, reward } =
+                parse(json).expect("it parses").needs(frozen_teacher);
+            (logprobs.is_some(), teacher_logprobs.is_some(), reward.is_some())
         };
-        assert_eq!(check("{}", false), Ok(()));
-        let lacking = |field: &str, rollout: &str, column: &str| {
-            Err(format!("{field}: rollout {rollout}, segment 0 has no {column}"))
-        };
-        let strict = r#"{"old_logprobs": "rollout"}"#;
-        assert_eq!(check(strict, false), lacking("old_logprobs", "bare", "logprobs"));
-        let corrected = r#"{"correction": {"kind": "tis"}}"#;
-        assert_eq!(check(corrected, false), lacking("correction", "bare", "logprobs"));
-        assert_eq!(check(r#"{"opd_coef": 1.0}"#, false), lacking("opd_coef", "full", "teacher_logprobs"));
-        assert_eq!(check(r#"{"opd_coef": 1.0}"#, true), Ok(()));
-        assert_eq!(check(r#"{"objective": "ppo"}"#, false), lacking("objective", "bare", "reward"));
+        assert_eq!(needs("{}", false), (false, false, false));
+        assert_eq!(needs(r#"{"old_logprobs": "rollout"}"#, false), (true, false, false));
+        assert_eq!(needs(r#"{"old_logprobs": "rollout", "objective": "sft"}"#, false), (false, false, false));
+        assert_eq!(needs(r#"{"correction": {"kind": "tis"}}"#, false), (true, false, false));
+        assert_eq!(needs(r#"{"opd_coef": 1.0}"#, false), (false, true, false));
+        assert_eq!(needs(r#"{"opd_coef": 1.0}"#, true), (false, false, false));
+        assert_eq!(needs(r#"{"objective": "ppo"}"#, false), (false, false, true));
     }
 }

@@ -40,14 +40,14 @@ pub struct LossInputs<'a> {
     pub logp_reference: Option<&'a Tensor>,
     /// Log-probabilities under a frozen teacher; the rows' own where there is none.
     pub logp_teacher: Option<&'a Tensor>,
-    /// Advantages per token that replace the rows' own.
+    /// Advantages per token that replace the rows' own, what distillation takes off them included.
     pub advantages: Option<&'a Tensor>,
 }
 
 /// The policy in the denominator of the ratio.
 #[derive(Clone, Copy, Debug)]
 pub enum OldPolicy<'a> {
-    /// The one that sampled: the rows' `logprobs`.
+    /// The one that sampled: the rows' `logprobs`, and detach(logp) for a row that has none.
     Rollout,
     /// The weights in training, which one step per batch has not changed yet: detach(logp).
     Current,
@@ -98,12 +98,12 @@ pub enum LossError {
 /// The loss of a microbatch. `config` has been validated.
 pub fn evaluate(config: &ObjectiveConfig, inputs: &LossInputs) -> Result<Loss, LossError> {
     let tokens = inputs.tokens;
-    let logp_old = old_logprobs(config, inputs)?;
-    let advantage = advantages(config, inputs, logp_old.as_ref())?;
-    let ratio = logp_old.as_ref().map(|logp_old| policy::ratio(config, tokens, inputs.logp, logp_old));
-    let term = policy::term(config, inputs.logp, ratio.as_ref(), &advantage);
+    let logp_old = old_logprobs(inputs);
+    let advantage = advantages(config, inputs, &logp_old)?;
+    let ratio = policy::ratio(config, tokens, inputs.logp, &logp_old);
+    let term = policy::term(config, inputs.logp, &ratio, &advantage);
     let corrected = match &config.correction {
-        Some(correction) => Some(correct(correction, inputs, logp_old.as_ref())?),
+        Some(correction) => Some(correct(correction, inputs, &logp_old)?),
         None => None,
     };
     let mut per_token = match &corrected {
@@ -125,9 +125,10 @@ pub fn evaluate(config: &ObjectiveConfig, inputs: &LossInputs) -> Result<Loss, L
         total: &total,
         logp: inputs.logp,
         logp_rollout: tokens.logp_rollout.as_ref(),
+        sampled: tokens.sampled.as_ref(),
         entropy: inputs.entropy,
         advantage: &advantage,
-        ratio: ratio.as_ref(),
+        ratio: &ratio,
         clipped: term.clipped.as_ref(),
         kl_reference: kl_reference.as_ref(),
         corrected: corrected.as_ref(),
@@ -153,36 +154,38 @@ pub fn differentiate(config: &ObjectiveConfig, inputs: &LossInputs) -> Result<Lo
     })
 }
 
-/// `logp_old`, detached; nothing where the objective does not read it and the rows do not have it.
-fn old_logprobs(config: &ObjectiveConfig, inputs: &LossInputs) -> Result<Option<Tensor>, LossError> {
-    let old = match inputs.logp_old {
-        OldPolicy::Current => Some(inputs.logp.detach()),
-        OldPolicy::Recomputed(logp_old) => Some(logp_old.detach()),
-        OldPolicy::Rollout => inputs.tokens.logp_rollout.as_ref().map(Tensor::detach),
-    };
-    match old {
-        None if config.reads_old_logprobs() => Err(LossError::Logprobs("old_logprobs = \"rollout\"")),
-        old => Ok(old),
+/// `logp_old`, detached.
+fn old_logprobs(inputs: &LossInputs) -> Tensor {
+    let current = || inputs.logp.detach();
+    match (inputs.logp_old, &inputs.tokens.logp_rollout, &inputs.tokens.sampled) {
+        (OldPolicy::Current, _, _) | (OldPolicy::Rollout, None, _) => current(),
+        (OldPolicy::Recomputed(logp_old), _, _) => logp_old.detach(),
+        (OldPolicy::Rollout, Some(rollout), None) => rollout.detach(),
+        (OldPolicy::Rollout, Some(rollout), Some(sampled)) => rollout.detach().where_self(&sampled.mask, &current()),
     }
 }
 
-/// Advantages per token; on-policy distillation takes `opd_coef * (logp_old - logp_teacher)` off them.
-fn advantages(config: &ObjectiveConfig, inputs: &LossInputs, logp_old: Option<&Tensor>) -> Result<Tensor, LossError> {
-    let advantage = inputs.advantages.unwrap_or(&inputs.tokens.advantage).detach();
+/// Advantages per token; on-policy distillation takes `opd_coef * (logp_old - logp_teacher)` off the rows' own.
+fn advantages(config: &ObjectiveConfig, inputs: &LossInputs, logp_old: &Tensor) -> Result<Tensor, LossError> {
+    if let Some(prepared) = inputs.advantages {
+        return Ok(prepared.detach());
+    }
+    let advantage = inputs.tokens.advantage.detach();
     if config.opd_coef == 0.0 {
         return Ok(advantage);
     }
     let teacher = inputs.logp_teacher.or(inputs.tokens.logp_teacher.as_ref()).ok_or(LossError::Teacher)?;
-    let logp_old = logp_old.ok_or(LossError::Logprobs("opd_coef"))?;
     Ok(advantage - (logp_old - teacher.detach()) * config.opd_coef)
 }
 
-fn correct(correction: &Correction, inputs: &LossInputs, logp_old: Option<&Tensor>) -> Result<Corrected, LossError> {
+fn correct(correction: &Correction, inputs: &LossInputs, logp_old: &Tensor) -> Result<Corrected, LossError> {
     let tokens = inputs.tokens;
-    let rollout = tokens.logp_rollout.as_ref().ok_or(LossError::Logprobs("correction"))?;
-    match (inputs.logp_old, logp_old) {
-        (OldPolicy::Rollout, _) | (_, None) => Err(LossError::Correction),
-        (_, Some(logp_old)) => Ok(correction::correct(correction, tokens, &(logp_old - rollout))),
+    if matches!(inputs.logp_old, OldPolicy::Rollout) {
+        return Err(LossError::Correction);
+    }
+    match &tokens.logp_rollout {
+        Some(rollout) if tokens.sampled.is_none() => Ok(correction::correct(correction, tokens, &(logp_old - rollout))),
+        _ => Err(LossError::Logprobs("correction")),
     }
 }
 

@@ -25,16 +25,16 @@ pub(super) fn ratio(config: &ObjectiveConfig, tokens: &FlatTokens, logp: &Tensor
     log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 }
 
-/// The loss per token. `ratio` is there where [`ObjectiveConfig::reads_old_logprobs`] says that it is read.
-pub(super) fn term(config: &ObjectiveConfig, logp: &Tensor, ratio: Option<&Tensor>, advantage: &Tensor) -> Term {
-    match (config.objective, ratio) {
-        (Objective::Sft, _) => Term { loss: -logp, clipped: None },
-        (Objective::Cispo, Some(ratio)) => truncated(config, logp, &ratio.detach(), advantage),
-        (Objective::Grpo | Objective::Ppo | Objective::ReinforcePlusPlus | Objective::Gspo, Some(ratio)) => {
+/// The loss per token.
+pub(super) fn term(config: &ObjectiveConfig, logp: &Tensor, ratio: &Tensor, advantage: &Tensor) -> Term {
+    match config.objective {
+        Objective::Sft => Term { loss: -logp, clipped: None },
+        Objective::Cispo => truncated(config, logp, &ratio.detach(), advantage),
+        Objective::Grpo | Objective::Ppo | Objective::ReinforcePlusPlus | Objective::Gspo => {
             clipped(config, ratio, advantage)
         }
         // Williams 1992.
-        (_, _) => Term { loss: -logp * advantage, clipped: None },
+        Objective::Reinforce => Term { loss: -logp * advantage, clipped: None },
     }
 }
 

@@ -4,9 +4,13 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::{Corrected, penalty};
+use crate::microbatch::Sampled;
 
 /// Columns that are summed over tokens, and divided by their own count of them.
 const COLUMNS: usize = 8;
+
+/// The column that rows without behaviour log-probabilities have no tokens in.
+const KL_ROLLOUT: usize = 2;
 
 /// Sums over the tokens of some microbatches.
 #[derive(Debug)]
@@ -50,9 +54,10 @@ pub(super) struct Observed<'a> {
     pub(super) total: &'a Tensor,
     pub(super) logp: &'a Tensor,
     pub(super) logp_rollout: Option<&'a Tensor>,
+    pub(super) sampled: Option<&'a Sampled>,
     pub(super) entropy: Option<&'a Tensor>,
     pub(super) advantage: &'a Tensor,
-    pub(super) ratio: Option<&'a Tensor>,
+    pub(super) ratio: &'a Tensor,
     pub(super) clipped: Option<&'a Tensor>,
     pub(super) kl_reference: Option<&'a Tensor>,
     pub(super) corrected: Option<&'a Corrected>,
@@ -61,24 +66,31 @@ pub(super) struct Observed<'a> {
 impl LossStatistics {
     pub(super) fn of(observed: &Observed) -> Self {
         no_grad(|| {
-            let kl_rollout = observed.logp_rollout.map(|rollout| penalty::k3(&(rollout - observed.logp)));
+            let kl_rollout = observed.logp_rollout.map(|rollout| {
+                let kl = penalty::k3(&(rollout - observed.logp));
+                observed.sampled.map_or_else(|| kl.shallow_clone(), |sampled| &kl * sampled.mask.to_kind(kl.kind()))
+            });
             let columns: [Option<&Tensor>; COLUMNS] = [
                 Some(observed.advantage),
                 observed.clipped,
                 kl_rollout.as_ref(),
                 observed.kl_reference,
                 observed.entropy,
-                observed.ratio,
+                Some(observed.ratio),
                 observed.corrected.map(|corrected| &corrected.weight),
                 observed.corrected.map(|corrected| &corrected.zeroed),
             ];
             let nothing = || Tensor::zeros([], (Kind::Double, observed.logp.device()));
             let mut sums = vec![observed.total.to_kind(Kind::Double)];
             sums.extend(columns.map(|column| column.map_or_else(nothing, |column| column.sum(Kind::Double))));
+            let mut counts = columns.map(|column| column.map_or(0, |column| column.numel() as i64));
+            if let Some(sampled) = observed.sampled {
+                counts[KL_ROLLOUT] = sampled.count;
+            }
             Self {
                 sums: Tensor::stack(&sums, 0).detach(),
-                counts: columns.map(|column| column.map_or(0, |column| column.numel() as i64)),
-                ratio_max: observed.ratio.map_or_else(nothing, |ratio| ratio.max().to_kind(Kind::Double)).detach(),
+                counts,
+                ratio_max: observed.ratio.max().to_kind(Kind::Double).detach(),
             }
         })
     }
@@ -113,7 +125,7 @@ impl LossStatistics {
             trained_tokens: self.counts[0],
             advantage_mean: mean(0),
             clip_fraction: mean(1),
-            kl_rollout: mean(2),
+            kl_rollout: mean(KL_ROLLOUT),
             kl_reference: mean(3),
             entropy: mean(4),
             ratio_mean: mean(5),

@@ -41,6 +41,20 @@ pub enum LoadError {
         /// What is wrong in it.
         source: ConfigError,
     },
+    /// A weight is NaN or infinite: every batch would seem to be at fault.
+    #[error("tensor `{name}` in {} holds numbers that are not finite: take another checkpoint", folder.display())]
+    NotFinite {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+    /// The folder is not there.
+    #[error("there is no folder {}{}", folder.display(), hub_hint(folder))]
+    Absent {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The weights are damaged or are not those of the model.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -169,6 +183,9 @@ impl Decoder {
     }
 
     fn load_with(folder: &Path, device: Device, compute: ComputeKind, head: Head) -> Result<Self, LoadError> {
+        if !folder.is_dir() {
+            return Err(LoadError::Absent { folder: folder.to_owned() });
+        }
         let path = folder.join("config.json");
         let json = match fs::read_to_string(&path) {
             Ok(json) => json,
@@ -185,6 +202,9 @@ impl Decoder {
             } else {
                 reader.read(&spec.name, &spec.shape)?.to_device(device)
             };
+            if tensor.isfinite().all().int64_value(&[]) == 0 {
+                return Err(LoadError::NotFinite { folder: folder.to_owned(), name: spec.name });
+            }
             parameters.push(spec.name, &tensor);
         }
         Ok(Self::assemble(config, parameters, head, device, compute))
@@ -198,6 +218,22 @@ impl Decoder {
         let rope = Rope::new(&config, device);
         let stack = Stack::new(&config, &parameters, head);
         Self { config, parameters, head, compute, device, rope, stack }
+    }
+}
+
+/// A hint for a name of the Hugging Face Hub, such as `Qwen/Qwen3-0.6B`, which is easily given in place of a folder.
+fn hub_hint(folder: &Path) -> String {
+    let name = folder.to_string_lossy();
+    let parts: Vec<&str> = name.split('/').collect();
+    let is_name = |part: &&str| part.starts_with(|first: char| first.is_ascii_alphanumeric());
+    if folder.is_relative() && parts.len() == 2 && parts.iter().all(is_name) {
+        let local = parts[1];
+        format!(
+            ": only local folders are read. If {name} is a model of the Hugging Face Hub, download it with `hf download \
+             {name} --local-dir models/{local}` and give models/{local}"
+        )
+    } else {
+        String::new()
     }
 }
 

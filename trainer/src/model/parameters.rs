@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::{Architecture, ModelConfig};
 
@@ -49,6 +49,26 @@ impl Parameters {
     #[must_use]
     pub fn count(&self) -> usize {
         self.entries.iter().map(|(_, tensor)| tensor.numel()).sum()
+    }
+
+    /// Copies on the CPU, for somebody who reads them while these change. They require no gradients.
+    #[must_use]
+    pub fn copy_to_cpu(&self) -> Self {
+        self.map(|tensor| tensor.detach().to_device(Device::Cpu).copy())
+    }
+
+    /// The same names with other tensors.
+    #[must_use]
+    pub(crate) fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
+        let entries = self.entries.iter().map(|(name, tensor)| (name.clone(), change(tensor))).collect();
+        Self { entries, index: self.index.clone() }
+    }
+
+    /// The same names with the tensors that `named` has; nothing where it lacks one.
+    #[must_use]
+    pub(crate) fn replaced(&self, named: impl Fn(&str) -> Option<Tensor>) -> Option<Self> {
+        let entries: Option<Vec<_>> = self.entries.iter().map(|(name, _)| Some((name.clone(), named(name)?))).collect();
+        Some(Self { entries: entries?, index: self.index.clone() })
     }
 
     /// Appends a float32 tensor, which from now on requires gradients.

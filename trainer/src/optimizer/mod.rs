@@ -201,6 +201,25 @@ impl AdamW {
         Some(Tensor::stack(&norms, 0).norm().double_value(&[]))
     }
 
+    /// A tensor with an entry that is not finite, if there is one: a weight, a moment or an average.
+    ///
+    /// Reads one number from the device where all are finite.
+    #[must_use]
+    pub fn not_finite(&self) -> Option<String> {
+        no_grad(|| {
+            let extremes: Vec<Tensor> =
+                self.slots.values().flat_map(Slot::tensors).flat_map(|(_, tensor)| extremes(&tensor)).collect();
+            let device = extremes.first()?.device();
+            let extremes: Vec<Tensor> = extremes.iter().map(|extreme| extreme.to_device(device)).collect();
+            if Tensor::stack(&extremes, 0).isfinite().all().int64_value(&[]) == 1 {
+                return None;
+            }
+            let named = self.slots.iter().flat_map(|(name, slot)| slot.tensors().map(move |found| (name, found)));
+            let is_bad = |tensor: &Tensor| tensor.isfinite().all().int64_value(&[]) == 0;
+            named.into_iter().find(|(_, (_, tensor))| is_bad(tensor)).map(|(name, (what, _))| format!("{what} {name}"))
+        })
+    }
+
     /// Sets every gradient to 0.
     pub fn zero_grad(&mut self) {
         for slot in self.slots.values_mut() {
@@ -252,6 +271,18 @@ impl Slot {
         Self { mean: zeros.copy(), square: zeros, average, weight_decay, parameter }
     }
 
+    /// Every tensor that a step changes, each with what it is.
+    fn tensors(&self) -> impl Iterator<Item = (&'static str, Tensor)> + '_ {
+        let average = self.average.as_ref().map(|average| ("average of", average.shallow_clone()));
+        [
+            ("weight", self.parameter.detach()),
+            ("mean of gradients of", self.mean.shallow_clone()),
+            ("mean of squared gradients of", self.square.shallow_clone()),
+        ]
+        .into_iter()
+        .chain(average)
+    }
+
     fn misfit(&self, state: &ParameterState) -> Option<&'static str> {
         let tensors = [Some(&state.mean), Some(&state.square), state.average.as_ref()];
         let fits = |tensor: &Tensor| tensor.size() == self.parameter.size() && tensor.kind() == self.parameter.kind();
@@ -265,6 +296,11 @@ impl Slot {
             average.copy_(state.average.as_ref().unwrap_or(&self.parameter.detach()));
         }
     }
+}
+
+/// The largest and the smallest entry: a NaN is both, and no copy is made.
+fn extremes(tensor: &Tensor) -> [Tensor; 2] {
+    [tensor.max(), tensor.min()].map(|extreme| extreme.to_kind(Kind::Double))
 }
 
 #[cfg(test)]

@@ -112,6 +112,8 @@ pub enum Family {
     /// As Qwen 2 and 2.5: biases on queries, keys and values. `transformers` gives it the tokenizer class of Qwen 2,
     /// which skips characters outside the alphabet.
     Qwen2,
+    /// As Qwen 3, dense: queries and keys are normalized per head. Its tokenizer class is that of Qwen 2.
+    Qwen3,
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

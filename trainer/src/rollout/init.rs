@@ -86,6 +86,7 @@ pub fn init(args: &InitArgs) -> Result<(), InitError> {
 fn model_config(args: &InitArgs, tokenizer: &Tokenizer) -> Value {
     let (architecture, model_type) = match args.family {
         Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
+        Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
         Family::Llama => ("LlamaForCausalLM", "llama"),
     };
     json!({
@@ -97,6 +98,7 @@ fn model_config(args: &InitArgs, tokenizer: &Tokenizer) -> Value {
         "num_hidden_layers": args.layers,
         "num_attention_heads": args.heads,
         "num_key_value_heads": args.heads,
+        "head_dim": args.hidden / args.heads,
         "max_position_embeddings": POSITIONS,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,

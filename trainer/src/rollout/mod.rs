@@ -26,6 +26,8 @@ pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::WeightsError;
 pub use worker::{Tally, Worker, WorkerConfig};
 
+use std::time::Duration;
+
 use tch::Device;
 
 use crate::{
@@ -93,7 +95,7 @@ pub fn rollout(args: &RolloutArgs, stop: &dyn Fn() -> bool) -> Result<Tally, Rol
         .enable_all()
         .build()
         .map_err(RolloutError::Runtime)?;
-    let service = Service::new(&args.server, &args.policy, &args.worker_id, &args.credentials)?;
+    let service = Service::new(&args.server, &args.policy, &args.worker_id, &args.credentials, Duration::MAX)?;
     tracing::info!(
         server = args.server,
         policy = args.policy,

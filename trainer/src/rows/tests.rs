@@ -32,8 +32,15 @@ pub(crate) fn sample(rollout: &str, prompt: usize, mask: &[u8]) -> Sample {
 }
 
 pub(crate) fn rows(samples: &[Sample]) -> Rows {
-    Rows::read(samples, 100, 5).expect("the fixture is well formed")
+    Rows::read(samples, &EXPECTED, 5).expect("the fixture is well formed")
 }
+
+/// What the fixtures have.
+const EXPECTED: Expected = Expected {
+    vocabulary: 100,
+    tokens_max: 32,
+    needs: Needs { logprobs: None, teacher_logprobs: None, reward: None },
+};
 
 #[test]
 fn columns_cover_the_trained_tokens_alone() {
@@ -73,6 +80,7 @@ fn rows_without_trained_tokens_count_in_the_statistics_alone() {
         rows_without_tokens: 1,
         tokens: 10,
         tokens_trained: 3,
+        rows_without_logprobs: 0,
         reward_mean: Some(0.5),
         reward_trained_mean: Some(1.0),
         staleness_mean: Some(2.0),
@@ -90,7 +98,7 @@ fn every_violation_is_named() {
     odd.tokens = Some(vec![1, 100, -1]);
     let mut bare = sample("bare", 1, &[1]);
     bare.loss_mask = None;
-    let error = Rows::read(&[short, odd, bare], 100, 0).expect_err("all of them are malformed");
+    let error = Rows::read(&[short, odd, bare], &EXPECTED, 0).expect_err("all of them are malformed");
     let found: Vec<_> = error.violations.iter().map(|violation| (violation.row, violation.field)).collect();
     assert_eq!(
         found,
@@ -98,4 +106,41 @@ fn every_violation_is_named() {
         "{error}"
     );
     assert!(error.to_string().contains("rollout short"), "{error}");
+}
+
+#[test]
+fn what_the_objective_or_the_model_needs_is_asked_of_trained_rows_alone() {
+    let needs = Needs { logprobs: Some("a"), teacher_logprobs: Some("b"), reward: Some("c") };
+    let expected = Expected { tokens_max: 4, needs, ..EXPECTED };
+    let mut bare = sample("bare", 2, &[1, 1]);
+    (bare.logprobs, bare.reward) = (None, None);
+    let mut long = sample("long", 3, &[1, 1]);
+    long.teacher_logprobs = Some(vec![-1.0; 2]);
+    let mut masked = sample("masked", 9, &[0, 0]);
+    (masked.logprobs, masked.reward) = (None, None);
+    let samples = [masked, bare, long];
+    let error = Rows::read(&samples, &expected, 0).expect_err("two of them cannot be trained");
+    let found: Vec<_> = error.violations.iter().map(|violation| (violation.row, violation.field)).collect();
+    assert_eq!(found, [(1, "logprobs"), (1, "teacher_logprobs"), (1, "reward"), (2, "tokens")], "{error}");
+    assert_eq!(error.groups(&samples), ["group"]);
+    assert!(error.to_string().contains("row 1 (rollout bare): logprobs is missing, and a reads it"), "{error}");
+}
+
+#[test]
+fn logprobs_that_no_model_computes_are_refused_at_trained_tokens() {
+    for (entry, is_refused) in [(0.5, true), (-1e30, true), (1e-4, false), (-80.0, false), (0.0, false)] {
+        let mut odd = sample("odd", 1, &[1, 0]);
+        odd.logprobs = Some(vec![entry, 7.0]);
+        assert_eq!(Rows::read(&[odd], &EXPECTED, 0).is_err(), is_refused, "{entry}");
+    }
+}
+
+#[test]
+fn batches_of_one_step_count_alike() {
+    let (first, second) = (rows(&[sample("a", 1, &[1])]), rows(&[sample("b", 1, &[1, 1]), sample("c", 1, &[1])]));
+    let merged = Rows::merge(&[&first, &second]);
+    assert!(merged.trained().iter().all(|row| (row.loss_weight() - 0.125).abs() < 1e-12));
+    assert_eq!((merged.statistics().rollouts, merged.statistics().tokens), (3, 7));
+    let alone = Rows::merge(&[&first]);
+    assert_eq!((alone.trained(), alone.statistics()), (first.trained(), first.statistics()));
 }

@@ -45,6 +45,8 @@ fn what_the_shipped_file_leaves_out_can_be_put_in() {
             !is_another && !line.starts_with("# old_logprobs")
         })
         .map(|line| if is_key(line) { line["# ".len()..].to_owned() } else { line.to_owned() })
+        // The one that a critic goes with.
+        .map(|line| if line == "objective = \"grpo\"" { "objective = \"ppo\"".to_owned() } else { line })
         .collect();
     let config = parse(&all.join("\n")).expect("every key that is shown exists");
     assert!(config.critic.is_some() && config.reference.is_some() && config.publish.engine.len() == 1);
@@ -67,6 +69,10 @@ fn what_cannot_work_is_refused_by_name() {
         ("checkpoint = { every = 0 }", "`checkpoint.every`"),
         ("objective = { objective = \"ppo\" }", "`critic`"),
         ("objective = { kl_loss_coef = 0.1 }", "`reference`"),
+        ("critic = {}", "`critic`"),
+        ("data = { batches_per_step = 0 }", "`data.batches_per_step`"),
+        ("data = { tokens_max = 0 }", "`data.tokens_max`"),
+        ("patience_s = 0", "`patience_s`"),
         ("objective = { eps_low = -1.0 }", "eps_low"),
         ("schedule = { peak = -1.0 }", "peak"),
         ("learning_rate = 1e-3", "learning_rate"),

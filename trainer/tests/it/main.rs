@@ -3,6 +3,7 @@
 mod golden;
 mod support;
 
+mod chaos;
 mod checkpoint;
 mod config;
 mod crash;
@@ -13,4 +14,6 @@ mod lifecycle;
 mod objectives;
 mod parity;
 mod recompute;
+mod refusals;
 mod rollout;
+mod saved;

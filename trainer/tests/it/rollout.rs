@@ -93,7 +93,8 @@ impl Playing {
     fn start(service: &TestService, config: WorkerConfig) -> Self {
         let (runtime, stop) = (Handle::current(), Arc::new(AtomicBool::new(false)));
         let service =
-            Service::new(&service.url, "default", "worker", &Credentials::default()).expect("the URL is valid");
+            Service::new(&service.url, "default", "worker", &Credentials::default(), Duration::MAX)
+                .expect("the URL is valid");
         let stopped = Arc::clone(&stop);
         let play = move || Worker::new(&runtime, service, config).run(&|| stopped.load(Ordering::SeqCst));
         Self { stop, thread: tokio::task::spawn_blocking(play) }
@@ -361,4 +362,17 @@ fn init_makes_the_same_checkpoint_again_and_replaces_none() {
     assert!(matches!(again, Err(InitError::Checkpoint(_))), "{again:?}");
     let odd = InitArgs { heads: 3, ..init_args(&folder.path().join("d"), TaskName::Lookup, 1) };
     assert!(matches!(init(&odd), Err(InitError::Heads { .. })));
+}
+
+#[test]
+fn every_family_can_be_made_and_loaded() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    for (name, family) in [("llama", Family::Llama), ("qwen2", Family::Qwen2), ("qwen3", Family::Qwen3)] {
+        let path = folder.path().join(name);
+        let args = InitArgs { family, ..init_args(&path, TaskName::Arithmetic, 1) };
+        init(&args).expect("the folder can be written to");
+        let decoder = Decoder::load(&path, Device::Cpu, ComputeKind::Float32).expect("it is supported");
+        let has_norms = decoder.parameters().get("model.layers.0.self_attn.q_norm.weight").is_some();
+        assert_eq!(has_norms, family == Family::Qwen3);
+    }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::microbatch::Sampled;
 
 #[test]
 fn the_clipped_surrogate_holds_by_hand() {
@@ -65,16 +66,33 @@ fn reinforce_and_sft_hold_by_hand() {
 }
 
 #[test]
-fn objectives_without_a_ratio_train_without_logprobs() {
+fn without_logprobs_the_ratio_is_one() {
     let mut batch = Batch::new(&[&[(-0.5, 0.0, 2.0)]]);
     batch.tokens.logp_rollout = None;
-    for objective in ["reinforce", "sft"] {
-        let loss = batch.evaluate(&config(&format!(r#"{{"objective": "{objective}"}}"#)));
-        let statistics = loss.statistics.finish();
-        assert_eq!((statistics.ratio_mean, statistics.ratio_max, statistics.kl_rollout), (None, None, None));
+    for objective in ["reinforce", "sft", "grpo", "gspo", "cispo"] {
+        let statistics = batch.evaluate(&config(&format!(r#"{{"objective": "{objective}"}}"#))).statistics.finish();
+        assert_eq!((statistics.ratio_mean, statistics.ratio_max, statistics.kl_rollout), (Some(1.0), Some(1.0), None));
     }
-    let error = evaluate(&config("{}"), &batch.inputs()).expect_err("grpo has no ratio");
-    assert_eq!(error.to_string(), "old_logprobs = \"rollout\" needs logprobs on every row");
+    close(&batch.gradient(&config("{}")), &[-2.0]);
+}
+
+#[test]
+fn rows_without_logprobs_change_nothing_for_rows_with_them() {
+    let (with, without) = ([(-0.5, -0.9, 2.0), (-0.4, -0.3, 2.0)], [(-1.5, 0.0, -1.0)]);
+    let mut mixed = Batch::new(&[&with, &without]);
+    mixed.tokens.sampled =
+        Some(Sampled { mask: Tensor::from_slice(&[true, true, false]), count: 2 });
+    let alone = Batch::new(&[&with]);
+    let mut bare = Batch::new(&[&without]);
+    bare.tokens.logp_rollout = None;
+    for objective in ["grpo", "gspo", "cispo", "reinforce"] {
+        let config = config(&format!(r#"{{"objective": "{objective}"}}"#));
+        let together = mixed.evaluate(&config).statistics;
+        let added = alone.evaluate(&config).statistics.add(&bare.evaluate(&config).statistics);
+        assert_eq!(together.finish(), added.finish(), "{objective}");
+        let apart = [alone.gradient(&config), bare.gradient(&config)].concat();
+        close(&mixed.gradient(&config), &apart);
+    }
 }
 
 #[test]
