@@ -196,7 +196,11 @@ impl Engines {
             worker.task.abort();
             if let Err(error) = worker.engine.attempt(CONTINUE, Some(&json!({})), LAST_TIMEOUT).await {
                 let engine = &worker.engine.url;
-                tracing::error!(engine, error = crate::chain(&error), "an engine may be left paused: continue it by hand");
+                tracing::error!(
+                    engine,
+                    error = crate::chain(&error),
+                    "an engine may be left paused: continue it by hand"
+                );
             }
         });
         futures::future::join_all(paused).await;

@@ -162,9 +162,5 @@ async fn next(
 async fn whole(client: &Client, batch: &BatchDescriptor) -> Result<Vec<Sample>, ClientError> {
     let rows = client.samples(&batch.batch_id).await?;
     let expected = batch.samples as usize;
-    if rows.len() == expected {
-        Ok(rows)
-    } else {
-        Err(ClientError::Incomplete { answers: rows.len(), expected })
-    }
+    if rows.len() == expected { Ok(rows) } else { Err(ClientError::Incomplete { answers: rows.len(), expected }) }
 }

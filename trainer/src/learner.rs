@@ -221,8 +221,10 @@ impl Learner {
     #[must_use]
     pub fn mismatches(&self, rules: &PolicyRules) -> Vec<String> {
         let needs = self.expected().needs;
-        let columns =
-            [(needs.logprobs, Requirement::Logprobs, "logprobs"), (needs.teacher_logprobs, Requirement::TeacherLogprobs, "teacher_logprobs")];
+        let columns = [
+            (needs.logprobs, Requirement::Logprobs, "logprobs"),
+            (needs.teacher_logprobs, Requirement::TeacherLogprobs, "teacher_logprobs"),
+        ];
         let mut found: Vec<String> = columns
             .into_iter()
             .filter(|(_, requirement, _)| !rules.require.contains(requirement))
@@ -572,7 +574,10 @@ fn head_input<'a>(microbatch: &'a Microbatch, hidden: &'a Tensor, weight: &'a Te
 
 /// Differences of two columns, row by row.
 fn differences(left: &[Vec<f32>], right: &[Vec<f32>]) -> Vec<Vec<f32>> {
-    left.iter().zip(right).map(|(left, right)| left.iter().zip(right).map(|(left, right)| left - right).collect()).collect()
+    left.iter()
+        .zip(right)
+        .map(|(left, right)| left.iter().zip(right).map(|(left, right)| left - right).collect())
+        .collect()
 }
 
 fn same_vocabulary(role: &'static str, path: &Path, other: &Decoder, expected: i64) -> Result<(), LearnerError> {

@@ -264,7 +264,9 @@ impl TrainerMetrics {
             gauge("ratio_max", "Largest importance ratio.", |r| r.statistics.ratio_max),
             gauge("value_loss", "Loss of the critic.", |r| r.value_loss),
             gauge("gradient_norm", "Global norm of the gradients before clipping.", |r| Some(r.gradient_norm)),
-            gauge("critic_gradient_norm", "Norm of the critic's gradients before clipping.", |r| r.critic_gradient_norm),
+            gauge("critic_gradient_norm", "Norm of the critic's gradients before clipping.", |r| {
+                r.critic_gradient_norm
+            }),
             gauge("learning_rate", "Learning rate.", |r| Some(r.learning_rate)),
             gauge("staleness_mean", "Mean staleness of the rollouts of the last batch, in versions.", |r| {
                 Some(r.staleness_mean)

@@ -247,7 +247,11 @@ impl Service {
     }
 
     /// Makes a call until the service answers it, for as long as the patience lasts.
-    pub(crate) async fn patiently<T, F>(&self, name: &'static str, mut call: impl FnMut() -> F) -> Result<T, ServiceError>
+    pub(crate) async fn patiently<T, F>(
+        &self,
+        name: &'static str,
+        mut call: impl FnMut() -> F,
+    ) -> Result<T, ServiceError>
     where
         F: Future<Output = Result<T, ClientError>>,
     {

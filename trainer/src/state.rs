@@ -248,11 +248,8 @@ impl Checkpoint {
 
 /// A checkpoint whose files are as they were written.
 fn open(step: i64, folder: PathBuf) -> Result<Checkpoint, StateError> {
-    let damaged = |path: &Path, reason: String| StateError::Damaged {
-        path: path.to_owned(),
-        reason,
-        way_back: String::new(),
-    };
+    let damaged =
+        |path: &Path, reason: String| StateError::Damaged { path: path.to_owned(), reason, way_back: String::new() };
     let path = folder.join(ABOUT);
     let text = fs::read(&path).map_err(|error| damaged(&path, format!("cannot be read ({error})")))?;
     let about: About =

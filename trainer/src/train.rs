@@ -17,9 +17,9 @@ use tokio::runtime::{Handle, Runtime};
 use self::gather::{Gathered, Gathering, Held};
 use crate::{
     config::{ConfigError, TrainConfig},
+    engine::Engines,
     feed::Feed,
     learner::{Learner, LearnerError, StepOutcome},
-    engine::Engines,
     publish::{Lineage, PublishError, PublishOptions, Publisher},
     report::{Reporter, StepReport},
     rows::Rows,
@@ -106,8 +106,8 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
     let service = Service::new(&config.server, &config.policy, &config.consumer, &config.credentials, patience)?;
     let checkpoints = Checkpoints::new(config.output.join("checkpoints"), config.checkpoint.keep);
     checkpoints.remove_partial()?;
-    let published = config.output.join("published");
-    Publisher::remove_partial(&published)?;
+    let versions = config.output.join("published");
+    Publisher::remove_partial(&versions)?;
 
     let last = checkpoints.latest()?;
     let mut learner = Learner::open(config, last.as_ref())?;
@@ -118,7 +118,7 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
     let reporter = Reporter::new(Some(&lines), config.steps, learner.step()).map_err(unwritten)?;
     let newest = Lineage { version: resumed.version, step: learner.step(), epoch: resumed.epoch };
     let options = PublishOptions {
-        folder: published,
+        folder: versions,
         base: config.model.clone(),
         keep: config.publish.keep,
         engine_wait: Duration::from_secs(config.publish.engine_wait_s),
@@ -163,7 +163,11 @@ fn lock(output: &Path) -> Result<File, TrainError> {
 }
 
 /// Waits for a call; once the trainer is told to stop, not for much longer.
-fn wait<T, E>(runtime: &Handle, stop: &dyn Fn() -> bool, call: impl Future<Output = Result<T, E>>) -> Result<T, TrainError>
+fn wait<T, E>(
+    runtime: &Handle,
+    stop: &dyn Fn() -> bool,
+    call: impl Future<Output = Result<T, E>>,
+) -> Result<T, TrainError>
 where
     TrainError: From<E>,
 {
@@ -248,8 +252,7 @@ impl Trainer<'_> {
             self.runtime.block_on(self.publisher.tell_engines_again());
         }
         if let Some(address) = self.config.metrics_listen {
-            let bound =
-                self.reporter.serve(self.runtime, address).map_err(|source| self.unwritten(source))?;
+            let bound = self.reporter.serve(self.runtime, address).map_err(|source| self.unwritten(source))?;
             tracing::info!(listen = %bound, "serving /metrics");
         }
         Ok(())
@@ -288,7 +291,11 @@ impl Trainer<'_> {
 
     /// Acks the batches of a step. Those whose lease was lost take no part in it: the gradients are computed again on the
     /// others, which are acked. `None` when none is left.
-    fn ack(&mut self, gathered: Gathered, learner: &mut Learner) -> Result<Option<(Vec<Held>, Rows, StepOutcome)>, TrainError> {
+    fn ack(
+        &mut self,
+        gathered: Gathered,
+        learner: &mut Learner,
+    ) -> Result<Option<(Vec<Held>, Rows, StepOutcome)>, TrainError> {
         let Gathered { held, rows, outcome } = gathered;
         let step = learner.step() + 1;
         let gathered_batches = held.len();

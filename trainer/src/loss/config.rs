@@ -408,8 +408,7 @@ mod tests {
     #[test]
     fn columns_that_every_row_must_have_follow_the_objective() {
         let needs = |json: &str, frozen_teacher| {
-            let Needs { logprobs, teacher_logprobs, reward } =
-                parse(json).expect("it parses").needs(frozen_teacher);
+            let Needs { logprobs, teacher_logprobs, reward } = parse(json).expect("it parses").needs(frozen_teacher);
             (logprobs.is_some(), teacher_logprobs.is_some(), reward.is_some())
         };
         assert_eq!(needs("{}", false), (false, false, false));

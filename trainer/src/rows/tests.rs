@@ -36,11 +36,8 @@ pub(crate) fn rows(samples: &[Sample]) -> Rows {
 }
 
 /// What the fixtures have.
-const EXPECTED: Expected = Expected {
-    vocabulary: 100,
-    tokens_max: 32,
-    needs: Needs { logprobs: None, teacher_logprobs: None, reward: None },
-};
+const EXPECTED: Expected =
+    Expected { vocabulary: 100, tokens_max: 32, needs: Needs { logprobs: None, teacher_logprobs: None, reward: None } };
 
 #[test]
 fn columns_cover_the_trained_tokens_alone() {

@@ -174,12 +174,11 @@ async fn training_goes_on_beside_engines_that_hang_fail_and_come_back() {
     const STEPS: i64 = 8;
     let service = TestService::start("[policy_defaults]\ngroup = { size = 2 }").await;
     record(&service.client, STEPS as u64, 2).await;
-    let hanging = StandIn::start(vec![
-        ("/update_weights_from_disk", 1, Fault::Hangs),
-        ("/continue_generation", 1, Fault::Hangs),
-    ])
-    .await;
-    let failing = StandIn::start(vec![("/pause_generation", 7, Fault::Fails), ("/continue_generation", 2, Fault::Fails)]).await;
+    let hanging =
+        StandIn::start(vec![("/update_weights_from_disk", 1, Fault::Hangs), ("/continue_generation", 1, Fault::Hangs)])
+            .await;
+    let failing =
+        StandIn::start(vec![("/pause_generation", 7, Fault::Fails), ("/continue_generation", 2, Fault::Fails)]).await;
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let mut config = TrainConfig::new(tiny_model(), folder.path().join("run"));
     config.server.clone_from(&service.url);
@@ -216,7 +215,8 @@ async fn a_stop_is_not_held_up_by_an_engine_that_hangs() {
     config.device = DeviceConfig::Cpu;
     config.publish.engine = vec![engine.config(3_600)];
     config.publish.engine_wait_s = 3_600;
-    let has_trained = move || std::fs::read_to_string(output.join("metrics.jsonl")).is_ok_and(|text| text.ends_with('\n'));
+    let has_trained =
+        move || std::fs::read_to_string(output.join("metrics.jsonl")).is_ok_and(|text| text.ends_with('\n'));
     // Told to stop after the first step, it ends; how is up to what was under way.
     let ended = tokio::task::spawn_blocking(move || train(&config, false, &has_trained)).await;
     drop(ended.expect("the trainer does not panic"));

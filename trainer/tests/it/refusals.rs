@@ -74,7 +74,10 @@ async fn costs_its_group(change: impl Fn(&mut TrainConfig), spoil: impl Fn(&mut 
     assert_eq!(quarantined(&service).await, ["g0"], "{named}");
     let batches = service.client.batches("default", &[]).await.expect("it answers").batches;
     let reasons: Vec<String> = batches.into_iter().filter_map(|batch| batch.reason).collect();
-    assert!(reasons.iter().any(|reason| reason.contains("row 1 (rollout r0-1)") && reason.contains(named)), "{reasons:?}");
+    assert!(
+        reasons.iter().any(|reason| reason.contains("row 1 (rollout r0-1)") && reason.contains(named)),
+        "{reasons:?}"
+    );
     service.stop().await;
 }
 
@@ -127,7 +130,11 @@ async fn a_model_that_fits_no_row_does_not_drain_the_buffer() {
     let folder = folder();
     let ended = run(config(&service, folder.path(), 2)).await;
     assert!(matches!(ended, Err(TrainError::Refused { refused: 8, .. })), "{ended:?}");
-    assert_eq!(quarantined(&service).await.len(), 14, "seven batches of two groups, and the eighth is given back whole");
+    assert_eq!(
+        quarantined(&service).await.len(),
+        14,
+        "seven batches of two groups, and the eighth is given back whole"
+    );
     service.stop().await;
 }
 
@@ -249,7 +256,8 @@ async fn several_batches_make_one_step_that_one_large_batch_would_make() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn distillation_is_whitened_with_the_returns() {
-    let service = TestService::start(&PAIRS.replace("[policy_defaults]", "[policy_defaults]\nadvantage = \"none\"")).await;
+    let service =
+        TestService::start(&PAIRS.replace("[policy_defaults]", "[policy_defaults]\nadvantage = \"none\"")).await;
     post(&service, 2, |_, _, _| {}).await;
     let folder = folder();
     let mut config = config(&service, folder.path(), 1);

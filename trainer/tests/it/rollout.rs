@@ -92,9 +92,8 @@ struct Playing {
 impl Playing {
     fn start(service: &TestService, config: WorkerConfig) -> Self {
         let (runtime, stop) = (Handle::current(), Arc::new(AtomicBool::new(false)));
-        let service =
-            Service::new(&service.url, "default", "worker", &Credentials::default(), Duration::MAX)
-                .expect("the URL is valid");
+        let service = Service::new(&service.url, "default", "worker", &Credentials::default(), Duration::MAX)
+            .expect("the URL is valid");
         let stopped = Arc::clone(&stop);
         let play = move || Worker::new(&runtime, service, config).run(&|| stopped.load(Ordering::SeqCst));
         Self { stop, thread: tokio::task::spawn_blocking(play) }

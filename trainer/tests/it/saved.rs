@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use forebay_trainer::{
+    checkpoint::{WriteOptions, write},
     config::{DeviceConfig, TrainConfig},
     learner::LearnerError,
     model::{ComputeKind, Decoder, LoadError, ModelConfig},
@@ -95,7 +96,7 @@ async fn a_reference_with_another_vocabulary_is_refused() {
     let shape = ModelConfig::parse(&other.to_string()).expect("it is supported");
     let decoder = Decoder::random(shape, Device::Cpu, ComputeKind::Float32, 1);
     let target = folder.path().join("other");
-    forebay_trainer::checkpoint::write(decoder.parameters(), &source, &target, &Default::default()).expect("written");
+    write(decoder.parameters(), &source, &target, &WriteOptions::default()).expect("written");
 
     for role in ["reference", "teacher"] {
         let mut config = config(&service, folder.path().join("run"), 1);

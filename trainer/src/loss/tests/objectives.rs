@@ -80,8 +80,7 @@ fn without_logprobs_the_ratio_is_one() {
 fn rows_without_logprobs_change_nothing_for_rows_with_them() {
     let (with, without) = ([(-0.5, -0.9, 2.0), (-0.4, -0.3, 2.0)], [(-1.5, 0.0, -1.0)]);
     let mut mixed = Batch::new(&[&with, &without]);
-    mixed.tokens.sampled =
-        Some(Sampled { mask: Tensor::from_slice(&[true, true, false]), count: 2 });
+    mixed.tokens.sampled = Some(Sampled { mask: Tensor::from_slice(&[true, true, false]), count: 2 });
     let alone = Batch::new(&[&with]);
     let mut bare = Batch::new(&[&without]);
     bare.tokens.logp_rollout = None;
