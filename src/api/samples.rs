@@ -276,7 +276,11 @@ impl Writer {
                 if rows.is_empty() {
                     return Ok((Vec::new(), is_done));
                 }
-                Ok((encoder.rows(&rows).map_err(std::io::Error::other)?, is_done))
+                let frames = encoder.rows(&rows).map_err(|error| {
+                    tracing::error!(error = %error, "rows cannot be written as Arrow");
+                    std::io::Error::other(error)
+                })?;
+                Ok((frames, is_done))
             }
             Self::Text { format, written } => {
                 let mut text = Vec::new();

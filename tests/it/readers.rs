@@ -9,6 +9,19 @@ use crate::support::{Backend, TestApp, rollout, text, with};
 /// So little that the page of one reader takes all of it.
 const TIGHT: &str = "[limits]\nbody_bytes = 1048576\ninflight_bytes = 67108864\nsamples_bytes = 4194304";
 
+/// The same for pages of small rollouts.
+const TIGHTER: &str = "[limits]\nbody_bytes = 131072\ninflight_bytes = 67108864\nsamples_bytes = 524288";
+
+/// The path of samples of so many small rollouts that they are three pages.
+async fn three_pages(app: &TestApp) -> String {
+    app.rules("default", json!({"batch": {"groups": 600}})).await;
+    for slice in 0..6 {
+        let bundle: Vec<Value> = (0..100).map(|index| rollout(&format!("r{slice}{index:02}"), 1.0)).collect();
+        app.accept(bundle.into()).await;
+    }
+    text(&app.lease().await["samples_url"]).to_owned()
+}
+
 /// The path of samples of eight rollouts of nearly a megabyte each.
 async fn much_to_read(app: &TestApp) -> String {
     app.rules("default", json!({"batch": {"groups": 8}})).await;
@@ -28,8 +41,8 @@ async fn read(app: &TestApp, path: &str, accept: &str) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_of_pages_that_take_the_whole_budget_take_turns() {
-    let app = TestApp::start_with(Backend::Sqlite, TIGHT).await;
-    let path = much_to_read(&app).await;
+    let app = TestApp::start_with(Backend::Sqlite, TIGHTER).await;
+    let path = three_pages(&app).await;
     let forms = ["application/x-ndjson", "application/json", forebay_client::wire::ARROW_STREAM];
     let expected: Vec<usize> = futures::future::join_all(forms.iter().map(|form| read(&app, &path, form)))
         .await

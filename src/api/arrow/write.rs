@@ -37,6 +37,12 @@ fn stream(schema: &Schema) -> StreamEncoder {
 impl Encoder {
     /// One record batch of rows; the first brings the schema along.
     pub(in crate::api) fn rows(&mut self, rows: &[Sample]) -> Result<Vec<Bytes>, ArrowError> {
+        // Offsets of texts and lists have 31 bits. Limits on bodies keep a row far below; making the arrays would panic.
+        let bytes = rows.iter().map(row_bytes).sum::<usize>();
+        if i32::try_from(bytes).is_err() {
+            let detail = format!("rows of {bytes} bytes do not fit a record batch; read them as NDJSON");
+            return Err(ArrowError::InvalidArgumentError(detail));
+        }
         let columns = columns(rows);
         let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)?;
         self.stream.encode(&batch).map(frames)
