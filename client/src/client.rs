@@ -157,14 +157,16 @@ impl Client {
 
     /// A page of stories, in the order of arrival.
     ///
-    /// `query` narrows it: `group_id`, `verdict`, `reason`, `state`, `step`, and `after` and `limit` for paging.
+    /// `query` narrows it: `group_id`, `verdict`, `reason`, `state`, `step`, and `after` and `limit` for paging. A narrowed page may
+    /// be empty: the last one is that without `next`.
     pub async fn stories(&self, policy: &str, query: &[(&str, &str)]) -> Result<TrajectoryPage> {
         self.get(&["trajectories"], &of_policy(policy, query)).await
     }
 
     /// A page of groups, in the order in which they were opened.
     ///
-    /// `query` narrows it: `group_id`, `state`, and `after` and `limit` for paging.
+    /// `query` narrows it: `group_id`, `state`, and `after` and `limit` for paging. A narrowed page may
+    /// be empty: the last one is that without `next`.
     pub async fn groups(&self, policy: &str, query: &[(&str, &str)]) -> Result<GroupPage> {
         self.get(&["groups"], &of_policy(policy, query)).await
     }
@@ -205,7 +207,8 @@ impl Client {
 
     /// A page of batches, in the order in which they were cut.
     ///
-    /// `query` narrows it: `state`, and `after` and `limit` for paging.
+    /// `query` narrows it: `state`, and `after` and `limit` for paging. A narrowed page may
+    /// be empty: the last one is that without `next`.
     pub async fn batches(&self, policy: &str, query: &[(&str, &str)]) -> Result<BatchPage> {
         self.get(&["batches"], &of_policy(policy, query)).await
     }

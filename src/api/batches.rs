@@ -108,6 +108,9 @@ pub(super) struct BatchQuery {
 }
 
 /// Batches, in the order in which they were cut
+///
+/// With `state`, a page ends after a bounded number of batches of the policy, whatever their state: it may be short, or
+/// empty, and still have a `next`.
 #[utoipa::path(
     get,
     path = "/batches",
@@ -131,10 +134,9 @@ pub(super) async fn list(
         after: params::cursor(query.after.as_deref())?,
         limit,
     };
-    let batches = api.buffer.batches(filter).await?;
-    let next = params::next(batches.len(), limit, batches.last().map(|batch| batch.batch_pk.0));
-    let now = api.buffer.now();
-    Ok(Answer(BatchPage { batches: batches.into_iter().map(|batch| describe(batch, now)).collect(), next }))
+    let page = api.buffer.batches(filter).await?;
+    let (next, now) = (params::next(page.next), api.buffer.now());
+    Ok(Answer(BatchPage { batches: page.entries.into_iter().map(|batch| describe(batch, now)).collect(), next }))
 }
 
 /// How to look at one batch.

@@ -38,6 +38,9 @@ pub(super) struct GroupQuery {
 }
 
 /// Groups, in the order in which they were opened
+///
+/// With `state`, a page ends after a bounded number of groups of the policy, whatever their state: it may be short, or
+/// empty, and still have a `next`.
 #[utoipa::path(
     get,
     path = "/groups",
@@ -63,9 +66,9 @@ pub(super) async fn list(
         after: params::cursor(query.after.as_deref())?,
         limit,
     };
-    let groups = api.buffer.groups(filter).await?;
-    let next = params::next(groups.len(), limit, groups.last().map(|group| group.group_pk.0));
-    Ok(Answer(GroupPage { groups: groups.into_iter().map(|group| on_wire(&policy, group)).collect(), next }))
+    let page = api.buffer.groups(filter).await?;
+    let next = params::next(page.next);
+    Ok(Answer(GroupPage { groups: page.entries.into_iter().map(|group| on_wire(&policy, group)).collect(), next }))
 }
 
 /// Decide an open group now, as if it had timed out

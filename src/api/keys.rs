@@ -60,7 +60,7 @@ pub(super) async fn create(
 pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) -> Result<Answer<KeyPage>, Failure> {
     let limit = params::page_limit(query.limit)?;
     let keys = api.guard.keyring.list(params::cursor(query.after.as_deref())?, limit).await?;
-    let next = params::next(keys.len(), limit, keys.last().map(|key| key.key_pk.0));
+    let next = params::next(keys.last().filter(|_| keys.len() == limit as usize).map(|key| key.key_pk.0));
     Ok(Answer(KeyPage { keys: keys.iter().map(StoredKey::on_wire).collect(), next }))
 }
 

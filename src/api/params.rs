@@ -153,9 +153,9 @@ pub(super) fn page_limit(limit: Option<u32>) -> Result<u32, Failure> {
     }
 }
 
-/// The cursor of the page after one that is full.
-pub(super) fn next(entries: usize, limit: u32, last: Option<i64>) -> Option<String> {
-    last.filter(|_| entries == limit as usize).map(|last| last.to_string())
+/// The cursor of the next page on the wire.
+pub(super) fn next(next: Option<i64>) -> Option<String> {
+    next.map(|next| next.to_string())
 }
 
 /// A time on the wire.

@@ -387,7 +387,9 @@ pub(super) struct StoryQuery {
 
 /// What became of rollouts
 ///
-/// With `rollout_id` the answer is one story, else a page of stories in the order of arrival.
+/// With `rollout_id` the answer is one story, else a page of stories in the order of arrival. With `verdict`, `reason`,
+/// `state` or `step`, a page ends after a bounded number of rollouts of the policy, or of the group, whether they match or
+/// not: it may be short, or empty, and still have a `next`.
 #[utoipa::path(
     get,
     path = "/trajectories",
@@ -421,9 +423,9 @@ pub(super) async fn get(
         after: params::cursor(query.after.as_deref())?,
         limit,
     };
-    let stories = api.buffer.stories(filter).await?;
-    let next = params::next(stories.len(), limit, stories.last().map(|story| story.rollout_pk.0));
-    let trajectories = stories.into_iter().map(story_on_wire).collect();
+    let page = api.buffer.stories(filter).await?;
+    let next = params::next(page.next);
+    let trajectories = page.entries.into_iter().map(story_on_wire).collect();
     Ok(axum::Json(TrajectoryPage { trajectories, next }).into_response())
 }
 

@@ -14,7 +14,7 @@ use super::{
     replicas::Awaited,
     wake::Woken,
 };
-use crate::store::{Batch, BatchFilter, Claim, Claimed, LeaseProof};
+use crate::store::{Batch, BatchFilter, Claim, Claimed, LeaseProof, Page};
 
 /// Longest wait for a batch or a version.
 pub const WAIT_MS_MAX: u64 = 60_000;
@@ -172,7 +172,7 @@ impl Buffer {
     }
 
     /// Batches in the order in which they were cut.
-    pub async fn batches(&self, filter: BatchFilter) -> Result<Vec<Batch>, BufferError> {
+    pub async fn batches(&self, filter: BatchFilter) -> Result<Page<Batch>, BufferError> {
         self.known(&filter.policy).await?;
         Ok(self.store.batches(filter).await?)
     }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     metrics::Ledger,
-    store::{Group, GroupFilter, Story, StoryFilter, Tallies},
+    store::{Group, GroupFilter, Page, Story, StoryFilter, Tallies},
 };
 
 impl Tallies {
@@ -47,18 +47,18 @@ impl Buffer {
     /// A rollout's story, in the current run of its policy.
     pub async fn story(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<Story, BufferError> {
         let filter = StoryFilter { policy, rollout_id: Some(rollout_id), limit: 1, ..StoryFilter::default() };
-        let story = self.stories(filter).await?.pop();
+        let story = self.stories(filter).await?.entries.pop();
         story.ok_or_else(|| Refusal::Unknown("the rollout").into())
     }
 
     /// Rollouts in the order in which they arrived.
-    pub async fn stories(&self, filter: StoryFilter) -> Result<Vec<Story>, BufferError> {
+    pub async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, BufferError> {
         self.known(&filter.policy).await?;
         Ok(self.store.stories(filter).await?)
     }
 
     /// Groups in the order in which they were opened.
-    pub async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, BufferError> {
+    pub async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, BufferError> {
         self.known(&filter.policy).await?;
         Ok(self.store.groups(filter).await?)
     }

@@ -27,8 +27,8 @@ pub use backup::{BackupError, backup};
 pub use health::Health;
 pub use model::{
     Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Contradiction, Counts, Decide,
-    Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Policy, Publish,
-    Resume, Resumed, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
+    Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Page, Policy,
+    Publish, Resume, Resumed, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
 };
 
 use crate::{
@@ -113,16 +113,16 @@ pub trait Store: Send + Sync + 'static {
     /// One batch.
     async fn batch(&self, batch_id: BatchId) -> Result<Option<Batch>, StoreError>;
     /// Batches in the order in which they were cut.
-    async fn batches(&self, filter: BatchFilter) -> Result<Vec<Batch>, StoreError>;
+    async fn batches(&self, filter: BatchFilter) -> Result<Page<Batch>, StoreError>;
     /// Stage 5: the rollouts of a batch in order, without payloads; none when payloads are purged.
     async fn batch_members(&self, batch: Batch) -> Result<Option<Vec<BatchMember>>, StoreError>;
     /// Payloads of rollouts, in the order asked for; missing ones are left out.
     async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError>;
 
     /// Rollouts in the order in which they arrived.
-    async fn stories(&self, filter: StoryFilter) -> Result<Vec<Story>, StoreError>;
+    async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, StoreError>;
     /// Groups in the order in which they were opened.
-    async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError>;
+    async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError>;
 
     /// Stores a key, unless `live_max` are there that are not revoked.
     async fn create_key(&self, key: NewKey, live_max: u32) -> Answer<StoredKey>;

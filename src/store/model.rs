@@ -500,6 +500,15 @@ pub struct GroupFilter {
     pub limit: u32,
 }
 
+/// A page of a list.
+#[derive(Clone, Debug)]
+pub struct Page<T> {
+    /// Entries in the order of the list. A page of a filtered list may have none although others follow.
+    pub entries: Vec<T>,
+    /// Cursor of the next page, unless this is the last.
+    pub next: Option<i64>,
+}
+
 /// Which keys to list.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyFilter {

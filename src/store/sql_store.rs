@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use super::{
     Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Examination, Expired,
-    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Peers, Policy, Publish, Resume, Resumed, RulesWritten,
-    Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
+    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Page, Peers, Policy, Publish, Resume, Resumed,
+    RulesWritten, Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
     dialect::Dialect,
     gather::Gather,
     ops::{
@@ -147,7 +147,7 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.read(FindBatch(batch_id)).await
     }
 
-    async fn batches(&self, filter: BatchFilter) -> Result<Vec<Batch>, StoreError> {
+    async fn batches(&self, filter: BatchFilter) -> Result<Page<Batch>, StoreError> {
         self.dialect.read(filter).await
     }
 
@@ -159,11 +159,11 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.read(ReadPayloads(rollouts)).await
     }
 
-    async fn stories(&self, filter: StoryFilter) -> Result<Vec<Story>, StoreError> {
+    async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, StoreError> {
         self.dialect.read(filter).await
     }
 
-    async fn groups(&self, filter: GroupFilter) -> Result<Vec<Group>, StoreError> {
+    async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError> {
         self.dialect.read(filter).await
     }
 

@@ -137,7 +137,7 @@ pub enum BatchState {
 pub struct BatchPage {
     /// Descriptors without leases.
     pub batches: Vec<BatchDescriptor>,
-    /// Cursor of the next page; null on the last.
+    /// Cursor of the next page; null on the last. A page of a filtered list may be empty and not be the last.
     pub next: Option<String>,
 }
 

@@ -77,7 +77,7 @@ pub struct StoryGroup {
 pub struct TrajectoryPage {
     /// Stories.
     pub trajectories: Vec<TrajectoryStory>,
-    /// Cursor of the next page; null on the last.
+    /// Cursor of the next page; null on the last. A page of a filtered list may be empty and not be the last.
     pub next: Option<String>,
 }
 
@@ -130,7 +130,7 @@ pub struct GroupInfo {
 pub struct GroupPage {
     /// Groups.
     pub groups: Vec<GroupInfo>,
-    /// Cursor of the next page; null on the last.
+    /// Cursor of the next page; null on the last. A page of a filtered list may be empty and not be the last.
     pub next: Option<String>,
 }
 

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use forebay_client::wire::{GroupState, Verdict};
 
-use super::{fill, name_of, names};
+use super::{fill, name_of, names, walk};
 use crate::{
     buffer::ids::{BatchId, GroupPk, PolicyName},
     store::{
-        Group, GroupFilter, StoreError, Story, StoryFilter,
+        Group, GroupFilter, Page, StoreError, Story, StoryFilter,
         dialect::Op,
         sql::{Row, Statement, Tx, args, key_list},
     },
@@ -40,7 +40,7 @@ macro_rules! select_story {
             $where,
             "
             ) AS s
-            WHERE s.rollout_pk > $3
+            WHERE s.rollout_pk > $3 AND s.rollout_pk <= $9
                 AND (CAST($4 AS TEXT) IS NULL OR s.verdict = $4)
                 AND (CAST($5 AS TEXT) IS NULL OR s.reason = $5)
                 AND (CAST($6 AS TEXT) IS NULL OR s.state = $6)
@@ -53,7 +53,7 @@ macro_rules! select_story {
 
 #[async_trait]
 impl Op for StoryFilter {
-    type Output = Vec<Story>;
+    type Output = Page<Story>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         // A name means the rollout or group of the current run; runs never meet.
@@ -61,10 +61,13 @@ impl Op for StoryFilter {
             Statement::new(select_story!("r.policy_pk = p.policy_pk AND r.run = p.run AND r.rollout_key = $2"));
         const BY_GROUP: Statement =
             Statement::new(select_story!("g.policy_pk = p.policy_pk AND g.run = p.run AND g.group_key = $2"));
-        const BY_POLICY: Statement = Statement::new(select_story!("CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3"));
+        const BY_POLICY: Statement =
+            Statement::new(select_story!("CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3 AND r.rollout_pk <= $9"));
         let verdict = self.verdict.as_ref().map(name_of);
         let state = self.state.as_ref().map(name_of);
-        let rest = args![self.after, verdict, self.reason.as_deref(), state, self.step, self.limit];
+        let end = self.walk_end(tx).await?;
+        let examined_to = end.unwrap_or(i64::MAX);
+        let rest = args![self.after, verdict, self.reason.as_deref(), state, self.step, self.limit, examined_to];
         let form = tx.key_form();
         let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key(form));
         let group = self.group_id.as_ref().map(|group_id| group_id.key(form));
@@ -91,7 +94,44 @@ impl Op for StoryFilter {
                 story.batches = carriers.get(&group).cloned().unwrap_or_default();
             }
         }
-        Ok(stories)
+        Ok(walk::page(stories, self.limit, end, |story| story.rollout_pk.0))
+    }
+}
+
+impl StoryFilter {
+    /// Where the page ends at the latest, if it is filtered by what no index knows.
+    async fn walk_end(&self, tx: &mut Tx<'_>) -> Result<Option<i64>, StoreError> {
+        const OF_POLICY: Statement = Statement::new(
+            "-- select_story_walk_end
+            SELECT rollout_pk AS walk_end
+            FROM rollout
+            WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND rollout_pk > $2
+            ORDER BY rollout_pk
+            LIMIT 1 OFFSET $3",
+        );
+        const OF_GROUP: Statement = Statement::new(
+            "-- select_story_walk_end_of_group
+            SELECT r.rollout_pk AS walk_end
+            FROM policy AS p
+            JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run = p.run
+            JOIN rollout AS r ON r.group_pk = g.group_pk
+            WHERE p.name = $1 AND g.group_key = $3 AND r.rollout_pk > $2
+            ORDER BY r.rollout_pk
+            LIMIT 1 OFFSET $4",
+        );
+        let is_filtered =
+            self.verdict.is_some() || self.reason.is_some() || self.state.is_some() || self.step.is_some();
+        if !is_filtered || self.rollout_id.is_some() {
+            return Ok(None);
+        }
+        let values = args![self.policy.as_str(), self.after];
+        match &self.group_id {
+            None => walk::end(tx, OF_POLICY, values).await,
+            Some(group_id) => {
+                let key = args![group_id.key(tx.key_form())];
+                walk::end(tx, OF_GROUP, [values, key].concat()).await
+            }
+        }
     }
 }
 
@@ -172,34 +212,46 @@ pub(super) async fn group(tx: &mut Tx<'_>, group: GroupPk) -> Result<Group, Stor
 
 #[async_trait]
 impl Op for GroupFilter {
-    type Output = Vec<Group>;
+    type Output = Page<Group>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const BY_ID: Statement = Statement::new(select_group!(
-            "WHERE p.name = $1 AND g.run = p.run AND g.group_key = $2 AND g.group_pk > $3
+            "WHERE p.name = $1 AND g.run = p.run AND g.group_key = $2 AND g.group_pk > $3 AND g.group_pk <= $6
                 AND (CAST($4 AS TEXT) IS NULL OR g.state = $4)
             LIMIT $5"
         ));
         const BY_POLICY: Statement = Statement::new(select_group!(
-            "WHERE p.name = $1 AND CAST($2 AS TEXT) IS NULL AND g.group_pk > $3
+            "WHERE p.name = $1 AND CAST($2 AS TEXT) IS NULL AND g.group_pk > $3 AND g.group_pk <= $6
                 AND (CAST($4 AS TEXT) IS NULL OR g.state = $4)
             ORDER BY g.group_pk
             LIMIT $5"
         ));
+        const SELECT_GROUP_WALK_END: Statement = Statement::new(
+            "-- select_group_walk_end
+            SELECT group_pk AS walk_end
+            FROM rollout_group
+            WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND group_pk > $2
+            ORDER BY group_pk
+            LIMIT 1 OFFSET $3",
+        );
         let state = self.state.as_ref().map(|state: &GroupState| name_of(state));
+        let end = match (&state, &self.group_id) {
+            (Some(_), None) => walk::end(tx, SELECT_GROUP_WALK_END, args![self.policy.as_str(), self.after]).await?,
+            _ => None,
+        };
         let key = self.group_id.as_ref().map(|group_id| group_id.key(tx.key_form()));
         let (statement, second) = match key {
             Some(key) => (BY_ID, args![key]),
             None => (BY_POLICY, args![None::<String>]),
         };
-        let rest = args![self.after, state, self.limit];
+        let rest = args![self.after, state, self.limit, end.unwrap_or(i64::MAX)];
         let values = [args![self.policy.as_str()], second, rest].concat();
         let groups = tx.fetch_all(statement, values).await?.into_iter().map(read_group);
         let groups = groups.collect::<Result<Vec<Group>, _>>()?;
         for (key, group) in key.iter().zip(&groups) {
             tx.key_found(&group.group_id, |found| found == key)?;
         }
-        Ok(groups)
+        Ok(walk::page(groups, self.limit, end, |group| group.group_pk.0))
     }
 }
 

@@ -17,6 +17,7 @@ pub(super) mod lineage;
 pub(super) mod policy;
 pub(super) mod samples;
 pub(super) mod sweep;
+mod walk;
 
 use super::{StoreError, sql::Row};
 use crate::buffer::{ingest::GroupFill, staleness::TrainedSpan};

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     batch::{self, select_batch},
-    trained_spans,
+    trained_spans, walk,
 };
 use crate::{
     buffer::{
@@ -15,7 +15,7 @@ use crate::{
     },
     clock::Timestamp,
     store::{
-        Batch, BatchFilter, BatchMember, StoreError, StoredPayload,
+        Batch, BatchFilter, BatchMember, Page, StoreError, StoredPayload,
         dialect::Op,
         sql::{Row, Statement, Tx, args, key_list},
     },
@@ -50,18 +50,32 @@ impl Op for FindBatch {
 
 #[async_trait]
 impl Op for BatchFilter {
-    type Output = Vec<Batch>;
+    type Output = Page<Batch>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const LIST_BATCHES: Statement = Statement::new(select_batch!(
-            "WHERE p.name = $1 AND b.batch_pk > $2 AND (CAST($3 AS TEXT) IS NULL OR b.state = $3)
+            "WHERE p.name = $1 AND b.batch_pk > $2 AND b.batch_pk <= $5 AND (CAST($3 AS TEXT) IS NULL OR b.state = $3)
             ORDER BY b.batch_pk
             LIMIT $4"
         ));
+        const SELECT_BATCH_WALK_END: Statement = Statement::new(
+            "-- select_batch_walk_end
+            SELECT batch_pk AS walk_end
+            FROM batch
+            WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND batch_pk > $2
+            ORDER BY batch_pk
+            LIMIT 1 OFFSET $3",
+        );
         let policy: &PolicyName = &self.policy;
         let state = self.state.as_ref().map(super::name_of);
-        let rows = tx.fetch_all(LIST_BATCHES, args![policy.as_str(), self.after, state, self.limit]).await?;
-        rows.into_iter().map(batch::read).collect()
+        let end = match state {
+            Some(_) => walk::end(tx, SELECT_BATCH_WALK_END, args![policy.as_str(), self.after]).await?,
+            None => None,
+        };
+        let values = args![policy.as_str(), self.after, state, self.limit, end.unwrap_or(i64::MAX)];
+        let rows = tx.fetch_all(LIST_BATCHES, values).await?;
+        let batches = rows.into_iter().map(batch::read).collect::<Result<Vec<_>, _>>()?;
+        Ok(walk::page(batches, self.limit, end, |batch| batch.batch_pk.0))
     }
 }
 

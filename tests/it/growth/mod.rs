@@ -3,6 +3,7 @@
 //! A walk makes the real service run every statement that `src/store` names; the service's log says their texts, and the
 //! database how it would run each. A statement that is added and not walked fails here as well.
 
+mod lists;
 mod plans;
 mod walk;
 

@@ -309,7 +309,7 @@ impl System {
             |name: &str| ["received", "rollout.", "group.", "batch.", "dropped."].iter().any(|p| name.starts_with(p));
         let tallies = overview.tallies.values.into_iter().filter(|(name, count)| shown(name) && *count != 0);
         let policy = overview.policy;
-        let groups = self.buffer.groups(groups).await?;
+        let groups = self.buffer.groups(groups).await?.entries;
         let groups = groups.iter().map(|group| self.group_view(group)).map(|view| ((view.run, view.name), view));
         Ok(PolicyView {
             run: policy.run.0,
@@ -319,9 +319,9 @@ impl System {
             version_uri: policy.version_uri.as_deref().map(names::uri_number),
             checkpoint_step: policy.checkpoint_step.map(|step| step.0),
             tallies: tallies.collect(),
-            stories: self.buffer.stories(stories).await?.iter().map(|story| self.story_view(story)).collect(),
+            stories: self.buffer.stories(stories).await?.entries.iter().map(|story| self.story_view(story)).collect(),
             groups: groups.collect(),
-            batches: self.buffer.batches(batches).await?.iter().map(|batch| self.batch_view(batch)).collect(),
+            batches: self.buffer.batches(batches).await?.entries.iter().map(|batch| self.batch_view(batch)).collect(),
         })
     }
 
