@@ -294,9 +294,16 @@ impl Client {
         self.optional(&Call::new(Method::GET, url, Repeat::Always)).await
     }
 
-    /// Writes a policy's rules, creating it when it is new; [`PolicyRules`] says which hold from when on.
+    /// Writes a policy's rules, creating it when it is new; [`PolicyRules`] says which hold from when on. They replace all
+    /// rules that the policy had.
     pub async fn put_policy(&self, policy: &str, rules: &PolicyRules) -> Result<PolicyStatus> {
         self.send(Method::PUT, &["policies", policy], rules, Repeat::Always).await
+    }
+
+    /// Changes some of a policy's rules by a JSON merge patch (RFC 7396): what it names changes, `null` resets a setting to
+    /// its default, and the rest stays.
+    pub async fn patch_policy(&self, policy: &str, patch: &serde_json::Value) -> Result<PolicyStatus> {
+        self.send(Method::PATCH, &["policies", policy], patch, Repeat::Always).await
     }
 
     /// Totals of every policy, and whether they add up.

@@ -5,18 +5,22 @@ use std::{fmt::Write as _, io::Read, time::Duration};
 use axum::{
     body::{Body, HttpBody as _},
     extract::{FromRequest, Request},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
 };
 use bytes::Bytes;
 use forebay_client::wire::{ARROW_STREAM, Object, Violation};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::{
     Api,
     budget::{Budget, ByteBudgets, HeldByRequest, Shares},
     problem::Failure,
 };
+
+/// Media type of a JSON merge patch.
+pub(super) const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// Bodies of control calls are small.
 const CONTROL_BYTES_MAX: usize = 256 << 10;
@@ -303,6 +307,38 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
     }
 }
 
+/// The body of a control call, and the value as it was sent, where it matters which fields a caller names.
+pub(super) struct JsonAsSent<T>(pub(super) T, pub(super) Value);
+
+impl<T: DeserializeOwned> FromRequest<Api> for JsonAsSent<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
+        let bytes = control_bytes(request, api).await?;
+        let Object(parsed) = parse(&bytes)?;
+        Ok(Self(parsed, parse(&bytes)?))
+    }
+}
+
+/// A JSON merge patch (RFC 7396) of an object, which may be sent as JSON too.
+pub(super) struct MergePatch(pub(super) Value);
+
+impl FromRequest<Api> for MergePatch {
+    type Rejection = Failure;
+
+    async fn from_request(mut request: Request, api: &Api) -> Result<Self, Failure> {
+        let sent = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let media = sent.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+        if media.eq_ignore_ascii_case(MERGE_PATCH) {
+            request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        match control(request, api).await? {
+            patch @ Value::Object(_) => Ok(Self(patch)),
+            _ => Err(Failure::invalid("", "must be an object")),
+        }
+    }
+}
+
 /// The body of a control call that has only optional fields: it may be left out, or null.
 pub(super) struct OptionalJson<T>(pub(super) T);
 
@@ -320,6 +356,11 @@ impl<T: DeserializeOwned + Default> FromRequest<Api> for OptionalJson<T> {
 
 /// Reads and parses the body of a control call.
 async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, Failure> {
+    parse(&control_bytes(request, api).await?)
+}
+
+/// Reads the body of a control call.
+async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
     let (parts, mut body) = request.into_parts();
     if media(&parts.headers)? != Media::Json {
         return Err(unsupported("Content-Type must be application/json"));
@@ -331,12 +372,11 @@ async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, 
     let mut paid = Paid::new(&api.budgets.control, CONTROL_FREE_BYTES).with_free(CONTROL_FREE_BYTES);
     match collect(&mut body, CONTROL_BYTES_MAX, 0, api.limits.read_timeout, &mut paid).await {
         Ok(bytes) => {
-            let parsed = parse(&bytes)?;
             // What was parsed takes as much until its handler is done with it.
             if let Some(held) = parts.extensions.get::<HeldByRequest>() {
                 held.hold(paid.shares);
             }
-            Ok(parsed)
+            Ok(bytes)
         }
         Err(failure) => {
             linger(body).await;
@@ -348,6 +388,15 @@ async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, 
 /// Parses JSON; an error says where, by JSON pointer.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(bytes).map_err(|error| describe::<T>(bytes, &error))
+}
+
+/// Parses a value that is not a body itself; an error says where, by JSON pointer.
+pub(super) fn parse_value<T: DeserializeOwned>(value: Value) -> Result<T, Violation> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let place = pointer(error.path());
+        let message = error.into_inner().to_string();
+        Violation { pointer: format!("{place}{}", unplaced_field(&message, &place)), detail: message }
+    })
 }
 
 /// Only a body that failed is parsed a second time, to find out where: keeping the path costs time.

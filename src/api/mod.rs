@@ -138,7 +138,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(batches::nack))
         .routes(routes!(batches::readmit))
         .routes(routes!(policies::list))
-        .routes(routes!(policies::get, policies::put))
+        .routes(routes!(policies::get, policies::put, policies::patch))
         .routes(routes!(policies::publish))
         .routes(routes!(policies::checkpoint))
         .routes(routes!(policies::resume))

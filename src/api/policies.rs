@@ -9,22 +9,23 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_client::wire::{
-    CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyRules, PolicyStatus, Problem, ReceiptGroup,
-    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting,
+    CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, Problem,
+    ReceiptGroup, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting,
 };
 use serde::Deserialize;
+use serde_json::Value;
 use utoipa::IntoParams;
 
 use super::{
     Api,
     batches::wait_ms,
-    body::{Json, OptionalJson},
+    body::{Json, JsonAsSent, MergePatch, OptionalJson, parse_value},
     guard::{Caller, caller_id},
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
 use crate::{
-    buffer::{ids::PolicyName, policies::PolicyOverview, refusal::Refusal, rules::Rules},
+    buffer::{ids::PolicyName, policies::PolicyOverview, refusal::Refusal, rule_changes, rules::Rules},
     clock::Timestamp,
     store::{Publish, RulesWritten, Tallies},
 };
@@ -116,8 +117,10 @@ pub(super) async fn get(
 
 /// Write a policy's rules
 ///
-/// Validated whole; omitted keys take the defaults. `require`, `filter`, `group` and `advantage` hold for groups opened from
-/// now on, `batch`, `lease`, `staleness`, `backlog` and the others for all groups from the next request on.
+/// Validated whole. They replace all rules of the policy: a setting that is left out goes back to its default, which
+/// `warnings` in the answer says where that changes it; `PATCH` changes only what it names. `require`, `filter`, `group` and
+/// `advantage` hold for groups opened from now on, `batch`, `lease`, `staleness`, `backlog` and the others for all groups from
+/// the next request on.
 #[utoipa::path(
     put,
     path = "/policies/{policy}",
@@ -134,17 +137,58 @@ pub(super) async fn get(
 pub(super) async fn put(
     State(api): State<Api>,
     PolicyPath(policy): PolicyPath,
-    Json(rules): Json<PolicyRules>,
+    JsonAsSent(rules, sent): JsonAsSent<PolicyRules>,
 ) -> Result<Response, Failure> {
     // Compiling filters may take longer than an async worker should be held up.
     let rules = tokio::task::spawn_blocking(move || Rules::parse(rules));
-    let rules = rules.await.map_err(|_| super::body::stopped())?.map_err(Refusal::Invalid)?;
+    let rules = Arc::new(rules.await.map_err(|_| super::body::stopped())?.map_err(Refusal::Invalid)?);
     let written = {
-        let policy = policy.clone();
-        api.to_the_end(|buffer| async move { buffer.put_policy(policy, Arc::new(rules)).await }).await?
+        let (policy, rules) = (policy.clone(), Arc::clone(&rules));
+        api.to_the_end(|buffer| async move { buffer.put_policy(policy, rules).await }).await?
     };
-    let status = if matches!(written, RulesWritten::Created) { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Answer(on_wire(api.buffer.policy(&policy).await?))).into_response())
+    let (status, warnings) = match written {
+        RulesWritten::Existed(before) => (StatusCode::OK, rule_changes::resets(&before, &rules, &sent)),
+        RulesWritten::Created | RulesWritten::Outdated => (StatusCode::CREATED, Vec::new()),
+    };
+    let written = on_wire(api.buffer.policy(&policy).await?);
+    Ok((status, Answer(PolicyStatus { warnings, ..written })).into_response())
+}
+
+/// Change some of a policy's rules
+///
+/// A JSON merge patch (RFC 7396): settings that it names change, `null` resets one to its default, and the others stay. An
+/// array, as that of the filters, is replaced whole. The rules that come of it are validated whole and hold from when those
+/// of `PUT` do.
+#[utoipa::path(
+    patch,
+    path = "/policies/{policy}",
+    tag = "policies",
+    params(("policy" = String, Path, description = "Name of the policy")),
+    request_body(content(
+        (PolicyRules = "application/merge-patch+json"),
+        (PolicyRules = "application/json"),
+    )),
+    responses(
+        (status = 200, description = "The rules are changed", body = PolicyStatus),
+        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "The rules cannot work", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn patch(
+    State(api): State<Api>,
+    PolicyPath(policy): PolicyPath,
+    MergePatch(patch): MergePatch,
+) -> Result<Answer<PolicyStatus>, Failure> {
+    {
+        let policy = policy.clone();
+        api.to_the_end(|buffer| async move { buffer.patch_policy(policy, patch, parse_rules).await }).await?;
+    }
+    Ok(Answer(on_wire(api.buffer.policy(&policy).await?)))
+}
+
+fn parse_rules(value: Value) -> Result<Rules, Refusal> {
+    let Object(rules) = parse_value(value).map_err(|violation| Refusal::Invalid(vec![violation]))?;
+    Rules::parse(rules).map_err(Refusal::Invalid)
 }
 
 /// Publish a weight version
@@ -302,6 +346,7 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
             stale_last_hour,
         },
         rules: PolicyRules::clone(&policy.rules),
+        warnings: Vec::new(),
         rollouts: tallies.family("rollout"),
         groups: tallies.family("group"),
         batches: tallies.family("batch"),

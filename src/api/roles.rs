@@ -9,7 +9,7 @@
 //! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
 //! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
 //! | `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
-//! | `PUT /policies/{p}`, reset, close, discard, readmit | | | | x |
+//! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | x |
 //! | `/keys` (only with policies `*`) | | | | x |
 //!
 //! Everything is of the policies that the key sees. `/metrics` names all policies, and who may create keys may create
@@ -53,6 +53,7 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/policies", By(&[Produce, Train, Read, Admin])),
     ("GET", "/policies/{policy}", By(&[Produce, Train, Read, Admin])),
     ("PUT", "/policies/{policy}", By(&[Admin])),
+    ("PATCH", "/policies/{policy}", By(&[Admin])),
     ("PUT", "/policies/{policy}/version", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/checkpoints", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/resume", By(&[Train, Admin])),

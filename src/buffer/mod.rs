@@ -27,6 +27,7 @@ pub mod payload;
 pub mod policies;
 pub mod refusal;
 pub mod replicas;
+pub mod rule_changes;
 pub mod rules;
 pub mod samples;
 pub mod seal;

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
@@ -9,9 +10,10 @@ use super::{
     ids::{CallerId, PolicyName, Version},
     refusal::{BufferError, Refusal},
     replicas::Awaited,
+    rule_changes,
     rules::Rules,
 };
-use crate::store::{ExistingPolicy, Policy, RulesWritten, Tallies, WaitingFor, WriteRules};
+use crate::store::{ExistingPolicy, Policy, RulesWritten, StoreError, Tallies, WaitingFor, WriteRules};
 
 /// Policies read at once; a caller may see few of them.
 const POLICIES_AT_ONCE: u32 = 100;
@@ -42,6 +44,34 @@ impl Buffer {
         // A smaller batch may be full now.
         self.wake(Awaited::Batch, &name);
         Ok(written)
+    }
+
+    /// Changes the rules of a policy by a JSON merge patch; `parse` checks the rules that come of it, which may take longer
+    /// than an async worker should be held up.
+    pub async fn patch_policy(
+        &self,
+        name: PolicyName,
+        patch: Value,
+        parse: fn(Value) -> Result<Rules, Refusal>,
+    ) -> Result<(), BufferError> {
+        // Each turn that is lost means that somebody else's change was written.
+        loop {
+            let policy = self.known(&name).await?;
+            let merged = rule_changes::patched(&policy.rules, &patch);
+            let parsed = tokio::task::spawn_blocking(move || parse(merged)).await.map_err(|_| StoreError::Closed)?;
+            let write = WriteRules {
+                policy: name.clone(),
+                rules: Arc::new(parsed?),
+                existing: ExistingPolicy::ReplaceOnly(policy.rules_pk),
+                policies_max: Some(self.options.policies_max),
+                now: self.clock.now(),
+            };
+            if !matches!(self.store.write_rules(write).await??, RulesWritten::Outdated) {
+                tracing::info!(policy.name = %name, "rules changed");
+                self.wake(Awaited::Batch, &name);
+                return Ok(());
+            }
+        }
     }
 
     /// One policy.

@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// What the service promises: who may make each call. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 28] = [
+const PROMISED: [(&str, &str); 29] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("GET /trajectories", "PRA"),
@@ -29,6 +29,7 @@ const PROMISED: [(&str, &str); 28] = [
     ("GET /policies", "PTRA"),
     ("GET /policies/{policy}", "PTRA"),
     ("PUT /policies/{policy}", "A"),
+    ("PATCH /policies/{policy}", "A"),
     ("PUT /policies/{policy}/version", "TA"),
     ("POST /policies/{policy}/checkpoints", "TA"),
     ("POST /policies/{policy}/resume", "TA"),
@@ -81,7 +82,7 @@ on_both_stores! {
             let (method, path) = call.split_once(' ').expect("method and path");
             let path = path.replace("{id}", NOBODY).replace("{policy}", "default");
             let method: Method = method.parse().expect("it is a method");
-            let body = matches!(method, Method::POST | Method::PUT).then(|| json!({}));
+            let body = matches!(method, Method::POST | Method::PUT | Method::PATCH).then(|| json!({}));
             let unknown = app.call(method.clone(), &path, body.clone()).await;
             if roles == "-" {
                 unknown.expect(200);

@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::{Backend, TestApp, member, on_both_stores, rollout, with};
+use crate::support::{Backend, TestApp, member, on_both_stores, rollout, text, with};
 
 async fn waits(app: &TestApp) {
     crate::support::eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1") }).await;
@@ -46,6 +46,64 @@ on_both_stores! {
             let row = app.samples(&app.lease().await).await.remove(0);
             assert_eq!(row["loss_weight"].as_f64(), Some(1.0 / constant));
         }
+    }
+
+    async fn replacing_rules_warns_of_what_it_resets(app: TestApp) {
+        let filter = json!([{"name": "bad", "scope": "rollout", "when": "reward < 0.0", "action": "drop"}]);
+        let rules = json!({"require": ["tokens", "logprobs"], "group": {"size": 8, "min_size": 2}, "filter": filter});
+        let created = app.put("/policies/p", rules.clone()).await.expect(201);
+        assert_eq!(created["warnings"], json!(null), "nothing was there before");
+        assert_eq!(app.put("/policies/p", rules).await.expect(200)["warnings"], json!(null), "nothing changes");
+        let answer = app.put("/policies/p", json!({"group": {"size": 4}, "require": ["tokens"]})).await.expect(200);
+        let warnings: Vec<_> = answer["warnings"].as_array().expect("warnings").iter().map(text).collect();
+        assert_eq!(warnings.len(), 3, "{warnings:#?}");
+        assert!(warnings[0].starts_with("`filter` is not in the request: it is back at its default, []; it was "), "{warnings:#?}");
+        assert_eq!(warnings[1], "`group.min_size` is not in the request: it is back at its default, not set; it was 2");
+        assert!(warnings[2].contains("PATCH"), "{warnings:#?}");
+        assert_eq!(app.get("/policies/p").await.expect(200)["warnings"], json!(null));
+    }
+
+    async fn a_patch_changes_what_it_names(app: TestApp) {
+        let patch = |body| app.call(Method::PATCH, "/policies/p", Some(body));
+        patch(json!({"batch": {"groups": 2}})).await.refused(404, "unknown-policy");
+        let filter = json!([{"name": "bad", "scope": "rollout", "when": "reward < 0.0", "action": "drop"}]);
+        let rules = json!({"group": {"size": 8, "min_size": 2}, "batch": {"groups": 16}, "filter": filter});
+        let before = app.put("/policies/p", rules).await.expect(201)["rules"].clone();
+        let after = patch(json!({"group": {"timeout_s": 60, "min_size": null}, "batch": {"max_tokens": 1000}})).await;
+        let after = after.expect(200)["rules"].clone();
+        assert_eq!(after["group"], json!({"size": 8, "timeout_s": 60, "on_drop": "refill"}));
+        assert_eq!(after["batch"], with(before["batch"].clone(), json!({"max_tokens": 1000})));
+        assert_eq!((&after["filter"], &after["lease"]), (&before["filter"], &before["lease"]));
+        assert_eq!(patch(json!({})).await.expect(200)["rules"], after);
+        // The rules that come of it are checked whole, and a wrong patch changes nothing.
+        assert_eq!(patch(json!({"group": {"size": 0}})).await.pointers(422), ["/group/size", "/group/min_size"][..1]);
+        assert_eq!(patch(json!({"grup": {"size": 1}})).await.pointers(422), ["/grup"]);
+        assert_eq!(patch(json!({"group": {"size": "x"}})).await.pointers(422), ["/group/size"]);
+        patch(json!([1])).await.refused(422, "invalid");
+        assert_eq!(app.get("/policies/p").await.expect(200)["rules"], after);
+        let raw = |media: &'static str| {
+            let request = app.http.patch(format!("{}/policies/p", app.url)).header("content-type", media);
+            async move { request.body(r#"{"filter": null}"#).send().await.expect("the server answers").status().as_u16() }
+        };
+        assert_eq!(raw("application/json-patch+json").await, 415);
+        assert_eq!(raw("application/merge-patch+json").await, 200);
+        assert_eq!(app.get("/policies/p").await.expect(200)["rules"]["filter"], json!([]));
+    }
+
+    async fn concurrent_patches_all_count(app: TestApp) {
+        app.put("/policies/p", json!({})).await.expect(201);
+        let patches = [
+            json!({"group": {"size": 3}}), json!({"group": {"timeout_s": 7}}), json!({"batch": {"groups": 5}}),
+            json!({"batch": {"max_tokens": 9}}), json!({"lease": {"ttl_s": 11}}), json!({"advantage": "rloo"}),
+        ];
+        let all = patches.map(|patch| app.call(Method::PATCH, "/policies/p", Some(patch)));
+        for answer in futures::future::join_all(all).await {
+            answer.expect(200);
+        }
+        let rules = app.get("/policies/p").await.expect(200)["rules"].clone();
+        assert_eq!((&rules["group"]["size"], &rules["group"]["timeout_s"]), (&json!(3), &json!(7)));
+        assert_eq!((&rules["batch"]["groups"], &rules["batch"]["max_tokens"]), (&json!(5), &json!(9)));
+        assert_eq!((&rules["lease"]["ttl_s"], &rules["advantage"]), (&json!(11), &json!("rloo")));
     }
 
     async fn versions_only_grow_and_identical_repeats_are_recognised(app: TestApp) {
@@ -142,7 +200,7 @@ on_both_stores! {
         app.reconfigure("auto_create = true\n[limits]\npolicies = 2\n[[policy]]\nname = 'of-file'").await;
         let of = |policy: &str, id: &str| with(rollout(id, 1.0), json!({"policy": policy}));
         let problem = app.put("/policies/third", json!({})).await.refused(409, "too-many-policies");
-        assert!(crate::support::text(&problem["detail"]).contains("limits.policies"), "{problem}");
+        assert!(text(&problem["detail"]).contains("limits.policies"), "{problem}");
         app.post("/trajectories", of("third", "a")).await.refused(409, "too-many-policies");
         app.post("/admissions", json!({"policy": "third", "rollouts": 1})).await.refused(409, "too-many-policies");
         app.get("/policies/third").await.refused(404, "unknown-policy");

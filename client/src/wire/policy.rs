@@ -24,6 +24,9 @@ pub struct PolicyStatus {
     pub policy: String,
     /// Rules: some hold for groups opened from now on, the others from the next request on.
     pub rules: PolicyRules,
+    /// In the answer to `PUT /policies/{p}`: settings that the request did not name and that it has changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Fresh starts under this name, from 1.
     pub run: i64,
     /// Lineage of the weights; every resume starts a new one.
