@@ -21,13 +21,8 @@ pub(crate) async fn backup(database: &str, to: &Path) -> anyhow::Result<()> {
 
 /// `forebay doctor`: a table on standard output, an error when something is wrong.
 pub(crate) async fn doctor(database: &str) -> anyhow::Result<()> {
-    if let Some(path) = database.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path))
-        && !Path::new(path).exists()
-    {
-        // Opening would create it, and an empty database is always healthy.
-        bail!("{path} does not exist");
-    }
-    let store = store::open(database, Metrics::new().store()).await?;
+    // An empty database is always healthy: one that is not there must not be made.
+    let store = store::open_existing(database, Metrics::new().store()).await?;
     let shows_progress = std::io::stderr().is_terminal();
     let progress = |rollouts: u64| {
         if shows_progress {

@@ -1,24 +1,34 @@
 //! Configuration: one TOML file, every key with a default, validated whole before anything starts.
 
+mod collect;
+mod limits;
+
 use std::{
     collections::BTreeSet,
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use axum::http::uri::Authority;
 use forebay_client::wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
+use self::limits::Limits;
 use crate::{
-    api::{BodyLimits, ByteBudgets},
-    buffer::{BufferOptions, ids::PolicyName, rules::Rules, trajectory::TrajectoryLimits},
+    api::BodyLimits,
+    buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     server::ServerLimits,
-    tls::TlsFiles,
+    store,
+    tls::{self, TlsFiles},
 };
+
+/// The database when none is named. Its folder is made where it is missing.
+pub const DEFAULT_DATABASE: &str = "sqlite:data/forebay.db";
+
+/// Rules that are checked against others, which may be wrong themselves.
+const RELATED_RULES: [&str; 2] = ["/group/min_size", "/loss_constant"];
 
 /// What the service is told, checked.
 #[derive(Debug)]
@@ -114,7 +124,7 @@ fn list(violations: &[Violation]) -> String {
     lines.join("\n")
 }
 
-/// The file.
+/// The file, except its policies.
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
@@ -126,139 +136,131 @@ struct File {
     tls: Option<TlsTable>,
     limits: Limits,
     policy_defaults: PolicyRules,
-    policy: Vec<toml::Table>,
 }
 
 impl Default for File {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8080".to_owned(),
-            database: "sqlite:data/forebay.db".to_owned().into(),
+            database: DEFAULT_DATABASE.to_owned().into(),
             log: LogFormat::default(),
             auto_create: false,
             access: AccessConfig::default(),
             tls: None,
             limits: Limits::default(),
             policy_defaults: PolicyRules::default(),
-            policy: Vec::new(),
         }
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TlsTable {
-    certificate: PathBuf,
-    key: PathBuf,
-    client_ca: Option<PathBuf>,
-}
-
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Limits {
-    connections: usize,
-    header_timeout_s: u64,
-    body_bytes: usize,
-    body_timeout_s: u64,
-    inflight_bytes: usize,
-    control_bytes: usize,
-    samples_bytes: usize,
-    trajectory_tokens: usize,
-    trajectory_segments: usize,
-    metadata_bytes: usize,
-    policies: u32,
-    waiters: usize,
-    waiters_per_key: usize,
-    look_ms: u64,
-    stall_timeout_s: u64,
-    shutdown_s: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 4_096,
-            header_timeout_s: 10,
-            body_bytes: 64 << 20,
-            body_timeout_s: 120,
-            inflight_bytes: 192 << 20,
-            control_bytes: 32 << 20,
-            samples_bytes: 256 << 20,
-            trajectory_tokens: 2_000_000,
-            trajectory_segments: 4_096,
-            metadata_bytes: 256 << 10,
-            policies: 1_024,
-            waiters: 1_024,
-            waiters_per_key: 512,
-            look_ms: 500,
-            stall_timeout_s: 60,
-            shutdown_s: 30,
-        }
-    }
+struct TlsTable {
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
 }
 
 impl Config {
     /// Reads a file, or the defaults when there is none.
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
         let Some(path) = path else { return Self::parse("") };
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.display().to_string(), source })?;
-        Self::parse(&text)
+        Self::parse(&read_file(path)?)
     }
 
     /// Parses and checks the text of a file.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let file: File = toml::from_str(text).map_err(|error| ConfigError::Parse(Box::new(error)))?;
+        let (config, violations) = Self::read(text)?;
+        if violations.is_empty() { Ok(config) } else { Err(ConfigError::Invalid(violations)) }
+    }
+
+    /// Reads a file and checks also what it names on this machine: the certificates and the database's folder.
+    pub fn check(path: &Path) -> Result<Self, ConfigError> {
+        let (config, mut violations) = Self::read(&read_file(path)?)?;
+        if let Some(files) = &config.tls {
+            violations.extend(tls::check(files).into_iter().map(|(key, error)| {
+                let detail = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source())
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>();
+                Violation { pointer: format!("/tls/{key}"), detail: detail.join(": ") }
+            }));
+        }
+        if !violations.iter().any(|violation| violation.pointer == "/database")
+            && config.database.reveal() != DEFAULT_DATABASE
+            && let Err(error) = store::check_folder(config.database.reveal())
+        {
+            violations.push(Violation { pointer: "/database".to_owned(), detail: error.to_string() });
+        }
+        if violations.is_empty() { Ok(config) } else { Err(ConfigError::Invalid(violations)) }
+    }
+
+    /// What a text says, and everything that is wrong with it. A wrong value stands at its default.
+    fn read(text: &str) -> Result<(Self, Vec<Violation>), ConfigError> {
+        let mut table: toml::Table = toml::from_str(text).map_err(|error| ConfigError::Parse(Box::new(error)))?;
+        let policies = table.remove("policy");
         let mut violations = Vec::new();
-        check_limits(&file.limits, &mut violations);
+        let file: File = collect::read("", table, &mut violations);
+        if let Err(detail) = check_listen(&file.listen) {
+            violations.push(Violation { pointer: "/listen".to_owned(), detail });
+        }
+        if let Err(error) = store::check_url(file.database.reveal()) {
+            violations.push(Violation { pointer: "/database".to_owned(), detail: error.to_string() });
+        }
+        file.limits.check(&mut violations);
         let access = access(file.access, &mut violations);
-        let defaults = rules("/policy_defaults", file.policy_defaults.clone(), &mut violations);
-        let policies = policies(file.policy, &mut violations);
-        let (Some(policy_defaults), true) = (defaults, violations.is_empty()) else {
-            return Err(ConfigError::Invalid(violations));
-        };
-        let limits = file.limits;
-        Ok(Self {
+        let tls = file.tls.and_then(|table| tls_files(table, &mut violations));
+        let policy_defaults = rules("/policy_defaults", file.policy_defaults, &mut violations)
+            .unwrap_or_else(|| Arc::new(Rules::parse(PolicyRules::default()).expect("the defaults are valid")));
+        let policies = policies_of(policies, &mut violations);
+        let config = Self {
             listen: file.listen,
             database: file.database,
             log: file.log,
             access,
-            tls: file.tls.map(|table| TlsFiles {
-                certificate: table.certificate,
-                key: table.key,
-                client_ca: table.client_ca,
-            }),
-            server: ServerLimits {
-                connections_max: limits.connections,
-                header_timeout: Duration::from_secs(limits.header_timeout_s),
-                stall_timeout: Duration::from_secs(limits.stall_timeout_s),
-                shutdown_timeout: Duration::from_secs(limits.shutdown_s),
-            },
-            bodies: BodyLimits {
-                body_bytes_max: limits.body_bytes,
-                budgets: ByteBudgets {
-                    posts: limits.inflight_bytes,
-                    control: limits.control_bytes,
-                    samples: limits.samples_bytes,
-                },
-                read_timeout: Duration::from_secs(limits.body_timeout_s),
-            },
+            tls,
+            server: file.limits.server(),
+            bodies: file.limits.bodies(),
             buffer: BufferOptions {
-                limits: TrajectoryLimits {
-                    tokens_max: limits.trajectory_tokens,
-                    segments_max: limits.trajectory_segments,
-                    metadata_bytes_max: limits.metadata_bytes,
-                },
-                waiters_max: limits.waiters,
-                waiters_per_caller_max: limits.waiters_per_key,
-                look_every: Duration::from_millis(limits.look_ms),
+                limits: file.limits.trajectories(),
+                waiters_max: file.limits.waiters_max(),
+                waiters_per_caller_max: file.limits.waiters_per_caller_max(),
+                look_every: file.limits.look_every(),
                 auto_create: file.auto_create,
                 policy_defaults,
-                policies_max: limits.policies,
+                policies_max: file.limits.policies_max(),
             },
             policies,
-        })
+        };
+        Ok((config, violations))
     }
+}
+
+fn read_file(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.display().to_string(), source })
+}
+
+/// Whether a text has the form of an address to listen on. Whether the machine has that address only binding tells.
+pub fn check_listen(listen: &str) -> Result<(), String> {
+    let is_name = |host: &str| {
+        !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
+    };
+    let is_name_with_port =
+        || listen.rsplit_once(':').is_some_and(|(host, port)| is_name(host) && port.parse::<u16>().is_ok());
+    if listen.parse::<SocketAddr>().is_ok() || is_name_with_port() {
+        return Ok(());
+    }
+    Err(format!("`{listen}` is not an address with a port, such as 127.0.0.1:8080 or [::1]:8080"))
+}
+
+fn tls_files(table: TlsTable, violations: &mut Vec<Violation>) -> Option<TlsFiles> {
+    let is_named = |key: &str| violations.iter().any(|violation| violation.pointer == format!("/tls/{key}"));
+    let missing: Vec<Violation> = [("certificate", &table.certificate), ("key", &table.key)]
+        .into_iter()
+        .filter(|(key, path)| path.is_none() && !is_named(key))
+        .map(|(key, _)| Violation { pointer: format!("/tls/{key}"), detail: "is needed, a path".to_owned() })
+        .collect();
+    violations.extend(missing);
+    Some(TlsFiles { certificate: table.certificate?, key: table.key?, client_ca: table.client_ca })
 }
 
 /// Whether an address can only be reached from this machine.
@@ -281,83 +283,55 @@ fn access(mut access: AccessConfig, violations: &mut Vec<Violation>) -> AccessCo
     access
 }
 
-/// The most that `body_bytes` may be. A rollout is one value in the database, which has less than 10^9 bytes in SQLite,
-/// and a text of it is one value of an Arrow column, which has less than 2^31; unpacked it is half as long again.
-const BODY_BYTES_BOUND: usize = 512 << 20;
-
-fn check_limits(limits: &Limits, violations: &mut Vec<Violation>) {
-    if limits.body_bytes > BODY_BYTES_BOUND {
-        let detail = format!("must be at most {BODY_BYTES_BOUND}, is {}", limits.body_bytes);
-        violations.push(Violation { pointer: "/limits/body_bytes".to_owned(), detail });
-    }
-    let mut at_least = |name: &str, value: usize, min: usize| {
-        if value < min {
-            let (pointer, detail) = (format!("/limits/{name}"), format!("must be at least {min}, is {value}"));
-            violations.push(Violation { pointer, detail });
+/// The policies of the array `[[policy]]`.
+fn policies_of(sent: Option<toml::Value>, violations: &mut Vec<Violation>) -> Vec<(PolicyName, Arc<Rules>)> {
+    let tables = match sent {
+        None => return Vec::new(),
+        Some(toml::Value::Array(tables)) => tables,
+        Some(_) => {
+            let detail = "must be an array of tables: write [[policy]]".to_owned();
+            violations.push(Violation { pointer: "/policy".to_owned(), detail });
+            return Vec::new();
         }
     };
-    at_least("header_timeout_s", limits.header_timeout_s as usize, 1);
-    at_least("body_bytes", limits.body_bytes, 1_024);
-    at_least("stall_timeout_s", limits.stall_timeout_s as usize, 1);
-    at_least("body_timeout_s", limits.body_timeout_s as usize, 1);
-    // A compressed body is held twice: as sent, and expanded.
-    at_least("inflight_bytes", limits.inflight_bytes, limits.body_bytes.saturating_mul(2));
-    // The longest control body and the longest page of a list, a few of each at once.
-    at_least("control_bytes", limits.control_bytes, 4 << 20);
-    // The rows of one rollout are read at once: stored, unpacked, as rows and as an answer.
-    at_least("samples_bytes", limits.samples_bytes, limits.body_bytes.saturating_mul(4));
-    at_least("trajectory_tokens", limits.trajectory_tokens, 1);
-    at_least("trajectory_segments", limits.trajectory_segments, 1);
-    at_least("policies", limits.policies as usize, 1);
-    at_least("waiters", limits.waiters, 1);
-    at_least("look_ms", limits.look_ms as usize, 1);
-    at_least("waiters_per_key", limits.waiters_per_key, 1);
-    // Who waits for a batch or a version holds a connection: acks and heartbeats need some that are free.
-    at_least("connections", limits.connections, limits.waiters.saturating_mul(3));
+    let mut names = BTreeSet::new();
+    let policy = |(index, value)| policy(&format!("/policy/{index}"), value, &mut names, violations);
+    tables.into_iter().enumerate().filter_map(policy).collect()
 }
 
-fn policies(tables: Vec<toml::Table>, violations: &mut Vec<Violation>) -> Vec<(PolicyName, Arc<Rules>)> {
-    let mut policies = Vec::new();
-    let mut names = BTreeSet::new();
-    for (index, mut table) in tables.into_iter().enumerate() {
-        let at = format!("/policy/{index}");
-        let mut refuse = |field: &str, detail: String| {
-            violations.push(Violation { pointer: format!("{at}{field}"), detail });
-        };
-        let Some(toml::Value::String(name)) = table.remove("name") else {
-            refuse("/name", "is needed, a text".to_owned());
-            continue;
-        };
-        let name = match PolicyName::parse(&name) {
-            Ok(name) if names.insert(name.clone()) => name,
-            Ok(_) => {
-                refuse("/name", format!("`{name}` is there twice"));
-                continue;
-            }
-            Err(error) => {
-                refuse("/name", error.to_string());
-                continue;
-            }
-        };
-        match table.try_into::<PolicyRules>() {
-            Err(error) => refuse("", error.to_string().trim_end().to_owned()),
-            Ok(wire) => {
-                if let Some(rules) = rules(&at, wire, violations) {
-                    policies.push((name, rules));
-                }
-            }
-        }
-    }
-    policies
+fn policy(
+    at: &str,
+    value: toml::Value,
+    names: &mut BTreeSet<PolicyName>,
+    violations: &mut Vec<Violation>,
+) -> Option<(PolicyName, Arc<Rules>)> {
+    let toml::Value::Table(mut table) = value else {
+        violations.push(Violation { pointer: at.to_owned(), detail: "must be a table".to_owned() });
+        return None;
+    };
+    let name = match table.remove("name") {
+        Some(toml::Value::String(name)) => match PolicyName::parse(&name) {
+            Ok(name) if names.insert(name.clone()) => Ok(name),
+            Ok(name) => Err(format!("`{name}` is there twice")),
+            Err(error) => Err(error.to_string()),
+        },
+        _ => Err("is needed, a text".to_owned()),
+    };
+    let name = name.map_err(|detail| violations.push(Violation { pointer: format!("{at}/name"), detail })).ok();
+    let wire = collect::read(at, table, violations);
+    let rules = rules(at, wire, violations);
+    name.zip(rules)
 }
 
 fn rules(at: &str, wire: PolicyRules, violations: &mut Vec<Violation>) -> Option<Arc<Rules>> {
+    let is_complete = !violations.iter().any(|violation| violation.pointer.starts_with(&format!("{at}/")));
     match Rules::parse(wire) {
         Ok(rules) => Some(Arc::new(rules)),
         Err(found) => {
-            violations.extend(
-                found.into_iter().map(|v| Violation { pointer: format!("{at}{}", v.pointer), detail: v.detail }),
-            );
+            // Beside a value that could not be read, what is related to it cannot be judged.
+            let is_judged = |found: &Violation| is_complete || !RELATED_RULES.contains(&found.pointer.as_str());
+            let found = found.into_iter().filter(is_judged);
+            violations.extend(found.map(|v| Violation { pointer: format!("{at}{}", v.pointer), detail: v.detail }));
             None
         }
     }
@@ -390,6 +364,83 @@ mod tests {
         assert_eq!(huge, "/limits/body_bytes: must be at most 536870912, is 536870913");
         let narrow = wrong("samples_bytes = 268435455\ncontrol_bytes = 1");
         assert!(narrow.contains("/limits/samples_bytes") && narrow.contains("/limits/control_bytes"), "{narrow}");
+    }
+
+    #[test]
+    fn every_value_of_a_wrong_type_is_named_with_those_that_are_out_of_range() {
+        let text = "listen = 'foo'\ndatabase = 'mysql://x'\nlog = 'xml'\nauto_create = 1\nlissten = 'x'\n[tls]\nkey = 1\n\
+             [limits]\nwaiters = '9'\nconnections = 20\nlook_ms = 0\nheader_timeout_s = 9223372036854775807\n\
+             [policy_defaults]\nrequire = ['tokenz', 'tokens', 'logs']\ngroup = { size = 'x', min_size = 3, timeout_s = 0 }\n\
+             [[policy]]\nname = 7\ngrup = {}\nadvantage = 'best'\n\
+             [[policy]]\nname = 'a b'\nbatch = 3\n\
+             [[policy.filter]]\nname = 'x'\nscope = 'all'\nwhen = 'true'\naction = 'keep'\n\
+             [[policy.filter]]\nname = 'y'\nscope = 'group'\nwhen = 1\naction = 'drop'";
+        let Err(ConfigError::Invalid(found)) = Config::parse(text) else { panic!("they are all wrong") };
+        let found: BTreeSet<&str> = found.iter().map(|violation| violation.pointer.as_str()).collect();
+        let wrong = [
+            "/listen",
+            "/database",
+            "/log",
+            "/auto_create",
+            "/lissten",
+            "/tls/key",
+            "/tls/certificate",
+            "/limits/waiters",
+            "/limits/look_ms",
+            "/limits/header_timeout_s",
+            "/policy_defaults/require/0",
+            "/policy_defaults/require/2",
+            "/policy_defaults/group/size",
+            "/policy_defaults/group/timeout_s",
+            "/policy/0/name",
+            "/policy/0/grup",
+            "/policy/0/advantage",
+            "/policy/1/name",
+            "/policy/1/batch",
+            "/policy/1/filter/0/scope",
+            "/policy/1/filter/0/action",
+            "/policy/1/filter/1/when",
+        ];
+        assert_eq!(found, BTreeSet::from(wrong));
+    }
+
+    #[test]
+    fn times_and_sizes_have_a_largest_value() {
+        let of = |name: &str, value: &str| Config::parse(&format!("[limits]\n{name} = {value}"));
+        for name in [
+            "connections",
+            "header_timeout_s",
+            "body_bytes",
+            "body_timeout_s",
+            "inflight_bytes",
+            "trajectory_tokens",
+            "trajectory_segments",
+            "metadata_bytes",
+            "control_bytes",
+            "samples_bytes",
+            "policies",
+            "waiters",
+            "waiters_per_key",
+            "look_ms",
+            "stall_timeout_s",
+            "shutdown_s",
+        ] {
+            let error = of(name, "9223372036854775807").expect_err("it is too large").to_string();
+            assert!(error.contains(&format!("/limits/{name}: must be at most")), "{error}");
+            // More than an integer of TOML holds.
+            let error = of(name, "18446744073709551615").expect_err("it is too large").to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_a_port() {
+        for listen in ["127.0.0.1:0", "[::1]:8080", "localhost:8080", "my-host.example:80", "0.0.0.0:65535"] {
+            assert_eq!(check_listen(listen), Ok(()));
+        }
+        for listen in ["foo", "127.0.0.1", ":8080", "::1:8080", "http://a:80", "a:65536", "a:", "a b:80", ""] {
+            assert!(check_listen(listen).is_err(), "{listen}");
+        }
     }
 
     #[test]

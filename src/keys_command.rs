@@ -5,7 +5,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use forebay::{
     access::{
@@ -19,7 +19,7 @@ use forebay::{
     store::{self, KeyFilter, OpenError, Store},
 };
 use forebay_client::{
-    Client, ClientOptions,
+    Client, ClientError, ClientOptions, RetryPolicy,
     wire::{ApiKey, KeyCreated, KeyInfo, KeyRequest},
 };
 
@@ -44,7 +44,7 @@ struct Place {
     /// An admin's key for the running service; in the variable rather than here, where `ps` shows it
     #[arg(long, global = true, env = "FOREBAY_KEY", hide_env_values = true, value_name = "KEY")]
     key: Option<ApiKey>,
-    /// Authority (PEM) of the running service's certificate, instead of the system's
+    /// Certificate (PEM) to believe instead of the system's: of the authority that signed the service's, or that one
     #[arg(long, global = true, env = "FOREBAY_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Certificate and private key (PEM) for a service that demands them
@@ -129,7 +129,9 @@ fn seconds(text: &str) -> Result<u64, String> {
 /// Runs a command on keys.
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn keys(args: KeysArgs) -> anyhow::Result<()> {
-    let keys = args.place.open().await?;
+    // The first key may be needed before anything has been served; whoever looks for keys means a database with some.
+    let creates = matches!(args.command, KeysCommand::Create { .. });
+    let keys = args.place.open(creates).await?;
     let outcome = run(args.command, &keys).await;
     keys.close().await;
     outcome
@@ -161,12 +163,33 @@ async fn run(command: KeysCommand, keys: &Keys) -> anyhow::Result<()> {
 
 /// Keys, wherever they are.
 enum Keys {
-    Service(Client),
+    Service(Service),
     Database(Arc<dyn Store>),
 }
 
+/// A running service.
+struct Service {
+    client: Client,
+    url: String,
+}
+
+impl Service {
+    /// Says what to do about an error, where that is known.
+    fn failed(&self, error: ClientError) -> anyhow::Error {
+        let url = &self.url;
+        match error {
+            ClientError::Transport(error) if error.is_connection_refused() => {
+                anyhow!("nothing listens at {url}: start it with `forebay serve`, or name another service with --url")
+            }
+            ClientError::Certificate(why) => anyhow!("{url}: {why} (--ca FILE, or FOREBAY_CA)"),
+            error => error.into(),
+        }
+    }
+}
+
 impl Place {
-    async fn open(self) -> anyhow::Result<Keys> {
+    /// Opens the service or the database, which is created where it is missing only when that is asked for.
+    async fn open(self, creates: bool) -> anyhow::Result<Keys> {
         if let Some(url) = &self.url {
             let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
             let options = ClientOptions {
@@ -174,24 +197,20 @@ impl Place {
                 ca_pem: self.ca.as_ref().map(read).transpose()?,
                 identity_pem: self.identity.as_ref().map(read).transpose()?,
             };
-            return Ok(Keys::Service(Client::with_options(url, &options)?));
+            // Somebody waits at the terminal, and can repeat the command himself.
+            let client = Client::with_options(url, &options)?.with_retry(RetryPolicy::none());
+            return Ok(Keys::Service(Service { client, url: url.clone() }));
         }
         let config = Config::load(self.config.as_deref()).context("the configuration cannot be used")?;
         let database = self.database.map_or(config.database, DatabaseUrl::from);
-        match store::open(database.reveal(), Metrics::new().store()).await {
-            Ok(store) => Ok(Keys::Database(store)),
-            Err(error @ OpenError::Locked(_)) => {
-                bail!("{error}; ask that one, with --url http://... and an admin's key in FOREBAY_KEY")
-            }
-            Err(error) => Err(error.into()),
-        }
+        Ok(Keys::Database(open_database(database.reveal(), creates).await?))
     }
 }
 
 impl Keys {
     async fn create(&self, request: KeyRequest) -> anyhow::Result<KeyCreated> {
         match self {
-            Self::Service(client) => Ok(client.create_key(&request).await?),
+            Self::Service(service) => service.client.create_key(&request).await.map_err(|error| service.failed(error)),
             Self::Database(store) => {
                 let (key, secret) = NewKey::mint(request, now(&**store).await?).map_err(refused)?;
                 let stored = keyring::create(&**store, key).await?;
@@ -203,10 +222,11 @@ impl Keys {
     async fn list(&self) -> anyhow::Result<Vec<KeyInfo>> {
         let mut keys = Vec::new();
         match self {
-            Self::Service(client) => {
+            Self::Service(service) => {
                 let mut after = "0".to_owned();
                 loop {
-                    let page = client.keys(&[("after", &after), ("limit", &PAGE.to_string())]).await?;
+                    let page = service.client.keys(&[("after", &after), ("limit", &PAGE.to_string())]).await;
+                    let page = page.map_err(|error| service.failed(error))?;
                     keys.extend(page.keys);
                     match page.next {
                         Some(next) => after = next,
@@ -228,7 +248,7 @@ impl Keys {
 
     async fn revoke(&self, id: &str) -> anyhow::Result<Option<KeyInfo>> {
         match self {
-            Self::Service(client) => Ok(client.revoke_key(id).await?),
+            Self::Service(service) => service.client.revoke_key(id).await.map_err(|error| service.failed(error)),
             Self::Database(store) => {
                 let Some(key_id) = KeyId::parse(id) else { return Ok(None) };
                 let revoked = store.revoke_key(key_id, now(&**store).await?).await?;
@@ -241,6 +261,27 @@ impl Keys {
         if let Self::Database(store) = self {
             store.close().await;
         }
+    }
+}
+
+async fn open_database(url: &str, creates: bool) -> anyhow::Result<Arc<dyn Store>> {
+    let metrics = Metrics::new().store();
+    let opened = if creates {
+        super::make_default_folder(url)?;
+        store::open_or_create(url, metrics).await.map(|opened| {
+            if opened.is_new {
+                eprintln!("created database {}", store::redact(url));
+            }
+            opened.store
+        })
+    } else {
+        store::open_existing(url, metrics).await
+    };
+    match opened {
+        Err(error @ OpenError::Locked(_)) => {
+            bail!("{error}; ask that one, with --url http://... and an admin's key in FOREBAY_KEY")
+        }
+        opened => Ok(opened?),
     }
 }
 

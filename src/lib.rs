@@ -16,6 +16,7 @@ pub mod buffer;
 pub mod clock;
 pub mod config;
 pub mod metrics;
+mod panics;
 pub mod server;
 pub mod store;
 pub mod telemetry;

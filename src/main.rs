@@ -3,6 +3,7 @@
 mod bench;
 mod care;
 mod keys_command;
+mod start;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -13,7 +14,7 @@ use forebay::{
     api::Access,
     buffer::Buffer,
     clock::AnchoredClock,
-    config::{Config, LogFormat, is_loopback},
+    config::{Config, DEFAULT_DATABASE, LogFormat, check_listen, is_loopback},
     metrics::Metrics,
     server::Server,
     store, telemetry,
@@ -101,6 +102,9 @@ struct ServeArgs {
     /// How the log looks [default: text]
     #[arg(long, env = "FOREBAY_LOG", value_name = "FORMAT")]
     log: Option<LogFormat>,
+    /// Write the bound address into a file once the service serves, and remove the file when it stops
+    #[arg(long, env = "FOREBAY_PORT_FILE", value_name = "FILE")]
+    port_file: Option<PathBuf>,
     /// Serve on an address that other machines can reach, although nobody has to prove who they are
     #[arg(long, env = "FOREBAY_INSECURE")]
     insecure: bool,
@@ -133,7 +137,7 @@ fn wait_for(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result
 }
 
 fn check_config(file: &std::path::Path) -> anyhow::Result<()> {
-    let config = Config::load(Some(file)).with_context(|| format!("{} cannot be used", file.display()))?;
+    let config = Config::check(file).with_context(|| format!("{} cannot be used", file.display()))?;
     print(&format!("{}: {} policies, ok\n", file.display(), config.policies.len()))
 }
 
@@ -160,9 +164,10 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     config.database = args.database.map_or(config.database, Into::into);
     telemetry::start(args.log.unwrap_or(config.log));
 
-    // Both signals are taken from here on, so that none is missed while the store opens.
+    // Signals are taken from here on, so that none is missed while the store opens.
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let shutdown = async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -171,30 +176,63 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     };
 
     let tls = config.tls.map(Tls::load).transpose().context("TLS cannot be used")?.map(Arc::new);
+    tokio::spawn(start::reload_at(hangups, tls.clone()));
     let listener = bind(&config.listen).await?;
     let address = listener.local_addr().context("the listener has no address")?;
     let metrics = Arc::new(Metrics::new());
-    let store = store::open(config.database.reveal(), metrics.store()).await?;
-    let buffer =
-        Buffer::start(store, Arc::new(AnchoredClock::new()), Arc::clone(&metrics), config.buffer, config.policies)
-            .await
-            .context("the store cannot be used")?;
+    make_default_folder(config.database.reveal())?;
+    let opened = store::open_or_create(config.database.reveal(), metrics.store()).await?;
+    let buffer = Buffer::start(
+        opened.store,
+        Arc::new(AnchoredClock::new()),
+        Arc::clone(&metrics),
+        config.buffer,
+        config.policies,
+    )
+    .await
+    .context("the store cannot be used")?;
     let is_reachable = !is_loopback(&address);
     // What others can reach stays closed when the last key is revoked.
     let required = config.access.required || (is_reachable && !args.insecure);
-    let keyring = Keyring::start(buffer.clone(), required).await.context("the keys cannot be read")?;
+    let keyring = Arc::new(Keyring::start(buffer.clone(), required).await.context("the keys cannot be read")?);
     check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), args.insecure)?;
-    let access = Access { keyring: Arc::new(keyring), hosts: config.access.hosts.into() };
+    let policies = start::count_policies(&buffer).await.context("the policies cannot be read")?;
+    let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
     let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?.with_tls(tls.clone());
+    let port_file = args.port_file.map(|path| start::PortFile::write(path, address)).transpose()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    tracing::info!(listen = %address, docs = %format!("{scheme}://{address}/docs"), "serving");
-    server.run(shutdown).await?;
-    Ok(())
+    tracing::info!(
+        listen = %address,
+        docs = %format!("{scheme}://{address}/docs"),
+        version = env!("CARGO_PKG_VERSION"),
+        database = ?config.database,
+        database_created = opened.is_new,
+        policies,
+        tls = tls.as_ref().map_or("none", |tls| tls.describe()),
+        keys = keyring.live_keys(),
+        keys_required = keyring.is_required(),
+        "serving"
+    );
+    let outcome = server.run(shutdown).await;
+    drop(port_file);
+    Ok(outcome?)
+}
+
+/// Makes the folder of the default database. Any other path is somebody's choice, and a mistyped one makes nothing.
+fn make_default_folder(database: &str) -> anyhow::Result<()> {
+    let path = database.strip_prefix("sqlite:").filter(|_| database == DEFAULT_DATABASE);
+    match path.and_then(|path| std::path::Path::new(path).parent()) {
+        Some(folder) => std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display())),
+        None => Ok(()),
+    }
 }
 
 async fn bind(listen: &str) -> anyhow::Result<TcpListener> {
-    let addresses: Vec<SocketAddr> =
-        tokio::net::lookup_host(listen).await.with_context(|| format!("`{listen}` is not an address"))?.collect();
+    check_listen(listen).map_err(anyhow::Error::msg)?;
+    let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen)
+        .await
+        .with_context(|| format!("the host of `{listen}` is not known"))?
+        .collect();
     TcpListener::bind(addresses.as_slice()).await.with_context(|| format!("cannot listen on {listen}"))
 }
 

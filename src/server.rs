@@ -3,6 +3,8 @@
 //! Its own loop over hyper: axum's installs no timer, and without one a connection that never finishes its headers is
 //! never closed.
 
+mod heads;
+
 use std::{
     io,
     sync::Arc,
@@ -213,7 +215,7 @@ impl Connection {
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let Self { http, router, watcher, slot } = self;
-        let service = TowerToHyperService::new(router);
+        let (stream, service) = heads::watch(stream, TowerToHyperService::new(router));
         if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await {
             tracing::debug!(error = %error, "a connection ended early");
         }

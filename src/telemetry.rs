@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use tracing_subscriber::EnvFilter;
 
-use crate::config::LogFormat;
+use crate::{config::LogFormat, panics};
 
 /// Starts the log; `RUST_LOG` sets what it says, `info` otherwise.
 pub fn start(format: LogFormat) {
@@ -18,6 +18,7 @@ pub fn start(format: LogFormat) {
         LogFormat::Text => log.with_target(false).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
+    panics::log();
     if let Err(error) = started {
         // Only a second start in one process, as in tests, comes here: the first log goes on.
         tracing::debug!(error = %error, "the log is already started");

@@ -48,10 +48,31 @@ pub enum TlsError {
         path: String,
         /// What was looked for.
         what: &'static str,
+        /// Name of the file's key in the configuration.
+        key: &'static str,
     },
-    /// The files do not go together.
+    /// The key is that of another certificate.
+    #[error("the private key in {key} is not that of the certificate in {certificate}")]
+    Mismatch {
+        /// The key's file.
+        key: String,
+        /// The certificate's file.
+        certificate: String,
+    },
+    /// The files cannot be used for another reason.
     #[error("the certificates cannot be used: {0}")]
     Unusable(String),
+}
+
+impl TlsError {
+    /// Name of the configuration's key that leads to what is wrong.
+    fn key(&self) -> &'static str {
+        match self {
+            Self::Empty { key, .. } => key,
+            Self::Mismatch { .. } => "key",
+            Self::Read { .. } | Self::Unusable(_) => "certificate",
+        }
+    }
 }
 
 /// What connections are encrypted with.
@@ -75,6 +96,25 @@ struct Texts {
     client_ca: Option<Vec<u8>>,
 }
 
+/// Everything that is wrong with the files, each with the name of its key in the configuration.
+#[must_use]
+pub fn check(files: &TlsFiles) -> Vec<(&'static str, TlsError)> {
+    let named =
+        [("certificate", Some(&files.certificate)), ("key", Some(&files.key)), ("client_ca", files.client_ca.as_ref())];
+    let unreadable: Vec<_> = named.into_iter().filter_map(|(key, path)| Some((key, read(path?).err()?))).collect();
+    if !unreadable.is_empty() {
+        return unreadable;
+    }
+    match Tls::load(files.clone()) {
+        Ok(_) => Vec::new(),
+        Err(error) => vec![(error.key(), error)],
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read { path: path.display().to_string(), source })
+}
+
 impl Tls {
     /// Reads and checks the files.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
@@ -87,6 +127,12 @@ impl Tls {
     #[must_use]
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.current().config))
+    }
+
+    /// What is encrypted and proven, in a word for the log.
+    #[must_use]
+    pub fn describe(&self) -> &'static str {
+        if self.files.client_ca.is_some() { "server and clients" } else { "server" }
     }
 
     /// Reads the files again; true where they had changed. Files that cannot be used change nothing.
@@ -122,9 +168,6 @@ impl Tls {
 
 impl Texts {
     fn read(files: &TlsFiles) -> Result<Self, TlsError> {
-        let read = |path: &Path| {
-            std::fs::read(path).map_err(|source| TlsError::Read { path: path.display().to_string(), source })
-        };
         Ok(Self {
             certificate: read(&files.certificate)?,
             key: read(&files.key)?,
@@ -149,7 +192,7 @@ impl Texts {
         let builder = match (&self.client_ca, &files.client_ca) {
             (Some(text), Some(path)) => {
                 let mut roots = RootCertStore::empty();
-                for certificate in certificates(text, path)? {
+                for certificate in certificates(text, path, "client_ca")? {
                     roots.add(certificate).map_err(|error| unusable(&error))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
@@ -158,17 +201,26 @@ impl Texts {
             _ => builder.with_no_client_auth(),
         };
         // What is wrong with a key is not said: the message might quote it.
-        let key = PrivateKeyDer::from_pem_slice(&self.key)
-            .map_err(|_| TlsError::Empty { path: files.key.display().to_string(), what: "private key" })?;
-        let chain = certificates(&self.certificate, &files.certificate)?;
-        let mut config = builder.with_single_cert(chain, key).map_err(|error| unusable(&error))?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|_| TlsError::Empty {
+            path: files.key.display().to_string(),
+            what: "private key",
+            key: "key",
+        })?;
+        let chain = certificates(&self.certificate, &files.certificate, "certificate")?;
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => TlsError::Mismatch {
+                key: files.key.display().to_string(),
+                certificate: files.certificate.display().to_string(),
+            },
+            error => unusable(&error),
+        })?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
 }
 
-fn certificates(text: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let empty = || TlsError::Empty { path: path.display().to_string(), what: "certificate" };
+fn certificates(text: &[u8], path: &Path, key: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let empty = || TlsError::Empty { path: path.display().to_string(), what: "certificate", key };
     let found: Vec<_> = CertificateDer::pem_slice_iter(text).collect::<Result<_, _>>().map_err(|_| empty())?;
     if found.is_empty() { Err(empty()) } else { Ok(found) }
 }

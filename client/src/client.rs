@@ -6,6 +6,7 @@
 mod error;
 mod exchange;
 mod options;
+mod pinned;
 mod retry;
 #[cfg(test)]
 pub(crate) mod stub;

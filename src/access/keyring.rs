@@ -88,6 +88,12 @@ impl Keyring {
         !self.live().is_empty()
     }
 
+    /// Keys that are not revoked.
+    #[must_use]
+    pub fn live_keys(&self) -> usize {
+        self.live().len()
+    }
+
     /// Whether callers need a key.
     #[must_use]
     pub fn is_required(&self) -> bool {

@@ -90,9 +90,27 @@ pub(super) fn unsupported(detail: &str) -> Failure {
         .detail(detail)
 }
 
-fn too_large(max: usize) -> Failure {
-    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large")
-        .detail(format!("at most {max} bytes, also after decompression"))
+fn too_large(detail: String) -> Failure {
+    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large").detail(detail)
+}
+
+/// Over the bound of bodies, or of what bodies of control calls may have, which is fixed.
+fn over(max: usize) -> Failure {
+    too_large(match max {
+        CONTROL_BYTES_MAX => format!("the body of this call has at most {max} bytes"),
+        _ => format!("a body has at most {max} bytes, also after decompression (`limits.body_bytes`)"),
+    })
+}
+
+/// Over what a compressed body of so many bytes may expand to.
+fn over_expanded(sent: usize, max: usize, body_bytes_max: usize) -> Failure {
+    if max >= body_bytes_max {
+        return over(body_bytes_max);
+    }
+    too_large(format!(
+        "the body has {sent} bytes as sent and more than {max} after decompression: one may expand to {RATIO_MAX} times \
+         its size, or to {RATIO_FREE_BYTES} bytes where that is more; send it uncompressed, or in smaller parts"
+    ))
 }
 
 /// Content codings of bodies.
@@ -146,7 +164,7 @@ fn admit(budget: &Budget, max: usize, headers: &HeaderMap) -> Result<(Coding, Pa
     let coding = coding(headers)?;
     let declared = declared_length(headers);
     if declared.is_some_and(|length| length > max) {
-        return Err(too_large(max));
+        return Err(over(max));
     }
     let mut paid = Paid::new(budget, STEP_BYTES.min(max));
     // What is announced is paid for before it is read; what is not, as it comes.
@@ -166,7 +184,7 @@ async fn read_whole(
     if coding == Coding::Identity {
         return Ok(ReadBody { bytes: sent, shares: paid.shares });
     }
-    let expand = move || expand(&sent, coding, expanded_max(sent.len(), max), paid);
+    let expand = move || expand(&sent, coding, max, paid);
     tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
 }
 
@@ -223,7 +241,7 @@ async fn collect(
             let Ok(data) = frame.into_data() else { continue };
             let needed = collected.len() + data.len();
             if needed > max {
-                return Err(too_large(max));
+                return Err(over(max));
             }
             if collected.capacity() < needed {
                 // The room is paid for, not only what is in it.
@@ -247,7 +265,8 @@ fn expanded_max(sent: usize, max: usize) -> usize {
 }
 
 /// Expands a body step by step, each paid for before it is made. What was sent is dropped at the end.
-fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<ReadBody, Failure> {
+fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) -> Result<ReadBody, Failure> {
+    let max = expanded_max(sent.len(), body_bytes_max);
     let malformed = |error: std::io::Error| {
         Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body does not decompress").detail(error.to_string())
     };
@@ -273,7 +292,7 @@ fn expand(sent: &[u8], coding: Coding, max: usize, mut paid: Paid) -> Result<Rea
         }
         let step = decoder.by_ref().take(step_max as u64).read_to_end(&mut expanded).map_err(malformed)?;
         if expanded.len() > max {
-            return Err(too_large(max));
+            return Err(over_expanded(sent.len(), max, body_bytes_max));
         }
         if step < step_max {
             break;
@@ -289,7 +308,7 @@ pub(super) fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits)
     let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
     let max = limits.body_bytes_max;
     let paid = Paid::new(&Budget::new(limits.budgets.posts, gauge), STEP_BYTES.min(max));
-    expand(sent, coding(headers)?, expanded_max(sent.len(), max), paid).map(|body| body.bytes)
+    expand(sent, coding(headers)?, max, paid).map(|body| body.bytes)
 }
 
 pub(super) fn stopped() -> Failure {

@@ -131,7 +131,7 @@ pub(super) async fn guard(State(api): State<Api>, mut request: Request, next: Ne
 
 /// Lets the body of a refused request pass by while the answer is on its way, because closing on a client that still
 /// sends would reset the connection, and with it the answer.
-fn turn_away(request: Request) {
+pub(super) fn turn_away(request: Request) {
     // Who asked before sending is told no, and sends nothing.
     if request.headers().contains_key(header::EXPECT) || request.body().is_end_stream() {
         return;

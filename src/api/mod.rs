@@ -13,6 +13,7 @@ mod bulk;
 mod compressed;
 mod decode;
 mod document;
+mod framing;
 mod groups;
 mod guard;
 mod headers;
@@ -24,6 +25,7 @@ mod params;
 pub mod parsers;
 mod policies;
 mod problem;
+mod refusals;
 mod roles;
 mod samples;
 mod trajectories;
@@ -44,9 +46,10 @@ use utoipa_swagger_ui::SwaggerUi;
 
 pub use body::BodyLimits;
 pub use budget::ByteBudgets;
+pub use framing::TwoLengths;
 pub use guard::Access;
 
-use self::{budget::Budgets, compressed::Compressors, guard::Guard, problem::Failure};
+use self::{budget::Budgets, compressed::Compressors, guard::Guard, problem::Failure, refusals::Refusals};
 use crate::{buffer::Buffer, metrics::Metrics};
 
 /// What every handler is given.
@@ -58,6 +61,7 @@ pub struct Api {
     budgets: Budgets,
     compressors: Compressors,
     guard: Guard,
+    refusals: Arc<Refusals>,
     draining: Arc<AtomicBool>,
 }
 
@@ -73,6 +77,7 @@ impl Api {
             budgets,
             compressors: Compressors::default(),
             guard: Guard::new(access, listen),
+            refusals: Arc::default(),
             draining: Arc::default(),
         }
     }
@@ -109,6 +114,7 @@ pub fn router(api: Api) -> Router {
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
         .layer(middleware::from_fn_with_state(api.clone(), guard::guard))
+        .layer(middleware::from_fn(framing::check))
         .layer(CatchPanicLayer::custom(problem::panicked))
         .layer(middleware::from_fn_with_state(api.clone(), observe::observe))
         .layer(middleware::map_response(headers::secure))

@@ -53,9 +53,9 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     let started = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
     let elapsed = started.elapsed();
-    response = span.in_scope(|| problem::render(response, &request_id, metrics));
+    response = span.in_scope(|| problem::render(response, &request_id, &api));
     response = budget::pay(&api.budgets.control, &method, response).await;
-    response = span.in_scope(|| problem::render(response, &request_id, metrics));
+    response = span.in_scope(|| problem::render(response, &request_id, &api));
     drop(held);
 
     metrics.request_seconds.with_label_values(&labels).observe(elapsed.as_secs_f64());

@@ -8,7 +8,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use forebay_client::wire::{PolicyStats, Problem, Stats};
+use forebay_client::wire::{Health, PolicyStats, Problem, Stats};
 use serde_json::json;
 
 use super::{Api, body, guard::Caller, problem::Failure};
@@ -56,10 +56,10 @@ pub(super) async fn stats(State(api): State<Api>, Caller(grant): Caller) -> Resu
     get,
     path = "/healthz",
     tag = "operations",
-    responses((status = 200, description = "Alive"))
+    responses((status = 200, description = "Alive", body = Health))
 )]
-pub(super) async fn health() -> Response {
-    Answer(json!({"status": "ok"})).into_response()
+pub(super) async fn health() -> Answer<Health> {
+    Answer(Health { status: "ok".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() })
 }
 
 /// The service takes work: its store reads and writes, and it is not stopping

@@ -11,9 +11,9 @@ use axum::{
 };
 use forebay_client::wire::{PROBLEM_JSON, Problem, Violation};
 
+use super::Api;
 use crate::{
     buffer::refusal::{BufferError, Refusal},
-    metrics::Metrics,
     store::StoreError,
 };
 
@@ -212,17 +212,17 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Writes a failure as a problem document, counts it and, where it is the service's own, logs it.
-pub(super) fn render(mut response: Response, request_id: &str, metrics: &Metrics) -> Response {
+/// Writes a failure as a problem document, counts and logs it.
+pub(super) fn render(mut response: Response, request_id: &str, api: &Api) -> Response {
     let Some(failure) = response.extensions_mut().remove::<Failure>() else { return response };
     let Failure { mut problem, source } = failure;
-    metrics.refused(&problem.kind);
+    api.metrics.refused(&problem.kind);
+    problem.instance = Some(request_id.to_owned());
     if problem.status >= 500 {
         tracing::error!(problem.kind = problem.kind, error = source.as_deref(), "request failed");
     } else {
-        tracing::debug!(problem.kind = problem.kind, problem.detail = problem.detail, "request refused");
+        api.refusals.report(&problem);
     }
-    problem.instance = Some(request_id.to_owned());
     let body = serde_json::to_vec(&problem).expect("a problem is plain text and numbers");
     let headers = response.headers_mut();
     headers.remove(header::CONTENT_LENGTH);

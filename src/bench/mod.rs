@@ -72,7 +72,7 @@ struct TargetArgs {
     /// An admin's key for the running service; in the variable rather than here, where `ps` shows it
     #[arg(long, env = "FOREBAY_KEY", hide_env_values = true, value_name = "KEY")]
     key: Option<ApiKey>,
-    /// Authority (PEM) of the running service's certificate, instead of the system's
+    /// Certificate (PEM) to believe instead of the system's: of the authority that signed the service's, or that one
     #[arg(long, env = "FOREBAY_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Certificate and private key (PEM) for a service that demands them

@@ -1,12 +1,12 @@
 //! The service under load, over HTTP: what it answers, and what its silence means.
 
-use std::{error::Error as _, io, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use forebay_client::{Client, ClientOptions, install_tls_provider};
+use forebay_client::{Client, ClientOptions, TransportError};
 use reqwest::{
-    Certificate, Identity, RequestBuilder, Response, StatusCode,
+    RequestBuilder, Response, StatusCode,
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
 };
 use serde_json::Value;
@@ -56,7 +56,6 @@ impl Read {
 
 impl Target {
     pub(crate) fn new(url: &str, protocol: ProtocolName, options: ClientOptions) -> anyhow::Result<Self> {
-        install_tls_provider();
         let mut headers = HeaderMap::new();
         if let Some(key) = &options.key {
             let bearer = format!("Bearer {}", key.reveal());
@@ -64,18 +63,13 @@ impl Target {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        let mut http = reqwest::Client::builder()
+        let http = reqwest::Client::builder()
             .user_agent(concat!("forebay-bench/", env!("CARGO_PKG_VERSION")))
             .default_headers(headers)
             .read_timeout(SILENCE_TIMEOUT)
+            .tls_backend_preconfigured(options.tls(url.starts_with("https:"))?)
             // A load that goes through a proxy measures the proxy.
             .no_proxy();
-        if let Some(pem) = &options.ca_pem {
-            http = http.tls_certs_only(Certificate::from_pem_bundle(pem).context("the authority cannot be used")?);
-        }
-        if let Some(pem) = &options.identity_pem {
-            http = http.identity(Identity::from_pem(pem).context("the identity cannot be used")?);
-        }
         let http = http.build().context("no HTTP client can be made")?;
         Ok(Self { url: url.trim_end_matches('/').to_owned(), protocol, options, http })
     }
@@ -87,11 +81,15 @@ impl Target {
 
     /// Whether anybody is there; says what to do when nobody is.
     pub(crate) async fn reach(&self, path: &str) -> anyhow::Result<()> {
-        match self.http.get(self.at(path)).send().await {
-            Ok(_) => Ok(()),
-            Err(error) if is_refused(&error) => bail!("nothing listens at {}: {}", self.url, self.advice()),
-            Err(error) => Err(error).with_context(|| format!("{} does not answer", self.url)),
+        let Err(error) = self.http.get(self.at(path)).send().await else { return Ok(()) };
+        let error = TransportError::from(error);
+        if error.is_connection_refused() {
+            bail!("nothing listens at {}: {}", self.url, self.advice());
         }
+        if let Some(why) = error.certificate() {
+            bail!("{}: {why}", self.url);
+        }
+        Err(error).with_context(|| format!("{} does not answer", self.url))
     }
 
     fn advice(&self) -> &'static str {
@@ -161,14 +159,6 @@ impl Target {
     fn at(&self, path: &str) -> String {
         format!("{}{path}", self.url)
     }
-}
-
-/// Whether the machine is there and nothing listens.
-fn is_refused(error: &reqwest::Error) -> bool {
-    let mut sources = std::iter::successors(error.source(), |&source| source.source());
-    sources.any(|source| {
-        source.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-    })
 }
 
 fn retry_after(response: &Response) -> Option<Duration> {

@@ -31,6 +31,7 @@ pub use model::{
     Publish, Resume, Resumed, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
 };
 
+use self::sql_store::SqlStore;
 use crate::{
     access::key::{KeyId, NewKey, StoredKey},
     buffer::{
@@ -229,6 +230,25 @@ pub enum OpenError {
     /// The URL names no database that this build knows.
     #[error("database `{0}` is not `sqlite:PATH`, `sqlite::memory:` or `postgres://...`")]
     Url(String),
+    /// The file is not there, and is not to be made.
+    #[error("database {0} does not exist")]
+    Missing(String),
+    /// The folder of the file is not there: most likely the path is mistyped.
+    #[error("the folder {folder} of database {name} does not exist: correct the path, or create the folder")]
+    NoFolder {
+        /// The file.
+        name: String,
+        /// The folder.
+        folder: String,
+    },
+    /// The server does not answer, or does not let this service in.
+    #[error("cannot open database {name}: {why}")]
+    Unreachable {
+        /// The database.
+        name: String,
+        /// What it answered.
+        why: String,
+    },
     /// A file or folder cannot be used.
     #[error("cannot use {name}")]
     File {
@@ -297,21 +317,80 @@ impl OpenError {
     }
 }
 
-/// Opens the database that a URL names.
+/// A store that was opened.
+pub struct Opened {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// There was no database before, and there is an empty one now.
+    pub is_new: bool,
+}
+
+/// Opens the database that a URL names, and creates it where there is none, in a folder that exists.
 pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Store>, OpenError> {
-    if url == "sqlite::memory:" {
-        return Ok(Arc::new(sql_store::SqlStore::new(dialect::Sqlite::open_temporary(metrics).await?)));
+    open_or_create(url, metrics).await.map(|opened| opened.store)
+}
+
+/// The same, and tells whether it was created.
+pub async fn open_or_create(url: &str, metrics: StoreMetrics) -> Result<Opened, OpenError> {
+    let (store, is_new): (Arc<dyn Store>, bool) = match Place::of(url)? {
+        Place::Temporary => (Arc::new(SqlStore::new(dialect::Sqlite::open_temporary(metrics).await?)), true),
+        Place::File(path) => {
+            check_folder(url)?;
+            let is_new = !path.exists();
+            (Arc::new(SqlStore::new(dialect::Sqlite::open(path, metrics).await?)), is_new)
+        }
+        Place::Postgres => {
+            let is_new = dialect::Postgres::probe(url).await?;
+            (Arc::new(SqlStore::new(dialect::Postgres::open(url, metrics).await?)), is_new)
+        }
+    };
+    Ok(Opened { store, is_new })
+}
+
+/// Opens the database that a URL names; a file that is not there is not made.
+pub async fn open_existing(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Store>, OpenError> {
+    match Place::of(url)? {
+        Place::File(path) if !path.exists() => Err(OpenError::Missing(path.display().to_string())),
+        _ => open(url, metrics).await,
     }
-    if let Some(path) = url.strip_prefix("sqlite:") {
-        let path = path.strip_prefix("//").unwrap_or(path);
-        if !path.is_empty() {
-            return Ok(Arc::new(sql_store::SqlStore::new(dialect::Sqlite::open(Path::new(path), metrics).await?)));
+}
+
+/// Whether a URL has a form that names a database.
+pub fn check_url(url: &str) -> Result<(), OpenError> {
+    match Place::of(url)? {
+        Place::Postgres => dialect::Postgres::check_url(url),
+        Place::File(_) | Place::Temporary => Ok(()),
+    }
+}
+
+/// Whether the folder of a file is there. A mistyped path makes neither folders nor an empty database.
+pub fn check_folder(url: &str) -> Result<(), OpenError> {
+    let Place::File(path) = Place::of(url)? else { return Ok(()) };
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) if !folder.is_dir() => {
+            Err(OpenError::NoFolder { name: path.display().to_string(), folder: folder.display().to_string() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a database URL names.
+enum Place<'u> {
+    Temporary,
+    File(&'u Path),
+    Postgres,
+}
+
+impl<'u> Place<'u> {
+    fn of(url: &'u str) -> Result<Self, OpenError> {
+        let path = url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
+        match path {
+            _ if url == "sqlite::memory:" => Ok(Self::Temporary),
+            Some(path) if !path.is_empty() => Ok(Self::File(Path::new(path))),
+            _ if url.starts_with("postgres://") || url.starts_with("postgresql://") => Ok(Self::Postgres),
+            _ => Err(OpenError::Url(redact(url))),
         }
     }
-    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-        return Ok(Arc::new(sql_store::SqlStore::new(dialect::Postgres::open(url, metrics).await?)));
-    }
-    Err(OpenError::Url(redact(url)))
 }
 
 /// A database URL as it may be shown: without the password and without parameters, which may hold one as well.

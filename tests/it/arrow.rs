@@ -67,7 +67,7 @@ fn spans(rows: &[Value]) -> ArrayRef {
 }
 
 /// The columns of trajectories in JSON: one row per segment.
-fn columns(bundle: &[Value]) -> Columns {
+pub(crate) fn columns(bundle: &[Value]) -> Columns {
     let mut rows = Vec::new();
     for trajectory in bundle {
         let segments = trajectory["segments"].as_array().cloned().unwrap_or_default();

@@ -12,7 +12,8 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text};
 
 on_both_stores! {
     async fn a_ready_service_says_so(app: TestApp) {
-        assert_eq!(app.get("/healthz").await.expect(200)["status"], "ok");
+        let health = app.get("/healthz").await.expect(200);
+        assert_eq!(health, json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")}));
         assert_eq!(app.get("/readyz").await.expect(200)["status"], "ready");
     }
 

@@ -1,9 +1,16 @@
 //! TLS and mutual TLS, with certificates that the test makes.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
-use forebay_client::{Client, ClientOptions, RetryPolicy};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use forebay_client::{Client, ClientError, ClientOptions, RetryPolicy};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Backend, TestApp};
 
@@ -118,5 +125,100 @@ async fn the_load_generator_proves_itself_and_believes_the_named_authority() {
     let unproven = bench(&[]).await;
     let why = String::from_utf8_lossy(&unproven.stderr);
     assert!(!unproven.status.success() && !why.contains("nothing listens"), "{why}");
+    app.finish().await;
+}
+
+/// A certificate as `openssl req -x509` makes it, marked as an authority, and its key.
+fn like_openssl(name: &str, last_year: i32) -> (String, String) {
+    let mut params = CertificateParams::new([name.to_owned()]).expect("the name is valid");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.not_after = date_time_ymd(last_year, 1, 1);
+    let key = KeyPair::generate().expect("a key can be made");
+    (params.self_signed(&key).expect("it signs itself").pem(), key.serialize_pem())
+}
+
+async fn serve(folder: &Path, (certificate, key): &(String, String)) -> TestApp {
+    std::fs::write(folder.join("server.pem"), certificate).expect("the file is written");
+    std::fs::write(folder.join("server.key"), key).expect("the file is written");
+    TestApp::start_with(Backend::Sqlite, &config(folder, false)).await
+}
+
+fn believing(url: &str, certificate: &str) -> Client {
+    let options = ClientOptions { ca_pem: Some(certificate.to_owned().into_bytes()), ..ClientOptions::default() };
+    // With its usual retries: what is wrong with a certificate must not be tried again.
+    Client::with_options(url, &options).expect("the certificate is valid")
+}
+
+async fn complaint(client: &Client) -> String {
+    match client.stats().await {
+        Err(ClientError::Certificate(why)) => why,
+        other => panic!("not refused for the certificate: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_self_signed_certificate_is_accepted_when_it_is_the_one_that_was_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let own = like_openssl("127.0.0.1", 2_999);
+    let app = serve(folder.path(), &own).await;
+    believing(&app.url, &own.0).stats().await.expect("answered");
+    let why = complaint(&believing(&app.url, &like_openssl("127.0.0.1", 2_999).0)).await;
+    assert!(why.contains("certificate is not accepted"), "{why}");
+    // A named certificate still has to bear the name of the service.
+    let elsewhere = app.url.replace("127.0.0.1", "localhost");
+    let why = complaint(&believing(&elsewhere, &own.0)).await;
+    assert!(why.contains("not valid for name"), "{why}");
+
+    for command in [&["keys", "list"][..], &["bench", "--bodies", "2", "--tokens", "20"]] {
+        let mut process = tokio::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+        process.args(command).args(["--url", &app.url]).env("FOREBAY_CA", folder.path().join("server.pem"));
+        let output = process.output().await.expect("the binary starts");
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let mut process = tokio::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+        process.args(command).args(["--url", &app.url]).env_remove("FOREBAY_CA");
+        let output = process.output().await.expect("the binary starts");
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && why.contains("certificate is not accepted"), "{command:?}: {why}");
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_named_certificate_is_refused_once_it_has_expired() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let own = like_openssl("127.0.0.1", 2_001);
+    let app = serve(folder.path(), &own).await;
+    let why = complaint(&believing(&app.url, &own.0)).await;
+    assert!(why.contains("expired"), "{why}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_not_the_named_certificates_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (own, other) = (like_openssl("127.0.0.1", 2_999), like_openssl("127.0.0.1", 2_999));
+    let app = serve(folder.path(), &other).await;
+    complaint(&believing(&app.url, &own.0)).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_is_not_accepted_is_not_asked_for_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let app = serve(folder.path(), &like_openssl("127.0.0.1", 2_999)).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let proxy = listener.local_addr().expect("a listener has an address");
+    let (count, behind) = (Arc::new(AtomicUsize::new(0)), app.url.trim_start_matches("https://").to_owned());
+    let counted = Arc::clone(&count);
+    let forwarding = tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let mut server = TcpStream::connect(&behind).await.expect("the service accepts");
+            let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+        }
+    });
+    complaint(&believing(&format!("https://{proxy}"), &Authority::new().pem())).await;
+    assert_eq!(count.load(Ordering::SeqCst), 1);
+    forwarding.abort();
     app.finish().await;
 }

@@ -306,7 +306,9 @@ fn is_decided(error: &ClientError) -> bool {
             let is_passing = matches!(problem.status, 401 | 403 | 407 | 408 | 421 | 429 | 500..);
             problem.kind == "damaged" || !(is_passing || MISROUTED.contains(&problem.kind.as_str()))
         }
+        // A certificate is renewed while trainers run; each attempt warns what is wrong with it.
         ClientError::Transport(_)
+        | ClientError::Certificate(_)
         | ClientError::Unexpected { .. }
         | ClientError::Malformed { .. }
         | ClientError::Truncated { .. }

@@ -1,5 +1,8 @@
 //! Why a call did not succeed.
 
+use std::{error::Error, io};
+
+use super::pinned;
 use crate::wire::Problem;
 
 /// Why a call did not succeed. What could be repeated was repeated before.
@@ -12,6 +15,9 @@ pub enum ClientError {
     /// whether the service has processed the request is not known.
     #[error("the service was not reached, or its answer broke off")]
     Transport(#[source] TransportError),
+    /// The service showed a certificate that is not accepted, or did not accept this client's. Nothing was sent.
+    #[error("{0}")]
+    Certificate(String),
     /// An answer that the API does not give: a proxy's, or another service's.
     #[error("status {status} without a problem document: {body}")]
     Unexpected {
@@ -92,6 +98,53 @@ impl ClientError {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct TransportError(#[from] reqwest::Error);
+
+impl TransportError {
+    /// Whether the machine answered that nothing listens at the address.
+    #[must_use]
+    pub fn is_connection_refused(&self) -> bool {
+        causes(&self.0).any(|cause| {
+            cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        })
+    }
+
+    /// What is wrong with the certificate of either side, where that ended the connection.
+    #[must_use]
+    pub fn certificate(&self) -> Option<String> {
+        causes(&self.0).find_map(|cause| match cause.downcast_ref()? {
+            rustls::Error::InvalidCertificate(error) => {
+                Some(format!("the service's certificate is not accepted: {}", pinned::describe(error)))
+            }
+            rustls::Error::AlertReceived(alert) if is_about_certificates(*alert) => {
+                Some(format!("the service does not accept this client's certificate, or needs one: it sent {alert:?}"))
+            }
+            _ => None,
+        })
+    }
+}
+
+/// An error and what caused it, down to the first cause.
+fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        // An error of input and output names the cause of what it wraps, and passes over that itself.
+        Some(wrapped) => Some(wrapped as &(dyn Error + 'static)),
+        None => error.source(),
+    })
+}
+
+fn is_about_certificates(alert: rustls::AlertDescription) -> bool {
+    use rustls::AlertDescription as A;
+    matches!(
+        alert,
+        A::CertificateRequired
+            | A::BadCertificate
+            | A::UnknownCA
+            | A::CertificateExpired
+            | A::CertificateRevoked
+            | A::CertificateUnknown
+            | A::UnsupportedCertificate
+    )
+}
 
 fn detail(problem: &Problem) -> String {
     problem.detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default()

@@ -8,7 +8,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 
-use super::ClientError;
+use super::{ClientError, pinned::PinnedVerifier};
 use crate::wire::ApiKey;
 
 /// What a client is told besides the address.
@@ -16,7 +16,7 @@ use crate::wire::ApiKey;
 pub struct ClientOptions {
     /// The key to send; none where the service needs none.
     pub key: Option<ApiKey>,
-    /// Certificates (PEM) of the authorities to believe instead of the system's.
+    /// Certificates (PEM) to believe instead of the system's: authorities, or the service's own certificate.
     pub ca_pem: Option<Vec<u8>>,
     /// Certificate and private key (PEM, one after the other) for a service that demands them.
     pub identity_pem: Option<Vec<u8>>,
@@ -30,14 +30,16 @@ impl std::fmt::Debug for ClientOptions {
 }
 
 impl ClientOptions {
-    /// What connections are encrypted with, where they are.
-    pub(super) fn tls(&self, encrypted: bool) -> Result<ClientConfig, ClientError> {
+    /// What connections are encrypted with, where they are `encrypted`; for clients that are not [`Client`](crate::Client).
+    pub fn tls(&self, encrypted: bool) -> Result<ClientConfig, ClientError> {
         let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(&error))?;
         let builder = if let Some(text) = &self.ca_pem {
-            builder.with_root_certificates(roots(text)?)
+            let verifier = PinnedVerifier::new(certificates(text, "the authorities")?, provider)?;
+            // Dangerous is only what other verifiers may do: this one checks trust, name, validity and signatures.
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         } else if encrypted {
             let verifier = rustls_platform_verifier::Verifier::new(provider).map_err(|error| unusable(&error))?;
             // Dangerous is only what other verifiers may do: this one is the operating system's.
@@ -63,14 +65,6 @@ pub fn install_tls_provider() {
     ONCE.call_once(|| drop(ring::default_provider().install_default()));
 }
 
-fn roots(text: &[u8]) -> Result<RootCertStore, ClientError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(text, "the authorities")? {
-        roots.add(certificate).map_err(|error| unusable(&error))?;
-    }
-    Ok(roots)
-}
-
 fn certificates(text: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>, ClientError> {
     let nothing = || nothing_in(place, "certificate");
     let found: Vec<_> = CertificateDer::pem_slice_iter(text).collect::<Result<_, _>>().map_err(|_| nothing())?;
@@ -81,6 +75,6 @@ fn nothing_in(place: &str, what: &str) -> ClientError {
     ClientError::Tls(format!("no usable {what} in the PEM text of {place}"))
 }
 
-fn unusable(error: &dyn std::error::Error) -> ClientError {
+pub(super) fn unusable(error: &dyn std::error::Error) -> ClientError {
     ClientError::Tls(error.to_string())
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::error::ClientError;
+use super::error::{ClientError, TransportError};
 
 /// How often and how long a call is repeated: exponential back-off with full jitter.
 ///
@@ -123,7 +123,12 @@ impl From<reqwest::Error> for Failure {
         } else {
             Effect::Unknown
         };
-        Self::new(ClientError::Transport(error.into()), effect)
+        let error = TransportError::from(error);
+        match error.certificate() {
+            // The next handshake would end alike.
+            Some(why) => Self::new(ClientError::Certificate(why), Effect::Final),
+            None => Self::new(ClientError::Transport(error), effect),
+        }
     }
 }
 

@@ -213,6 +213,16 @@ pub enum RolloutState {
     Late,
 }
 
+/// The process is alive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Health {
+    /// Always `ok`.
+    pub status: String,
+    /// The service's version, e.g. `0.1.0`.
+    pub version: String,
+}
+
 /// Totals of the whole service.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

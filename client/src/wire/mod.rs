@@ -24,8 +24,8 @@ pub use batch::{
 };
 pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role};
 pub use ledger::{
-    CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, PolicyStats, RolloutState, Stats, StoryGroup,
-    TrajectoryPage, TrajectoryStory,
+    CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Health, PolicyStats, RolloutState, Stats,
+    StoryGroup, TrajectoryPage, TrajectoryStory,
 };
 pub use object::{Components, Object};
 pub use policy::{

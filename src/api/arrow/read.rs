@@ -3,11 +3,7 @@
 //! It only builds what the JSON reader would have built, so that a rollout means the same in either form: the same
 //! verdicts, the same errors, the same digest.
 
-use std::{
-    fmt::Display,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::{fmt::Display, panic::AssertUnwindSafe, sync::Arc};
 
 use arrow_array::{
     Array, ArrowPrimitiveType, GenericListArray, OffsetSizeTrait, PrimitiveArray, RecordBatch, StructArray,
@@ -22,10 +18,13 @@ use bytes::Bytes;
 use forebay_client::wire::{Components, Sampling, Segment, Status, Trajectory, VersionSpan};
 use serde_json::value::RawValue;
 
-use crate::api::{
-    body::unsupported,
-    decode::{BODY_SEGMENTS_MAX, BUNDLE_MAX},
-    problem::Failure,
+use crate::{
+    api::{
+        body::unsupported,
+        decode::{BODY_SEGMENTS_MAX, BUNDLE_MAX},
+        problem::Failure,
+    },
+    panics,
 };
 
 /// The columns that are taken, in the words of the documentation.
@@ -59,8 +58,8 @@ const COLUMNS: &[(&str, &str)] = &[
 /// The trajectories of a stream.
 pub(in crate::api) fn bundle(body: Bytes) -> Result<Vec<Trajectory>, Failure> {
     // The format is intricate; a body over which its reader stumbles is malformed, whatever else it is.
-    let read = catch_unwind(AssertUnwindSafe(|| read(body)));
-    read.unwrap_or_else(|_| Err(malformed("its parts do not fit together")))
+    let read = panics::catch(AssertUnwindSafe(|| read(body)));
+    read.unwrap_or_else(|| Err(malformed("its parts do not fit together")))
 }
 
 fn read(body: Bytes) -> Result<Vec<Trajectory>, Failure> {

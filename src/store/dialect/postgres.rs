@@ -5,13 +5,14 @@
 //! sacrifices to a deadlock run again.
 
 mod channel;
+mod probe;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{
     Column as _, PgConnection, PgPool, Row as _, TypeInfo as _, ValueRef as _,
-    postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow},
+    postgres::{PgArguments, PgPoolOptions, PgRow},
     query::Query,
 };
 
@@ -55,8 +56,7 @@ impl Postgres {
     /// Connects, checks the settings on which durability rests, and brings the schema up to date.
     pub(in crate::store) async fn open(url: &str, metrics: StoreMetrics) -> Result<Self, OpenError> {
         let name = redact(url);
-        let options: PgConnectOptions =
-            url.parse().map_err(|error: sqlx::Error| OpenError::Settings(format!("database URL {name}: {error}")))?;
+        let options = probe::options(url)?;
         let options = options.application_name("forebay").options([
             // The ROLLBACK before each use warns outside a transaction, which is where it usually is.
             ("client_min_messages", "error"),

@@ -58,10 +58,6 @@ pub(in crate::store) struct Sqlite {
 impl Sqlite {
     /// Opens or creates the database and brings its schema up to date.
     pub(in crate::store) async fn open(path: &Path, metrics: StoreMetrics) -> Result<Self, OpenError> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder {
-            std::fs::create_dir_all(folder).map_err(|source| OpenError::file(folder, source))?;
-        }
         Self::open_in(path.to_owned(), None, metrics).await
     }
 

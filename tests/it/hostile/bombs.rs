@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use super::unharmed;
-use crate::support::{Backend, TestApp, process::Service, rollout};
+use crate::support::{Backend, TestApp, process::Service, rollout, text};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -25,6 +25,16 @@ fn bomb() -> Vec<u8> {
         encoder.write_all(&spaces).expect("memory compresses");
     }
     encoder.finish().expect("memory compresses")
+}
+
+/// Bytes that hardly compress.
+fn noise(count: usize) -> Vec<u8> {
+    let mut state = 7_u64;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(count).collect()
 }
 
 async fn post(app: &TestApp, coding: &str, body: Vec<u8>) -> (u16, String) {
@@ -76,6 +86,26 @@ async fn a_ratio_of_a_bomb_is_refused_below_the_body_limit() {
     let app = TestApp::start(Backend::Sqlite).await;
     // 32 MiB are fewer than a body may have, but no trajectory shrinks to a thousandth.
     assert_eq!(post(&app, "zstd", zstd(&vec![b' '; 32 << 20])).await, (413, "too-large".to_owned()));
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_is_too_large_is_told_which_limit_applies() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let sent = zstd(&vec![b' '; 32 << 20]);
+    let headers = [JSON, ("content-encoding", "zstd")];
+    let problem = app.post_raw("/trajectories", &headers, sent.clone()).await.refused(413, "too-large");
+    let detail = text(&problem["detail"]);
+    assert!(detail.contains(&format!("{} bytes as sent", sent.len())) && detail.contains("200 times"), "{detail}");
+    assert!(!detail.contains("limits.body_bytes"), "{detail}");
+    let large = zstd(&[vec![b' '; 1 << 20], noise(1 << 20)].concat().repeat(33));
+    for (headers, body) in [(&headers[..], large), (&[JSON], vec![b' '; (64 << 20) + 1])] {
+        let problem = app.post_raw("/trajectories", headers, body).await.refused(413, "too-large");
+        let detail = text(&problem["detail"]);
+        assert!(detail.contains("at most 67108864 bytes") && detail.contains("`limits.body_bytes`"), "{detail}");
+    }
+    let problem = app.post_raw("/batches", &[JSON], vec![b' '; 300_000]).await.refused(413, "too-large");
+    assert!(text(&problem["detail"]).contains("this call has at most 262144 bytes"), "{problem}");
     unharmed(app).await;
 }
 

@@ -95,18 +95,50 @@ async fn a_length_that_can_be_read_in_two_ways_is_refused_and_ends_the_connectio
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chunks_win_over_a_length_and_what_follows_is_no_second_request() {
+async fn a_length_beside_chunks_is_refused_and_ends_the_connection() {
     let app = impatient().await;
     // A proxy that believes the length sees one request; the chunks end earlier.
     let smuggled = "GET /healthz HTTP/1.1\r\nhost: smuggled\r\n\r\n";
-    let body = format!("0\r\n\r\n{smuggled}");
-    let head = format!(
-        "{}content-length: {}\r\ntransfer-encoding: chunked\r\n\r\n{body}",
-        post_head("/trajectories"),
-        body.len()
-    );
-    let answer = Raw::sending(&app, head).await.last_answer().await;
-    assert_eq!(answer.status, 400);
+    let whole = rollout("two-lengths", 1.0).to_string();
+    let chunked = "transfer-encoding: chunked\r\n";
+    for body in [format!("0\r\n\r\n{smuggled}"), format!("{:x}\r\n{whole}\r\n0\r\n\r\n{smuggled}", whole.len())] {
+        let length = format!("Content-Length: {}\r\n", body.len());
+        let wide = format!("content-length:{}{}\r\n", " ".repeat(1_000), body.len());
+        for lengths in [format!("{length}{chunked}"), format!("{chunked}{length}"), format!("{chunked}{wide}")] {
+            let head = format!("{}{lengths}\r\n{body}", post_head("/trajectories"));
+            // Also after requests on the same connection that end where everybody sees it.
+            let before = post("/trajectories", &rollout("before", 1.0).to_string());
+            let mut raw = Raw::sending(&app, format!("{before}{before}{head}")).await;
+            for _ in 0..2 {
+                assert!(matches!(raw.answer().await.expect("an answer").status, 200 | 201));
+            }
+            let answer = raw.last_answer().await;
+            assert_eq!((answer.status, answer.problem().as_str()), (400, "two-lengths"), "{lengths:.60}");
+        }
+    }
+    app.get("/trajectories?rollout_id=two-lengths").await.refused(404, "not-found");
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transfer_codings_that_are_not_undone_are_refused_and_end_the_connection() {
+    let app = impatient().await;
+    let body = rollout("coded", 1.0).to_string();
+    let chunks = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    for codings in [
+        "transfer-encoding: gzip, chunked\r\n",
+        "transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n",
+        "transfer-encoding: chunked, chunked\r\n",
+        "transfer-encoding: identity, chunked\r\n",
+    ] {
+        let request =
+            format!("{}{codings}\r\n{chunks}GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", post_head("/trajectories"));
+        let answer = Raw::sending(&app, request).await.last_answer().await;
+        assert_eq!((answer.status, answer.problem().as_str()), (501, "transfer-coding"), "{codings}");
+    }
+    app.get("/trajectories?rollout_id=coded").await.refused(404, "not-found");
+    let request = format!("{}transfer-encoding: Chunked\r\n\r\n{chunks}", post_head("/trajectories"));
+    assert_eq!(Raw::sending(&app, request).await.answer().await.expect("an answer").status, 201);
     unharmed(app).await;
 }
 

@@ -1,9 +1,13 @@
 //! Log injection: whatever a client sends, one event stays one line.
 
+use forebay_client::wire::ARROW_STREAM;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::process::Service;
+use crate::{
+    arrow::{columns, stream},
+    support::{group, process::Service},
+};
 
 /// A line that would look like the service's own, after an end of line and a colour.
 const FORGED: &str = "\r\n2026-01-01T00:00:00Z ERROR forged: \u{1b}[31mall is lost\u{1b}[0m\u{9b}31m\u{85}\u{2028}";
@@ -82,4 +86,27 @@ async fn one_event_stays_one_line_of_text() {
             "{line:?} has control characters"
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_arrow_leaves_nothing_but_events_in_the_log() {
+    let service = Service::try_start("sqlite::memory:", &[("RUST_LOG", "info")]).await.expect("it serves");
+    let http = crate::support::http();
+    let whole = group("a", &[1.0, 0.0]);
+    let whole = stream(&[columns(whole.as_array().expect("a group is an array"))]);
+    for place in 0..whole.len() {
+        let mut body = whole.clone();
+        // Lengths and offsets that point elsewhere, over which the reader of the format panics.
+        body[place] ^= 0x81;
+        let post = http.post(format!("{}/trajectories", service.url)).header("content-type", ARROW_STREAM).body(body);
+        let status = post.send().await.expect("the service answers").status().as_u16();
+        assert!(status < 500, "byte {place}: {status}");
+    }
+    let log = service.terminate().await;
+    for line in &log {
+        serde_json::from_str::<Value>(line).unwrap_or_else(|_| panic!("{line:?} is not an event"));
+    }
+    assert!(log.iter().all(|line| !line.contains("panicked")), "a malformed body is no bug of the service");
+    let refused = log.iter().filter(|line| line.contains("\"malformed\""));
+    assert!((1..whole.len()).contains(&refused.count()), "refusals are logged, and sampled");
 }

@@ -1,0 +1,113 @@
+//! Reads a TOML table into a type and names every wrong value in it, not only the first.
+//!
+//! A reader that serde derives stops at the first error. Here the wrong value is taken out, so that its default stands
+//! in for it, and the table is read again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_client::wire::Violation;
+use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
+use toml::{Table, Value};
+
+/// Errors of one table: who writes more of them has the wrong file.
+const ERRORS_MAX: usize = 100;
+
+/// Reads a table whose keys all have defaults. What is wrong is added to `violations`, below the pointer `at`.
+pub(super) fn read<T: DeserializeOwned + Default>(at: &str, table: Table, violations: &mut Vec<Violation>) -> T {
+    let mut reading = Reading { root: Value::Table(table), removed: BTreeSet::new(), lists: BTreeMap::new() };
+    for _ in 0..ERRORS_MAX {
+        let error = match serde_path_to_error::deserialize::<_, T>(reading.root.clone()) {
+            Ok(value) => return value,
+            Err(error) => error,
+        };
+        let detail = error.inner().message().to_owned();
+        let mut path: Vec<Step> = error.path().iter().filter_map(Step::of).collect();
+        let missing = named_field(&detail, "missing field `");
+        if let Some(field) = named_field(&detail, "unknown field `").filter(|&field| !ends_with(&path, field)) {
+            path.push(Step::Key(field.to_owned()));
+        }
+        let pointer = reading.pointer(&path) + &missing.map(|field| format!("/{field}")).unwrap_or_default();
+        // What is missing because it was taken out is already named.
+        if !reading.removed.contains(&pointer) {
+            violations.push(Violation { pointer: format!("{at}{pointer}"), detail });
+        }
+        if !reading.remove(&path) {
+            break;
+        }
+    }
+    T::default()
+}
+
+/// A step from a table or a list to one of its values.
+#[derive(Clone)]
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
+impl Step {
+    fn of(segment: &Segment) -> Option<Self> {
+        match segment {
+            Segment::Map { key } => Some(Self::Key(key.clone())),
+            Segment::Seq { index } => Some(Self::Index(*index)),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        }
+    }
+}
+
+struct Reading {
+    root: Value,
+    /// Pointers, in the file, of the values that were taken out.
+    removed: BTreeSet<String>,
+    /// Of lists that lost items, by the list's pointer: the places in the file of the items that are left.
+    lists: BTreeMap<String, Vec<usize>>,
+}
+
+impl Reading {
+    /// Where a path leads to in the file.
+    fn pointer(&self, path: &[Step]) -> String {
+        let mut pointer = String::new();
+        for step in path {
+            match step {
+                Step::Key(key) => pointer += &format!("/{}", key.replace('~', "~0").replace('/', "~1")),
+                Step::Index(index) => {
+                    let places = self.lists.get(&pointer);
+                    let place = places.and_then(|places| places.get(*index)).unwrap_or(index);
+                    pointer += &format!("/{place}");
+                }
+            }
+        }
+        pointer
+    }
+
+    /// Takes out what a path leads to; false where nothing is left to take out.
+    fn remove(&mut self, path: &[Step]) -> bool {
+        let Some((last, parents)) = path.split_last() else { return false };
+        let (pointer, list) = (self.pointer(path), self.pointer(parents));
+        let parent = parents.iter().try_fold(&mut self.root, |value, step| match step {
+            Step::Key(key) => value.get_mut(key.as_str()),
+            Step::Index(index) => value.get_mut(*index),
+        });
+        let is_removed = match (parent, last) {
+            (Some(Value::Table(table)), Step::Key(key)) => table.remove(key).is_some(),
+            (Some(Value::Array(items)), Step::Index(index)) if *index < items.len() => {
+                let places = self.lists.entry(list).or_insert_with(|| (0..items.len()).collect());
+                places.remove(*index);
+                items.remove(*index);
+                true
+            }
+            _ => false,
+        };
+        self.removed.insert(pointer);
+        is_removed
+    }
+}
+
+fn named_field<'d>(detail: &'d str, prefix: &str) -> Option<&'d str> {
+    detail.strip_prefix(prefix)?.split('`').next()
+}
+
+fn ends_with(path: &[Step], field: &str) -> bool {
+    matches!(path.last(), Some(Step::Key(key)) if key == field)
+}

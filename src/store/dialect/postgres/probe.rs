@@ -1,0 +1,61 @@
+//! One connection before the pool: what a server answers at once, in words that say what to do.
+//!
+//! It is separate from the pool because that one tries again for as long as a request may wait, and then says only that
+//! it timed out.
+
+use std::{io::ErrorKind, time::Duration};
+
+use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
+
+use super::Postgres;
+use crate::store::{OpenError, redact};
+
+/// How long a server may take to let this service in.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Postgres {
+    /// Whether the URL can be read.
+    pub(in crate::store) fn check_url(url: &str) -> Result<(), OpenError> {
+        options(url).map(drop)
+    }
+
+    /// Connects once; whether the database is still without this service's schema.
+    pub(in crate::store) async fn probe(url: &str) -> Result<bool, OpenError> {
+        let options = options(url)?;
+        let unreachable = |why: String| OpenError::Unreachable { name: redact(url), why };
+        let look = async {
+            let mut connection = PgConnection::connect_with(&options).await?;
+            // Without a prepared statement, so that a pooler may stand between.
+            let found =
+                sqlx::raw_sql("SELECT to_regclass('_sqlx_migrations')::TEXT").fetch_one(&mut connection).await?;
+            let table: Option<String> = found.try_get(0)?;
+            connection.close().await?;
+            Ok(table.is_none())
+        };
+        match tokio::time::timeout(CONNECT_TIMEOUT, look).await {
+            Ok(outcome) => outcome.map_err(|error: sqlx::Error| unreachable(describe(&error, &options))),
+            Err(_) => Err(unreachable(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))),
+        }
+    }
+}
+
+pub(super) fn options(url: &str) -> Result<PgConnectOptions, OpenError> {
+    url.parse().map_err(|error: sqlx::Error| OpenError::Settings(format!("database URL {}: {error}", redact(url))))
+}
+
+fn describe(error: &sqlx::Error, options: &PgConnectOptions) -> String {
+    match error {
+        sqlx::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            format!("connection refused: nothing listens at {}:{}", options.get_host(), options.get_port())
+        }
+        sqlx::Error::Database(error) => {
+            let message = error.message();
+            match error.code().as_deref() {
+                Some("28P01" | "28000") => format!("authentication failed: {message}"),
+                Some("3D000") => format!("unknown database: {message}; create it with createdb"),
+                _ => message.to_owned(),
+            }
+        }
+        error => error.to_string(),
+    }
+}
