@@ -3,7 +3,10 @@
 //! A reader that serde derives stops at the first error. Here the wrong value is taken out, so that its default stands
 //! in for it, and the table is read again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use forebay_client::wire::Violation;
 use serde::de::DeserializeOwned;
@@ -70,11 +73,13 @@ impl Reading {
         let mut pointer = String::new();
         for step in path {
             match step {
-                Step::Key(key) => pointer += &format!("/{}", key.replace('~', "~0").replace('/', "~1")),
+                Step::Key(key) => {
+                    let _ = write!(pointer, "/{}", key.replace('~', "~0").replace('/', "~1"));
+                }
                 Step::Index(index) => {
                     let places = self.lists.get(&pointer);
                     let place = places.and_then(|places| places.get(*index)).unwrap_or(index);
-                    pointer += &format!("/{place}");
+                    let _ = write!(pointer, "/{place}");
                 }
             }
         }
@@ -84,7 +89,7 @@ impl Reading {
     /// Takes out what a path leads to; false where nothing is left to take out.
     fn remove(&mut self, path: &[Step]) -> bool {
         let Some((last, parents)) = path.split_last() else { return false };
-        let (pointer, list) = (self.pointer(path), self.pointer(parents));
+        let (pointer, at) = (self.pointer(path), self.pointer(parents));
         let parent = parents.iter().try_fold(&mut self.root, |value, step| match step {
             Step::Key(key) => value.get_mut(key.as_str()),
             Step::Index(index) => value.get_mut(*index),
@@ -92,7 +97,7 @@ impl Reading {
         let is_removed = match (parent, last) {
             (Some(Value::Table(table)), Step::Key(key)) => table.remove(key).is_some(),
             (Some(Value::Array(items)), Step::Index(index)) if *index < items.len() => {
-                let places = self.lists.entry(list).or_insert_with(|| (0..items.len()).collect());
+                let places = self.lists.entry(at).or_insert_with(|| (0..items.len()).collect());
                 places.remove(*index);
                 items.remove(*index);
                 true
