@@ -10,8 +10,9 @@ help: ## This list
 run: ## Serve on 127.0.0.1:8080 from SQLite in data/; needs Rust and a C compiler
 	$(CARGO) run --release -p forebay -- serve
 
-test: lint ## Everything: both databases, the trainer on the CPU; fetches Postgres and libtorch where there is none
+test: lint ## Everything: both databases, the trainer on the CPU; fetches Postgres, PgBouncer and libtorch where there is none
 	./scripts/postgres-bin > /dev/null
+	./scripts/pgbouncer-bin > /dev/null
 	./scripts/python-env snippets > /dev/null
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay

@@ -12,8 +12,8 @@ use super::StoreError;
 const SQLITE_IOERR: i32 = 10;
 
 /// SQLSTATEs of a server that cannot write or is not there: insufficient resources, shutdowns, I/O errors; a
-/// transaction that may only read.
-const POSTGRES_UNABLE: [&str; 5] = ["53", "57P0", "58", "25006", "08"];
+/// transaction that may only read; a lock, or a whole statement, that took longer than a transaction waits.
+const POSTGRES_UNABLE: [&str; 7] = ["53", "57P0", "58", "25006", "08", "55P03", "57014"];
 
 /// What the last writes say about the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -51,8 +51,10 @@ pub(super) enum Arg {
     Blob(Option<Vec<u8>>),
     /// Bytes that are too many to be copied.
     Shared(Bytes),
-    /// An array of integers, on Postgres alone.
-    Ints(Vec<i64>),
+    /// Keys of rows in one argument: an array on Postgres, JSON text for `json_each` on SQLite.
+    Keys(Vec<i64>),
+    /// Keys of ids in one argument: an array on Postgres, JSON text of hexadecimal digits on SQLite.
+    IdKeys(Vec<IdKey>),
     /// An array of floats, on Postgres alone.
     Reals(Vec<f64>),
 }
@@ -189,39 +191,65 @@ macro_rules! number_arg {
 }
 number_arg!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
 
-/// Rows of one statement, in falling order: any number of rows is a few statements, and each text is prepared once.
-const ROWS_PER_STATEMENT: [usize; 6] = [32, 16, 8, 4, 2, 1];
+/// What a column of an [`InsertRows`] holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Column {
+    Int,
+    Real,
+    Text,
+    Blob,
+}
+
+impl Column {
+    const fn postgres_array(self) -> &'static str {
+        match self {
+            Self::Int => "bigint[]",
+            Self::Real => "double precision[]",
+            Self::Text => "text[]",
+            Self::Blob => "bytea[]",
+        }
+    }
+}
+
+/// Rows that one statement inserts at most: what is sent at once stays small beside what a post may hold.
+const ROWS_PER_STATEMENT: usize = 256;
 
 /// An `INSERT` of any number of rows.
+///
+/// Postgres takes an array for each column, so that its text does not depend on the number of rows.
 #[derive(Debug)]
-pub(super) struct InsertRows([Statement; ROWS_PER_STATEMENT.len()]);
+pub(super) struct InsertRows {
+    statement: Statement,
+    columns: Vec<Column>,
+}
 
 impl InsertRows {
     /// Made once per process: the texts live as long as it does. Key columns are given like any other.
-    pub(super) fn new(head: &str, columns: usize) -> Self {
-        Self(ROWS_PER_STATEMENT.map(|rows| {
-            let row = |row: usize| {
-                let places: Vec<String> = (1..=columns).map(|column| format!("${}", row * columns + column)).collect();
-                format!("({})", places.join(", "))
-            };
-            let values: Vec<String> = (0..rows).map(row).collect();
-            let values = values.join(", ");
-            Statement {
-                sqlite: String::leak(format!("{head}\nVALUES {values}")),
-                postgres: String::leak(format!("{head} OVERRIDING SYSTEM VALUE\nVALUES {values}")),
-            }
-        }))
+    pub(super) fn new(head: &str, columns: &[Column]) -> Self {
+        let places: Vec<String> = (1..=columns.len()).map(|column| format!("${column}")).collect();
+        let arrays: Vec<String> = columns
+            .iter()
+            .zip(&places)
+            .map(|(column, place)| format!("{place}::{}", column.postgres_array()))
+            .collect();
+        let statement = Statement {
+            sqlite: String::leak(format!("{head}\nVALUES ({})", places.join(", "))),
+            postgres: String::leak(format!(
+                "{head} OVERRIDING SYSTEM VALUE\nSELECT * FROM unnest({})",
+                arrays.join(", ")
+            )),
+        };
+        Self { statement, columns: columns.to_vec() }
     }
 
     /// Inserts rows in order.
     pub(super) async fn run(&self, tx: &mut Tx<'_>, rows: Vec<Vec<Arg>>) -> Result<(), StoreError> {
         let mut left = rows.into_iter();
-        let most = tx.connection.rows_per_statement();
-        for (size, statement) in ROWS_PER_STATEMENT.into_iter().zip(self.0).filter(|(size, _)| *size <= most) {
-            while left.len() >= size {
-                let args = left.by_ref().take(size).flatten().collect();
-                tx.guarded(statement, args, size).await?;
-            }
+        while left.len() > 0 {
+            let rows: Vec<Vec<Arg>> = left.by_ref().take(ROWS_PER_STATEMENT).collect();
+            let expected = rows.len();
+            let inserted = tx.connection.insert(self.statement, &self.columns, rows).await?;
+            check_touched(self.statement, inserted, expected)?;
         }
         Ok(())
     }
@@ -243,15 +271,25 @@ pub(super) async fn new_keys(tx: &mut Tx<'_>, statement: Statement, count: usize
     Ok(keys.into_iter())
 }
 
-/// A list of keys as one argument: JSON text, read by `json_each` or `json_array_elements_text`.
-pub(super) fn key_list(keys: impl IntoIterator<Item = i64>) -> String {
-    let keys: Vec<String> = keys.into_iter().map(|key| key.to_string()).collect();
+/// A list of keys of rows as one argument.
+pub(super) fn key_list(keys: impl IntoIterator<Item = i64>) -> Arg {
+    Arg::Keys(keys.into_iter().collect())
+}
+
+/// A list of ids' keys as one argument.
+pub(super) fn id_key_list(keys: impl IntoIterator<Item = IdKey>) -> Arg {
+    Arg::IdKeys(keys.into_iter().collect())
+}
+
+/// Keys of rows as JSON text.
+pub(super) fn json_keys(keys: &[i64]) -> String {
+    let keys: Vec<String> = keys.iter().map(i64::to_string).collect();
     format!("[{}]", keys.join(","))
 }
 
-/// A list of ids' keys as one argument: JSON text of hexadecimal digits.
-pub(super) fn hex_list(keys: impl IntoIterator<Item = IdKey>) -> String {
-    let keys: Vec<String> = keys.into_iter().map(|key| format!("\"{}\"", key.to_hex())).collect();
+/// Keys of ids as JSON text of hexadecimal digits.
+pub(super) fn json_id_keys(keys: &[IdKey]) -> String {
+    let keys: Vec<String> = keys.iter().map(|key| format!("\"{}\"", key.to_hex())).collect();
     format!("[{}]", keys.join(","))
 }
 
@@ -421,9 +459,18 @@ pub(super) trait Connection: Send {
         false
     }
 
-    /// Rows that one statement should insert at most.
-    fn rows_per_statement(&self) -> usize {
-        ROWS_PER_STATEMENT[0]
+    /// Inserts rows, whose values are of the columns' types; the number of rows that were inserted.
+    async fn insert(
+        &mut self,
+        statement: Statement,
+        _columns: &[Column],
+        rows: Vec<Vec<Arg>>,
+    ) -> Result<u64, StoreError> {
+        let mut inserted = 0;
+        for row in rows {
+            inserted += self.execute(statement, row).await?;
+        }
+        Ok(inserted)
     }
 }
 
@@ -468,11 +515,7 @@ impl<'c> Tx<'c> {
         rows: usize,
     ) -> Result<(), StoreError> {
         let touched = self.execute(statement, args).await?;
-        if touched == rows as u64 {
-            return Ok(());
-        }
-        let name = statement.sqlite.lines().next().unwrap_or_default();
-        Err(StoreError::Corrupt(format!("`{name}` touched {touched} rows instead of {rows}")))
+        check_touched(statement, touched, rows)
     }
 
     /// Sets a float in each of several rows that must exist, by their keys.
@@ -482,7 +525,7 @@ impl<'c> Tx<'c> {
     pub(super) async fn set_reals(&mut self, statement: Statement, values: &[(i64, f64)]) -> Result<(), StoreError> {
         if self.takes_arrays() {
             let (keys, reals) = values.iter().copied().unzip();
-            return self.guarded(statement, vec![Arg::Ints(keys), Arg::Reals(reals)], values.len()).await;
+            return self.guarded(statement, vec![Arg::Keys(keys), Arg::Reals(reals)], values.len()).await;
         }
         for &(key, real) in values {
             self.guarded(statement, args![key, real], 1).await?;
@@ -535,4 +578,13 @@ impl<'c> Tx<'c> {
     pub(super) fn take_tallies(&mut self) -> TallyDelta {
         std::mem::take(&mut self.tallies)
     }
+}
+
+/// Refuses a statement that touched other rows than it was meant for.
+fn check_touched(statement: Statement, touched: u64, expected: usize) -> Result<(), StoreError> {
+    if touched == expected as u64 {
+        return Ok(());
+    }
+    let name = statement.sqlite.lines().next().unwrap_or_default();
+    Err(StoreError::Corrupt(format!("`{name}` touched {touched} rows instead of {expected}")))
 }

@@ -33,6 +33,8 @@ mod model;
 mod numbers;
 mod operations;
 mod policies;
+mod pooler;
+mod postgres;
 mod readers;
 mod replicas;
 mod serving;

@@ -2,16 +2,17 @@
 //!
 //! A dropped `begin` would hand an open transaction to the next borrower of the connection (sqlx 0.9.0), and HTTP
 //! handlers are dropped whenever a client hangs up: so callers only wait for the task. Transactions that the database
-//! sacrifices to a deadlock run again.
+//! sacrifices to a deadlock run again. Nothing is kept in a session of the server: see [`begin`] and [`query`].
 
 mod channel;
+mod migrate;
 mod probe;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{
-    Column as _, PgConnection, PgPool, Row as _, TypeInfo as _, ValueRef as _,
+    Column as _, Connection as _, PgConnection, PgPool, Row as _, TypeInfo as _, ValueRef as _,
     postgres::{PgArguments, PgPoolOptions, PgRow},
     query::Query,
 };
@@ -27,7 +28,7 @@ use crate::{
         health::Vitals,
         redact,
         rules_cache::RulesCache,
-        sql::{Arg, Cell, Connection, Row, Statement, Tx},
+        sql::{Arg, Cell, Column, Connection, Row, Statement, Tx},
     },
 };
 
@@ -52,51 +53,39 @@ pub(in crate::store) struct Postgres {
     vitals: Vitals,
 }
 
+/// A transaction begins with the limits of its session's waiting.
+///
+/// They are not startup parameters, which PgBouncer refuses, nor settings of the session: behind a pooler that gives each
+/// transaction another connection to the server, only what the transaction itself sets is certain. It names its isolation
+/// level, because the database may have another default: what is locked here is correct at READ COMMITTED, and a
+/// serializable transaction would fail and run again whenever two of them meet.
+macro_rules! begin {
+    ($mode:literal) => {
+        concat!(
+            "BEGIN ISOLATION LEVEL ",
+            $mode,
+            "; SET LOCAL statement_timeout = '60s'; SET LOCAL lock_timeout = '10s'; ",
+            "SET LOCAL idle_in_transaction_session_timeout = '60s'"
+        )
+    };
+}
+const BEGIN_WRITE: &str = begin!("READ COMMITTED");
+const BEGIN_READ: &str = begin!("REPEATABLE READ READ ONLY");
+
 impl Postgres {
     /// Connects, checks the settings on which durability rests, and brings the schema up to date.
     pub(in crate::store) async fn open(url: &str, metrics: StoreMetrics) -> Result<Self, OpenError> {
         let name = redact(url);
         let options = probe::options(url)?;
-        let options = options.application_name("forebay").options([
-            // The ROLLBACK before each use warns outside a transaction, which is where it usually is.
-            ("client_min_messages", "error"),
-            ("statement_timeout", "60s"),
-            ("lock_timeout", "10s"),
-            ("idle_in_transaction_session_timeout", "60s"),
-        ]);
+        migrate::prepare(&options, &name).await?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)
             .acquire_timeout(ACQUIRE_TIMEOUT)
-            .before_acquire(|connection, _| {
-                Box::pin(async move {
-                    // Whatever an aborted task left open ends here; outside a transaction this only warns.
-                    sqlx::Executor::execute(connection, "ROLLBACK").await?;
-                    Ok(true)
-                })
-            })
-            .connect_with(options)
-            .await
-            .map_err(|source| OpenError::Database { name: name.clone(), source })?;
-        for setting in ["fsync", "synchronous_commit"] {
-            check_setting(&pool, setting).await?;
-        }
-        sqlx::migrate!("migrations/postgres").run(&pool).await.map_err(|source| OpenError::schema(&name, source))?;
+            // A connection in an open transaction would carry it on: the pool closes it and opens another.
+            .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
+            .connect_lazy_with(options);
         Ok(Self { pool, rules: Arc::new(RulesCache::default()), metrics, vitals: Vitals::default() })
     }
-}
-
-async fn check_setting(pool: &PgPool, setting: &str) -> Result<(), OpenError> {
-    let value: String = sqlx::query_scalar("SELECT current_setting($1)")
-        .bind(setting)
-        .fetch_one(pool)
-        .await
-        .map_err(|error| OpenError::Settings(error.to_string()))?;
-    if value == "off" {
-        return Err(OpenError::Settings(format!(
-            "Postgres runs with {setting}=off: acknowledged trajectories would be lost in a crash"
-        )));
-    }
-    Ok(())
 }
 
 #[async_trait]
@@ -142,7 +131,7 @@ impl Dialect for Postgres {
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules) = (self.pool.clone(), Arc::clone(&self.rules));
         let task = tokio::spawn(async move {
-            let mut transaction = pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+            let mut transaction = pool.begin_with(BEGIN_READ).await?;
             let output = op.run(&mut Tx::new(&mut *transaction, &rules)).await;
             transaction.rollback().await?;
             output
@@ -153,9 +142,11 @@ impl Dialect for Postgres {
     async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
         let pool = self.pool.clone();
         let task = tokio::spawn(async move {
-            sqlx::query_scalar("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)")
+            // Without arguments, a statement outside of a transaction is one message: see `query`.
+            let row = sqlx::raw_sql("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)")
                 .fetch_one(&pool)
-                .await
+                .await?;
+            row.try_get(0)
         });
         let micros: i64 = task.await.map_err(|_| StoreError::Closed)??;
         Ok(Some(Timestamp::from_micros(micros)))
@@ -180,7 +171,7 @@ async fn transact<O: Op>(
     op: &O,
     abandoned: &(impl Fn() -> bool + Sync),
 ) -> Result<O::Output, StoreError> {
-    let mut transaction = pool.begin().await?;
+    let mut transaction = pool.begin_with(BEGIN_WRITE).await?;
     let mut tx = Tx::new(&mut *transaction, rules);
     let output = op.run(&mut tx).await;
     let output = match output {
@@ -226,17 +217,79 @@ impl Connection for PgConnection {
     fn takes_arrays(&self) -> bool {
         true
     }
+
+    async fn insert(
+        &mut self,
+        statement: Statement,
+        columns: &[Column],
+        rows: Vec<Vec<Arg>>,
+    ) -> Result<u64, StoreError> {
+        let mut arrays: Vec<Array> = columns.iter().map(|column| Array::of(*column, rows.len())).collect();
+        for row in rows {
+            for (array, value) in arrays.iter_mut().zip(row) {
+                array.push(value)?;
+            }
+        }
+        let query = arrays.into_iter().fold(query(statement), |query, array| match array {
+            Array::Int(values) => query.bind(values),
+            Array::Real(values) => query.bind(values),
+            Array::Text(values) => query.bind(values),
+            Array::Blob(values) => query.bind(values),
+        });
+        Ok(query.execute(self).await?.rows_affected())
+    }
+}
+
+/// The values of one column of several rows.
+enum Array {
+    Int(Vec<Option<i64>>),
+    Real(Vec<Option<f64>>),
+    Text(Vec<Option<String>>),
+    Blob(Vec<Option<Vec<u8>>>),
+}
+
+impl Array {
+    fn of(column: Column, rows: usize) -> Self {
+        match column {
+            Column::Int => Self::Int(Vec::with_capacity(rows)),
+            Column::Real => Self::Real(Vec::with_capacity(rows)),
+            Column::Text => Self::Text(Vec::with_capacity(rows)),
+            Column::Blob => Self::Blob(Vec::with_capacity(rows)),
+        }
+    }
+
+    fn push(&mut self, value: Arg) -> Result<(), StoreError> {
+        match (self, value) {
+            (Self::Int(values), Arg::Int(value)) => values.push(value),
+            (Self::Real(values), Arg::Real(value)) => values.push(value),
+            (Self::Text(values), Arg::Text(value)) => values.push(value),
+            (Self::Blob(values), Arg::Blob(value)) => values.push(value),
+            (Self::Blob(values), Arg::Shared(value)) => values.push(Some(value.to_vec())),
+            (_, value) => return Err(StoreError::Corrupt(format!("{value:?} is not of its column's type"))),
+        }
+        Ok(())
+    }
+}
+
+/// A statement that the server plans anew whenever it runs.
+///
+/// A plan that is kept was made for the tables as they were then. Nothing replaces it before the first ANALYZE, and on a
+/// new database it goes through all rows of tables that were nearly empty when it was made. A statement without a name
+/// also works behind a pooler that gives each transaction another connection to the server.
+fn query(statement: Statement) -> Query<'static, sqlx::Postgres, PgArguments> {
+    sqlx::query(statement.postgres).persistent(false)
 }
 
 fn bind(statement: Statement, args: Vec<Arg>) -> Query<'static, sqlx::Postgres, PgArguments> {
-    args.into_iter().fold(sqlx::query(statement.postgres), |query, arg| match arg {
+    args.into_iter().fold(query(statement), |query, arg| match arg {
         Arg::Int(value) => query.bind(value),
         Arg::Real(value) => query.bind(value),
         Arg::Text(value) => query.bind(value),
         Arg::Blob(value) => query.bind(value),
         Arg::Shared(value) => query.bind(value.to_vec()),
-        Arg::Ints(value) => query.bind(value),
-        Arg::Reals(value) => query.bind(value),
+        Arg::Reals(values) => query.bind(values),
+        Arg::Keys(keys) => query.bind(keys),
+        Arg::IdKeys(keys) => query.bind(keys.iter().map(|key| key.as_bytes().to_vec()).collect::<Vec<_>>()),
     })
 }
 

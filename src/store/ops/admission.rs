@@ -236,7 +236,7 @@ async fn give_back(tx: &mut Tx<'_>, select: Statement, values: Vec<Arg>) -> Resu
             WHERE admission_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- delete_admissions
             DELETE FROM admission
-            WHERE admission_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+            WHERE admission_pk = ANY ($1::bigint[])",
     };
     let mut keys = Vec::new();
     for mut row in tx.fetch_all(select, values).await? {

@@ -217,7 +217,7 @@ async fn quarantine(
             UPDATE rollout_group
             SET state = 'quarantined', failed_deliveries = $2, reason = $3, resumes = $4
             WHERE state = 'batched'
-                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+                AND group_pk = ANY ($1::bigint[])",
     };
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
     tx.guarded(QUARANTINE_GROUPS, args![keys, ended.deliveries, reason, ended.resumes], groups.len()).await
@@ -234,7 +234,7 @@ async fn put_back(tx: &mut Tx<'_>, groups: &[MemberGroup], ended: Ended) -> Resu
             UPDATE rollout_group
             SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, resumes = $3, reason = NULL
             WHERE state IN ('batched', 'quarantined')
-                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+                AND group_pk = ANY ($1::bigint[])",
     };
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
     tx.guarded(PUT_BACK_GROUPS, args![keys, ended.deliveries, ended.resumes], groups.len()).await

@@ -310,7 +310,7 @@ async fn make_stale(tx: &mut Tx<'_>, policy: &Policy, stale: &[&Ready], now: Tim
             UPDATE rollout_group
             SET state = 'stale', purge_us = $2
             WHERE state = 'ready'
-                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+                AND group_pk = ANY ($1::bigint[])",
     };
     let keys = key_list(stale.iter().map(|group| group.group_pk.0));
     let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
@@ -402,7 +402,7 @@ async fn fill_batch(tx: &mut Tx<'_>, batch: BatchPk, groups: &[Ready]) -> Result
             UPDATE rollout_group
             SET state = 'batched', batch_pk = $2, delivered = 1
             WHERE state = 'ready'
-                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+                AND group_pk = ANY ($1::bigint[])",
     };
     const PLACE_GROUPS: Statement = Statement {
         sqlite: "-- place_groups
@@ -411,12 +411,12 @@ async fn fill_batch(tx: &mut Tx<'_>, batch: BatchPk, groups: &[Ready]) -> Result
             FROM json_each($1)",
         postgres: "-- place_groups
             INSERT INTO batch_group (batch_pk, place, group_pk)
-            SELECT $2, v.place - 1, v.group_pk::bigint
-            FROM json_array_elements_text($1::json) WITH ORDINALITY AS v (group_pk, place)",
+            SELECT $2, v.place - 1, v.group_pk
+            FROM unnest($1::bigint[]) WITH ORDINALITY AS v (group_pk, place)",
     };
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
     mask::write(tx, groups).await?;
-    tx.guarded(BATCH_GROUPS, args![keys.as_str(), batch], groups.len()).await?;
+    tx.guarded(BATCH_GROUPS, args![keys.clone(), batch], groups.len()).await?;
     tx.guarded(PLACE_GROUPS, args![keys, batch], groups.len()).await
 }
 

@@ -23,7 +23,7 @@ use crate::{
     store::{
         Decide, Group, StoreError,
         dialect::Op,
-        sql::{NewKeys, Row, Statement, Tx, args, hex_list, key_list, locking, new_keys},
+        sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_list, locking, new_keys},
         tally::{LIVE_BYTES, TallyDelta},
     },
 };
@@ -52,7 +52,8 @@ macro_rules! select_group {
             "-- lock_group
             SELECT group_pk, policy_pk, run, group_id, rules_pk, environment, state, reason, size,
                 min_size, kept, masked, dropped, payload_bytes, opened_us
-            FROM rollout_group ",
+            FROM rollout_group
+            ",
             $tail
         )
     };
@@ -85,13 +86,22 @@ pub(super) async fn lock_all(
             "WHERE policy_pk = $1 AND run = $2 AND group_key IN (SELECT unhex(value) FROM json_each($3))"
         ),
         postgres: select_group!(
-            "WHERE policy_pk = $1 AND run = $2
-                AND group_key = ANY (ARRAY(SELECT decode(v, 'hex') FROM json_array_elements_text($3::json) AS v))
+            "-- One look into the unique index for each key, as in `select_stored`; then locks in the order of the keys.
+            WHERE group_pk = ANY (ARRAY(
+                SELECT g.group_pk
+                FROM unnest($3::bytea[]) AS k (group_key)
+                CROSS JOIN LATERAL (
+                    SELECT group_pk
+                    FROM rollout_group
+                    WHERE policy_pk = $1 AND run = $2 AND group_key = k.group_key
+                    OFFSET 0
+                ) AS g
+            ))
             ORDER BY group_key
             FOR NO KEY UPDATE"
         ),
     };
-    let rows = tx.fetch_all(LOCK_GROUPS, args![policy, run, hex_list(keys.iter().copied())]).await?;
+    let rows = tx.fetch_all(LOCK_GROUPS, args![policy, run, id_key_list(keys.iter().copied())]).await?;
     let mut groups = Vec::with_capacity(rows.len());
     for row in rows {
         let group = read(tx, row).await?;
@@ -190,7 +200,7 @@ pub(super) async fn members(
     }
     const SELECT_MEMBERS: Statement = Statement {
         sqlite: select_members!("IN (SELECT value FROM json_each($1))"),
-        postgres: select_members!("= ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))"),
+        postgres: select_members!("= ANY ($1::bigint[])"),
     };
     let mut members: HashMap<GroupPk, Vec<Member>> = HashMap::new();
     let keys = key_list(groups.into_iter().map(|group| group.0));

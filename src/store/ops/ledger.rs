@@ -15,8 +15,10 @@ use crate::{
     },
 };
 
+/// The policy is that of the rollout or of its group: where both were compared, Postgres would join all rollouts of the
+/// policy.
 macro_rules! select_story {
-    ($where:literal) => {
+    ($whose:literal, $where:literal) => {
         concat!(
             "-- select_story
             SELECT s.*
@@ -33,8 +35,10 @@ macro_rules! select_story {
                     r.segments, r.tokens, r.received_us, g.decided_us, b.created_us AS batched_us, b.acked_us,
                     g.purged_us
                 FROM rollout AS r
-                JOIN policy AS p ON p.policy_pk = r.policy_pk
                 JOIN rollout_group AS g ON g.group_pk = r.group_pk
+                JOIN policy AS p ON p.policy_pk = ",
+            $whose,
+            ".policy_pk
                 LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk AND g.state = 'batched'
                 WHERE p.name = $1 AND ",
             $where,
@@ -57,12 +61,10 @@ impl Op for StoryFilter {
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         // A name means the rollout or group of the current run; runs never meet.
-        const BY_ROLLOUT: Statement =
-            Statement::new(select_story!("r.policy_pk = p.policy_pk AND r.run = p.run AND r.rollout_key = $2"));
-        const BY_GROUP: Statement =
-            Statement::new(select_story!("g.policy_pk = p.policy_pk AND g.run = p.run AND g.group_key = $2"));
+        const BY_ROLLOUT: Statement = Statement::new(select_story!("r", "r.run = p.run AND r.rollout_key = $2"));
+        const BY_GROUP: Statement = Statement::new(select_story!("g", "g.run = p.run AND g.group_key = $2"));
         const BY_POLICY: Statement =
-            Statement::new(select_story!("CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3 AND r.rollout_pk <= $9"));
+            Statement::new(select_story!("r", "CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3 AND r.rollout_pk <= $9"));
         let verdict = self.verdict.as_ref().map(name_of);
         let state = self.state.as_ref().map(name_of);
         let end = self.walk_end(tx).await?;
@@ -179,9 +181,10 @@ async fn carriers(tx: &mut Tx<'_>, groups: &[GroupPk]) -> Result<HashMap<GroupPk
         postgres: "-- select_carriers_of_groups
             SELECT bg.group_pk, b.batch_id
             FROM batch_group AS bg
-            JOIN batch AS b ON b.batch_pk = bg.batch_pk
-            WHERE bg.group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))
-            ORDER BY b.batch_pk",
+            -- OFFSET keeps the planner from reading all batches for the few that it needs.
+            CROSS JOIN LATERAL (SELECT batch_id FROM batch WHERE batch_pk = bg.batch_pk OFFSET 0) AS b
+            WHERE bg.group_pk = ANY ($1::bigint[])
+            ORDER BY bg.batch_pk",
     };
     let mut carriers: HashMap<GroupPk, Vec<BatchId>> = HashMap::new();
     for mut row in tx.fetch_all(SELECT_CARRIERS, args![key_list(groups.iter().map(|group| group.0))]).await? {

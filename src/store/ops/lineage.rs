@@ -415,7 +415,7 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
             SET state = 'discarded', reason = 'reset', decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
                 purge_us = $3
             WHERE state = $4
-                AND group_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+                AND group_pk = ANY ($1::bigint[])",
     };
     let mut live: std::collections::BTreeMap<(String, String), Live> = std::collections::BTreeMap::new();
     for mut row in tx.fetch_all(LOCK_LIVE_GROUPS, args![policy.policy_pk, policy.run]).await? {

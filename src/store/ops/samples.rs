@@ -146,7 +146,7 @@ impl Op for ReadPayloads {
                 SELECT y.rollout_pk, y.codec, y.digest, y.body, r.unpacked_bytes
                 FROM payload AS y
                 JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
-                WHERE y.rollout_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))",
+                WHERE y.rollout_pk = ANY ($1::bigint[])",
         };
         let keys = key_list(self.0.iter().map(|rollout| rollout.0));
         let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(self.0.len());

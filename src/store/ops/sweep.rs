@@ -185,11 +185,14 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
         ORDER BY purge_us
         LIMIT $2"
     );
-    const DELETE_PAYLOADS: Statement = Statement::new(
-        "-- delete_payloads
-        DELETE FROM payload
-        WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
-    );
+    const DELETE_PAYLOADS: Statement = Statement {
+        sqlite: "-- delete_payloads
+            DELETE FROM payload
+            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+        postgres: "-- delete_payloads
+            DELETE FROM payload
+            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
+    };
     const MARK_PURGED: Statement = Statement::new(
         "-- mark_purged
         UPDATE rollout_group
@@ -252,11 +255,14 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
 }
 
 async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row) -> Result<(), StoreError> {
-    const FORGET_PAYLOADS: Statement = Statement::new(
-        "-- forget_payloads
-        DELETE FROM payload
-        WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
-    );
+    const FORGET_PAYLOADS: Statement = Statement {
+        sqlite: "-- forget_payloads
+            DELETE FROM payload
+            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+        postgres: "-- forget_payloads
+            DELETE FROM payload
+            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
+    };
     const FORGET_ROLLOUTS: Statement = Statement::new(
         "-- forget_rollouts
         DELETE FROM rollout
@@ -339,7 +345,16 @@ impl Op for Probe {
     const PROBES: bool = true;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        // What holds up every post on Postgres is a lock on one of the tables that posts write: until it is gone, the
+        // database is not ready, and there is nothing to wait for.
+        const REACH_TABLES: Statement = Statement {
+            sqlite: "-- reach_tables\nSELECT 1 AS reached",
+            postgres: "-- reach_tables
+                LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, recent
+                IN ROW EXCLUSIVE MODE NOWAIT",
+        };
         const PROBE: Statement = Statement::new("-- probe\nUPDATE policy SET run = run WHERE name = 'default'");
+        tx.execute(REACH_TABLES, args![]).await?;
         tx.guarded(PROBE, args![], 1).await
     }
 }

@@ -1,7 +1,8 @@
 //! How the databases would run a statement, and what in a plan grows with the ledger.
 //!
-//! SQLite plans by the schema alone, for the service never lets it gather statistics. Postgres plans by what it knows of
-//! the tables, so the ledger is filled first; its plans are those of prepared statements, for unknown values.
+//! SQLite plans by the schema alone, for the service never lets it gather statistics. Postgres plans by the size of the
+//! tables and by what it knows of their contents, which on a new database is nothing. So the ledger is filled in steps, and
+//! the statements are planned at each, first without statistics and at the end with them.
 
 use std::collections::BTreeMap;
 
@@ -83,34 +84,79 @@ fn compares(condition: &str, operators: &str) -> bool {
     column.captures_iter(condition).any(|found| !OWNER.contains(&&found[1]))
 }
 
+/// Rows that may be sorted to take the first of them, as far as Postgres knows how many they are.
+const FEW_ROWS: f64 = 1_000.0;
+
+/// Batches in the ledger when Postgres is asked for its plans: below the first, reading a whole table is cheap.
+const SIZES: [i64; 2] = [4_000, 20_000];
+
 /// What in Postgres' plans grows, by the names of the statements.
 pub(super) async fn postgres(database: &str, walked: &[Walked]) -> Vec<(String, String)> {
     let mut connection = PgConnection::connect(database).await.expect("the server accepts");
-    sqlx::raw_sql(FILL).execute(&mut connection).await.expect("the ledger can be filled");
     let rows = sqlx::raw_sql("SELECT indexname, tablename, indexdef FROM pg_indexes WHERE schemaname = 'public'");
     let rows = rows.fetch_all(&mut connection).await.expect("the schema can be read");
     let text = |row: &sqlx::postgres::PgRow, column| row.get_unchecked::<String, _>(column);
     let index = |row| (text(row, "indexname"), (text(row, "tablename"), is_partial(&text(row, "indexdef"))));
     let indexes = rows.iter().map(index).collect();
     let mut found = Vec::new();
+    let mut filled = 0;
+    for size in SIZES {
+        let fill = FILL.replace("$FIRST", &(filled + 1).to_string()).replace("$LAST", &size.to_string());
+        sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut connection).await.expect("the ledger can be filled");
+        filled = size;
+        let statistics = sqlx::raw_sql("SELECT 1 FROM pg_stats WHERE schemaname = 'public' AND tablename <> 'policy'");
+        let statistics = statistics.fetch_all(&mut connection).await.expect("statistics can be read");
+        assert!(statistics.is_empty(), "somebody has analyzed the database");
+        found.extend(postgres_plans(&mut connection, walked, &indexes, &format!("{size} batches")).await);
+    }
+    sqlx::raw_sql("ANALYZE").execute(&mut connection).await.expect("the database can be analyzed");
+    found.extend(postgres_plans(&mut connection, walked, &indexes, "analyzed").await);
+    found
+}
+
+async fn postgres_plans(
+    connection: &mut PgConnection,
+    walked: &[Walked],
+    indexes: &Indexes,
+    when: &str,
+) -> Vec<(String, String)> {
+    let mut found = Vec::new();
     for Walked { name, text: statement } in walked {
-        let plan = postgres_plan(&mut connection, statement).await;
+        let plan = postgres_plan(connection, statement).await;
         let mut steps = Vec::new();
-        growing_steps(&plan[0]["Plan"], false, &indexes, &mut steps);
-        found.extend(steps.into_iter().map(|step| (name.clone(), step)));
+        growing_steps(&plan[0]["Plan"], false, indexes, &mut steps);
+        found.extend(steps.into_iter().map(|step| (name.clone(), format!("{step} ({when})"))));
     }
     found
 }
 
+/// The plan for given values: the service names no statement, so that the server keeps none of its plans.
 async fn postgres_plan(connection: &mut PgConnection, statement: &str) -> Value {
-    let place = Regex::new(r"\$([0-9]+)").expect("the pattern is valid");
-    let places = place.captures_iter(statement).filter_map(|found| found[1].parse::<usize>().ok()).max().unwrap_or(0);
-    let values = if places > 0 { format!("({})", vec!["NULL"; places].join(", ")) } else { String::new() };
     let prepare = AssertSqlSafe(format!("DEALLOCATE ALL; PREPARE walked AS {statement}"));
     sqlx::raw_sql(prepare).execute(&mut *connection).await.expect("Postgres can prepare it");
-    let explain = AssertSqlSafe(format!("EXPLAIN (FORMAT JSON) EXECUTE walked{values}"));
-    let row = sqlx::raw_sql(explain).fetch_one(&mut *connection).await.expect("Postgres can plan it");
+    let types = sqlx::raw_sql("SELECT unnest(parameter_types)::TEXT FROM pg_prepared_statements");
+    let types = types.fetch_all(&mut *connection).await.expect("what is prepared can be read");
+    let values: Vec<&str> = types.iter().map(|row| value_of(&row.get_unchecked::<String, _>(0))).collect();
+    let values = if values.is_empty() { String::new() } else { format!("({})", values.join(", ")) };
+    let explain =
+        AssertSqlSafe(format!("SET plan_cache_mode = force_custom_plan; EXPLAIN (FORMAT JSON) EXECUTE walked{values}"));
+    let rows = sqlx::raw_sql(explain).fetch_all(&mut *connection).await.expect("Postgres can plan it");
+    let row = rows.last().expect("a plan is a row");
     serde_json::from_str(&row.get_unchecked::<String, _>(0)).expect("the plan is JSON")
+}
+
+/// A value of a parameter, as the service could bind it.
+fn value_of(kind: &str) -> &'static str {
+    match kind {
+        "bigint" | "integer" | "double precision" => "1",
+        "bigint[]" => "'{1,2,3,4,5,6,7,8}'",
+        "bytea" => "'\\x00'",
+        "bytea[]" => r#"'{"\\x01","\\x02","\\x03","\\x04","\\x05","\\x06","\\x07","\\x08"}'"#,
+        "double precision[]" | "text[]" => "'{}'",
+        "json" => "'[]'",
+        "text" => "'x'",
+        other => panic!("a parameter of type {other}"),
+    }
 }
 
 /// Collects what grows in a plan; below a limit, sorting reads all of which the limit takes some.
@@ -119,7 +165,7 @@ fn growing_steps(node: &Value, limited: bool, indexes: &Indexes, found: &mut Vec
     let kind = text("Node Type");
     let grows = match kind {
         "Seq Scan" => GROWING.contains(&text("Relation Name")),
-        "Sort" => limited && reads_a_range(node, indexes),
+        "Sort" => limited && reads_a_range(node, indexes) && node["Plan Rows"].as_f64() > Some(FEW_ROWS),
         "Index Scan" | "Index Only Scan" | "Bitmap Index Scan" => {
             let (table, partial) = indexes.get(text("Index Name")).expect("the index is in the schema");
             GROWING.contains(&table.as_str()) && !partial && !narrows(text("Index Cond"))
@@ -146,9 +192,8 @@ fn reads_a_range(node: &Value, indexes: &Indexes) -> bool {
     GROWING.contains(&table) && is_range || children.into_iter().any(|child| reads_a_range(child, indexes))
 }
 
-/// 20,000 batches of a group of two rollouts, all in the past, in the policy's current run: next to nothing is live.
+/// Batches of a group of two rollouts, all in the past, in the policy's current run: next to nothing is live.
 const FILL: &str = "
-    SET plan_cache_mode = force_generic_plan;
     INSERT INTO batch (
         batch_id, policy_pk, run, state, consumer, epoch, ttl_s, attempt, failed_deliveries, step, group_count,
         rollout_count, sample_count, token_count, loss_weighting, loss_constant, weight_samples, weight_tokens,
@@ -156,7 +201,7 @@ const FILL: &str = "
     )
     SELECT decode(md5('batch' || n), 'hex'), p.policy_pk, p.run, 'checkpointed', '', 1, 600, 1, 0, n, 1, 2, 2, 6,
         'rollout_mean', 1, 2, 4, 0, '{}', 0, n
-    FROM policy AS p, generate_series(1, 20000) AS n
+    FROM policy AS p, generate_series($FIRST, $LAST) AS n
     WHERE p.name = 'default';
     INSERT INTO rollout_group (
         policy_pk, run, group_key, group_id, rules_pk, state, size, min_size, kept, masked, dropped, late,
@@ -166,9 +211,9 @@ const FILL: &str = "
     SELECT b.policy_pk, b.run, decode(md5('group' || b.step), 'hex'), 'group' || b.step, 1, 'batched', 2, 2, 2, 0, 0, 0,
         16, b.created_us, b.step, 2, 2, 6, 4, 1, 2, b.step, b.step, 0, 1, b.batch_pk
     FROM batch AS b
-    WHERE b.token_count = 6 AND b.metrics = '{}';
+    WHERE b.token_count = 6 AND b.metrics = '{}' AND b.step >= $FIRST;
     INSERT INTO batch_group (batch_pk, place, group_pk)
-    SELECT batch_pk, 0, group_pk FROM rollout_group WHERE batch_pk IS NOT NULL AND payload_bytes = 16;
+    SELECT batch_pk, 0, group_pk FROM rollout_group WHERE batch_pk IS NOT NULL AND payload_bytes = 16 AND ready_seq >= $FIRST;
     INSERT INTO rollout (
         policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reward, advantage, content_digest, policy_version,
         version_assumed, version_min, version_max, segments, trained_segments, tokens, trained_tokens, unpacked_bytes,
@@ -177,12 +222,11 @@ const FILL: &str = "
     SELECT g.policy_pk, g.run, decode(md5(g.group_id || n), 'hex'), g.group_id || '-' || n, g.group_pk, 'kept', 1, 0,
         decode(md5(g.group_id), 'hex'), 0, 0, 0, 0, 1, 1, 3, 2, 8, g.opened_us
     FROM rollout_group AS g, generate_series(0, 1) AS n
-    WHERE g.payload_bytes = 16;
+    WHERE g.payload_bytes = 16 AND g.ready_seq >= $FIRST;
     INSERT INTO payload (rollout_pk, codec, digest, body)
-    SELECT rollout_pk, 1, content_digest, decode('0011223344556677', 'hex') FROM rollout WHERE unpacked_bytes = 8;
+    SELECT rollout_pk, 1, content_digest, decode('0011223344556677', 'hex') FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
     INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
     SELECT decode(md5('admission' || n), 'hex'), p.policy_pk, 1, 0, 0, 4000000000000000 + n
-    FROM policy AS p, generate_series(1, 20000) AS n
+    FROM policy AS p, generate_series($FIRST, $LAST) AS n
     WHERE p.name = 'default';
-    ANALYZE;
 ";

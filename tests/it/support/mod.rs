@@ -1,5 +1,6 @@
 //! `TestApp`: the real service on a real socket and a real store, with a clock that the test moves.
 
+mod pooler;
 mod postgres;
 pub(crate) mod process;
 pub(crate) mod torture;
@@ -28,7 +29,8 @@ use forebay::{
     tls::Tls,
 };
 use forebay_client::{Client, wire::KeyRequest};
-pub(crate) use postgres::{Cluster, empty, fresh_database};
+pub(crate) use pooler::Pooler;
+pub(crate) use postgres::{Cluster, empty, fresh_database, without_autovacuum};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;

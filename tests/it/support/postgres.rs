@@ -53,6 +53,21 @@ pub(crate) async fn empty(url: &str) {
     connection.close().await.expect("the server is running");
 }
 
+/// Keeps the server from gathering statistics of a database whose schema is there, and from tidying up.
+pub(crate) async fn without_autovacuum(url: &str) {
+    const SWITCH_OFF: &str = "\
+        DO $$
+        DECLARE name text;
+        BEGIN
+            FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
+                EXECUTE format('ALTER TABLE %I SET (autovacuum_enabled = off)', name);
+            END LOOP;
+        END $$";
+    let mut connection = PgConnection::connect(url).await.expect("the server accepts connections");
+    sqlx::raw_sql(SWITCH_OFF).execute(&mut connection).await.expect("the tables are the user's");
+    connection.close().await.expect("the server is running");
+}
+
 /// What the server runs with, besides its defaults.
 ///
 /// `fsync` and `synchronous_commit` stay on, since the service refuses to start without them;
@@ -142,6 +157,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// What the server has written to its log.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).expect("the log is text that the tests may read")
+    }
+
     /// Creates a database in this cluster and returns its connection URL.
     pub(crate) async fn fresh_database(&self) -> String {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -171,7 +191,7 @@ impl Cluster {
 /// Whom the server runs as.
 ///
 /// Postgres refuses to run as root, which is what tests in a container often are.
-enum Account {
+pub(super) enum Account {
     /// The user that runs the tests.
     Own,
     /// An unprivileged user, when the tests run as root.
@@ -180,7 +200,7 @@ enum Account {
 
 impl Account {
     /// Picks the account and hands it `folder`, which the tests' own user has just made.
-    fn for_server(folder: &Path) -> anyhow::Result<Self> {
+    pub(super) fn for_server(folder: &Path) -> anyhow::Result<Self> {
         let made_by = fs::metadata(folder).context("look at the cluster's folder")?;
         if made_by.uid() != 0 {
             return Ok(Self::Own);
@@ -194,7 +214,7 @@ impl Account {
     }
 
     /// A command run as this account, in an environment that cannot change how Postgres behaves.
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    pub(super) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env_clear().env("LC_ALL", "C");
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));

@@ -6,11 +6,12 @@ use std::{io, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{
-    PgPool,
+    PgPool, Row as _,
     postgres::{PgListener, PgNotification, PgPoolOptions},
 };
+use uuid::Uuid;
 
-use super::ACQUIRE_TIMEOUT;
+use super::{ACQUIRE_TIMEOUT, BEGIN_WRITE};
 use crate::{
     buffer::{
         ids::PolicyName,
@@ -24,6 +25,16 @@ const CHANNEL: &str = "forebay";
 
 /// Pause before listening again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+
+/// Pause before trying to listen again where a pooler is in between: that seldom changes while the service runs.
+const ASK_POOLER_AGAIN: Duration = Duration::from_mins(1);
+
+/// A setting that a session of the server has only if it was begun by this connection: a pooler refuses or drops it.
+const MARK: &str = "forebay.listener";
+const READ_MARK: &str = "SELECT current_setting('forebay.listener', true)";
+
+/// SQLSTATE with which PgBouncer refuses a startup parameter that it does not know.
+const PROTOCOL_VIOLATION: &str = "08P01";
 
 /// Silence after which the connection is tried: networks forget connections that say nothing, and tell neither end.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -48,35 +59,49 @@ impl Channel {
     async fn keep_listening(&self, heard: &(dyn Fn(Heard) + Send + Sync)) {
         let mut fails = false;
         loop {
-            let error = match self.subscribe().await {
-                Ok(listener) => {
+            let (error, pause) = match self.subscribe().await {
+                Ok(Some(listener)) => {
                     if fails {
                         tracing::info!("other replicas are heard again");
                     }
                     fails = false;
                     // What was told while nobody listened is lost.
                     heard(Heard::Gap);
-                    self.hear(listener, heard).await
+                    (self.hear(listener, heard).await.to_string(), LISTEN_AGAIN)
                 }
-                Err(error) => error,
+                Ok(None) => ("a pooler such as PgBouncer is in between".to_owned(), ASK_POOLER_AGAIN),
+                Err(error) => (error.to_string(), LISTEN_AGAIN),
             };
             if !fails {
-                tracing::warn!(error = %error, "other replicas are not heard: waiters find by looking what happens there");
+                tracing::warn!(error, "other replicas are not heard: waiters find by looking what happens there");
             }
             fails = true;
-            tokio::time::sleep(LISTEN_AGAIN).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
-    async fn subscribe(&self) -> Result<PgListener, sqlx::Error> {
+    /// Listens on a connection of its own; not where that is a pooler's.
+    ///
+    /// A pooler that gives each transaction another connection to the server takes a `LISTEN` without a word. It then
+    /// sends what is notified to whoever has that connection at the time, in the middle of other answers.
+    async fn subscribe(&self) -> Result<Option<PgListener>, sqlx::Error> {
+        let mark = Uuid::new_v4().to_string();
+        let options = self.pool.connect_options().as_ref().clone().options([(MARK, &mark)]);
         // A pool for each connection: in one for all, a connection that does not even end would keep the place.
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(ACQUIRE_TIMEOUT);
-        let pool = pool.connect_with(self.pool.connect_options().as_ref().clone()).await?;
+        let pool = match pool.connect_with(options).await {
+            Err(error) if is_refused_parameter(&error) => return Ok(None),
+            connected => connected?,
+        };
         let mut listener = PgListener::connect_with(&pool).await?;
+        let row = sqlx::raw_sql(READ_MARK).fetch_one(&mut listener).await?;
+        if row.try_get::<Option<String>, _>(0)? != Some(mark) {
+            return Ok(None);
+        }
         listener.eager_reconnect(false);
         listener.listen(CHANNEL).await?;
         self.echo(&mut listener).await?;
-        Ok(listener)
+        Ok(Some(listener))
     }
 
     /// Hands over what is told until the connection is lost; how that showed.
@@ -98,8 +123,6 @@ impl Channel {
     }
 
     /// Tells something, and hears that or what was told before it.
-    ///
-    /// A pooler that hands connections on between transactions takes a `LISTEN` without a word, and lets nothing through.
     async fn echo(&self, listener: &mut PgListener) -> Result<PgNotification, sqlx::Error> {
         self.notify(vec![ECHO.to_owned()]).await?;
         match tokio::time::timeout(ECHO_TIMEOUT, listener.try_recv()).await {
@@ -112,15 +135,22 @@ impl Channel {
         let pool = self.pool.clone();
         // A caller that is dropped in the middle would leave a connection in an unknown state.
         let task = tokio::spawn(async move {
+            let mut transaction = pool.begin_with(BEGIN_WRITE).await?;
             sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::TEXT[]) AS payload")
+                .persistent(false)
                 .bind(CHANNEL)
                 .bind(payloads)
-                .execute(&pool)
-                .await
+                .execute(&mut *transaction)
+                .await?;
+            transaction.commit().await
         });
         task.await.map_err(|_| sqlx::Error::WorkerCrashed)??;
         Ok(())
     }
+}
+
+fn is_refused_parameter(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some(PROTOCOL_VIOLATION))
 }
 
 /// A listener says with nothing that its connection is gone.

@@ -39,8 +39,12 @@ impl Postgres {
     }
 }
 
+/// How every connection is made.
 pub(super) fn options(url: &str) -> Result<PgConnectOptions, OpenError> {
-    url.parse().map_err(|error: sqlx::Error| OpenError::Settings(format!("database URL {}: {error}", redact(url))))
+    let settings = |error: sqlx::Error| OpenError::Settings(format!("database URL {}: {error}", redact(url)));
+    let options: PgConnectOptions = url.parse().map_err(settings)?;
+    // PgBouncer refuses startup parameters that it does not know, and this one only concerns numbers as text.
+    Ok(options.application_name("forebay").extra_float_digits(None))
 }
 
 fn describe(error: &sqlx::Error, options: &PgConnectOptions) -> String {

@@ -21,7 +21,7 @@ use crate::{
     buffer::ids::KeyForm,
     store::{
         StoreError,
-        sql::{Arg, Cell, Connection, Row, Statement},
+        sql::{Arg, Cell, Connection, Row, Statement, json_id_keys, json_keys},
     },
 };
 
@@ -130,11 +130,6 @@ impl Connection for Direct {
     fn key_form(&self) -> KeyForm {
         self.key_form
     }
-
-    /// Several rows would be undone together if one of them failed: SQLite copies the pages that they touch.
-    fn rows_per_statement(&self) -> usize {
-        1
-    }
 }
 
 impl Shape {
@@ -159,8 +154,10 @@ impl ToSql for Arg {
             Self::Text(value) => value.as_ref().map(|text| ValueRef::Text(text.as_bytes())),
             Self::Blob(value) => value.as_deref().map(ValueRef::Blob),
             Self::Shared(value) => Some(ValueRef::Blob(value)),
-            Self::Ints(_) | Self::Reals(_) => {
-                return Err(rusqlite::Error::ToSqlConversionFailure("SQLite takes no arrays".into()));
+            Self::Keys(keys) => return Ok(json_keys(keys).into()),
+            Self::IdKeys(keys) => return Ok(json_id_keys(keys).into()),
+            Self::Reals(_) => {
+                return Err(rusqlite::Error::ToSqlConversionFailure("SQLite takes no arrays of floats".into()));
             }
         };
         Ok(ToSqlOutput::Borrowed(value.unwrap_or(ValueRef::Null)))

@@ -16,7 +16,7 @@ use crate::{
             admission::{Allowances, StoredBacklog},
             fill, group, names, policy,
         },
-        sql::{NewKeys, Row, Statement, Tx, args, hex_list, new_keys},
+        sql::{NewKeys, Row, Statement, Tx, args, id_key_list, new_keys},
     },
 };
 
@@ -135,16 +135,23 @@ async fn stored(
         postgres: "-- select_stored
             SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
                 r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
-            FROM rollout AS r
-            JOIN rollout_group AS g ON g.group_pk = r.group_pk
-            WHERE r.policy_pk = $1 AND r.run = $2
-                AND r.rollout_key = ANY (ARRAY(SELECT decode(v, 'hex') FROM json_array_elements_text($3::json) AS v))",
+            FROM unnest($3::bytea[]) AS k (rollout_key)
+            -- One look into the unique index for each key: OFFSET keeps the planner from reading a range of it once and
+            -- filtering that, which seems cheap as long as it has no statistics.
+            CROSS JOIN LATERAL (
+                SELECT rollout_pk, rollout_id, content_digest, verdict, reason, failed_filters, policy_version,
+                    version_assumed, group_pk
+                FROM rollout
+                WHERE policy_pk = $1 AND run = $2 AND rollout_key = k.rollout_key
+                OFFSET 0
+            ) AS r
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk",
     };
     let mut stored = HashMap::new();
     for (name, policy) in policies {
         let of_policy = all.iter().filter(|incoming| incoming.new.policy == *name);
         let keys: BTreeSet<IdKey> = of_policy.map(|incoming| incoming.rollout_key).collect();
-        let list = hex_list(keys.iter().copied());
+        let list = id_key_list(keys.iter().copied());
         for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, list]).await? {
             let key = tx.key_found(&row.get::<String>("rollout_id")?, |found| keys.contains(found))?;
             stored.insert((policy.policy_pk, key), read_stored(&mut row)?);

@@ -20,7 +20,11 @@ use crate::{
             group::{self, LockedGroup},
             name_of,
         },
-        sql::{Arg, InsertRows, Statement, Tx, args},
+        sql::{
+            Arg,
+            Column::{Blob, Int, Real, Text},
+            InsertRows, Statement, Tx, args, key_list,
+        },
     },
 };
 
@@ -150,7 +154,10 @@ static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
             advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
             trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal
         )",
-        24,
+        &[
+            Int, Int, Int, Blob, Text, Int, Text, Text, Text, Real, Real, Blob, Int, Int, Int, Int, Int, Int, Int, Int,
+            Int, Int, Text, Blob,
+        ],
     )
 });
 
@@ -158,7 +165,7 @@ static INSERT_PAYLOADS: LazyLock<InsertRows> = LazyLock::new(|| {
     InsertRows::new(
         "-- insert_payloads
         INSERT INTO payload (rollout_pk, codec, digest, body)",
-        4,
+        &[Int, Int, Blob, Blob],
     )
 });
 
@@ -179,7 +186,10 @@ async fn insert_groups(
                 purge_us, ready_seq, samples, trained_samples, tokens, trained_tokens, reward_sum, reward_count,
                 version_min, version_max, seal, failed_deliveries, delivered
             )",
-            33,
+            &[
+                Int, Int, Int, Blob, Text, Int, Text, Text, Text, Text, Int, Int, Int, Int, Int, Int, Int, Int, Int,
+                Int, Int, Int, Int, Int, Int, Int, Real, Int, Int, Int, Blob, Int, Int,
+            ],
         )
     });
     let row = |(key, group): &(&Keyed, &GroupWork)| {
@@ -245,7 +255,8 @@ async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Resul
             SET kept = (v ->> 1)::bigint, masked = (v ->> 2)::bigint, dropped = (v ->> 3)::bigint,
                 late = late + (v ->> 4)::bigint, payload_bytes = (v ->> 5)::bigint
             FROM json_array_elements($1::json) AS v
-            WHERE rollout_group.group_pk = (v ->> 0)::bigint",
+            -- The list of keys tells the planner how few rows these are.
+            WHERE rollout_group.group_pk = ANY ($2::bigint[]) AND rollout_group.group_pk = (v ->> 0)::bigint",
     };
     if stored.is_empty() {
         return Ok(());
@@ -256,7 +267,8 @@ async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Resul
     };
     let rows: Vec<_> = stored.iter().map(row).collect();
     let rows = serde_json::to_string(&rows).expect("tuples of numbers always serialize");
-    tx.guarded(WRITE_COUNTS, args![rows], stored.len()).await
+    let keys = key_list(stored.iter().map(|(_, group)| group.locked.group_pk.0));
+    tx.guarded(WRITE_COUNTS, args![rows, keys], stored.len()).await
 }
 
 fn to_json(spans: &[TrainedSpan]) -> String {

@@ -1,0 +1,69 @@
+//! What the real service reads while a new Postgres database grows that has no statistics.
+
+use futures::StreamExt as _;
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use sqlx::{Connection as _, Row as _};
+
+use crate::support::{fresh_database, group, http, process::Service, text, with, without_autovacuum};
+
+/// Groups that are posted before the counters are read, and again after that.
+const GROUPS: usize = 400;
+
+/// Groups of a batch; as many batches are trained as there are groups for.
+const BATCH_GROUPS: usize = 16;
+
+/// Rows of tables and entries of indexes that were read so far, by all sessions that have ended.
+async fn rows_read(database: &str) -> i64 {
+    const COUNT: &str = "
+        SELECT CAST(SUM(seq_tup_read + COALESCE(idx_tup_fetch, 0)) AS BIGINT) FROM pg_stat_user_tables
+        UNION ALL
+        SELECT CAST(SUM(idx_tup_read) AS BIGINT) FROM pg_stat_user_indexes";
+    let mut connection = sqlx::PgConnection::connect(database).await.expect("the server accepts");
+    // A session reports what it counted before it is gone.
+    let others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    while !sqlx::query(others).fetch_all(&mut connection).await.expect("sessions can be read").is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let rows = sqlx::query(COUNT).fetch_all(&mut connection).await.expect("counters can be read");
+    rows.iter().map(|row| row.get::<i64, _>(0)).sum()
+}
+
+/// Posts groups from several agents, trains all of them, and stops; the rows that were read.
+async fn work(database: &str, first: usize) -> i64 {
+    let before = rows_read(database).await;
+    let service = Service::start(database).await;
+    let http = http();
+    let rules = json!({"group": {"size": 8}, "batch": {"groups": BATCH_GROUPS}});
+    let put = http.put(format!("{}/policies/default", service.url)).json(&rules).send().await;
+    assert!(put.expect("the service answers").status().is_success());
+    let post = async |number: usize| {
+        let bundle = group(&format!("g{number}"), &[1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+        let sent = http.post(format!("{}/trajectories", service.url)).json(&bundle).send().await;
+        assert_eq!(sent.expect("the service answers").status(), StatusCode::CREATED);
+    };
+    futures::stream::iter(first..first + GROUPS).map(post).buffer_unordered(8).collect::<Vec<()>>().await;
+    let call = async |path: String, body: Value| {
+        let sent = http.post(format!("{}{path}", service.url)).json(&body).send().await.expect("the service answers");
+        assert!(sent.status().is_success());
+        sent.json::<Value>().await.expect("JSON")
+    };
+    for step in first / BATCH_GROUPS..(first + GROUPS) / BATCH_GROUPS {
+        let batch = call("/batches".to_owned(), json!({"request_id": format!("s{step}")})).await;
+        let ack = with(json!({"step": step + 1}), json!({"lease": batch["lease"]}));
+        call(format!("/batches/{}/ack", text(&batch["batch_id"])), ack).await;
+    }
+    assert!(service.stop().await.success());
+    rows_read(database).await - before
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn posts_and_leases_read_no_more_once_the_ledger_has_grown() {
+    let database = fresh_database().await;
+    Service::start(&database).await.stop().await;
+    without_autovacuum(&database).await;
+    let first = work(&database, 0).await;
+    let second = work(&database, GROUPS).await;
+    let third = work(&database, 2 * GROUPS).await;
+    assert!(third < first * 3 / 2, "as much work read {first}, then {second}, then {third} rows");
+}

@@ -1,0 +1,77 @@
+//! Postgres as an operator runs it: its log, its defaults, and locks that others hold.
+
+use sqlx::Connection as _;
+
+use crate::support::{Backend, Cluster, TestApp, eventually, fresh_database, group, rollout};
+
+/// Leases, trains and settles a group that was posted in two parts.
+async fn work(app: &TestApp) {
+    app.accept(group("g", &[1.0, 0.0])).await;
+    app.accept(rollout("alone", 1.0)).await;
+    for step in 1..3 {
+        let batch = app.lease().await;
+        app.samples(&batch).await;
+        app.ack(&batch, step).await.expect(200);
+    }
+    app.checkpoint(2).await;
+    app.resume(Some(2)).await;
+    app.pass_s(1e9).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_written_to_the_servers_log() {
+    let start = || Cluster::start().expect("a cluster starts");
+    let cluster = tokio::task::spawn_blocking(start).await.expect("nothing panics");
+    let app = TestApp::start_on(&cluster.fresh_database().await).await;
+    work(&app).await;
+    app.finish().await;
+    let log = cluster.log();
+    assert!(log.contains("LOG:  "), "the server logs its start: {log}");
+    let severe = ["WARNING:  ", "ERROR:  ", "FATAL:  ", "PANIC:  "];
+    let complaints: Vec<&str> = log.lines().filter(|line| severe.iter().any(|word| line.contains(word))).collect();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_are_read_committed_whatever_the_databases_default() {
+    const WATCH: &str = "
+        DO $$ BEGIN
+            EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database());
+        END $$;
+        CREATE TABLE level (name TEXT PRIMARY KEY);
+        CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO level VALUES (current_setting('transaction_isolation')) ON CONFLICT DO NOTHING;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER watch AFTER INSERT OR UPDATE ON rollout_group EXECUTE FUNCTION watch();
+        CREATE TRIGGER watch AFTER INSERT OR UPDATE ON batch EXECUTE FUNCTION watch();";
+    let mut app = TestApp::start(Backend::Postgres).await;
+    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    sqlx::raw_sql(WATCH).execute(&mut connection).await.expect("triggers can be made");
+    // New connections have the new default.
+    app.restart().await;
+    work(&app).await;
+    let levels: Vec<String> =
+        sqlx::query_scalar("SELECT name FROM level").fetch_all(&mut connection).await.expect("the levels can be read");
+    assert_eq!(levels, ["read committed"]);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_holds_a_post_in_a_lock_is_not_ready() {
+    let app = TestApp::start_on(&fresh_database().await).await;
+    app.get("/readyz").await.expect(200);
+    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    let mut holder = connection.begin().await.expect("a transaction begins");
+    sqlx::raw_sql("LOCK TABLE payload IN SHARE MODE").execute(&mut *holder).await.expect("nobody else has a lock");
+    // Answered when the transaction has waited as long as it waits for a lock.
+    app.post("/trajectories", rollout("held", 1.0)).await.refused(503, "store-unavailable");
+    // Nothing is due that would write, and the lock is still there.
+    for _ in 0..3 {
+        app.get("/readyz").await.refused(503, "not-ready");
+    }
+    holder.rollback().await.expect("the transaction ends");
+    eventually("readiness", || async { app.get("/readyz").await.status == 200 }).await;
+    app.accept(rollout("held", 1.0)).await;
+    app.finish().await;
+}
