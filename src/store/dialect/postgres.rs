@@ -2,7 +2,7 @@
 //!
 //! A dropped `begin` would hand an open transaction to the next borrower of the connection (sqlx 0.9.0), and HTTP
 //! handlers are dropped whenever a client hangs up: so callers only wait for the task. Transactions that the database
-//! sacrifices to a deadlock run again. Nothing is kept in a session of the server: see [`begin`] and [`query`].
+//! sacrifices to a deadlock run again. Nothing is kept in a session of the server: see `begin!` and `query`.
 
 mod channel;
 mod migrate;
