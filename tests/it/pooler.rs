@@ -1,4 +1,4 @@
-//! PgBouncer in transaction mode: the service keeps nothing in a session of the server.
+//! `PgBouncer` in transaction mode: the service keeps nothing in a session of the server.
 
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Row as _, postgres::PgConnectOptions};

@@ -55,7 +55,7 @@ pub(in crate::store) struct Postgres {
 
 /// A transaction begins with the limits of its session's waiting.
 ///
-/// They are not startup parameters, which PgBouncer refuses, nor settings of the session: behind a pooler that gives each
+/// They are not startup parameters, which `PgBouncer` refuses, nor settings of the session: behind a pooler that gives each
 /// transaction another connection to the server, only what the transaction itself sets is certain. It names its isolation
 /// level, because the database may have another default: what is locked here is correct at READ COMMITTED, and a
 /// serializable transaction would fail and run again whenever two of them meet.

@@ -1,4 +1,4 @@
-//! A throwaway PgBouncer in front of a test's database, which gives every transaction another connection to the server.
+//! A throwaway `PgBouncer` in front of a test's database, which gives every transaction another connection to the server.
 //!
 //! Like a cluster it belongs to a supervising shell, so that it ends with the tests, however they end.
 
@@ -25,7 +25,7 @@ kill -9 "$server"
 cd / && rm -rf "$folder"
 "#;
 
-/// A PgBouncer with `pool_mode = transaction`; it goes when this is dropped.
+/// A `PgBouncer` with `pool_mode = transaction`; it goes when this is dropped.
 pub(crate) struct Pooler {
     folder: PathBuf,
     database: String,
@@ -37,7 +37,7 @@ impl Pooler {
     ///
     /// # Panics
     ///
-    /// When no PgBouncer can be found or started: a test that needs it never passes without it.
+    /// When no `PgBouncer` can be found or started: a test that needs it never passes without it.
     pub(crate) fn start(database_url: &str) -> Self {
         Self::try_start(database_url).unwrap_or_else(|error| panic!("no PgBouncer to test with: {error:#}"))
     }

@@ -33,7 +33,7 @@ const ASK_POOLER_AGAIN: Duration = Duration::from_mins(1);
 const MARK: &str = "forebay.listener";
 const READ_MARK: &str = "SELECT current_setting('forebay.listener', true)";
 
-/// SQLSTATE with which PgBouncer refuses a startup parameter that it does not know.
+/// SQLSTATE with which `PgBouncer` refuses a startup parameter that it does not know.
 const PROTOCOL_VIOLATION: &str = "08P01";
 
 /// Silence after which the connection is tried: networks forget connections that say nothing, and tell neither end.
