@@ -2,7 +2,8 @@
 //!
 //! Separate from the store's keys because they change behind this process's back: another replica, or `forebay keys` on
 //! a shared database, creates and revokes them. So they are read again twice a second, and at once after a change
-//! that goes through this process. A request that is already being served when its key is revoked is finished.
+//! that goes through this process. A request that is already being served when its key is revoked is finished; one that
+//! waits for a batch or a version gets none.
 
 use std::{
     collections::HashMap,
@@ -118,6 +119,14 @@ impl Keyring {
         }
         self.uses.lock().unwrap_or_else(PoisonError::into_inner).insert(presented.key_id.clone(), now);
         Ok(Grant { role: key.role, policies: key.policies.clone(), key_id: Some(presented.key_id) })
+    }
+
+    /// Whether what a caller was granted still holds: who waits is asked again before it is given anything.
+    #[must_use]
+    pub fn still_grants(&self, grant: &Grant) -> bool {
+        let Some(key_id) = &grant.key_id else { return !self.is_required() };
+        let live = self.live();
+        live.get(key_id).is_some_and(|key| key.expires_at.is_none_or(|end| end > self.buffer.now()))
     }
 
     /// Creates a key; with its secret, which nobody can read again.

@@ -72,7 +72,8 @@ pub(super) async fn lease(
         wait: Duration::from_millis(wait_ms),
         caller: caller_id(&grant),
     };
-    let Some(leased) = api.buffer.lease(request).await? else {
+    let leased = api.buffer.lease(request, || api.guard.keyring.still_grants(&grant)).await?;
+    let Some(leased) = leased else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
     let status = if leased.held { StatusCode::OK } else { StatusCode::CREATED };

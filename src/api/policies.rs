@@ -106,7 +106,8 @@ pub(super) async fn get(
         None => Some(api.buffer.policy(&policy).await?),
         Some(version) => {
             let version = params::version("wait_version_above", version)?;
-            api.buffer.policy_above(&policy, version, wait, caller_id(&grant).as_ref()).await?
+            let still = || api.guard.keyring.still_grants(&grant);
+            api.buffer.policy_above(&policy, version, wait, caller_id(&grant).as_ref(), still).await?
         }
     };
     Ok(match overview {

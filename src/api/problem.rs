@@ -179,6 +179,7 @@ impl From<Refusal> for Failure {
             Refusal::TooManyKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
             Refusal::TooManyPolicies(_) => (S::CONFLICT, "too-many-policies", "Too many policies"),
             Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),
+            Refusal::PermissionEnded => (S::UNAUTHORIZED, "unauthorized", "A valid key is needed"),
             Refusal::TooManyWaiters { .. } | Refusal::TooManyWaitersOfKey { .. } => {
                 (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait")
             }

@@ -61,8 +61,13 @@ pub struct Holder {
 impl Buffer {
     /// The next batch, or none when no batch became ready in time.
     ///
-    /// A caller that is dropped while it waits has claimed nothing.
-    pub async fn lease(&self, request: LeaseRequest) -> Result<Option<Leased>, BufferError> {
+    /// A caller that is dropped while it waits has claimed nothing, and so has one that `may_take` stops: it is asked
+    /// before every claim, because a permission can end while its owner waits.
+    pub async fn lease(
+        &self,
+        request: LeaseRequest,
+        may_take: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Option<Leased>, BufferError> {
         let waker = self.wakers.watch(&request.policy);
         let started = Instant::now();
         let deadline = started + request.wait;
@@ -73,6 +78,9 @@ impl Buffer {
             let passed_on = self.wakers.pass_on(&request.policy);
             let answer = {
                 let _turn = waker.turn.lock().await;
+                if !may_take() {
+                    return Err(Refusal::PermissionEnded.into());
+                }
                 let claim = self.claim(&request, request.partial && time_is_up);
                 self.store.claim(claim).await??
             };

@@ -82,13 +82,15 @@ impl Buffer {
 
     /// One policy, once its version is above `version`, or below it because a resume or reset lowered it.
     ///
-    /// None when nothing happened in time. Who waits takes a place in the caller's share.
+    /// None when nothing happened in time. Who waits takes a place in the caller's share. Nothing is told once `may_know`
+    /// says so: a permission can end while its owner waits.
     pub async fn policy_above(
         &self,
         name: &PolicyName,
         version: Version,
         wait: Duration,
         caller: Option<&CallerId>,
+        may_know: impl Fn() -> bool + Send + Sync,
     ) -> Result<Option<PolicyOverview>, BufferError> {
         let before = self.known(name).await?;
         if before.version != version {
@@ -102,6 +104,9 @@ impl Buffer {
         let waker = self.wakers.watch(name);
         let look = || async {
             let policy = self.known(name).await?;
+            if !may_know() {
+                return Err(Refusal::PermissionEnded.into());
+            }
             // A lower version answers too, whenever the resume was: who waits follows a lineage that is over.
             let changed = policy.version != version || policy.run != before.run;
             Ok::<_, BufferError>(changed.then_some(policy))

@@ -119,6 +119,9 @@ pub enum Refusal {
          create the next one"
     )]
     FirstKey,
+    /// What the caller was allowed to do when it came, it is not allowed any more.
+    #[error("the key was revoked, or has expired, while the request waited")]
+    PermissionEnded,
     /// As many requests as may wait for this already.
     #[error("{max} requests wait for {awaited}, which is the most at once")]
     TooManyWaiters {

@@ -266,6 +266,34 @@ on_both_stores! {
         assert_eq!(twice.send().await.expect("the server answers").status(), 401);
     }
 
+    async fn who_waits_gets_nothing_once_its_key_is_revoked_or_has_expired(app: TestApp) {
+        let admin = app.key(Role::Admin, &["*"]).await;
+        for revokes in [true, false] {
+            let request = json!({"name": "trainer", "role": "train", "expires_in_s": 60});
+            let key = app.post_as(&admin, "/keys", request).await.expect(201);
+            let secret = text(&key["key"]).to_owned();
+            let batch = app.post_as(&secret, "/batches", json!({"wait_ms": 60_000}));
+            let version = app.get_as(&secret, "/policies/default?wait_version_above=0&wait_ms=60000");
+            let acting = async {
+                crate::support::eventually("two waiters", || async {
+                    app.metrics_as_admin().await.contains("forebay_waiters 2")
+                }).await;
+                if revokes {
+                    let path = format!("/keys/{}", text(&key["key_id"]));
+                    app.call_as(&admin, Method::DELETE, &path, None).await.expect(200);
+                } else {
+                    app.clock.advance_s(61.0);
+                }
+                app.post_as(&admin, "/trajectories", rollout(&format!("r{revokes}"), 1.0)).await.expect(201);
+            };
+            let (batch, version, ()) = tokio::join!(batch, version, acting);
+            batch.refused(401, "unauthorized");
+            version.refused(401, "unauthorized");
+            let batch = app.post_as(&admin, "/batches", json!({})).await.expect(201);
+            assert_eq!(batch["attempt"], 1, "nobody else had it");
+        }
+    }
+
     async fn the_database_holds_no_secret(app: TestApp) {
         let key = app.key(Role::Admin, &["*"]).await;
         let (id, secret) = (&key[3..15], &key[16..]);

@@ -1,11 +1,11 @@
 //! One attempt: a request out, an answer or a [`Failure`] in.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use reqwest::{
     Method, Response, StatusCode, Url,
-    header::{ACCEPT, CONTENT_TYPE, HeaderMap, RETRY_AFTER, TRANSFER_ENCODING},
+    header::{ACCEPT, CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER, TRANSFER_ENCODING},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -155,8 +155,14 @@ fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
     }
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    let asked = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = asked.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = httpdate::parse_http_date(asked).ok()?;
+    // By the clock that named the date, where it says what time it is.
+    let date = headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
+    Some(until.duration_since(date.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }
 
 /// Values one per line, as their bytes arrive.

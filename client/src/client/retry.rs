@@ -7,7 +7,7 @@ use super::error::{ClientError, TransportError};
 /// How often and how long a call is repeated: exponential back-off with full jitter.
 ///
 /// The pause before attempt n + 1 is random between zero and the least of `first_pause * 2^(n - 1)` and `pause_max`.
-/// Where the service says `Retry-After` with 429 or 503, that comes on top: it asked for at least so much, and many
+/// Where the service says `Retry-After` with 429 or 503, in seconds or as a date, that comes on top: it asked for at least so much, and many
 /// clients were told the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {

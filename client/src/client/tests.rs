@@ -60,6 +60,21 @@ async fn wait_beyond_the_total_of_pauses_fails_at_once() {
 }
 
 #[tokio::test]
+async fn a_wait_may_be_named_by_the_date_of_its_end() {
+    // All forms of dates that RFC 9110 has, each 61 seconds after that of the answer.
+    for date in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
+        let headers = format!("date: Sun, 06 Nov 1994 08:48:36 GMT\r\nretry-after: {date}\r\n");
+        let stub = Stub::start([stub::problem(503, "overloaded", &headers)]).await;
+        stub.client().post(&named()).await.expect_err("the wait is too long");
+        assert_eq!(stub.requests().len(), 1, "{date}");
+    }
+    // A date in the past asks for no wait.
+    let over = stub::problem(503, "overloaded", "retry-after: Sun, 06 Nov 1994 08:49:37 GMT\r\n");
+    let stub = Stub::start([over, stub::json(201, &receipt())]).await;
+    stub.client().post(&named()).await.expect("the second attempt succeeds");
+}
+
+#[tokio::test]
 async fn client_gives_up_after_its_last_attempt() {
     let stub = Stub::start([overloaded()]).await;
     let error = stub.client().post(&named()).await.expect_err("it is never accepted");

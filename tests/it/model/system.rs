@@ -139,7 +139,7 @@ impl System {
                     partial: *partial,
                     wait: Duration::ZERO,
                 };
-                match self.buffer.lease(request).await? {
+                match self.buffer.lease(request, || true).await? {
                     Some(leased) => self.leased(leased).await,
                     None => Ok(Answer::NoBatch),
                 }
