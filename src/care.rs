@@ -8,15 +8,37 @@ use std::{
 use anyhow::{Context as _, bail};
 use forebay::{
     buffer::doctor::{self, Diagnosis},
+    clock::{AnchoredClock, Clock as _},
     metrics::Metrics,
     store,
 };
 
 /// `forebay backup`: the path of the copy on standard output.
-pub(crate) async fn backup(database: &str, to: &Path) -> anyhow::Result<()> {
-    let bytes = store::backup(database, to).await?;
-    eprintln!("{bytes} bytes; check it with: forebay doctor --database sqlite:{}", to.display());
-    crate::print(&format!("{}\n", to.display()))
+pub(crate) fn backup(database: &str, to: &Path) -> anyhow::Result<()> {
+    let bytes = store::backup(database, to)?;
+    let to = to.display();
+    eprintln!("{bytes} bytes; check it with: forebay doctor --database sqlite:{to}; use it with: forebay restore {to}");
+    crate::print(&format!("{to}\n"))
+}
+
+/// `forebay restore`: the path of the database on standard output.
+pub(crate) async fn restore(database: &str, copy: &Path) -> anyhow::Result<()> {
+    eprintln!("checking {} and copying it beside the database", copy.display());
+    let now = AnchoredClock::new().now();
+    let restored = store::restore(database, copy, now, Metrics::new().store()).await?;
+    eprintln!(
+        "restored {}: all of its {} policies have begun a new epoch, so trainers that are alive are refused until they \
+         resume",
+        copy.display(),
+        restored.policies
+    );
+    if let Some(replaced) = restored.replaced {
+        eprintln!(
+            "what was there before is kept as {0} (and {0}-wal): remove it when it is not needed",
+            replaced.display()
+        );
+    }
+    crate::print(&format!("{}\n", restored.database.display()))
 }
 
 /// `forebay doctor`: a table on standard output, an error when something is wrong.

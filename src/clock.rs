@@ -16,7 +16,7 @@ pub struct Timestamp(i64);
 impl Timestamp {
     /// From microseconds since the Unix epoch.
     #[must_use]
-    pub fn from_micros(micros: i64) -> Self {
+    pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
     }
 

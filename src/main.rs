@@ -48,9 +48,21 @@ enum Command {
     },
     /// Copy a SQLite database while it is served: one consistent snapshot
     ///
-    /// Prints the path of the copy. To restore, stop the service and put the copy in the database's place.
+    /// Prints the path of the copy, which `forebay restore` puts in the place of a database.
     Backup {
         /// Where the copy goes; must not exist
+        file: PathBuf,
+        #[command(flatten)]
+        database: DatabaseArgs,
+    },
+    /// Put a copy in the place of a SQLite database, which must not be served
+    ///
+    /// Checks the copy, which stays as it is, and brings its schema up to date. The database that is replaced is kept
+    /// beside the new one, with its write-ahead log, as `PATH.replaced-TIME`. Every policy begins a new epoch: trainers
+    /// that are alive are refused as superseded until they resume from the step that they have saved. Prints the path of
+    /// the database. A restore that was interrupted can be run again.
+    Restore {
+        /// The copy, as `forebay backup` makes it
         file: PathBuf,
         #[command(flatten)]
         database: DatabaseArgs,
@@ -117,7 +129,10 @@ fn main() -> ExitCode {
         Some(Command::Serve(args)) => serve(args),
         Some(Command::Keys(args)) => keys_command::keys(args),
         Some(Command::CheckConfig { file }) => check_config(&file),
-        Some(Command::Backup { file, database }) => database.url().and_then(|url| wait_for(care::backup(&url, &file))),
+        Some(Command::Backup { file, database }) => database.url().and_then(|url| care::backup(&url, &file)),
+        Some(Command::Restore { file, database }) => {
+            database.url().and_then(|url| wait_for(care::restore(&url, &file)))
+        }
         Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(care::doctor(&url))),
         Some(Command::Bench(args)) => wait_for(bench::bench(*args)),
         Some(Command::Openapi) => print(&forebay::api::openapi()),

@@ -60,7 +60,7 @@ pub struct ServerLimits {
 
 /// The store failed in a way that only a new start can find its way out of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a write to the database failed: what was acknowledged is on disk, and a new start recovers it")]
+#[error("the database failed, for the reason in the log: a new start reads what is on disk")]
 pub struct Broken;
 
 /// A service that is ready to run.
@@ -129,9 +129,11 @@ impl Server {
 
     /// What time and other replicas do, beside the requests.
     fn start_background(&self) -> Vec<tokio::task::JoinHandle<()>> {
-        let (buffer, replica, keyring) = (self.buffer.clone(), self.buffer.clone(), Arc::clone(&self.keyring));
+        let (buffer, upkeep, replica) = (self.buffer.clone(), self.buffer.clone(), self.buffer.clone());
+        let keyring = Arc::clone(&self.keyring);
         let mut tasks = vec![
             tokio::spawn(async move { buffer.run_sweeper().await }),
+            tokio::spawn(async move { upkeep.run_upkeep().await }),
             tokio::spawn(async move { replica.run_replicas().await }),
             tokio::spawn(async move { keyring.run().await }),
         ];

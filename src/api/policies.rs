@@ -335,6 +335,7 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
         version_step: policy.version_step.map(|step| step.0),
         version_uri: policy.version_uri,
         checkpoint_step: policy.checkpoint_step.map(|step| step.0),
+        restored: policy.restored,
         waiting: Waiting {
             ready_groups: tallies.value("group.ready"),
             needed_groups: i64::from(policy.rules.batch.groups),

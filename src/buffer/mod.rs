@@ -35,6 +35,7 @@ pub mod shard;
 pub mod staleness;
 pub mod sweep;
 pub mod trajectory;
+pub mod upkeep;
 mod waiters;
 mod wake;
 pub mod weights;

@@ -24,7 +24,8 @@ pub enum Health {
     /// The last write failed for a reason that may pass: a full disk, a database that is away. The sweep tries again.
     Failing,
     /// A write to the file failed, and what is on disk is known only by reading it afresh: after a failed fsync the
-    /// kernel may have dropped the pages and would report success to a second one. The process has to end.
+    /// kernel may have dropped the pages and would report success to a second one. Or the file is not at its place any
+    /// more, and what is written to it is lost. The process has to end.
     Broken,
 }
 
@@ -78,6 +79,7 @@ impl Vitals {
 fn judge(error: &StoreError) -> Option<Health> {
     let error = match error {
         StoreError::Database(error) => error,
+        StoreError::Displaced(_) => return Some(Health::Broken),
         StoreError::Sqlite(error) => return judge_sqlite(error.sqlite_error()?.extended_code),
         _ => return None,
     };

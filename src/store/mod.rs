@@ -12,9 +12,11 @@ mod gather;
 mod health;
 mod model;
 mod ops;
+mod restore;
 mod rules_cache;
 mod sql;
 mod sql_store;
+mod staging;
 mod tally;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -28,8 +30,10 @@ pub use health::Health;
 pub use model::{
     Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Contradiction, Counts, Decide,
     Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Page, Policy,
-    Publish, Resume, Resumed, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
+    Publish, Resume, Resumed, RulesOfGroups, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
+    WriteRules,
 };
+pub use restore::{RestoreError, Restored, restore};
 
 use self::sql_store::SqlStore;
 use crate::{
@@ -97,6 +101,8 @@ pub trait Store: Send + Sync + 'static {
     async fn resume(&self, resume: Resume) -> Answer<Resumed>;
     /// A fresh start of the policy; the new run and epoch and the groups discarded.
     async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>, now: Timestamp) -> Answer<(Run, Epoch, u64)>;
+    /// Every policy begins an epoch, this one or a later one, and its leases end; how many policies there are.
+    async fn begin_epochs(&self, first: Epoch) -> Result<u64, StoreError>;
     /// A new weight version; true unless it was an identical repeat.
     async fn publish(&self, publish: Publish) -> Answer<bool>;
 
@@ -155,6 +161,13 @@ pub trait Store: Send + Sync + 'static {
     /// Sweep: discards groups that a post slipped into a run that `reset` had just ended.
     async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
 
+    /// Upkeep: rules that no policy has now, up to `limit`.
+    async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError>;
+    /// Upkeep: which rules the groups after one have, up to `limit` groups.
+    async fn rules_of_groups(&self, after: GroupPk, limit: u32) -> Result<RulesOfGroups, StoreError>;
+    /// Upkeep: deletes rules, except those of policies; how many were deleted.
+    async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError>;
+
     /// Diagnosis: reads every row and compares it with what others say of it.
     async fn examine(&self) -> Result<Examination, StoreError>;
     /// Diagnosis: what the database says of its own file.
@@ -193,6 +206,9 @@ pub enum StoreError {
     /// A SQLite file failed; whether a commit happened is known only by looking.
     #[error("the database failed: {0}")]
     Sqlite(Arc<rusqlite::Error>),
+    /// A file of the database was removed or replaced while it was open.
+    #[error("{0}")]
+    Displaced(String),
     /// A row says something that the schema and this version rule out.
     #[error("the store is corrupt: {0}")]
     Corrupt(String),
@@ -260,6 +276,9 @@ pub enum OpenError {
     /// Another process has the file.
     #[error("database {0} is locked: another forebay serves it")]
     Locked(String),
+    /// The write-ahead log beside the file is not the file's own.
+    #[error("{0}")]
+    Log(String),
     /// The database cannot be opened: damaged, not a database, or unreachable.
     #[error("cannot open database {name}")]
     Database {
@@ -390,6 +409,14 @@ impl<'u> Place<'u> {
             _ if url.starts_with("postgres://") || url.starts_with("postgresql://") => Ok(Self::Postgres),
             _ => Err(OpenError::Url(redact(url))),
         }
+    }
+}
+
+/// The file that a URL names, if it names one.
+fn sqlite_path(url: &str) -> Option<&Path> {
+    match Place::of(url) {
+        Ok(Place::File(path)) => Some(path),
+        _ => None,
     }
 }
 

@@ -131,6 +131,8 @@ pub struct Policy {
     pub checkpoint_step: Option<Step>,
     /// The run has acked: the ledger knows which steps there are.
     pub steps_known: bool,
+    /// A restore began the epoch, and no trainer has resumed since.
+    pub restored: bool,
 }
 
 /// Writes the rules of a policy.
@@ -577,4 +579,13 @@ pub struct Contradiction {
     pub at_least: i64,
     /// The first of them.
     pub named: Vec<String>,
+}
+
+/// The rules of some groups.
+#[derive(Clone, Debug, Default)]
+pub struct RulesOfGroups {
+    /// Keys of the rules.
+    pub rules: std::collections::BTreeSet<i64>,
+    /// The last of the groups; none when there are no more.
+    pub last: Option<GroupPk>,
 }

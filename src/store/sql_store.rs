@@ -8,11 +8,12 @@ use tokio::sync::watch;
 use super::{
     Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Examination, Expired,
     Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Page, Peers, Policy, Publish, Resume, Resumed,
-    RulesWritten, Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
+    RulesOfGroups, RulesWritten, Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
     dialect::Dialect,
     gather::Gather,
     ops::{
         admission::ExpireAdmissions,
+        epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
         group::{CloseGroup, DecideOverdue, DiscardGroup, OverdueGroups},
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
@@ -21,6 +22,7 @@ use super::{
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Probe, Retire},
+        upkeep::{FindRulesOfGroups, ForgetRules, SupersededRules},
     },
 };
 use crate::{
@@ -119,6 +121,10 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.write(Reset { policy, epoch, now }).await
     }
 
+    async fn begin_epochs(&self, first: Epoch) -> Result<u64, StoreError> {
+        self.dialect.write(BeginEpochs(first)).await
+    }
+
     async fn publish(&self, publish: Publish) -> Answer<bool> {
         self.dialect.write(PublishVersion(publish)).await
     }
@@ -215,6 +221,18 @@ impl<D: Dialect> Store for SqlStore<D> {
 
     async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
         self.dialect.write(DiscardStragglers { now, limit }).await
+    }
+
+    async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError> {
+        self.dialect.read(SupersededRules { limit }).await
+    }
+
+    async fn rules_of_groups(&self, after: GroupPk, limit: u32) -> Result<RulesOfGroups, StoreError> {
+        self.dialect.read(FindRulesOfGroups { after, limit }).await
+    }
+
+    async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError> {
+        self.dialect.write(ForgetRules(rules)).await
     }
 
     async fn examine(&self) -> Result<Examination, StoreError> {

@@ -279,7 +279,7 @@ on_both_stores! {
                     app.metrics_as_admin().await.contains("forebay_waiters 2")
                 }).await;
                 if revokes {
-                    let path = format!("/keys/{}", text(&key["key_id"]));
+                    let path = format!("/keys/{}", &secret[3..15]);
                     app.call_as(&admin, Method::DELETE, &path, None).await.expect(200);
                 } else {
                     app.clock.advance_s(61.0);

@@ -10,6 +10,32 @@ async fn waits(app: &TestApp) {
 }
 
 on_both_stores! {
+    async fn rules_are_deleted_once_no_policy_and_no_group_has_them(app: TestApp) {
+        let rows = async || app.tamper("UPDATE rules SET created_us = created_us").await;
+        let first = rows().await;
+        app.rules("default", json!({"group": {"size": 2}, "retention": {"tombstone_s": 60}})).await;
+        app.accept(crate::support::member("a", 0, 1.0)).await;
+        for size in [3, 4, 5] {
+            app.rules("default", json!({"group": {"size": size}})).await;
+        }
+        assert_eq!(rows().await, first + 4);
+        // A post may be under way with rules that were just replaced: one look finds them, and the next deletes them.
+        let found = app.buffer.forget_rules(&std::collections::BTreeSet::new()).await.expect("the store answers");
+        assert_eq!(rows().await, first + 4);
+        app.buffer.forget_rules(&found).await.expect("the store answers");
+        assert_eq!(rows().await, 2, "those of the policy and of the open group");
+        app.accept(crate::support::member("a", 1, 0.0)).await;
+        let batch = app.lease().await;
+        assert_eq!(batch["rollouts"], 2, "the group goes on with its rules");
+        app.ack(&batch, 1).await.expect(200);
+        app.checkpoint(1).await;
+        // The first sweep purges the payloads, and the second forgets the tombstone.
+        app.pass_s(1e6).await;
+        app.pass_s(1e6).await;
+        app.buffer.forget_rules(&found).await.expect("the store answers");
+        assert_eq!(rows().await, 1);
+    }
+
     async fn rules_are_created_then_replaced_whole(app: TestApp) {
         let created = app.put("/policies/math.solver", json!({"group": {"size": 8, "min_size": 2}})).await.expect(201);
         assert_eq!((&created["rules"]["group"]["timeout_s"], &created["rules"]["batch"]["groups"]), (&json!(3600), &json!(1)));

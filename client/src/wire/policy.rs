@@ -39,6 +39,10 @@ pub struct PolicyStatus {
     pub version_uri: Option<String>,
     /// Last settled step.
     pub checkpoint_step: Option<i64>,
+    /// The service was restored from a copy, and no trainer has resumed since: one that is `superseded` now was not replaced
+    /// by another, and resumes.
+    #[serde(default)]
+    pub restored: bool,
     /// Rollouts by state, by the names of the ledger.
     pub rollouts: BTreeMap<String, i64>,
     /// Groups by state.

@@ -5,22 +5,25 @@
 //! bulk once it has lasted for a moment. Nothing that writes can be cancelled by a caller.
 
 mod direct;
+mod files;
+mod log_mark;
 mod readers;
+mod temporary;
 mod writer;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{
-    Connection as _, SqliteConnection,
+    AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
     sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
-use self::{direct::Direct, readers::Readers, writer::Handle};
+use self::{direct::Direct, readers::Readers, temporary::Temporary, writer::Handle};
+pub(in crate::store) use self::{
+    files::{Files, Names, folder_of, sync_folder, with_suffix},
+    log_mark::mark_copy,
+};
 use super::{Dialect, Op};
 use crate::{
     buffer::{ids::KeyForm, payload::Codec},
@@ -50,33 +53,29 @@ pub(in crate::store) struct Sqlite {
     readers: Readers,
     vitals: Vitals,
     /// Held for as long as the store is open: one process per file.
-    lock: std::sync::Mutex<Option<std::fs::File>>,
+    files: std::sync::Mutex<Option<Arc<Files>>>,
     /// Removed with the store, for `sqlite::memory:`.
-    _temporary: Option<tempfile::TempDir>,
+    _temporary: Option<Temporary>,
 }
 
 impl Sqlite {
     /// Opens or creates the database and brings its schema up to date.
     pub(in crate::store) async fn open(path: &Path, metrics: StoreMetrics) -> Result<Self, OpenError> {
-        Self::open_in(path.to_owned(), None, metrics).await
+        Self::open_in(path, None, metrics).await
     }
 
     /// A database in a temporary folder: a reader pool on `:memory:` would see other databases.
     pub(in crate::store) async fn open_temporary(metrics: StoreMetrics) -> Result<Self, OpenError> {
-        let folder = tempfile::Builder::new()
-            .prefix("forebay-")
-            .tempdir()
-            .map_err(|source| OpenError::file(&std::env::temp_dir(), source))?;
-        Self::open_in(folder.path().join("forebay.db"), Some(folder), metrics).await
+        let folder = Temporary::new()?;
+        Self::open_in(&folder.database(), Some(folder), metrics).await
     }
 
-    async fn open_in(
-        path: PathBuf,
-        temporary: Option<tempfile::TempDir>,
-        metrics: StoreMetrics,
-    ) -> Result<Self, OpenError> {
-        let lock = lock(&path)?;
+    async fn open_in(path: &Path, temporary: Option<Temporary>, metrics: StoreMetrics) -> Result<Self, OpenError> {
+        // Before anything else: opening the file replays the log beside it. And first, so that it is dropped last.
+        let files = Arc::new(Files::claim(path)?);
+        let path = files.names.database.clone();
         let unopened = |source| OpenError::database(&path, source);
+        let session = files.begin_session()?;
         let mut migrating = SqliteConnection::connect_with(&file_options(&path)).await.map_err(unopened)?;
         check_version(&mut migrating).await?;
         sqlx::migrate!("migrations/sqlite")
@@ -85,24 +84,36 @@ impl Sqlite {
             .map_err(|source| OpenError::schema(&path.display().to_string(), source))?;
         let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
         let key_form = key_form(&mut migrating, &path).await?;
+        if mark(&mut migrating, session).await.map_err(unopened)? {
+            files.settle_session()?;
+        }
         let connection = Direct::writing(&path, key_form).map_err(unused)?;
-        // Not the last connection any more, so that its end does not copy the log back first.
+        // Not the last connection any more, so that its end does not remove the log.
         migrating.close().await.map_err(unopened)?;
+        files.remember_opened()?;
         let rules = Arc::new(RulesCache::default());
         let readers = Readers::open(path.clone(), key_form, Arc::clone(&rules)).map_err(unused)?;
         let vitals = Vitals::default();
-        let mut wal = path.into_os_string();
-        wal.push("-wal");
-        let (writer, thread) = Handle::start(connection, rules, wal.into(), metrics, vitals.clone())?;
+        let (writer, thread) = Handle::start(connection, rules, Arc::clone(&files), metrics, vitals.clone())?;
         Ok(Self {
             writer,
             thread: tokio::sync::Mutex::new(Some(thread)),
             readers,
             vitals,
-            lock: std::sync::Mutex::new(Some(lock)),
+            files: std::sync::Mutex::new(Some(files)),
             _temporary: temporary,
         })
     }
+}
+
+/// Writes the session's number into the file itself, not only into the log; whether that worked: while another process
+/// reads, the log cannot be emptied.
+async fn mark(connection: &mut SqliteConnection, session: u32) -> Result<bool, sqlx::Error> {
+    // Pragmas take no parameters; the number is a signed one of 32 bits.
+    let set = AssertSqlSafe(format!("PRAGMA user_version = {}", session as i32));
+    sqlx::query(set).execute(&mut *connection).await?;
+    let row = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(connection).await?;
+    Ok(row.try_get::<i64, _>(0)? == 0)
 }
 
 /// How the file is made and organised.
@@ -129,19 +140,6 @@ async fn key_form(connection: &mut SqliteConnection, path: &Path) -> Result<KeyF
             let found = other.map_or_else(|| "nothing".to_owned(), |form| format!("`{form}`"));
             Err(OpenError::Settings(format!("{} is damaged: key_form is {found}", path.display())))
         }
-    }
-}
-
-/// One process per file: two writers would not see each other's queues, waiters and clocks.
-fn lock(path: &Path) -> Result<std::fs::File, OpenError> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let name = PathBuf::from(name);
-    let file = std::fs::File::create(&name).map_err(|source| OpenError::file(&name, source))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(OpenError::Locked(path.display().to_string())),
-        Err(std::fs::TryLockError::Error(source)) => Err(OpenError::file(&name, source)),
     }
 }
 
@@ -192,7 +190,7 @@ impl Dialect for Sqlite {
         if !matches!(tokio::task::spawn_blocking(move || thread.join()).await, Ok(Ok(()))) {
             tracing::error!("the store's writer ended abnormally");
         }
-        self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        self.files.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     }
 }
 

@@ -237,7 +237,8 @@ async fn is_whole(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<bool, StoreError
     Ok(members.len() == cut && members.iter().all(|group| !group.purged))
 }
 
-async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<BatchPk>, StoreError> {
+/// Batches with a lease of the current run.
+pub(super) async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<BatchPk>, StoreError> {
     const SELECT_LEASED: Statement = Statement::new(
         "-- select_leased
         SELECT batch_pk

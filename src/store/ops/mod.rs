@@ -6,6 +6,7 @@
 pub(super) mod admission;
 mod batch;
 pub(super) mod claim;
+pub(super) mod epochs;
 pub(super) mod examine;
 pub(super) mod group;
 pub(super) mod ingest;
@@ -17,6 +18,7 @@ pub(super) mod lineage;
 pub(super) mod policy;
 pub(super) mod samples;
 pub(super) mod sweep;
+pub(super) mod upkeep;
 mod walk;
 
 use super::{StoreError, sql::Row};

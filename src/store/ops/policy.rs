@@ -39,7 +39,7 @@ macro_rules! select_policy {
         concat!(
             "-- select_policy
             SELECT policy_pk, name, rules_pk, run, epoch, version, version_step, version_uri, acked_step,
-                checkpoint_step, steps_known
+                checkpoint_step, steps_known, restored_epoch
             FROM policy ",
             $tail
         )
@@ -77,19 +77,21 @@ async fn read_optional(tx: &mut Tx<'_>, row: Option<Row>) -> Result<Option<Polic
 async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
     let name: String = row.get("name")?;
     let rules_pk = row.get("rules_pk")?;
+    let epoch: Epoch = row.get("epoch")?;
     Ok(Policy {
         policy_pk: row.get("policy_pk")?,
         name: PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(format!("policy `{name}`: {error}")))?,
         rules: tx.rules(rules_pk).await?,
         rules_pk,
         run: row.get("run")?,
-        epoch: row.get("epoch")?,
+        epoch,
         version: row.get("version")?,
         version_step: row.get("version_step")?,
         version_uri: row.get("version_uri")?,
         acked_step: row.get("acked_step")?,
         checkpoint_step: row.get("checkpoint_step")?,
         steps_known: row.get("steps_known")?,
+        restored: row.get::<Option<Epoch>>("restored_epoch")? == Some(epoch),
     })
 }
 

@@ -84,6 +84,34 @@ async fn a_full_disk_is_noticed_in_the_middle_of_a_large_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_the_disk_has_no_room_for_leaves_nothing() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
+    assert!(service.stop().await.success());
+    let (database, copy) = (database(machine.folder.path()), machine.folder.path().join("forebay.db.copy"));
+    let run = async |command: &str| {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        process.arg(command).arg(&copy).args(["--database", &database]).envs(machine.faults.environment());
+        process.output().await.expect("the binary starts")
+    };
+    let copies = || {
+        let entries = machine.folder.path().read_dir().expect("the folder is there").flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.contains("copy")).collect::<Vec<_>>()
+    };
+    for fault in [Call::Write, Call::Sync] {
+        machine.faults.arm_lasting(Fault::Fail(ENOSPC), fault, On::Any);
+        let output = run("backup").await;
+        assert!(machine.faults.struck() > 0 && !output.status.success(), "{fault:?}: {output:?}");
+        machine.faults.disarm();
+        assert_eq!(copies(), Vec::<String>::new(), "{fault:?}");
+    }
+    assert!(run("backup").await.status.success() && copy.exists());
+    assert!(run("restore").await.status.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_system_that_becomes_read_only_ends_the_process() {
     let machine = Machine::new();
     let service = machine.start().await;

@@ -140,12 +140,16 @@ impl Faults {
         self.set(WALL_CLOCK_OFFSET_S, seconds);
     }
 
-    /// Starts the service under the shim; how it ended, if it ended before it served.
-    async fn start(&self, database: &str) -> Result<Service, std::process::ExitStatus> {
+    /// What makes a process load the shim.
+    fn environment(&self) -> [(&'static str, &str); 3] {
         let page = self.path.to_str().expect("temporary paths are text");
         let shim = SHIM.to_str().expect("temporary paths are text");
-        let environment = [("LD_PRELOAD", shim), ("FAULTS_PAGE", page), ("FAULTS_FILE", "forebay.db")];
-        Service::try_start(database, &environment).await
+        [("LD_PRELOAD", shim), ("FAULTS_PAGE", page), ("FAULTS_FILE", "forebay.db")]
+    }
+
+    /// Starts the service under the shim; how it ended, if it ended before it served.
+    async fn start(&self, database: &str) -> Result<Service, std::process::ExitStatus> {
+        Service::try_start(database, &self.environment()).await
     }
 }
 

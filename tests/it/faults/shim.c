@@ -55,6 +55,8 @@ static int matches(const char *path, int64_t wanted) {
     size_t length = strlen(path);
     int is_wal = length > 4 && !strcmp(path + length - 4, "-wal");
     int is_database = length > 3 && !strcmp(path + length - 3, ".db");
+    /* Copies that have no name yet. */
+    if (length > 8 && !strcmp(path + length - 8, ".partial")) is_database = 1;
     return wanted == ANY ? (is_wal || is_database) : wanted == WAL ? is_wal : is_database;
 }
 

@@ -6,7 +6,6 @@
 
 use std::{
     panic::AssertUnwindSafe,
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,7 +14,7 @@ use async_trait::async_trait;
 use futures::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{PAGE_BYTES, WAL_BYTES_MAX, direct::Direct};
+use super::{Files, PAGE_BYTES, WAL_BYTES_MAX, direct::Direct};
 use crate::{
     metrics::StoreMetrics,
     store::{
@@ -45,8 +44,14 @@ const URGENT_COMMIT: Duration = Duration::from_millis(5);
 /// the more often one of them was written again meanwhile.
 const WAL_BUSY_PAGES: i64 = (32 << 20) / PAGE_BYTES as i64;
 
-/// Free pages given back to the file system in one idle slice.
+/// Free pages given back to the file system in one slice, of 1 MiB: a few milliseconds, for which a lease may wait.
 const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
+
+/// Commits between two slices of pages given back while commands keep coming: each slice is a commit of its own.
+const VACUUM_EVERY_COMMITS: u32 = 8;
+
+/// Free pages that stay while commands keep coming, 16 MiB: the next rollouts need them.
+const FREE_PAGES_KEPT: i64 = (16 << 20) / PAGE_BYTES as i64;
 
 /// How long the writer waits for a command before it looks after the file.
 const IDLE: Duration = Duration::from_millis(500);
@@ -64,7 +69,7 @@ impl Handle {
     pub(super) fn start(
         connection: Direct,
         rules: Arc<RulesCache>,
-        wal: PathBuf,
+        files: Arc<Files>,
         metrics: StoreMetrics,
         vitals: Vitals,
     ) -> Result<(Self, std::thread::JoinHandle<()>), OpenError> {
@@ -72,8 +77,17 @@ impl Handle {
             |error: std::io::Error| OpenError::Settings(format!("the writer's thread does not start: {error}"));
         let (control, control_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
         let (bulk, bulk_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
-        let writer =
-            Writer { connection, control: control_queue, bulk: bulk_queue, rules, wal, dirty: false, metrics, vitals };
+        let writer = Writer {
+            connection,
+            control: control_queue,
+            bulk: bulk_queue,
+            rules,
+            files,
+            dirty: false,
+            commits: 0,
+            metrics,
+            vitals,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(failed)?;
         let run = move || runtime.block_on(writer.run());
         let thread = std::thread::Builder::new().name("forebay-writer".to_owned()).spawn(run).map_err(failed)?;
@@ -253,10 +267,12 @@ struct Writer {
     control: Queue,
     bulk: Queue,
     rules: Arc<RulesCache>,
-    /// The write-ahead log.
-    wal: PathBuf,
+    /// Held until the connection is closed.
+    files: Arc<Files>,
     /// Commits happened since the log was last copied back.
     dirty: bool,
+    /// Commits since pages were last given back.
+    commits: u32,
     metrics: StoreMetrics,
     vitals: Vitals,
 }
@@ -280,7 +296,7 @@ impl Writer {
             if self.commit(first).await == Goes::Ends {
                 break;
             }
-            self.checkpoint_when_large().await;
+            self.look_after_file().await;
         }
         if self.vitals.health() == Health::Broken {
             // Copying the log back would only write more; the next start reads what is on disk.
@@ -295,7 +311,11 @@ impl Writer {
     /// Commits `first` and what waits beside it, and answers them all.
     async fn commit(&mut self, first: Box<dyn Command>) -> Goes {
         let mut commands = Intake::new(first);
-        let outcome = self.transaction(&mut commands).await;
+        let mut outcome = self.transaction(&mut commands).await;
+        if outcome.is_ok() {
+            // Before anybody is told that something is stored: in files that have lost their names, it is not.
+            outcome = self.check_places().await;
+        }
         let Intake { commands, started, .. } = commands;
         self.metrics.committed(commands.len(), started.elapsed(), outcome.is_ok());
         if let Err(error) = &outcome {
@@ -362,7 +382,13 @@ impl Writer {
     }
 
     fn wal_bytes(&self) -> u64 {
-        std::fs::metadata(&self.wal).map_or(0, |metadata| metadata.len())
+        std::fs::metadata(&self.files.names.wal).map_or(0, |metadata| metadata.len())
+    }
+
+    /// What the file needs although commands are waiting.
+    async fn look_after_file(&mut self) {
+        self.checkpoint_when_large().await;
+        self.vacuum_when_due().await;
     }
 
     async fn checkpoint_when_large(&mut self) {
@@ -383,11 +409,68 @@ impl Writer {
     }
 
     async fn idle(&mut self) {
+        if let Err(error) = self.check_places().await {
+            self.vitals.failed(&error);
+            return;
+        }
         if std::mem::take(&mut self.dirty) {
             self.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
-            self.maintain(VACUUM_PAGES).await;
+            self.vacuum_until_called().await;
             self.metrics.wal_bytes(self.wal_bytes());
         }
+    }
+
+    /// Gives all free pages back, slice by slice; once a command waits, the rest has to.
+    async fn vacuum_until_called(&mut self) {
+        let mut free = self.free_pages().await;
+        while free > 0 {
+            self.maintain(VACUUM_PAGES).await;
+            self.checkpoint_when_large().await;
+            let left = self.free_pages().await;
+            if left >= free {
+                break;
+            }
+            free = left;
+            // Also for the next pause: what was given back is in the log, and goes from there to the file.
+            self.dirty = true;
+            if !(self.control.is_empty() && self.bulk.is_empty()) {
+                break;
+            }
+        }
+    }
+
+    /// Gives pages back while commands keep coming, so that what a purge frees does not stay until the load ends.
+    async fn vacuum_when_due(&mut self) {
+        self.commits += 1;
+        if self.commits >= VACUUM_EVERY_COMMITS {
+            self.commits = 0;
+            if self.free_pages().await > FREE_PAGES_KEPT {
+                self.maintain(VACUUM_PAGES).await;
+            }
+        }
+    }
+
+    async fn free_pages(&mut self) -> i64 {
+        let rows = self.connection.fetch(Statement::new("PRAGMA freelist_count"), Vec::new()).await;
+        let pages = |mut row: Row| row.get::<i64>("freelist_count").ok();
+        rows.ok().and_then(|rows| rows.into_iter().next()).and_then(pages).unwrap_or(0)
+    }
+
+    /// Whether the files are still in their places.
+    async fn check_places(&mut self) -> Result<(), StoreError> {
+        let Err(displaced) = self.files.verify() else { return Ok(()) };
+        // The log is open here, whatever became of its name. Copied back, nothing that was acknowledged is lost with it.
+        if self.files.is_intact() {
+            let copied = self.connection.fetch(Statement::new("PRAGMA wal_checkpoint(TRUNCATE)"), Vec::new()).await;
+            if let Err(error) = copied {
+                tracing::error!(error = %error, "the log could not be copied back");
+            }
+        }
+        // Another log may be at its name, and is not to be replayed.
+        if let Err(error) = self.files.disown_log() {
+            tracing::error!(error = %error, "the log could not be disowned");
+        }
+        Err(StoreError::Displaced(displaced.to_string()))
     }
 
     /// Runs a pragma whose failure costs space, not data.
@@ -452,24 +535,56 @@ mod tests {
         assert_eq!(taken(true, while_ago), [true, true, true]);
     }
 
-    #[tokio::test]
-    async fn pages_that_were_copied_back_are_not_counted_although_the_log_stays_long() {
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
-        let path = folder.path().join("x.db");
+    /// A writer on a new file.
+    async fn writer(folder: &std::path::Path) -> Writer {
+        let path = folder.join("x.db");
         let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
         let connection = Direct::writing(&path, KeyForm::Ordered).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         let [(_, control), (_, bulk)] = [(); 2].map(|()| mpsc::channel(1));
-        let mut writer = Writer {
+        Writer {
             connection,
             control,
             bulk,
             rules: Arc::default(),
-            wal: folder.path().join("x.db-wal"),
+            files: Arc::new(Files::hold(&path).expect("nobody else has it")),
             dirty: false,
+            commits: 0,
             metrics: Metrics::new().store(),
             vitals: Vitals::default(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn free_pages_are_given_back_in_slices_while_commands_keep_coming_and_all_of_them_after() {
+        const SLICE: i64 = 64;
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let mut writer = writer(folder.path()).await;
+        // Twice what stays for the next rollouts.
+        for sql in ["CREATE TABLE t (body BLOB)", "INSERT INTO t VALUES (zeroblob(33554432))", "DELETE FROM t"] {
+            writer.control_statement(sql).await.expect("the file can be written");
+        }
+        let mut free = writer.free_pages().await;
+        assert!(free > FREE_PAGES_KEPT + 10 * SLICE, "{free}");
+        for _ in 0..20 * VACUUM_EVERY_COMMITS {
+            writer.commit(Box::new(Idle { is_urgent: false })).await;
+            writer.look_after_file().await;
+            let left = writer.free_pages().await;
+            assert!((0..=SLICE).contains(&(free - left)), "{free} and then {left}");
+            free = left;
+        }
+        assert!(((FREE_PAGES_KEPT - SLICE)..=FREE_PAGES_KEPT).contains(&free), "{free} stay free");
+        writer.idle().await;
+        assert_eq!(writer.free_pages().await, 0);
+        writer.idle().await;
+        let bytes = std::fs::metadata(folder.path().join("x.db")).expect("it is there").len();
+        assert!(bytes < 1 << 20, "{bytes} bytes are left");
+    }
+
+    #[tokio::test]
+    async fn pages_that_were_copied_back_are_not_counted_although_the_log_stays_long() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let mut writer = writer(folder.path()).await;
         for sql in ["CREATE TABLE t (body BLOB)", "INSERT INTO t VALUES (zeroblob(1048576))"] {
             writer.control_statement(sql).await.expect("the file can be written");
         }

@@ -1,0 +1,285 @@
+//! The files of a database: which process has them, and whether they are still in their places.
+//!
+//! Separate from the connections, because all of this has to be known before SQLite opens anything: opening a file
+//! replays whatever log lies beside it.
+
+use std::{
+    fs::File,
+    io::{self, ErrorKind},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use super::log_mark::{Accepted, FileMark, HEADER_BYTES};
+use crate::store::OpenError;
+
+/// Length up to which a write-ahead log holds nothing: its header alone.
+const EMPTY_WAL_BYTES: u64 = 32;
+
+/// Permissions with which SQLite makes its files, less the process's mask.
+const MODE: u32 = 0o644;
+
+/// Where the files of a database are.
+#[derive(Clone, Debug)]
+pub(in crate::store) struct Names {
+    pub(in crate::store) database: PathBuf,
+    pub(in crate::store) wal: PathBuf,
+    pub(in crate::store) shm: PathBuf,
+    pub(in crate::store) lock: PathBuf,
+}
+
+impl Names {
+    /// Those of the file that a path leads to: SQLite keeps the log beside the file, not beside a symbolic link to it.
+    pub(in crate::store) fn of(path: &Path) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::file(path, source);
+        let database = match path.canonicalize() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let name = path.file_name().ok_or_else(|| failed(error))?;
+                folder_of(path).canonicalize().map_err(failed)?.join(name)
+            }
+            found => found.map_err(failed)?,
+        };
+        let beside = |suffix: &str| with_suffix(&database, suffix);
+        Ok(Self { wal: beside("-wal"), shm: beside("-shm"), lock: beside(".lock"), database })
+    }
+
+    /// Whether there is a log with something in it.
+    pub(in crate::store) fn has_log(&self) -> Result<bool, OpenError> {
+        match std::fs::metadata(&self.wal) {
+            Ok(metadata) => Ok(metadata.len() > EMPTY_WAL_BYTES),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(OpenError::file(&self.wal, error)),
+        }
+    }
+}
+
+/// The folder in which a file is.
+pub(in crate::store) fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A name and more.
+pub(in crate::store) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Makes the names in a folder durable.
+pub(in crate::store) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// The files, held by this process alone for as long as this lives.
+///
+/// It has to outlive every connection: when a process closes any descriptor of a file, the system drops all the
+/// record locks of the process on it, which are those of SQLite.
+#[derive(Debug)]
+pub(in crate::store) struct Files {
+    pub(in crate::store) names: Names,
+    /// Locked by path, so that a database that does not exist can be locked too. It says which files the log belongs to.
+    lock: File,
+    /// The database, locked as the file that it is, whatever names lead to it.
+    database: OnceLock<File>,
+    accepted: Mutex<Accepted>,
+    /// The log and the shared memory that SQLite has open.
+    opened: OnceLock<[Place; 2]>,
+}
+
+/// The device and the number of a file.
+type Place = (u64, u64);
+
+impl Files {
+    /// Takes the files at a path, or says who has them. The database may be missing.
+    pub(in crate::store) fn hold(path: &Path) -> Result<Self, OpenError> {
+        let names = Names::of(path)?;
+        let lock = File::options().read(true).write(true).create(true).truncate(false).mode(MODE).open(&names.lock);
+        let lock = lock.map_err(|source| OpenError::file(&names.lock, source))?;
+        take(&lock, &names.database)?;
+        let accepted = Accepted::read(&lock).map_err(|source| OpenError::file(&names.lock, source))?;
+        let files =
+            Self { names, lock, database: OnceLock::new(), accepted: Mutex::new(accepted), opened: OnceLock::new() };
+        match File::open(&files.names.database) {
+            Ok(database) => files.keep(database)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(OpenError::file(&files.names.database, error)),
+        }
+        Ok(files)
+    }
+
+    /// Takes the files at a path to open them: creates the database where there is none, and refuses a log that does
+    /// not belong to it, which SQLite would replay into it.
+    pub(super) fn claim(path: &Path) -> Result<Self, OpenError> {
+        let files = Self::hold(path)?;
+        let has_log = files.names.has_log()?;
+        if files.mark()?.is_none() && has_log {
+            return Err(files.names.log_without_database());
+        }
+        if files.database.get().is_none() {
+            let path = &files.names.database;
+            let created = File::options().read(true).write(true).create_new(true).mode(MODE).open(path);
+            files.keep(created.map_err(|source| OpenError::file(path, source))?)?;
+        }
+        if has_log && !files.mark()?.is_some_and(|mark| files.accepted().accept(mark)) {
+            return Err(files.names.foreign_log());
+        }
+        Ok(files)
+    }
+
+    /// Refuses a log that does not belong to the database at a path, without taking the files: somebody may serve them.
+    pub(in crate::store) fn check_log(path: &Path) -> Result<(), OpenError> {
+        let names = Names::of(path)?;
+        let unreadable = |source| OpenError::file(path, source);
+        let mut header = [0; HEADER_BYTES];
+        File::open(&names.database).and_then(|file| file.read_exact_at(&mut header, 0)).map_err(unreadable)?;
+        let accepted = match File::open(&names.lock) {
+            Ok(lock) => Accepted::read(&lock).map_err(unreadable)?,
+            Err(_) => Accepted::default(),
+        };
+        if names.has_log()? && !accepted.accept(FileMark::of(&header)) {
+            return Err(names.foreign_log());
+        }
+        Ok(())
+    }
+
+    fn keep(&self, database: File) -> Result<(), OpenError> {
+        // Elsewhere than on Linux the two kinds of lock are one, and this would lock SQLite out.
+        if cfg!(target_os = "linux") {
+            take(&database, &self.names.database)?;
+        }
+        let names = database.metadata().map_err(|source| OpenError::file(&self.names.database, source))?.nlink();
+        if names > 1 {
+            tracing::warn!(
+                database = %self.names.database.display(), names,
+                "the database has several names (hard links): its log is beside this one, and is not found by another"
+            );
+        }
+        self.database.set(database).map_err(|_| OpenError::Settings("the database is already held".to_owned()))
+    }
+
+    fn accepted(&self) -> Accepted {
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn accept(&self, accepted: Accepted) -> Result<(), OpenError> {
+        accepted.write(&self.lock).map_err(|source| OpenError::file(&self.names.lock, source))?;
+        *self.accepted.lock().unwrap_or_else(PoisonError::into_inner) = accepted;
+        Ok(())
+    }
+
+    /// What the database says of itself; none where it is missing or empty.
+    fn mark(&self) -> Result<Option<FileMark>, OpenError> {
+        let Some(file) = self.database.get() else { return Ok(None) };
+        let mut header = [0; HEADER_BYTES];
+        match file.read_exact_at(&mut header, 0) {
+            Ok(()) => Ok(Some(FileMark::of(&header))),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(OpenError::file(&self.names.database, error)),
+        }
+    }
+
+    /// Announces a new session, whose number the database gets next: the log may belong to the file as it is, and as it
+    /// will be.
+    pub(super) fn begin_session(&self) -> Result<u32, OpenError> {
+        let session = super::log_mark::new_session();
+        let before = self.mark()?.map(|mark| mark.session);
+        self.accept(self.accepted().and(before.into_iter().chain([session])))?;
+        Ok(session)
+    }
+
+    /// The database has the session's number, and the log is empty: from here on it belongs to this file alone.
+    pub(super) fn settle_session(&self) -> Result<(), OpenError> {
+        match self.mark()? {
+            Some(mark) => self.accept(Accepted::only(mark)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ties the log to the database as it is, so that it belongs to nothing that takes the place of that.
+    pub(in crate::store) fn pin_log(&self) -> Result<(), OpenError> {
+        match self.mark()? {
+            Some(mark) if self.accepted().accept(mark) => self.accept(Accepted::only(mark)),
+            Some(_) => Ok(()),
+            None => self.disown_log(),
+        }
+    }
+
+    /// From here on the log belongs to no file.
+    pub(super) fn disown_log(&self) -> Result<(), OpenError> {
+        self.accept(Accepted::nothing())
+    }
+
+    /// Remembers which log and shared memory SQLite has opened.
+    pub(super) fn remember_opened(&self) -> Result<(), OpenError> {
+        let place = |path: &Path| place(path).map_err(|source| OpenError::file(path, source));
+        let opened = [place(&self.names.wal)?, place(&self.names.shm)?];
+        self.opened.set(opened).map_err(|_| OpenError::Settings("the database is already open".to_owned()))
+    }
+
+    /// Whether the files that SQLite has open are still those at their names. What is written to others is lost.
+    pub(super) fn verify(&self) -> Result<(), Displaced> {
+        let displaced = |path: &Path, why| Displaced { name: path.display().to_string(), why };
+        let names = &self.names;
+        let held = self.database.get().and_then(|file| file.metadata().ok()).map(|found| (found.dev(), found.ino()));
+        let expected = [&names.database, &names.wal, &names.shm]
+            .into_iter()
+            .zip([held].into_iter().chain(self.opened.get().into_iter().flatten().copied().map(Some)));
+        for (path, expected) in expected {
+            match place(path) {
+                Ok(found) if Some(found) == expected => {}
+                Ok(_) => return Err(displaced(path, "was replaced")),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Err(displaced(path, "was removed")),
+                Err(_) => return Err(displaced(path, "cannot be found")),
+            }
+        }
+        if self.is_intact() { Ok(()) } else { Err(displaced(&names.database, "was overwritten")) }
+    }
+
+    /// Whether the database that is held is the one that was opened, whatever names it has.
+    pub(super) fn is_intact(&self) -> bool {
+        matches!(self.mark(), Ok(Some(mark)) if self.accepted().accept(mark))
+    }
+}
+
+/// A file of a database that is being served is not where it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{name} {why} while the database was served")]
+pub(super) struct Displaced {
+    name: String,
+    why: &'static str,
+}
+
+impl Names {
+    fn foreign_log(&self) -> OpenError {
+        let (database, wal, lock) = (self.database.display(), self.wal.display(), self.lock.display());
+        OpenError::Log(format!(
+            "the log {wal} does not belong to {database}: the database was replaced, and the log of the one before is \
+             still there. Nothing was changed. To put a copy in place, use `forebay restore COPY --database \
+             sqlite:{database}`. If {database} is the copy already, move {wal} away. If both files were moved here \
+             together, move {lock} away"
+        ))
+    }
+
+    fn log_without_database(&self) -> OpenError {
+        let (database, wal) = (self.database.display(), self.wal.display());
+        OpenError::Log(format!(
+            "the log {wal} is there, and its database {database} is missing or empty. Nothing was changed. Bring the \
+             database back, or put a copy in place with `forebay restore COPY --database sqlite:{database}`; to begin \
+             with an empty database, move the log away"
+        ))
+    }
+}
+
+/// One process per file: two writers would not see each other's queues, waiters and clocks.
+fn take(file: &File, database: &Path) -> Result<(), OpenError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(std::fs::TryLockError::WouldBlock) => Err(OpenError::Locked(database.display().to_string())),
+        Err(std::fs::TryLockError::Error(source)) => Err(OpenError::file(database, source)),
+    }
+}
+
+fn place(path: &Path) -> io::Result<Place> {
+    std::fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}

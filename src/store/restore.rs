@@ -1,0 +1,309 @@
+//! A copy takes the place of a SQLite database.
+//!
+//! Replacing the file by hand is not enough: SQLite would replay the log of the database before into the copy. And
+//! trainers that are alive hold leases and epochs of a history that has not happened in the copy, so every policy begins a
+//! new epoch, and they have to resume.
+
+use std::{
+    fs::File,
+    io::{self, ErrorKind, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::{
+    OpenError, Store as _, StoreError,
+    dialect::{Files, Names, Sqlite, folder_of, sync_folder, with_suffix},
+    sql_store::SqlStore,
+    staging::Staged,
+};
+use crate::{buffer::ids::Epoch, clock::Timestamp, metrics::StoreMetrics};
+
+/// What names of unfinished restores end with.
+const RESTORING: &str = ".restoring";
+
+/// What every SQLite file begins with.
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+
+/// Tables by which a database of ours is known, in all of its versions.
+const OUR_TABLES: &str = "SELECT COUNT(*) FROM sqlite_schema WHERE type = 'table'
+    AND name IN ('_sqlx_migrations', 'policy', 'rules', 'rollout_group', 'rollout', 'payload', 'batch')";
+
+/// How many they are.
+const OUR_TABLES_COUNT: i64 = 7;
+
+/// Findings of SQLite that an error names.
+const FINDINGS_MAX: usize = 5;
+
+/// A copy cannot be restored. The database is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The database is not a file of ours to replace.
+    #[error("`{0}` is not `sqlite:PATH`; copies of Postgres are restored by pg_restore or psql, with no service on it")]
+    NotAFile(String),
+    /// The copy cannot be used.
+    #[error("{path} cannot be restored: {why}")]
+    Copy {
+        /// The copy.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The database or the copy cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A file cannot be used.
+    #[error("cannot use {path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The copy cannot be changed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What a restore did.
+#[derive(Debug)]
+pub struct Restored {
+    /// The database.
+    pub database: PathBuf,
+    /// Where the database before is, with its log beside it, if there was one.
+    pub replaced: Option<PathBuf>,
+    /// Policies that began an epoch.
+    pub policies: u64,
+}
+
+/// Puts a copy in the place of the database that `url` names, which nobody may serve. `now` names what is replaced, and
+/// is where epochs go on.
+pub async fn restore(url: &str, copy: &Path, now: Timestamp, metrics: StoreMetrics) -> Result<Restored, RestoreError> {
+    let path = super::sqlite_path(url).ok_or_else(|| RestoreError::NotAFile(super::redact(url)))?;
+    let files = Files::hold(path)?;
+    let mut staged = stage(copy, &files.names)?;
+    check(copy, staged.path())?;
+    staged.unlock();
+    let store = SqlStore::new(Sqlite::open(staged.path(), metrics).await?);
+    // Greater than any that was given out since the copy was made, also after an earlier restore of the same copy: no
+    // policy is resumed a thousand times a second.
+    let epochs = store.begin_epochs(Epoch(now.as_micros() / 1_000)).await;
+    store.close().await;
+    let policies = epochs?;
+    let mut swap = Swap { files, staged: Some(staged), now, replaced: None };
+    for step in STEPS {
+        step(&mut swap)?;
+    }
+    Ok(Restored { database: swap.files.names.database.clone(), replaced: swap.replaced, policies })
+}
+
+/// Copies the copy to where it can take the database's place at one stroke.
+fn stage(copy: &Path, names: &Names) -> Result<Staged, RestoreError> {
+    let wrong = |why: &str| RestoreError::Copy { path: copy.to_owned(), why: why.to_owned() };
+    let unreadable = |source| RestoreError::File { path: copy.to_owned(), source };
+    let mut from = File::open(copy).map_err(unreadable)?;
+    let found = from.metadata().map_err(unreadable)?;
+    if !found.is_file() {
+        return Err(wrong("it is not a file"));
+    }
+    if names.database.metadata().is_ok_and(|database| (database.dev(), database.ino()) == (found.dev(), found.ino())) {
+        return Err(wrong("it is the database itself"));
+    }
+    if from.try_lock_shared().is_err() {
+        return Err(wrong("it is being served: make a copy of it with `forebay backup`"));
+    }
+    if Names::of(copy)?.has_log()? {
+        return Err(wrong(
+            "it has a log beside it, so it is not complete: make a complete copy of both with `forebay backup NEW \
+             --database sqlite:COPY`, and restore that",
+        ));
+    }
+    let mut magic = [0; MAGIC.len()];
+    if from.read_exact(&mut magic).is_err() || &magic != MAGIC {
+        return Err(wrong("it is not a SQLite database"));
+    }
+    let unwritable = |source| RestoreError::File { path: names.database.clone(), source };
+    let staged = Staged::new(&names.database, RESTORING).map_err(unwritable)?;
+    let mut to = staged.file().map_err(unwritable)?;
+    let copied = io::Write::write_all(&mut to, &magic).and_then(|()| io::copy(&mut from, &mut to));
+    copied.map_err(unwritable)?;
+    Ok(staged)
+}
+
+/// Whether it is a database of ours, and whole.
+fn check(copy: &Path, staged: &Path) -> Result<(), RestoreError> {
+    let wrong = |why: String| RestoreError::Copy { path: copy.to_owned(), why };
+    let read = || -> Result<(i64, Vec<String>), rusqlite::Error> {
+        let connection = Connection::open_with_flags(staged, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let tables = connection.query_row(OUR_TABLES, [], |row| row.get(0))?;
+        let mut findings = connection.prepare(&format!("PRAGMA integrity_check({FINDINGS_MAX})"))?;
+        let findings = findings.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+        Ok((tables, findings))
+    };
+    match read() {
+        Err(error) => Err(wrong(format!("it cannot be read: {error}"))),
+        Ok((tables, _)) if tables != OUR_TABLES_COUNT => Err(wrong("it is not a database of Forebay".to_owned())),
+        Ok((_, findings)) if findings != ["ok"] => Err(wrong(format!("it is damaged: {}", findings.join("; ")))),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// The copy and the database change places.
+struct Swap {
+    files: Files,
+    staged: Option<Staged>,
+    now: Timestamp,
+    replaced: Option<PathBuf>,
+}
+
+type Step = fn(&mut Swap) -> Result<(), RestoreError>;
+
+/// In this order, a crash between any two leaves either the database before with its log, or the copy; or the copy
+/// beside a log that is not its own, with which nothing starts before that is cleared up.
+const STEPS: [Step; 4] = [Swap::keep_aside, Swap::pin_log, Swap::put_in_place, Swap::remove_log];
+
+impl Swap {
+    /// Gives the database and its log second names, or copies them where files cannot have those.
+    fn keep_aside(&mut self) -> Result<(), RestoreError> {
+        let names = &self.files.names;
+        if !names.database.exists() && !names.wal.exists() {
+            return Ok(());
+        }
+        let aside = free_name(&names.database, self.now);
+        for (from, suffix) in [(&names.database, ""), (&names.wal, "-wal")] {
+            let to = with_suffix(&aside, suffix);
+            let kept = std::fs::hard_link(from, &to).or_else(|_| std::fs::copy(from, &to).map(drop));
+            match kept {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                kept => kept.map_err(|source| RestoreError::File { path: to, source })?,
+            }
+        }
+        self.sync_folder()?;
+        self.replaced = Some(aside);
+        Ok(())
+    }
+
+    fn pin_log(&mut self) -> Result<(), RestoreError> {
+        Ok(self.files.pin_log()?)
+    }
+
+    fn put_in_place(&mut self) -> Result<(), RestoreError> {
+        let path = self.files.names.database.clone();
+        let Some(staged) = self.staged.take() else { return Ok(()) };
+        let replaced = inherit(&path, staged.path()).and_then(|()| staged.replace(&path));
+        replaced.map_err(|source| RestoreError::File { path, source })
+    }
+
+    fn remove_log(&mut self) -> Result<(), RestoreError> {
+        let names = &self.files.names;
+        for path in [&names.wal, &names.shm] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                removed => removed.map_err(|source| RestoreError::File { path: path.clone(), source })?,
+            }
+        }
+        self.sync_folder()
+    }
+
+    fn sync_folder(&self) -> Result<(), RestoreError> {
+        let folder = folder_of(&self.files.names.database);
+        sync_folder(folder).map_err(|source| RestoreError::File { path: folder.to_owned(), source })
+    }
+}
+
+/// Gives a file the permissions and, where that is allowed, the owner of the one that it replaces.
+fn inherit(from: &Path, to: &Path) -> io::Result<()> {
+    let Ok(replaced) = from.metadata() else { return Ok(()) };
+    let _ = std::os::unix::fs::chown(to, Some(replaced.uid()), Some(replaced.gid()));
+    std::fs::set_permissions(to, replaced.permissions())
+}
+
+/// A name for what is replaced that nothing has.
+fn free_name(database: &Path, now: Timestamp) -> PathBuf {
+    // Colons are no part of file names everywhere.
+    let time: String = now.to_string().chars().take_while(|&c| c != '.').filter(|c| !"-:".contains(*c)).collect();
+    let first = with_suffix(database, &format!(".replaced-{time}Z"));
+    let later = (2..).map(|number| with_suffix(&first, &format!("-{number}")));
+    let free = std::iter::once(first.clone()).chain(later).find(|name| !name.exists());
+    free.expect("numbers do not run out")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        buffer::{ids::PolicyName, rules::Rules},
+        metrics::Metrics,
+        store::{ExistingPolicy, Store, WriteRules, open},
+    };
+
+    const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
+
+    async fn opened(database: &Path) -> Result<Arc<dyn Store>, OpenError> {
+        open(&format!("sqlite:{}", database.display()), Metrics::new().store()).await
+    }
+
+    /// Policies and whether it is whole.
+    async fn policies(store: &Arc<dyn Store>) -> Vec<String> {
+        assert_eq!(store.integrity().await.expect("it can be read"), Vec::<String>::new());
+        let policies = store.policies(String::new(), 9).await.expect("it can be read");
+        policies.into_iter().map(|policy| policy.name.as_str().to_owned()).collect()
+    }
+
+    async fn put(store: &Arc<dyn Store>, name: &str) {
+        let rules = Rules::parse(serde_json::from_str("{}").expect("JSON")).expect("defaults are valid");
+        let (policy, rules) = (PolicyName::parse(name).expect("a name"), Arc::new(rules));
+        let write = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, now: NOW };
+        assert!(store.write_rules(write).await.is_ok_and(|written| written.is_ok()));
+    }
+
+    /// A database that was killed: what is on disk, the log with it.
+    async fn killed(at: &Path) {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let live = folder.path().join("live.db");
+        let store = opened(&live).await.expect("it opens");
+        put(&store, "before").await;
+        for suffix in ["", "-wal", ".lock"] {
+            std::fs::copy(with_suffix(&live, suffix), with_suffix(at, suffix)).expect("it can be copied");
+        }
+        store.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_restore_that_is_interrupted_anywhere_leaves_one_of_both_whole() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let (source, copy) = (folder.path().join("source.db"), folder.path().join("copy.db"));
+        let store = opened(&source).await.expect("it opens");
+        put(&store, "copied").await;
+        store.close().await;
+        super::super::backup(&format!("sqlite:{}", source.display()), &copy).expect("it can be copied");
+
+        for steps in 0..=STEPS.len() {
+            let database = folder.path().join(format!("f{steps}.db"));
+            killed(&database).await;
+            let files = Files::hold(&database).expect("nobody has it");
+            let staged = stage(&copy, &files.names).expect("it can be copied");
+            let mut swap = Swap { files, staged: Some(staged), now: NOW, replaced: None };
+            for step in &STEPS[..steps] {
+                step(&mut swap).expect("the step succeeds");
+            }
+            drop(swap);
+            match opened(&database).await {
+                Ok(store) => {
+                    assert_eq!(policies(&store).await, [if steps < 3 { "before" } else { "copied" }], "{steps}");
+                    store.close().await;
+                }
+                Err(error) => assert!(steps == 3 && matches!(error, OpenError::Log(_)), "{steps}: {error}"),
+            }
+            let again = restore(&format!("sqlite:{}", database.display()), &copy, NOW, Metrics::new().store()).await;
+            assert!(again.is_ok_and(|restored| restored.replaced.is_some()), "{steps}");
+            let store = opened(&database).await.expect("it opens");
+            assert_eq!(policies(&store).await, ["copied"], "{steps}");
+            store.close().await;
+        }
+    }
+}

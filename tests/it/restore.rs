@@ -1,0 +1,289 @@
+//! Copies that take a database's place, and logs that belong to another file: nothing is replayed into a copy, and trainers
+//! that are alive are told.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::support::{member, process::Service, rollout, text, with};
+
+/// A database in a folder of its own, and what its callers do.
+struct Machine {
+    folder: tempfile::TempDir,
+    http: reqwest::Client,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        Self { folder, http: crate::support::http() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn url(&self, name: &str) -> String {
+        format!("sqlite:{}", self.path(name).display())
+    }
+
+    async fn start(&self) -> Service {
+        Service::start(&self.url("f.db")).await
+    }
+
+    async fn post(&self, service: &Service, path: &str, body: Value) -> (u16, Value) {
+        let sent = self.http.post(format!("{}{path}", service.url)).json(&body).send().await;
+        let response = sent.expect("the service answers");
+        (response.status().as_u16(), response.json().await.unwrap_or_default())
+    }
+
+    /// Stores rollouts with these names.
+    async fn store(&self, service: &Service, names: &[&str]) {
+        for name in names {
+            assert_eq!(self.post(service, "/trajectories", rollout(name, 1.0)).await.0, 201, "{name}");
+        }
+    }
+
+    async fn has(&self, service: &Service, name: &str) -> bool {
+        let found = self.http.get(format!("{}/trajectories?rollout_id={name}", service.url)).send().await;
+        found.expect("the service answers").status() == 200
+    }
+
+    /// What a command of the binary says, after checking whether it succeeded.
+    async fn run(&self, succeeds: bool, arguments: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        let output = command.args(arguments).kill_on_drop(true).output().await.expect("the binary starts");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.success(), succeeds, "{arguments:?}: {said}");
+        said
+    }
+
+    async fn backup(&self, name: &str) {
+        self.run(true, &["backup", text_of(&self.path(name)), "--database", &self.url("f.db")]).await;
+    }
+
+    async fn restore(&self, succeeds: bool, name: &str) -> String {
+        self.run(succeeds, &["restore", text_of(&self.path(name)), "--database", &self.url("f.db")]).await
+    }
+
+    /// Why the service does not start.
+    async fn refusal(&self) -> String {
+        self.run(false, &["--listen", "127.0.0.1:0", "--database", &self.url("f.db")]).await
+    }
+
+    /// Copies files of the database to another name, as `cp` does.
+    fn copy(&self, from: &str, to: &str, suffixes: &[&str]) {
+        for suffix in suffixes {
+            let [from, to] = [from, to].map(|name| self.path(&format!("{name}{suffix}")));
+            if from.exists() {
+                std::fs::copy(from, to).expect("the file can be copied");
+            }
+        }
+    }
+
+    async fn doctor(&self) {
+        self.run(true, &["doctor", "--database", &self.url("f.db")]).await;
+    }
+}
+
+fn text_of(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are text")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_beside_the_log_of_another_database_is_refused_and_restore_is_the_way_out() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.store(&service, &["before"]).await;
+    machine.backup("copy.db").await;
+    machine.store(&service, &["after-0", "after-1"]).await;
+    service.kill().await;
+    let copy = std::fs::read(machine.path("copy.db")).expect("it is there");
+    machine.copy("copy.db", "f.db", &[""]);
+    let refusal = machine.refusal().await;
+    assert!(refusal.contains("does not belong") && refusal.contains("forebay restore"), "{refusal}");
+    let doctor = machine.run(false, &["doctor", "--database", &machine.url("f.db")]).await;
+    assert!(doctor.contains("does not belong"), "{doctor}");
+    let other = machine.path("other.db");
+    let backup = machine.run(false, &["backup", text_of(&other), "--database", &machine.url("f.db")]).await;
+    assert!(backup.contains("does not belong") && !other.exists(), "{backup}");
+    assert_eq!(std::fs::read(machine.path("f.db")).expect("it is there"), copy, "nothing was replayed into it");
+
+    let said = machine.restore(true, "copy.db").await;
+    assert!(said.contains("f.db.replaced-"), "{said}");
+    assert_eq!(std::fs::read(machine.path("copy.db")).expect("it is there"), copy, "the copy can be restored again");
+    machine.doctor().await;
+    let service = machine.start().await;
+    assert!(machine.has(&service, "before").await && !machine.has(&service, "after-0").await);
+    machine.store(&service, &["later"]).await;
+    service.kill().await;
+    let service = machine.start().await;
+    assert!(machine.has(&service, "later").await, "its own log is replayed");
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_restore_replaces_is_kept_whole() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.backup("copy.db").await;
+    machine.store(&service, &["only-in-the-log"]).await;
+    service.kill().await;
+    let said = machine.restore(true, "copy.db").await;
+    let mut kept = machine.folder.path().read_dir().expect("the folder is there").flatten();
+    let kept = kept.find(|entry| entry.file_name().to_string_lossy().ends_with('Z')).expect("it is kept").path();
+    assert!(said.contains(text_of(&kept)), "{said}");
+    let service = Service::start(&format!("sqlite:{}", kept.display())).await;
+    assert!(machine.has(&service, "only-in-the-log").await);
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restore_fences_trainers_that_are_alive() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.post(&service, "/trajectories", member("a", 0, 1.0)).await;
+    let (_, resumed) = machine.post(&service, "/policies/default/resume", json!({"step": null})).await;
+    let (status, batch) = machine.post(&service, "/batches", json!({"epoch": resumed["epoch"]})).await;
+    assert_eq!(status, 201);
+    machine.backup("copy.db").await;
+    assert!(service.stop().await.success());
+    let mut epochs = vec![resumed["epoch"].clone()];
+    // Restoring twice begins two epochs, neither of which was ever given out.
+    for _ in 0..2 {
+        machine.restore(true, "copy.db").await;
+        let service = machine.start().await;
+        for epoch in &epochs {
+            let (status, problem) = machine.post(&service, "/batches", json!({"epoch": epoch})).await;
+            assert_eq!((status, &problem["type"]), (409, &json!("superseded")));
+        }
+        let restored = async || {
+            let policy = machine.http.get(format!("{}/policies/default", service.url)).send().await;
+            policy.expect("the service answers").json::<Value>().await.expect("JSON")["restored"].clone()
+        };
+        assert_eq!(restored().await, true, "a trainer can tell that nobody else has taken over");
+        let ack = json!({"lease": batch["lease"], "step": 1});
+        let path = format!("/batches/{}/ack", text(&batch["batch_id"]));
+        let (status, problem) = machine.post(&service, &path, ack.clone()).await;
+        assert_eq!((status, &problem["type"]), (409, &json!("lease-lost")), "the lease is of another history");
+        let (status, problem) = machine.post(&service, &path, with(ack, json!({"epoch": epochs[0]}))).await;
+        assert_eq!((status, &problem["type"]), (409, &json!("superseded")));
+        let (status, resumed) = machine.post(&service, "/policies/default/resume", json!({"step": null})).await;
+        assert_eq!((status, restored().await), (200, json!(false)));
+        let (status, again) = machine.post(&service, "/batches", json!({"epoch": resumed["epoch"]})).await;
+        assert_eq!((status, &again["batch_id"]), (201, &batch["batch_id"]), "the batch comes back");
+        epochs.push(resumed["epoch"].clone());
+        assert!(service.stop().await.success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restore_refuses_what_it_cannot_use_and_changes_nothing() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.store(&service, &["kept"]).await;
+    machine.backup("copy.db").await;
+    let said = machine.restore(false, "copy.db").await;
+    assert!(said.contains("another forebay serves it"), "{said}");
+    machine.copy("f.db", "live.db", &["", "-wal"]);
+    assert!(service.stop().await.success());
+
+    std::fs::write(machine.path("text.db"), "no database at all, but long enough").expect("it can be written");
+    rusqlite_file(&machine.path("other.db"));
+    let mut torn = std::fs::read(machine.path("copy.db")).expect("it is there");
+    torn.truncate(torn.len() / 2);
+    std::fs::write(machine.path("torn.db"), torn).expect("it can be written");
+    let refused = [
+        ("text.db", "not a SQLite database"),
+        ("other.db", "not a database of Forebay"),
+        ("torn.db", "torn.db cannot be restored"),
+        ("live.db", "has a log beside it"),
+        ("f.db", "is the database itself"),
+        ("missing.db", "cannot use"),
+    ];
+    for (name, why) in refused {
+        let said = machine.restore(false, name).await;
+        assert!(said.contains(why), "{name}: {said}");
+    }
+    let url = "postgres://me:secret@db/forebay";
+    let said = machine.run(false, &["restore", text_of(&machine.path("copy.db")), "--database", url]).await;
+    assert!(said.contains("pg_restore") && !said.contains("secret"), "{said}");
+    let left = machine.folder.path().read_dir().expect("the folder is there").flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    assert!(!left.iter().any(|name| name.contains("restoring") || name.contains("replaced")), "{left:?}");
+    let service = machine.start().await;
+    assert!(machine.has(&service, "kept").await);
+    assert!(service.stop().await.success());
+}
+
+/// A SQLite database that is none of ours.
+fn rusqlite_file(path: &Path) {
+    let connection = rusqlite::Connection::open(path).expect("the file can be made");
+    connection.execute_batch("CREATE TABLE notes (text TEXT)").expect("it is valid");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_goes_on_wherever_it_is_moved_with_its_log() {
+    for (suffixes, what) in [(&["", "-wal", ".lock"][..], "all files"), (&["", "-wal"], "the file and its log")] {
+        let machine = Machine::new();
+        let service = machine.start().await;
+        machine.store(&service, &["first"]).await;
+        service.kill().await;
+        machine.copy("f.db", "moved.db", suffixes);
+        let service = Service::start(&machine.url("moved.db")).await;
+        assert!(machine.has(&service, "first").await, "{what}");
+        machine.store(&service, &["second"]).await;
+        assert!(service.stop().await.success());
+        // After a clean stop the file alone is the database, whatever other one was served at its place.
+        machine.copy("moved.db", "f.db", &[""]);
+        for suffix in ["-wal", "-shm"] {
+            let _ = std::fs::remove_file(machine.path(&format!("f.db{suffix}")));
+        }
+        let service = machine.start().await;
+        assert!(machine.has(&service, "second").await, "{what}");
+        assert!(service.stop().await.success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_without_its_database_is_not_thrown_away() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.store(&service, &["kept"]).await;
+    service.kill().await;
+    std::fs::rename(machine.path("f.db"), machine.path("away.db")).expect("it can be renamed");
+    let refusal = machine.refusal().await;
+    assert!(refusal.contains("is missing or empty"), "{refusal}");
+    // Also not after a start that made an empty file.
+    std::fs::write(machine.path("f.db"), "").expect("it can be written");
+    assert!(machine.refusal().await.contains("is missing or empty"));
+    std::fs::rename(machine.path("away.db"), machine.path("f.db")).expect("it can be renamed");
+    let service = machine.start().await;
+    assert!(machine.has(&service, "kept").await);
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_to_one_place_at_once_do_not_disturb_each_other() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.store(&service, &["kept"]).await;
+    // What a process that was killed has left behind.
+    std::fs::write(machine.path("copy.db.AbCdEf.partial"), "half").expect("it can be written");
+    let copies = (0..4).map(|_| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["backup", text_of(&machine.path("copy.db")), "--database", &machine.url("f.db")]);
+        async move { command.output().await.expect("the binary starts") }
+    });
+    let outputs = futures::future::join_all(copies).await;
+    assert_eq!(outputs.iter().filter(|output| output.status.success()).count(), 1, "{outputs:?}");
+    for output in outputs.iter().filter(|output| !output.status.success()) {
+        assert!(String::from_utf8_lossy(&output.stderr).contains("exists already"), "{output:?}");
+    }
+    let left = machine.folder.path().read_dir().expect("the folder is there").flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    assert!(!left.iter().any(|name| name.contains("partial")), "{left:?}");
+    machine.run(true, &["doctor", "--database", &machine.url("copy.db")]).await;
+    assert!(service.stop().await.success());
+}
