@@ -194,7 +194,7 @@ async fn a_named_certificate_is_refused_once_it_has_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_is_not_the_named_certificates_is_refused() {
+async fn another_certificate_of_the_same_name_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (own, other) = (like_openssl("127.0.0.1", 2_999), like_openssl("127.0.0.1", 2_999));
     let app = serve(folder.path(), &other).await;
