@@ -1,12 +1,12 @@
 //! Time as an argument: what the buffer decides depends on a clock that is handed in.
 //!
-//! It is separate so that tests move the clock instead of sleeping, and so that replicas agree:
-//! on Postgres the process clock is anchored to the database's and carried forward monotonically.
+//! It is separate so that tests move the clock instead of sleeping, and so that replicas agree: on Postgres the process
+//! clock is anchored to service time (`buffer::service_time`) and carried forward monotonically.
 
 use std::{
     fmt,
     sync::atomic::{AtomicI64, Ordering},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// A point in time in microseconds since the Unix epoch.
@@ -56,6 +56,11 @@ pub trait Clock: Send + Sync + fmt::Debug {
     /// The current time; never earlier than an answer before.
     fn now(&self) -> Timestamp;
 
+    /// Whether it follows the times that [`anchor`](Self::anchor) is given.
+    fn is_anchored(&self) -> bool {
+        false
+    }
+
     /// Adopts a time read elsewhere, e.g. the database's, as the truth from now on.
     fn anchor(&self, _time: Timestamp) {}
 }
@@ -65,7 +70,7 @@ pub trait Clock: Send + Sync + fmt::Debug {
 /// Jumps of the wall clock neither end leases early nor bring them back.
 #[derive(Debug)]
 pub struct AnchoredClock {
-    started: Instant,
+    started: Elapsing,
     /// Wall-clock microseconds at `started`, as last anchored.
     base: AtomicI64,
     /// The latest answer, so that a new anchor never goes back in time.
@@ -77,7 +82,7 @@ impl AnchoredClock {
     #[must_use]
     pub fn new() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self { started: Instant::now(), base: AtomicI64::new(micros(wall)), latest: AtomicI64::new(i64::MIN) }
+        Self { started: Elapsing::start(), base: AtomicI64::new(micros(wall)), latest: AtomicI64::new(i64::MIN) }
     }
 }
 
@@ -94,8 +99,48 @@ impl Clock for AnchoredClock {
         Timestamp(now.max(before))
     }
 
+    fn is_anchored(&self) -> bool {
+        true
+    }
+
     fn anchor(&self, time: Timestamp) {
         self.base.store(time.0.saturating_sub(micros(self.started.elapsed())), Ordering::Release);
+    }
+}
+
+/// Measures how much time passes, whatever wall clocks do.
+#[derive(Debug)]
+struct Elapsing {
+    #[cfg(target_os = "linux")]
+    boot: rustix::time::Timespec,
+    #[cfg(not(target_os = "linux"))]
+    started: std::time::Instant,
+}
+
+/// Linux' monotonic clock stands still while the machine is suspended, which is time that passes for everybody else.
+#[cfg(target_os = "linux")]
+impl Elapsing {
+    fn start() -> Self {
+        Self { boot: rustix::time::clock_gettime(rustix::time::ClockId::Boottime) }
+    }
+
+    fn elapsed(&self) -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let seconds = Duration::from_secs(u64::try_from(now.tv_sec - self.boot.tv_sec).unwrap_or(0));
+        let nanos = now.tv_nsec - self.boot.tv_nsec;
+        let part = Duration::from_nanos(nanos.unsigned_abs());
+        if nanos < 0 { seconds.saturating_sub(part) } else { seconds + part }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Elapsing {
+    fn start() -> Self {
+        Self { started: std::time::Instant::now() }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.started.elapsed()
     }
 }
 

@@ -286,7 +286,11 @@ async fn open_database(url: &str, creates: bool) -> anyhow::Result<Arc<dyn Store
 }
 
 async fn now(store: &dyn Store) -> anyhow::Result<Timestamp> {
-    Ok(store.now().await?.unwrap_or_else(|| AnchoredClock::new().now()))
+    let reading = store.read_clock().await?;
+    Ok(reading
+        .time()
+        .unwrap_or_else(|| AnchoredClock::new().now())
+        .max(reading.latest.unwrap_or(Timestamp::from_micros(0))))
 }
 
 fn refused(refusal: forebay::buffer::refusal::Refusal) -> anyhow::Error {

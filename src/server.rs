@@ -130,11 +130,12 @@ impl Server {
     /// What time and other replicas do, beside the requests.
     fn start_background(&self) -> Vec<tokio::task::JoinHandle<()>> {
         let (buffer, upkeep, replica) = (self.buffer.clone(), self.buffer.clone(), self.buffer.clone());
-        let keyring = Arc::clone(&self.keyring);
+        let (clock, keyring) = (self.buffer.clone(), Arc::clone(&self.keyring));
         let mut tasks = vec![
             tokio::spawn(async move { buffer.run_sweeper().await }),
             tokio::spawn(async move { upkeep.run_upkeep().await }),
             tokio::spawn(async move { replica.run_replicas().await }),
+            tokio::spawn(async move { clock.run_clock().await }),
             tokio::spawn(async move { keyring.run().await }),
         ];
         tasks.extend(self.tls.clone().map(|tls| tokio::spawn(tls.run())));

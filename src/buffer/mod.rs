@@ -31,6 +31,7 @@ pub mod rule_changes;
 pub mod rules;
 pub mod samples;
 pub mod seal;
+mod service_time;
 pub mod shard;
 pub mod staleness;
 pub mod sweep;
@@ -122,21 +123,13 @@ impl Buffer {
             options: Arc::new(options),
             decide: Arc::new(Decisions::default()),
         };
-        buffer.anchor_clock().await?;
+        buffer.start_clock().await?;
         for (name, rules) in policies {
             buffer.seed(name, rules).await?;
         }
         let default = PolicyName::default();
         buffer.write_seed(default, Arc::clone(&buffer.options.policy_defaults)).await?;
         Ok(buffer)
-    }
-
-    /// Adopts the clock that replicas share, where the store has one.
-    pub async fn anchor_clock(&self) -> Result<(), StoreError> {
-        if let Some(now) = self.store.now().await? {
-            self.clock.anchor(now);
-        }
-        Ok(())
     }
 
     /// Ends all waits, so that their requests are answered before the service stops.

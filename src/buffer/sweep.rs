@@ -21,21 +21,11 @@ const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// Things of one kind that one transaction of a sweep changes.
 const SLICE: u32 = 1_000;
 
-/// Sweeps between two looks at the clock that replicas share.
-const ANCHOR_EVERY: u32 = 120;
-
 impl Buffer {
     /// Sweeps until it is dropped. What expired is back within a second.
     pub async fn run_sweeper(&self) {
-        let mut sweeps = 0_u32;
         loop {
             tokio::time::sleep(SWEEP_EVERY).await;
-            sweeps = sweeps.wrapping_add(1);
-            if sweeps.is_multiple_of(ANCHOR_EVERY)
-                && let Err(error) = self.anchor_clock().await
-            {
-                tracing::warn!(error = %error, "the database's clock could not be read");
-            }
             if !self.takes_work()
                 && let Err(error) = self.ping().await
             {

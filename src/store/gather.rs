@@ -137,10 +137,6 @@ mod tests {
             self.store.read(op).await
         }
 
-        async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
-            Ok(None)
-        }
-
         fn peers(&self) -> Option<Arc<dyn Peers>> {
             None
         }

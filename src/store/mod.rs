@@ -28,7 +28,7 @@ use tokio::sync::watch;
 pub use backup::{BackupError, backup};
 pub use health::Health;
 pub use model::{
-    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, Contradiction, Counts, Decide,
+    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, ClockReading, Contradiction, Counts, Decide,
     Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Page, Policy,
     Publish, Resume, Resumed, RulesOfGroups, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
     WriteRules,
@@ -174,8 +174,14 @@ pub trait Store: Send + Sync + 'static {
     async fn integrity(&self) -> Result<Vec<String>, StoreError>;
     /// Diagnosis: the rollouts with payloads of the groups after one, `groups` groups at a time.
     async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError>;
-    /// The clock that replicas share, if there is one.
-    async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
+    /// The clock that replicas share, and how far the service has come.
+    async fn read_clock(&self) -> Result<ClockReading, StoreError>;
+    /// The service has reached a time: written if anything else was since the last mark, or if it answers a question.
+    async fn mark_clock(&self, now: Timestamp, answers: Option<i64>) -> Result<(), StoreError>;
+    /// Replaces the offset of service time at a time that was reached, unless it is another one by then.
+    async fn correct_clock(&self, from_us: i64, to_us: i64, now: Timestamp) -> Result<bool, StoreError>;
+    /// Asks running replicas to look at the clock; the number of the question.
+    async fn ask_clock(&self) -> Result<i64, StoreError>;
     /// The form in which payloads are to be packed for it.
     fn payload_codec(&self) -> Codec;
     /// The way to the other replicas, where the database can be shared.

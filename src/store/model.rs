@@ -268,6 +268,30 @@ pub struct Batch {
     pub created_at: Timestamp,
 }
 
+/// A look at the clock that replicas share.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClockReading {
+    /// The database's clock; none where the database belongs to one process.
+    pub database: Option<Timestamp>,
+    /// What is added to it.
+    pub offset_us: i64,
+    /// A time that the service has reached; none before the first mark.
+    pub latest: Option<Timestamp>,
+    /// Number of the last question of a starting replica.
+    pub asked: i64,
+    /// Number of the last question that a running replica has answered.
+    pub answered: i64,
+}
+
+impl ClockReading {
+    /// Service time by the database's clock.
+    #[must_use]
+    pub fn time(&self) -> Option<Timestamp> {
+        let database = self.database?;
+        Some(Timestamp::from_micros(database.as_micros().saturating_add(self.offset_us)))
+    }
+}
+
 /// Proof that a trainer speaks for a lease.
 #[derive(Clone, Debug)]
 pub struct LeaseProof {

@@ -1,18 +1,25 @@
 //! The one implementation of [`Store`]: hands each operation to a dialect.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use async_trait::async_trait;
 use tokio::sync::watch;
 
 use super::{
-    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Decide, Examination, Expired,
+    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, ClockReading, Decide, Examination, Expired,
     Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Page, Peers, Policy, Publish, Resume, Resumed,
     RulesOfGroups, RulesWritten, Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
-    dialect::Dialect,
+    dialect::{Dialect, Op},
     gather::Gather,
     ops::{
         admission::ExpireAdmissions,
+        clock::{AskClock, CorrectClock, MarkClock, ReadClock},
         epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
         group::{CloseGroup, DecideOverdue, DiscardGroup, OverdueGroups},
@@ -40,22 +47,32 @@ use crate::{
 pub(super) struct SqlStore<D> {
     dialect: Arc<D>,
     gather: Arc<Gather>,
+    /// Something was written since the clock was marked: an idle service writes nothing, marks included.
+    wrote: AtomicBool,
 }
 
 impl<D: Dialect> SqlStore<D> {
     pub(super) fn new(dialect: D) -> Self {
-        Self { dialect: Arc::new(dialect), gather: Arc::new(Gather::new(D::INGESTS)) }
+        Self { dialect: Arc::new(dialect), gather: Arc::new(Gather::new(D::INGESTS)), wrote: AtomicBool::new(true) }
+    }
+}
+
+impl<D: Dialect> SqlStore<D> {
+    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        self.wrote.store(true, Ordering::Release);
+        self.dialect.write(op).await
     }
 }
 
 #[async_trait]
 impl<D: Dialect> Store for SqlStore<D> {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
+        self.wrote.store(true, Ordering::Release);
         self.gather.ingest(&self.dialect, ingest).await
     }
 
     async fn admit(&self, admit: Admit) -> Answer<Admitted> {
-        self.dialect.write(admit).await
+        self.write(admit).await
     }
 
     async fn close_group(
@@ -65,7 +82,7 @@ impl<D: Dialect> Store for SqlStore<D> {
         decide: Arc<dyn Decide>,
         now: Timestamp,
     ) -> Answer<Group> {
-        self.dialect.write(CloseGroup { policy, group_id, decide, now }).await
+        self.write(CloseGroup { policy, group_id, decide, now }).await
     }
 
     async fn discard_group(
@@ -75,31 +92,31 @@ impl<D: Dialect> Store for SqlStore<D> {
         reason: String,
         now: Timestamp,
     ) -> Answer<Group> {
-        self.dialect.write(DiscardGroup { policy, group_id, reason, now }).await
+        self.write(DiscardGroup { policy, group_id, reason, now }).await
     }
 
     async fn claim(&self, claim: Claim) -> Answer<ClaimAnswer> {
-        self.dialect.write(claim).await
+        self.write(claim).await
     }
 
     async fn extend(&self, proof: LeaseProof, ttl_s: u64) -> Answer<Batch> {
-        self.dialect.write(Extend { proof, ttl_s }).await
+        self.write(Extend { proof, ttl_s }).await
     }
 
     async fn ack(&self, proof: LeaseProof, step: Step) -> Answer<Batch> {
-        self.dialect.write(Ack { proof, step }).await
+        self.write(Ack { proof, step }).await
     }
 
     async fn nack(&self, proof: LeaseProof, reason: Option<String>, groups: Vec<GroupId>) -> Answer<Batch> {
-        self.dialect.write(Nack { proof, reason, groups }).await
+        self.write(Nack { proof, reason, groups }).await
     }
 
     async fn readmit(&self, batch_id: BatchId) -> Answer<Batch> {
-        self.dialect.write(Readmit { batch_id }).await
+        self.write(Readmit { batch_id }).await
     }
 
     async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError> {
-        self.dialect.write(QuarantineDamaged { batch_id, group }).await
+        self.write(QuarantineDamaged { batch_id, group }).await
     }
 
     async fn checkpoint(
@@ -110,27 +127,27 @@ impl<D: Dialect> Store for SqlStore<D> {
         epoch: Option<Epoch>,
         now: Timestamp,
     ) -> Answer<(Step, u64)> {
-        self.dialect.write(Checkpoint { policy, step, force, epoch, now }).await
+        self.write(Checkpoint { policy, step, force, epoch, now }).await
     }
 
     async fn resume(&self, resume: Resume) -> Answer<Resumed> {
-        self.dialect.write(resume).await
+        self.write(resume).await
     }
 
     async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>, now: Timestamp) -> Answer<(Run, Epoch, u64)> {
-        self.dialect.write(Reset { policy, epoch, now }).await
+        self.write(Reset { policy, epoch, now }).await
     }
 
     async fn begin_epochs(&self, first: Epoch) -> Result<u64, StoreError> {
-        self.dialect.write(BeginEpochs(first)).await
+        self.write(BeginEpochs(first)).await
     }
 
     async fn publish(&self, publish: Publish) -> Answer<bool> {
-        self.dialect.write(PublishVersion(publish)).await
+        self.write(PublishVersion(publish)).await
     }
 
     async fn write_rules(&self, write: WriteRules) -> Answer<RulesWritten> {
-        self.dialect.write(write).await
+        self.write(write).await
     }
 
     async fn policy(&self, name: PolicyName) -> Result<Option<Policy>, StoreError> {
@@ -174,7 +191,7 @@ impl<D: Dialect> Store for SqlStore<D> {
     }
 
     async fn create_key(&self, key: NewKey, live_max: u32) -> Answer<StoredKey> {
-        self.dialect.write(CreateKey { key, live_max }).await
+        self.write(CreateKey { key, live_max }).await
     }
 
     async fn keys(&self, filter: KeyFilter) -> Result<Vec<StoredKey>, StoreError> {
@@ -182,11 +199,11 @@ impl<D: Dialect> Store for SqlStore<D> {
     }
 
     async fn revoke_key(&self, key_id: KeyId, now: Timestamp) -> Result<Option<StoredKey>, StoreError> {
-        self.dialect.write(RevokeKey { key_id, now }).await
+        self.write(RevokeKey { key_id, now }).await
     }
 
     async fn write_key_uses(&self, uses: Vec<(KeyId, Timestamp)>) -> Result<(), StoreError> {
-        self.dialect.write(WriteKeyUses(uses)).await
+        self.write(WriteKeyUses(uses)).await
     }
 
     async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError> {
@@ -194,7 +211,7 @@ impl<D: Dialect> Store for SqlStore<D> {
     }
 
     async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError> {
-        self.dialect.write(ExpireLeases { now, limit }).await
+        self.write(ExpireLeases { now, limit }).await
     }
 
     async fn overdue_groups(&self, now: Timestamp, limit: u32) -> Result<Vec<GroupPk>, StoreError> {
@@ -208,19 +225,19 @@ impl<D: Dialect> Store for SqlStore<D> {
         decide: Arc<dyn Decide>,
         now: Timestamp,
     ) -> Result<Option<(PolicyName, Group)>, StoreError> {
-        self.dialect.write(DecideOverdue { group, cause, decide, now }).await
+        self.write(DecideOverdue { group, cause, decide, now }).await
     }
 
     async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
-        self.dialect.write(Retire { now, limit }).await
+        self.write(Retire { now, limit }).await
     }
 
     async fn expire_admissions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
-        self.dialect.write(ExpireAdmissions { now, limit }).await
+        self.write(ExpireAdmissions { now, limit }).await
     }
 
     async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
-        self.dialect.write(DiscardStragglers { now, limit }).await
+        self.write(DiscardStragglers { now, limit }).await
     }
 
     async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError> {
@@ -232,7 +249,7 @@ impl<D: Dialect> Store for SqlStore<D> {
     }
 
     async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError> {
-        self.dialect.write(ForgetRules(rules)).await
+        self.write(ForgetRules(rules)).await
     }
 
     async fn examine(&self) -> Result<Examination, StoreError> {
@@ -247,8 +264,23 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.read(GroupMembers { after, groups }).await
     }
 
-    async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.dialect.now().await
+    async fn read_clock(&self) -> Result<ClockReading, StoreError> {
+        self.dialect.read(ReadClock).await
+    }
+
+    async fn mark_clock(&self, now: Timestamp, answers: Option<i64>) -> Result<(), StoreError> {
+        if !self.wrote.swap(false, Ordering::AcqRel) && answers.is_none() {
+            return Ok(());
+        }
+        self.dialect.write(MarkClock { now, answers }).await
+    }
+
+    async fn correct_clock(&self, from_us: i64, to_us: i64, now: Timestamp) -> Result<bool, StoreError> {
+        self.dialect.write(CorrectClock { from_us, to_us, now }).await
+    }
+
+    async fn ask_clock(&self) -> Result<i64, StoreError> {
+        self.dialect.write(AskClock).await
     }
 
     fn payload_codec(&self) -> Codec {

@@ -15,7 +15,7 @@ pub(super) use postgres::Postgres;
 pub(super) use sqlite::{Files, Names, Sqlite, folder_of, mark_copy, sync_folder, with_suffix};
 
 use super::{Peers, StoreError, health::Vitals, sql::Tx};
-use crate::{buffer::payload::Codec, clock::Timestamp};
+use crate::buffer::payload::Codec;
 
 /// One atomic operation on the store, as a value: it may run again when the database asks for a retry.
 #[async_trait]
@@ -64,9 +64,6 @@ pub(super) trait Dialect: Send + Sync + 'static {
 
     /// Runs an operation that only reads, on a consistent snapshot.
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
-
-    /// The database's clock, where it is the one that replicas share.
-    async fn now(&self) -> Result<Option<Timestamp>, StoreError>;
 
     /// The way to the other replicas, where the database can be shared.
     fn peers(&self) -> Option<Arc<dyn Peers>>;

@@ -21,7 +21,6 @@ use self::channel::Channel;
 use super::{Dialect, Op};
 use crate::{
     buffer::payload::Codec,
-    clock::Timestamp,
     metrics::StoreMetrics,
     store::{
         OpenError, Peers, StoreError,
@@ -137,19 +136,6 @@ impl Dialect for Postgres {
             output
         });
         task.await.map_err(|_| StoreError::Closed)?
-    }
-
-    async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
-        let pool = self.pool.clone();
-        let task = tokio::spawn(async move {
-            // Without arguments, a statement outside of a transaction is one message: see `query`.
-            let row = sqlx::raw_sql("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)")
-                .fetch_one(&pool)
-                .await?;
-            row.try_get(0)
-        });
-        let micros: i64 = task.await.map_err(|_| StoreError::Closed)??;
-        Ok(Some(Timestamp::from_micros(micros)))
     }
 
     fn peers(&self) -> Option<Arc<dyn Peers>> {

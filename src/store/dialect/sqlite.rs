@@ -27,7 +27,6 @@ pub(in crate::store) use self::{
 use super::{Dialect, Op};
 use crate::{
     buffer::{ids::KeyForm, payload::Codec},
-    clock::Timestamp,
     metrics::StoreMetrics,
     store::{OpenError, Peers, StoreError, health::Vitals, rules_cache::RulesCache},
 };
@@ -168,10 +167,6 @@ impl Dialect for Sqlite {
 
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         self.readers.read(op).await
-    }
-
-    async fn now(&self) -> Result<Option<Timestamp>, StoreError> {
-        Ok(None)
     }
 
     fn peers(&self) -> Option<Arc<dyn Peers>> {

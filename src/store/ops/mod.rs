@@ -6,6 +6,7 @@
 pub(super) mod admission;
 mod batch;
 pub(super) mod claim;
+pub(super) mod clock;
 pub(super) mod epochs;
 pub(super) mod examine;
 pub(super) mod group;

@@ -4,6 +4,7 @@
 //! The faults are injected between the binary and libc by `shim.c`, which the system's C compiler builds; what they
 //! are and when they strike is in a page that test and process share.
 
+mod clock;
 mod disk;
 mod outage;
 mod points;

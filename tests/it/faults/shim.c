@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
@@ -160,5 +161,12 @@ static void *_Atomic real_clock_gettime;
 int clock_gettime(clockid_t clock, struct timespec *time) {
     int answer = REAL(clock_gettime)(clock, time);
     if (!answer && page && clock == CLOCK_REALTIME) time->tv_sec += atomic_load(&page->wall_clock_offset);
+    return answer;
+}
+
+static void *_Atomic real_gettimeofday;
+int gettimeofday(struct timeval *restrict time, void *restrict zone) {
+    int answer = REAL(gettimeofday)(time, zone);
+    if (!answer && page) time->tv_sec += atomic_load(&page->wall_clock_offset);
     return answer;
 }

@@ -114,6 +114,11 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Makes a cluster and starts its server; blocks until it accepts connections.
     pub(crate) fn start() -> anyhow::Result<Self> {
+        Self::start_with(|_| Vec::new())
+    }
+
+    /// With environment variables for the server, which may name files in the cluster's folder.
+    pub(crate) fn start_with(environment: impl FnOnce(&Path) -> Vec<(String, String)>) -> anyhow::Result<Self> {
         // A socket's path has at most 107 bytes (103 on macOS), so TMPDIR is not asked. Long runs that do not test the
         // disk may be given a folder in memory.
         let parent = std::env::var_os("FOREBAY_POSTGRES_FOLDER").unwrap_or_else(|| "/tmp".into());
@@ -126,6 +131,7 @@ impl Cluster {
             .args(["-c", SUPERVISOR, "postgres-supervisor"])
             .arg(binaries)
             .arg(SETTINGS)
+            .envs(environment(folder.path()))
             .current_dir(folder.path())
             // An interrupt from the terminal goes to the tests alone. Nothing of theirs is held
             // open either, or `cargo test | less` would wait for the server.

@@ -1,0 +1,107 @@
+//! The clock that replicas share, in one row: what is added to the database's clock, and how far the service has come.
+
+use async_trait::async_trait;
+
+use crate::{
+    clock::Timestamp,
+    store::{
+        ClockReading, StoreError,
+        dialect::Op,
+        sql::{Statement, Tx, args},
+    },
+};
+
+pub(in crate::store) struct ReadClock;
+
+#[async_trait]
+impl Op for ReadClock {
+    type Output = ClockReading;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<ClockReading, StoreError> {
+        // A SQLite database belongs to one process, which has a clock.
+        const READ_CLOCK: Statement = Statement {
+            sqlite: "-- read_clock
+                SELECT NULL AS database_us, c.offset_us, c.latest_us, c.asked, c.answered
+                FROM (SELECT 1 AS number) AS one
+                LEFT JOIN service_clock AS c ON c.only_row = one.number",
+            postgres: "-- read_clock
+                SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT) AS database_us, c.offset_us,
+                    c.latest_us, c.asked, c.answered
+                FROM (SELECT 1 AS number) AS one
+                LEFT JOIN service_clock AS c ON c.only_row = one.number",
+        };
+        let mut row = tx.fetch_one(READ_CLOCK, args![]).await?;
+        Ok(ClockReading {
+            database: row.get("database_us")?,
+            offset_us: row.get::<Option<i64>>("offset_us")?.unwrap_or(0),
+            latest: row.get("latest_us")?,
+            asked: row.get::<Option<i64>>("asked")?.unwrap_or(0),
+            answered: row.get::<Option<i64>>("answered")?.unwrap_or(0),
+        })
+    }
+}
+
+pub(in crate::store) struct MarkClock {
+    pub(in crate::store) now: Timestamp,
+    pub(in crate::store) answers: Option<i64>,
+}
+
+#[async_trait]
+impl Op for MarkClock {
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        const MARK_CLOCK: Statement = Statement::new(
+            "-- mark_clock
+            INSERT INTO service_clock (only_row, offset_us, latest_us, asked, answered)
+            VALUES (1, 0, $1, 0, 0)
+            ON CONFLICT (only_row) DO UPDATE SET
+                latest_us = CASE
+                    WHEN service_clock.latest_us < excluded.latest_us THEN excluded.latest_us
+                    ELSE service_clock.latest_us
+                END,
+                answered = CASE WHEN service_clock.answered < $2 THEN $2 ELSE service_clock.answered END",
+        );
+        tx.execute(MARK_CLOCK, args![self.now, self.answers.unwrap_or(0)]).await.map(drop)
+    }
+}
+
+pub(in crate::store) struct CorrectClock {
+    pub(in crate::store) from_us: i64,
+    pub(in crate::store) to_us: i64,
+    pub(in crate::store) now: Timestamp,
+}
+
+#[async_trait]
+impl Op for CorrectClock {
+    type Output = bool;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
+        // Of replicas that find the same step, one takes it back.
+        const CORRECT_CLOCK: Statement = Statement::new(
+            "-- correct_clock
+            UPDATE service_clock
+            SET offset_us = $2, latest_us = CASE WHEN latest_us < $3 THEN $3 ELSE latest_us END
+            WHERE only_row = 1 AND offset_us = $1",
+        );
+        Ok(tx.execute(CORRECT_CLOCK, args![self.from_us, self.to_us, self.now]).await? == 1)
+    }
+}
+
+pub(in crate::store) struct AskClock;
+
+#[async_trait]
+impl Op for AskClock {
+    type Output = i64;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<i64, StoreError> {
+        const ASK_CLOCK: Statement = Statement::new(
+            "-- ask_clock
+            UPDATE service_clock
+            SET asked = asked + 1
+            WHERE only_row = 1
+            RETURNING asked",
+        );
+        tx.fetch_one(ASK_CLOCK, args![]).await?.get("asked")
+    }
+}
