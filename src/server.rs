@@ -192,6 +192,9 @@ async fn close(keyring: &Keyring, buffer: &Buffer) {
     if let Err(error) = keyring.write_uses().await {
         tracing::warn!(error = %error, "when keys were last used could not be written");
     }
+    if let Err(error) = buffer.stop_clock().await {
+        tracing::warn!(error = %error, "the time that was reached could not be written");
+    }
     buffer.store().close().await;
 }
 

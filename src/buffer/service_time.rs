@@ -134,6 +134,11 @@ impl Buffer {
         }
     }
 
+    /// Marks the time that was reached, for the next start.
+    pub async fn stop_clock(&self) -> Result<(), StoreError> {
+        if self.clock.is_anchored() { self.store.mark_clock(self.clock.now(), None).await } else { Ok(()) }
+    }
+
     /// Looks at the database's clock, and answers replicas that have asked for it.
     pub async fn look_at_clock(&self) -> Result<(), StoreError> {
         let before = self.clock.now();

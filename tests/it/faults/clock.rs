@@ -57,7 +57,11 @@ struct Caller {
 
 impl Caller {
     async fn start(database: &str) -> Self {
-        Self { http: crate::support::http(), service: Service::start(database).await }
+        Self::of(Service::start(database).await)
+    }
+
+    fn of(service: Service) -> Self {
+        Self { http: crate::support::http(), service }
     }
 
     async fn post(&self, path: &str, body: Value) -> (u16, Value) {
@@ -174,4 +178,25 @@ async fn a_step_back_while_no_replica_runs_stops_no_lease_and_ends_none() {
     let again = Caller::start(&database).await;
     again.ack(&held, 2).await;
     again.service.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_whose_clock_was_set_back_goes_on_from_where_it_was() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let database = super::database(folder.path());
+    let faults = Faults::new(folder.path());
+    let before = Caller::of(faults.start(&database).await.expect("it serves"));
+    before.rules("long", 3000).await;
+    before.rules("short", 1).await;
+    before.accept("long", "a").await;
+    before.accept("short", "s").await;
+    let held = before.lease("long").await;
+    before.lease("short").await;
+    before.service.terminate().await;
+    faults.set_wall_clock_off_by_s(-HOURS_3_S);
+    let after = Caller::of(faults.start(&database).await.expect("it serves"));
+    eventually("the end of a lease", || async { after.post("/batches", json!({"policy": "short"})).await.0 == 201 })
+        .await;
+    after.ack(&held, 1).await;
+    after.service.terminate().await;
 }
