@@ -17,7 +17,7 @@ pub(crate) struct Coverage {
 
 /// What the default run must have met at least once.
 #[rustfmt::skip]
-const MUST_MEET: [(&str, &[&str]); 15] = [
+const MUST_MEET: [(&str, &[&str]); 16] = [
     ("post", &["new", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
         "quarantined", "repeat", "conflict", "size conflict"]),
     ("close", &["open", "ready", "batched", "discarded", "unknown"]),
@@ -39,6 +39,7 @@ const MUST_MEET: [(&str, &[&str]); 15] = [
     ("reset", &["leased", "returned", "open", "ready", "quarantined", "trained", "superseded"]),
     ("put policy", &["open", "ready", "leased"]),
     ("sweep", &["nothing", "expired", "overdue", "purge", "forget"]),
+    ("step", &["open", "ready", "leased", "trained"]),
     ("restart", &["open", "ready", "leased", "trained"]),
 ];
 
@@ -107,6 +108,7 @@ fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
         Call::Reset { policy, .. } => of_policy(before, "reset", *policy),
         Call::PutPolicy { policy, .. } => of_policy(before, "put policy", *policy),
         Call::Advance { .. } => Vec::new(),
+        Call::Step { .. } => of_policy(before, "step", 0),
         Call::Sweep => before.due().into_iter().map(|due| ("sweep", due.to_owned())).collect(),
         Call::Restart => of_policy(before, "restart", 0),
     }
@@ -128,6 +130,7 @@ fn operation(call: &Call) -> &'static str {
         Call::Reset { .. } => "reset",
         Call::PutPolicy { .. } => "put policy",
         Call::Advance { .. } => "advance",
+        Call::Step { .. } => "step",
         Call::Sweep => "sweep",
         Call::Restart => "restart",
     }

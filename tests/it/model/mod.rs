@@ -7,6 +7,7 @@
 //! - [`reference`]: the oracle, plain and independent.
 //! - [`operation`]: what may happen.
 //! - [`system`], [`names`]: the real buffer, told and seen in the same terms.
+//! - [`clock`]: the clock of a replica, which follows that of the database wherever the history moves it.
 //! - [`coverage`]: which operations met which states.
 //! - [`run`]: histories, one after another, compared, shrunk and counted.
 //!
@@ -21,6 +22,7 @@
 //! To add an operation: a variant in [`view::Call`] and [`operation::Operation`], its meaning in [`reference`], its
 //! call in [`system`], and the states that it must meet in [`coverage`].
 
+mod clock;
 mod coverage;
 mod names;
 mod operation;

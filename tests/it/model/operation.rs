@@ -108,6 +108,9 @@ pub(crate) enum Operation {
     Advance {
         seconds: i64,
     },
+    Step {
+        hours: i64,
+    },
     Sweep,
     Restart,
 }
@@ -248,6 +251,7 @@ impl Operation {
                 Call::PutPolicy { policy, rules: Rules { settled_by_ack, ..rules } }
             }
             Self::Advance { seconds } => Call::Advance { seconds },
+            Self::Step { hours } => Call::Step { hours },
             Self::Sweep => Call::Sweep,
             Self::Restart => Call::Restart,
         }

@@ -21,8 +21,10 @@ use forebay::{
     store::{self, Batch, BatchFilter, Group, GroupFilter, Publish, Story, StoryFilter},
 };
 use forebay_client::wire::Sample;
+use sqlx::Connection as _;
 
 use super::{
+    clock::ModelClock,
     names::{self, Names},
     operation::POLICIES,
     view::{
@@ -30,7 +32,7 @@ use super::{
         Post, Receipt, Refused, Row, StoryView, millionths,
     },
 };
-use crate::support::{Backend, TestClock, empty, fresh_database};
+use crate::support::{Backend, empty, fresh_database};
 
 /// More than any history has of anything.
 const ALL: u32 = 10_000;
@@ -71,7 +73,9 @@ impl Database {
 
 pub(crate) struct System {
     url: String,
-    clock: Arc<TestClock>,
+    clock: Arc<ModelClock>,
+    /// How far the clock of the machine is off, where a process owns its database.
+    machine_off_us: i64,
     started: Timestamp,
     buffer: Buffer,
     names: Arc<Names>,
@@ -81,7 +85,7 @@ pub(crate) struct System {
     leases: Vec<LeaseToken>,
 }
 
-async fn open(url: &str, clock: &Arc<TestClock>) -> Buffer {
+async fn open(url: &str, clock: &Arc<ModelClock>) -> Buffer {
     let config = Config::parse("").expect("the defaults are valid");
     let metrics = Arc::new(Metrics::new());
     let store = store::open(url, metrics.store()).await.expect("the store opens");
@@ -92,10 +96,11 @@ impl System {
     /// An empty buffer.
     pub(crate) async fn start(database: &Database) -> Self {
         database.empty().await;
-        let clock = Arc::new(TestClock::default());
+        let clock = Arc::new(ModelClock::new());
         let buffer = open(&database.url, &clock).await;
         Self {
             url: database.url.clone(),
+            machine_off_us: 0,
             started: clock.now(),
             clock,
             buffer,
@@ -203,20 +208,48 @@ impl System {
                 Ok(Answer::Done)
             }
             Call::Advance { seconds } => {
-                self.clock.advance_s(*seconds as f64);
+                self.clock.advance_s(*seconds);
                 Ok(Answer::Done)
             }
             Call::Sweep => {
                 self.buffer.sweep().await?;
                 Ok(Answer::Done)
             }
+            Call::Step { hours } => {
+                self.step(*hours * 3_600_000_000).await?;
+                Ok(Answer::Done)
+            }
             Call::Restart => {
-                self.buffer.store().close().await;
-                self.buffer = open(&self.url, &self.clock).await;
+                self.restart().await?;
                 Ok(Answer::Done)
             }
             _ => unreachable!("the others were answered before"),
         }
+    }
+
+    /// The clock steps, and the replica looks at it.
+    async fn step(&mut self, step_us: i64) -> Result<(), BufferError> {
+        const STEP: &str = "UPDATE service_clock SET offset_us = offset_us + $1";
+        if self.url.starts_with("sqlite") {
+            // A step forward cannot be told from time that passes between two starts.
+            self.machine_off_us = (self.machine_off_us + step_us).min(0);
+        } else {
+            let mut connection = sqlx::PgConnection::connect(&self.url).await.expect("the server accepts");
+            sqlx::query(STEP).bind(step_us).execute(&mut connection).await.expect("the statement is valid");
+            connection.close().await.expect("the server is running");
+        }
+        Ok(self.buffer.look_at_clock().await?)
+    }
+
+    async fn restart(&mut self) -> Result<(), BufferError> {
+        self.buffer.look_at_clock().await?;
+        self.buffer.stop_clock().await?;
+        self.buffer.store().close().await;
+        // On Postgres its own clock does not matter.
+        let off_us = if self.url.starts_with("sqlite") { self.machine_off_us } else { -30 * 86_400_000_000 };
+        self.clock = Arc::new(self.clock.restarted(off_us));
+        self.buffer = open(&self.url, &self.clock).await;
+        Ok(())
     }
 
     async fn post(&self, bundle: &[Post]) -> Result<Answer, BufferError> {

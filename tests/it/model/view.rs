@@ -107,19 +107,70 @@ pub(crate) struct Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Post(Vec<Post>),
-    Close { policy: PolicyNumber, group: GroupName },
-    Discard { policy: PolicyNumber, group: GroupName },
-    Claim { policy: PolicyNumber, consumer: usize, request: Option<usize>, partial: bool, epoch: Option<i64> },
-    Extend { holder: Holder, ttl_s: i64 },
-    Ack { holder: Holder, step: i64 },
-    Nack { holder: Holder, groups: Vec<GroupName> },
-    Readmit { batch: Option<BatchNumber> },
-    Publish { policy: PolicyNumber, version: i64, step: Option<i64>, uri: Option<usize>, epoch: Option<i64> },
-    Checkpoint { policy: PolicyNumber, step: i64, force: bool, epoch: Option<i64> },
-    Resume { policy: PolicyNumber, step: Option<i64>, force: bool, epoch: Option<i64> },
-    Reset { policy: PolicyNumber, epoch: Option<i64> },
-    PutPolicy { policy: PolicyNumber, rules: Rules },
-    Advance { seconds: i64 },
+    Close {
+        policy: PolicyNumber,
+        group: GroupName,
+    },
+    Discard {
+        policy: PolicyNumber,
+        group: GroupName,
+    },
+    Claim {
+        policy: PolicyNumber,
+        consumer: usize,
+        request: Option<usize>,
+        partial: bool,
+        epoch: Option<i64>,
+    },
+    Extend {
+        holder: Holder,
+        ttl_s: i64,
+    },
+    Ack {
+        holder: Holder,
+        step: i64,
+    },
+    Nack {
+        holder: Holder,
+        groups: Vec<GroupName>,
+    },
+    Readmit {
+        batch: Option<BatchNumber>,
+    },
+    Publish {
+        policy: PolicyNumber,
+        version: i64,
+        step: Option<i64>,
+        uri: Option<usize>,
+        epoch: Option<i64>,
+    },
+    Checkpoint {
+        policy: PolicyNumber,
+        step: i64,
+        force: bool,
+        epoch: Option<i64>,
+    },
+    Resume {
+        policy: PolicyNumber,
+        step: Option<i64>,
+        force: bool,
+        epoch: Option<i64>,
+    },
+    Reset {
+        policy: PolicyNumber,
+        epoch: Option<i64>,
+    },
+    PutPolicy {
+        policy: PolicyNumber,
+        rules: Rules,
+    },
+    Advance {
+        seconds: i64,
+    },
+    /// The clock of the database, or of the machine that a process owns, steps; time does not.
+    Step {
+        hours: i64,
+    },
     Sweep,
     Restart,
 }

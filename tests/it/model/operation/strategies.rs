@@ -74,6 +74,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => (policy(), epoch()).prop_map(|(policy, epoch)| Operation::Reset { policy, epoch }),
         2 => (policy(), rules()).prop_map(|(policy, rules)| Operation::PutPolicy { policy, rules }),
         8 => select(vec![1, 1, 5, 5, 10, 10, 30, 60, 100, 1_000]).prop_map(|seconds| Operation::Advance { seconds }),
+        2 => select(vec![-7, -2, 3, 5]).prop_map(|hours| Operation::Step { hours }),
         5 => Just(Operation::Sweep),
         1 => Just(Operation::Restart),
     ]

@@ -208,7 +208,7 @@ impl Reference {
                 self.sweep();
                 Ok(Answer::Done)
             }
-            Call::Restart => Ok(Answer::Done),
+            Call::Step { .. } | Call::Restart => Ok(Answer::Done),
         };
         outcome.unwrap_or_else(Answer::Refused)
     }
