@@ -28,10 +28,10 @@ use tokio::sync::watch;
 pub use backup::{BackupError, backup};
 pub use health::Health;
 pub use model::{
-    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, ClockReading, Contradiction, Counts, Decide,
-    Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof, Page, Policy,
-    Publish, Resume, Resumed, RulesOfGroups, RulesWritten, StoredPayload, Story, StoryFilter, Tallies, WaitingFor,
-    WriteRules,
+    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, ClockReading, Contradiction,
+    Counts, Decide, Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof,
+    Page, Policy, Publish, Resume, Resumed, RulesOfGroups, RulesWritten, StoredPayload, Story, StoryFilter, Tallies,
+    WaitingFor, WriteRules,
 };
 pub use restore::{RestoreError, Restored, restore};
 

@@ -12,9 +12,10 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use super::{
-    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, ClockReading, Decide, Examination, Expired,
-    Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Page, Peers, Policy, Publish, Resume, Resumed,
-    RulesOfGroups, RulesWritten, Store, StoreError, StoredPayload, Story, StoryFilter, Tallies, WaitingFor, WriteRules,
+    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, ClockReading, Decide,
+    Examination, Expired, Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Page, Peers, Policy, Publish,
+    Resume, Resumed, RulesOfGroups, RulesWritten, Store, StoreError, StoredPayload, Story, StoryFilter, Tallies,
+    WaitingFor, WriteRules,
     dialect::{Dialect, Op},
     gather::Gather,
     ops::{
