@@ -287,3 +287,25 @@ async fn copies_to_one_place_at_once_do_not_disturb_each_other() {
     machine.run(true, &["doctor", "--database", &machine.url("copy.db")]).await;
     assert!(service.stop().await.success());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_that_is_ahead_of_the_copy_resumes_from_what_it_has_saved() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.store(&service, &["a", "b"]).await;
+    for step in 1..3 {
+        let (_, batch) = machine.post(&service, "/batches", json!({})).await;
+        let path = format!("/batches/{}/ack", text(&batch["batch_id"]));
+        let (status, answer) = machine.post(&service, &path, json!({"lease": batch["lease"], "step": step})).await;
+        assert_eq!(status, 200, "{answer}");
+        if step == 1 {
+            machine.backup("copy.db").await;
+        }
+    }
+    assert!(service.stop().await.success());
+    machine.restore(true, "copy.db").await;
+    let service = machine.start().await;
+    let (status, answer) = machine.post(&service, "/policies/default/resume", json!({"step": 2})).await;
+    assert_eq!(status, 200, "the copy knows step 1 only: {answer}");
+    assert!(service.stop().await.success());
+}

@@ -27,10 +27,11 @@ impl Op for BeginEpochs {
             FROM policy
             ORDER BY policy_pk",
         );
+        // Trainers may be ahead of the copy: it does not know the steps that were acked after it was made.
         const BEGIN_EPOCH: Statement = Statement::new(
             "-- begin_epoch
             UPDATE policy
-            SET epoch = $2, restored_epoch = $2
+            SET epoch = $2, restored_epoch = $2, steps_known = 0
             WHERE policy_pk = $1",
         );
         let rows = tx.fetch_all(SELECT_ALL_POLICIES, args![]).await?;
