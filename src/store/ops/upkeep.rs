@@ -76,7 +76,7 @@ impl Op for ForgetRules {
                 WHERE rules_pk IN (SELECT value FROM json_each($1)) AND rules_pk NOT IN (SELECT rules_pk FROM policy)",
             postgres: "-- forget_rules
                 DELETE FROM rules
-                WHERE rules_pk = ANY (ARRAY(SELECT v::bigint FROM json_array_elements_text($1::json) AS v))
+                WHERE rules_pk = ANY ($1::bigint[])
                     AND rules_pk NOT IN (SELECT rules_pk FROM policy)",
         };
         tx.execute(FORGET_RULES, args![key_list(self.0.iter().copied())]).await
