@@ -57,6 +57,7 @@ pub struct Metrics {
     dropped: IntCounterVec,
     decided: IntCounterVec,
     filter_failures: IntCounterVec,
+    filters_over_budget: IntCounterVec,
     warnings: IntCounterVec,
     refused: IntCounterVec,
     admissions: IntCounterVec,
@@ -279,6 +280,11 @@ impl Metrics {
                 "Filters that could not be evaluated and did not match.",
                 &["policy", "filter"],
             ),
+            filters_over_budget: r.counters(
+                "forebay_filters_over_budget_total",
+                "Filters that were not evaluated on a rollout, because that might have cost more than it may.",
+                &["policy", "filter"],
+            ),
             warnings: r.counters(
                 "forebay_ingest_warnings_total",
                 "Warnings in receipts of new rollouts, by their names.",
@@ -406,6 +412,11 @@ impl Metrics {
     /// A filter could not be evaluated.
     pub fn filter_failed(&self, policy: &str, filter: &str) {
         self.filter_failures.with_label_values(&[self.policies.bound(policy), self.reasons.bound(filter)]).inc();
+    }
+
+    /// A filter was not evaluated, because that might have cost too much.
+    pub fn filter_over_budget(&self, policy: &str, filter: &str) {
+        self.filters_over_budget.with_label_values(&[self.policies.bound(policy), self.reasons.bound(filter)]).inc();
     }
 
     /// A rollout was accepted with a warning of this name, one of a fixed set.

@@ -162,6 +162,7 @@ impl From<Refusal> for Failure {
             }
             Refusal::GroupSizeConflict { .. } => (S::CONFLICT, "group-size-conflict", "The group has another size"),
             Refusal::BacklogFull(_) => (S::TOO_MANY_REQUESTS, "backlog-full", "The policy's backlog is full"),
+            Refusal::Unjudged(_) => (S::SERVICE_UNAVAILABLE, "rules-changing", "The policy's rules keep changing"),
             Refusal::BundleOverBacklog(_) => {
                 (S::PAYLOAD_TOO_LARGE, "bundle-over-backlog", "The bundle is larger than the policy's backlog")
             }
@@ -197,9 +198,10 @@ impl From<Refusal> for Failure {
                 pointer: format!("/{index}/group_size"),
                 detail: format!("the group has size {size}, fixed by its first rollout"),
             }]),
-            Refusal::BacklogFull(_) | Refusal::TooManyWaiters { .. } | Refusal::TooManyWaitersOfKey { .. } => {
-                failure.retry()
-            }
+            Refusal::Unjudged(_)
+            | Refusal::BacklogFull(_)
+            | Refusal::TooManyWaiters { .. }
+            | Refusal::TooManyWaitersOfKey { .. } => failure.retry(),
             _ => failure,
         }
     }

@@ -134,7 +134,7 @@ pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp
         return GroupDecision::Discard("all-masked".to_owned()).into();
     }
     let rewards: Vec<f64> = group.rollouts.iter().filter_map(|member| member.reward).collect();
-    let Judgement { matched, failed } = rules.filters().judge_group(&filter_facts(group, &rewards, now));
+    let Judgement { matched, failed, .. } = rules.filters().judge_group(&filter_facts(group, &rewards, now));
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
     if let Some(found) = matched {
         return GroupOutcome { decision: GroupDecision::Discard(found.name.to_owned()), failed_filters };

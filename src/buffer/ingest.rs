@@ -4,18 +4,24 @@
 //! that completes a group is answered after the group is decided. The stage before is
 //! [`trajectory`](super::trajectory), the next [`finalize`](super::finalize).
 
-use std::sync::Arc;
+use std::{
+    num::NonZero,
+    sync::{Arc, LazyLock},
+};
 
 use forebay_client::wire::{self, FilterAction, GroupState, OnDrop, Requirement, StalenessAction, Verdict, Violation};
+
+use tokio::sync::Semaphore;
 
 use super::{
     Buffer,
     admission::Room,
     canonical::ContentDigest,
     doubt::Warning,
-    filter::{Judgement, RolloutFacts},
+    filter::RolloutFacts,
     finalize::Cause,
     ids::{AdmissionId, GroupId, PolicyName, RolloutId, Version},
+    judging::{self, JUDGED_AGAIN_MAX, Judged, Question},
     payload::{Codec, Payload},
     refusal::{BufferError, Refusal},
     replicas::Awaited,
@@ -36,6 +42,11 @@ pub const RULE_BY_HAND: &str = "by-hand";
 
 /// Posts per place after which a refilling group is decided with what is there.
 pub const POSTS_PER_PLACE_MAX: u32 = 4;
+
+/// Steps of filters that are taken where the request is handled, and bytes of metadata that are read for them: together
+/// they take about a millisecond.
+const JUDGED_INLINE_STEPS_MAX: u64 = 10_000;
+const JUDGED_INLINE_BYTES_MAX: usize = 16 << 10;
 
 /// Failing filters named in the ledger, per rollout or group.
 pub(super) const FAILED_FILTERS_MAX: usize = 16;
@@ -59,6 +70,8 @@ pub struct NewRollout {
     pub content: ContentDigest,
     /// The bulk.
     pub payload: Payload,
+    /// What filters say about it.
+    pub judged: Judged,
 }
 
 impl NewRollout {
@@ -74,6 +87,7 @@ impl NewRollout {
             admission_id: trajectory.admission_id,
             facts: trajectory.facts,
             content: trajectory.content,
+            judged: Judged::default(),
         }
     }
 
@@ -146,6 +160,8 @@ pub struct RolloutDecision {
     pub reason: Option<String>,
     /// Filters whose evaluation failed.
     pub failed_filters: Vec<String>,
+    /// Those of them that would have cost too much. Not stored: a retry is told that they failed.
+    pub over_budget: Vec<String>,
     /// Its version, with an absent one resolved.
     pub versions: ResolvedVersions,
     /// It names an admission that gives it nothing.
@@ -192,21 +208,78 @@ impl Buffer {
     /// Stores bundles that do not depend on each other, in order, with as few commits as may be.
     pub async fn ingest_all(&self, bundles: Vec<Vec<NewRollout>>) -> Result<Vec<BundleOutcome>, BufferError> {
         let bundles = Arc::new(bundles);
+        self.judge(&bundles, self.expected_questions(&bundles)).await?;
         let mut outcomes = self.ingest_known(Arc::clone(&bundles)).await?;
-        // Each turn creates a policy that a bundle names, or refuses the bundles that name it.
-        while self.options.auto_create
-            && let Some(name) = unknown_policy(&outcomes)
-        {
+        let mut judged_again = 0;
+        // Each turn judges rollouts by what a transaction found, creates a policy that a bundle names, or refuses the
+        // bundles that name it.
+        loop {
+            let questions = questions(&outcomes);
+            if !questions.is_empty() && judged_again < JUDGED_AGAIN_MAX {
+                judged_again += 1;
+                for (bundle, question) in &questions {
+                    self.expected.learn(&bundles[*bundle][question.index].policy, question);
+                }
+                self.judge(&bundles, questions).await?;
+                let unjudged = |outcome: &BundleOutcome| matches!(outcome, Err(Refusal::Unjudged(_)));
+                self.ingest_again(&bundles, &mut outcomes, unjudged).await?;
+                continue;
+            }
+            let Some(name) = unknown_policy(&outcomes).filter(|_| self.options.auto_create) else {
+                return Ok(outcomes);
+            };
             let of_policy = |outcome: &&mut BundleOutcome| matches!(outcome, Err(Refusal::UnknownPolicy(unknown)) if *unknown == name);
             match self.create(&name).await {
-                Ok(()) => self.ingest_again(&bundles, &mut outcomes).await?,
+                Ok(()) => {
+                    let unknown = |outcome: &BundleOutcome| matches!(outcome, Err(Refusal::UnknownPolicy(_)));
+                    self.ingest_again(&bundles, &mut outcomes, unknown).await?;
+                }
                 Err(BufferError::Refused(refusal)) => {
                     outcomes.iter_mut().filter(of_policy).for_each(|outcome| *outcome = Err(refusal.clone()));
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(outcomes)
+    }
+
+    /// What the rollouts of bundles will probably be judged by, each with the place of its bundle.
+    fn expected_questions(&self, bundles: &[Vec<NewRollout>]) -> Vec<(usize, Question)> {
+        let mut questions = Vec::new();
+        for (bundle, rollouts) in bundles.iter().enumerate() {
+            let expected = rollouts.iter().enumerate().filter_map(|(index, new)| self.expected.question(new, index));
+            questions.extend(expected.map(|question| (bundle, question)));
+        }
+        questions
+    }
+
+    /// Asks the filters, on a thread of its own where that may take long, and no more of it at once than there are cores.
+    async fn judge(
+        &self,
+        bundles: &Arc<Vec<Vec<NewRollout>>>,
+        questions: Vec<(usize, Question)>,
+    ) -> Result<(), BufferError> {
+        static CORES: LazyLock<Semaphore> =
+            LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
+        let bytes_of = |(bundle, question): &(usize, Question)| {
+            let metadata = &bundles[*bundle][question.index].facts.metadata;
+            metadata.as_ref().map_or(0, |metadata| metadata.get().len())
+        };
+        let steps_of = |(_, question): &(usize, Question)| question.rules.filters().usual_rollout_steps();
+        let is_short = questions.iter().map(bytes_of).sum::<usize>() <= JUDGED_INLINE_BYTES_MAX
+            && questions.iter().map(steps_of).fold(0, u64::saturating_add) <= JUDGED_INLINE_STEPS_MAX;
+        let bundles = Arc::clone(bundles);
+        let judge = move || {
+            for (bundle, question) in questions {
+                let index = question.index;
+                judging::judge(&bundles[bundle][index], question);
+            }
+        };
+        if is_short {
+            judge();
+            return Ok(());
+        }
+        let _core = CORES.acquire().await.map_err(|_| StoreError::Closed)?;
+        Ok(tokio::task::spawn_blocking(judge).await.map_err(|_| StoreError::Closed)?)
     }
 
     /// Stores bundles of policies that exist.
@@ -217,13 +290,13 @@ impl Buffer {
         Ok(outcomes)
     }
 
-    /// Runs again the bundles that named a policy that did not exist, and leaves the others' outcomes as they are.
+    /// Runs again the bundles with such an outcome, and leaves the others' outcomes as they are.
     async fn ingest_again(
         &self,
         bundles: &[Vec<NewRollout>],
         outcomes: &mut [BundleOutcome],
+        refused: impl Fn(&BundleOutcome) -> bool,
     ) -> Result<(), BufferError> {
-        let refused = |outcome: &BundleOutcome| matches!(outcome, Err(Refusal::UnknownPolicy(_)));
         let again: Vec<usize> = (0..outcomes.len()).filter(|&index| refused(&outcomes[index])).collect();
         let retried = Arc::new(again.iter().map(|&index| bundles[index].clone()).collect());
         for (index, outcome) in again.into_iter().zip(self.ingest_known(retried).await?) {
@@ -255,6 +328,9 @@ impl Buffer {
         }
         for filter in &decision.failed_filters {
             self.metrics.filter_failed(policy, filter);
+        }
+        for filter in &decision.over_budget {
+            self.metrics.filter_over_budget(policy, filter);
         }
         if let (Verdict::Dropped, Some(reason)) = (decision.verdict, &decision.reason) {
             self.metrics.dropped(policy, reason);
@@ -294,6 +370,17 @@ fn unknown_policy(outcomes: &[BundleOutcome]) -> Option<PolicyName> {
     })
 }
 
+/// What rollouts are to be judged by before their bundles can be stored, each with the place of its bundle.
+fn questions(outcomes: &[BundleOutcome]) -> Vec<(usize, Question)> {
+    let mut questions = Vec::new();
+    for (bundle, outcome) in outcomes.iter().enumerate() {
+        if let Err(Refusal::Unjudged(found)) = outcome {
+            questions.extend(found.iter().map(|question| (bundle, question.clone())));
+        }
+    }
+    questions
+}
+
 /// Checks what only the policy's rules can: required columns, and groups of one.
 pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal> {
     let mut violations = Vec::new();
@@ -320,33 +407,49 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>
     if violations.is_empty() { Ok(()) } else { Err(Refusal::Invalid(violations)) }
 }
 
-/// The verdict on a new rollout of a group, under the group's lock.
+/// What a new rollout of a group is yet to be judged by, if a verdict by that is not there.
 #[must_use]
-pub fn decide(rules: &Rules, new: &NewRollout, room: Room, current: Version, group: GroupFill) -> RolloutDecision {
+pub fn question(rules: &Arc<Rules>, new: &NewRollout, room: Room, current: Version) -> Option<Question> {
+    let versions = new.facts.versions.resolve(room.version(), current);
+    let unjudged = new.judged.by(rules, versions, current).is_none();
+    unjudged.then(|| Question { index: 0, rules: Arc::clone(rules), is_current: false, versions, current })
+}
+
+/// The verdict on a new rollout of a group, under the group's lock. It evaluates nothing: without what filters say about
+/// the rollout there is none.
+#[must_use]
+pub fn decide(
+    rules: &Rules,
+    new: &NewRollout,
+    room: Room,
+    current: Version,
+    group: GroupFill,
+) -> Option<RolloutDecision> {
     let versions = new.facts.versions.resolve(room.version(), current);
     let admission_lapsed = room == Room::Lapsed;
     if group.state != GroupState::Open {
-        return RolloutDecision {
+        return Some(RolloutDecision {
             verdict: Verdict::Late,
             reason: Some(REASON_GROUP_DECIDED.to_owned()),
             failed_filters: Vec::new(),
+            over_budget: Vec::new(),
             versions,
             admission_lapsed,
             trained_spans: None,
-        };
+        });
     }
-    let Judgement { matched, failed } = rules.filters().judge_rollout(&filter_facts(&new.facts, versions, current));
+    let judging::Verdict { matched, failed, over_budget } = new.judged.by(rules, versions, current)?;
     let (verdict, reason) = match matched {
-        Some(found) if found.action == FilterAction::Mask => (Verdict::Masked, Some(found.name.to_owned())),
-        Some(found) => (Verdict::Dropped, Some(found.name.to_owned())),
+        Some((name, FilterAction::Mask)) => (Verdict::Masked, Some(name)),
+        Some((name, FilterAction::Drop)) => (Verdict::Dropped, Some(name)),
         None if new.facts.reward.is_none() => (Verdict::Dropped, Some(REASON_NO_REWARD.to_owned())),
         None => (Verdict::Kept, None),
     };
-    let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
+    let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).collect();
     let masks = verdict == Verdict::Kept && rules.staleness.action == StalenessAction::Mask;
     let stated = new.facts.versions.stated(room.version(), current);
     let trained_spans = masks.then(|| new.facts.trained_spans(stated));
-    RolloutDecision { verdict, reason, failed_filters, versions, admission_lapsed, trained_spans }
+    Some(RolloutDecision { verdict, reason, failed_filters, over_budget, versions, admission_lapsed, trained_spans })
 }
 
 /// What a producer should know about a rollout that was accepted, while this version is current.
@@ -368,7 +471,14 @@ pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) 
         let detail = "the admission that it names is expired or used up, or of another policy or run";
         warnings.push(Warning::new("admission-lapsed", detail));
     }
-    for name in &decision.failed_filters {
+    for name in decision.failed_filters.iter().filter(|name| decision.over_budget.contains(name)) {
+        let detail = format!(
+            "filter `{name}` was not evaluated and did not match: with so much metadata it may take more steps than the \
+             filters of a rollout may take together"
+        );
+        warnings.push(Warning::new("filter-over-budget", detail));
+    }
+    for name in decision.failed_filters.iter().filter(|name| !decision.over_budget.contains(name)) {
         let detail = format!("filter `{name}` could not be evaluated on this rollout and did not match");
         warnings.push(Warning::new("filter-failed", detail));
     }
@@ -377,7 +487,7 @@ pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) 
     warnings
 }
 
-fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'_> {
+pub(super) fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'_> {
     RolloutFacts {
         status: facts.status.as_str(),
         reward: facts.reward,

@@ -20,6 +20,7 @@ pub mod filter;
 pub mod finalize;
 pub mod ids;
 pub mod ingest;
+pub mod judging;
 pub mod lease;
 pub mod ledger;
 pub mod lineage;
@@ -51,6 +52,7 @@ use self::{
     finalize::{Cause, GroupOutcome, GroupSnapshot},
     ids::{PolicyName, Version},
     ingest::{GroupFill, NewRollout, RolloutDecision},
+    judging::{Expected, Question},
     refusal::{BufferError, Refusal},
     replicas::Replicas,
     rules::Rules,
@@ -96,6 +98,7 @@ pub struct Buffer {
     batch_waiters: Arc<Waiters>,
     version_waiters: Arc<Waiters>,
     decide: Arc<dyn Decide>,
+    expected: Arc<Expected>,
     health: watch::Receiver<Health>,
 }
 
@@ -122,6 +125,7 @@ impl Buffer {
             metrics,
             options: Arc::new(options),
             decide: Arc::new(Decisions::default()),
+            expected: Arc::default(),
         };
         buffer.start_clock().await?;
         for (name, rules) in policies {
@@ -234,6 +238,10 @@ impl Decide for Decisions {
         ingest::check(rules, new, room)
     }
 
+    fn question(&self, rules: &Arc<Rules>, new: &NewRollout, room: Room, current: Version) -> Option<Question> {
+        ingest::question(rules, new, room, current)
+    }
+
     fn rollout(
         &self,
         rules: &Rules,
@@ -241,7 +249,7 @@ impl Decide for Decisions {
         room: Room,
         current: Version,
         group: GroupFill,
-    ) -> RolloutDecision {
+    ) -> Option<RolloutDecision> {
         ingest::decide(rules, new, room, current, group)
     }
 

@@ -3,6 +3,7 @@
 use forebay_client::wire::{GroupState, Verdict, Violation};
 
 use super::ids::{Epoch, PolicyName, Step, Version};
+use super::judging::Question;
 use crate::store::StoreError;
 
 /// An answer other than success: a refusal of the domain, or a store that cannot answer.
@@ -41,6 +42,9 @@ pub enum Refusal {
         /// Verdict of the stored one.
         verdict: Verdict,
     },
+    /// Filters have to be asked about rollouts of the bundle, which no transaction does; see [`judging`](super::judging).
+    #[error("rules or versions of the policy changed again and again while the bundle was judged by them")]
+    Unjudged(Vec<Question>),
     /// The size of a group is fixed by its first rollout.
     #[error("group `{group_id}` has size {size}, fixed by its first rollout")]
     GroupSizeConflict {

@@ -43,7 +43,7 @@ impl Rules {
     /// Rules that were checked when they were written, perhaps by an earlier version that allowed more: groups that are
     /// open under them are decided by them.
     pub fn stored(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
-        let filters = Filters::compile(&wire.filter).map_err(filter_violations)?;
+        let filters = Filters::compile_stored(&wire.filter).map_err(filter_violations)?;
         Ok(Self { wire, filters })
     }
 
@@ -51,6 +51,12 @@ impl Rules {
     #[must_use]
     pub fn filters(&self) -> &Filters {
         &self.filters
+    }
+
+    /// Bytes that they hold, about.
+    #[must_use]
+    pub fn bytes_held(&self) -> usize {
+        size_of::<Self>() + self.filters.bytes_held()
     }
 
     /// Rollouts of one batch of whole groups.

@@ -14,6 +14,7 @@ use crate::{
             RequestId, RolloutId, RolloutPk, Run, Step, Version,
         },
         ingest::{GroupFill, NewRollout, RolloutDecision},
+        judging::Question,
         payload::Payload,
         refusal::Refusal,
         rules::Rules,
@@ -30,7 +31,9 @@ pub trait Decide: Send + Sync + 'static {
     fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog, bundle: Backlog) -> Result<(), Refusal>;
     /// Whether the policy's rules accept the rollout at all.
     fn check(&self, rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>;
-    /// The verdict on a rollout.
+    /// What a rollout is yet to be judged by, which no transaction does.
+    fn question(&self, rules: &Arc<Rules>, new: &NewRollout, room: Room, current: Version) -> Option<Question>;
+    /// The verdict on a rollout that is judged.
     fn rollout(
         &self,
         rules: &Rules,
@@ -38,7 +41,7 @@ pub trait Decide: Send + Sync + 'static {
         room: Room,
         current: Version,
         group: GroupFill,
-    ) -> RolloutDecision;
+    ) -> Option<RolloutDecision>;
     /// What its producer should know about a rollout that is accepted.
     fn warnings(&self, new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning>;
     /// What becomes of a group.

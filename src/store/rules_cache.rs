@@ -1,8 +1,8 @@
-//! Parsed rules by their row: a row of `rules` never changes, so it is parsed and compiled once per process.
+//! Parsed rules by their row: a row of `rules` never changes, so it is parsed and compiled once as long as it is used.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::StoreError;
@@ -11,17 +11,39 @@ use crate::buffer::rules::Rules;
 /// Rules kept parsed; more than any operator changes in the life of open groups.
 const RULES_MAX: usize = 1_024;
 
+/// Bytes of the rules that are kept, beside those that were used last: compiled patterns are large.
+const BYTES_MAX: usize = 64 << 20;
+
 /// Rules by the key of their row.
 #[derive(Debug, Default)]
-pub(super) struct RulesCache(Mutex<HashMap<i64, Arc<Rules>>>);
+pub(super) struct RulesCache(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    rules: HashMap<i64, Entry>,
+    bytes: usize,
+    /// Counts uses, to know which was the last.
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    rules: Arc<Rules>,
+    last_use: u64,
+}
 
 impl RulesCache {
     pub(super) fn get(&self, rules_pk: i64) -> Option<Arc<Rules>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&rules_pk).cloned()
+        let mut kept = self.kept();
+        kept.uses += 1;
+        let last_use = kept.uses;
+        let entry = kept.rules.get_mut(&rules_pk)?;
+        entry.last_use = last_use;
+        Some(Arc::clone(&entry.rules))
     }
 
     pub(super) fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.kept() = Kept::default();
     }
 
     pub(super) fn insert(&self, rules_pk: i64, body: &str) -> Result<Arc<Rules>, StoreError> {
@@ -29,11 +51,68 @@ impl RulesCache {
         let wire = serde_json::from_str(body).map_err(|error| corrupt(error.to_string()))?;
         let rules = Rules::stored(wire).map_err(|violations| corrupt(format!("{violations:?}")))?;
         let rules = Arc::new(rules);
-        let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= RULES_MAX {
-            cache.clear();
-        }
-        cache.insert(rules_pk, Arc::clone(&rules));
+        self.kept().insert(rules_pk, Arc::clone(&rules));
         Ok(rules)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn insert(&mut self, rules_pk: i64, rules: Arc<Rules>) {
+        self.uses += 1;
+        self.bytes += rules.bytes_held();
+        let replaced = self.rules.insert(rules_pk, Entry { rules, last_use: self.uses });
+        self.bytes -= replaced.map_or(0, |entry| entry.rules.bytes_held());
+        while self.rules.len() > 1 && (self.bytes > BYTES_MAX || self.rules.len() > RULES_MAX) {
+            let oldest = self.rules.iter().min_by_key(|(_, entry)| entry.last_use).map(|(key, _)| *key);
+            let removed = oldest.and_then(|key| self.rules.remove(&key));
+            self.bytes -= removed.map_or(0, |entry| entry.rules.bytes_held());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_client::wire::{FilterAction, FilterRule, FilterScope, PolicyRules};
+
+    use super::*;
+
+    /// Rules with patterns that take a quarter of a MiB each.
+    fn body(number: usize) -> String {
+        let pattern = |index: usize| format!("metadata.x.matches('{number} {index} \\\\w{{4}}')");
+        let filter = |index: usize| FilterRule {
+            name: format!("f{index}"),
+            scope: FilterScope::Rollout,
+            when: pattern(index),
+            action: FilterAction::Drop,
+        };
+        let rules = PolicyRules { filter: (0..4).map(filter).collect(), ..PolicyRules::default() };
+        serde_json::to_string(&rules).expect("rules are JSON")
+    }
+
+    #[test]
+    fn rules_that_are_kept_are_bounded_in_bytes() {
+        let cache = RulesCache::default();
+        for key in 0..60 {
+            cache.insert(key, &body(key as usize)).expect("these rules were accepted before");
+            // The first are used all the time.
+            assert!(cache.get(0).is_some(), "after {key}");
+        }
+        let kept = cache.kept();
+        assert!(kept.bytes <= BYTES_MAX, "{} bytes are kept", kept.bytes);
+        assert_eq!(kept.bytes, kept.rules.values().map(|entry| entry.rules.bytes_held()).sum::<usize>());
+        assert!((2..60).contains(&kept.rules.len()), "{} are kept", kept.rules.len());
+        assert!(kept.rules.contains_key(&59), "the last that was used is kept");
+    }
+
+    #[test]
+    fn rules_that_are_larger_than_all_that_is_kept_can_be_used() {
+        let mut kept = Kept { bytes: BYTES_MAX, ..Kept::default() };
+        let rules = Arc::new(Rules::parse(PolicyRules::default()).expect("the defaults can work"));
+        kept.insert(1, rules);
+        assert!(kept.rules.contains_key(&1));
     }
 }

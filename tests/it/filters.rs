@@ -102,6 +102,37 @@ on_both_stores! {
         assert_eq!(receipt["verdict"], "dropped");
     }
 
+    async fn a_filter_that_may_cost_too_much_is_named_and_does_not_match(app: TestApp) {
+        let exists = |name: &str| filter(name, "rollout", "metadata.tags.exists(t, t == 2 || t == 3)", "drop");
+        let filters = json!([exists("a"), exists("b"), exists("c"), exists("d"), filter("low", "rollout", "reward < 0.5", "drop")]);
+        app.rules("default", json!({"filter": filters})).await;
+        let tags = |name: &str, reward: f64| with(rollout(name, reward), json!({"metadata": {"tags": vec![1; 130_000]}}));
+        let receipt = app.post("/trajectories", tags("x", 1.0)).await.expect(201);
+        let warnings: Vec<&str> = receipt["warnings"].as_array().expect("warnings").iter().map(text).collect();
+        assert!(warnings.iter().any(|warning| warning.starts_with("filter-over-budget: filter `d`")), "{receipt}");
+        assert_eq!(receipt["verdict"], "kept");
+        assert!(app.metrics().await.contains(r#"forebay_filters_over_budget_total{filter="d",policy="default"} 1"#));
+        assert_eq!(app.story("x").await["failed_filters"].as_array().and_then(|names| names.last()), Some(&json!("d")));
+        assert_eq!(app.post("/trajectories", tags("x", 1.0)).await.expect(200)["duplicate"], true);
+        // What is cheap is asked, whatever the others would cost.
+        assert_eq!(app.accept(tags("y", 0.0)).await["reason"], "low");
+    }
+
+    async fn a_group_goes_by_the_filters_that_it_was_opened_under(app: TestApp) {
+        let below = |bound: f64| json!({"group": {"size": 3},
+            "filter": [filter("low", "rollout", &format!("reward < {bound:?}"), "drop")]});
+        app.rules("default", below(0.25)).await;
+        app.accept(member("old", 0, 0.5)).await;
+        app.rules("default", below(0.75)).await;
+        // One bundle, judged by both.
+        let receipts = app.accept(json!([member("old", 1, 0.5), member("new", 0, 0.5), member("new", 1, 0.8)])).await;
+        let verdicts: Vec<&str> = receipts.as_array().expect("a bundle").iter().map(|one| text(&one["verdict"])).collect();
+        assert_eq!(verdicts, ["kept", "dropped", "kept"]);
+        app.rules("default", json!({"group": {"size": 3}})).await;
+        assert_eq!(app.accept(member("new", 2, 0.5)).await["verdict"], "dropped");
+        assert_eq!(app.accept(member("newest", 0, 0.5)).await["verdict"], "kept");
+    }
+
     async fn a_group_filter_that_cannot_be_evaluated_is_named_too(app: TestApp) {
         let filters = json!([filter("seventh", "group", "rewards[7] > 0.9", "drop")]);
         app.rules("default", json!({"group": {"size": 2}, "filter": filters})).await;

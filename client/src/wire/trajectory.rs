@@ -202,7 +202,7 @@ pub struct Receipt {
     /// True when the same rollout was already stored; nothing changed.
     pub duplicate: bool,
     /// What a producer should know and was not refused for: each is a name, a colon and a sentence. The names are
-    /// `group-decided`, `no-reward`, `admission-lapsed`, `filter-failed`, `logprobs-above-zero`, `logprobs-improbable`,
+    /// `group-decided`, `no-reward`, `admission-lapsed`, `filter-failed`, `filter-over-budget`, `logprobs-above-zero`, `logprobs-improbable`,
     /// `sampling-truncated`, `mask-without-ones` and `version-ahead`.
     pub warnings: Vec<String>,
     /// The group after this post.

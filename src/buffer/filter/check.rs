@@ -21,8 +21,13 @@ const SOURCE_BYTES_MAX: usize = 4096;
 const NESTING_MAX: usize = 100;
 /// The parser recurses for every term of a sum: 4 KiB of `+1` overflow an ordinary stack.
 const PARSER_STACK_BYTES: usize = 64 << 20;
-/// Bounds the memory that a compiled pattern takes, and with it the time to compile it.
-const REGEX_BYTES_MAX: usize = 256 << 10;
+/// Bounds of the memory that a compiled pattern takes, and with it of the time to compile it. The least that it fits
+/// counts as its size, which the crate does not tell.
+const PATTERN_BYTES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
+/// What all patterns of a policy may take: twenty that ask for Unicode's word characters.
+const PATTERNS_BYTES_MAX: usize = 2 << 20;
+/// What matching may remember of a pattern, for each thread that does.
+const PATTERN_CACHE_BYTES_MAX: usize = 256 << 10;
 
 /// The functions called as `value.name(..)`, with the number of their arguments. None of them can
 /// build a value much larger than its arguments.
@@ -43,22 +48,76 @@ const FUNCTIONS: [(&str, RangeInclusive<usize>); 11] = [
     ("uint", 1..=1),
 ];
 /// The variables that hold a number for each of many keys.
-const COLLECTIONS_OF_NUMBERS: [&str; 2] = ["reward_components", "rewards"];
+pub(super) const COLLECTIONS_OF_NUMBERS: [&str; 2] = ["reward_components", "rewards"];
 /// What there is to say when the parser fails without a reason.
 const UNREADABLE: &str = "the parser cannot read this";
 /// What the parser itself expands, for the message about an unknown function.
 const MACROS: &str = "has, all, exists, exists_one, map, filter";
 
-/// Parses and checks the expression of `rule`, adding its patterns to `regexes`. Returns every
+/// The compiled patterns of a policy.
+pub(super) struct Patterns {
+    pub(super) regexes: HashMap<String, Regex>,
+    /// Bytes that each takes.
+    pub(super) bytes: HashMap<String, usize>,
+    bytes_max: usize,
+}
+
+impl Patterns {
+    /// Those of rules that are new.
+    pub(super) fn bounded() -> Self {
+        Self { regexes: HashMap::new(), bytes: HashMap::new(), bytes_max: PATTERNS_BYTES_MAX }
+    }
+
+    /// Those of rules that were accepted before, perhaps by a version that had no bound.
+    pub(super) fn unbounded() -> Self {
+        Self { bytes_max: usize::MAX, ..Self::bounded() }
+    }
+
+    fn add(&mut self, pattern: &str) -> Result<(), String> {
+        if self.regexes.contains_key(pattern) {
+            return Ok(());
+        }
+        let compile =
+            |bytes| RegexBuilder::new(pattern).size_limit(bytes).dfa_size_limit(PATTERN_CACHE_BYTES_MAX).build();
+        let mut compiled = Err(String::new());
+        for bytes in PATTERN_BYTES {
+            match compile(bytes) {
+                Ok(regex) => {
+                    compiled = Ok((regex, bytes));
+                    break;
+                }
+                // The lines before the last draw the pattern, which the column points at already.
+                Err(error) => {
+                    let error = error.to_string();
+                    compiled = Err(error.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned());
+                }
+            }
+        }
+        let (regex, bytes) = compiled?;
+        if self.bytes.values().sum::<usize>() + bytes > self.bytes_max {
+            return Err(format!("with those before it takes more than {} bytes when compiled", self.bytes_max));
+        }
+        self.bytes.insert(pattern.to_owned(), bytes);
+        self.regexes.insert(pattern.to_owned(), regex);
+        Ok(())
+    }
+
+    /// Bytes that all take together, with what matching remembers.
+    pub(super) fn bytes_held(&self) -> usize {
+        self.bytes.values().map(|bytes| bytes + PATTERN_CACHE_BYTES_MAX).sum()
+    }
+}
+
+/// Parses and checks the expression of `rule`, adding its patterns to `patterns`. Returns every
 /// fault that has nothing to do with values.
-pub(super) fn parse(rule: &FilterRule, regexes: &mut HashMap<String, Regex>) -> Result<Program, Vec<String>> {
+pub(super) fn parse(rule: &FilterRule, patterns: &mut Patterns) -> Result<Program, Vec<String>> {
     if rule.when.len() > SOURCE_BYTES_MAX {
         let length = rule.when.len();
         return Err(vec![format!("at most {SOURCE_BYTES_MAX} bytes, not {length}")]);
     }
     let program = parse_apart(&rule.when).map_err(|message| vec![message])?;
     let mut checker =
-        Checker { scope: rule.scope, source: program.source_info(), within: None, regexes, faults: Vec::new() };
+        Checker { scope: rule.scope, source: program.source_info(), within: None, patterns, faults: Vec::new() };
     checker.visit(program.expression());
     let faults = checker.faults;
     if faults.is_empty() { Ok(program) } else { Err(faults) }
@@ -144,7 +203,7 @@ struct Checker<'e> {
     source: &'e SourceInfo,
     /// The loop whose body is being visited; there is never a second one inside it.
     within: Option<&'e ComprehensionExpr>,
-    regexes: &'e mut HashMap<String, Regex>,
+    patterns: &'e mut Patterns,
     faults: Vec<String>,
 }
 
@@ -234,17 +293,8 @@ impl<'e> Checker<'e> {
             return self.refuse(node, "the pattern of `matches` must be a string literal");
         };
         let pattern: &str = pattern.inner();
-        match RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build() {
-            Ok(regex) => {
-                self.regexes.insert(pattern.to_owned(), regex);
-            }
-            Err(error) => {
-                // The lines before the last draw the pattern, which the column points at already.
-                let error = error.to_string();
-                let error = error.lines().last().unwrap_or_default();
-                let error = error.trim_start_matches("error: ");
-                self.refuse(node, &format!("the pattern of `matches`: {error}"));
-            }
+        if let Err(error) = self.patterns.add(pattern) {
+            self.refuse(node, &format!("the pattern of `matches`: {error}"));
         }
     }
 

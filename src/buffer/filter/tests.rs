@@ -1,5 +1,6 @@
 //! What filters refuse when they are written, and what they say about records.
 
+mod costs;
 mod judgements;
 mod refusals;
 

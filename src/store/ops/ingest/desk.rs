@@ -14,6 +14,7 @@ use crate::{
         finalize::{GroupDecision, GroupSnapshot, Member},
         ids::{GroupPk, PolicyPk, RolloutPk},
         ingest::{GroupFill, NewRollout, RolloutDecision},
+        judging::Question,
         refusal::Refusal,
     },
     clock::Timestamp,
@@ -88,8 +89,13 @@ impl<'b> Desk<'b> {
         }
         let newcomers: Vec<&Incoming<'b>> =
             bundle.iter().filter(|incoming| !self.known.stored.contains_key(&self.rollout_key(incoming))).collect();
+        let rooms = self.known.allowances.rooms(&newcomers);
+        let questions = self.questions(bundle, &rooms);
+        if !questions.is_empty() {
+            return Err(Refusal::Unjudged(questions));
+        }
         Ok(Draft {
-            rooms: self.known.allowances.rooms(&newcomers),
+            rooms,
             groups: BTreeMap::new(),
             stored: HashMap::new(),
             arrived: Vec::with_capacity(newcomers.len()),
@@ -97,6 +103,26 @@ impl<'b> Desk<'b> {
             ready: Vec::new(),
             tallies: TallyDelta::default(),
         })
+    }
+
+    /// What the new rollouts of a bundle are to be judged by, outside of the transaction.
+    fn questions(&self, bundle: &[Incoming<'b>], rooms: &Rooms) -> Vec<Question> {
+        let mut questions = Vec::new();
+        for (index, incoming) in bundle.iter().enumerate() {
+            if self.known.stored.contains_key(&self.rollout_key(incoming)) {
+                continue;
+            }
+            let policy = &self.known.policies[&incoming.new.policy];
+            let group = self.known.groups.get(&self.group_key(incoming));
+            if group.is_some_and(|group| group.locked.fill.state != GroupState::Open) {
+                continue;
+            }
+            let rules = group.map_or(&policy.rules, |group| &group.locked.rules);
+            let question = self.decide.question(rules, incoming.new, rooms.of(incoming), policy.version);
+            let is_current = Arc::ptr_eq(rules, &policy.rules);
+            questions.extend(question.map(|question| Question { index, is_current, ..question }));
+        }
+        questions
     }
 
     /// Takes the group of a new rollout into the draft, opened if it is not there and the backlog has room for it.
@@ -145,6 +171,7 @@ impl<'b> Desk<'b> {
         }
         self.decide.check(&group.locked.rules, new, room).map_err(|refusal| at_index(refusal, index))?;
         let decision = self.decide.rollout(&group.locked.rules, new, room, policy.version, group.locked.fill);
+        let decision = decision.ok_or_else(|| Refusal::Unjudged(Vec::new()))?;
         let rollout_pk = RolloutPk(self.known.rollout_pks.next().expect("there is a key for every newcomer"));
         let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
         group.add(new, rollout_pk, &decision, row.live_bytes());

@@ -167,6 +167,7 @@ fn read_stored(row: &mut Row) -> Result<Stored, StoreError> {
         decision: RolloutDecision {
             admission_lapsed: false,
             trained_spans: None,
+            over_budget: Vec::new(),
             verdict: row.parse("verdict")?,
             reason: row.get("reason")?,
             failed_filters: names(row.get("failed_filters")?),
