@@ -142,6 +142,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Sweep: whether time has made anything due; reads only, so that an idle service writes nothing.
     async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError>;
+    /// Sweep: adds changes of tallies that were appended to the tallies themselves, on the database that appends them.
+    async fn fold_tallies(&self) -> Result<(), StoreError>;
     /// Sweep: leases past their end come back, up to `limit`.
     async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError>;
     /// Sweep: open groups past their deadline, up to `limit`.

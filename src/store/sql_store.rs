@@ -29,7 +29,7 @@ use super::{
         lineage::{Checkpoint, Reset},
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
-        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Ping, Probe, Retire},
+        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         upkeep::{FindRulesOfGroups, ForgetRules, SupersededRules},
     },
 };
@@ -209,6 +209,14 @@ impl<D: Dialect> Store for SqlStore<D> {
 
     async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError> {
         self.dialect.read(AnythingDue(now)).await
+    }
+
+    async fn fold_tallies(&self) -> Result<(), StoreError> {
+        // An idle service writes nothing.
+        if D::APPENDS_TALLIES && self.dialect.read(MayFoldTallies).await? {
+            self.dialect.write(FoldTallies).await?;
+        }
+        Ok(())
     }
 
     async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError> {

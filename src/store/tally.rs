@@ -1,7 +1,9 @@
 //! Tallies: counts kept in the transactions that change them, so that no metric ever counts rows.
 //!
-//! On Postgres each count is spread over slots, or its row would serialise all ingest of a policy. Counts are written
-//! in the order of their names, once per transaction, so that transactions never wait for each other in a circle.
+//! On Postgres changes are appended, and [`fold`] adds them to the counts once a second: a row that every transaction changes
+//! would serialise them, and leave a dead row each time, which nobody removes under a long transaction. The counts of the
+//! last hour are spread over slots. Both are written in the order of their names, once per transaction, so that
+//! transactions never wait for each other in a circle. `tally_now` has the counts with the changes to come.
 
 use std::collections::BTreeMap;
 
@@ -122,13 +124,9 @@ impl TallyDelta {
                     amount = tally.amount + excluded.amount,
                     latest_us = MAX(tally.latest_us, excluded.latest_us)",
             postgres: "-- add_tallies
-                INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
-                SELECT (v ->> 0)::bigint, v ->> 1, $2, (v ->> 2)::bigint, ($3::float8[])[place], (v ->> 3)::bigint
-                FROM json_array_elements($1::json) WITH ORDINALITY AS t (v, place)
-                ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
-                    value = tally.value + excluded.value,
-                    amount = tally.amount + excluded.amount,
-                    latest_us = GREATEST(tally.latest_us, excluded.latest_us)",
+                INSERT INTO tally_change (policy_pk, name, value, amount, latest_us)
+                SELECT (v ->> 0)::bigint, v ->> 1, (v ->> 2)::bigint, ($2::float8[])[place], (v ->> 3)::bigint
+                FROM json_array_elements($1::json) WITH ORDINALITY AS t (v, place)",
         };
         const ADD_RECENT: Statement = Statement {
             sqlite: "-- add_recent
@@ -152,7 +150,7 @@ impl TallyDelta {
                 self.totals.iter().map(|((policy, name), change)| (policy.0, name, change.value, change.latest_us));
             let amounts = self.totals.values().map(|change| change.amount).collect();
             let rows: Vec<_> = rows.collect();
-            tx.execute(ADD_TALLIES, vec![json(&rows).into(), slot.into(), Arg::Reals(amounts)]).await?;
+            tx.execute(ADD_TALLIES, vec![json(&rows).into(), Arg::Reals(amounts)]).await?;
         }
         if !self.recent.is_empty() {
             let rows: Vec<_> =
@@ -161,6 +159,75 @@ impl TallyDelta {
         }
         Ok(())
     }
+}
+
+/// Whether there are changes that can be added to the counts.
+pub(super) async fn may_fold(tx: &mut Tx<'_>) -> Result<bool, StoreError> {
+    const SELECT_CHANGED: Statement = Statement {
+        sqlite: "-- select_changed
+            SELECT 0 AS changed",
+        postgres: "-- select_changed
+            SELECT CAST(COUNT(*) AS BIGINT) AS changed
+            FROM (
+                SELECT 1
+                FROM tally_change
+                WHERE xid >= (SELECT COALESCE(MAX(below), 0) FROM tally_folded) AND xid < 9223372036854775807
+                LIMIT 1
+            ) AS any_change",
+    };
+    Ok(tx.fetch_one(SELECT_CHANGED, args![]).await?.get("changed")?)
+}
+
+/// Adds the changes of all transactions that have ended to the counts.
+///
+/// Which have ended is asked once, before: a transaction below the oldest one that goes on changes nothing any more. So
+/// no change is passed over, and none is added twice.
+pub(super) async fn fold(tx: &mut Tx<'_>) -> Result<(), StoreError> {
+    // Another replica that folds at this moment does it for all. Its lock ends with its transaction.
+    const SELECT_FOLD: Statement = Statement {
+        sqlite: "-- select_fold
+            SELECT 0 AS is_mine, 0 AS below, 0 AS folded",
+        postgres: "-- select_fold
+            SELECT CAST(pg_try_advisory_xact_lock(7308896101217) AS INTEGER)::BIGINT AS is_mine,
+                CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT) AS BIGINT) AS below,
+                (SELECT COALESCE(MAX(below), 0) FROM tally_folded) AS folded",
+    };
+    const FOLD_TALLIES: Statement = Statement {
+        sqlite: "-- fold_tallies
+            SELECT 0",
+        postgres: "-- fold_tallies
+            WITH folded AS (
+                DELETE FROM tally_change
+                WHERE xid >= $1 AND xid < $2
+                RETURNING policy_pk, name, value, amount, latest_us
+            )
+            INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
+            SELECT policy_pk, name, 0, CAST(SUM(value) AS BIGINT), SUM(amount), MAX(latest_us)
+            FROM folded
+            GROUP BY policy_pk, name
+            ORDER BY policy_pk, name
+            ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
+                value = tally.value + excluded.value,
+                amount = tally.amount + excluded.amount,
+                latest_us = GREATEST(tally.latest_us, excluded.latest_us)",
+    };
+    const SET_FOLDED: Statement = Statement {
+        sqlite: "-- set_folded
+            SELECT 0",
+        postgres: "-- set_folded
+            INSERT INTO tally_folded (only_row, below)
+            VALUES (1, $1)
+            ON CONFLICT (only_row) DO UPDATE SET below = excluded.below",
+    };
+    let mut row = tx.fetch_one(SELECT_FOLD, args![]).await?;
+    let (is_mine, below, folded): (bool, i64, i64) = (row.get("is_mine")?, row.get("below")?, row.get("folded")?);
+    if !is_mine {
+        return Ok(());
+    }
+    // A copy of the database in another cluster begins with lower numbers of transactions than it has seen.
+    let from = if below < folded { 0 } else { folded };
+    tx.execute(FOLD_TALLIES, args![from, below]).await?;
+    tx.execute(SET_FOLDED, args![below]).await.map(drop)
 }
 
 /// The minute of a time, as `recent` counts them.

@@ -82,8 +82,10 @@ async fn a_pooler_keeps_nothing_of_the_service_that_another_would_meet() {
         app.finish().await;
     }
     let mut connection = sqlx::PgConnection::connect(&database).await.expect("the server accepts");
-    let row = sqlx::query("SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory'").fetch_one(&mut connection);
-    assert_eq!(row.await.expect("locks can be read").get::<i64, _>(0), 0);
+    let held = "SELECT COUNT(*) FROM pg_locks
+        WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    let row = sqlx::query(held).fetch_one(&mut connection).await.expect("locks can be read");
+    assert_eq!(row.get::<i64, _>(0), 0);
     // Each of the pooler's sessions says in turn what is prepared in it, and what it listens to.
     let options: PgConnectOptions = pooler.url().parse().expect("the pooler's URL is valid");
     let mut behind = sqlx::PgConnection::connect_with(&options.extra_float_digits(None)).await.expect("it accepts");

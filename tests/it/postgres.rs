@@ -1,8 +1,9 @@
 //! Postgres as an operator runs it: its log, its defaults, and locks that others hold.
 
-use sqlx::Connection as _;
+use serde_json::Value;
+use sqlx::{Connection as _, Row as _};
 
-use crate::support::{Backend, Cluster, TestApp, eventually, fresh_database, group, rollout};
+use crate::support::{Backend, Cluster, TestApp, eventually, fresh_database, group, rollout, without_autovacuum};
 
 /// Leases, trains and settles a group that was posted in two parts.
 async fn work(app: &TestApp) {
@@ -73,5 +74,38 @@ async fn a_database_that_holds_a_post_in_a_lock_is_not_ready() {
     holder.rollback().await.expect("the transaction ends");
     eventually("readiness", || async { app.get("/readyz").await.status == 200 }).await;
     app.accept(rollout("held", 1.0)).await;
+    app.finish().await;
+}
+
+/// Pages that reading the tallies of a policy touches, as a lease does it.
+async fn pages_of_tallies(connection: &mut sqlx::PgConnection) -> i64 {
+    const READ: &str = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
+        SELECT name, SUM(value), SUM(amount) FROM tally_now WHERE policy_pk = 1 GROUP BY name";
+    let row = sqlx::raw_sql(READ).fetch_one(connection).await.expect("tallies can be read");
+    let plan: Value = serde_json::from_str(&row.get_unchecked::<String, _>(0)).expect("the plan is JSON");
+    let pages = |kind: &str| plan[0]["Plan"][kind].as_i64().expect("pages are counted");
+    pages("Shared Hit Blocks") + pages("Shared Read Blocks")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_transaction_elsewhere_does_not_make_tallies_dear() {
+    const POSTS: usize = 300;
+    let app = TestApp::start(Backend::Postgres).await;
+    without_autovacuum(&app.database).await;
+    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    app.accept(rollout("first", 1.0)).await;
+    app.buffer.fold_tallies().await.expect("the store can write");
+    // As pg_dump begins: no row that is deleted or replaced from here on may be removed.
+    let mut dump = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT * FROM policy";
+    sqlx::raw_sql(begin).fetch_all(&mut dump).await.expect("the snapshot is taken");
+    let before = pages_of_tallies(&mut connection).await;
+    for post in 0..POSTS {
+        app.accept(rollout(&format!("r{post}"), 1.0)).await;
+    }
+    app.buffer.fold_tallies().await.expect("the store can write");
+    let after = pages_of_tallies(&mut connection).await;
+    assert!(after < before + POSTS as i64 / 4, "{POSTS} posts took it from {before} to {after} pages");
+    sqlx::raw_sql("ROLLBACK").execute(&mut dump).await.expect("the transaction ends");
     app.finish().await;
 }

@@ -59,6 +59,9 @@ pub(super) trait Dialect: Send + Sync + 'static {
     /// Transactions of ingest that run at once; posts that come meanwhile share the next.
     const INGESTS: usize;
 
+    /// Whether changes of tallies are appended, to be added to the tallies later.
+    const APPENDS_TALLIES: bool = false;
+
     /// Runs an operation that writes; answers after its commit is durable. Goes on when the caller is dropped.
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
 

@@ -95,6 +95,8 @@ impl Dialect for Postgres {
 
     const INGESTS: usize = 4;
 
+    const APPENDS_TALLIES: bool = true;
+
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
         let vitals = self.vitals.clone();

@@ -75,7 +75,7 @@ impl StoredBacklog {
         const SELECT_BACKLOG: Statement = Statement::new(
             "-- select_backlog
             SELECT name, CAST(SUM(value) AS BIGINT) AS value
-            FROM tally
+            FROM tally_now
             WHERE policy_pk = $1 AND name IN (
                 'rollout.open', 'rollout.ready', 'rollout.leased', 'rollout.returned', 'live_bytes', 'reserved'
             )

@@ -440,7 +440,7 @@ async fn metrics(tx: &mut Tx<'_>, policy: &Policy, groups: &[Ready]) -> Result<B
     const SELECT_FLOW: Statement = Statement::new(
         "-- select_flow
         SELECT name, CAST(SUM(value) AS BIGINT) AS value, SUM(amount) AS amount
-        FROM tally
+        FROM tally_now
         WHERE policy_pk = $1 AND (name = 'reward' OR name LIKE 'dropped.%')
         GROUP BY name",
     );

@@ -283,7 +283,7 @@ impl Op for ReadTallies {
             SELECT p.name AS policy, t.name AS tally, CAST(SUM(t.value) AS BIGINT) AS value,
                 MAX(t.latest_us) AS latest_us
             FROM policy AS p
-            LEFT JOIN tally AS t ON t.policy_pk = p.policy_pk
+            LEFT JOIN tally_now AS t ON t.policy_pk = p.policy_pk
             WHERE $1 = 0 OR p.policy_pk = $1
             GROUP BY p.name, t.name",
         );

@@ -11,7 +11,7 @@ use crate::{
         Expired, Policy, StoreError,
         dialect::Op,
         sql::{Row, Statement, Tx, args, locking},
-        tally::minute,
+        tally::{self, minute},
     },
 };
 
@@ -322,6 +322,29 @@ async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), Store
     Ok(())
 }
 
+/// Whether changes of tallies wait to be added to them.
+pub(in crate::store) struct MayFoldTallies;
+
+#[async_trait]
+impl Op for MayFoldTallies {
+    type Output = bool;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
+        tally::may_fold(tx).await
+    }
+}
+
+pub(in crate::store) struct FoldTallies;
+
+#[async_trait]
+impl Op for FoldTallies {
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        tally::fold(tx).await
+    }
+}
+
 /// Reads and writes nothing that matters: answers when the database does.
 pub(in crate::store) struct Ping;
 
@@ -350,7 +373,7 @@ impl Op for Probe {
         const REACH_TABLES: Statement = Statement {
             sqlite: "-- reach_tables\nSELECT 1 AS reached",
             postgres: "-- reach_tables
-                LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, recent
+                LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, tally_change, recent
                 IN ROW EXCLUSIVE MODE NOWAIT",
         };
         const PROBE: Statement = Statement::new("-- probe\nUPDATE policy SET run = run WHERE name = 'default'");
