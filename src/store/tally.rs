@@ -175,7 +175,7 @@ pub(super) async fn may_fold(tx: &mut Tx<'_>) -> Result<bool, StoreError> {
                 LIMIT 1
             ) AS any_change",
     };
-    Ok(tx.fetch_one(SELECT_CHANGED, args![]).await?.get("changed")?)
+    tx.fetch_one(SELECT_CHANGED, args![]).await?.get("changed")
 }
 
 /// Adds the changes of all transactions that have ended to the counts.
