@@ -229,6 +229,8 @@ impl Iterator for RolloutRows {
             teacher_logprobs: segment.teacher_logprobs,
             values: segment.values,
             temperature: rollout.sampling.temperature,
+            top_p: rollout.sampling.top_p,
+            top_k: rollout.sampling.top_k,
             reward: member.reward,
             advantage: member.advantage as f32,
             loss_weight: self.weights.of_sample(*mask, trained),

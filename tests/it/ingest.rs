@@ -215,6 +215,7 @@ on_both_stores! {
             assert_eq!((&row["status"], &row["reward"]), (&sent["status"], &sent["reward"]));
             assert_eq!(row["environment"], sent["environment"]);
             assert_eq!(row["temperature"].as_f64().map(|t| t as f32), Some(0.7_f32));
+            assert_eq!((row["top_p"].as_f64().map(|p| p as f32), &row["top_k"]), (Some(0.9_f32), &json!(50)));
             assert_eq!(row["policy_version"], 4, "the oldest span with a trained token");
         }
         assert_eq!((&rows[0]["messages"], &rows[0]["metadata"]), (&sent["messages"], &sent["metadata"]));

@@ -132,6 +132,8 @@ fn samples(count: usize, vocabulary: usize) -> Vec<Sample> {
                 teacher_logprobs: None,
                 values: None,
                 temperature: 1.0,
+                top_p: 1.0,
+                top_k: -1,
                 reward: Some(1.0),
                 advantage: (row % 5) as f32 / 2.0 - 1.0,
                 loss_weight: 1.0 / trained as f64,

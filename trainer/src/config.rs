@@ -83,6 +83,17 @@ pub struct TrainConfig {
     /// Address of `/metrics`; none when absent.
     #[serde(default)]
     pub metrics_listen: Option<SocketAddr>,
+    /// Where else steps are told.
+    #[serde(default)]
+    pub report: ReportConfig,
+}
+
+/// Where steps are told beside `metrics.jsonl` and `/metrics`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReportConfig {
+    /// Write event files for TensorBoard to `tensorboard/` in the output folder.
+    pub tensorboard: bool,
 }
 
 /// Where tensors live.
@@ -283,6 +294,7 @@ impl TrainConfig {
             checkpoint: CheckpointConfig::default(),
             publish: PublishConfig::default(),
             metrics_listen: None,
+            report: ReportConfig::default(),
         }
     }
 

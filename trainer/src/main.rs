@@ -18,7 +18,7 @@ use forebay_trainer::{
     report::LogWriter,
     rollout::{InitArgs, RolloutArgs, init, rollout},
     service::Credentials,
-    train::train,
+    train::{dry_run, train},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -81,6 +81,9 @@ struct TrainArgs {
     /// Go on although the service has settled steps that the last checkpoint here does not hold
     #[arg(long)]
     force: bool,
+    /// Load everything, lease nothing, and print what would be done
+    #[arg(long)]
+    dry_run: bool,
 }
 
 fn main() -> ExitCode {
@@ -110,6 +113,10 @@ fn run_train(args: TrainArgs) -> anyhow::Result<()> {
     config.steps = args.steps.unwrap_or(config.steps);
     config.output = args.output.unwrap_or(config.output);
     config.device = args.device.unwrap_or(config.device);
+    if args.dry_run {
+        use std::io::Write as _;
+        return write!(std::io::stdout(), "{}", dry_run(&config)?).context("cannot print");
+    }
     let stop = stop_flag()?;
     Ok(train(&config, args.force, &|| stop.load(Ordering::Relaxed))?)
 }

@@ -2,6 +2,8 @@
 //!
 //! Separate from the loop, which hands over one [`StepReport`] a step and knows nothing of where it goes.
 
+mod tensorboard;
+
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write as _},
@@ -16,6 +18,7 @@ use prometheus::{Gauge, IntCounter, IntGauge, Registry, TextEncoder};
 use serde::Serialize;
 use tokio::runtime::Handle;
 
+use self::tensorboard::EventFile;
 use crate::loss::StepStatistics;
 
 /// The bar that is on the screen, if any: lines of the log are printed above it.
@@ -75,6 +78,8 @@ pub struct StepReport {
     pub rollouts: usize,
     /// Trained rows without behaviour log-probabilities, whose ratio is 1.
     pub rows_without_logprobs: usize,
+    /// Trained rows that were sampled with `top_p` or `top_k` below full.
+    pub rows_top_sampled: usize,
     /// Prompt and response tokens.
     pub tokens: usize,
     /// Tokens per second of work: time without data does not count.
@@ -88,6 +93,7 @@ pub struct StepReport {
 /// Where reports go.
 pub struct Reporter {
     lines: Option<File>,
+    events: Option<EventFile>,
     metrics: Arc<TrainerMetrics>,
     bar: ProgressBar,
 }
@@ -106,7 +112,13 @@ impl Reporter {
         if !bar.is_hidden() {
             *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
         }
-        Ok(Self { lines, metrics: Arc::new(TrainerMetrics::new()), bar })
+        Ok(Self { lines, events: None, metrics: Arc::new(TrainerMetrics::new()), bar })
+    }
+
+    /// Also writes an event file for TensorBoard in `folder`, of steps above `done`.
+    pub fn add_tensorboard(&mut self, folder: &Path, done: i64) -> io::Result<()> {
+        self.events = Some(EventFile::create(folder, done)?);
+        Ok(())
     }
 
     /// Serves `/metrics` at `address` for as long as the runtime lives; the address that was bound.
@@ -129,6 +141,17 @@ impl Reporter {
             let mut line = serde_json::to_vec(report)?;
             line.push(b'\n');
             lines.write_all(&line)?;
+        }
+        if let Some(events) = &mut self.events {
+            let report = serde_json::to_value(report)?;
+            let numbers: Vec<(&str, f64)> = report
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter(|(name, _)| *name != "step")
+                .filter_map(|(name, value)| Some((name.as_str(), value.as_f64()?)))
+                .collect();
+            events.step(report["step"].as_i64().unwrap_or(0), &numbers)?;
         }
         self.bar.set_position(report.step.max(0) as u64);
         self.bar.set_message(format!(
@@ -226,6 +249,7 @@ struct TrainerMetrics {
     lost: IntCounter,
     given_back: IntCounter,
     rows_without_logprobs: IntCounter,
+    rows_top_sampled: IntCounter,
     waited: prometheus::Counter,
 }
 
@@ -288,6 +312,10 @@ impl TrainerMetrics {
                 "rows_without_logprobs_total",
                 "Trained rows without behaviour log-probabilities, whose ratio is 1.",
             ),
+            rows_top_sampled: counter(
+                "rows_top_sampled_total",
+                "Trained rows that were sampled with top_p or top_k below full.",
+            ),
             waited,
             gauges,
             registry,
@@ -307,6 +335,7 @@ impl TrainerMetrics {
         self.tokens.inc_by(report.tokens as u64);
         self.trained_tokens.inc_by(report.statistics.trained_tokens as u64);
         self.rollouts.inc_by(report.rollouts as u64);
+        self.rows_top_sampled.inc_by(report.rows_top_sampled as u64);
         self.rows_without_logprobs.inc_by(report.rows_without_logprobs as u64);
         self.waited.inc_by(report.waited_s);
     }

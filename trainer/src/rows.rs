@@ -39,6 +39,8 @@ pub struct Row {
     teacher_logprobs: Option<Vec<f32>>,
     values: Option<Vec<f32>>,
     temperature: f32,
+    /// Whether `top_p` or `top_k` left tokens out.
+    is_top_sampled: bool,
     reward: Option<f64>,
     advantage: f32,
     loss_weight: f64,
@@ -93,6 +95,9 @@ pub struct BatchStatistics {
     pub tokens_trained: usize,
     /// Trained rows without behaviour log-probabilities: their ratio is 1.
     pub rows_without_logprobs: usize,
+    /// Trained rows that were not sampled from the full vocabulary: their log-probabilities are of another distribution
+    /// than the model's, and every ratio is biased.
+    pub rows_top_sampled: usize,
     /// Mean reward of the rollouts that have one.
     pub reward_mean: Option<f64>,
     /// Mean reward of the rollouts that have one and a trained token.
@@ -232,6 +237,7 @@ impl Row {
             teacher_logprobs,
             values,
             temperature: sample.temperature,
+            is_top_sampled: sample.top_p < 1.0 || sample.top_k > 0,
             reward: sample.reward,
             advantage: sample.advantage,
             loss_weight: sample.loss_weight,
@@ -388,6 +394,7 @@ impl BatchStatistics {
             tokens: samples.iter().filter_map(|sample| sample.tokens.as_ref()).map(Vec::len).sum(),
             tokens_trained: trained.iter().map(Row::trained_length).sum(),
             rows_without_logprobs: trained.iter().filter(|row| row.logprobs.is_none()).count(),
+            rows_top_sampled: trained.iter().filter(|row| row.is_top_sampled).count(),
             reward_mean: mean(&rewards.values().copied().flatten().collect::<Vec<_>>()),
             reward_trained_mean: mean(&learners.values().filter_map(|row| row.reward).collect::<Vec<_>>()),
             staleness_mean: mean(&staleness.iter().map(|&versions| versions as f64).collect::<Vec<_>>()),
@@ -414,6 +421,7 @@ impl BatchStatistics {
             tokens: sum(|batch| batch.tokens),
             tokens_trained: sum(|batch| batch.tokens_trained),
             rows_without_logprobs: sum(|batch| batch.rows_without_logprobs),
+            rows_top_sampled: sum(|batch| batch.rows_top_sampled),
             reward_mean: weighted(|batch| batch.reward_mean, |batch| batch.rollouts),
             reward_trained_mean: weighted(|batch| batch.reward_trained_mean, |batch| batch.rollouts_trained),
             staleness_mean: weighted(|batch| batch.staleness_mean, |batch| batch.rollouts_trained),

@@ -4,6 +4,7 @@
 //! only when its checkpoint is on disk, and a restart tells the service which step that is. Whatever was acked after
 //! it comes back, in order.
 
+mod dry_run;
 mod gather;
 
 use std::{
@@ -13,6 +14,8 @@ use std::{
 };
 
 use tokio::runtime::{Handle, Runtime};
+
+pub use self::dry_run::{DryRun, dry_run};
 
 use self::gather::{Gathered, Gathering, Held};
 use crate::{
@@ -115,7 +118,12 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
     let resumed = wait(runtime.handle(), stop, resume)?;
     let lines = config.output.join("metrics.jsonl");
     let unwritten = |source| TrainError::Output { path: lines.clone(), source };
-    let reporter = Reporter::new(Some(&lines), config.steps, learner.step()).map_err(unwritten)?;
+    let mut reporter = Reporter::new(Some(&lines), config.steps, learner.step()).map_err(unwritten)?;
+    if config.report.tensorboard {
+        let folder = config.output.join("tensorboard");
+        let opened = reporter.add_tensorboard(&folder, learner.step());
+        opened.map_err(|source| TrainError::Output { path: folder, source })?;
+    }
     let newest = Lineage { version: resumed.version, step: learner.step(), epoch: resumed.epoch };
     let options = PublishOptions {
         folder: versions,
@@ -382,6 +390,7 @@ fn report(step: i64, version: i64, consumed: &[Held], rows: &Rows, outcome: &Ste
         staleness_max: statistics.staleness_max.unwrap_or(0),
         rollouts: statistics.rollouts,
         rows_without_logprobs: statistics.rows_without_logprobs,
+        rows_top_sampled: statistics.rows_top_sampled,
         tokens: statistics.tokens,
         tokens_per_s: statistics.tokens as f64 / (pace.whole - pace.waited).max(1e-9),
         waited_s: pace.waited,

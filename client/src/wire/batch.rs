@@ -228,6 +228,12 @@ pub struct Sample {
     pub values: Option<Vec<f32>>,
     /// Divisor of the logits at sampling.
     pub temperature: f32,
+    /// Nucleus mass at sampling; below 1, importance ratios are biased.
+    #[serde(default = "full_mass")]
+    pub top_p: f32,
+    /// Number of candidates at sampling, -1 for all; above 0, importance ratios are biased.
+    #[serde(default = "all_candidates")]
+    pub top_k: i32,
     /// Reward of the rollout.
     #[serde(serialize_with = "super::finite::serialize")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
@@ -246,4 +252,12 @@ pub struct Sample {
     /// Metadata as sent, on the row of segment 0; null on the other rows of the rollout.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub metadata: Option<Box<RawValue>>,
+}
+
+fn full_mass() -> f32 {
+    1.0
+}
+
+fn all_candidates() -> i32 {
+    -1
 }

@@ -21,6 +21,8 @@ pub(crate) fn sample(rollout: &str, prompt: usize, mask: &[u8]) -> Sample {
         teacher_logprobs: None,
         values: None,
         temperature: 1.0,
+        top_p: 1.0,
+        top_k: -1,
         reward: Some(1.0),
         advantage: 0.5,
         loss_weight: 0.25,
@@ -78,6 +80,7 @@ fn rows_without_trained_tokens_count_in_the_statistics_alone() {
         tokens: 10,
         tokens_trained: 3,
         rows_without_logprobs: 0,
+        rows_top_sampled: 0,
         reward_mean: Some(0.5),
         reward_trained_mean: Some(1.0),
         staleness_mean: Some(2.0),
@@ -140,4 +143,11 @@ fn batches_of_one_step_count_alike() {
     assert_eq!((merged.statistics().rollouts, merged.statistics().tokens), (3, 7));
     let alone = Rows::merge(&[&first]);
     assert_eq!((alone.trained(), alone.statistics()), (first.trained(), first.statistics()));
+}
+
+#[test]
+fn rows_that_were_not_sampled_from_the_full_vocabulary_are_counted() {
+    let (mut nucleus, mut candidates, mut masked) = (sample("a", 1, &[1]), sample("b", 1, &[1]), sample("c", 1, &[0]));
+    (nucleus.top_p, candidates.top_k, masked.top_k) = (0.9, 50, 50);
+    assert_eq!(rows(&[nucleus, candidates, masked, sample("d", 1, &[1])]).statistics().rows_top_sampled, 2);
 }

@@ -99,14 +99,26 @@ impl Trainer<'_> {
         }
     }
 
+    /// What can be trained and is likely not meant.
     fn warn_of(&self, delivery: &Delivery, rows: &Rows) {
-        let count = rows.statistics().rows_without_logprobs;
-        if count > 0 && self.config.objective.reads_old_logprobs() {
+        if !self.config.objective.reads_old_logprobs() {
+            return;
+        }
+        let (statistics, batch_id) = (rows.statistics(), &delivery.batch.batch_id);
+        if statistics.rows_without_logprobs > 0 {
             tracing::warn!(
-                batch.id = delivery.batch.batch_id,
-                rows = count,
+                batch.id = batch_id,
+                rows = statistics.rows_without_logprobs,
                 "rows without logprobs are trained with a ratio of 1 to the weights of this step: stale rows are not \
                  corrected; let the policy `require` logprobs to refuse them"
+            );
+        }
+        if statistics.rows_top_sampled > 0 {
+            tracing::warn!(
+                batch.id = batch_id,
+                rows = statistics.rows_top_sampled,
+                "rows were sampled with top_p below 1 or top_k: their logprobs are of another distribution than the \
+                 model's, and every ratio is biased"
             );
         }
     }

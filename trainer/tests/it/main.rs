@@ -17,3 +17,4 @@ mod recompute;
 mod refusals;
 mod rollout;
 mod saved;
+mod telling;
