@@ -92,7 +92,7 @@ pub struct TrainConfig {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReportConfig {
-    /// Write event files for TensorBoard to `tensorboard/` in the output folder.
+    /// Write event files for `TensorBoard` to `tensorboard/` in the output folder.
     pub tensorboard: bool,
 }
 

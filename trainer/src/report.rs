@@ -115,7 +115,7 @@ impl Reporter {
         Ok(Self { lines, events: None, metrics: Arc::new(TrainerMetrics::new()), bar })
     }
 
-    /// Also writes an event file for TensorBoard in `folder`, of steps above `done`.
+    /// Also writes an event file for `TensorBoard` in `folder`, of steps above `done`.
     pub fn add_tensorboard(&mut self, folder: &Path, done: i64) -> io::Result<()> {
         self.events = Some(EventFile::create(folder, done)?);
         Ok(())

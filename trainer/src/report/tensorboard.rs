@@ -1,8 +1,8 @@
-//! Event files that TensorBoard reads: records of protocol buffers, written by hand because a step needs five fields.
+//! Event files that `TensorBoard` reads: records of protocol buffers, written by hand because a step needs five fields.
 //!
 //! A record is its length (u64), the masked CRC-32C of that, the bytes of an `Event`, and their masked CRC-32C, all
 //! little-endian (TensorFlow's `tfrecord`). An `Event` here has `wall_time` (1), `step` (2), `file_version` (3), `summary`
-//! (5) with a `tag` (1) and a `simple_value` (2) per number, and `session_log` (7), which makes TensorBoard forget the
+//! (5) with a `tag` (1) and a `simple_value` (2) per number, and `session_log` (7), which makes `TensorBoard` forget the
 //! steps that a killed trainer has made and this one makes again.
 
 use std::{
