@@ -14,6 +14,7 @@ test: lint ## Everything: both databases, the trainer on the CPU; fetches Postgr
 	./scripts/postgres-bin > /dev/null
 	./scripts/pgbouncer-bin > /dev/null
 	./scripts/python-env snippets > /dev/null
+	./scripts/python-env openapi > /dev/null
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay
 	$(MAKE) test-trainer

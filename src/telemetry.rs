@@ -16,7 +16,8 @@ pub fn start(format: LogFormat) {
         .with_ansi(std::io::stderr().is_terminal());
     let started = match format {
         LogFormat::Text => log.with_target(false).try_init(),
-        LogFormat::Json => log.json().flatten_event(true).try_init(),
+        // The list of spans holds the current one.
+        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).try_init(),
     };
     panics::log();
     if let Err(error) = started {

@@ -23,6 +23,7 @@ const RETRY_AFTER_S: u32 = 5;
 #[utoipa::path(
     post,
     path = "/admissions",
+    operation_id = "post_admission",
     tag = "agents",
     request_body = AdmissionRequest,
     responses(

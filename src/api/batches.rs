@@ -45,6 +45,7 @@ const NACK_GROUPS_MAX: usize = 65_536;
 #[utoipa::path(
     post,
     path = "/batches",
+    operation_id = "lease_batch",
     tag = "trainers",
     request_body = BatchRequest,
     responses(
@@ -115,6 +116,7 @@ pub(super) struct BatchQuery {
 #[utoipa::path(
     get,
     path = "/batches",
+    operation_id = "list_batches",
     tag = "trainers",
     params(BatchQuery),
     responses(
@@ -153,6 +155,7 @@ pub(super) struct ShardsQuery {
 #[utoipa::path(
     get,
     path = "/batches/{id}",
+    operation_id = "get_batch",
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch"), ShardsQuery),
     responses(
@@ -188,6 +191,7 @@ pub(super) async fn get(
 #[utoipa::path(
     post,
     path = "/batches/{id}/extend",
+    operation_id = "extend_lease",
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch")),
     request_body = ExtendRequest,
@@ -216,6 +220,7 @@ pub(super) async fn extend(
 #[utoipa::path(
     post,
     path = "/batches/{id}/ack",
+    operation_id = "ack_batch",
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch")),
     request_body = AckRequest,
@@ -242,6 +247,7 @@ pub(super) async fn ack(
 #[utoipa::path(
     post,
     path = "/batches/{id}/nack",
+    operation_id = "nack_batch",
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch")),
     request_body = NackRequest,
@@ -278,6 +284,7 @@ pub(super) async fn nack(
 #[utoipa::path(
     post,
     path = "/batches/{id}/readmit",
+    operation_id = "readmit_batch",
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch")),
     responses(

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::{
     Api,
     budget::{Budget, ByteBudgets, HeldByRequest, Shares},
+    explain::explain,
     problem::Failure,
 };
 
@@ -414,7 +415,7 @@ pub(super) fn parse_value<T: DeserializeOwned>(value: Value) -> Result<T, Violat
     serde_path_to_error::deserialize(value).map_err(|error| {
         let place = pointer(error.path());
         let message = error.into_inner().to_string();
-        Violation { pointer: format!("{place}{}", unplaced_field(&message, &place)), detail: message }
+        Violation { pointer: format!("{place}{}", unplaced_field(&message, &place)), detail: explain(&message) }
     })
 }
 
@@ -434,7 +435,7 @@ fn describe<T: DeserializeOwned>(bytes: &[u8], error: &serde_json::Error) -> Fai
     let out_of_range = message.starts_with("number out of range");
     let detail = match not_a_number(bytes, error) {
         Some(token) => format!("`{token}` is not JSON: numbers must be finite ({place})"),
-        None => format!("{message} ({place})"),
+        None => format!("{} ({place})", explain(message)),
     };
     let failure = if error.is_data() || out_of_range {
         Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid")

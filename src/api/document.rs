@@ -6,8 +6,9 @@
 
 use axum::http::Method;
 use forebay_client::wire::PROBLEM_JSON;
+use serde_json::Value;
 use utoipa::{
-    OpenApi,
+    OpenApi, ToSchema,
     openapi::{
         Content, OpenApi as Document, Ref, RefOr, ResponseBuilder,
         path::{Operation, PathItem},
@@ -25,7 +26,14 @@ const SCHEME: &str = "key";
     info(
         title = "Forebay",
         description = "The durable rollout buffer between LLM agents and the trainers that learn from them. \
-            Errors are RFC 9457 problems with a stable `type`.",
+            \n\nThe flow: an agent posts the rollouts of a task to `/trajectories`, with the same `group_id` for all that are \
+            compared with each other. A group that is complete becomes ready, and ready groups are cut into batches. A \
+            trainer starts with `/policies/{policy}/resume`; then, for each step, it leases a batch (`POST /batches`), reads \
+            its rows (`/batches/{id}/samples`), computes gradients, acks the batch with the number of the step, and only \
+            after the 200 moves its weights. When it has saved them it posts the step to `/policies/{policy}/checkpoints`, \
+            and publishes a version with `PUT /policies/{policy}/version`, which agents learn from `/policies/{policy}`. \
+            `GET /trajectories?rollout_id=` says what became of a rollout.\
+            \n\nErrors are RFC 9457 problems with a stable `type`.",
         license(name = "MIT OR Apache-2.0")
     ),
     tags(
@@ -36,6 +44,15 @@ const SCHEME: &str = "key";
     )
 )]
 struct Frame;
+
+/// Bodies of requests and answers by the ids of operations; a test sends every request.
+const EXAMPLES: &str = include_str!("examples.json");
+
+/// An Arrow IPC stream.
+#[derive(ToSchema)]
+#[schema(value_type = String, format = Binary)]
+#[expect(dead_code, reason = "it only describes a body")]
+pub(super) struct ArrowStream(Vec<u8>);
 
 /// The problems of a call with a body.
 const BODY_PROBLEMS: [(&str, &str); 5] = [
@@ -66,11 +83,13 @@ pub(super) fn complete(mut document: Document) -> Document {
     let scheme = Http::builder().scheme(HttpAuthScheme::Bearer).description(Some(
         "`fb_<id>_<secret>`, as `forebay keys create` prints it. Not needed while the service has no keys.",
     ));
+    let examples: Value = serde_json::from_str(EXAMPLES).expect("the file is JSON, as a test sees");
     let components = document.components.get_or_insert_default();
     components.security_schemes.insert(SCHEME.to_owned(), SecurityScheme::Http(scheme.build()).into());
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
             describe(operation, roles::needs(&method, path));
+            exemplify(operation, &examples);
             add(operation, &STORE_PROBLEMS);
             if operation.parameters.as_ref().is_some_and(|parameters| !parameters.is_empty()) {
                 add(operation, &PARAMETER_PROBLEMS);
@@ -101,6 +120,27 @@ fn describe(operation: &mut Operation, needs: Needs) {
     operation.description = Some(before + &keys);
     operation.security = Some(vec![SecurityRequirement::new(SCHEME, [] as [&str; 0])]);
     add(operation, &KEY_PROBLEMS);
+}
+
+/// Shows real bodies where the file of examples has some for the operation.
+fn exemplify(operation: &mut Operation, examples: &Value) {
+    let Some(example) = operation.operation_id.as_ref().and_then(|id| examples.get(id)) else { return };
+    if let (Some(RefOr::T(body)), Some(request)) = (&mut operation.request_body, example.get("request")) {
+        for (_, content) in body.content.iter_mut().filter(|(media, _)| !media.ends_with("stream")) {
+            show(content, request);
+        }
+    }
+    for (status, answer) in example.get("answers").and_then(Value::as_object).into_iter().flatten() {
+        if let Some(RefOr::T(response)) = operation.responses.responses.get_mut(status) {
+            response.content.values_mut().for_each(|content| show(content, answer));
+        }
+    }
+}
+
+fn show(content: &mut RefOr<Content>, example: &Value) {
+    if let RefOr::T(content) = content {
+        content.example = Some(example.clone());
+    }
 }
 
 fn add(operation: &mut Operation, problems: &[(&str, &str)]) {

@@ -44,6 +44,7 @@ pub(super) struct GroupQuery {
 #[utoipa::path(
     get,
     path = "/groups",
+    operation_id = "list_groups",
     tag = "agents",
     params(GroupQuery),
     responses(
@@ -75,6 +76,7 @@ pub(super) async fn list(
 #[utoipa::path(
     post,
     path = "/groups/close",
+    operation_id = "close_group",
     tag = "agents",
     request_body = CloseRequest,
     responses(
@@ -93,7 +95,8 @@ pub(super) async fn close(
     let group_id = group_id(&request.group_id)?;
     let group = {
         let policy = policy.clone();
-        api.to_the_end(|buffer| async move { buffer.close_group(policy, group_id).await }).await?
+        let closed = api.to_the_end(|buffer| async move { buffer.close_group(policy, group_id).await }).await;
+        closed.map_err(|failure| if request.policy.is_none() { failure.unnamed_policy() } else { failure })?
     };
     Ok(Answer(on_wire(&policy, group)))
 }
@@ -102,6 +105,7 @@ pub(super) async fn close(
 #[utoipa::path(
     post,
     path = "/groups/discard",
+    operation_id = "discard_group",
     tag = "agents",
     request_body = DiscardRequest,
     responses(
@@ -119,7 +123,8 @@ pub(super) async fn discard(
     let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let group_id = group_id(&request.group_id)?;
     let reason = params::text("/reason", request.reason, ID_BYTES_MAX)?;
-    let group = api.buffer.discard_group(policy.clone(), group_id, reason).await?;
+    let group = api.buffer.discard_group(policy.clone(), group_id, reason).await.map_err(Failure::from);
+    let group = group.map_err(|failure| if request.policy.is_none() { failure.unnamed_policy() } else { failure })?;
     Ok(Answer(on_wire(&policy, group)))
 }
 

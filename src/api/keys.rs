@@ -30,6 +30,7 @@ pub(super) struct KeyQuery {
 #[utoipa::path(
     post,
     path = "/keys",
+    operation_id = "create_key",
     tag = "operations",
     request_body = KeyRequest,
     responses(
@@ -50,6 +51,7 @@ pub(super) async fn create(
 #[utoipa::path(
     get,
     path = "/keys",
+    operation_id = "list_keys",
     tag = "operations",
     params(KeyQuery),
     responses(
@@ -70,6 +72,7 @@ pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) 
 #[utoipa::path(
     delete,
     path = "/keys/{id}",
+    operation_id = "revoke_key",
     tag = "operations",
     params(("id" = String, Path, description = "Public part of the key")),
     responses(

@@ -13,6 +13,7 @@ mod bulk;
 mod compressed;
 mod decode;
 mod document;
+mod explain;
 mod framing;
 mod groups;
 mod guard;

@@ -23,6 +23,7 @@ const GAUGES_TIMEOUT: Duration = Duration::from_secs(2);
 #[utoipa::path(
     get,
     path = "/stats",
+    operation_id = "get_stats",
     tag = "operations",
     responses(
         (status = 200, description = "Totals", body = Stats),
@@ -55,6 +56,7 @@ pub(super) async fn stats(State(api): State<Api>, Caller(grant): Caller) -> Resu
 #[utoipa::path(
     get,
     path = "/healthz",
+    operation_id = "get_health",
     tag = "operations",
     responses((status = 200, description = "Alive", body = Health))
 )]
@@ -66,6 +68,7 @@ pub(super) async fn health() -> Answer<Health> {
 #[utoipa::path(
     get,
     path = "/readyz",
+    operation_id = "get_readiness",
     tag = "operations",
     responses(
         (status = 200, description = "Ready"),

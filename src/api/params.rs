@@ -6,7 +6,7 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{Api, guard::Caller, problem::Failure};
+use super::{Api, explain::explain, guard::Caller, problem::Failure};
 use crate::{
     access::{Grant, key::KeyId},
     buffer::{
@@ -43,7 +43,13 @@ pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
     let query = axum::extract::Query::<T>::try_from_uri(uri);
     query.map(|query| query.0).map_err(|error| {
         let text = error.body_text();
-        Failure::invalid("", text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text))
+        let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+        // Before the message stands the parameter that it is about, where the parser knows it.
+        let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        match text.split_once(": ").filter(|(name, _)| is_name(name)) {
+            Some((name, message)) => Failure::invalid(name, explain(message)),
+            None => Failure::invalid("", explain(text)),
+        }
     })
 }
 

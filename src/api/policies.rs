@@ -49,6 +49,7 @@ pub(super) struct PolicyQuery {
 #[utoipa::path(
     get,
     path = "/policies",
+    operation_id = "list_policies",
     tag = "policies",
     params(PolicyQuery),
     responses((status = 200, description = "A page of policies", body = PolicyList))
@@ -85,6 +86,7 @@ pub(super) struct WaitQuery {
 #[utoipa::path(
     get,
     path = "/policies/{policy}",
+    operation_id = "get_policy",
     tag = "policies",
     params(("policy" = String, Path, description = "Name of the policy"), WaitQuery),
     responses(
@@ -125,6 +127,7 @@ pub(super) async fn get(
 #[utoipa::path(
     put,
     path = "/policies/{policy}",
+    operation_id = "put_policy",
     tag = "policies",
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body = PolicyRules,
@@ -163,6 +166,7 @@ pub(super) async fn put(
 #[utoipa::path(
     patch,
     path = "/policies/{policy}",
+    operation_id = "patch_policy",
     tag = "policies",
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body(content(
@@ -196,6 +200,7 @@ fn parse_rules(value: Value) -> Result<Rules, Refusal> {
 #[utoipa::path(
     put,
     path = "/policies/{policy}/version",
+    operation_id = "publish_version",
     tag = "trainers",
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body = VersionRequest,
@@ -230,6 +235,7 @@ pub(super) async fn publish(
 #[utoipa::path(
     post,
     path = "/policies/{policy}/checkpoints",
+    operation_id = "checkpoint",
     tag = "trainers",
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body = CheckpointRequest,
@@ -261,6 +267,7 @@ pub(super) async fn checkpoint(
 #[utoipa::path(
     post,
     path = "/policies/{policy}/resume",
+    operation_id = "resume",
     tag = "trainers",
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body = ResumeRequest,
@@ -295,6 +302,7 @@ pub(super) async fn resume(
 #[utoipa::path(
     post,
     path = "/policies/{policy}/reset",
+    operation_id = "reset_policy",
     tag = "trainers",
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body = Option<ResetRequest>,

@@ -83,6 +83,16 @@ impl Failure {
         *self.problem
     }
 
+    /// Says that the request named no policy, where what it asks for is not in the one that always exists.
+    pub(super) fn unnamed_policy(mut self) -> Self {
+        if self.problem.status == StatusCode::NOT_FOUND.as_u16()
+            && let Some(detail) = &mut self.problem.detail
+        {
+            detail.push_str("; the request names no other `policy`");
+        }
+        self
+    }
+
     /// The problem as it stands in a line of a bulk answer.
     pub(super) fn into_line(self) -> Problem {
         let mut problem = self.into_problem();
@@ -156,7 +166,7 @@ impl From<Refusal> for Failure {
         let (status, kind, title) = match &refusal {
             Refusal::Invalid(_) => (S::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid"),
             Refusal::UnknownPolicy(_) => (S::NOT_FOUND, "unknown-policy", "No such policy"),
-            Refusal::Unknown(_) => (S::NOT_FOUND, "not-found", "No such thing"),
+            Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => (S::NOT_FOUND, "not-found", "No such thing"),
             Refusal::RolloutConflict { .. } => {
                 (S::CONFLICT, "rollout-conflict", "A different rollout has this identity")
             }
@@ -166,7 +176,7 @@ impl From<Refusal> for Failure {
             Refusal::BundleOverBacklog(_) => {
                 (S::PAYLOAD_TOO_LARGE, "bundle-over-backlog", "The bundle is larger than the policy's backlog")
             }
-            Refusal::LeaseLost => (S::CONFLICT, "lease-lost", "The lease is lost"),
+            Refusal::LeaseLost(_) => (S::CONFLICT, "lease-lost", "The lease is lost"),
             Refusal::AlreadyAcked(_) => (S::CONFLICT, "already-acked", "The batch is acked by another step"),
             Refusal::StepSettled { .. } => (S::CONFLICT, "step-settled", "The step is settled"),
             Refusal::StepUnknown { .. } => (S::CONFLICT, "step-unknown", "The step is above the last acked one"),
@@ -188,6 +198,10 @@ impl From<Refusal> for Failure {
         let failure = Self::new(status, kind, title).detail(detail.clone());
         match refusal {
             Refusal::Invalid(violations) => failure.violations(violations),
+            Refusal::UnknownPolicy(name) => failure.detail(format!(
+                "policy `{name}` does not exist: PUT /policies/{name} creates it, and so does its first rollout where \
+                 the service has `auto_create`"
+            )),
             Refusal::RolloutConflict { index, verdict, .. } => {
                 let violation = Violation { pointer: format!("/{index}"), detail: detail.clone() };
                 let mut failure = failure.violations(vec![violation]);

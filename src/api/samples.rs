@@ -24,6 +24,7 @@ use super::{
     arrow, body,
     budget::{Budget, Share, paid},
     compressed::Compressor,
+    document::ArrowStream,
     params::{BatchPath, Query},
     problem::Failure,
 };
@@ -68,6 +69,7 @@ pub(super) struct ShardQuery {
 #[utoipa::path(
     get,
     path = "/batches/{id}/samples",
+    operation_id = "get_samples",
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch"), ShardQuery),
     responses(
@@ -75,7 +77,7 @@ pub(super) struct ShardQuery {
             content(
                 (Sample = "application/x-ndjson"),
                 (Vec<Sample> = "application/json"),
-                (Vec<u8> = "application/vnd.apache.arrow.stream"),
+                (ArrowStream = "application/vnd.apache.arrow.stream"),
             )),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
         (status = 406, description = "No acceptable representation", body = Problem, content_type = "application/problem+json"),

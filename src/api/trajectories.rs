@@ -23,6 +23,7 @@ use super::{
     budget::{Budget, IsPaid, paid},
     bulk::{self, LineWriter},
     decode::{self, Shape},
+    document::ArrowStream,
     guard::Caller,
     params::{self, Query},
     problem::Failure,
@@ -61,12 +62,13 @@ const BULK_BYTES: usize = 8 << 20;
 #[utoipa::path(
     post,
     path = "/trajectories",
+    operation_id = "post_trajectories",
     tag = "agents",
     request_body(
         content(
             (TrajectoryOrBundle = "application/json"),
             (wire::Trajectory = "application/x-ndjson"),
-            (Vec<u8> = "application/vnd.apache.arrow.stream"),
+            (ArrowStream = "application/vnd.apache.arrow.stream"),
         ),
         description = "An object, an array of objects (a bundle), one object per line (bulk), or an Arrow IPC stream \
             (a bundle) with one row per segment, the rows of a rollout adjacent. Its columns are named as the JSON fields; \
@@ -393,6 +395,7 @@ pub(super) struct StoryQuery {
 #[utoipa::path(
     get,
     path = "/trajectories",
+    operation_id = "get_trajectories",
     tag = "agents",
     params(StoryQuery),
     responses(
@@ -408,7 +411,8 @@ pub(super) async fn get(
 ) -> Result<Response, Failure> {
     let policy = params::policy(&grant, "policy", query.policy.as_deref())?;
     if let Some(rollout_id) = params::optional("rollout_id", query.rollout_id.as_deref(), RolloutId::parse)? {
-        let story = api.buffer.story(policy, rollout_id).await?;
+        let story = api.buffer.story(policy, rollout_id).await.map_err(Failure::from);
+        let story = story.map_err(|failure| if query.policy.is_none() { failure.unnamed_policy() } else { failure })?;
         return Ok(axum::Json(story_on_wire(story)).into_response());
     }
     let limit = params::page_limit(query.limit)?;

@@ -46,9 +46,10 @@ impl Tallies {
 impl Buffer {
     /// A rollout's story, in the current run of its policy.
     pub async fn story(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<Story, BufferError> {
+        let (named, id) = (policy.clone(), rollout_id.to_string());
         let filter = StoryFilter { policy, rollout_id: Some(rollout_id), limit: 1, ..StoryFilter::default() };
         let story = self.stories(filter).await?.entries.pop();
-        story.ok_or_else(|| Refusal::Unknown("the rollout").into())
+        story.ok_or_else(|| Refusal::UnknownInPolicy { what: "rollout", id, policy: named }.into())
     }
 
     /// Rollouts in the order in which they arrived.

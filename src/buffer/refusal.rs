@@ -26,7 +26,17 @@ pub enum Refusal {
     /// No such policy, and it may not be created on demand.
     #[error("policy `{0}` does not exist")]
     UnknownPolicy(PolicyName),
-    /// No such rollout, group or batch.
+    /// No such rollout or group in the current run of its policy.
+    #[error("{what} `{id}` does not exist in the current run of policy `{policy}`")]
+    UnknownInPolicy {
+        /// `rollout` or `group`.
+        what: &'static str,
+        /// Identity in question.
+        id: String,
+        /// Where it was looked for.
+        policy: PolicyName,
+    },
+    /// No such batch or key.
     #[error("{0} does not exist")]
     Unknown(&'static str),
     /// Same identity, different content: the first stays.
@@ -64,8 +74,8 @@ pub enum Refusal {
     )]
     BundleOverBacklog(PolicyName),
     /// The lease expired, was revoked, or was never granted.
-    #[error("the lease is lost")]
-    LeaseLost,
+    #[error("{0}")]
+    LeaseLost(LostLease),
     /// The batch is acked by another step.
     #[error("the batch is already acked by step {0}")]
     AlreadyAcked(Step),
@@ -112,10 +122,10 @@ pub enum Refusal {
     #[error("a stored payload is damaged; its group is quarantined")]
     Damaged,
     /// As many keys as the service keeps in memory are not revoked.
-    #[error("{0} keys are not revoked, which is the most: revoke one that is not used")]
+    #[error("as many keys are not revoked as may be, {0}: revoke one that is not used")]
     TooManyKeys(u32),
     /// As many policies as the service is configured for exist.
-    #[error("{0} policies exist, which is the most that `limits.policies` of the configuration allows")]
+    #[error("as many policies exist as `limits.policies` of the configuration allows: {0}")]
     TooManyPolicies(u32),
     /// The first key would lock out who creates it.
     #[error(
@@ -127,7 +137,7 @@ pub enum Refusal {
     #[error("the key was revoked, or has expired, while the request waited")]
     PermissionEnded,
     /// As many requests as may wait for this already.
-    #[error("{max} requests wait for {awaited}, which is the most at once")]
+    #[error("as many requests wait for {awaited} as may at once: {max}")]
     TooManyWaiters {
         /// A batch or a version.
         awaited: &'static str,
@@ -135,7 +145,7 @@ pub enum Refusal {
         max: usize,
     },
     /// As many requests of the caller's key as may wait for this already.
-    #[error("{max} requests with this key wait for {awaited}, which is the most at once with one key")]
+    #[error("as many requests wait for {awaited} with this key as may at once with one key: {max}")]
     TooManyWaitersOfKey {
         /// A batch or a version.
         awaited: &'static str,
@@ -150,6 +160,25 @@ fn unknown_step(step: Step, last: Option<Step>) -> String {
         None => "no step was acked since the policy was resumed from nothing".to_owned(),
     };
     format!("step {step} is not known: {last}; if the trainer's step is right, repeat the call with `\"force\": true`")
+}
+
+/// Why a lease is lost. Says nothing about the token of the lease that is live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LostLease {
+    /// Its time was over before the call.
+    #[error("the lease has expired: the batch goes out again, and what was computed from it must be discarded")]
+    Expired,
+    /// The batch is leased, with another token.
+    #[error(
+        "the batch is leased with another token: it was leased again since, or the token was never that of its lease"
+    )]
+    OtherToken,
+    /// The batch is not leased, and the policy was resumed since it was.
+    #[error("a resume has ended the lease: epoch {0} has begun since the batch was leased")]
+    Resumed(Epoch),
+    /// The batch is not leased, because the lease expired or its holder ended it.
+    #[error("the lease has expired or was ended by its holder: the batch is not leased")]
+    Ended,
 }
 
 impl Refusal {

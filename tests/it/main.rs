@@ -30,8 +30,10 @@ mod max_resumes;
 // Only Linux tells how much memory a process had.
 #[cfg(target_os = "linux")]
 mod memory;
+mod messages;
 mod model;
 mod numbers;
+mod openapi;
 mod operations;
 mod policies;
 mod pooler;

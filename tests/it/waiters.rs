@@ -73,7 +73,7 @@ on_both_stores! {
         let crowd = Crowd::for_versions(app, 4, None);
         waiting(app, 4, None).await;
         let problem = app.get(VERSION).await.refused(503, "too-many-waiters");
-        assert_eq!(problem["detail"], "4 requests wait for a version, which is the most at once");
+        assert_eq!(problem["detail"], "as many requests wait for a version as may at once: 4");
         let lease = app.post("/batches", json!({"wait_ms": 60_000}));
         let posting = async {
             waiting(app, 5, None).await;

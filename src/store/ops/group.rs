@@ -373,7 +373,7 @@ impl Op for CloseGroup {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
         let Some(mut group) = lock(tx, policy.policy_pk, policy.run, &self.group_id).await? else {
-            return Ok(Err(Refusal::Unknown("the group")));
+            return Ok(Err(unknown(&self.policy, &self.group_id)));
         };
         if group.fill.state != GroupState::Open {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
@@ -381,6 +381,10 @@ impl Op for CloseGroup {
         finalize(tx, &mut group, Cause::TimedOut, &*self.decide, self.now).await?;
         ledger::group(tx, group.group_pk).await.map(Ok)
     }
+}
+
+fn unknown(policy: &PolicyName, group_id: &GroupId) -> Refusal {
+    Refusal::UnknownInPolicy { what: "group", id: group_id.to_string(), policy: policy.clone() }
 }
 
 pub(in crate::store) struct DiscardGroup {
@@ -400,7 +404,7 @@ impl Op for DiscardGroup {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
         let Some(mut group) = lock(tx, policy.policy_pk, policy.run, &self.group_id).await? else {
-            return Ok(Err(Refusal::Unknown("the group")));
+            return Ok(Err(unknown(&self.policy, &self.group_id)));
         };
         if !matches!(group.fill.state, GroupState::Open | GroupState::Ready | GroupState::Quarantined) {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));

@@ -7,7 +7,7 @@ use super::{batch, name_of, policy};
 use crate::{
     buffer::{
         ids::{BatchId, GroupId, GroupPk, Step},
-        refusal::Refusal,
+        refusal::{LostLease, Refusal},
     },
     store::{
         Batch, LeaseProof, Policy, StoreError,
@@ -27,10 +27,15 @@ async fn lock(tx: &mut Tx<'_>, batch_id: BatchId) -> Result<Option<(Policy, Batc
 /// Whether the proof speaks for the batch's live lease.
 fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) -> Result<(), Refusal> {
     policy::check_epoch(proof.epoch, policy.epoch)?;
-    let live = batch.state == BatchState::Leased
-        && batch.lease.as_ref() == Some(&proof.lease)
-        && batch.expires_at.is_some_and(|end| end > proof.now);
-    if live { Ok(()) } else { Err(Refusal::LeaseLost) }
+    let is_its_token = batch.lease.as_ref() == Some(&proof.lease);
+    let lost = match batch.state {
+        BatchState::Leased if !is_its_token => LostLease::OtherToken,
+        BatchState::Leased if batch.expires_at.is_some_and(|end| end > proof.now) => return Ok(()),
+        BatchState::Leased => LostLease::Expired,
+        _ if batch.epoch < policy.epoch => LostLease::Resumed(policy.epoch),
+        _ => LostLease::Ended,
+    };
+    Err(Refusal::LeaseLost(lost))
 }
 
 pub(in crate::store) struct Extend {

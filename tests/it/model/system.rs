@@ -443,10 +443,10 @@ fn refused(refusal: Refusal) -> Refused {
             let pointers: Vec<String> = violations.into_iter().map(|violation| violation.pointer).collect();
             Refused::Invalid(pointers.join(" "))
         }
-        Refusal::Unknown(_) => Refused::Unknown,
+        Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => Refused::Unknown,
         Refusal::RolloutConflict { index, verdict, .. } => Refused::RolloutConflict { index, verdict },
         Refusal::GroupSizeConflict { index, size, .. } => Refused::GroupSizeConflict { index, size },
-        Refusal::LeaseLost => Refused::LeaseLost,
+        Refusal::LeaseLost(_) => Refused::LeaseLost,
         Refusal::AlreadyAcked(step) => Refused::AlreadyAcked(step.0),
         Refusal::StepSettled { checkpoint, .. } => Refused::StepSettled { checkpoint: checkpoint.0 },
         Refusal::StepUnknown { last, .. } => Refused::StepUnknown { last: last.map(|step| step.0) },
