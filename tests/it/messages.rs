@@ -65,7 +65,7 @@ on_both_stores! {
         for (query, pointer, explained) in [
             ("limit=many", "limit", "must be a whole number"),
             ("state=lost", "state", "`lost` is none of its values: "),
-            ("stat=x", "", "unknown field `stat`: "),
+            ("stat=x", "stat", "unknown field `stat`: "),
         ] {
             let problem = app.get(&format!("/batches?{query}")).await.expect(422);
             assert!(text(&problem["errors"][0]["detail"]).starts_with(explained), "{problem}");
