@@ -84,9 +84,8 @@ fn finding(found: &str) -> String {
     }
     let plain = match found {
         "sequence" => "an array",
-        "map" => "an object",
+        "map" | "enum" => "an object",
         "unit value" | "Option value" => "null",
-        "unit variant" | "newtype variant" | "tuple variant" | "struct variant" | "enum" => "an object",
         _ => return quoted(found),
     };
     plain.to_owned()

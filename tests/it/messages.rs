@@ -6,7 +6,8 @@ use crate::support::{Answer, on_both_stores, process::Service, rollout, text};
 
 #[track_caller]
 fn detail(answer: Answer) -> String {
-    text(&answer.json["detail"]).to_owned()
+    let Answer { mut json, .. } = answer;
+    text(&json["detail"].take()).to_owned()
 }
 
 on_both_stores! {
