@@ -99,24 +99,29 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Appends lines to `lines`, if given; shows a bar up to `steps` where standard error is a terminal.
-    pub fn new(lines: Option<&Path>, steps: i64, done: i64) -> io::Result<Self> {
-        if let Some(path) = lines {
-            forget_steps_above(path, done)?;
-        }
-        let lines = lines.map(|path| OpenOptions::new().create(true).append(true).open(path)).transpose()?;
-        let bar = ProgressBar::new(steps.max(0) as u64).with_position(done.max(0) as u64);
+    /// Shows a bar up to `steps` where standard error is a terminal.
+    #[must_use]
+    pub fn new(steps: i64) -> Self {
+        let bar = ProgressBar::new(steps.max(0) as u64);
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style);
         if !bar.is_hidden() {
             *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
         }
-        Ok(Self { lines, events: None, metrics: Arc::new(TrainerMetrics::new()), bar })
+        Self { lines: None, events: None, metrics: Arc::new(TrainerMetrics::new()), bar }
     }
 
-    /// Also writes an event file for `TensorBoard` in `folder`, of steps above `done`.
-    pub fn add_tensorboard(&mut self, folder: &Path, done: i64) -> io::Result<()> {
+    /// From now on appends lines to `path`, of steps above `done`: those that are there already are removed.
+    pub fn write_lines(&mut self, path: &Path, done: i64) -> io::Result<()> {
+        forget_steps_above(path, done)?;
+        self.lines = Some(OpenOptions::new().create(true).append(true).open(path)?);
+        self.bar.set_position(done.max(0) as u64);
+        Ok(())
+    }
+
+    /// From now on writes a new event file for `TensorBoard` in `folder`, of steps above `done`.
+    pub fn write_events(&mut self, folder: &Path, done: i64) -> io::Result<()> {
         self.events = Some(EventFile::create(folder, done)?);
         Ok(())
     }
@@ -349,14 +354,16 @@ mod tests {
     fn steps_that_are_done_again_are_reported_once() {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let path = folder.path().join("metrics.jsonl");
-        let mut first = Reporter::new(Some(&path), 10, 0).expect("the file can be written");
+        let mut first = Reporter::new(10);
+        first.write_lines(&path, 0).expect("the file can be written");
         for step in 1..=3 {
             first.step(&StepReport { step, ..StepReport::default() }).expect("it is written");
         }
         drop(first);
         let torn = std::fs::read_to_string(&path).expect("it is there") + "{\"step\": 4, \"lo";
         std::fs::write(&path, torn).expect("it can be written");
-        let mut second = Reporter::new(Some(&path), 10, 2).expect("the file can be written");
+        let mut second = Reporter::new(10);
+        second.write_lines(&path, 2).expect("the file can be written");
         second.step(&StepReport { step: 3, ..StepReport::default() }).expect("it is written");
         let steps: Vec<i64> = std::fs::read_to_string(&path)
             .expect("it is there")
@@ -371,7 +378,7 @@ mod tests {
     fn the_last_step_is_served_as_metrics() {
         forebay_client::install_tls_provider();
         let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
-        let mut reporter = Reporter::new(None, 10, 0).expect("no file is needed");
+        let mut reporter = Reporter::new(10);
         let address = reporter.serve(runtime.handle(), ([127, 0, 0, 1], 0).into()).expect("a port is free");
         let statistics = StepStatistics { loss: -0.25, trained_tokens: 7, ..StepStatistics::default() };
         for step in [1, 2] {

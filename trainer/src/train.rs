@@ -100,7 +100,9 @@ impl TrainError {
 
 /// Trains until the configured number of steps is done, or `stop` says so: then the last step is saved.
 ///
-/// With `force` a lineage gap is accepted: steps that the service has settled and this trainer has lost stay lost.
+/// With `force` a lineage gap is accepted: steps that the service has settled and this trainer has lost stay lost. When
+/// the service has forgotten what this trainer did, because it was restored from a copy, training goes on from the last
+/// checkpoint, as after a crash.
 pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Result<(), TrainError> {
     config.check()?;
     let _lock = lock(&config.output)?;
@@ -109,53 +111,105 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
     let service = Service::new(&config.server, &config.policy, &config.consumer, &config.credentials, patience)?;
     let checkpoints = Checkpoints::new(config.output.join("checkpoints"), config.checkpoint.keep);
     checkpoints.remove_partial()?;
-    let versions = config.output.join("published");
-    Publisher::remove_partial(&versions)?;
-
-    let last = checkpoints.latest()?;
-    let mut learner = Learner::open(config, last.as_ref())?;
-    let resume = service.resume(last.map(|checkpoint| checkpoint.step), force);
-    let resumed = wait(runtime.handle(), stop, resume)?;
+    Publisher::remove_partial(&config.output.join("published"))?;
     let lines = config.output.join("metrics.jsonl");
-    let unwritten = |source| TrainError::Output { path: lines.clone(), source };
-    let mut reporter = Reporter::new(Some(&lines), config.steps, learner.step()).map_err(unwritten)?;
-    if config.report.tensorboard {
-        let folder = config.output.join("tensorboard");
-        let opened = reporter.add_tensorboard(&folder, learner.step());
-        opened.map_err(|source| TrainError::Output { path: folder, source })?;
+    let mut reporter = Reporter::new(config.steps);
+    if let Some(address) = config.metrics_listen {
+        let bound = reporter.serve(runtime.handle(), address).map_err(|source| unwritten(&lines, source))?;
+        tracing::info!(listen = %bound, "serving /metrics");
     }
-    let newest = Lineage { version: resumed.version, step: learner.step(), epoch: resumed.epoch };
-    let options = PublishOptions {
-        folder: versions,
-        base: config.model.clone(),
-        keep: config.publish.keep,
-        engine_wait: Duration::from_secs(config.publish.engine_wait_s),
-    };
-    let engines = Engines::start(runtime.handle(), config.publish.engine.clone());
-    let publisher = Publisher::start(runtime.handle(), service.clone(), options, engines, newest);
-    let mut trainer = Trainer {
-        runtime: runtime.handle(),
-        stop,
-        config,
-        service: &service,
-        checkpoints: &checkpoints,
-        publisher,
-        epoch: resumed.epoch,
-        published: None,
-        saved: learner.step(),
-        reporter,
-        lines: &lines,
-    };
-    tracing::info!(
-        step = learner.step(),
-        epoch = resumed.epoch,
-        policy.version = resumed.version,
-        returned_batches = resumed.returned_batches,
-        parameters = learner.parameters().count(),
-        "resumed"
-    );
-    let outcome = trainer.run(&mut learner);
-    trainer.end(&learner, outcome)
+    let mut force = force;
+    loop {
+        let life = Life {
+            runtime: runtime.handle(),
+            stop,
+            config,
+            service: &service,
+            checkpoints: &checkpoints,
+            lines: &lines,
+        };
+        let (epoch, outcome) = life.train(force, &mut reporter)?;
+        match outcome {
+            Err(error) if life.is_forgotten(epoch, &error) => {
+                tracing::warn!(
+                    error = crate::chain(&error),
+                    "the service has forgotten what was done: going on from the last checkpoint"
+                );
+                // Steps that are saved here are beyond what the service knows of.
+                force = true;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// One lineage of the weights, from a resume to its end.
+#[derive(Clone, Copy)]
+struct Life<'a> {
+    runtime: &'a Handle,
+    stop: &'a dyn Fn() -> bool,
+    config: &'a TrainConfig,
+    service: &'a Service,
+    checkpoints: &'a Checkpoints,
+    lines: &'a Path,
+}
+
+impl Life<'_> {
+    /// Resumes from the last checkpoint and trains; the epoch that began, and how it ended.
+    fn train(self, force: bool, reporter: &mut Reporter) -> Result<(i64, Result<(), TrainError>), TrainError> {
+        let Self { runtime, stop, config, service, checkpoints, lines } = self;
+        let last = checkpoints.latest()?;
+        let mut learner = Learner::open(config, last.as_ref())?;
+        let resume = service.resume(last.map(|checkpoint| checkpoint.step), force);
+        let resumed = wait(runtime, stop, resume)?;
+        reporter.write_lines(lines, learner.step()).map_err(|source| unwritten(lines, source))?;
+        if config.report.tensorboard {
+            let folder = config.output.join("tensorboard");
+            let opened = reporter.write_events(&folder, learner.step());
+            opened.map_err(|source| unwritten(&folder, source))?;
+        }
+        let newest = Lineage { version: resumed.version, step: learner.step(), epoch: resumed.epoch };
+        let options = PublishOptions {
+            folder: config.output.join("published"),
+            base: config.model.clone(),
+            keep: config.publish.keep,
+            engine_wait: Duration::from_secs(config.publish.engine_wait_s),
+        };
+        let engines = Engines::start(runtime, config.publish.engine.clone());
+        let publisher = Publisher::start(runtime, service.clone(), options, engines, newest);
+        tracing::info!(
+            step = learner.step(),
+            epoch = resumed.epoch,
+            policy.version = resumed.version,
+            returned_batches = resumed.returned_batches,
+            parameters = learner.parameters().count(),
+            "resumed"
+        );
+        let saved = learner.step();
+        let mut trainer = Trainer { life: self, publisher, epoch: resumed.epoch, published: None, saved, reporter };
+        let outcome = trainer.run(&mut learner);
+        Ok((resumed.epoch, trainer.end(&learner, outcome)))
+    }
+
+    /// Whether an error says that the service knows less than it did, and not that another trainer took over.
+    fn is_forgotten(self, epoch: i64, error: &TrainError) -> bool {
+        let (TrainError::Service(error) | TrainError::Publish(PublishError::Service(error))) = error else {
+            return false;
+        };
+        match error {
+            ServiceError::Superseded(_) => {
+                let status = wait(self.runtime, self.stop, self.service.status());
+                status.is_ok_and(|status| status.restored || status.epoch < epoch)
+            }
+            // A batch that was leased is known for as long as the service remembers anything of it.
+            ServiceError::Client(refused) => refused.kind() == Some("not-found"),
+            _ => false,
+        }
+    }
+}
+
+fn unwritten(path: &Path, source: std::io::Error) -> TrainError {
+    TrainError::Output { path: path.to_owned(), source }
 }
 
 /// One process per output folder: two would remove each other's checkpoints.
@@ -195,11 +249,7 @@ where
 
 /// What the loop's calls have in common.
 struct Trainer<'a> {
-    runtime: &'a Handle,
-    stop: &'a dyn Fn() -> bool,
-    config: &'a TrainConfig,
-    service: &'a Service,
-    checkpoints: &'a Checkpoints,
+    life: Life<'a>,
     publisher: Publisher,
     /// Lineage of this trainer.
     epoch: i64,
@@ -207,8 +257,7 @@ struct Trainer<'a> {
     published: Option<i64>,
     /// Last step that is saved and that the service was told of.
     saved: i64,
-    reporter: Reporter,
-    lines: &'a Path,
+    reporter: &'a mut Reporter,
 }
 
 impl Trainer<'_> {
@@ -216,11 +265,7 @@ impl Trainer<'_> {
     where
         TrainError: From<E>,
     {
-        wait(self.runtime, self.stop, call)
-    }
-
-    fn unwritten(&self, source: std::io::Error) -> TrainError {
-        TrainError::Output { path: self.lines.to_owned(), source }
+        wait(self.life.runtime, self.life.stop, call)
     }
 
     fn run(&mut self, learner: &mut Learner) -> Result<(), TrainError> {
@@ -232,7 +277,7 @@ impl Trainer<'_> {
 
     /// Ends well once the last version is published; or with the error, once what is worth saving is saved.
     fn end(self, learner: &Learner, outcome: Result<(), TrainError>) -> Result<(), TrainError> {
-        let Self { runtime, stop, mut publisher, reporter, checkpoints, saved, .. } = self;
+        let Self { life: Life { runtime, stop, checkpoints, .. }, mut publisher, reporter, saved, .. } = self;
         reporter.finish();
         let outcome = outcome.and_then(|()| wait(runtime, stop, publisher.finish()));
         let Err(error) = outcome else { return Ok(()) };
@@ -245,23 +290,19 @@ impl Trainer<'_> {
 
     /// Before the first step: compares the policy's rules with the objective, publishes what is missing, serves metrics.
     fn prepare(&mut self, learner: &Learner) -> Result<(), TrainError> {
-        let status = self.wait(self.service.status())?;
+        let status = self.wait(self.life.service.status())?;
         for mismatch in learner.mismatches(&status.rules) {
-            tracing::warn!(policy = self.service.policy(), "{mismatch}");
+            tracing::warn!(policy = self.life.service.policy(), "{mismatch}");
         }
         // The life before may have ended between saving a step and publishing it.
         let step = learner.step();
-        let due = step % self.config.publish.every == 0 || step >= self.config.steps;
+        let due = step % self.life.config.publish.every == 0 || step >= self.life.config.steps;
         let is_published = status.version_step == Some(step) && status.version_uri.is_some();
         if (due && !is_published) || status.version_uri.is_none() {
             self.publish(learner)?;
         } else {
             self.published = status.version_step;
-            self.runtime.block_on(self.publisher.tell_engines_again());
-        }
-        if let Some(address) = self.config.metrics_listen {
-            let bound = self.reporter.serve(self.runtime, address).map_err(|source| self.unwritten(source))?;
-            tracing::info!(listen = %bound, "serving /metrics");
+            self.life.runtime.block_on(self.publisher.tell_engines_again());
         }
         Ok(())
     }
@@ -269,12 +310,12 @@ impl Trainer<'_> {
     fn steps(&mut self, learner: &mut Learner) -> Result<(), TrainError> {
         let started = Instant::now();
         let mut step_began = Instant::now();
-        let data = &self.config.data;
+        let data = &self.life.config.data;
         let ttl = Duration::from_secs(data.lease_ttl_s);
         let ahead = data.ahead + data.batches_per_step - 1;
-        let mut feed = Feed::start(self.runtime, self.service.clone(), self.epoch, ahead, ttl);
+        let mut feed = Feed::start(self.life.runtime, self.life.service.clone(), self.epoch, ahead, ttl);
         let mut gathering = Gathering::default();
-        while learner.step() < self.config.steps {
+        while learner.step() < self.life.config.steps {
             let Some(gathered) = self.gather(&mut gathering, &mut feed, learner)? else { break };
             let Some((consumed, rows, outcome)) = self.ack(gathered, learner)? else { continue };
             learner.apply(&outcome)?;
@@ -285,12 +326,12 @@ impl Trainer<'_> {
             };
             step_began = Instant::now();
             let report = report(learner.step(), self.publisher.newest().version, &consumed, &rows, &outcome, pace);
-            self.reporter.step(&report).map_err(|source| self.unwritten(source))?;
+            self.reporter.step(&report).map_err(|source| unwritten(self.life.lines, source))?;
             drop(consumed);
-            if learner.step() % self.config.checkpoint.every == 0 {
+            if learner.step() % self.life.config.checkpoint.every == 0 {
                 self.save(learner)?;
             }
-            if learner.step() % self.config.publish.every == 0 {
+            if learner.step() % self.life.config.publish.every == 0 {
                 self.publish(learner)?;
             }
         }
@@ -309,7 +350,7 @@ impl Trainer<'_> {
         let gathered_batches = held.len();
         let mut acked = Vec::new();
         for mut held in held {
-            if self.wait(self.service.ack(&held.delivery.batch, step))? == Acked::Lost {
+            if self.wait(self.life.service.ack(&held.delivery.batch, step))? == Acked::Lost {
                 self.lost(&held);
                 continue;
             }
@@ -337,7 +378,7 @@ impl Trainer<'_> {
     fn publish(&mut self, learner: &Learner) -> Result<(), TrainError> {
         let step = learner.step();
         if self.published != Some(step) {
-            self.publisher.publish(self.runtime, learner.parameters(), step)?;
+            self.publisher.publish(self.life.runtime, learner.parameters(), step)?;
             self.published = Some(step);
         }
         Ok(())
@@ -349,9 +390,9 @@ impl Trainer<'_> {
         if step == self.saved {
             return Ok(());
         }
-        self.checkpoints.save(&learner.state())?;
-        let oldest = self.checkpoints.oldest_step()?.unwrap_or(step);
-        self.wait(self.service.checkpointed(oldest, self.epoch))?;
+        self.life.checkpoints.save(&learner.state())?;
+        let oldest = self.life.checkpoints.oldest_step()?.unwrap_or(step);
+        self.wait(self.life.service.checkpointed(oldest, self.epoch))?;
         self.reporter.saved(step);
         self.saved = step;
         Ok(())

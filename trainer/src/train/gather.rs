@@ -70,8 +70,10 @@ impl Trainer<'_> {
             for lost in gathering.held.extract_if(.., |held| held.delivery.is_lost()) {
                 self.lost(&lost);
             }
-            if gathering.held.len() < self.config.data.batches_per_step {
-                let Some(Fed { delivery, waited }) = feed.next(self.runtime, self.stop)? else { return Ok(None) };
+            if gathering.held.len() < self.life.config.data.batches_per_step {
+                let Some(Fed { delivery, waited }) = feed.next(self.life.runtime, self.life.stop)? else {
+                    return Ok(None);
+                };
                 gathering.waited += waited;
                 self.admit(gathering, delivery, learner)?;
                 continue;
@@ -101,7 +103,7 @@ impl Trainer<'_> {
 
     /// What can be trained and is likely not meant.
     fn warn_of(&self, delivery: &Delivery, rows: &Rows) {
-        if !self.config.objective.reads_old_logprobs() {
+        if !self.life.config.objective.reads_old_logprobs() {
             return;
         }
         let (statistics, batch_id) = (rows.statistics(), &delivery.batch.batch_id);
@@ -156,7 +158,7 @@ impl Trainer<'_> {
                 self.nack(&held.delivery, &reason, Some(names))?;
             }
         }
-        if whole.len() == self.config.data.batches_per_step {
+        if whole.len() == self.life.config.data.batches_per_step {
             // Each is finite alone, and together they are not.
             let reason = "the gradients of the step are not finite";
             for held in &whole {
@@ -171,7 +173,7 @@ impl Trainer<'_> {
     fn nack(&self, delivery: &Delivery, reason: &str, groups: Option<Vec<String>>) -> Result<(), TrainError> {
         tracing::error!(batch.id = delivery.batch.batch_id, reason, ?groups, "the batch is given back");
         self.reporter.given_back();
-        self.wait(self.service.nack(&delivery.batch, reason, groups))
+        self.wait(self.life.service.nack(&delivery.batch, reason, groups))
     }
 }
 

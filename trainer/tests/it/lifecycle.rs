@@ -3,7 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -137,6 +137,74 @@ async fn a_folder_has_one_trainer_at_a_time() {
     stop.store(true, Ordering::Relaxed);
     first.await.expect("the trainer does not panic").expect("it ends well");
     service.stop().await;
+}
+
+/// Passes calls on to a service that may be another one later.
+async fn switchable(target: &Arc<Mutex<String>>) -> String {
+    let (target, http) = (Arc::clone(target), crate::support::http());
+    let pass = move |request: Request| {
+        let (target, http) = (target.lock().expect("nobody panics").clone(), http.clone());
+        async move { forward(&http, &target, request).await }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(pass)).await });
+    url
+}
+
+/// What the service is after three steps of a trainer that stays alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Becomes {
+    /// The copy that was made before the first of them, restored.
+    Copy,
+    /// One that knows nothing.
+    Empty,
+}
+
+async fn goes_on_when_the_service(becomes: Becomes) {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (database, copy) = (folder.path().join("f.db"), folder.path().join("copy.db"));
+    let url = format!("sqlite:{}", database.display());
+    let service = TestService::start_on(&url, POLICIES).await;
+    record(&service.client, 3, 2).await;
+    forebay::store::backup(&url, &copy).expect("a copy can be made");
+    let target = Arc::new(Mutex::new(service.url.clone()));
+    let output = folder.path().join("run");
+    let mut config = config(&service, output.clone(), 4);
+    config.server = switchable(&target).await;
+    config.checkpoint.every = 1;
+    let trainer = start(config, &Arc::default());
+    eventually("three steps", || async { steps_reported(&output) == 3 }).await;
+    service.stop().await;
+    let service = match becomes {
+        Becomes::Copy => {
+            let now = forebay::clock::Clock::now(&forebay::clock::AnchoredClock::new());
+            let metrics = forebay::metrics::Metrics::new();
+            forebay::store::restore(&url, &copy, now, metrics.store()).await.expect("the copy can be restored");
+            TestService::start_on(&url, POLICIES).await
+        }
+        Becomes::Empty => {
+            let service = TestService::start(POLICIES).await;
+            record(&service.client, 1, 2).await;
+            service
+        }
+    };
+    target.lock().expect("nobody panics").clone_from(&service.url);
+    trainer.await.expect("the trainer does not panic").expect("it goes on and ends well");
+    assert_eq!(steps_reported(&output), 4, "{becomes:?}");
+    let status = service.client.policy("default").await.expect("it answers").expect("it exists");
+    assert_eq!((status.version_step, status.restored), (Some(4), false), "{becomes:?}");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_goes_on_from_its_checkpoint_when_the_service_is_restored_from_a_copy() {
+    goes_on_when_the_service(Becomes::Copy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_goes_on_from_its_checkpoint_when_the_service_has_forgotten_everything() {
+    goes_on_when_the_service(Becomes::Empty).await;
 }
 
 /// Passes calls on, except that no lease is ever extended and the first samples arrive when theirs is over.

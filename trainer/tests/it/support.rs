@@ -45,9 +45,14 @@ pub(crate) struct TestService {
 impl TestService {
     /// Starts on a fresh database, with this configuration of policies.
     pub(crate) async fn start(config: &str) -> Self {
+        Self::start_on("sqlite::memory:", config).await
+    }
+
+    /// Starts on a database.
+    pub(crate) async fn start_on(database: &str, config: &str) -> Self {
         let config = Config::parse(config).expect("the test's configuration is valid");
         let metrics = Arc::new(Metrics::new());
-        let store = store::open("sqlite::memory:", metrics.store()).await.expect("the store opens");
+        let store = store::open(database, metrics.store()).await.expect("the store opens");
         let clock = Arc::new(AnchoredClock::new());
         let buffer = Buffer::start(store, clock, Arc::clone(&metrics), config.buffer, config.policies)
             .await
