@@ -113,7 +113,7 @@ impl Files {
     pub(super) fn claim(path: &Path) -> Result<Self, OpenError> {
         let files = Self::hold(path)?;
         let has_log = files.names.has_log()?;
-        if files.mark()?.is_none() && has_log {
+        if files.mark()?.is_none() && has_log && !files.accepted().is_of_first_start() {
             return Err(files.names.log_without_database());
         }
         if files.database.get().is_none() {
@@ -121,7 +121,7 @@ impl Files {
             let created = File::options().read(true).write(true).create_new(true).mode(MODE).open(path);
             files.keep(created.map_err(|source| OpenError::file(path, source))?)?;
         }
-        if has_log && !files.mark()?.is_some_and(|mark| files.accepted().accept(mark)) {
+        if has_log && files.mark()?.is_some_and(|mark| !files.accepted().accept(mark)) {
             return Err(files.names.foreign_log());
         }
         Ok(files)
@@ -183,8 +183,10 @@ impl Files {
     /// will be.
     pub(super) fn begin_session(&self) -> Result<u32, OpenError> {
         let session = super::log_mark::new_session();
-        let before = self.mark()?.map(|mark| mark.session);
-        self.accept(self.accepted().and(before.into_iter().chain([session])))?;
+        self.accept(match self.mark()? {
+            Some(mark) => self.accepted().and([mark.session, session].into_iter()),
+            None => Accepted::first_start(session),
+        })?;
         Ok(session)
     }
 

@@ -40,7 +40,10 @@ impl FileMark {
     }
 }
 
-/// A number that no file has; never 0, which files have that were never opened by this version.
+/// The number of files that no session of this version has marked yet.
+const UNMARKED: u32 = 0;
+
+/// A number that no file has, and never that of unmarked ones.
 pub(super) fn new_session() -> u32 {
     rand::random_range(1..=u32::MAX)
 }
@@ -62,6 +65,16 @@ impl Accepted {
     /// This file alone.
     pub(super) fn only(mark: FileMark) -> Self {
         Self { files: vec![(mark.session, Some(mark.schema))] }
+    }
+
+    /// A file that is being made: until it is marked, it may be empty, and all of it in the log.
+    pub(super) fn first_start(session: u32) -> Self {
+        Self { files: vec![(UNMARKED, None), (session, None)] }
+    }
+
+    /// Whether the log is of a file that was being made. Nobody was served from that, so nothing of it counts.
+    pub(super) fn is_of_first_start(&self) -> bool {
+        matches!(self.files.as_slice(), [(UNMARKED, None), (_, None)])
     }
 
     /// No file that there is.
@@ -150,6 +163,18 @@ mod tests {
             assert!(accepted.accept(FileMark { session, schema: 1 }));
         }
         assert_eq!(accepted.files.len(), SESSIONS_MAX);
+    }
+
+    #[test]
+    fn a_first_start_that_did_not_get_to_its_end_is_known() {
+        let begun = written(&Accepted::first_start(7));
+        assert!(begun.is_of_first_start());
+        for session in [UNMARKED, 7] {
+            assert!(begun.accept(FileMark { session, schema: 3 }));
+        }
+        for other in [Accepted::default(), Accepted::nothing(), Accepted::only(FILE)] {
+            assert!(!written(&other).is_of_first_start());
+        }
     }
 
     #[test]
