@@ -65,6 +65,11 @@ fn expectation(expected: &str) -> String {
         "string or map" | "variant identifier" => "one of its names",
         "unit" | "null" => "null",
         _ if expected.starts_with("struct ") => "an object",
+        // Spans of versions, which are arrays of a fixed length.
+        _ if expected.starts_with("tuple struct ") => {
+            let (_, length) = expected.rsplit_once(" with ").unwrap_or(("", "all its elements"));
+            return format!("an array of {length}");
+        }
         _ if expected.starts_with("a tuple of size ") => {
             return expected.replacen("a tuple of size", "an array with as many entries as", 1);
         }
