@@ -1,4 +1,4 @@
--- Changes of tallies are appended, and added to the tallies themselves once a second. Under a long transaction, such as that
+-- Changes of tallies are appended, and added to the tallies themselves four times a second. Under a long transaction, such as that
 -- of pg_dump, the dead rows of a count that every post changes would stay, and whoever reads the count reads all of them.
 
 CREATE TABLE tally_change (

@@ -21,26 +21,19 @@ const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// Things of one kind that one transaction of a sweep changes.
 const SLICE: u32 = 1_000;
 
-/// Sweeps between two times that changes of tallies are added to them: few enough that a lease reads few changes, and not
-/// so many that the tallies leave many dead rows themselves.
-const FOLD_EVERY: u32 = 4;
-
 impl Buffer {
     /// Sweeps until it is dropped. What expired is back within a second.
     pub async fn run_sweeper(&self) {
-        let mut sweeps = 0_u32;
         loop {
             tokio::time::sleep(SWEEP_EVERY).await;
-            sweeps = sweeps.wrapping_add(1);
             if !self.takes_work()
                 && let Err(error) = self.ping().await
             {
                 tracing::debug!(error = %error, "the store still cannot write");
                 continue;
             }
-            if sweeps.is_multiple_of(FOLD_EVERY)
-                && let Err(error) = self.fold_tallies().await
-            {
+            // Posts and leases read the changes that are still to be added.
+            if let Err(error) = self.fold_tallies().await {
                 tracing::warn!(error = %error, "changes of tallies were not added to them; the next time goes on");
             }
             let started = Instant::now();

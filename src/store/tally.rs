@@ -1,6 +1,6 @@
 //! Tallies: counts kept in the transactions that change them, so that no metric ever counts rows.
 //!
-//! On Postgres changes are appended, and [`fold`] adds them to the counts once a second: a row that every transaction changes
+//! On Postgres changes are appended, and [`fold`] adds them to the counts with every sweep: a row that every transaction changes
 //! would serialise them, and leave a dead row each time, which nobody removes under a long transaction. The counts of the
 //! last hour are spread over slots. Both are written in the order of their names, once per transaction, so that
 //! transactions never wait for each other in a circle. `tally_now` has the counts with the changes to come.
@@ -178,10 +178,11 @@ pub(super) async fn may_fold(tx: &mut Tx<'_>) -> Result<bool, StoreError> {
     tx.fetch_one(SELECT_CHANGED, args![]).await?.get("changed")
 }
 
-/// Adds the changes of all transactions that have ended to the counts.
+/// Adds the changes that are committed to the counts, and deletes them: none is added twice.
 ///
-/// Which have ended is asked once, before: a transaction below the oldest one that goes on changes nothing any more. So
-/// no change is passed over, and none is added twice.
+/// Which transactions have ended is asked before: those below the oldest one that goes on change nothing any more, and all
+/// of their changes are deleted here. So readers pass over none when they begin there, and meet few rows that are deleted
+/// and still in the way.
 pub(super) async fn fold(tx: &mut Tx<'_>) -> Result<(), StoreError> {
     // Another replica that folds at this moment does it for all. Its lock ends with its transaction.
     const SELECT_FOLD: Statement = Statement {
@@ -198,7 +199,7 @@ pub(super) async fn fold(tx: &mut Tx<'_>) -> Result<(), StoreError> {
         postgres: "-- fold_tallies
             WITH folded AS (
                 DELETE FROM tally_change
-                WHERE xid >= $1 AND xid < $2
+                WHERE xid >= $1 AND xid < 9223372036854775807
                 RETURNING policy_pk, name, value, amount, latest_us
             )
             INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
@@ -226,7 +227,7 @@ pub(super) async fn fold(tx: &mut Tx<'_>) -> Result<(), StoreError> {
     }
     // A copy of the database in another cluster begins with lower numbers of transactions than it has seen.
     let from = if below < folded { 0 } else { folded };
-    tx.execute(FOLD_TALLIES, args![from, below]).await?;
+    tx.execute(FOLD_TALLIES, args![from]).await?;
     tx.execute(SET_FOLDED, args![below]).await.map(drop)
 }
 

@@ -12,6 +12,9 @@ use forebay_client::{
 
 use crate::support::on_both_stores;
 
+/// A filter whose cost grows with the rollout.
+const WIDE: &str = "metadata.tags.exists(t, t == 2 || t == 3)";
+
 fn trajectory(group: &str, index: usize, reward: f64) -> Trajectory {
     Trajectory {
         rollout_id: Some(format!("{group}-{index}")),
@@ -86,8 +89,15 @@ on_both_stores! {
         let filters = serde_json::json!([
             {"name": "broken", "scope": "rollout", "when": "metadata.missing == 1", "action": "drop"},
             {"name": "low", "scope": "rollout", "when": "reward < 0.0", "action": "drop"},
+            // Together they may cost more on the long rollout than filters are given.
+            {"name": "wide-1", "scope": "rollout", "when": WIDE, "action": "drop"},
+            {"name": "wide-2", "scope": "rollout", "when": WIDE, "action": "drop"},
+            {"name": "wide-3", "scope": "rollout", "when": WIDE, "action": "drop"},
+            {"name": "wide-4", "scope": "rollout", "when": WIDE, "action": "drop"},
         ]);
         app.rules("default", serde_json::json!({"filter": filters})).await;
+        let long = serde_json::json!({"metadata": {"tags": vec![1; 130_000]}});
+        app.accept(crate::support::with(crate::support::rollout("long", 1.0), long)).await;
         for (name, reward) in [("a", 1.0), ("a", 1.0), ("b", -1.0), ("c", 0.0)] {
             app.accept(crate::support::rollout(name, reward)).await;
         }

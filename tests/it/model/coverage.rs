@@ -19,7 +19,7 @@ pub(crate) struct Coverage {
 #[rustfmt::skip]
 const MUST_MEET: [(&str, &[&str]); 16] = [
     ("post", &["new", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
-        "quarantined", "repeat", "conflict", "size conflict"]),
+        "quarantined", "repeat", "conflict", "size conflict", "backlog full"]),
     ("close", &["open", "ready", "batched", "discarded", "unknown"]),
     ("discard", &["open", "ready", "batched", "discarded", "quarantined", "unknown"]),
     ("claim", &["held", "returned", "returned after ack", "ready", "stale", "expired", "delivered", "nothing",
@@ -81,6 +81,7 @@ fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
         return one(operation(call), "superseded");
     }
     match call {
+        Call::Post(_) if *answer == Answer::Refused(Refused::BacklogFull) => one("post", "backlog full"),
         Call::Post(bundle) => bundle.iter().map(|post| ("post", post_met(before, post))).collect(),
         Call::Close { policy, group } | Call::Discard { policy, group } => {
             let state = before.group_named(*policy, *group).map(|number| before.groups[&number].state);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use forebay::buffer::{ids::GroupId, rules};
 use forebay_client::wire::{
-    BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules,
-    RetentionRules, Segment, Settle, StalenessRules, Trajectory, VersionSpan,
+    BacklogRules, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop,
+    PolicyRules, RetentionRules, Segment, Settle, StalenessRules, Trajectory, VersionSpan,
 };
 
 use super::{
@@ -102,6 +102,10 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
         loss_weighting: rules.weighting,
         loss_constant: constant.then_some(LOSS_CONSTANT),
         staleness: StalenessRules { max: rules.staleness.map(|max| max as u32), ..StalenessRules::default() },
+        backlog: BacklogRules {
+            max_ready_rollouts: rules.backlog.map_or(65_536, |most| most as u64),
+            ..BacklogRules::default()
+        },
         settle: if rules.settled_by_ack { Settle::Ack } else { Settle::Checkpoint },
         retention: RetentionRules {
             trained_s: rules.trained_s as u64,

@@ -449,6 +449,7 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::LeaseLost(_) => Refused::LeaseLost,
         Refusal::AlreadyAcked(step) => Refused::AlreadyAcked(step.0),
         Refusal::StepSettled { checkpoint, .. } => Refused::StepSettled { checkpoint: checkpoint.0 },
+        Refusal::BacklogFull(_) => Refused::BacklogFull,
         Refusal::StepUnknown { last, .. } => Refused::StepUnknown { last: last.map(|step| step.0) },
         Refusal::Superseded { .. } => Refused::Superseded,
         Refusal::LineageGap(_) => Refused::LineageGap,

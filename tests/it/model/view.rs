@@ -41,6 +41,8 @@ pub(crate) struct Rules {
     pub(crate) max_deliveries: u32,
     pub(crate) max_resumes: u32,
     pub(crate) staleness: Option<i64>,
+    /// Rollouts at which no further group is opened.
+    pub(crate) backlog: Option<usize>,
     /// An ack settles: the trainer never saves.
     pub(crate) settled_by_ack: bool,
     pub(crate) weighting: LossWeighting,
@@ -209,6 +211,7 @@ pub(crate) enum Refused {
         index: usize,
         size: u32,
     },
+    BacklogFull,
     LeaseLost,
     AlreadyAcked(i64),
     StepSettled {

@@ -89,7 +89,9 @@ fn rules() -> impl Strategy<Value = Rules> {
     let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
     let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order);
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]), select(vec![0, 1, 2, 2, 20]));
-    let staleness = select(vec![None, Some(0), Some(0), Some(1), Some(3)]);
+    // A batch has at most nine rollouts, and a tenth of nine is nothing: a policy that was full opens again below nine.
+    let backlog = select(vec![None, None, None, Some(9)]);
+    let staleness = (select(vec![None, Some(0), Some(0), Some(1), Some(3)]), backlog);
     let weighting = select(vec![
         LossWeighting::RolloutMean,
         LossWeighting::TurnMean,
@@ -112,7 +114,8 @@ fn rules() -> impl Strategy<Value = Rules> {
             ttl_s: lease.0,
             max_deliveries: lease.1,
             max_resumes: lease.2,
-            staleness,
+            staleness: staleness.0,
+            backlog: staleness.1,
             settled_by_ack: false,
             weighting,
             trained_s: retention.0,

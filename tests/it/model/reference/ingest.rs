@@ -2,13 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use forebay_client::wire::{GroupState, Status, Verdict};
+use forebay_client::wire::{GroupState, RolloutState, Status, Verdict};
 
 use super::{Group, Outcome, Reference, Rollout, VOTING};
 use crate::model::view::{
     Answer, Body, DISCARD_REASON, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, PolicyNumber, Post,
     Receipt, Refused, Rules, Versions,
 };
+
+/// States of rollouts that the backlog counts.
+const UNTRAINED: [RolloutState; 4] =
+    [RolloutState::Open, RolloutState::Ready, RolloutState::Leased, RolloutState::Returned];
 
 /// Why a group is decided.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,10 +27,9 @@ impl Reference {
     /// A bundle is stored whole or not at all.
     pub(super) fn post(&mut self, bundle: &[Post]) -> Outcome {
         let mut after = self.clone();
-        after.open_groups(bundle);
         let mut receipts = Vec::with_capacity(bundle.len());
         for (index, post) in bundle.iter().enumerate() {
-            receipts.push(after.post_one(index, post)?);
+            receipts.push(after.post_one(self, index, post)?);
         }
         *self = after;
         Ok(Answer::Receipts(receipts))
@@ -35,46 +38,66 @@ impl Reference {
     /// The first rollout of a group that does not exist opens it and fixes its size.
     ///
     /// Silent: in which order a bundle opens its groups. Here it is that of their first rollouts in it.
-    fn open_groups(&mut self, bundle: &[Post]) {
-        for post in bundle {
-            let (policy, name) = (post.policy, post.group());
-            if self.rollout_named(policy, post.rollout).is_some() || self.group_named(policy, name).is_some() {
-                continue;
-            }
-            let rules = self.policies[policy].rules.clone();
-            let group = Group {
-                policy,
-                run: self.policies[policy].run,
-                name,
-                size: post.group_size.unwrap_or(rules.size),
-                state: GroupState::Open,
-                reason: None,
-                opened_at: self.now,
-                deadline_at: Some(self.now + rules.timeout_s),
-                decided_at: None,
-                place: 0,
-                delivered: false,
-                failed_deliveries: 0,
-                resumes: 0,
-                batch: None,
-                purge_at: None,
-                purged_at: None,
-                forget_at: None,
-                rules,
-            };
-            self.groups.insert(self.openings, group);
-            self.openings += 1;
+    fn open_group(&mut self, before: &Self, post: &Post) -> Result<usize, Refused> {
+        let (policy, name) = (post.policy, post.group());
+        let rules = self.policies[policy].rules.clone();
+        if rules.backlog.is_some_and(|most| before.backlog(policy) + self.added_to_backlog(before, policy) >= most) {
+            return Err(Refused::BacklogFull);
         }
+        let group = Group {
+            policy,
+            run: self.policies[policy].run,
+            name,
+            size: post.group_size.unwrap_or(rules.size),
+            state: GroupState::Open,
+            reason: None,
+            opened_at: self.now,
+            deadline_at: Some(self.now + rules.timeout_s),
+            decided_at: None,
+            place: 0,
+            delivered: false,
+            failed_deliveries: 0,
+            resumes: 0,
+            batch: None,
+            purge_at: None,
+            purged_at: None,
+            forget_at: None,
+            rules,
+        };
+        let number = self.openings;
+        self.groups.insert(number, group);
+        self.openings += 1;
+        Ok(number)
     }
 
-    fn post_one(&mut self, index: usize, post: &Post) -> Result<Receipt, Refused> {
+    /// Rollouts that are not yet trained.
+    fn backlog(&self, policy: PolicyNumber) -> usize {
+        UNTRAINED.iter().map(|state| self.in_ledger(policy, *state)).sum()
+    }
+
+    /// What a bundle adds to them, state by state: where it completes a group, all of that group counts as added.
+    fn added_to_backlog(&self, before: &Self, policy: PolicyNumber) -> usize {
+        let added = |state| self.in_ledger(policy, state).saturating_sub(before.in_ledger(policy, state));
+        UNTRAINED.iter().map(|state| added(*state)).sum()
+    }
+
+    fn in_ledger(&self, policy: PolicyNumber, state: RolloutState) -> usize {
+        let of_policy = self.rollouts.values().filter(|rollout| rollout.policy == policy);
+        of_policy.filter(|rollout| self.rollout_state(rollout) == state).count()
+    }
+
+    /// A rollout of a bundle, of which `before` knows nothing yet.
+    fn post_one(&mut self, before: &Self, index: usize, post: &Post) -> Result<Receipt, Refused> {
         // The identity check comes first.
         if let Some(known) = self.rollout_named(post.policy, post.rollout) {
             let same = known.body == post.body && self.groups[&known.group].name == post.group();
             let verdict = known.verdict;
             return if same { Ok(self.receipt(known, true)) } else { Err(Refused::RolloutConflict { index, verdict }) };
         }
-        let number = self.group_named(post.policy, post.group()).expect("its group was opened before");
+        let number = match self.group_named(post.policy, post.group()) {
+            Some(number) => number,
+            None => self.open_group(before, post)?,
+        };
         let group = &self.groups[&number];
         if post.group_size.is_some_and(|size| size != group.size) {
             return Err(Refused::GroupSizeConflict { index, size: group.size });
