@@ -92,7 +92,7 @@ impl Buffer {
                 latest => {
                     let time = latest.map_or(time, |latest| latest.max(time));
                     self.clock.anchor(time);
-                    return self.store.mark_clock(time, None).await;
+                    return self.store.mark_clock(self.clock.now(), None).await;
                 }
             }
         }

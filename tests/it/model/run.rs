@@ -101,8 +101,9 @@ impl Bench<'_> {
         let compare = |history: &Sequence| self.runtime.block_on(self.compare(history));
         match runner.run(&sequences(), |history| compare(&history).map_err(TestCaseError::fail)) {
             Ok(()) => {}
-            Err(TestError::Fail(_, failing)) => {
-                let difference = shorten(failing, |shorter| compare(shorter).err());
+            Err(TestError::Fail(reason, failing)) => {
+                let difference = shorten(failing, |shorter| compare(shorter).err())
+                    .unwrap_or_else(|| format!("it failed once and not again, so there is a race: {reason}"));
                 panic!("{difference}\nagain: FOREBAY_SEED={seed} FOREBAY_MODEL_STEPS=1")
             }
             Err(TestError::Abort(reason)) => panic!("seed {seed} makes no history: {reason}"),
@@ -163,10 +164,9 @@ async fn compare_ledgers(reference: &Reference, system: &System) -> Result<(), S
 }
 
 /// Takes out whatever a failing history fails without; proptest tries each operation once, before the others are simple.
-fn shorten(mut failing: Sequence, difference_of: impl Fn(&Sequence) -> Option<String>) -> String {
-    let Some(mut difference) = difference_of(&failing) else {
-        return "it failed once and not again: there is a race".to_owned();
-    };
+/// None if the history does not fail again.
+fn shorten(mut failing: Sequence, difference_of: impl Fn(&Sequence) -> Option<String>) -> Option<String> {
+    let mut difference = difference_of(&failing)?;
     let mut place = failing.operations.len();
     while place > 0 {
         place -= 1;
@@ -177,7 +177,7 @@ fn shorten(mut failing: Sequence, difference_of: impl Fn(&Sequence) -> Option<St
             place = failing.operations.len();
         }
     }
-    difference
+    Some(difference)
 }
 
 /// The lines in which two things differ, side by side.
