@@ -109,3 +109,27 @@ async fn a_long_transaction_elsewhere_does_not_make_tallies_dear() {
     sqlx::raw_sql("ROLLBACK").execute(&mut dump).await.expect("the transaction ends");
     app.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_goes_on_elsewhere_keeps_no_change_from_its_tally() {
+    let app = TestApp::start(Backend::Postgres).await;
+    // It has a number, so that no transaction after it is below the oldest one that goes on.
+    let mut writer = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    let mut transaction = writer.begin().await.expect("a transaction begins");
+    sqlx::raw_sql("SELECT pg_current_xact_id()").execute(&mut *transaction).await.expect("it has a number");
+    for post in 0..3 {
+        app.accept(rollout(&format!("r{post}"), 1.0)).await;
+        // Each time, what was added before must not be added again.
+        app.buffer.fold_tallies().await.expect("the store can write");
+    }
+    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM tally_change")
+        .fetch_one(&mut connection)
+        .await
+        .expect("changes can be counted");
+    assert_eq!(left, 0, "changes that every post and lease would read");
+    transaction.rollback().await.expect("the transaction ends");
+    let stats = app.get("/stats").await.expect(200);
+    assert_eq!(stats["policies"]["default"]["received"], 3);
+    app.finish().await;
+}

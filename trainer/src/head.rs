@@ -435,18 +435,26 @@ pub(crate) mod tests {
         };
         let expected = case.expected(Kind::Double, true);
         let options = HeadOptions { entropy: Entropy::Trained, ..HeadOptions::default() };
-        for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 1e-4)] {
+        for (kind, tolerance) in [(Kind::Double, 1e-12_f64), (Kind::Float, 1e-4)] {
             case.hidden = case.hidden.to_kind(kind);
             case.weight = case.weight.to_kind(kind);
-            let found = forward(&case.input(), options);
+            // How far sums over a vocabulary are off in 32 bits depends on the order in which the machine's matrix product
+            // adds. Autograd's own error says what can be asked of it.
+            let plain = case.expected(kind, true);
             let double = |tensor: &Tensor| tensor.to_kind(Kind::Double);
-            close(&double(&found.logp), &expected.logp, tolerance);
-            close(&double(found.entropy.as_ref().expect("it was asked for")), &expected.entropy, tolerance);
+            let near = |found: &Tensor, plain: &Tensor, expected: &Tensor| {
+                let own = (double(plain) - expected).abs().max().double_value(&[]);
+                let scale = expected.abs().max().double_value(&[]);
+                close(&double(found), expected, tolerance.max(2.0 * own / scale));
+            };
+            let found = forward(&case.input(), options);
+            near(&found.logp, &plain.logp, &expected.logp);
+            near(found.entropy.as_ref().expect("it was asked for"), &plain.entropy, &expected.entropy);
             let mut weight_gradient = case.weight.zeros_like();
             let hidden_gradient =
                 found.backward(&case.logp_gradient, Some(&case.entropy_gradient), &mut weight_gradient);
-            close(&double(&hidden_gradient), &expected.hidden_gradient, tolerance);
-            close(&double(&weight_gradient), &expected.weight_gradient, tolerance);
+            near(&hidden_gradient, &plain.hidden_gradient, &expected.hidden_gradient);
+            near(&weight_gradient, &plain.weight_gradient, &expected.weight_gradient);
         }
     }
 
