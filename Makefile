@@ -43,7 +43,7 @@ fuzz: ## Every parser under libFuzzer, SECONDS=60 each; needs a nightly compiler
 fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=180; needs Python 3 with pip
 	./scripts/fuzz-api --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1)
 
-bench: ## Durable ingest beside the drain-only ceiling, in rounds; SLIME_URL and ATROPOS_URL add other services
+bench: ## Durable ingest beside the drain-only ceiling, in rounds; BENCH=--postgres, SLIME_URL and ATROPOS_URL add others
 	$(CARGO) build --release -p forebay
 	./scripts/bench $(BENCH)
 
