@@ -97,8 +97,12 @@ fn remove_abandoned(folder: &Path, name: &str, ending: &str) -> io::Result<()> {
         let random = found.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(ending));
         let is_random = random.is_some_and(|random| random.chars().all(|character| character.is_ascii_alphanumeric()));
         if is_random && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-            std::fs::remove_file(&path)?;
-            drop(Beside(path));
+            match std::fs::remove_file(&path) {
+                Ok(()) => drop(Beside(path)),
+                // Another process found it at the same time.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     Ok(())
