@@ -34,7 +34,7 @@ const CONTROL_FREE_BYTES: usize = 4 << 10;
 const RATIO_MAX: usize = 200;
 
 /// How long the rest of a refused body is read and thrown away.
-const LINGER: Duration = Duration::from_secs(2);
+const LINGER: Duration = Duration::from_secs(10);
 
 /// Bytes by which a body of unknown length is paid for.
 const STEP_BYTES: usize = 256 << 10;
