@@ -72,7 +72,7 @@ async fn posts_and_leases_read_no_more_once_the_ledger_has_grown() {
     let first = work(&database, 0).await;
     let second = work(&database, GROUPS).await;
     let third = work(&database, 2 * GROUPS).await;
-    // Whoever reads what the policy has, for each post or lease, reads millions by then.
+    // A statement that reads all rollouts of the policy for each post has read millions of rows by now.
     let bound = GROUPS as i64 * ROWS_PER_GROUP_MAX;
     assert!(third < bound, "as much work read {first}, then {second}, then {third} rows, and may read {bound}");
 }
