@@ -1,68 +1,78 @@
-# The lines that people and CI run. `make run` and `make test` do all the set-up.
+# The commands that people and CI run. `make run` and `make test` need no other set-up.
 
 CARGO ?= cargo
 
-.PHONY: run test test-trainer demo simulate lint fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-trainer torture libtorch openapi help
+.PHONY: run test test-service test-trainer demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-trainer parity-slime torture libtorch openapi help
 
-help: ## This list
+help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## Serve on 127.0.0.1:8080 from SQLite in data/; needs Rust and a C compiler
+run: ## Serve on 127.0.0.1:8080 with an SQLite database in data/; needs Rust and a C compiler
 	$(CARGO) run --release -p forebay -- serve
 
-test: lint ## Everything: both databases, the trainer on the CPU; fetches Postgres, PgBouncer and libtorch where there is none
+test: test-service test-trainer ## Run all lints and tests: the service on both databases, the trainer on the CPU; downloads what is missing
+
+test-service: lint ## Run the tests of the service and its client, without libtorch; downloads Postgres and PgBouncer if missing
 	./scripts/postgres-bin > /dev/null
 	./scripts/pgbouncer-bin > /dev/null
 	./scripts/python-env snippets > /dev/null
 	./scripts/python-env openapi > /dev/null
 	$(CARGO) test -p forebay-client
-	$(CARGO) test -p forebay
-	$(MAKE) test-trainer
+	$(CARGO) test -p forebay -p forebay-bench
 
-test-trainer: libtorch ## The trainer's lints and tests alone
+test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings
+	./scripts/python-env wandb > /dev/null
 	$(CARGO) test -p forebay-trainer
 
-demo: libtorch ## A model learns arithmetic from nothing: service, two workers, trainer; TASK=lookup, SEED=2
+demo: libtorch ## Train a model from random weights with the service, two workers and the trainer; TASK=lookup, SEED=2
 	$(CARGO) build --release -p forebay-trainer
 	$(CARGO) build --release -p forebay
 	./scripts/demo --task $(or $(TASK),arithmetic) --seed $(or $(SEED),1)
 
-simulate: ## The same work synchronously and asynchronously, as a picture: docs/async.svg; five minutes
+simulate: ## Draw synchronous and asynchronous training of the same work to docs/async.svg; takes five minutes
 	$(CARGO) build --release -p forebay
 	./scripts/simulate --seeds 5 --svg docs/async.svg
 
-lint: ## Formatting and lints
+lint: ## Check formatting and run the lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
-	$(CARGO) clippy -p forebay --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
 
-fuzz: ## Every parser under libFuzzer, SECONDS=60 each; needs a nightly compiler and cargo-fuzz
+audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once
+	CARGO=$(CARGO) ./scripts/audit
+
+fuzz: ## Fuzz every parser with libFuzzer, SECONDS=60 each; needs a nightly compiler and cargo-fuzz
 	./scripts/fuzz $(or $(SECONDS),60)
 
-fuzz-api: ## The API against its OpenAPI document with schemathesis, SECONDS=180; needs Python 3 with pip
+fuzz-api: ## Fuzz the API against its OpenAPI document with schemathesis, SECONDS=180; needs Python 3 with pip
 	./scripts/fuzz-api --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1)
 
-bench: ## Durable ingest beside the drain-only ceiling, in rounds; BENCH=--postgres, SLIME_URL and ATROPOS_URL add others
-	$(CARGO) build --release -p forebay
+bench: ## Compare durable ingest with a handler that only reads; BENCH=--postgres, SLIME_URL and ATROPOS_URL add services
+	$(CARGO) build --release -p forebay -p forebay-bench
 	./scripts/bench $(BENCH)
 
-bench-growth: ## The same operations on an empty ledger and on one of ten million rollouts; needs 6 GB of disk
-	$(CARGO) build --release -p forebay
+bench-growth: ## Compare operations on an empty ledger and on one with ten million rollouts; needs 6 GB of disk
+	$(CARGO) build --release -p forebay -p forebay-bench
 	./scripts/growth $(BENCH)
 
-bench-instructions: ## Instructions per token of parsing and packing, which no busy machine changes; needs valgrind
+bench-instructions: ## Count instructions per token of parsing and packing, which do not depend on the load; needs valgrind
 	CARGO=$(CARGO) ./scripts/instructions
 
-bench-overload: ## Ten times the connections that reach the peak: goodput, leases and recovery
+bench-overload: ## Measure goodput, leases and recovery with ten times the connections that reach the peak
 	$(CARGO) bench -p forebay --bench overload
 
-torture: ## The long versions of the reliability tests, and a table of their counts; hours
+torture: ## Run the long versions of the reliability tests and print a table of their counts; takes hours
 	./scripts/torture --seed $(or $(SEED),7)
 
-bench-trainer: libtorch ## The trainer's step beside eager PyTorch, in turn on the same cores
+bench-trainer: libtorch ## Compare the trainer's step with eager PyTorch, in turn on the same cores
 	$(CARGO) build --release -p forebay-trainer
 	./scripts/bench-trainer
+
+parity-slime: libtorch ## Compare the trainer with slime's formulas in PyTorch, 45 configurations; fetches PyTorch, 3 GB
+	$(CARGO) build -p forebay-trainer
+	$(CARGO) build -p forebay
+	./scripts/parity-slime
 
 libtorch:
 	./scripts/libtorch > /dev/null

@@ -1,8 +1,8 @@
-//! The way of a body from its bytes to what is stored, without the service: for counting its instructions.
+//! The processing of a body from its bytes to the stored form, without the service, so that its instructions can be
+//! counted.
 //!
-//! `decode PATH TIMES` goes one of the ways in [`Path`] so many times, and prints the tokens and bytes of what it starts
-//! from and the median of the times in nanoseconds. `scripts/instructions` also runs it under valgrind and takes the
-//! set-up out.
+//! `decode PATH TIMES` runs one of the paths in [`Path`] that many times. It prints the tokens and bytes of the input
+//! and the median time in nanoseconds. `scripts/instructions` also runs it under valgrind and subtracts the set-up.
 
 mod bodies;
 
@@ -27,20 +27,20 @@ use forebay_client::wire;
 const LIMITS: TrajectoryLimits =
     TrajectoryLimits { tokens_max: 2_000_000, segments_max: 4_096, metadata_bytes_max: 256 << 10 };
 
-/// What is counted.
+/// The paths that are measured.
 #[derive(Clone, Copy)]
 enum Path {
-    /// The bytes of JSON to other memory, to compare with.
+    /// Copies the bytes of JSON, for comparison.
     JsonCopy,
-    /// From JSON to trajectories.
+    /// Decodes JSON to trajectories.
     JsonDecode,
-    /// From JSON to what is stored.
+    /// Decodes JSON and packs it into the stored form.
     JsonPack,
-    /// From an Arrow stream to trajectories.
+    /// Decodes an Arrow stream to trajectories.
     ArrowDecode,
-    /// From an Arrow stream to what is stored.
+    /// Decodes an Arrow stream and packs it into the stored form.
     ArrowPack,
-    /// From what is stored to segments.
+    /// Unpacks the stored form to segments.
     Unpack,
 }
 
@@ -58,7 +58,7 @@ impl Path {
     }
 }
 
-/// All that the ways start from.
+/// The inputs of all paths.
 struct Bodies {
     json: Vec<u8>,
     arrow: Bytes,
@@ -89,7 +89,7 @@ impl Bodies {
         Ok(())
     }
 
-    /// Bytes that a path starts from.
+    /// Number of bytes of a path's input.
     fn bytes(&self, path: Path) -> usize {
         match path {
             Path::JsonCopy | Path::JsonDecode | Path::JsonPack => self.json.len(),
@@ -119,7 +119,7 @@ fn pack(sent: Vec<wire::Trajectory>) -> anyhow::Result<Vec<NewRollout>> {
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [name, times] = arguments.as_slice() else {
-        // What cargo says to every benchmark.
+        // cargo passes this argument to every benchmark.
         println("decode PATH TIMES; `make bench-instructions` runs it")?;
         return Ok(());
     };

@@ -1,7 +1,7 @@
-//! Ingest at ten times what it can take: how much of the peak is still stored, how long leases and acks take meanwhile,
-//! and how soon the peak is back.
+//! Ingest at ten times its peak load: which share of the peak is still stored, how long leases and acks take meanwhile,
+//! and how soon the peak is reached again.
 //!
-//! The clients repeat what is refused at once, as a retry storm does. `cargo bench -p forebay --bench overload` prints a
+//! The clients repeat refused posts at once, as a retry storm does. `cargo bench -p forebay --bench overload` prints a
 //! table; nothing is asserted.
 
 mod common;
@@ -20,15 +20,15 @@ use serde_json::{Value, json};
 
 use self::common::{body, forebay, median, template};
 
-/// Connections that reach the peak.
+/// Number of connections that reach the peak.
 const CONNECTIONS: usize = 32;
 
-/// How much more there are in the flood.
+/// How many times more connections the overload has.
 const TIMES: usize = 10;
 
 const PHASE: Duration = Duration::from_secs(8);
 
-/// Slices in which a phase is counted.
+/// Length of the slices in which a phase is counted.
 const SLICE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
@@ -64,13 +64,13 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What one phase saw.
+/// The measurements of one phase.
 struct Phase {
-    /// Bodies per second that were stored, median over slices.
+    /// Bodies per second that were stored: the median over the slices.
     stored: f64,
     slices: Vec<f64>,
     refused: u64,
-    /// Milliseconds of a lease and an ack, in order.
+    /// Milliseconds that each lease with its ack took, sorted.
     leases_ms: Vec<f64>,
     resident_mib: f64,
 }
@@ -124,7 +124,7 @@ async fn phase(url: &str, template: &Arc<Vec<String>>, connections: usize) -> an
     Ok(Phase { stored: median(&mut slices.clone()), slices, refused, leases_ms, resident_mib })
 }
 
-/// Posts one body after the other; what is refused is posted again at once.
+/// Posts one body after the other, and repeats a refused body at once.
 async fn agent(
     client: reqwest::Client,
     url: String,
@@ -134,7 +134,7 @@ async fn agent(
     while !counts.stop.load(Ordering::Relaxed) {
         let body = body(&template);
         let sent = client.post(&url).header("content-type", "application/json").body(body).send().await;
-        // A refusal may close the connection in the middle of the body.
+        // The service may refuse a body and close the connection while the client still sends it.
         let status = match sent {
             Ok(response) => response.status().as_u16(),
             Err(_) => 503,
@@ -148,7 +148,7 @@ async fn agent(
     Ok(())
 }
 
-/// Leases and acks one batch after the other; milliseconds of each pair.
+/// Leases and acks one batch after the other. Returns the milliseconds of each pair.
 async fn trainer(url: String, counts: Arc<Counts>) -> anyhow::Result<Vec<f64>> {
     let client = reqwest::Client::new();
     let mut took = Vec::new();
@@ -172,7 +172,7 @@ async fn trainer(url: String, counts: Arc<Counts>) -> anyhow::Result<Vec<f64>> {
     Ok(took)
 }
 
-/// Resident memory of this process: service and clients.
+/// Resident memory of this process, which runs both the service and the clients.
 fn resident_mib() -> anyhow::Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status").context("only Linux tells")?;
     let line = status.lines().find(|line| line.starts_with("VmRSS")).context("it is there")?;

@@ -1,4 +1,4 @@
-//! Time as an argument: what the buffer decides depends on a clock that is handed in.
+//! Time as an argument: the buffer's decisions use a clock that it is given.
 //!
 //! It is separate so that tests move the clock instead of sleeping, and so that replicas agree: on Postgres the process
 //! clock is anchored to service time (`buffer::service_time`) and carried forward monotonically.
@@ -26,14 +26,14 @@ impl Timestamp {
         self.0
     }
 
-    /// This time and `seconds` more, saturating.
+    /// This time plus `seconds`, saturating.
     #[must_use]
     pub fn plus_seconds(self, seconds: u64) -> Self {
         let micros = i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000);
         Self(self.0.saturating_add(micros))
     }
 
-    /// Microseconds from `earlier` to this time, negative when it is later.
+    /// Microseconds from `earlier` to this time. The number is negative if `earlier` is the later time.
     #[must_use]
     pub fn micros_since(self, earlier: Self) -> i64 {
         self.0.saturating_sub(earlier.0)
@@ -51,29 +51,29 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// Where `now` comes from.
+/// A source of the current time.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// The current time; never earlier than an answer before.
+    /// The current time. It never goes backwards.
     fn now(&self) -> Timestamp;
 
-    /// Whether it follows the times that [`anchor`](Self::anchor) is given.
+    /// Whether the clock adopts the times that [`anchor`](Self::anchor) is given.
     fn is_anchored(&self) -> bool {
         false
     }
 
-    /// Adopts a time read elsewhere, e.g. the database's, as the truth from now on.
+    /// Adopts a time that was read elsewhere, for example from the database, as the current time.
     fn anchor(&self, _time: Timestamp) {}
 }
 
 /// The process clock: a wall-clock reading carried forward by the monotonic clock.
 ///
-/// Jumps of the wall clock neither end leases early nor bring them back.
+/// If the wall clock jumps, leases neither end early nor come back.
 #[derive(Debug)]
 pub struct AnchoredClock {
     started: Elapsing,
     /// Wall-clock microseconds at `started`, as last anchored.
     base: AtomicI64,
-    /// The latest answer, so that a new anchor never goes back in time.
+    /// The latest time returned. It keeps the clock from going backwards after a new anchor.
     latest: AtomicI64,
 }
 
@@ -108,7 +108,7 @@ impl Clock for AnchoredClock {
     }
 }
 
-/// Measures how much time passes, whatever wall clocks do.
+/// Measures elapsed time independently of the wall clock.
 #[derive(Debug)]
 struct Elapsing {
     #[cfg(target_os = "linux")]
@@ -117,7 +117,7 @@ struct Elapsing {
     started: std::time::Instant,
 }
 
-/// Linux' monotonic clock stands still while the machine is suspended, which is time that passes for everybody else.
+/// This uses the boot-time clock, because the monotonic clock of Linux stops while the machine is suspended.
 #[cfg(target_os = "linux")]
 impl Elapsing {
     fn start() -> Self {

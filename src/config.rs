@@ -1,7 +1,10 @@
-//! Configuration: one TOML file, every key with a default, validated whole before anything starts.
+//! Configuration: one TOML file in which every key has a default. The whole file is validated before anything starts.
 
 mod collect;
 mod limits;
+#[cfg(test)]
+mod tests;
+mod text;
 
 use std::{
     collections::BTreeSet,
@@ -21,39 +24,40 @@ use crate::{
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     server::ServerLimits,
     store,
+    telemetry::LogFormat,
     tls::{self, TlsFiles},
 };
 
-/// The database when none is named. Its folder is made where it is missing.
+/// The database if none is configured. Its folder is created if it is missing.
 pub const DEFAULT_DATABASE: &str = "sqlite:data/forebay.db";
 
-/// Rules that are checked against others, which may be wrong themselves.
+/// Rules whose check depends on other rules, which may themselves be invalid.
 const RELATED_RULES: [&str; 2] = ["/group/min_size", "/loss_constant"];
 
-/// What the service is told, checked.
+/// The validated configuration of the service.
 #[derive(Debug)]
 pub struct Config {
     /// Address to listen on.
     pub listen: String,
     /// Database URL.
     pub database: DatabaseUrl,
-    /// How the log looks.
+    /// The format of the log.
     pub log: LogFormat,
-    /// Who may come in.
+    /// Who may use the service.
     pub access: AccessConfig,
-    /// What connections are encrypted with, if they are.
+    /// The certificates for TLS. Without them, connections are not encrypted.
     pub tls: Option<TlsFiles>,
-    /// Bounds of connections and of the stop.
+    /// Limits of connections and of the shutdown.
     pub server: ServerLimits,
-    /// Bounds of bodies.
+    /// Limits of request bodies.
     pub bodies: BodyLimits,
-    /// What the buffer is told.
+    /// Options of the buffer.
     pub buffer: BufferOptions,
-    /// Policies to create where they do not exist.
+    /// Policies that are created at start if they do not exist.
     pub policies: Vec<(PolicyName, Arc<Rules>)>,
 }
 
-/// A database URL, which may hold a password: printed without it.
+/// A database URL. Its debug output leaves out the password.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct DatabaseUrl(String);
@@ -78,26 +82,18 @@ impl fmt::Debug for DatabaseUrl {
     }
 }
 
-/// Who may come in.
+/// Who may use the service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AccessConfig {
-    /// A key is needed also while there is none.
+    /// Whether requests need a key even while no key exists.
     pub required: bool,
-    /// Names by which the service is known.
+    /// Host names of the service, which the `Host` header is checked against.
     pub hosts: Vec<String>,
 }
 
-/// How the log looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// One line per event, for people.
-    #[default]
-    Text,
-    /// One JSON object per line, for machines.
-    Json,
-}
+/// Settings that were renamed: the pointer of the old name, and the new name.
+const RENAMED: [(&str, &str); 1] = [("/limits/look_ms", "waiter_poll_interval_ms")];
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -110,17 +106,16 @@ pub enum ConfigError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file is not the TOML that is expected.
-    #[error("{0}")]
-    Parse(Box<toml::de::Error>),
-    /// Values that cannot work.
-    #[error("{}", list(.0))]
+    /// The file is not TOML.
+    #[error("{}", lines(.0))]
+    Parse(Vec<toml::de::Error>),
+    /// Some values are invalid.
+    #[error("{}", lines(.0.iter().map(|violation| format!("{}: {}", violation.pointer, violation.detail))))]
     Invalid(Vec<Violation>),
 }
 
-fn list(violations: &[Violation]) -> String {
-    let lines: Vec<String> =
-        violations.iter().map(|violation| format!("{}: {}", violation.pointer, violation.detail)).collect();
+fn lines(parts: impl IntoIterator<Item = impl ToString>) -> String {
+    let lines: Vec<String> = parts.into_iter().map(|part| part.to_string().trim_end().to_owned()).collect();
     lines.join("\n")
 }
 
@@ -162,7 +157,7 @@ struct TlsTable {
 }
 
 impl Config {
-    /// Reads a file, or the defaults when there is none.
+    /// Reads a file. Without a path, it returns the defaults.
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
         let Some(path) = path else { return Self::parse("") };
         Self::parse(&read_file(path)?)
@@ -174,7 +169,7 @@ impl Config {
         if violations.is_empty() { Ok(config) } else { Err(ConfigError::Invalid(violations)) }
     }
 
-    /// Reads a file and checks also what it names on this machine: the certificates and the database's folder.
+    /// Reads a file, and also checks the certificates and the database's folder on this machine.
     pub fn check(path: &Path) -> Result<Self, ConfigError> {
         let (config, mut violations) = Self::read(&read_file(path)?)?;
         if let Some(files) = &config.tls {
@@ -194,12 +189,13 @@ impl Config {
         if violations.is_empty() { Ok(config) } else { Err(ConfigError::Invalid(violations)) }
     }
 
-    /// What a text says, and everything that is wrong with it. A wrong value stands at its default.
+    /// Parses a text and lists everything that is wrong with it. An invalid value is replaced by its default.
     fn read(text: &str) -> Result<(Self, Vec<Violation>), ConfigError> {
-        let mut table: toml::Table = toml::from_str(text).map_err(|error| ConfigError::Parse(Box::new(error)))?;
-        let policies = table.remove("policy");
         let mut violations = Vec::new();
+        let mut table = text::parse(text, &mut violations).map_err(ConfigError::Parse)?;
+        let policies = table.remove("policy");
         let file: File = collect::read("", table, &mut violations);
+        explain_renamed(&mut violations);
         if let Err(detail) = check_listen(&file.listen) {
             violations.push(Violation { pointer: "/listen".to_owned(), detail });
         }
@@ -224,7 +220,7 @@ impl Config {
                 limits: file.limits.trajectories(),
                 waiters_max: file.limits.waiters_max(),
                 waiters_per_caller_max: file.limits.waiters_per_caller_max(),
-                look_every: file.limits.look_every(),
+                waiter_poll_interval: file.limits.waiter_poll_interval(),
                 auto_create: file.auto_create,
                 policy_defaults,
                 policies_max: file.limits.policies_max(),
@@ -235,11 +231,20 @@ impl Config {
     }
 }
 
+/// Replaces the error of a renamed setting with its new name.
+fn explain_renamed(violations: &mut [Violation]) {
+    for violation in violations {
+        if let Some((_, new)) = RENAMED.iter().find(|(old, _)| *old == violation.pointer) {
+            violation.detail = format!("this setting was renamed: write `{new}`");
+        }
+    }
+}
+
 fn read_file(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.display().to_string(), source })
 }
 
-/// Whether a text has the form of an address to listen on. Whether the machine has that address only binding tells.
+/// Checks the form of an address to listen on. Only binding shows whether the machine has that address.
 pub fn check_listen(listen: &str) -> Result<(), String> {
     let is_name = |host: &str| {
         !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
@@ -257,7 +262,10 @@ fn tls_files(table: TlsTable, violations: &mut Vec<Violation>) -> Option<TlsFile
     let missing: Vec<Violation> = [("certificate", &table.certificate), ("key", &table.key)]
         .into_iter()
         .filter(|(key, path)| path.is_none() && !is_named(key))
-        .map(|(key, _)| Violation { pointer: format!("/tls/{key}"), detail: "is needed, a path".to_owned() })
+        .map(|(key, _)| Violation {
+            pointer: format!("/tls/{key}"),
+            detail: "is required and must be a path".to_owned(),
+        })
         .collect();
     violations.extend(missing);
     Some(TlsFiles { certificate: table.certificate?, key: table.key?, client_ca: table.client_ca })
@@ -269,15 +277,17 @@ pub fn is_loopback(address: &SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Host names in lower case, as requests are compared with them.
+/// Validates the host names and converts them to lower case, because requests are compared with them in lower case.
 fn access(mut access: AccessConfig, violations: &mut Vec<Violation>) -> AccessConfig {
     for (index, host) in access.hosts.iter_mut().enumerate() {
         host.make_ascii_lowercase();
         let authority = host.parse::<Authority>().ok();
         if !authority.is_some_and(|authority| authority.host() == host && !host.starts_with('[')) {
             let pointer = format!("/access/hosts/{index}");
-            violations
-                .push(Violation { pointer, detail: format!("`{host}` is not the name of a host, without a port") });
+            violations.push(Violation {
+                pointer,
+                detail: format!("`{host}` is not a host name; write it without a scheme or a port"),
+            });
         }
     }
     access
@@ -312,10 +322,10 @@ fn policy(
     let name = match table.remove("name") {
         Some(toml::Value::String(name)) => match PolicyName::parse(&name) {
             Ok(name) if names.insert(name.clone()) => Ok(name),
-            Ok(name) => Err(format!("`{name}` is there twice")),
+            Ok(name) => Err(format!("the policy `{name}` appears twice")),
             Err(error) => Err(error.to_string()),
         },
-        _ => Err("is needed, a text".to_owned()),
+        _ => Err("is required and must be text".to_owned()),
     };
     let name = name.map_err(|detail| violations.push(Violation { pointer: format!("{at}/name"), detail })).ok();
     let wire = collect::read(at, table, violations);
@@ -328,143 +338,12 @@ fn rules(at: &str, wire: PolicyRules, violations: &mut Vec<Violation>) -> Option
     match Rules::parse(wire) {
         Ok(rules) => Some(Arc::new(rules)),
         Err(found) => {
-            // Beside a value that could not be read, what is related to it cannot be judged.
+            // If any value could not be read, rules that depend on other rules are not reported, because the error may
+            // only be a consequence.
             let is_judged = |found: &Violation| is_complete || !RELATED_RULES.contains(&found.pointer.as_str());
             let found = found.into_iter().filter(is_judged);
             violations.extend(found.map(|v| Violation { pointer: format!("{at}{}", v.pointer), detail: v.detail }));
             None
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_needs_to_be_said() {
-        let config = Config::parse("").expect("the defaults are valid");
-        assert_eq!((config.listen.as_str(), config.database.reveal()), ("127.0.0.1:8080", "sqlite:data/forebay.db"));
-    }
-
-    #[test]
-    fn every_wrong_value_is_named() {
-        let text =
-            "[limits]\nconnections = 100\n[[policy]]\nname = 'a b'\n[[policy]]\nname = 'x'\nlease = { ttl_s = 0 }";
-        let error = Config::parse(text).expect_err("three values are wrong").to_string();
-        for pointer in ["/limits/connections", "/policy/0/name", "/policy/1/lease/ttl_s"] {
-            assert!(error.contains(pointer), "{pointer} is not in {error}");
-        }
-    }
-
-    #[test]
-    fn a_body_is_at_most_what_the_database_and_arrow_can_hold_and_budgets_fit_bodies() {
-        let wrong = |limits: &str| Config::parse(&format!("[limits]\n{limits}")).expect_err("it is wrong").to_string();
-        let huge = wrong("body_bytes = 536870913\ninflight_bytes = 2000000000\nsamples_bytes = 4000000000");
-        assert_eq!(huge, "/limits/body_bytes: must be at most 536870912, is 536870913");
-        let narrow = wrong("samples_bytes = 268435455\ncontrol_bytes = 1");
-        assert!(narrow.contains("/limits/samples_bytes") && narrow.contains("/limits/control_bytes"), "{narrow}");
-    }
-
-    #[test]
-    fn every_value_of_a_wrong_type_is_named_with_those_that_are_out_of_range() {
-        let text = "listen = 'foo'\ndatabase = 'mysql://x'\nlog = 'xml'\nauto_create = 1\nlissten = 'x'\n[tls]\nkey = 1\n\
-             [limits]\nwaiters = '9'\nconnections = 20\nlook_ms = 0\nheader_timeout_s = 9223372036854775807\n\
-             [policy_defaults]\nrequire = ['tokenz', 'tokens', 'logs']\ngroup = { size = 'x', min_size = 3, timeout_s = 0 }\n\
-             [[policy]]\nname = 7\ngrup = {}\nadvantage = 'best'\n\
-             [[policy]]\nname = 'a b'\nbatch = 3\n\
-             [[policy.filter]]\nname = 'x'\nscope = 'all'\nwhen = 'true'\naction = 'keep'\n\
-             [[policy.filter]]\nname = 'y'\nscope = 'group'\nwhen = 1\naction = 'drop'";
-        let Err(ConfigError::Invalid(found)) = Config::parse(text) else { panic!("they are all wrong") };
-        let found: BTreeSet<&str> = found.iter().map(|violation| violation.pointer.as_str()).collect();
-        let wrong = [
-            "/listen",
-            "/database",
-            "/log",
-            "/auto_create",
-            "/lissten",
-            "/tls/key",
-            "/tls/certificate",
-            "/limits/waiters",
-            "/limits/look_ms",
-            "/limits/header_timeout_s",
-            "/policy_defaults/require/0",
-            "/policy_defaults/require/2",
-            "/policy_defaults/group/size",
-            "/policy_defaults/group/timeout_s",
-            "/policy/0/name",
-            "/policy/0/grup",
-            "/policy/0/advantage",
-            "/policy/1/name",
-            "/policy/1/batch",
-            "/policy/1/filter/0/scope",
-            "/policy/1/filter/0/action",
-            "/policy/1/filter/1/when",
-        ];
-        assert_eq!(found, BTreeSet::from(wrong));
-    }
-
-    #[test]
-    fn times_and_sizes_have_a_largest_value() {
-        let of = |name: &str, value: &str| Config::parse(&format!("[limits]\n{name} = {value}"));
-        for name in [
-            "connections",
-            "header_timeout_s",
-            "body_bytes",
-            "body_timeout_s",
-            "inflight_bytes",
-            "trajectory_tokens",
-            "trajectory_segments",
-            "metadata_bytes",
-            "control_bytes",
-            "samples_bytes",
-            "policies",
-            "waiters",
-            "waiters_per_key",
-            "look_ms",
-            "stall_timeout_s",
-            "shutdown_s",
-        ] {
-            let error = of(name, "9223372036854775807").expect_err("it is too large").to_string();
-            assert!(error.contains(&format!("/limits/{name}: must be at most")), "{error}");
-            // More than an integer of TOML holds.
-            let error = of(name, "18446744073709551615").expect_err("it is too large").to_string();
-            assert!(error.contains(name), "{error}");
-        }
-    }
-
-    #[test]
-    fn addresses_have_a_port() {
-        for listen in ["127.0.0.1:0", "[::1]:8080", "localhost:8080", "my-host.example:80", "0.0.0.0:65535"] {
-            assert_eq!(check_listen(listen), Ok(()));
-        }
-        for listen in ["foo", "127.0.0.1", ":8080", "::1:8080", "http://a:80", "a:65536", "a:", "a b:80", ""] {
-            assert!(check_listen(listen).is_err(), "{listen}");
-        }
-    }
-
-    #[test]
-    fn hosts_are_names_without_ports() {
-        let config = Config::parse("[access]\nhosts = ['Forebay.Example', '10.0.0.7']").expect("they are names");
-        assert_eq!(config.access.hosts, ["forebay.example", "10.0.0.7"]);
-        for host in ["a:80", "http://a", "a/b", "", "[::1]"] {
-            let error = Config::parse(&format!("[access]\nhosts = ['{host}']")).expect_err("it is no name").to_string();
-            assert!(error.contains("/access/hosts/0"), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_databases_password_stays_out_of_what_is_printed() {
-        let config = Config::parse("database = 'postgres://me:hunter2@db/forebay'").expect("it is a URL");
-        assert!(!format!("{config:?}").contains("hunter2"));
-        assert!(config.database.reveal().contains("hunter2"));
-    }
-
-    #[test]
-    fn unknown_keys_are_refused() {
-        let error = Config::parse("lissten = 'x'").expect_err("the key is misspelt").to_string();
-        assert!(error.contains("lissten"), "{error}");
-        let error = Config::parse("[[policy]]\nname = 'x'\ngrup = {}").expect_err("the key is misspelt").to_string();
-        assert!(error.contains("grup"), "{error}");
     }
 }

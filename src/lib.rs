@@ -1,14 +1,14 @@
 //! Forebay: the durable rollout buffer between LLM agents and the trainers that learn from them.
 //!
-//! Agents POST complete trajectories; the buffer validates, filters and groups them durably; a trainer leases
-//! finalized batches. A tour, in reading order:
+//! Agents POST complete trajectories. The buffer validates, filters, groups and stores them durably. A trainer leases
+//! finalized batches. The modules, in reading order:
 //!
 //! - [`buffer`]: the domain, one file per stage. Start at [`buffer::trajectory`].
 //! - [`store`]: the same stages as atomic operations on SQLite or Postgres.
-//! - [`access`]: keys, and which policies they see.
-//! - [`api`]: HTTP in and out; no decisions.
-//! - [`server`], [`tls`]: accept loop, background tasks, graceful stop.
-//! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the others are given.
+//! - [`access`]: keys, and which policies they may access.
+//! - [`api`]: the mapping between HTTP and the domain, without decisions.
+//! - [`server`], [`tls`]: accept loop, background tasks, graceful shutdown.
+//! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the other modules depend on.
 
 pub mod access;
 pub mod api;

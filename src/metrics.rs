@@ -1,8 +1,8 @@
-//! What `/metrics` exports: one struct, every name and label in one place.
+//! The metrics that `/metrics` exports. All names and labels are in this file.
 //!
-//! Counters and histograms are this process's; states of the ledger are gauges read from the tallies when scraped, so
-//! that every replica reports the same. Labels are bounded: route templates, policies, states, and reasons that rules
-//! name.
+//! Counters and histograms count what this process did. The states of the ledger are gauges that are read from the
+//! tallies at each scrape, so that every replica reports the same values. The number of labels is bounded: labels are
+//! route templates, policies, states and the reasons that rules name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,13 +15,13 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-/// Distinct policies with traffic that get labels of their own; the others are counted together.
+/// The most policies with labels of their own. Policies get one when they first have traffic; the others share a label.
 const POLICY_LABELS_MAX: usize = 256;
 
-/// Distinct reasons that get labels of their own.
+/// The most reasons with labels of their own.
 const REASON_LABELS_MAX: usize = 256;
 
-/// Label of what is beyond its bound.
+/// The label shared by values beyond the bound.
 const OTHER: &str = "_other";
 
 const LATENCY_BUCKETS_S: &[f64] =
@@ -29,7 +29,7 @@ const LATENCY_BUCKETS_S: &[f64] =
 const SIZE_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 const STALENESS_BUCKETS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
 
-/// Why callers are not let in.
+/// The reasons for which callers are rejected.
 const AUTH_FAILURES: [&str; 6] = ["missing", "invalid", "expired", "forbidden", "host", "origin"];
 
 /// Every metric of the service.
@@ -38,18 +38,18 @@ pub struct Metrics {
     registry: Registry,
     /// Requests by route template, method and status.
     pub requests: IntCounterVec,
-    /// Seconds from the request's head to the answer's head.
+    /// Seconds from the request's head to the response's head.
     pub request_seconds: HistogramVec,
     /// Bytes of request bodies as received, before decompression.
     pub request_bytes: IntCounterVec,
-    /// Bytes of answers as sent.
+    /// Bytes of responses as sent.
     pub response_bytes: IntCounterVec,
     requests_in_flight: IntGauge,
-    /// Bytes of posts of trajectories and of their answers being held.
+    /// Bytes held for posts of trajectories and their responses.
     pub body_bytes_in_flight: IntGauge,
-    /// Bytes of other bodies and answers being held.
+    /// Bytes held for other request bodies and responses.
     pub control_bytes_in_flight: IntGauge,
-    /// Bytes of pages of samples being held.
+    /// Bytes held for pages of samples.
     pub samples_bytes_in_flight: IntGauge,
     rollouts: IntCounterVec,
     duplicates: IntCounterVec,
@@ -79,14 +79,14 @@ pub struct Metrics {
     policy_version: IntGaugeVec,
     sweep_seconds: Histogram,
     sweep_failures: IntCounter,
-    /// Scrapes whose ledger gauges are those of the scrape before.
+    /// Scrapes for which the ledger's gauges could not be updated.
     pub gauge_failures: IntCounter,
     store: StoreMetrics,
     policies: LabelSet,
     reasons: LabelSet,
 }
 
-/// What the store reports of its commits.
+/// The metrics of the store's commits.
 #[derive(Clone, Debug)]
 pub struct StoreMetrics {
     commit_seconds: Histogram,
@@ -120,7 +120,8 @@ impl StoreMetrics {
     }
 }
 
-/// One of a number of things that go on; leaves the count however it ends, also when its future is dropped.
+/// Holds a gauge one higher until it is dropped. It is also dropped, and the gauge lowered, when the future that holds
+/// it is cancelled.
 #[derive(Debug)]
 pub struct Counted<'g>(&'g IntGauge);
 
@@ -138,17 +139,49 @@ impl Drop for Counted<'_> {
 }
 
 /// The ledger of one policy, for its gauges.
-#[derive(Clone, Copy, Debug)]
-pub struct Ledger<'l> {
-    /// The policy.
-    pub policy: &'l str,
-    /// Counts by state.
-    pub tallies: &'l BTreeMap<String, i64>,
-    /// Rollouts received less the sum of all states.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    /// Rollouts by state.
+    pub rollouts: BTreeMap<String, i64>,
+    /// Groups by state.
+    pub groups: BTreeMap<String, i64>,
+    /// Batches by state.
+    pub batches: BTreeMap<String, i64>,
+    /// Rollouts ever received, without duplicates.
+    pub received: i64,
+    /// Stored payload bytes of rollouts that are not yet trained.
+    pub live_bytes: i64,
+    /// Rollouts that are admitted and not yet posted.
+    pub reserved: i64,
+    /// Rollouts whose producer sent no version.
+    pub assumed_versions: i64,
+    /// Rollouts received minus the sum of all states.
     pub unconserved: i64,
 }
 
-/// A bounded set of label values, given out in the order in which something happened to them.
+impl Ledger {
+    /// Adds the ledger of another policy. `unconserved` is added as an absolute value, so that a surplus in one policy
+    /// does not hide a loss in another.
+    fn add(&mut self, other: &Self) {
+        let families = [
+            (&mut self.rollouts, &other.rollouts),
+            (&mut self.groups, &other.groups),
+            (&mut self.batches, &other.batches),
+        ];
+        for (sums, counts) in families {
+            for (state, count) in counts {
+                *sums.entry(state.clone()).or_default() += count;
+            }
+        }
+        self.received += other.received;
+        self.live_bytes += other.live_bytes;
+        self.reserved += other.reserved;
+        self.assumed_versions += other.assumed_versions;
+        self.unconserved += other.unconserved.abs();
+    }
+}
+
+/// A bounded set of label values. Values get a label in the order of their first event.
 #[derive(Debug)]
 struct LabelSet {
     known: Mutex<BTreeSet<String>>,
@@ -160,7 +193,7 @@ impl LabelSet {
         Self { known: Mutex::default(), max }
     }
 
-    /// The label of a value: itself where it has a label or one is free.
+    /// The label of a value: the value itself if it has a label or one is free, otherwise [`OTHER`].
     fn bound<'a>(&self, value: &'a str) -> &'a str {
         let mut known = self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if known.contains(value) {
@@ -196,7 +229,8 @@ impl Registrar<'_> {
         self.add(IntCounterVec::new(Opts::new(name, help), labels))
     }
 
-    /// Counters of a fixed set, all of them there from the start, so that the first event is an increase.
+    /// Registers a counter for each of a fixed set of values. All counters start at 0, so that the first event is
+    /// visible as an increase.
     fn counters_of(&self, name: &str, help: &str, label: &str, values: &[&str]) -> IntCounterVec {
         let counters = self.counters(name, help, &[label]);
         for value in values {
@@ -229,7 +263,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All metrics, at zero.
+    /// All metrics, each at zero.
     #[must_use]
     #[expect(clippy::too_many_lines, reason = "a list with an entry for each metric")]
     pub fn new() -> Self {
@@ -247,24 +281,32 @@ impl Metrics {
             requests: r.counters("forebay_requests_total", "Requests answered.", &["method", "route", "status"]),
             request_seconds: r.histograms(
                 "forebay_request_seconds",
-                "Seconds from a request's head to its answer's head; long polls include the wait.",
+                "Seconds from a request's head to its response's head. Long polls include the wait.",
                 LATENCY_BUCKETS_S,
                 route,
             ),
-            request_bytes: r.counters("forebay_request_bytes_total", "Body bytes received, as sent.", route),
-            response_bytes: r.counters("forebay_response_bytes_total", "Body bytes answered, as sent.", route),
-            requests_in_flight: r.gauge("forebay_requests_in_flight", "Requests being served."),
+            request_bytes: r.counters(
+                "forebay_request_bytes_total",
+                "Bytes of request bodies as received, before decompression.",
+                route,
+            ),
+            response_bytes: r.counters(
+                "forebay_response_bytes_total",
+                "Bytes of response bodies as sent, after compression.",
+                route,
+            ),
+            requests_in_flight: r.gauge("forebay_requests_in_flight", "Requests in flight."),
             body_bytes_in_flight: r.gauge(
                 "forebay_body_bytes_in_flight",
-                "Bytes of posts of trajectories and of their answers being held (limits.inflight_bytes).",
+                "Bytes held for posts of trajectories and their responses (bounded by limits.inflight_bytes).",
             ),
             control_bytes_in_flight: r.gauge(
                 "forebay_control_bytes_in_flight",
-                "Bytes of other bodies, and of other long answers, being held (limits.control_bytes).",
+                "Bytes held for other request bodies and other long responses (bounded by limits.control_bytes).",
             ),
             samples_bytes_in_flight: r.gauge(
                 "forebay_samples_bytes_in_flight",
-                "Bytes of pages of samples being held (limits.samples_bytes).",
+                "Bytes held for pages of samples (bounded by limits.samples_bytes).",
             ),
             rollouts: r.counters(
                 "forebay_rollouts_total",
@@ -273,36 +315,40 @@ impl Metrics {
             ),
             duplicates: r.counters("forebay_duplicates_total", "Rollouts recognised as already stored.", policy),
             tokens_received: r.counters("forebay_tokens_received_total", "Tokens of rollouts received.", policy),
-            dropped: r.counters("forebay_dropped_total", "Rollouts and groups taken out, by rule.", by_reason),
+            dropped: r.counters(
+                "forebay_dropped_total",
+                "Rollouts and groups dropped, by the rule that dropped them.",
+                by_reason,
+            ),
             decided: r.counters("forebay_groups_decided_total", "Groups decided.", by_state),
             filter_failures: r.counters(
                 "forebay_filter_failures_total",
-                "Filters that could not be evaluated and did not match.",
+                "Filter evaluations that failed. A filter that fails counts as not matching.",
                 &["policy", "filter"],
             ),
             filters_over_budget: r.counters(
                 "forebay_filters_over_budget_total",
-                "Filters that were not evaluated on a rollout, because that might have cost more than it may.",
+                "Filters that were not evaluated on a rollout, because the cost might have exceeded the budget.",
                 &["policy", "filter"],
             ),
             warnings: r.counters(
                 "forebay_ingest_warnings_total",
-                "Warnings in receipts of new rollouts, by their names.",
+                "Warnings in receipts of new rollouts, by warning.",
                 &["policy", "warning"],
             ),
             refused: r.counters("forebay_problems_total", "Requests refused, by problem type.", &["type"]),
             admissions: r.counters(
                 "forebay_admissions_total",
-                "Rollouts that room was asked for before they started.",
+                "Rollouts that agents asked to be admitted before they started, by outcome.",
                 &["policy", "outcome"],
             ),
             auth_failures: r.counters_of(
                 "forebay_auth_failures_total",
-                "Requests refused because of who asked: by its key, its host or its origin.",
+                "Requests rejected because of their key, host or origin, by reason.",
                 "reason",
                 &AUTH_FAILURES,
             ),
-            leases: r.counters("forebay_leases_total", "What became of leases.", &["policy", "event"]),
+            leases: r.counters("forebay_leases_total", "Events of leases, by event.", &["policy", "event"]),
             tokens_delivered: r.counters("forebay_tokens_delivered_total", "Tokens of batches leased.", policy),
             batch_wait_seconds: r.histograms(
                 "forebay_batch_wait_seconds",
@@ -312,7 +358,7 @@ impl Metrics {
             ),
             group_staleness: r.histograms(
                 "forebay_batch_staleness_versions",
-                "Versions that the oldest trained token of a new batch is behind.",
+                "Staleness of new batches: how many versions the oldest trained token is behind.",
                 STALENESS_BUCKETS,
                 policy,
             ),
@@ -329,12 +375,12 @@ impl Metrics {
             ledger_received: r.gauges("forebay_ledger_received", "Rollouts ever received, without duplicates.", policy),
             ledger_reserved: r.gauges(
                 "forebay_ledger_reserved_rollouts",
-                "Rollouts that room is reserved for and that are not posted.",
+                "Rollouts that are admitted and not yet posted.",
                 policy,
             ),
             ledger_live_bytes: r.gauges(
                 "forebay_ledger_live_bytes",
-                "Stored payload bytes of what is not yet trained.",
+                "Stored payload bytes of rollouts that are not yet trained.",
                 policy,
             ),
             ledger_assumed_versions: r.gauges(
@@ -344,7 +390,7 @@ impl Metrics {
             ),
             ledger_unconserved: r.gauges(
                 "forebay_ledger_unconserved",
-                "Rollouts received less the sum of all states: anything but 0 is a bug.",
+                "Rollouts received minus the sum of all states. Any value but 0 is a bug.",
                 policy,
             ),
             policy_version: r.gauges("forebay_policy_version", "Current weight version.", policy),
@@ -352,7 +398,7 @@ impl Metrics {
             sweep_failures: r.counter("forebay_sweep_failures_total", "Sweeps that failed."),
             gauge_failures: r.counter(
                 "forebay_gauge_failures_total",
-                "Scrapes for which the ledger could not be read: its gauges are older.",
+                "Scrapes for which the ledger could not be read, so that its gauges are out of date.",
             ),
             store: StoreMetrics::register(&r),
             policies: LabelSet::new(POLICY_LABELS_MAX),
@@ -361,7 +407,7 @@ impl Metrics {
         }
     }
 
-    /// The part that a store reports to.
+    /// The metrics that a store updates.
     #[must_use]
     pub fn store(&self) -> StoreMetrics {
         self.store.clone()
@@ -374,17 +420,17 @@ impl Metrics {
         self.tokens_received.with_label_values(&[policy]).inc_by(tokens);
     }
 
-    /// A rollout was recognised.
+    /// A rollout was recognised as already stored.
     pub fn duplicate(&self, policy: &str) {
         self.duplicates.with_label_values(&[self.policies.bound(policy)]).inc();
     }
 
-    /// A rule took out a rollout or group.
+    /// A rule dropped a rollout or a group.
     pub fn dropped(&self, policy: &str, reason: &str) {
         self.dropped_many(policy, reason, 1);
     }
 
-    /// A rule took out so many rollouts or groups.
+    /// A rule dropped `count` rollouts or groups.
     pub fn dropped_many(&self, policy: &str, reason: &str, count: u64) {
         if count > 0 {
             let labels = [self.policies.bound(policy), self.reasons.bound(reason)];
@@ -392,13 +438,13 @@ impl Metrics {
         }
     }
 
-    /// Counts one who waits for a batch or a version, until the answer is dropped.
+    /// Counts a request that waits for a batch or a version, until the result is dropped.
     #[must_use]
     pub fn waiting(&self) -> Counted<'_> {
         Counted::enter(&self.waiters)
     }
 
-    /// Counts a request being served, until the answer is dropped.
+    /// Counts a request in flight, until the result is dropped.
     #[must_use]
     pub fn serving(&self) -> Counted<'_> {
         Counted::enter(&self.requests_in_flight)
@@ -414,7 +460,7 @@ impl Metrics {
         self.filter_failures.with_label_values(&[self.policies.bound(policy), self.reasons.bound(filter)]).inc();
     }
 
-    /// A filter was not evaluated, because that might have cost too much.
+    /// A filter was not evaluated, because its cost might have exceeded the budget.
     pub fn filter_over_budget(&self, policy: &str, filter: &str) {
         self.filters_over_budget.with_label_values(&[self.policies.bound(policy), self.reasons.bound(filter)]).inc();
     }
@@ -429,7 +475,7 @@ impl Metrics {
         self.refused.with_label_values(&[kind]).inc();
     }
 
-    /// A request was refused because of who asked; the reason is one of a fixed set.
+    /// A caller was rejected because of its key, host or origin. The reason is one of a fixed set.
     pub fn auth_failed(&self, reason: &str) {
         self.auth_failures.with_label_values(&[reason]).inc();
     }
@@ -439,7 +485,7 @@ impl Metrics {
         self.leases.with_label_values(&[self.policies.bound(policy), event]).inc_by(count);
     }
 
-    /// Room was granted, as much as asked for or less.
+    /// An admission was answered: `granted` of `asked` rollouts were admitted.
     pub fn admitted(&self, policy: &str, granted: u32, asked: u32) {
         let policy = self.policies.bound(policy);
         self.admissions.with_label_values(&[policy, "granted"]).inc_by(granted.into());
@@ -454,7 +500,7 @@ impl Metrics {
         self.group_staleness.with_label_values(&[policy]).observe(staleness as f64);
     }
 
-    /// A batch was acked so long after its cut.
+    /// A batch was acked `age_s` seconds after it was cut.
     pub fn acked(&self, policy: &str, age_s: f64) {
         self.lease_age_seconds.with_label_values(&[self.policies.bound(policy)]).observe(age_s);
     }
@@ -467,50 +513,44 @@ impl Metrics {
         }
     }
 
-    /// States of the ledgers of policies with traffic, as of now.
+    /// Sets the gauges of the ledgers of the policies that have traffic.
     ///
-    /// Policies get labels in this order; those beyond the bound are added up under a common label.
-    pub fn ledgers<'l>(&self, ledgers: impl Iterator<Item = Ledger<'l>>) {
-        let mut others: BTreeMap<String, i64> = BTreeMap::new();
-        // A surplus in one policy must not hide what another has lost.
-        let mut others_unconserved = 0;
-        let mut any_others = false;
-        for Ledger { policy, tallies, unconserved } in ledgers {
+    /// Policies get labels in this order. Policies beyond the bound are added up under a shared label.
+    pub fn ledgers<'l>(&self, ledgers: impl Iterator<Item = (&'l str, Ledger)>) {
+        let mut others: Option<Ledger> = None;
+        for (policy, ledger) in ledgers {
             let label = self.policies.bound(policy);
             if label == OTHER {
-                any_others = true;
-                others_unconserved += unconserved.abs();
-                for (name, value) in tallies {
-                    *others.entry(name.clone()).or_default() += value;
-                }
+                others.get_or_insert_default().add(&ledger);
             } else {
-                self.set_ledger(label, tallies, unconserved);
+                self.set_ledger(label, &ledger);
             }
         }
-        if any_others {
-            self.set_ledger(OTHER, &others, others_unconserved);
+        if let Some(others) = others {
+            self.set_ledger(OTHER, &others);
         }
     }
 
-    fn set_ledger(&self, policy: &str, tallies: &BTreeMap<String, i64>, unconserved: i64) {
-        for (name, &value) in tallies {
-            match name.split_once('.') {
-                Some(("rollout", state)) => self.ledger_rollouts.with_label_values(&[policy, state]).set(value),
-                Some(("group", state)) => self.ledger_groups.with_label_values(&[policy, state]).set(value),
-                Some(("batch", state)) => self.ledger_batches.with_label_values(&[policy, state]).set(value),
-                _ => {}
+    fn set_ledger(&self, policy: &str, ledger: &Ledger) {
+        let families = [
+            (&self.ledger_rollouts, &ledger.rollouts),
+            (&self.ledger_groups, &ledger.groups),
+            (&self.ledger_batches, &ledger.batches),
+        ];
+        for (gauges, counts) in families {
+            for (state, &count) in counts {
+                gauges.with_label_values(&[policy, state.as_str()]).set(count);
             }
         }
-        let value = |name: &str| tallies.get(name).copied().unwrap_or(0);
-        self.ledger_received.with_label_values(&[policy]).set(value("received"));
-        self.ledger_live_bytes.with_label_values(&[policy]).set(value("live_bytes"));
-        self.ledger_reserved.with_label_values(&[policy]).set(value("reserved"));
-        self.ledger_assumed_versions.with_label_values(&[policy]).set(value("assumed_version"));
-        self.ledger_unconserved.with_label_values(&[policy]).set(unconserved);
+        self.ledger_received.with_label_values(&[policy]).set(ledger.received);
+        self.ledger_live_bytes.with_label_values(&[policy]).set(ledger.live_bytes);
+        self.ledger_reserved.with_label_values(&[policy]).set(ledger.reserved);
+        self.ledger_assumed_versions.with_label_values(&[policy]).set(ledger.assumed_versions);
+        self.ledger_unconserved.with_label_values(&[policy]).set(ledger.unconserved);
     }
 
-    /// A policy's version, as of now. Policies without traffic of any kind have no label, and versions of several
-    /// policies have no sum.
+    /// Sets the gauge of a policy's version. Policies without any traffic have no label. The shared label has no
+    /// version, because versions of several policies cannot be added.
     pub fn version(&self, policy: &str, version: i64) {
         let has_label = if version > 0 { self.policies.bound(policy) == policy } else { self.policies.has(policy) };
         if has_label && policy != OTHER {
@@ -518,7 +558,7 @@ impl Metrics {
         }
     }
 
-    /// Everything in Prometheus' text format.
+    /// All metrics in the Prometheus text format.
     pub fn render(&self) -> prometheus::Result<Vec<u8>> {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;

@@ -1,7 +1,7 @@
-//! Panics: one line of the log each, and no line where a panic is only how a library says that its input is malformed.
+//! Panics: each is logged as one line, except where a panic is only how a library reports malformed input.
 //!
-//! It is separate because a hook is one for the whole process, and the usual one writes text of any length beside a log
-//! of JSON.
+//! It is separate because the panic hook is global to the process. The default hook writes text of any length, which
+//! would break a log of JSON lines.
 
 use std::{
     cell::Cell,
@@ -12,16 +12,17 @@ use std::{
     },
 };
 
-/// Characters of a message that are logged: a panic may quote what somebody sent.
+/// The most characters of a panic message that are logged. The bound exists because the message may quote input of any
+/// length.
 const MESSAGE_CHARS_MAX: usize = 500;
 
 static HOOK: Once = Once::new();
 
-/// The log has started.
+/// Whether the log has started.
 static LOGS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// What runs on this thread may panic over its input.
+    /// Whether a panic on this thread is expected, because malformed input may cause it.
     static EXPECTED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -31,7 +32,8 @@ pub(crate) fn log() {
     LOGS.store(true, Ordering::Release);
 }
 
-/// Runs what may panic over its input; none when it did. The caller says what was wrong with the input.
+/// Runs code that may panic on malformed input, and returns nothing if it panicked. The caller reports what was wrong
+/// with the input.
 pub(crate) fn catch<T>(work: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
     set_hook();
     EXPECTED.set(true);
@@ -51,7 +53,7 @@ fn set_hook() {
             if logs {
                 write(panic);
             }
-            // Who asks for backtraces reads standard error himself.
+            // If backtraces are requested, the default hook prints them to standard error.
             if !logs || std::env::var_os("RUST_BACKTRACE").is_some() {
                 usual(panic);
             }

@@ -1,9 +1,9 @@
-//! The accept loop, the background tasks, and the graceful stop.
+//! The accept loop, the background tasks, and the graceful shutdown.
 //!
-//! Its own loop over hyper: axum's installs no timer, and without one a connection that never finishes its headers is
-//! never closed.
+//! It runs its own accept loop over hyper, because the one of axum sets no timer, and without a timer a connection that
+//! never finishes its headers is never closed.
 
-mod heads;
+mod smuggling;
 
 use std::{
     io,
@@ -33,34 +33,34 @@ use crate::{
     tls::Tls,
 };
 
-/// Bytes of a request's head.
+/// The most bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Headers of a request.
+/// The most headers of a request.
 const HEADERS_MAX: usize = 64;
 
-/// Pause after a failed accept: out of file descriptors, accepting fails at once and would spin.
+/// Pause after a failed accept. Without it, a process that is out of file descriptors would retry in a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time that a TLS handshake may take: a few round trips, also on a slow line.
+/// Timeout of a TLS handshake: enough for a few round trips on a slow network.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bounds of connections and of the stop.
+/// Limits of connections and of the shutdown.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
-    /// Connections at once; more wait in the kernel's backlog.
+    /// The most connections at the same time. Further ones wait in the kernel's backlog.
     pub connections_max: usize,
-    /// Time that a request's head may take to arrive.
+    /// Timeout for receiving a request's head.
     pub header_timeout: Duration,
-    /// Time that a client may take not a byte of its answer.
+    /// Timeout for a client that reads nothing of its response.
     pub stall_timeout: Duration,
-    /// Time that requests have to finish once the service stops.
+    /// Time that requests have to finish after the shutdown has begun.
     pub shutdown_timeout: Duration,
 }
 
-/// The store failed in a way that only a new start can find its way out of.
+/// The store failed in a way that only a restart can recover from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the database failed, for the reason in the log: a new start reads what is on disk")]
+#[error("the database failed, the log says why; restart the service to read the state on disk")]
 pub struct Broken;
 
 /// A service that is ready to run.
@@ -74,7 +74,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A service on a bound listener, which fails where that has no address.
+    /// Creates a service on a bound listener. It fails if the listener has no local address.
     pub fn new(
         listener: TcpListener,
         buffer: Buffer,
@@ -88,15 +88,17 @@ impl Server {
         Ok(Self { listener, api, buffer, keyring, tls: None, limits })
     }
 
-    /// The same service, encrypted.
+    /// The same service, with TLS if given.
     #[must_use]
     pub fn with_tls(self, tls: Option<Arc<Tls>>) -> Self {
         Self { tls, ..self }
     }
 
-    /// Serves until `shutdown`, then stops gracefully: readiness off, waiters answered, requests finished, store closed.
+    /// Serves until `shutdown` completes, then stops gracefully: `/readyz` fails, waiting requests are answered,
+    /// running requests finish, and the store is closed.
     ///
-    /// Stops the same way, with an error, when the store is broken: what is on disk is known to the next start alone.
+    /// If the store is broken, it stops the same way and returns an error, because only a restart can find out what is
+    /// on disk.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Broken> {
         let background = self.start_background();
         let router = api::router(self.api.clone());
@@ -110,30 +112,30 @@ impl Server {
         let outcome = self.accept(router, &connections, stop).await;
         drop(self.listener);
 
-        tracing::info!("stopping: no new connections, requests finish");
+        tracing::info!("stopping: accepting no new connections, finishing running requests");
         let started = Instant::now();
         self.api.drain();
         if tokio::time::timeout(self.limits.shutdown_timeout, connections.shutdown()).await.is_err() {
-            tracing::warn!("some requests did not finish in time and are dropped");
+            tracing::warn!("some requests did not finish in time and are aborted");
         }
         background.iter().for_each(tokio::task::JoinHandle::abort);
-        // A broken store has nothing more to say, and is not waited for.
+        // A broken store is not closed, because it cannot write any more.
         if outcome.is_ok()
             && tokio::time::timeout(self.limits.shutdown_timeout, close(&self.keyring, &self.buffer)).await.is_err()
         {
-            tracing::warn!("the store did not close in time; the next start reads its log");
+            tracing::warn!("the store did not close in time; the next start recovers it from its write-ahead log");
         }
         tracing::info!(elapsed_ms = started.elapsed().as_millis() as u64, "stopped");
         outcome
     }
 
-    /// What time and other replicas do, beside the requests.
+    /// Starts the periodic tasks that run beside the requests.
     fn start_background(&self) -> Vec<tokio::task::JoinHandle<()>> {
-        let (buffer, upkeep, replica) = (self.buffer.clone(), self.buffer.clone(), self.buffer.clone());
+        let (buffer, rules_cleanup, replica) = (self.buffer.clone(), self.buffer.clone(), self.buffer.clone());
         let (clock, keyring) = (self.buffer.clone(), Arc::clone(&self.keyring));
         let mut tasks = vec![
             tokio::spawn(async move { buffer.run_sweeper().await }),
-            tokio::spawn(async move { upkeep.run_upkeep().await }),
+            tokio::spawn(async move { rules_cleanup.run_rules_cleanup().await }),
             tokio::spawn(async move { replica.run_replicas().await }),
             tokio::spawn(async move { clock.run_clock().await }),
             tokio::spawn(async move { keyring.run().await }),
@@ -142,7 +144,7 @@ impl Server {
         tasks
     }
 
-    /// Accepts connections until `stop`, and answers what that says.
+    /// Accepts connections until `stop` completes, and returns its output.
     async fn accept<T>(&self, router: Router, connections: &GracefulShutdown, stop: impl Future<Output = T>) -> T {
         let slots = Arc::new(Semaphore::new(self.limits.connections_max));
         let mut http = hyper::server::conn::http1::Builder::new();
@@ -153,9 +155,10 @@ impl Server {
             .half_close(false);
         tokio::pin!(stop);
         loop {
-            // A slot first: whoever has none waits in the kernel's backlog, not in our memory.
+            // A slot is taken before a connection is accepted, so that further connections wait in the kernel's backlog
+            // and use no memory here.
             let next = async {
-                let slot = Arc::clone(&slots).acquire_owned().await.expect("nobody closes the semaphore");
+                let slot = Arc::clone(&slots).acquire_owned().await.expect("the semaphore is never closed");
                 (slot, self.listener.accept().await)
             };
             let (slot, accepted) = tokio::select! {
@@ -170,35 +173,36 @@ impl Server {
                     continue;
                 }
             };
-            // Answers are written whole: waiting to fill a packet only delays them.
+            // Responses are written in large pieces. Nagle's algorithm would only delay the last one.
             let _ = stream.set_nodelay(true);
             let mut stream = TimeoutStream::new(stream);
-            // Nothing is written to who waits for a batch, so this only ends those who do not read.
+            // The timeout applies only to clients that do not read. A long poll writes nothing while it waits, so it is
+            // not affected.
             stream.set_write_timeout(Some(self.limits.stall_timeout));
             let stream = Box::pin(stream);
             let connection =
                 Connection { http: http.clone(), router: router.clone(), watcher: connections.watcher(), slot };
             match &self.tls {
                 None => tokio::spawn(connection.serve(stream)),
-                // The handshake is the connection's own: one that dawdles holds up nobody else.
+                // The handshake runs in the connection's own task, so that a slow one does not delay other connections.
                 Some(tls) => tokio::spawn(connection.serve_encrypted(tls.acceptor(), stream)),
             };
         }
     }
 }
 
-/// Writes what is only in memory, and closes the store.
+/// Writes data that is only in memory, and closes the store.
 async fn close(keyring: &Keyring, buffer: &Buffer) {
     if let Err(error) = keyring.write_uses().await {
-        tracing::warn!(error = %error, "when keys were last used could not be written");
+        tracing::warn!(error = %error, "writing the times when keys were last used failed");
     }
     if let Err(error) = buffer.stop_clock().await {
-        tracing::warn!(error = %error, "the time that was reached could not be written");
+        tracing::warn!(error = %error, "writing the current service time failed");
     }
     buffer.store().close().await;
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 struct Connection {
     http: hyper::server::conn::http1::Builder,
     router: Router,
@@ -221,7 +225,7 @@ impl Connection {
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let Self { http, router, watcher, slot } = self;
-        let (stream, service) = heads::watch(stream, TowerToHyperService::new(router));
+        let (stream, service) = smuggling::watch(stream, TowerToHyperService::new(router));
         if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await {
             tracing::debug!(error = %error, "a connection ended early");
         }

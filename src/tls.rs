@@ -1,6 +1,8 @@
-//! TLS: certificates from files, renewed when the files are, and optionally demanded from clients.
+//! TLS: certificates are read from files and reloaded when the files change. Client certificates can be required.
 //!
-//! On rustls with ring: no C library to keep up to date, and no cmake to build it with.
+//! It uses rustls with ring, which needs no C library to keep up to date and no cmake to build.
+
+mod clients;
 
 use std::{
     path::{Path, PathBuf},
@@ -12,25 +14,28 @@ use rustls::{
     RootCertStore, ServerConfig,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    server::WebPkiClientVerifier,
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Pause between two looks at the files: soon enough for what expires in days, and cheap.
+use self::clients::NamedClients;
+
+/// Pause between two checks of the files. Certificates expire in days, so seconds are soon enough, and the check is
+/// cheap.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Where certificates and their key are, all PEM.
+/// The files of the certificates and of the private key, all in PEM format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The service's certificate and those that lead to its authority, in this order.
+    /// The service's certificate, followed by the intermediate certificates in order.
     pub certificate: PathBuf,
     /// The certificate's private key.
     pub key: PathBuf,
-    /// Authorities of clients' certificates: with it, who has none is not served.
+    /// Certificates of the authorities that sign client certificates, or the client certificates themselves. If this is
+    /// set, a client without such a certificate is refused.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Why files cannot be used.
+/// Why the files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
@@ -41,18 +46,18 @@ pub enum TlsError {
         /// Why.
         source: std::io::Error,
     },
-    /// A file holds nothing of the kind that is needed.
-    #[error("{path} holds no usable {what}")]
+    /// A file does not contain what is needed.
+    #[error("{path} contains no usable {what}")]
     Empty {
         /// The file.
         path: String,
-        /// What was looked for.
+        /// What the file should contain.
         what: &'static str,
-        /// Name of the file's key in the configuration.
+        /// The file's key in the configuration.
         key: &'static str,
     },
-    /// The key is that of another certificate.
-    #[error("the private key in {key} is not that of the certificate in {certificate}")]
+    /// The private key does not belong to the certificate.
+    #[error("the private key in {key} does not belong to the certificate in {certificate}")]
     Mismatch {
         /// The key's file.
         key: String,
@@ -65,7 +70,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// Name of the configuration's key that leads to what is wrong.
+    /// The configuration key of the file that the error is about.
     fn key(&self) -> &'static str {
         match self {
             Self::Empty { key, .. } => key,
@@ -75,7 +80,7 @@ impl TlsError {
     }
 }
 
-/// What connections are encrypted with.
+/// The certificates in use, and the files that they come from.
 #[derive(Debug)]
 pub struct Tls {
     files: TlsFiles,
@@ -85,18 +90,18 @@ pub struct Tls {
 #[derive(Clone, Debug)]
 struct Current {
     config: Arc<ServerConfig>,
-    /// Of all files together.
+    /// The digest of all files together, to detect changes.
     digest: blake3::Hash,
 }
 
-/// The files as they are now.
+/// The current contents of the files.
 struct Texts {
     certificate: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
 }
 
-/// Everything that is wrong with the files, each with the name of its key in the configuration.
+/// Lists everything that is wrong with the files, each with its key in the configuration.
 #[must_use]
 pub fn check(files: &TlsFiles) -> Vec<(&'static str, TlsError)> {
     let named =
@@ -123,19 +128,20 @@ impl Tls {
         Ok(Self { files, current: RwLock::new(current) })
     }
 
-    /// What the next connection is accepted with.
+    /// The acceptor for the next connection.
     #[must_use]
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.current().config))
     }
 
-    /// What is encrypted and proven, in a word for the log.
+    /// Describes for the log who presents certificates.
     #[must_use]
     pub fn describe(&self) -> &'static str {
         if self.files.client_ca.is_some() { "server and clients" } else { "server" }
     }
 
-    /// Reads the files again; true where they had changed. Files that cannot be used change nothing.
+    /// Reads the files again. Returns true if they have changed. If the new files are invalid, the old certificates
+    /// stay in use.
     pub fn renew(&self) -> Result<bool, TlsError> {
         let texts = Texts::read(&self.files)?;
         let digest = texts.digest();
@@ -147,15 +153,18 @@ impl Tls {
         Ok(true)
     }
 
-    /// Keeps up with the files until it is dropped.
+    /// Reloads changed files until the future is dropped.
     pub async fn run(self: Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let tls = Arc::clone(&self);
             match tokio::task::spawn_blocking(move || tls.renew()).await {
                 Ok(Ok(true)) => tracing::info!("certificates renewed"),
-                // Between the writes of two files they do not go together: the next look decides.
-                Ok(Err(error)) => tracing::warn!(error = %error, "the certificates are still those read before"),
+                // This also happens when the files are read between the writes of the certificate and of the key. The
+                // next check then succeeds.
+                Ok(Err(error)) => {
+                    tracing::warn!(error = %error, "certificate reload failed; the old certificates stay in use");
+                }
                 Ok(Ok(false)) | Err(_) => {}
             }
         }
@@ -192,15 +201,16 @@ impl Texts {
         let builder = match (&self.client_ca, &files.client_ca) {
             (Some(text), Some(path)) => {
                 let mut roots = RootCertStore::empty();
-                for certificate in certificates(text, path, "client_ca")? {
-                    roots.add(certificate).map_err(|error| unusable(&error))?;
+                let named = certificates(text, path, "client_ca")?;
+                for certificate in &named {
+                    roots.add(certificate.clone()).map_err(|error| unusable(&error))?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-                builder.with_client_cert_verifier(verifier.build().map_err(|error| unusable(&error))?)
+                let verifier = NamedClients::new(named, roots, provider).map_err(|error| unusable(&error))?;
+                builder.with_client_cert_verifier(Arc::new(verifier))
             }
             _ => builder.with_no_client_auth(),
         };
-        // What is wrong with a key is not said: the message might quote it.
+        // The error of the private key is not passed on, because it might quote the key.
         let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|_| TlsError::Empty {
             path: files.key.display().to_string(),
             what: "private key",

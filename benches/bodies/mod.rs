@@ -12,13 +12,13 @@ use arrow_schema::{ArrowError, Field, Schema};
 use forebay_client::wire::{Segment, Trajectory};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
-/// Rollouts of a body.
+/// Number of rollouts in a body.
 pub(crate) const ROLLOUTS: usize = 8;
 
-/// Tokens of a rollout.
+/// Number of tokens in a rollout.
 pub(crate) const TOKENS: usize = 2_000;
 
-/// Ids are drawn below this: the size of a common vocabulary.
+/// Ids are below this number: the size of a common vocabulary.
 const VOCABULARY: u32 = 128_000;
 
 /// Numbers as Python prints them: a float32 with the digits of a float64, and a space after each comma.
@@ -44,7 +44,7 @@ pub(crate) fn json() -> Vec<u8> {
     body.into_bytes()
 }
 
-/// What JSON said, in columns.
+/// The columns of the JSON body, for the Arrow stream.
 pub(crate) fn arrow(rollouts: &[Trajectory]) -> Result<Vec<u8>, ArrowError> {
     let segments = || rollouts.iter().flat_map(|rollout| &rollout.segments);
     let texts = |of: fn(&Trajectory) -> Option<&str>| Arc::new(rollouts.iter().map(of).collect::<StringArray>());

@@ -1,4 +1,5 @@
-//! What the benchmarks share: the service in the process of its client, bodies like those of agents, medians.
+//! Shared code of the benchmarks: the service in the same process as its client, bodies like those of agents, and
+//! medians.
 
 use std::{
     fmt::Write as _,
@@ -14,13 +15,14 @@ use forebay::{
 };
 use tokio::{net::TcpListener, sync::oneshot};
 
-/// Rollouts of a body.
+/// Number of rollouts in a body.
 pub(crate) const ROLLOUTS: usize = 8;
 
-/// Tokens of a rollout.
+/// Number of tokens in a rollout.
 pub(crate) const TOKENS: usize = 2_000;
 
-/// The service on a database, with a backlog that never fills; its address, and what stops it when it is dropped.
+/// Starts the service on a database, with a backlog that never fills. Returns its address and a guard that stops it
+/// when dropped.
 pub(crate) async fn forebay(database: &str) -> anyhow::Result<(String, oneshot::Sender<()>)> {
     forebay_client::install_tls_provider();
     let config = Config::parse(
@@ -28,20 +30,21 @@ pub(crate) async fn forebay(database: &str) -> anyhow::Result<(String, oneshot::
     )?;
     let metrics = Arc::new(Metrics::new());
     let store = store::open(database, metrics.store()).await?;
+    let clock = Arc::new(AnchoredClock::new());
     let buffer =
-        Buffer::start(store, Arc::new(AnchoredClock::new()), Arc::clone(&metrics), config.buffer, config.policies)
+        Buffer::start(store.clone(), Arc::clone(&clock) as _, Arc::clone(&metrics), config.buffer, config.policies)
             .await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     let (stop, stopped) = oneshot::channel::<()>();
-    let keyring = Arc::new(Keyring::start(buffer.clone(), false).await?);
+    let keyring = Arc::new(Keyring::start(store, clock, false).await?);
     let access = Access { keyring, hosts: Arc::new([]) };
     let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?;
     tokio::spawn(async move { server.run(async { drop(stopped.await) }).await });
     Ok((url, stop))
 }
 
-/// The parts of a rollout after its ids: numbers as Python prints them.
+/// The parts of a rollout after its ids, with numbers as Python prints them.
 pub(crate) fn template() -> Vec<String> {
     let rollout = |rollout: usize| {
         let (mut tokens, mut mask, mut logprobs) = (String::from("1"), String::new(), String::new());
@@ -60,7 +63,7 @@ pub(crate) fn template() -> Vec<String> {
     (0..ROLLOUTS).map(rollout).collect()
 }
 
-/// A body whose group nobody has posted before.
+/// A body whose group has not been posted before.
 pub(crate) fn body(template: &[String]) -> String {
     static NEXT_GROUP: AtomicU64 = AtomicU64::new(0);
     named(template, NEXT_GROUP.fetch_add(1, Ordering::Relaxed))

@@ -1,7 +1,7 @@
 //! The async client: one method per call of the API.
 //!
-//! The rest of its module is what all calls share: [`exchange`] is one attempt, [`retry`] decides whether there is
-//! another, [`error`] is what is left when there is none.
+//! What all calls share is in the submodules: [`exchange`] makes one attempt, [`retry`] decides whether to make
+//! another, and [`error`] describes the failure if no attempt succeeded.
 
 mod error;
 mod exchange;
@@ -23,7 +23,7 @@ use reqwest::{
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use error::{ClientError, TransportError};
-pub use options::{ClientOptions, install_tls_provider};
+pub use options::{ClientOptions, SILENCE_TIMEOUT, install_tls_provider};
 pub use retry::RetryPolicy;
 
 use self::{
@@ -37,11 +37,9 @@ use crate::wire::{
     ResumeRequest, ResumeResponse, Sample, Stats, Trajectory, TrajectoryPage, TrajectoryStory, VersionRequest,
 };
 
-/// Time to open a connection: enough for a few lost packets, short enough to reach another replica soon.
+/// Time allowed for opening a connection: long enough to survive a few lost packets, short enough to try another
+/// replica soon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Silence after which a connection counts as broken: twice the longest long poll of the API.
-const SILENCE_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Problem type of a policy that does not exist.
 const UNKNOWN_POLICY: &str = "unknown-policy";
@@ -53,12 +51,14 @@ type Result<T, E = ClientError> = std::result::Result<T, E>;
 
 /// A client of one Forebay service, for agents and trainers.
 ///
-/// A clone is cheap and shares the connections. Dropping the future of a call hangs up; whether the service has
-/// processed it is then not known. Proxies are taken from the environment (`HTTP_PROXY`, `NO_PROXY`).
+/// A clone is cheap and shares the connections. Dropping the future of a call closes its connection, and the caller
+/// then does not know whether the service has processed the request. Proxies are taken from the environment
+/// (`HTTP_PROXY`, `NO_PROXY`).
 ///
-/// A call is repeated as its [`RetryPolicy`] says, and only where that is safe. Any call is repeated when the service
-/// certainly did not begin it: no connection, 429, or a 503 that says so. Calls that the service recognises when
-/// they are repeated are repeated as well when their outcome is not known: the connection broke, 502, 503, 504.
+/// A call is repeated according to its [`RetryPolicy`], and only where that is safe. Every call is repeated if the
+/// service certainly did not begin it: the connection could not be opened, or the answer was 429 or a 503 that says so.
+/// If the outcome is unknown (the connection broke, or the answer was 502, 503 or 504), only the calls that the service
+/// recognises as repeats are repeated.
 #[derive(Clone, Debug)]
 pub struct Client {
     http: reqwest::Client,
@@ -67,15 +67,15 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the service at `base_url`, e.g. `http://127.0.0.1:8080`, with the default retry policy and without a
-    /// key.
+    /// Creates a client of the service at `base_url`, e.g. `http://127.0.0.1:8080`, with the default retry policy and
+    /// without a key.
     ///
-    /// The URL may have a path, below which the API is found. The scheme is `http` or `https`.
+    /// The URL may have a path; the API's paths are appended to it. The scheme is `http` or `https`.
     pub fn new(base_url: &str) -> Result<Self> {
         Self::with_options(base_url, &ClientOptions::default())
     }
 
-    /// A client that sends a key, or has certificates of its own.
+    /// Creates a client with a key, with its own certificates, or with both.
     pub fn with_options(base_url: &str, options: &ClientOptions) -> Result<Self> {
         let bad_url = |why: String| ClientError::BaseUrl { url: base_url.to_owned(), why };
         let base: Url = base_url.parse().map_err(|error| bad_url(format!("{error}")))?;
@@ -88,7 +88,7 @@ impl Client {
         let mut headers = HeaderMap::new();
         if let Some(key) = &options.key {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal())).map_err(|_| ClientError::Key)?;
-            // Neither reqwest nor what it logs to shows a sensitive header.
+            // Neither reqwest nor its logs show the value of a sensitive header.
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -97,52 +97,56 @@ impl Client {
             .default_headers(headers)
             .tls_backend_preconfigured(options.tls(base.scheme() == "https")?)
             .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(SILENCE_TIMEOUT)
-            // A redirect would turn a POST into a GET, and no route answers with one.
+            .read_timeout(options.silence_timeout)
+            // No route of the service redirects, and following a redirect would turn a POST into a GET.
             .redirect(redirect::Policy::none())
             .build()
             .map_err(|error| ClientError::Transport(error.into()))?;
         Ok(Self { http, base: Arc::new(base), retry: RetryPolicy::default() })
     }
 
-    /// The same client with another retry policy.
+    /// Returns the same client with another retry policy.
     #[must_use]
     pub fn with_retry(self, retry: RetryPolicy) -> Self {
         Self { retry, ..self }
     }
 }
 
-/// For agents: hand in trajectories, look up what became of them.
+/// Calls for agents: post trajectories and look up what happened to them.
 impl Client {
-    /// Reserves room for rollouts that are about to start, from none to as many as asked for.
+    /// Reserves room for rollouts that are about to start. The service may grant any number from zero to the number
+    /// requested.
     ///
-    /// A repeat would reserve more room, which then expires unused: only what the service certainly did not begin is
-    /// repeated.
+    /// A repeat would reserve more room, which would expire unused. So the call is repeated only if the service
+    /// certainly did not begin it.
     pub async fn admit(&self, policy: &str, rollouts: u32) -> Result<Admission> {
         let request = AdmissionRequest { policy: Some(policy.to_owned()), rollouts };
         self.send(Method::POST, &["admissions"], &request, Repeat::UnlessBegun).await
     }
 
-    /// Hands in one trajectory; `Ok` means that it is durable.
+    /// Posts one trajectory. `Ok` means that it is stored durably.
     ///
-    /// Without a `rollout_id` a repeat would be another rollout: then it is repeated only when the service certainly
-    /// did not begin it. The same holds for the two calls below, of all their trajectories.
+    /// Without a `rollout_id`, a repeat would store another rollout. So the call is then repeated only if the service
+    /// certainly did not begin it. The two calls below follow the same rule if any of their trajectories has no
+    /// `rollout_id`.
     pub async fn post(&self, trajectory: &Trajectory) -> Result<Receipt> {
         let repeat = repeat_of_post(std::slice::from_ref(trajectory));
         self.send(Method::POST, &["trajectories"], trajectory, repeat).await
     }
 
-    /// Hands in trajectories all or nothing, in one commit; one receipt each, in order.
+    /// Posts several trajectories in one commit: either all are stored or none. Returns one receipt for each, in the
+    /// same order.
     pub async fn post_bundle(&self, trajectories: &[Trajectory]) -> Result<Vec<Receipt>> {
         let repeat = repeat_of_post(trajectories);
         let receipts: Vec<Receipt> = self.send(Method::POST, &["trajectories"], trajectories, repeat).await?;
         answered_each(receipts, trajectories)
     }
 
-    /// Hands in trajectories each on its own; one line each, in order.
+    /// Posts several trajectories independently of each other. Returns one line for each, in the same order.
     ///
-    /// Only the request as a whole is repeated: a line that was refused with 429 or 503 is the caller's to repeat.
-    /// Line breaks between the tokens of `messages` and `metadata` are sent as spaces, because a line is a trajectory.
+    /// Only the request as a whole is repeated; the caller has to repeat a line that was refused with 429 or 503. Line
+    /// breaks between the tokens of `messages` and `metadata` are sent as spaces, because each line of the body is one
+    /// trajectory.
     pub async fn post_bulk(&self, trajectories: &[Trajectory]) -> Result<Vec<BulkLine>> {
         let url = self.url(&["trajectories"], &[]);
         let call = Call::new(Method::POST, url, repeat_of_post(trajectories)).ndjson(trajectories)?.accept(NDJSON);
@@ -150,35 +154,35 @@ impl Client {
         answered_each(lines, trajectories)
     }
 
-    /// A rollout's story in the current run of its policy; `None` when the rollout is not known.
+    /// Returns the story of a rollout in the current run of its policy, or `None` if the rollout is not known.
     pub async fn story(&self, policy: &str, rollout_id: &str) -> Result<Option<TrajectoryStory>> {
         let query = [("policy", policy), ("rollout_id", rollout_id)];
         absent_when(NOT_FOUND, self.get(&["trajectories"], &query).await)
     }
 
-    /// A page of stories, in the order of arrival.
+    /// Returns a page of stories in the order in which the rollouts arrived.
     ///
-    /// `query` narrows it: `group_id`, `verdict`, `reason`, `state`, `step`, and `after` and `limit` for paging. A narrowed page may
-    /// be empty: the last one is that without `next`.
+    /// `query` filters the page by `group_id`, `verdict`, `reason`, `state` or `step`; `after` and `limit` select the
+    /// page. A filtered page may be empty; the last page is the one without `next`.
     pub async fn stories(&self, policy: &str, query: &[(&str, &str)]) -> Result<TrajectoryPage> {
         self.get(&["trajectories"], &of_policy(policy, query)).await
     }
 
-    /// A page of groups, in the order in which they were opened.
+    /// Returns a page of groups in the order in which they were opened.
     ///
-    /// `query` narrows it: `group_id`, `state`, and `after` and `limit` for paging. A narrowed page may
-    /// be empty: the last one is that without `next`.
+    /// `query` filters the page by `group_id` or `state`; `after` and `limit` select the page. A filtered page may be
+    /// empty; the last page is the one without `next`.
     pub async fn groups(&self, policy: &str, query: &[(&str, &str)]) -> Result<GroupPage> {
         self.get(&["groups"], &of_policy(policy, query)).await
     }
 
-    /// Decides an open group now, as if it had timed out. A repeat is refused, as `group-decided`.
+    /// Decides an open group now, as if it had timed out. A repeat is refused with `group-decided`.
     pub async fn close_group(&self, policy: &str, group_id: &str) -> Result<GroupInfo> {
         let request = CloseRequest { policy: Some(policy.to_owned()), group_id: group_id.to_owned() };
         self.send(Method::POST, &["groups", "close"], &request, Repeat::UnlessBegun).await
     }
 
-    /// Discards a group that is open, ready or quarantined. A repeat is refused, as `group-decided`.
+    /// Discards a group that is open, ready or quarantined. A repeat is refused with `group-decided`.
     pub async fn discard_group(&self, policy: &str, group_id: &str, reason: &str) -> Result<GroupInfo> {
         let request = DiscardRequest {
             policy: Some(policy.to_owned()),
@@ -189,81 +193,83 @@ impl Client {
     }
 }
 
-/// For trainers: lease batches, ack them, keep the lineage of the weights.
+/// Calls for trainers: lease and ack batches, and record the lineage of the weights.
 impl Client {
-    /// Takes the next batch, or `None` when none became ready in `wait_ms`.
+    /// Leases the next batch. Returns `None` if no batch became ready within `wait_ms`.
     ///
-    /// Without a `request_id` a repeat would take another batch: then it is repeated only when the service certainly
-    /// did not begin it.
+    /// Without a `request_id`, a repeat would lease another batch. So the call is then repeated only if the service
+    /// certainly did not begin it.
     pub async fn lease(&self, request: &BatchRequest) -> Result<Option<BatchDescriptor>> {
         let repeat = if request.request_id.is_some() { Repeat::Always } else { Repeat::UnlessBegun };
         let call = Call::new(Method::POST, self.url(&["batches"], &[]), repeat).json(request)?;
         self.optional(&call).await
     }
 
-    /// One batch and its state, without its lease; `None` when it is not known.
+    /// Returns one batch and its state, without its lease, or `None` if the batch is not known.
     pub async fn batch(&self, batch_id: &str) -> Result<Option<BatchDescriptor>> {
         absent_when(NOT_FOUND, self.get(&["batches", batch_id], &[]).await)
     }
 
-    /// A page of batches, in the order in which they were cut.
+    /// Returns a page of batches in the order in which they were cut.
     ///
-    /// `query` narrows it: `state`, and `after` and `limit` for paging. A narrowed page may
-    /// be empty: the last one is that without `next`.
+    /// `query` filters the page by `state`; `after` and `limit` select the page. A filtered page may be empty; the last
+    /// page is the one without `next`.
     pub async fn batches(&self, policy: &str, query: &[(&str, &str)]) -> Result<BatchPage> {
         self.get(&["batches"], &of_policy(policy, query)).await
     }
 
-    /// All rows of a batch, in order: all of them, or an error.
+    /// Returns all rows of a batch, in order. If the stream ends early, the result is an error.
     pub async fn samples(&self, batch_id: &str) -> Result<Vec<Sample>> {
         self.rows_of(batch_id, &[]).await
     }
 
-    /// The rows of shard `shard` of `shards`, in order: all of them, or an error.
+    /// Returns all rows of shard `shard` of `shards`, in order. If the stream ends early, the result is an error.
     ///
-    /// Shards are deterministic sets of whole rollouts; together they are the batch. One may be empty.
+    /// Each shard is a deterministic set of whole rollouts; together the shards are the batch. A shard may be empty.
     pub async fn samples_of_shard(&self, batch_id: &str, shard: u32, shards: u32) -> Result<Vec<Sample>> {
         let query = [("shard", shard.to_string()), ("shards", shards.to_string())];
         self.rows_of(batch_id, &query.each_ref().map(|(name, value)| (*name, value.as_str()))).await
     }
 
-    /// Heartbeat: the lease expires `ttl_s` from now. [`Heartbeat`](crate::Heartbeat) calls it in the background.
+    /// Extends the lease (a heartbeat): it then expires `ttl_s` from now. [`Heartbeat`](crate::Heartbeat) calls this in
+    /// the background.
     pub async fn extend(&self, batch_id: &str, request: &ExtendRequest) -> Result<BatchDescriptor> {
         self.send(Method::POST, &["batches", batch_id, "extend"], request, Repeat::Always).await
     }
 
-    /// The batch was consumed by an optimizer step: only after `Ok` may the weights move.
+    /// Reports that an optimizer step consumed the batch. The trainer may change the weights only after `Ok`.
     pub async fn ack(&self, batch_id: &str, request: &AckRequest) -> Result<BatchDescriptor> {
         self.send(Method::POST, &["batches", batch_id, "ack"], request, Repeat::Always).await
     }
 
-    /// Gives the batch back; named groups are quarantined. A repeat is refused, as `lease-lost`.
+    /// Gives the batch back; the groups that are named are quarantined. A repeat is refused with `lease-lost`.
     pub async fn nack(&self, batch_id: &str, request: &NackRequest) -> Result<BatchDescriptor> {
         self.send(Method::POST, &["batches", batch_id, "nack"], request, Repeat::UnlessBegun).await
     }
 
-    /// Brings back a quarantined batch, or the quarantined groups of a split one. A repeat is refused, as
+    /// Returns a quarantined batch, or the quarantined groups of a split batch, to delivery. A repeat is refused with
     /// `batch-state`.
     pub async fn readmit(&self, batch_id: &str) -> Result<BatchDescriptor> {
         let url = self.url(&["batches", batch_id, "readmit"], &[]);
         self.one(&Call::new(Method::POST, url, Repeat::UnlessBegun)).await
     }
 
-    /// The trainer has saved a step durably: what was acked at or before it is settled.
+    /// Reports that the trainer has saved a step durably. Batches acked at or before this step become settled.
     pub async fn checkpoint(&self, policy: &str, request: &CheckpointRequest) -> Result<CheckpointResponse> {
         self.send(Method::POST, &["policies", policy, "checkpoints"], request, Repeat::Always).await
     }
 
-    /// The trainer (re)starts from its checkpoint of a step. The answer's epoch is the one to go on with.
+    /// Reports that the trainer starts or restarts from its checkpoint of a step. The trainer uses the epoch in the
+    /// answer from then on.
     ///
-    /// Each attempt begins an epoch, so that with an `epoch` in the request a repeat would be superseded by its
-    /// predecessor: then it is repeated only when the service certainly did not begin it.
+    /// Each attempt begins a new epoch, so if the request has an `epoch`, a repeat would be superseded by the attempt
+    /// before it. Such a call is repeated only if the service certainly did not begin it.
     pub async fn resume(&self, policy: &str, request: &ResumeRequest) -> Result<ResumeResponse> {
         let repeat = if request.epoch.is_none() { Repeat::Always } else { Repeat::UnlessBegun };
         self.send(Method::POST, &["policies", policy, "resume"], request, repeat).await
     }
 
-    /// Starts the policy afresh under the same name. A repeat would discard what came in since.
+    /// Starts a new run of the policy under the same name. A repeat would discard everything that arrived in between.
     pub async fn reset(&self, policy: &str, request: &ResetRequest) -> Result<ResetResponse> {
         self.send(Method::POST, &["policies", policy, "reset"], request, Repeat::UnlessBegun).await
     }
@@ -274,20 +280,21 @@ impl Client {
     }
 }
 
-/// For everybody: policies and totals.
+/// Calls for all roles: policies and totals.
 impl Client {
-    /// A page of policies, in the order of their names. `query` is for paging: `after` and `limit`.
+    /// Returns a page of policies in the order of their names. In `query`, `after` and `limit` select the page.
     pub async fn policies(&self, query: &[(&str, &str)]) -> Result<PolicyList> {
         self.get(&["policies"], query).await
     }
 
-    /// A policy: rules, version, what its buffer holds; `None` when it is not known.
+    /// Returns a policy: its rules, its version and the contents of its buffer. Returns `None` if the policy is not
+    /// known.
     pub async fn policy(&self, policy: &str) -> Result<Option<PolicyStatus>> {
         absent_when(UNKNOWN_POLICY, self.get(&["policies", policy], &[]).await)
     }
 
-    /// The policy once its version is above `version` or a resume has lowered it; `None` when that did not happen in
-    /// `wait_ms`, at most 60,000.
+    /// Waits until the policy's version is above `version` or a resume has lowered it, and returns the policy. Returns
+    /// `None` if neither happened within `wait_ms`, which is at most 60,000.
     pub async fn wait_version_above(&self, policy: &str, version: i64, wait_ms: u64) -> Result<Option<PolicyStatus>> {
         let (version, wait_ms) = (version.to_string(), wait_ms.to_string());
         let query = [("wait_version_above", version.as_str()), ("wait_ms", wait_ms.as_str())];
@@ -295,37 +302,37 @@ impl Client {
         self.optional(&Call::new(Method::GET, url, Repeat::Always)).await
     }
 
-    /// Writes a policy's rules, creating it when it is new; [`PolicyRules`] says which hold from when on. They replace all
-    /// rules that the policy had.
+    /// Writes a policy's rules, and creates the policy if it does not exist. The new rules replace all rules that the
+    /// policy had; [`PolicyRules`] says when each of them takes effect.
     pub async fn put_policy(&self, policy: &str, rules: &PolicyRules) -> Result<PolicyStatus> {
         self.send(Method::PUT, &["policies", policy], rules, Repeat::Always).await
     }
 
-    /// Changes some of a policy's rules by a JSON merge patch (RFC 7396): what it names changes, `null` resets a setting to
-    /// its default, and the rest stays.
+    /// Changes some of a policy's rules by a JSON merge patch (RFC 7396). Settings in the patch change, `null` resets a
+    /// setting to its default, and all other settings stay as they are.
     pub async fn patch_policy(&self, policy: &str, patch: &serde_json::Value) -> Result<PolicyStatus> {
         self.send(Method::PATCH, &["policies", policy], patch, Repeat::Always).await
     }
 
-    /// Totals of every policy, and whether they add up.
+    /// Returns the totals of every policy, and whether they add up.
     pub async fn stats(&self) -> Result<Stats> {
         self.get(&["stats"], &[]).await
     }
 }
 
-/// For operators: who may call what.
+/// Calls for operators: manage keys.
 impl Client {
-    /// Creates a key. The answer is the only one that ever holds its secret; a repeat would be another key.
+    /// Creates a key. Only this answer contains the secret. A repeat would create another key.
     pub async fn create_key(&self, request: &KeyRequest) -> Result<KeyCreated> {
         self.send(Method::POST, &["keys"], request, Repeat::UnlessBegun).await
     }
 
-    /// A page of keys, in the order in which they were created. `query` is for paging: `after` and `limit`.
+    /// Returns a page of keys in the order in which they were created. In `query`, `after` and `limit` select the page.
     pub async fn keys(&self, query: &[(&str, &str)]) -> Result<KeyPage> {
         self.get(&["keys"], query).await
     }
 
-    /// Revokes a key; `None` when it is not known.
+    /// Revokes a key. Returns `None` if the key is not known.
     pub async fn revoke_key(&self, key_id: &str) -> Result<Option<KeyInfo>> {
         let call = Call::new(Method::DELETE, self.url(&["keys", key_id], &[]), Repeat::Always);
         absent_when(NOT_FOUND, self.one(&call).await)
@@ -369,7 +376,7 @@ impl Client {
     }
 }
 
-/// The service recognises trajectories by their `rollout_id` alone.
+/// The service recognises a repeated trajectory only by its `rollout_id`.
 fn repeat_of_post(trajectories: &[Trajectory]) -> Repeat {
     let recognised = trajectories.iter().all(|trajectory| trajectory.rollout_id.is_some());
     if recognised { Repeat::Always } else { Repeat::UnlessBegun }

@@ -1,4 +1,4 @@
-//! Keeps a lease alive while a trainer computes. Separate from the client, which does nothing in the background.
+//! Keeps a lease alive while a trainer computes. It is separate from the client, which does nothing in the background.
 
 use std::time::Duration;
 
@@ -13,20 +13,21 @@ use crate::{
     wire::{BatchDescriptor, ExtendRequest},
 };
 
-/// Longest time to live that the service grants, in seconds.
+/// Longest lease time that the service grants, in seconds.
 const TTL_S_MAX: u64 = 86_400;
 
-/// Beats within one time to live: two may fail before the lease is in danger.
+/// Number of heartbeats within one lease time: two may fail before the lease is in danger.
 const BEATS_PER_TTL: u32 = 3;
 
-/// Attempts within one period while they fail: an answer that is not the service's must not cost a whole period.
+/// Number of attempts within one period while they fail. An answer from something other than the service, such as a
+/// proxy, must not cost a whole period.
 const ATTEMPTS_PER_PERIOD: u32 = 4;
 
 /// A background task that extends a lease until it is dropped.
 ///
-/// It stops when the lease is lost: the service says so, or did not answer until the lease had run out. The trainer
-/// then discards the gradients of the batch. Drop the heartbeat once the batch is acked or given back, because
-/// neither leaves a lease to extend.
+/// The task stops when the lease is lost: either the service says so, or it did not answer before the lease expired.
+/// The trainer then discards the gradients of the batch. Drop the heartbeat once the batch is acked or given back,
+/// because the lease then no longer exists.
 #[derive(Debug)]
 pub struct Heartbeat {
     lost: watch::Receiver<bool>,
@@ -34,9 +35,9 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Extends the lease of `batch` to `ttl` from now, at once and then three times in every `ttl`.
+    /// Extends the lease of `batch` to `ttl` from now, at once and then three times within every `ttl`.
     ///
-    /// `ttl` is rounded up to whole seconds, 1 s to 24 h. Refused with [`ClientError::NoLease`] unless the descriptor
+    /// `ttl` is rounded up to whole seconds, from 1 s to 24 h. Returns [`ClientError::NoLease`] unless the descriptor
     /// is an answer to [`Client::lease`]. Must be called within a tokio runtime.
     pub fn start(client: Client, batch: &BatchDescriptor, ttl: Duration) -> Result<Self, ClientError> {
         let lease = batch.lease.clone().ok_or_else(|| ClientError::NoLease { batch_id: batch.batch_id.clone() })?;
@@ -58,9 +59,10 @@ impl Heartbeat {
         *self.lost.borrow() || self.task.is_finished()
     }
 
-    /// Waits until the lease is lost: for ever, while all is well.
+    /// Waits until the lease is lost. Never returns while the lease is alive.
     pub async fn lost(&self) {
-        // The sender goes without a word only with its runtime, and nobody extends the lease after that either.
+        // The sender is dropped without a message only when its runtime ends, and then nothing extends the lease
+        // either.
         let _ = self.lost.clone().wait_for(|lost| *lost).await;
     }
 
@@ -80,26 +82,26 @@ impl Drop for Heartbeat {
     }
 }
 
-/// What the task works on.
+/// State of the background task.
 struct Beats {
     client: Client,
     batch_id: String,
     request: ExtendRequest,
-    /// Time left of the lease as it was granted.
+    /// Time left of the lease when it was granted.
     granted: Duration,
-    /// Time left of the lease after each beat.
+    /// Time left of the lease after each successful heartbeat.
     ttl: Duration,
-    /// Time between beats.
+    /// Time between heartbeats.
     period: Duration,
 }
 
 impl Beats {
     /// Returns when the lease is lost.
     async fn run(self) {
-        // Measured from the answer, so never before the service's own idea of the end.
+        // The lease time is measured from the answer, so the task never assumes an end before the service's own.
         let mut expires = Instant::now() + self.granted;
         loop {
-            // An attempt that hangs must not use up the time of the next.
+            // An attempt that hangs must not use up the time of the next one.
             let end = expires.min(Instant::now() + self.period);
             let next = match timeout_at(end, self.client.extend(&self.batch_id, &self.request)).await {
                 Ok(Ok(_)) => {
@@ -111,25 +113,25 @@ impl Beats {
                     return;
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(batch.id = self.batch_id, %error, "lease is not extended yet");
+                    tracing::debug!(batch.id = self.batch_id, %error, "could not extend the lease yet");
                     end.min(Instant::now() + self.period / ATTEMPTS_PER_PERIOD)
                 }
                 Err(_) => {
-                    tracing::debug!(batch.id = self.batch_id, "lease is not extended yet: no answer in time");
+                    tracing::debug!(batch.id = self.batch_id, "could not extend the lease yet: no answer in time");
                     end
                 }
             };
             sleep_until(next).await;
             if Instant::now() >= expires {
-                tracing::warn!(batch.id = self.batch_id, "lease has run out without an answer");
+                tracing::warn!(batch.id = self.batch_id, "lease expired before the service answered");
                 return;
             }
         }
     }
 }
 
-/// Whether the service has answered that it will not extend this lease, now or later. A request that was refused for its
-/// credentials or its route says nothing about the lease.
+/// Whether the answer means that the service will never extend this lease again. A request that was refused because of
+/// its credentials or its route says nothing about the lease.
 fn is_final(error: &ClientError) -> bool {
     error.problem().is_some_and(|problem| match problem.status {
         401 | 403 | 405 | 407 | 408 | 421 | 429 => false,
@@ -149,7 +151,7 @@ mod tests {
     const LONG: Duration = Duration::from_hours(1);
     const SHORT: Duration = Duration::from_millis(30);
 
-    /// Beats that come every few milliseconds.
+    /// Heartbeats every few milliseconds.
     fn beats(stub: &Stub, granted: Duration) -> Beats {
         Beats {
             client: stub.client().with_retry(RetryPolicy::none()),

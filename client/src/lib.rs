@@ -1,10 +1,79 @@
 //! Wire types of the Forebay API, and an async client for agents and trainers written in Rust.
 //!
-//! The crate is separate from the service so that both sides, and every test, speak through the same types:
+//! The crate is separate from the service so that both sides, and every test, use the same types:
 //!
 //! - [`wire`]: requests, answers and problems, plain serde structs in the order of the API contract.
 //! - `client` (feature `http`, on by default): a small client that retries what is safe to retry.
 //! - `heartbeat` (feature `http`): keeps a lease alive while a trainer computes.
+//!
+//! An agent posts the rollouts of a task. Once the call has returned, they are stored:
+//!
+//! ```no_run
+//! # #[cfg(feature = "http")]
+//! # async fn agent() -> Result<(), forebay_client::ClientError> {
+//! use forebay_client::{
+//!     Client,
+//!     wire::{Segment, Status, Trajectory},
+//! };
+//!
+//! let client = Client::new("http://127.0.0.1:8080")?;
+//! let rollout = Trajectory {
+//!     // With a name, a rollout can be posted again after any failure: the service recognises it.
+//!     rollout_id: Some("task7-0".to_owned()),
+//!     group_id: Some("task7".to_owned()),
+//!     group_size: Some(2),
+//!     status: Status::Completed,
+//!     reward: Some(1.0),
+//!     segments: vec![Segment {
+//!         // One token of the prompt, then three of the response; the second of them came from a tool.
+//!         tokens: vec![11, 12, 13, 14],
+//!         loss_mask: vec![1, 0, 1],
+//!         logprobs: Some(vec![-0.1, 0.0, -0.7]),
+//!         ..Segment::default()
+//!     }],
+//!     ..Trajectory::default()
+//! };
+//! let receipt = client.post(&rollout).await?;
+//! println!("{}: {:?}", receipt.rollout_id, receipt.verdict);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A trainer resumes from its last saved step. It then leases a batch, computes gradients, acks the batch with its step,
+//! and moves the weights only if the service has accepted the ack:
+//!
+//! ```no_run
+//! # #[cfg(feature = "http")]
+//! # async fn trainer() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//!
+//! use forebay_client::{
+//!     Client, Heartbeat,
+//!     wire::{AckRequest, BatchRequest, CheckpointRequest, ResumeRequest, VersionRequest},
+//! };
+//!
+//! let client = Client::new("http://127.0.0.1:8080")?;
+//! let saved: Option<i64> = None; // The step of the newest checkpoint on disk, if there is one.
+//! let resumed = client.resume("default", &ResumeRequest { step: saved, ..ResumeRequest::default() }).await?;
+//! let (mut step, mut version, epoch) = (saved.unwrap_or(0), resumed.version, Some(resumed.epoch));
+//! loop {
+//!     // The service answers when a batch is ready, or after 30 seconds without one.
+//!     let request = BatchRequest { wait_ms: Some(30_000), epoch, ..BatchRequest::default() };
+//!     let Some(batch) = client.lease(&request).await? else { continue };
+//!     let lease = batch.lease.clone().ok_or("a leased batch has a lease")?;
+//!     let heartbeat = Heartbeat::start(client.clone(), &batch, Duration::from_secs(60))?;
+//!     let samples = client.samples(&batch.batch_id).await?;
+//!     // ... compute gradients from `samples` ...
+//!     drop(heartbeat);
+//!     client.ack(&batch.batch_id, &AckRequest { lease, step: step + 1, epoch }).await?;
+//!     step += 1;
+//!     // ... move the weights and save them ...
+//!     client.checkpoint("default", &CheckpointRequest { step, epoch, force: None }).await?;
+//!     version += 1;
+//!     client.publish("default", &VersionRequest { version, step: Some(step), uri: None, epoch }).await?;
+//! }
+//! # }
+//! ```
 
 pub mod wire;
 
@@ -14,6 +83,8 @@ mod client;
 mod heartbeat;
 
 #[cfg(feature = "http")]
-pub use client::{Client, ClientError, ClientOptions, RetryPolicy, TransportError, install_tls_provider};
+pub use client::{
+    Client, ClientError, ClientOptions, RetryPolicy, SILENCE_TIMEOUT, TransportError, install_tls_provider,
+};
 #[cfg(feature = "http")]
 pub use heartbeat::Heartbeat;

@@ -1,6 +1,8 @@
-//! What holds for every parser whatever it is given: it ends soon, panics never, and means the same when asked again.
+//! Properties that every parser has for every input: it ends soon, it never panics, and the same content gives the same
+//! result.
 //!
-//! One function per fuzz target, each from bytes. `tests/it/fuzz.rs` includes this file and runs it on the seeds.
+//! There is one function per fuzz target, and each takes bytes. `tests/it/fuzz.rs` includes this file and runs it on
+//! the seeds.
 
 use std::{
     fmt::Write as _,
@@ -24,7 +26,7 @@ use forebay_client::wire;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Small, so that a fuzzer meets them.
+/// The limits are small, so that a fuzzer reaches them.
 const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 4_096, segments_max: 64, metadata_bytes_max: 4_096 };
 
 const BODY_LIMITS: BodyLimits = BodyLimits {
@@ -33,12 +35,13 @@ const BODY_LIMITS: BodyLimits = BodyLimits {
     read_timeout: Duration::from_secs(1),
 };
 
-/// Checking an expression takes milliseconds; instruments, sanitizers and busy machines slow it down.
+/// Checking an expression takes milliseconds. The bound is larger because instrumentation, sanitizers and busy machines
+/// slow it down.
 const FILTER_TIME_MAX: Duration = Duration::from_secs(10);
 
 const CODECS: [Codec; 2] = [Codec::Zstd, Codec::Columns];
 
-/// A trajectory that is taken is packed and comes back as it was sent.
+/// An accepted trajectory can be packed, and unpacking returns what was sent.
 pub fn trajectory(bytes: &[u8]) {
     let Ok(sent) = serde_json::from_slice::<wire::Trajectory>(bytes) else { return };
     let parsed = match Trajectory::parse(sent.clone(), &LIMITS) {
@@ -51,7 +54,7 @@ pub fn trajectory(bytes: &[u8]) {
     for codec in CODECS {
         comes_back(&Payload::pack(&parsed, codec), &sent);
     }
-    // What the service would write is what it would take, as the same content.
+    // The service accepts its own JSON of the trajectory and reads the same content from it.
     if sent.rollout_id.is_some() {
         let written = serde_json::to_vec(&sent).expect("a trajectory is JSON");
         let again: wire::Trajectory = serde_json::from_slice(&written).expect("what is written can be read");
@@ -76,8 +79,8 @@ fn comes_back(payload: &Payload, sent: &wire::Trajectory) {
     assert_eq!(unpacked.segments, sent.segments.iter().map(lengthless).collect::<Vec<_>>());
 }
 
-/// A JSON body is taken or refused with a problem of the client's, whose text is bounded. What the quick reader takes,
-/// the general one takes and reads the same.
+/// A JSON body is accepted, or refused with a problem of bounded length that blames the client. If the fast parser
+/// accepts a body, the general parser accepts it too and reads the same.
 pub fn bundle(bytes: &[u8]) {
     if let Some((quick, general)) = parsers::readings(bytes, &LIMITS) {
         let written = |read: &Vec<wire::Trajectory>| serde_json::to_string(read).expect("trajectories are JSON");
@@ -92,7 +95,7 @@ pub fn bundle(bytes: &[u8]) {
     }
 }
 
-/// An Arrow stream is taken or refused with a problem of the client's; its reader does not panic beyond what is caught.
+/// An Arrow stream is accepted, or refused with a problem that blames the client. Panics of its reader are all caught.
 pub fn arrow(bytes: &[u8]) {
     match parsers::arrow(bytes, &LIMITS) {
         Ok(trajectories) => assert!(!trajectories.is_empty(), "a body without a trajectory is refused"),
@@ -100,7 +103,7 @@ pub fn arrow(bytes: &[u8]) {
     }
 }
 
-/// Lines are numbered in order, and what they hold is all there was but line ends and blanks.
+/// Lines are numbered in order, and together they contain everything except line ends and blanks.
 pub fn lines(bytes: &[u8]) {
     let Ok(lines) = parsers::lines(bytes) else { return };
     let mut last = 0;
@@ -114,7 +117,7 @@ pub fn lines(bytes: &[u8]) {
     assert_eq!(lines.iter().map(|(_, line)| held(line)).sum::<usize>(), held(bytes));
 }
 
-/// A compressed body is expanded within its limits or refused. The first byte chooses the coding.
+/// A compressed body is expanded within its limits, or refused. The first byte selects the coding.
 pub fn expand(bytes: &[u8]) {
     let Some((coding, sent)) = bytes.split_first() else { return };
     let coding = if coding % 2 == 0 { "gzip" } else { "zstd" };
@@ -124,11 +127,11 @@ pub fn expand(bytes: &[u8]) {
     }
 }
 
-/// The same JSON in another spelling is the same content.
+/// The same JSON in another spelling has the same content digest.
 pub fn canonical(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(raw) = serde_json::from_str::<Box<RawValue>>(text) else { return };
-    // Every character of a text becomes up to twelve.
+    // Escaping turns one character into up to twelve.
     if raw.get().len() > 1_024 {
         return;
     }
@@ -151,8 +154,8 @@ pub fn canonical(bytes: &[u8]) {
     assert_eq!(content_of(raw), content_of(other.clone()), "{}", other.get());
 }
 
-/// Writes JSON with blanks, entries of objects in reverse and every character escaped; none where it is not to be
-/// compared: nested beyond what is taken, or with text that is none.
+/// Writes JSON with blanks, object entries in reverse order and every character escaped. Returns `None` if the text is
+/// nested too deeply or is not JSON, because it then cannot be compared.
 fn respell(raw: &RawValue, depth: usize, other: &mut String) -> Option<()> {
     let text = raw.get();
     match text.as_bytes().first()? {
@@ -191,7 +194,7 @@ fn escape(text: &str, other: &mut String) {
     other.push('"');
 }
 
-/// An object's entries in order, twins included.
+/// An object's entries in order, including duplicates.
 struct Entries(Vec<(String, Box<RawValue>)>);
 
 impl<'de> serde::Deserialize<'de> for Entries {
@@ -218,14 +221,14 @@ impl<'de> serde::Deserialize<'de> for Entries {
     }
 }
 
-/// A payload that was never packed is damaged, not a panic.
+/// A payload that was never packed is reported as damaged and causes no panic.
 pub fn unpack(bytes: &[u8]) {
     for codec in CODECS {
         let _ = Payload::claimed(codec, bytes.to_vec()).unpack();
     }
 }
 
-/// An expression is compiled and rehearsed, or refused, within its time.
+/// An expression is compiled and evaluated on trial, or refused, within its time.
 pub fn filter(bytes: &[u8]) {
     let Some((choice, when)) = bytes.split_first() else { return };
     let Ok(when) = std::str::from_utf8(when) else { return };
@@ -240,7 +243,7 @@ pub fn filter(bytes: &[u8]) {
     }
 }
 
-/// Rules that are taken are taken again as they are written.
+/// Accepted rules are accepted again in the form in which the service writes them.
 pub fn rules(bytes: &[u8]) {
     let Ok(sent) = serde_json::from_slice::<wire::PolicyRules>(bytes) else { return };
     let Ok(rules) = Rules::parse(sent.clone()) else { return };
@@ -250,7 +253,7 @@ pub fn rules(bytes: &[u8]) {
     assert!(Rules::parse(again).is_ok(), "what was taken is taken again");
 }
 
-/// A configuration is taken, or refused with a reason.
+/// A configuration is accepted, or refused with a reason.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Err(error) = Config::parse(text) {
@@ -258,14 +261,14 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// The body of a control call is taken or refused with a problem of the client's.
+/// The body of a control call is accepted, or refused with a problem that blames the client.
 pub fn control(bytes: &[u8]) {
     for problem in parsers::control(bytes) {
         assert!(matches!(problem.status, 400 | 422), "{problem:?}");
     }
 }
 
-/// A query is taken or refused with a problem of the client's.
+/// A query is accepted, or refused with a problem that blames the client.
 pub fn query(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     for problem in parsers::query(text) {
@@ -273,7 +276,8 @@ pub fn query(bytes: &[u8]) {
     }
 }
 
-/// Names that are taken need no encoding in a path and are none that a path resolves; ids break no line.
+/// Accepted names need no encoding in a path and are not resolved as path segments such as `..`. Accepted ids contain
+/// no line break.
 pub fn ids(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(name) = PolicyName::parse(text) {

@@ -1,5 +1,6 @@
-//! What the fuzz targets run, one function each.
+//! The checks that the fuzz targets run, one function each.
 //!
-//! Apart from the targets so that the service's own tests, which need no nightly compiler, can run it as well.
+//! The checks are separate from the targets, so that the service's own tests, which use no nightly compiler, can run
+//! them too.
 
 pub mod checks;

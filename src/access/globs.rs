@@ -1,24 +1,24 @@
-//! Which policies a key sees: names in which `*` stands for any characters.
+//! Which policies a key may access: patterns for policy names, in which `*` stands for any characters.
 
 use std::{fmt, sync::Arc};
 
 use crate::buffer::ids::POLICY_NAME_BYTES_MAX;
 
-/// Globs of one key; every request compares with all of them.
+/// The most globs that one key may have. The bound exists because every request is compared with all of them.
 pub const GLOBS_MAX: usize = 64;
 
-/// Why texts are no globs.
+/// Why texts are not valid globs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidGlobs {
-    /// None, or more than are compared with every request.
+    /// There are no globs, or more than [`GLOBS_MAX`].
     #[error("must be 1 to {GLOBS_MAX} names of policies, in which `*` stands for any characters")]
     Count,
-    /// One that no name could match, or that is too long.
+    /// A glob is too long, or contains a character that no policy name contains.
     #[error("must match [A-Za-z0-9._*-]{{1,128}}: a policy's name, in which `*` stands for any characters")]
     Glob,
 }
 
-/// Policies that a key sees.
+/// The policies that a key may access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyGlobs(Arc<[String]>);
 
@@ -29,7 +29,7 @@ impl PolicyGlobs {
         Self(Arc::new(["*".to_owned()]))
     }
 
-    /// Parses globs; the index of an error's glob comes with it.
+    /// Parses globs. An error comes with the index of the invalid glob.
     pub fn parse(globs: &[impl AsRef<str>]) -> Result<Self, (usize, InvalidGlobs)> {
         if !(1..=GLOBS_MAX).contains(&globs.len()) {
             return Err((0, InvalidGlobs::Count));
@@ -42,19 +42,19 @@ impl PolicyGlobs {
         Ok(Self(globs.iter().map(|glob| glob.as_ref().to_owned()).collect()))
     }
 
-    /// The globs as they were given.
+    /// The globs as the caller wrote them.
     #[must_use]
     pub fn as_slice(&self) -> &[String] {
         &self.0
     }
 
-    /// Whether every policy matches, now and later.
+    /// Whether every policy matches, including policies that do not exist yet.
     #[must_use]
     pub fn are_all(&self) -> bool {
         self.0.iter().any(|glob| glob.bytes().all(|byte| byte == b'*'))
     }
 
-    /// Whether a policy of this name matches.
+    /// Whether a policy with this name matches.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         self.0.iter().any(|glob| glob_matches(glob.as_bytes(), name.as_bytes()))
@@ -62,16 +62,16 @@ impl PolicyGlobs {
 }
 
 impl fmt::Display for PolicyGlobs {
-    /// Separated by commas, which no glob contains.
+    /// Joins the globs with commas, because no glob contains a comma.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join(","))
     }
 }
 
-/// Whether a name is what a glob describes, in time proportional to the product of their lengths at worst.
+/// Whether a glob matches a name. The worst-case time is proportional to the product of their lengths.
 fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     let (mut at_glob, mut at_name) = (0, 0);
-    // Where to go on when a character does not fit: after the last star, which then takes one character more.
+    // Where to continue after a mismatch: behind the last star, which then covers one more character.
     let mut retry: Option<(usize, usize)> = None;
     while at_name < name.len() {
         match glob.get(at_glob) {

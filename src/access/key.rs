@@ -1,4 +1,4 @@
-//! A key: its public id, its secret that nobody keeps, and the hash that is kept instead.
+//! A key: its public id, its secret, which the service does not keep, and the hash that the service keeps instead.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::{
     clock::Timestamp,
 };
 
-/// What every key begins with, so that scanners for secrets know one when they see it.
+/// The prefix of every key. Secret scanners recognise keys by it.
 pub const KEY_PREFIX: &str = "fb_";
 
 /// Hexadecimal digits of an id.
@@ -22,7 +22,7 @@ const ID_DIGITS: usize = 12;
 /// Hexadecimal digits of a secret: 256 bits.
 const SECRET_DIGITS: usize = 64;
 
-/// Longest life that a key may be given: ten years, like every other span that is configured.
+/// The longest lifetime of a key: ten years, the same bound as for every other configured duration.
 const EXPIRES_IN_S_MAX: u64 = 315_360_000;
 
 /// The public part of a key: it names the key in lists, logs and revocations.
@@ -53,10 +53,10 @@ fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The BLAKE3 hash of a whole key, id included.
+/// The BLAKE3 hash of a whole key, including the id.
 ///
-/// Comparing two takes the same time wherever they differ: that is what `==` of [`blake3::Hash`] promises, and why the
-/// hash is kept in that type. Arrays of bytes would be compared up to the first difference.
+/// Two hashes are compared in constant time, because `==` of [`blake3::Hash`] guarantees it. That is why the hash is
+/// kept in that type: a comparison of byte arrays would stop at the first difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHash(blake3::Hash);
 
@@ -77,24 +77,24 @@ impl KeyHash {
         self.0.as_bytes()
     }
 
-    /// The hash of no key, to compare with where there is none.
+    /// A hash that no key has. The service compares with it when the key does not exist.
     #[must_use]
     pub(super) fn of_nothing() -> Self {
         Self::from_bytes([0; 32])
     }
 }
 
-/// A key as a caller presents it: well formed, not yet known to be real.
+/// A key as a caller presents it. It is well formed, but not yet checked.
 #[derive(Debug)]
 pub struct PresentedKey {
-    /// Which key it claims to be.
+    /// The id of the key that the caller claims to have.
     pub key_id: KeyId,
-    /// What it hashes to.
+    /// The hash of the presented key.
     pub hash: KeyHash,
 }
 
 impl PresentedKey {
-    /// Parses `fb_<id>_<secret>`. The secret is hashed and not kept.
+    /// Parses `fb_<id>_<secret>`. The secret is hashed and then forgotten.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (key_id, secret) = text.strip_prefix(KEY_PREFIX)?.split_once('_')?;
@@ -105,27 +105,27 @@ impl PresentedKey {
     }
 }
 
-/// A key to be stored.
+/// A new key, ready to be stored.
 #[derive(Clone, Debug)]
 pub struct NewKey {
     /// Its public part.
     pub key_id: KeyId,
-    /// Who or what it is for.
+    /// Who or what the key is for.
     pub name: String,
-    /// What it may do.
+    /// What the key may do.
     pub role: Role,
-    /// Policies that it sees.
+    /// The policies that the key may access.
     pub policies: PolicyGlobs,
-    /// What its secret is recognised by.
+    /// The hash that the secret is checked against.
     pub hash: KeyHash,
-    /// When it was created.
+    /// When the key was created.
     pub created_at: Timestamp,
-    /// When it stops working.
+    /// When the key expires, if it does.
     pub expires_at: Option<Timestamp>,
 }
 
 impl NewKey {
-    /// Mints a key as requested, with the secret that is handed out once.
+    /// Creates a key as requested, together with its secret. The caller shows the secret once.
     pub fn mint(request: KeyRequest, now: Timestamp) -> Result<(Self, ApiKey), Refusal> {
         let mut violations = Vec::new();
         let mut refuse = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
@@ -143,7 +143,7 @@ impl NewKey {
         let (Ok(policies), true) = (policies, violations.is_empty()) else {
             return Err(Refusal::Invalid(violations));
         };
-        // The generator is a cryptographic one, seeded by the operating system.
+        // The random number generator is cryptographic and seeded by the operating system.
         let random = |digits: usize| -> String {
             rand::random::<[u8; SECRET_DIGITS / 2]>()
                 .iter()
@@ -162,18 +162,18 @@ impl NewKey {
 /// A key as the store has it.
 #[derive(Clone, Debug)]
 pub struct StoredKey {
-    /// Its row; ascending in the order of creation.
+    /// The key's row number. Row numbers ascend in the order of creation.
     pub key_pk: KeyPk,
-    /// What it was created with.
+    /// The key as it was created.
     pub key: NewKey,
-    /// When it was last accepted, as far as it is written.
+    /// When the key was last accepted. Uses are written with a delay, so the latest may be missing.
     pub last_used_at: Option<Timestamp>,
-    /// When it was revoked.
+    /// When the key was revoked, if it was.
     pub revoked_at: Option<Timestamp>,
 }
 
 impl StoredKey {
-    /// The key as it is listed.
+    /// The key as lists of keys show it.
     #[must_use]
     pub fn on_wire(&self) -> KeyInfo {
         let time = |time: Option<Timestamp>| time.map(|time| time.to_string());

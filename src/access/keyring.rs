@@ -1,9 +1,9 @@
-//! The keys of the store, in memory: every request is checked without a look at the database.
+//! The keys of the store, kept in memory, so that requests are checked without a database query.
 //!
-//! Separate from the store's keys because they change behind this process's back: another replica, or `forebay keys` on
-//! a shared database, creates and revokes them. So they are read again twice a second, and at once after a change
-//! that goes through this process. A request that is already being served when its key is revoked is finished; one that
-//! waits for a batch or a version gets none.
+//! It is separate from the key store because other processes change the keys too: another replica, or `forebay keys` on
+//! a shared database, creates and revokes keys. The keyring therefore reads all keys twice a second, and immediately
+//! after a change that this process makes. If a key is revoked while the service handles a request with it, the request
+//! is finished. A request that waits for a batch or a version does not get it.
 
 use std::{
     collections::HashMap,
@@ -16,33 +16,34 @@ use forebay_client::wire::{ApiKey, KeyRequest};
 use super::{
     Grant, Role,
     key::{KeyHash, KeyId, NewKey, PresentedKey, StoredKey},
+    key_store::{KeyFilter, KeyStore, KeyUse},
 };
 use crate::{
     buffer::{
-        Buffer,
+        port::StoreError,
         refusal::{BufferError, Refusal},
     },
-    clock::Timestamp,
-    store::{KeyFilter, Store, StoreError},
+    clock::{Clock, Timestamp},
 };
 
-/// Keys that are not revoked: all of them are held, and read again and again.
+/// The most keys that are not revoked. The bound exists because all of them are held in memory and read twice a second.
 pub const LIVE_KEYS_MAX: u32 = 1_000;
 
-/// Pause between two looks at the store's keys: a revocation elsewhere takes effect within a second.
+/// Pause between two reads of the store's keys. With it, a revocation by another process takes effect within a second.
 const RELOAD_EVERY: Duration = Duration::from_millis(500);
 
-/// Looks between two writes of when keys were used: ten seconds, so that traffic costs no writes of its own.
+/// How many reads pass between two writes of the times of use: ten seconds in all. Requests therefore cause no database
+/// writes of their own.
 const WRITE_USES_EVERY: u32 = 20;
 
-/// Why a caller is not let in.
+/// Why a caller's key is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// No key was sent.
+    /// The request has no key.
     Missing,
-    /// What was sent is no key, or none of this service, or revoked.
+    /// The key is malformed, unknown to this service, or revoked.
     Invalid,
-    /// The key's time is over.
+    /// The key has expired.
     Expired,
 }
 
@@ -58,22 +59,24 @@ impl Denied {
     }
 }
 
-/// What the service knows of its keys.
+/// The live keys of the service, and when each was last used.
 pub struct Keyring {
-    buffer: Buffer,
-    /// Whether a key is needed although there is none.
+    keys: Arc<dyn KeyStore>,
+    clock: Arc<dyn Clock>,
+    /// Whether requests need a key even while no key exists.
     required: bool,
     live: RwLock<Arc<HashMap<KeyId, NewKey>>>,
     uses: Mutex<HashMap<KeyId, Timestamp>>,
-    /// One look at the store at a time: an older answer must not overwrite a newer one.
+    /// Allows one read of the store at a time, because an older result must not overwrite a newer one.
     reloading: tokio::sync::Mutex<()>,
 }
 
 impl Keyring {
-    /// The keys of a buffer's store. With `required`, a key is needed also while there is none.
-    pub async fn start(buffer: Buffer, required: bool) -> Result<Self, StoreError> {
+    /// Reads the keys of a store. If `required` is set, requests need a key even while no key exists.
+    pub async fn start(keys: Arc<dyn KeyStore>, clock: Arc<dyn Clock>, required: bool) -> Result<Self, StoreError> {
         let keyring = Self {
-            buffer,
+            keys,
+            clock,
             required,
             live: RwLock::default(),
             uses: Mutex::default(),
@@ -83,7 +86,8 @@ impl Keyring {
         Ok(keyring)
     }
 
-    /// Whether there is a key that is not revoked. One that has expired counts: time must not open what a key closed.
+    /// Whether a key exists that is not revoked. An expired key counts, so that the service does not become open when
+    /// its last key expires.
     #[must_use]
     pub fn has_keys(&self) -> bool {
         !self.live().is_empty()
@@ -101,7 +105,7 @@ impl Keyring {
         self.required || self.has_keys()
     }
 
-    /// What a caller may do who presents this key, or none.
+    /// What a caller may do with the presented key, or without one.
     pub fn admit(&self, presented: Option<&str>) -> Result<Grant, Denied> {
         if !self.is_required() {
             return Ok(Grant::open());
@@ -109,11 +113,11 @@ impl Keyring {
         let presented = PresentedKey::parse(presented.ok_or(Denied::Missing)?).ok_or(Denied::Invalid)?;
         let live = self.live();
         let known = live.get(&presented.key_id);
-        // Compared also where there is nothing to compare with, so that both ways take the same time.
+        // Unknown keys are compared too, so that the response time does not tell whether a key id exists.
         let expected = known.map_or_else(KeyHash::of_nothing, |key| key.hash);
         let matches = presented.hash == expected;
         let key = known.filter(|_| matches).ok_or(Denied::Invalid)?;
-        let now = self.buffer.now();
+        let now = self.clock.now();
         if key.expires_at.is_some_and(|end| end <= now) {
             return Err(Denied::Expired);
         }
@@ -121,44 +125,44 @@ impl Keyring {
         Ok(Grant { role: key.role, policies: key.policies.clone(), key_id: Some(presented.key_id) })
     }
 
-    /// Whether what a caller was granted still holds: who waits is asked again before it is given anything.
+    /// Whether a grant is still valid. Long polls check it again before they are answered.
     #[must_use]
     pub fn still_grants(&self, grant: &Grant) -> bool {
         let Some(key_id) = &grant.key_id else { return !self.is_required() };
         let live = self.live();
-        live.get(key_id).is_some_and(|key| key.expires_at.is_none_or(|end| end > self.buffer.now()))
+        live.get(key_id).is_some_and(|key| key.expires_at.is_none_or(|end| end > self.clock.now()))
     }
 
-    /// Creates a key; with its secret, which nobody can read again.
+    /// Creates a key and returns it with its secret, which cannot be read again.
     pub async fn create(&self, request: KeyRequest) -> Result<(StoredKey, ApiKey), BufferError> {
-        let (key, secret) = NewKey::mint(request, self.buffer.now())?;
+        let (key, secret) = NewKey::mint(request, self.clock.now())?;
         let is_operators = key.role == Role::Admin && key.policies.are_all();
         if !is_operators && !self.has_keys() {
             return Err(Refusal::FirstKey.into());
         }
-        let stored = create(&**self.buffer.store(), key).await?;
+        let stored = create(&*self.keys, key).await?;
         self.reload().await?;
         Ok((stored, secret))
     }
 
-    /// Revokes a key. From when this answers, this process takes it no more.
+    /// Revokes a key. This process rejects the key from the moment this function returns.
     pub async fn revoke(&self, key_id: KeyId) -> Result<StoredKey, BufferError> {
         self.write_uses().await?;
-        let stored = revoke(&**self.buffer.store(), key_id, self.buffer.now()).await?;
+        let stored = revoke(&*self.keys, key_id, self.clock.now()).await?;
         self.reload().await?;
         if !self.is_required() {
-            tracing::warn!("the last key is revoked: from now on everybody who reaches the service may do everything");
+            tracing::warn!("the last key was revoked: every client that can reach the service may now do everything");
         }
         Ok(stored)
     }
 
-    /// Keys in the order in which they were created, with the uses that this process has seen.
+    /// The keys in the order in which they were created, including the uses that this process has seen.
     pub async fn list(&self, after: i64, limit: u32) -> Result<Vec<StoredKey>, BufferError> {
         self.write_uses().await?;
-        Ok(self.buffer.store().keys(KeyFilter { live_only: false, after, limit }).await?)
+        Ok(self.keys.keys(KeyFilter { live_only: false, after, limit }).await?)
     }
 
-    /// Keeps the keys up to date until it is dropped.
+    /// Keeps the keys up to date until the future is dropped.
     pub async fn run(&self) {
         let mut looks = 0_u32;
         loop {
@@ -169,7 +173,7 @@ impl Keyring {
                 outcome = self.write_uses().await;
             }
             if let Err(error) = outcome {
-                tracing::warn!(error = %error, "the keys could not be read; those known before are used on");
+                tracing::warn!(error = %error, "reading the keys failed; the keys read before stay in use");
             }
         }
     }
@@ -177,23 +181,24 @@ impl Keyring {
     /// Reads the keys from the store.
     pub async fn reload(&self) -> Result<(), StoreError> {
         let _one_at_a_time = self.reloading.lock().await;
-        // A few more than may be created: two replicas can pass the bound at once.
+        // The limit is above the bound, because two replicas that create keys at the same time can exceed it.
         let filter = KeyFilter { live_only: true, after: 0, limit: LIVE_KEYS_MAX * 2 };
-        let keys = self.buffer.store().keys(filter).await?;
+        let keys = self.keys.keys(filter).await?;
         let live = keys.into_iter().map(|stored| (stored.key.key_id.clone(), stored.key)).collect();
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
         Ok(())
     }
 
-    /// Writes when keys were used since the last time.
+    /// Writes the times of use that were recorded since the last write.
     pub async fn write_uses(&self) -> Result<(), StoreError> {
         let uses = std::mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
         if uses.is_empty() {
             return Ok(());
         }
-        let written = self.buffer.store().write_key_uses(uses.clone().into_iter().collect()).await;
+        let key_use = |(key_id, used_at): (&KeyId, &Timestamp)| KeyUse { key_id: key_id.clone(), used_at: *used_at };
+        let written = self.keys.write_key_uses(uses.iter().map(key_use).collect()).await;
         if written.is_err() {
-            // They are written the next time, unless the key was used again since.
+            // The failed times are written the next time, unless the key has been used again since.
             let mut since = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
             for (key_id, used_at) in uses {
                 since.entry(key_id).or_insert(used_at);
@@ -207,8 +212,8 @@ impl Keyring {
     }
 }
 
-/// Stores a key, and says so in the log.
-pub async fn create(store: &dyn Store, key: NewKey) -> Result<StoredKey, BufferError> {
+/// Stores a key and logs it.
+pub async fn create(store: &dyn KeyStore, key: NewKey) -> Result<StoredKey, BufferError> {
     let stored = store.create_key(key, LIVE_KEYS_MAX).await??;
     let key = &stored.key;
     tracing::info!(
@@ -217,8 +222,8 @@ pub async fn create(store: &dyn Store, key: NewKey) -> Result<StoredKey, BufferE
     Ok(stored)
 }
 
-/// Revokes a key, and says so in the log.
-pub async fn revoke(store: &dyn Store, key_id: KeyId, now: Timestamp) -> Result<StoredKey, BufferError> {
+/// Revokes a key and logs it.
+pub async fn revoke(store: &dyn KeyStore, key_id: KeyId, now: Timestamp) -> Result<StoredKey, BufferError> {
     let stored = store.revoke_key(key_id, now).await?.ok_or(Refusal::Unknown("the key"))?;
     tracing::info!(key.id = %stored.key.key_id, key.name = ?stored.key.name, "key revoked");
     Ok(stored)

@@ -1,18 +1,21 @@
-//! Keys: who may do what, and which policies they see. No HTTP, no SQL.
+//! Keys: what each caller may do, and with which policies. There is no HTTP and no SQL in this module.
 //!
-//! Separate from [`buffer`](crate::buffer), which serves whoever asks: who asks is settled before it is asked.
+//! It is separate from [`buffer`](crate::buffer), because the buffer does not check permissions: callers are checked
+//! before the buffer is called.
 //!
-//! - [`globs`]: which policies a key sees. [`key`]: a key, its secret and its hash.
-//! - [`keyring`]: the keys of the store, kept in memory, renewed within a second.
+//! - [`globs`]: which policies a key may access. [`key`]: a key, its secret and its hash.
+//! - [`key_store`]: the port to the store.
+//! - [`keyring`]: the keys of the store, kept in memory and at most a second old.
 //!
-//! Which route takes which role is [`api`](crate::api)'s table.
+//! A table in [`api`](crate::api) says which route needs which role.
 //!
-//! Secrets are stored as a plain BLAKE3 hash. Password hashes are slow on purpose, because people choose passwords that
-//! can be guessed; a secret here is 256 random bits, so that guessing is hopeless at any speed, and a slow hash would
-//! only let strangers burn the service's time. Hashes are compared in constant time.
+//! Secrets are stored as plain BLAKE3 hashes. Password hashes are slow on purpose, because people choose passwords that
+//! can be guessed. A secret of a key is 256 random bits and cannot be guessed at any speed, and a slow hash would let
+//! unauthenticated clients use up the service's CPU time. Hashes are compared in constant time.
 
 pub mod globs;
 pub mod key;
+pub mod key_store;
 pub mod keyring;
 
 pub use forebay_client::wire::Role;
@@ -20,31 +23,31 @@ pub use forebay_client::wire::Role;
 use self::{globs::PolicyGlobs, key::KeyId};
 use crate::buffer::{ids::PolicyName, refusal::Refusal};
 
-/// What a caller may do: the outcome of looking at its key.
+/// What a caller may do, as its key says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// What the caller may do.
+    /// The role of the caller.
     pub role: Role,
-    /// Policies that the caller sees.
+    /// The policies that the caller may access.
     pub policies: PolicyGlobs,
-    /// The key; none where the service needs none.
+    /// The caller's key, or none if the service needs no keys.
     pub key_id: Option<KeyId>,
 }
 
 impl Grant {
-    /// What everybody may do where no key is needed: everything.
+    /// The grant of every caller while the service needs no keys: everything is allowed.
     #[must_use]
     pub fn open() -> Self {
         Self { role: Role::Admin, policies: PolicyGlobs::all(), key_id: None }
     }
 
-    /// Whether the caller sees a policy.
+    /// Whether the caller may access a policy.
     #[must_use]
     pub fn sees(&self, policy: &PolicyName) -> bool {
         self.policies.matches(policy.as_str())
     }
 
-    /// Refuses a policy that the caller does not see, exactly as one that does not exist.
+    /// Refuses a policy that the caller may not access. The error is the same as for a policy that does not exist.
     pub fn check(&self, policy: &PolicyName) -> Result<(), Refusal> {
         if self.sees(policy) { Ok(()) } else { Err(Refusal::UnknownPolicy(policy.clone())) }
     }

@@ -1,8 +1,8 @@
-//! What a caller accepts: lists of media types or content codings with their qualities (RFC 9110, section 12.5).
+//! Parsing of `Accept` headers: lists of media types or content codings with quality values (RFC 9110, section 12.5).
 
 use axum::http::{HeaderMap, HeaderName, header};
 
-/// The entries of all headers of a name, in lower case without parameters, with their qualities from 0 to 1.
+/// The entries of all headers with a name, in lower case and without parameters, with their quality values from 0 to 1.
 pub(super) fn accepted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = (String, f32)> {
     let lists = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).filter(|entry| !entry.trim().is_empty()).map(|entry| {
@@ -13,8 +13,8 @@ pub(super) fn accepted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<I
     })
 }
 
-/// Whether the caller asks for zstd by name, or refuses an answer as it is and leaves the coding open. `*` alone asks for
-/// nothing.
+/// Whether the response should be compressed with zstd. It should if the caller names zstd, or if it refuses `identity`
+/// and accepts any coding. `*` alone is not such a request.
 pub(super) fn asks_for_zstd(headers: &HeaderMap) -> bool {
     let quality = |coding| {
         let entry = accepted(headers, header::ACCEPT_ENCODING).find(|(value, _)| value == coding);

@@ -1,4 +1,4 @@
-//! `/admissions`: room for rollouts before they start.
+//! `/admissions`: reserves room for rollouts before they start.
 
 use axum::{
     Json as Answer,
@@ -11,15 +11,16 @@ use forebay_client::wire::{Admission, AdmissionRequest, Problem};
 use super::{Api, body::Json, guard::Caller, params, problem::Failure};
 use crate::buffer::admission::ADMISSION_ROLLOUTS_MAX;
 
-/// Seconds after which asking again may find room: about the time in which a trainer takes a batch.
+/// Seconds after which a retry may find room: about the time in which a trainer takes a batch.
 const RETRY_AFTER_S: u32 = 5;
 
 /// Reserve room for rollouts before they start
 ///
-/// Grants as many as would still be fresh when a trainer reaches them:
-/// `(staleness.max + 1) * batch.groups * group.size` less what is open, ready, leased, returned and reserved, within the
-/// policy's backlog. Posts that name the admission use it up, are let in whatever the backlog, and have its
-/// `policy_version` unless they bring their own. What is not used expires with the timeout of a group.
+/// Grants only as many rollouts as will still be fresh when a trainer reaches them. That number is
+/// `(staleness.max + 1) * batch.groups * group.size`, minus the rollouts that are open, ready, leased, returned or
+/// reserved, and at most what the policy's backlog has room for. Posts that name the admission use it up. They are
+/// accepted even if the backlog is full, and they get the admission's `policy_version` unless they bring their own.
+/// Unused room expires after the group timeout.
 #[utoipa::path(
     post,
     path = "/admissions",
@@ -28,7 +29,7 @@ const RETRY_AFTER_S: u32 = 5;
     request_body = AdmissionRequest,
     responses(
         (status = 201, description = "Room is reserved", body = Admission),
-        (status = 200, description = "There is no room now: `granted` is 0, `Retry-After` says when to ask again", body = Admission),
+        (status = 200, description = "There is no room now: `granted` is 0, and `Retry-After` says when to try again", body = Admission),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )

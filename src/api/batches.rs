@@ -1,4 +1,4 @@
-//! `/batches`: a trainer takes the next batch, keeps it, and says what became of it.
+//! `/batches`: a trainer leases the next batch, renews the lease, and acks or nacks the batch.
 
 use std::time::Duration;
 
@@ -26,22 +26,23 @@ use crate::{
     buffer::{
         ids::{BatchId, ConsumerName, GroupId, LeaseToken, RequestId},
         lease::{Holder, LeaseRequest, WAIT_MS_MAX},
+        port::{Batch, BatchFilter},
         rules::LEASE_TTL_S_MAX,
         shard::SHARDS_MAX,
     },
     clock::Timestamp,
-    store::{Batch, BatchFilter},
 };
 
-/// Bytes of a nack's reason.
+/// The most bytes of a nack's reason.
 const REASON_BYTES_MAX: usize = 1_024;
 
-/// Groups that a nack may name.
+/// The most groups that a nack may name.
 const NACK_GROUPS_MAX: usize = 65_536;
 
-/// Take the next batch
+/// Lease the next batch
 ///
-/// A long poll: answered as soon as a batch is ready, with 204 when none became ready in `wait_ms`.
+/// This is a long poll: the response is sent as soon as a batch is ready, or with status 204 if none becomes ready
+/// within `wait_ms`.
 #[utoipa::path(
     post,
     path = "/batches",
@@ -50,12 +51,12 @@ const NACK_GROUPS_MAX: usize = 65_536;
     request_body = BatchRequest,
     responses(
         (status = 201, description = "A batch and its lease", body = BatchDescriptor),
-        (status = 200, description = "The batch that this request holds, renewed", body = BatchDescriptor),
+        (status = 200, description = "The batch that this `request_id` already holds, with a renewed lease", body = BatchDescriptor),
         (status = 204, description = "No batch became ready in time"),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "`too-many-waiters`: none is ready, and too many requests wait", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "`too-many-waiters`: no batch is ready, and too many requests are waiting", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn lease(
@@ -84,7 +85,7 @@ pub(super) async fn lease(
     Ok((status, Answer(descriptor)).into_response())
 }
 
-/// The wait that a long poll asks for.
+/// Checks the wait that a long poll asks for.
 pub(super) fn wait_ms(pointer: &str, wait_ms: Option<u64>) -> Result<u64, Failure> {
     match wait_ms.unwrap_or(0) {
         wait_ms @ 0..=WAIT_MS_MAX => Ok(wait_ms),
@@ -100,19 +101,19 @@ pub(super) struct BatchQuery {
     /// Policy; `default` when absent.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
-    /// In this state.
+    /// Only batches in this state.
     state: Option<BatchState>,
-    /// The `next` of the page before.
+    /// The `next` of the previous page.
     after: Option<String>,
-    /// Entries of the page, at most 1,000.
+    /// The most entries in the page, at most 1,000.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
-/// Batches, in the order in which they were cut
+/// List batches in the order in which they were cut
 ///
-/// With `state`, a page ends after a bounded number of batches of the policy, whatever their state: it may be short, or
-/// empty, and still have a `next`.
+/// With `state`, a page ends after a bounded number of the policy's batches, whether they match or not. A page can
+/// therefore be short or empty and still have a `next`.
 #[utoipa::path(
     get,
     path = "/batches",
@@ -133,7 +134,7 @@ pub(super) async fn list(
     let limit = params::page_limit(query.limit)?;
     let filter = BatchFilter {
         policy: params::policy(&grant, "policy", query.policy.as_deref())?,
-        state: query.state,
+        state: query.state.map(Into::into),
         after: params::cursor(query.after.as_deref())?,
         limit,
     };
@@ -142,16 +143,16 @@ pub(super) async fn list(
     Ok(Answer(BatchPage { batches: page.entries.into_iter().map(|batch| describe(batch, now)).collect(), next }))
 }
 
-/// How to look at one batch.
+/// Options for reading one batch.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ShardsQuery {
-    /// Count what each of this many shards holds.
+    /// If present, the response counts the contents of each of this many shards.
     shards: Option<u32>,
 }
 
-/// One batch and its state
+/// Get one batch and its state
 #[utoipa::path(
     get,
     path = "/batches/{id}",
@@ -187,7 +188,7 @@ pub(super) async fn get(
     Ok(Answer(descriptor))
 }
 
-/// Heartbeat: the lease expires `ttl_s` from now
+/// Renew the lease (heartbeat): it expires `ttl_s` seconds from now
 #[utoipa::path(
     post,
     path = "/batches/{id}/extend",
@@ -214,9 +215,9 @@ pub(super) async fn extend(
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 
-/// The batch was consumed by an optimizer step
+/// Ack the batch: an optimizer step has used it
 ///
-/// A repeat of the same lease and step is recognised and answered alike.
+/// Repeating the call with the same lease and step is safe and returns the same response.
 #[utoipa::path(
     post,
     path = "/batches/{id}/ack",
@@ -225,9 +226,9 @@ pub(super) async fn extend(
     params(("id" = String, Path, description = "Id of the batch")),
     request_body = AckRequest,
     responses(
-        (status = 200, description = "Acked: the weights may move", body = BatchDescriptor),
+        (status = 200, description = "Acked: apply the optimizer step", body = BatchDescriptor),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`, `superseded`, `already-acked` or `step-settled`: discard the gradients", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`lease-lost`, `superseded`, `already-acked` or `step-settled`: discard the gradients and do not apply the step", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -241,9 +242,10 @@ pub(super) async fn ack(
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 
-/// Give the batch back
+/// Nack the batch: give it back
 ///
-/// Named groups are quarantined; the batch then ends `split` and its other groups return to their places.
+/// The groups that the request names are quarantined. The batch then ends in state `split`, and its other groups return
+/// to their places.
 #[utoipa::path(
     post,
     path = "/batches/{id}/nack",
@@ -275,12 +277,12 @@ pub(super) async fn nack(
     }
     let batch = {
         let holder = holder(batch_id, &request.lease, request.epoch);
-        api.to_the_end(|buffer| async move { buffer.nack(holder, reason, groups).await }).await?
+        api.run_uncancelled(|buffer| async move { buffer.nack(holder, reason, groups).await }).await?
     };
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 
-/// Bring back a quarantined batch, or the quarantined groups of a split one
+/// Readmit a quarantined batch, or the quarantined groups of a split batch
 #[utoipa::path(
     post,
     path = "/batches/{id}/readmit",
@@ -288,16 +290,16 @@ pub(super) async fn nack(
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch")),
     responses(
-        (status = 200, description = "Back, with a fresh count of deliveries", body = BatchDescriptor),
+        (status = 200, description = "The batch is back, and its deliveries are counted from 0 again", body = BatchDescriptor),
         (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`batch-state`: nothing of it is quarantined", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`batch-state`: neither the batch nor any of its groups is quarantined", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn readmit(
     State(api): State<Api>,
     BatchPath(batch_id): BatchPath,
 ) -> Result<Answer<BatchDescriptor>, Failure> {
-    let batch = api.to_the_end(|buffer| async move { buffer.readmit(batch_id).await }).await?;
+    let batch = api.run_uncancelled(|buffer| async move { buffer.readmit(batch_id).await }).await?;
     Ok(Answer(describe(batch, api.buffer.now())))
 }
 
@@ -305,12 +307,12 @@ fn holder(batch_id: BatchId, lease: &str, epoch: Option<i64>) -> Holder {
     Holder { batch_id, lease: LeaseToken::presented(lease), epoch: params::epoch(epoch) }
 }
 
-/// A batch on the wire, without the token of its lease: that is for its holder alone.
+/// A batch on the wire, without the token of its lease, which only the holder may know.
 fn describe(batch: Batch, now: Timestamp) -> BatchDescriptor {
     BatchDescriptor {
         samples_url: format!("/batches/{}/samples", batch.batch_id),
         batch_id: batch.batch_id.to_string(),
-        state: batch.state,
+        state: batch.state.into(),
         lease: None,
         consumer: Some(batch.consumer).filter(|consumer| !consumer.is_empty()),
         epoch: batch.epoch.0,

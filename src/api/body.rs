@@ -1,4 +1,5 @@
-//! Request bodies: bounded before they are read, after they are decompressed, and by a deadline; then parsed.
+//! Request bodies. Their size is bounded before they are read and again after decompression, their arrival has a
+//! deadline, and then they are parsed.
 
 use std::{fmt::Write as _, io::Read, time::Duration};
 
@@ -16,47 +17,49 @@ use serde_json::Value;
 use super::{
     Api,
     budget::{Budget, ByteBudgets, HeldByRequest, Shares},
-    explain::explain,
+    explain::{explain, explain_text},
     problem::Failure,
 };
 
 /// Media type of a JSON merge patch.
 pub(super) const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// Bodies of control calls are small.
+/// The most bytes of a control call's body.
 const CONTROL_BYTES_MAX: usize = 256 << 10;
 
-/// The first bytes of a control body are free: acks and heartbeats have fewer, so that they pass whatever else is held.
-/// The number of connections bounds them.
+/// These first bytes of a control body take nothing from the budget. Acks and heartbeats are smaller, so they succeed
+/// even if the budget is used up. The number of connections bounds the free bytes.
 const CONTROL_FREE_BYTES: usize = 4 << 10;
 
-/// A body that expands more than this, beyond [`RATIO_FREE_BYTES`], is a bomb.
+/// The largest ratio of decompressed to received bytes of a body above [`RATIO_FREE_BYTES`]. A larger ratio is an
+/// attack with a decompression bomb.
 const RATIO_MAX: usize = 200;
 
-/// How long the rest of a refused body is read and thrown away.
-const LINGER: Duration = Duration::from_secs(10);
+/// How long the rest of a refused body is read and discarded.
+const UNREAD_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes by which a body of unknown length is paid for.
+/// The step in which a body of unknown length takes bytes from the budget.
 const STEP_BYTES: usize = 256 << 10;
 
-/// Window of a zstd frame as a power of two: RFC 9659 allows 8 MB over HTTP, and a decoder holds it besides the body.
+/// The largest window of a zstd frame, as a power of two. RFC 9659 allows 8 MB over HTTP. The decoder holds a window in
+/// addition to the body.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
-/// Up to here any ratio is harmless.
+/// The decompressed size up to which any ratio is allowed, because it is harmless.
 const RATIO_FREE_BYTES: usize = 16 << 20;
 
-/// Bounds of request bodies.
+/// Limits of request bodies.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyLimits {
-    /// Bytes of one body, as sent and again after decompression.
+    /// The most bytes of one body, both as received and after decompression.
     pub body_bytes_max: usize,
-    /// Bytes that are held at once.
+    /// The most bytes that are held at the same time.
     pub budgets: ByteBudgets,
-    /// Time that a body may take to arrive, and that the lines of a bulk answer may wait for their reader.
+    /// Timeout for receiving a body, and for a client to read the lines of a bulk response.
     pub read_timeout: Duration,
 }
 
-/// A body that was read and decompressed, with the share of the budget that pays for it.
+/// A body that was read and decompressed, with its share of the budget.
 pub(super) struct ReadBody {
     pub(super) bytes: Bytes,
     pub(super) shares: Shares,
@@ -73,7 +76,7 @@ pub(super) enum Media {
     Arrow,
 }
 
-/// The media type of a body that may have any of them.
+/// Reads the media type of a body of trajectories.
 pub(super) fn media(headers: &HeaderMap) -> Result<Media, Failure> {
     let sent = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match sent.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
@@ -87,7 +90,7 @@ pub(super) fn media(headers: &HeaderMap) -> Result<Media, Failure> {
 }
 
 pub(super) fn unsupported(detail: &str) -> Failure {
-    Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body's type is not taken")
+    Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The media type is not supported")
         .detail(detail)
 }
 
@@ -95,22 +98,22 @@ fn too_large(detail: String) -> Failure {
     Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large").detail(detail)
 }
 
-/// Over the bound of bodies, or of what bodies of control calls may have, which is fixed.
+/// The error of a body that exceeds the configured limit, or the fixed limit of control calls.
 fn over(max: usize) -> Failure {
     too_large(match max {
-        CONTROL_BYTES_MAX => format!("the body of this call has at most {max} bytes"),
-        _ => format!("a body has at most {max} bytes, also after decompression (`limits.body_bytes`)"),
+        CONTROL_BYTES_MAX => format!("the body of this call may have at most {max} bytes"),
+        _ => format!("a body may have at most {max} bytes, also after decompression (`limits.body_bytes`)"),
     })
 }
 
-/// Over what a compressed body of so many bytes may expand to.
+/// The error of a compressed body that expands to more than the allowed ratio.
 fn over_expanded(sent: usize, max: usize, body_bytes_max: usize) -> Failure {
     if max >= body_bytes_max {
         return over(body_bytes_max);
     }
     too_large(format!(
-        "the body has {sent} bytes as sent and more than {max} after decompression: one may expand to {RATIO_MAX} times \
-         its size, or to {RATIO_FREE_BYTES} bytes where that is more; send it uncompressed, or in smaller parts"
+        "the body has {sent} bytes as sent and more than {max} after decompression: a body may expand to {RATIO_MAX} \
+         times its size, or to {RATIO_FREE_BYTES} bytes if that is more; send it uncompressed, or in smaller parts"
     ))
 }
 
@@ -133,7 +136,7 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
     }
 }
 
-/// Reads a bulk body within the limits and the budget.
+/// Reads a body of trajectories within the limits and the budget.
 pub(super) async fn read(
     budget: &Budget,
     limits: BodyLimits,
@@ -142,25 +145,26 @@ pub(super) async fn read(
 ) -> Result<ReadBody, Failure> {
     let read = match admit(budget, limits.body_bytes_max, headers) {
         Ok((coding, paid)) => read_whole(coding, limits, paid, headers, &mut body).await,
-        // Reading on would tell a client that asked first to send what is refused.
+        // The client waits for `100 Continue` before it sends the body. Reading would send that and make the client
+        // send a body that is refused anyway.
         Err(failure) if headers.contains_key(header::EXPECT) => return Err(failure),
         Err(failure) => Err(failure),
     };
     if read.is_err() {
-        linger(body).await;
+        discard_body(body).await;
     }
     read
 }
 
-/// Lets the rest of a refused body pass by for a while: closing on a client that still sends would reset the
-/// connection, and with it the answer that says why.
-pub(super) async fn linger(mut body: Body) {
+/// Reads and discards the rest of a refused body for a while. If the connection were closed while the client still
+/// sends, it would be reset, and the client would not receive the response that says why.
+pub(super) async fn discard_body(mut body: Body) {
     let pass_by = async { while let Some(Ok(_)) = body.frame().await {} };
-    // Over the time the client has to do without the answer.
-    let _ = tokio::time::timeout(LINGER, pass_by).await;
+    // If the client takes longer than this, it may not receive the response.
+    let _ = tokio::time::timeout(UNREAD_BODY_TIMEOUT, pass_by).await;
 }
 
-/// What the head alone decides: the coding, and whether the announced length is within the limit and the budget.
+/// Checks what the head announces: the coding, and whether the length is within the limit and the budget.
 fn admit(budget: &Budget, max: usize, headers: &HeaderMap) -> Result<(Coding, Paid), Failure> {
     let coding = coding(headers)?;
     let declared = declared_length(headers);
@@ -168,7 +172,8 @@ fn admit(budget: &Budget, max: usize, headers: &HeaderMap) -> Result<(Coding, Pa
         return Err(over(max));
     }
     let mut paid = Paid::new(budget, STEP_BYTES.min(max));
-    // What is announced is paid for before it is read; what is not, as it comes.
+    // An announced length is taken from the budget before the body is read. A body without one takes bytes as they
+    // arrive.
     paid.cover(declared.unwrap_or(0))?;
     Ok((coding, paid))
 }
@@ -189,12 +194,12 @@ async fn read_whole(
     tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
 }
 
-/// What a body has taken from the budget so far.
+/// The bytes that a body has taken from the budget so far.
 struct Paid {
     budget: Budget,
     shares: Shares,
     bytes: usize,
-    /// Bytes by which it takes more, where no length was announced.
+    /// The step in which more bytes are taken, if no length was announced.
     step: usize,
 }
 
@@ -203,14 +208,14 @@ impl Paid {
         Self { budget: budget.clone(), shares: Shares::default(), bytes: 0, step }
     }
 
-    /// With bytes that need no payment.
+    /// Adds bytes that do not count against the budget.
     fn with_free(mut self, bytes: usize) -> Self {
         self.shares.push(self.budget.free(bytes));
         self.bytes += bytes;
         self
     }
 
-    /// Pays for a body of this length, in steps.
+    /// Takes bytes from the budget, in steps, until they cover a body of this length.
     fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
         if bytes > self.bytes {
             let step = (bytes - self.bytes).max(self.step);
@@ -225,7 +230,7 @@ fn declared_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Reads a body that is paid for as it arrives; room for `expected` bytes is made beforehand.
+/// Reads a body and takes bytes from the budget as they arrive. The buffer starts with a capacity of `expected` bytes.
 async fn collect(
     body: &mut Body,
     max: usize,
@@ -245,7 +250,7 @@ async fn collect(
                 return Err(over(max));
             }
             if collected.capacity() < needed {
-                // The room is paid for, not only what is in it.
+                // The budget pays for the buffer's capacity, not only for its contents.
                 let room = needed.max((2 * collected.capacity()).min(max));
                 paid.cover(room)?;
                 collected.reserve_exact(room - collected.len());
@@ -260,12 +265,13 @@ async fn collect(
     })
 }
 
-/// Bytes to which a body of this many may expand.
+/// The most bytes to which a body of `sent` bytes may expand.
 fn expanded_max(sent: usize, max: usize) -> usize {
     max.min(RATIO_FREE_BYTES.max(sent.saturating_mul(RATIO_MAX)))
 }
 
-/// Expands a body step by step, each paid for before it is made. What was sent is dropped at the end.
+/// Decompresses a body step by step. Each step is taken from the budget first. The compressed body is dropped at the
+/// end.
 fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) -> Result<ReadBody, Failure> {
     let max = expanded_max(sent.len(), body_bytes_max);
     let malformed = |error: std::io::Error| {
@@ -281,12 +287,12 @@ fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) ->
         }
     };
     let mut expanded = Vec::new();
-    // One byte more than allowed tells a full body from one that is too large.
+    // The step allows one byte too many, to tell a body of the largest allowed size from a larger one.
     let step_max = STEP_BYTES.min(max + 1);
     loop {
         let needed = expanded.len() + step_max;
         if expanded.capacity() < needed {
-            // The room is paid for, not only what is in it.
+            // The budget pays for the buffer's capacity, not only for its contents.
             let room = needed.max((2 * expanded.capacity()).min(max + step_max));
             paid.cover(sent.len() + room)?;
             expanded.reserve_exact(room - expanded.len());
@@ -304,7 +310,7 @@ fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) ->
     Ok(ReadBody { bytes: expanded.into(), shares: paid.shares })
 }
 
-/// Expands a body with a budget of its own.
+/// Decompresses a body with its own budget.
 pub(super) fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
     let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
     let max = limits.body_bytes_max;
@@ -327,7 +333,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
     }
 }
 
-/// The body of a control call, and the value as it was sent, where it matters which fields a caller names.
+/// The body of a control call, and the JSON value as it was sent, for calls that must know which fields are present.
 pub(super) struct JsonAsSent<T>(pub(super) T, pub(super) Value);
 
 impl<T: DeserializeOwned> FromRequest<Api> for JsonAsSent<T> {
@@ -340,7 +346,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for JsonAsSent<T> {
     }
 }
 
-/// A JSON merge patch (RFC 7396) of an object, which may be sent as JSON too.
+/// A JSON merge patch (RFC 7396) of an object. `application/json` is accepted as its media type as well.
 pub(super) struct MergePatch(pub(super) Value);
 
 impl FromRequest<Api> for MergePatch {
@@ -386,31 +392,32 @@ async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
         return Err(unsupported("Content-Type must be application/json"));
     }
     if coding(&parts.headers)? != Coding::Identity {
-        return Err(unsupported("this call takes no Content-Encoding"));
+        return Err(unsupported("this call does not accept a Content-Encoding"));
     }
-    // What is announced is not paid for: whoever announces much and sends nothing holds nothing.
+    // An announced length takes nothing from the budget, so that a client that announces much and sends nothing does
+    // not use it up.
     let mut paid = Paid::new(&api.budgets.control, CONTROL_FREE_BYTES).with_free(CONTROL_FREE_BYTES);
     match collect(&mut body, CONTROL_BYTES_MAX, 0, api.limits.read_timeout, &mut paid).await {
         Ok(bytes) => {
-            // What was parsed takes as much until its handler is done with it.
+            // The parsed value takes about as many bytes, so the share is held until the handler ends.
             if let Some(held) = parts.extensions.get::<HeldByRequest>() {
                 held.hold(paid.shares);
             }
             Ok(bytes)
         }
         Err(failure) => {
-            linger(body).await;
+            discard_body(body).await;
             Err(failure)
         }
     }
 }
 
-/// Parses JSON; an error says where, by JSON pointer.
+/// Parses JSON. Errors have a JSON pointer.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(bytes).map_err(|error| describe::<T>(bytes, &error))
 }
 
-/// Parses a value that is not a body itself; an error says where, by JSON pointer.
+/// Parses a value that is part of a body. Errors have a JSON pointer.
 pub(super) fn parse_value<T: DeserializeOwned>(value: Value) -> Result<T, Violation> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let place = pointer(error.path());
@@ -419,23 +426,26 @@ pub(super) fn parse_value<T: DeserializeOwned>(value: Value) -> Result<T, Violat
     })
 }
 
-/// Only a body that failed is parsed a second time, to find out where: keeping the path costs time.
+/// Explains a parse error. It parses the body a second time to find the pointer, because tracking the path costs time
+/// and is only needed after an error.
 fn describe<T: DeserializeOwned>(bytes: &[u8], error: &serde_json::Error) -> Failure {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let pointer = match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
         Err(error) => pointer(error.path()),
-        // The value is whole, and something follows it.
+        // The value is complete, so the error is extra text after it.
         Ok(_) => String::new(),
     };
     let text = error.to_string();
-    let place = format!("line {}, column {}", error.line(), error.column());
     let message = text.split(" at line ").next().unwrap_or(&text);
     let field = unplaced_field(message, &pointer);
     let pointer = pointer + &field;
     let out_of_range = message.starts_with("number out of range");
     let detail = match not_a_number(bytes, error) {
-        Some(token) => format!("`{token}` is not JSON: numbers must be finite ({place})"),
-        None => format!("{} ({place})", explain(message)),
+        Some(token) => {
+            let place = (error.line(), error.column());
+            format!("`{token}` is not JSON: numbers must be finite (line {}, column {})", place.0, place.1)
+        }
+        None => explain_text(error),
     };
     let failure = if error.is_data() || out_of_range {
         Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid")
@@ -462,7 +472,7 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
     pointer
 }
 
-/// The field that a message names and the path does not: one that is there twice, or not at all.
+/// The field that a message names but the path does not include: a duplicate or missing field.
 fn unplaced_field(message: &str, pointer: &str) -> String {
     let named = ["duplicate field `", "missing field `"].iter().find_map(|prefix| message.strip_prefix(prefix));
     match named.and_then(|rest| rest.split('`').next()) {
@@ -474,7 +484,7 @@ fn unplaced_field(message: &str, pointer: &str) -> String {
     }
 }
 
-/// What Python's `json.dumps` writes for floats that are not finite, if that is what stopped the parser.
+/// The token that Python's `json.dumps` writes for a float that is not finite, if the parser stopped at one.
 fn not_a_number(bytes: &[u8], error: &serde_json::Error) -> Option<&'static str> {
     if !error.is_syntax() {
         return None;

@@ -1,7 +1,8 @@
-//! Budgets of bytes: whatever a client can make the service hold is paid for until it is gone.
+//! Byte budgets. All bytes that clients make the service hold are taken from a budget and given back when they are
+//! dropped.
 //!
-//! There are three, so that one kind of client cannot use up what another needs: posts of trajectories with their
-//! answers, all other calls, and pages of samples.
+//! There are three budgets, so that one kind of client cannot use up what another needs: one for posts of trajectories
+//! and their responses, one for all other calls, and one for pages of samples.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -20,21 +21,21 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::problem::Failure;
 use crate::metrics::Metrics;
 
-/// Bytes of one permit: a semaphore counts to 2^29 at least.
+/// Bytes per permit. A semaphore can count at least 2^29 permits.
 const PERMIT_BYTES: usize = 1 << 10;
 
-/// Answers up to this length are not paid for: the number of connections bounds them, and acks, heartbeats and probes
-/// are answered whatever else is held.
+/// Responses up to this length take nothing from a budget. The number of connections bounds them, and acks, heartbeats
+/// and probes are answered even if a budget is used up.
 const FREE_ANSWER_BYTES: usize = 16 << 10;
 
-/// How many bytes the service holds for its clients at once, by kind.
+/// The most bytes that the service holds for clients at the same time, by kind.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteBudgets {
-    /// Bodies of posts of trajectories, and the answers to them.
+    /// Bodies of posts of trajectories, and their responses.
     pub posts: usize,
-    /// Longer bodies of all other calls, and longer answers but for samples.
+    /// Larger bodies of all other calls, and larger responses except samples.
     pub control: usize,
-    /// Pages of samples that are read, converted or being sent.
+    /// Pages of samples that are being read, converted or sent.
     pub samples: usize,
 }
 
@@ -56,7 +57,7 @@ impl Budgets {
     }
 }
 
-/// Bytes that may be held at once.
+/// A budget of bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
     permits: Arc<Semaphore>,
@@ -70,30 +71,30 @@ impl Budget {
         Self { permits: Arc::new(Semaphore::new(permits_max)), permits_max, in_flight }
     }
 
-    /// Takes bytes, or refuses at once: waiting would only move the queue into memory.
+    /// Takes bytes, or fails immediately. Waiting would only queue more requests in memory.
     pub(super) fn take(&self, bytes: usize) -> Result<Share, Failure> {
         let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.permits).try_acquire_many_owned(permits).map_err(|_| overloaded())?;
         Ok(Share::new(Some(permit), permits as usize * PERMIT_BYTES, &self.in_flight))
     }
 
-    /// Takes bytes once they are there; whoever asks for more than there is gets all of it.
+    /// Waits until the bytes are available and takes them. A request for more than the whole budget gets all of it.
     ///
-    /// Requests are served in their order. Nobody waits here for bytes while he holds some that only he can give back,
-    /// so there is always one who goes on.
+    /// Requests are served in order. No task waits here while it holds bytes that only it can give back, so there is no
+    /// deadlock.
     pub(super) async fn wait_for(&self, bytes: usize) -> Share {
         let permits = bytes.div_ceil(PERMIT_BYTES).min(self.permits_max);
         let permit = Arc::clone(&self.permits).acquire_many_owned(permits as u32).await;
-        let permit = permit.expect("nobody closes the semaphore");
+        let permit = permit.expect("the semaphore is never closed");
         Share::new(Some(permit), permits * PERMIT_BYTES, &self.in_flight)
     }
 
-    /// The same, or a refusal after a while.
+    /// Like [`wait_for`](Self::wait_for), but fails after `limit`.
     pub(super) async fn wait_at_most(&self, limit: Duration, bytes: usize) -> Result<Share, Failure> {
         tokio::time::timeout(limit, self.wait_for(bytes)).await.map_err(|_| overloaded())
     }
 
-    /// Bytes that are counted and bounded by something else.
+    /// A share that counts in the gauge but takes nothing from the budget. Something else must bound such bytes.
     pub(super) fn free(&self, bytes: usize) -> Share {
         Share::new(None, bytes, &self.in_flight)
     }
@@ -101,11 +102,11 @@ impl Budget {
 
 fn overloaded() -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight")
-        .detail("nothing was changed; retry after a pause")
+        .detail("the byte budget is used up and nothing was changed; retry after a pause")
         .retry()
 }
 
-/// A share of a budget, given back when it is dropped.
+/// A share of a budget. It is given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct Share {
     permit: Option<OwnedSemaphorePermit>,
@@ -123,7 +124,7 @@ impl Share {
         self.bytes
     }
 
-    /// Gives back what is beyond `bytes`.
+    /// Keeps a share for `bytes` and gives back the rest.
     pub(super) fn shrink(&mut self, bytes: usize) {
         let Some(permit) = &mut self.permit else { return };
         let surplus = permit.num_permits().saturating_sub(bytes.div_ceil(PERMIT_BYTES));
@@ -140,7 +141,7 @@ impl Drop for Share {
     }
 }
 
-/// Shares that pay for one thing together.
+/// Several shares that cover the same data.
 #[derive(Debug, Default)]
 pub(super) struct Shares(Vec<Share>);
 
@@ -153,7 +154,7 @@ impl Shares {
         self.0.iter().map(Share::bytes).sum()
     }
 
-    /// Gives back what is beyond `bytes`.
+    /// Keeps a share for `bytes` and gives back the rest.
     pub(super) fn shrink(&mut self, bytes: usize) {
         let mut left = bytes;
         for share in &mut self.0 {
@@ -164,7 +165,7 @@ impl Shares {
     }
 }
 
-/// Bytes with what pays for them, which is given back when the last of the bytes were written.
+/// Bytes with their shares of a budget, which are given back when the last reference to the bytes is dropped.
 struct PaidBytes<S> {
     bytes: Bytes,
     _shares: S,
@@ -176,16 +177,16 @@ impl<S> AsRef<[u8]> for PaidBytes<S> {
     }
 }
 
-/// The same bytes, paid for until they are dropped: hyper drops them when they are written or the connection ends.
+/// Attaches shares to bytes until they are dropped. hyper drops them when they are written or the connection ends.
 pub(super) fn paid<S: Send + 'static>(bytes: Bytes, shares: S) -> Bytes {
     Bytes::from_owner(PaidBytes { bytes, _shares: shares })
 }
 
-/// Marks an answer whose bytes are paid for by whoever made it.
+/// Marks a response whose bytes already have shares of a budget.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IsPaid;
 
-/// What pays for a request's body as long as its handler runs.
+/// The shares of a request's body, held while its handler runs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldByRequest(Arc<Mutex<Shares>>);
 
@@ -195,7 +196,8 @@ impl HeldByRequest {
     }
 }
 
-/// Pays for an answer until it is written. Where there is no room for it, the answer says so instead.
+/// Takes the bytes of a response from the budget until it is written. If the budget has no room, an error is sent
+/// instead.
 pub(super) async fn pay(budget: &Budget, method: &Method, response: Response) -> Response {
     let length = response.body().size_hint().exact().unwrap_or(0) as usize;
     if length <= FREE_ANSWER_BYTES || response.extensions().get::<IsPaid>().is_some() {
@@ -205,14 +207,15 @@ pub(super) async fn pay(budget: &Budget, method: &Method, response: Response) ->
         Ok(share) => share,
         Err(failure) if method.is_safe() => return failure.into_response(),
         Err(failure) => {
-            let detail = "the request was handled, and there is no room for its answer; look up what became of it";
+            let detail =
+                "the request was handled, but the byte budget has no room for its response; look up the result";
             return failure.detail(detail).into_response();
         }
     };
     let (head, body) = response.into_parts();
     match axum::body::to_bytes(body, length).await {
         Ok(bytes) => Response::from_parts(head, Body::from(paid(bytes, share))),
-        // A body of known length is in memory, so this cannot happen.
+        // This cannot happen, because a body of known length is in memory.
         Err(_) => super::body::stopped().into_response(),
     }
 }

@@ -1,6 +1,6 @@
-//! The answer to a bulk post: lines that are sent while later lines of the body are still stored.
+//! The response to a bulk post. Its lines are sent while later lines of the body are still being stored.
 //!
-//! Separate from the handler because storing must not depend on whether anybody reads the answer.
+//! It is separate from the handler because storing must not depend on whether the client reads the response.
 
 use std::{
     sync::Arc,
@@ -19,19 +19,20 @@ use tokio::sync::mpsc;
 
 use super::budget::{Share, paid};
 
-/// Bytes at which lines are handed to the connection.
+/// The size at which lines are passed to the connection.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// Bytes of an answer that may be made and not yet read: the lines of one slice, one frame that waits, and one that is
-/// being sent. They are paid for before anything is stored, so that an answer never waits for the budget.
+/// The most bytes of a response that are produced and not yet sent: the lines of one slice, one frame in the queue, and
+/// one that is being sent. They are taken from the budget before anything is stored, so that a response never waits for
+/// the budget.
 #[must_use]
 pub(super) fn window_bytes(slice_lines: usize) -> usize {
     const LINE_BYTES: usize = 8 << 10;
     slice_lines * LINE_BYTES
 }
 
-/// An answer's two ends: where lines are written, and where the connection takes them. `patience` is the time that the
-/// writer waits for a slow reader in all.
+/// Creates the two ends of a response: one writes lines, the other passes them to the connection. `patience` is the
+/// total time that the writer waits for a slow client.
 pub(super) fn answer(window: Share, patience: Duration) -> (LineWriter, Lines) {
     let (sender, receiver) = mpsc::channel(1);
     let writer = LineWriter { sender: Some(sender), patience, text: Vec::new(), window: Arc::new(window) };
@@ -40,13 +41,13 @@ pub(super) fn answer(window: Share, patience: Duration) -> (LineWriter, Lines) {
 
 enum Part {
     Frame(Bytes),
-    /// Tells a whole answer from one that broke off.
+    /// The end of a complete response. Without it, the response was cut off.
     End,
 }
 
-/// Writes lines as long as somebody reads them.
+/// Writes lines while the client reads them.
 pub(super) struct LineWriter {
-    /// None once the client hung up or was too slow.
+    /// `None` after the client has disconnected or was too slow.
     sender: Option<mpsc::Sender<Part>>,
     patience: Duration,
     text: Vec<u8>,
@@ -66,7 +67,7 @@ impl LineWriter {
         }
     }
 
-    /// Hands over what was written.
+    /// Passes the written lines to the connection.
     pub(super) async fn flush(&mut self) {
         if !self.text.is_empty() {
             let frame = paid(std::mem::take(&mut self.text).into(), Arc::clone(&self.window));
@@ -74,7 +75,7 @@ impl LineWriter {
         }
     }
 
-    /// Ends the answer.
+    /// Ends the response.
     pub(super) async fn end(mut self) {
         self.flush().await;
         self.send(Part::End).await;
@@ -85,17 +86,17 @@ impl LineWriter {
         let started = Instant::now();
         match tokio::time::timeout(self.patience, sender.send(part)).await {
             Ok(Ok(())) => self.patience = self.patience.saturating_sub(started.elapsed()),
-            // What is stored stays stored; a repeat of the post is answered with the same receipts.
+            // Stored lines stay stored. If the client repeats the post, it gets the same receipts.
             _ => self.sender = None,
         }
     }
 }
 
-/// The lines of an answer as a connection takes them.
+/// The lines of a response, for the connection.
 pub(super) struct Lines(mpsc::Receiver<Part>);
 
 impl Lines {
-    /// The answer, once its first lines are there; none if it breaks off before them.
+    /// Waits for the first lines and returns the response, or nothing if the writer is dropped before them.
     pub(super) async fn into_response(mut self) -> Option<Response> {
         let first = self.0.recv().await?;
         let parts = stream::try_unfold((Some(first), self.0), |(first, mut receiver)| async move {
@@ -106,7 +107,7 @@ impl Lines {
             match part {
                 Some(Part::Frame(frame)) => Ok(Some((frame, (None, receiver)))),
                 Some(Part::End) => Ok(None),
-                None => Err(std::io::Error::other("the answer broke off")),
+                None => Err(std::io::Error::other("the response was cut off")),
             }
         });
         Some(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(parts)).into_response())

@@ -1,22 +1,55 @@
-//! What is wrong with a value, in the words of JSON instead of those of the parser's types.
+//! Explains parse errors in terms of JSON or TOML instead of the parser's Rust types.
 
-/// Characters of a value that an explanation quotes.
+/// Words that differ between the formats.
+#[derive(Clone, Copy)]
+struct Words {
+    /// What a set of named values is called.
+    object: &'static str,
+}
+
+const JSON: Words = Words { object: "an object" };
+
+const TOML: Words = Words { object: "a table" };
+
+/// The most characters of a value that an explanation quotes.
 const QUOTED_CHARS_MAX: usize = 64;
 
-/// A message of the parser as a sentence for who wrote the JSON.
+/// The explanation if the parser reports neither the allowed names nor the value found.
+const ONE_OF_ITS_NAMES: &str = "must be one of the allowed names, written as text";
+
+/// Explains a parser message to the author of JSON.
 pub(super) fn explain(message: &str) -> String {
+    explain_in(JSON, message)
+}
+
+/// Explains a parser message to the author of TOML.
+pub(crate) fn explain_toml(message: &str) -> String {
+    explain_in(TOML, message)
+}
+
+/// Explains an error in JSON text, with its line and column.
+pub(super) fn explain_text(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let message = text.split(" at line ").next().unwrap_or(&text);
+    format!("{} (line {}, column {})", explain(message), error.line(), error.column())
+}
+
+fn explain_in(words: Words, message: &str) -> String {
+    if message == "invalid type: unit variant, expected string only" {
+        return ONE_OF_ITS_NAMES.to_owned();
+    }
     let strip = |prefix: &str| message.strip_prefix(prefix);
     if let Some(rest) = strip("invalid type: ").or_else(|| strip("invalid value: ")) {
-        // What was found may quote the same words: the last ones are the parser's.
+        // The value found may contain the same words, so the split is at their last occurrence.
         if let Some((found, expected)) = rest.rsplit_once(", expected ") {
-            return format!("must be {}, not {}", expectation(expected), finding(found));
+            return format!("must be {}, not {}", expectation(words, expected), finding(words, found));
         }
     }
     if let Some((length, expected)) = strip("invalid length ").and_then(|rest| rest.split_once(", expected ")) {
-        return format!("must be {}, and has {length}", expectation(expected));
+        return format!("must be {}, but has length {length}", expectation(words, expected));
     }
     if let Some((found, expected)) = strip("unknown variant `").and_then(|rest| rest.rsplit_once("`, expected ")) {
-        return format!("`{}` is none of its values: {}", quoted(found), names(expected));
+        return format!("`{}` is not one of the allowed values: {}", quoted(found), names(expected));
     }
     if let Some(rest) = strip("unknown field `") {
         return match rest.rsplit_once("`, expected ") {
@@ -32,7 +65,7 @@ pub(super) fn explain(message: &str) -> String {
         return format!("the field {field} is missing");
     }
     if let Some(field) = strip("duplicate field ") {
-        return format!("duplicate field {field}: a field may be there only once");
+        return format!("duplicate field {field}: a field may appear only once");
     }
     match message {
         "invalid digit found in string" | "cannot parse integer from empty string" => {
@@ -42,15 +75,26 @@ pub(super) fn explain(message: &str) -> String {
         "number too small to fit in target type" => "the number is too small".to_owned(),
         "number out of range" => "the number is out of range".to_owned(),
         "recursion limit exceeded" => "the value is nested too deeply".to_owned(),
-        "trailing characters" => "something follows the value".to_owned(),
+        "trailing characters" => "there is extra text after the value".to_owned(),
         "expected value" => "a value is missing here".to_owned(),
-        _ if message.starts_with("EOF while parsing") => "the text ends before the value does".to_owned(),
+        "expected ident" => "must be true, false or null".to_owned(),
+        "invalid number" => "the number is not a valid JSON number".to_owned(),
+        // These messages are from the TOML parser, about a value that must be one of several names.
+        "wanted exactly 1 element, found 0 elements"
+        | "wanted exactly 1 element, more than 1 element"
+        | "expected empty array"
+        | "expected empty table" => ONE_OF_ITS_NAMES.to_owned(),
+        _ if message.starts_with("expected table, found ") => ONE_OF_ITS_NAMES.to_owned(),
+        _ if message.starts_with("EOF while parsing") => "the text ends before the value is complete".to_owned(),
+        _ if message.starts_with("expected `") => {
+            format!("{} is missing here", message.trim_start_matches("expected "))
+        }
         _ => message.to_owned(),
     }
 }
 
-/// What a value must be.
-fn expectation(expected: &str) -> String {
+/// Describes what a value must be.
+fn expectation(words: Words, expected: &str) -> String {
     let plain = match expected {
         "f32" | "f64" => "a number",
         "u8" => "a whole number from 0 to 255",
@@ -58,28 +102,28 @@ fn expectation(expected: &str) -> String {
         "u32" => "a whole number from 0 to 4294967295",
         "u64" | "usize" => "a whole number of at least 0",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
-        "a string" | "string" | "a borrowed string" | "str" => "a text",
+        "a string" | "string" | "a borrowed string" | "str" => "text",
         "a boolean" | "bool" => "true or false",
         "a sequence" | "sequence" => "an array",
-        "a map" | "map" => "an object",
-        "string or map" | "variant identifier" => "one of its names",
+        "a map" | "map" => words.object,
+        "string or map" | "string only" | "variant identifier" => "one of the allowed names",
         "unit" | "null" => "null",
-        _ if expected.starts_with("struct ") => "an object",
-        // Spans of versions, which are arrays of a fixed length.
+        _ if expected.starts_with("struct ") => words.object,
+        // These are spans of versions, which are arrays of a fixed length.
         _ if expected.starts_with("tuple struct ") => {
             let (_, length) = expected.rsplit_once(" with ").unwrap_or(("", "all its elements"));
             return format!("an array of {length}");
         }
         _ if expected.starts_with("a tuple of size ") => {
-            return expected.replacen("a tuple of size", "an array with as many entries as", 1);
+            return expected.replacen("a tuple of size", "an array of length", 1);
         }
         _ => expected,
     };
     plain.to_owned()
 }
 
-/// What a value is.
-fn finding(found: &str) -> String {
+/// Describes the value that was found.
+fn finding(words: Words, found: &str) -> String {
     if let Some(text) = found.strip_prefix("string \"").and_then(|text| text.strip_suffix('"')) {
         return format!("the text \"{}\"", quoted(text));
     }
@@ -89,14 +133,14 @@ fn finding(found: &str) -> String {
     }
     let plain = match found {
         "sequence" => "an array",
-        "map" | "enum" => "an object",
+        "map" | "enum" => words.object,
         "unit value" | "Option value" => "null",
         _ => return quoted(found),
     };
     plain.to_owned()
 }
 
-/// Names as the parser lists them, without its own words.
+/// The list of names in a parser message, without its introduction.
 fn names(expected: &str) -> &str {
     expected.strip_prefix("one of ").unwrap_or(expected)
 }
@@ -128,19 +172,20 @@ mod tests {
         assert_eq!(explained::<i64>("1.5"), "must be a whole number, not 1.5");
         assert_eq!(explained::<bool>("[]"), "must be true or false, not an array");
         assert_eq!(explained::<Vec<u8>>("{}"), "must be an array, not an object");
-        assert_eq!(explained::<String>("true"), "must be a text, not true");
+        assert_eq!(explained::<String>("true"), "must be text, not true");
         assert_eq!(explained::<Object<AckRequest>>("[1]"), "must be an object, not an array");
         assert_eq!(explained::<AckRequest>("{\"lease\": \"a\"}"), "the field `step` is missing");
         assert!(
-            explained::<BatchState>("\"lost\"").starts_with("`lost` is none of its values: `leased`, `returned`, ")
+            explained::<BatchState>("\"lost\"")
+                .starts_with("`lost` is not one of the allowed values: `leased`, `returned`, ")
         );
         let unknown = explained::<PolicyRules>("{\"grup\": 1}");
         assert!(unknown.starts_with("unknown field `grup`: the fields here are `require`, `group`, "), "{unknown}");
         assert_eq!(
             explained::<PolicyRules>("{\"group\": {\"on_drop\": \"x\"}}"),
-            "`x` is none of its values: `refill` or `shrink`"
+            "`x` is not one of the allowed values: `refill` or `shrink`"
         );
-        assert_eq!(explained::<[u8; 2]>("[1]"), "must be an array of length 2, and has 1");
+        assert_eq!(explained::<[u8; 2]>("[1]"), "must be an array of length 2, but has length 1");
     }
 
     #[test]

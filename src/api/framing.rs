@@ -1,7 +1,7 @@
-//! Where a request ends: refused when two readers could see different ends.
+//! Refuses a request if two readers could disagree about where it ends.
 //!
-//! A proxy in front may go by the length of a request and this service by its chunks; what one of them takes for a body
-//! the other takes for the next request (RFC 9112, 6.1 and 6.3).
+//! A proxy in front of the service may use `Content-Length` while this service uses the chunks. A part that one of them
+//! treats as the body would then be the next request for the other (RFC 9112, 6.1 and 6.3).
 
 use axum::{
     extract::Request,
@@ -12,11 +12,12 @@ use axum::{
 
 use super::{guard, problem::Failure};
 
-/// Marks a request that came with both a length and a transfer coding. Its headers do not show it any more.
+/// Marks a request that had both a length and a transfer coding. Its headers no longer show it, because hyper removes
+/// the length.
 #[derive(Clone, Copy, Debug)]
 pub struct TwoLengths;
 
-/// Answers a request whose end is in doubt, and closes its connection: what follows may be no request.
+/// Refuses a request whose end is ambiguous and closes its connection, because the next bytes may not be a request.
 pub(super) async fn check(request: Request, next: Next) -> Response {
     let refused = if request.extensions().get::<TwoLengths>().is_some() {
         Failure::new(StatusCode::BAD_REQUEST, "two-lengths", "The request's length is ambiguous")
@@ -33,7 +34,7 @@ pub(super) async fn check(request: Request, next: Next) -> Response {
     response
 }
 
-/// Chunks are undone; any other coding would be taken for content.
+/// Whether the transfer coding is supported. hyper decodes only chunks; any other coding would be taken for content.
 fn is_taken(headers: &HeaderMap) -> bool {
     let mut sent = headers.get_all(header::TRANSFER_ENCODING).iter();
     let Some(first) = sent.next() else { return true };

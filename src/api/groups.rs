@@ -1,4 +1,4 @@
-//! `/groups`: groups in the ledger, and the two ways to end one by hand.
+//! `/groups`: lists groups, and closes or discards a group by hand.
 
 use axum::{Json as Answer, extract::State};
 use forebay_client::wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Problem};
@@ -12,9 +12,9 @@ use super::{
     params::{self, Query},
     problem::Failure,
 };
-use crate::{
-    buffer::ids::{GroupId, ID_BYTES_MAX, PolicyName},
-    store::{Group, GroupFilter},
+use crate::buffer::{
+    ids::{GroupId, ID_BYTES_MAX, PolicyName},
+    port::{Group, GroupFilter},
 };
 
 /// Which groups to list.
@@ -25,22 +25,22 @@ pub(super) struct GroupQuery {
     /// Policy; `default` when absent.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
-    /// One group of the current run.
+    /// Only this group of the current run.
     #[param(min_length = 1, max_length = 256)]
     group_id: Option<String>,
-    /// In this state.
+    /// Only groups in this state.
     state: Option<GroupState>,
-    /// The `next` of the page before.
+    /// The `next` of the previous page.
     after: Option<String>,
-    /// Entries of the page, at most 1,000.
+    /// The most entries in the page, at most 1,000.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
-/// Groups, in the order in which they were opened
+/// List groups in the order in which they were opened
 ///
-/// With `state`, a page ends after a bounded number of groups of the policy, whatever their state: it may be short, or
-/// empty, and still have a `next`.
+/// With `state`, a page ends after a bounded number of the policy's groups, whether they match or not. A page can
+/// therefore be short or empty and still have a `next`.
 #[utoipa::path(
     get,
     path = "/groups",
@@ -63,7 +63,7 @@ pub(super) async fn list(
     let filter = GroupFilter {
         policy: policy.clone(),
         group_id: params::optional("group_id", query.group_id.as_deref(), GroupId::parse)?,
-        state: query.state,
+        state: query.state.map(Into::into),
         after: params::cursor(query.after.as_deref())?,
         limit,
     };
@@ -80,9 +80,9 @@ pub(super) async fn list(
     tag = "agents",
     request_body = CloseRequest,
     responses(
-        (status = 200, description = "The group as decided", body = GroupInfo),
+        (status = 200, description = "The group after it was decided", body = GroupInfo),
         (status = 404, description = "No such policy or group", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`group-decided`: it is not open", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`group-decided`: the group is not open", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -95,7 +95,7 @@ pub(super) async fn close(
     let group_id = group_id(&request.group_id)?;
     let group = {
         let policy = policy.clone();
-        let closed = api.to_the_end(|buffer| async move { buffer.close_group(policy, group_id).await }).await;
+        let closed = api.run_uncancelled(|buffer| async move { buffer.close_group(policy, group_id).await }).await;
         closed.map_err(|failure| if request.policy.is_none() { failure.unnamed_policy() } else { failure })?
     };
     Ok(Answer(on_wire(&policy, group)))
@@ -109,9 +109,9 @@ pub(super) async fn close(
     tag = "agents",
     request_body = DiscardRequest,
     responses(
-        (status = 200, description = "The group as discarded", body = GroupInfo),
+        (status = 200, description = "The group after it was discarded", body = GroupInfo),
         (status = 404, description = "No such policy or group", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`group-decided`: a batch carries it, or it is final", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`group-decided`: the group is in a batch, or in a final state", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -137,7 +137,7 @@ fn on_wire(policy: &PolicyName, group: Group) -> GroupInfo {
         policy: policy.to_string(),
         run: group.run.0,
         group_id: group.group_id,
-        state: group.fill.state,
+        state: group.fill.state.into(),
         reason: group.reason,
         failed_filters: group.failed_filters,
         environment: group.environment,

@@ -1,8 +1,9 @@
-//! Who may come in: decided from a request's head, before its body is read.
+//! Access control: decides from a request's head, before its body is read, whether the request is served.
 //!
-//! Three doors, each for another stranger. Host and origin keep out web pages: a browser on this machine reaches
-//! loopback for whatever page it shows. The key says who calls, and [`roles`] what that caller may do. What depends on
-//! the policy comes later, where the policy is known: see [`Grant::check`].
+//! There are three checks. The checks of `Host` and `Origin` reject requests of web pages, because a browser on this
+//! machine lets any page that it shows send requests to loopback. The check of the key identifies the caller, and
+//! [`roles`] says what that caller may do. Permissions that depend on the policy are checked later, where the policy is
+//! known: see [`Grant::check`].
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -27,22 +28,22 @@ use crate::{
     buffer::ids::CallerId,
 };
 
-/// Media types that a page may post anywhere without asking first.
+/// Media types that a web page may post to another origin without a preflight request.
 const FORM_TYPES: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-data", "text/plain"];
 
-/// Refused callers are logged this often at most: who knocks must not fill the log.
+/// The shortest interval between two log lines about rejected requests, so that rejected callers cannot fill the log.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
-/// What the service is told about who may come in.
+/// Who may use the service.
 #[derive(Clone)]
 pub struct Access {
     /// The keys.
     pub keyring: Arc<Keyring>,
-    /// Names by which the service is known, in lower case and without ports.
+    /// Host names of the service, in lower case and without ports.
     pub hosts: Arc<[String]>,
 }
 
-/// The doors of one listener.
+/// The access checks of one listener.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) keyring: Arc<Keyring>,
@@ -55,13 +56,13 @@ impl Guard {
         Self { keyring: access.keyring, hosts: Hosts { known: access.hosts, listen }, log: Arc::default() }
     }
 
-    /// What the caller may do, or why it is not let in, with the reason's name.
+    /// Checks a request. It returns what the caller may do, or the reason's name and the error.
     fn admit(&self, request: &Request) -> Result<Option<Grant>, (&'static str, Failure)> {
         let (headers, method) = (request.headers(), request.method());
         let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
         let needs = route.map(|route| roles::needs(method, route));
         let host = host(request.uri(), headers);
-        // Probes reach the service by whatever address they know, and learn nothing.
+        // Probes may use any address as the host, and their responses contain nothing secret.
         let is_probe = matches!(route, Some("/healthz" | "/readyz"));
         if !is_probe && !self.hosts.accept(host.as_ref(), self.keyring.is_required()) {
             return Err(("host", wrong_host()));
@@ -82,12 +83,12 @@ impl Guard {
 
     fn report(&self, reason: &str) {
         let Some(silent) = self.log.lock().unwrap_or_else(PoisonError::into_inner).due(Instant::now()) else { return };
-        // Neither the key nor anything else that the stranger chose.
-        tracing::warn!(reason, unlogged = silent, "a caller was not let in");
+        // Neither the key nor any other text that the caller chose is logged.
+        tracing::warn!(reason, unlogged = silent, "request rejected");
     }
 }
 
-/// Refusals since the last one that was logged.
+/// Counts the rejections since the last one that was logged.
 #[derive(Debug, Default)]
 struct RefusalLog {
     logged_at: Option<Instant>,
@@ -95,7 +96,7 @@ struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// How many went unlogged before this one, if this one may be logged.
+    /// Returns the number of unlogged rejections before this one, if this one may be logged.
     fn due(&mut self, now: Instant) -> Option<u64> {
         if self.logged_at.is_some_and(|at| now.duration_since(at) < LOG_EVERY) {
             self.silent += 1;
@@ -106,12 +107,12 @@ impl RefusalLog {
     }
 }
 
-/// Lets a request in, with its [`Grant`], or answers why not.
+/// Passes a request on with its [`Grant`], or rejects it.
 pub(super) async fn guard(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     match api.guard.admit(&request) {
         Ok(Some(grant)) => {
             if is_form(&request) {
-                return body::unsupported("Content-Type must not be that of a form").into_response();
+                return body::unsupported("Content-Type must not be a form's").into_response();
             }
             if let Some(key_id) = &grant.key_id {
                 tracing::Span::current().record("key.id", key_id.as_str());
@@ -129,17 +130,17 @@ pub(super) async fn guard(State(api): State<Api>, mut request: Request, next: Ne
     }
 }
 
-/// Lets the body of a refused request pass by while the answer is on its way, because closing on a client that still
-/// sends would reset the connection, and with it the answer.
+/// Reads and discards the body of a rejected request while the response is sent. If the connection were closed while
+/// the client still sends, it would be reset, and the client would not receive the response.
 pub(super) fn turn_away(request: Request) {
-    // Who asked before sending is told no, and sends nothing.
+    // A client that waits for `100 Continue` sends no body after the rejection.
     if request.headers().contains_key(header::EXPECT) || request.body().is_end_stream() {
         return;
     }
-    tokio::spawn(body::linger(request.into_body()));
+    tokio::spawn(body::discard_body(request.into_body()));
 }
 
-/// What the caller may do: the grant that [`guard`] left. Without one nothing is granted.
+/// What the caller may do: the grant that [`guard`] stored. Without it, the request is rejected.
 pub(super) struct Caller(pub(super) Grant);
 
 impl FromRequestParts<Api> for Caller {
@@ -150,7 +151,7 @@ impl FromRequestParts<Api> for Caller {
     }
 }
 
-/// The caller whose share of what is scarce a request takes: none where no key is needed.
+/// The caller that limits per key are counted for, or none if no key is needed.
 pub(super) fn caller_id(grant: &Grant) -> Option<CallerId> {
     grant.key_id.as_ref().map(|key_id| CallerId::new(key_id.as_str()))
 }
@@ -159,7 +160,7 @@ pub(super) fn caller_id(grant: &Grant) -> Option<CallerId> {
 fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Denied> {
     let mut sent = headers.get_all(header::AUTHORIZATION).iter();
     let Some(value) = sent.next() else { return Ok(None) };
-    // Of two, another reader might take the other.
+    // Two `Authorization` headers are rejected, because another reader might use the other one.
     if sent.next().is_some() {
         return Err(Denied::Invalid);
     }
@@ -177,12 +178,12 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
     Authority::try_from(only.as_bytes()).ok()
 }
 
-/// A host's name in lower case, an IPv6 address without its brackets.
+/// A host name in lower case. An IPv6 address has no brackets.
 fn name(authority: &Authority) -> String {
     authority.host().trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
 }
 
-/// Names by which the service may be called.
+/// The host names that requests to this service may use.
 #[derive(Clone)]
 struct Hosts {
     known: Arc<[String]>,
@@ -192,8 +193,9 @@ struct Hosts {
 impl Hosts {
     /// Whether a request is for this service.
     ///
-    /// A page can make its own name resolve to 127.0.0.1, and then reads what this service answers as its own: only
-    /// the name gives it away. It has no key, so where keys are needed any name will do, unless names were configured.
+    /// A web page can make its own host name resolve to 127.0.0.1, and the browser then lets it read this service's
+    /// responses (DNS rebinding). Only the host name reveals this. Such a page has no key, so if keys are needed, any
+    /// name is accepted unless names are configured.
     fn accept(&self, host: Option<&Authority>, key_required: bool) -> bool {
         let is_loopback = self.listen.ip().to_canonical().is_loopback();
         if self.known.is_empty() && (key_required || !is_loopback) {
@@ -209,23 +211,24 @@ impl Hosts {
             || self.known.iter().any(|known| known == host)
     }
 
-    /// Whether a change comes from no page, or from one of this service.
+    /// Whether a change may be made: the request must not come from a web page of another origin.
     fn accept_origin(&self, headers: &HeaderMap, host: Option<&Authority>) -> bool {
         let Some(origin) = headers.get(header::ORIGIN) else { return true };
         let origin = origin.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
-        // `null` is the origin of pages that hide theirs.
+        // `null`, the origin of pages that hide theirs, is rejected here.
         let Some((origin, scheme)) = origin.as_ref().and_then(|uri| Some((uri.authority()?, uri.scheme_str()?))) else {
             return false;
         };
         let default = if scheme == "https" { 443 } else { 80 };
         let port = |authority: &Authority| authority.port_u16().unwrap_or(default);
         let same = |host: &Authority| name(origin) == name(host) && port(origin) == port(host);
-        // A proxy may have put another name into the request than the one the page was loaded by.
+        // A proxy may have replaced the host name by which the page was loaded, so configured names are accepted as
+        // well.
         host.is_some_and(same) || self.known.contains(&name(origin))
     }
 }
 
-/// Whether a request has a body that a page could have posted, even an empty one.
+/// Whether a request has a body that a web page could have posted as a form, even an empty one.
 fn is_form(request: &Request) -> bool {
     let sent = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media = sent.split(';').next().unwrap_or_default().trim();
@@ -235,7 +238,7 @@ fn is_form(request: &Request) -> bool {
 fn unauthorized(denied: Denied) -> Failure {
     let detail = match denied {
         Denied::Missing => "send a key: `Authorization: Bearer fb_...`",
-        Denied::Invalid => "the key is none of this service's, or it is revoked",
+        Denied::Invalid => "the key is unknown to this service, or it was revoked",
         Denied::Expired => "the key has expired",
     };
     Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "A valid key is needed").detail(detail)
@@ -247,11 +250,11 @@ fn forbidden(why: &str) -> Failure {
 
 fn wrong_host() -> Failure {
     Failure::new(StatusCode::MISDIRECTED_REQUEST, "wrong-host", "The request is for another host")
-        .detail("name the hosts by which this service is called in `hosts` of `[access]`, or use 127.0.0.1")
+        .detail("add this service's host names to `hosts` in `[access]`, or use 127.0.0.1")
 }
 
 fn cross_origin() -> Failure {
-    Failure::new(StatusCode::FORBIDDEN, "cross-origin", "Pages of other origins may change nothing")
+    Failure::new(StatusCode::FORBIDDEN, "cross-origin", "Pages of other origins must not change anything")
         .detail("`Origin` must be that of this service, or its host one of `hosts` in `[access]`")
 }
 

@@ -1,24 +1,24 @@
-//! Headers that tell browsers how little they may do with an answer.
+//! Response headers that restrict what browsers may do with a response.
 
 use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header},
     response::Response,
 };
 
-/// What a page may load: its own files and nothing else. Its styles may stand in the page, as Swagger UI's do; scripts
-/// may not. No other page may frame it.
+/// What a page may load: only files of this service. Inline styles are allowed, because Swagger UI uses them; inline
+/// scripts are not. No other page may frame it.
 const PAGE_POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
      object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What is no page loads nothing.
+/// Responses that are not pages may load nothing.
 const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 
-/// Adds what a handler has not set itself.
+/// Adds the headers that a handler has not set itself.
 pub(super) async fn secure(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let media = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_page = media.starts_with("text/html");
-    // Scripts, styles and images of pages are the same for everybody.
+    // Scripts, styles and images of pages are the same for all callers, so they may be cached.
     let is_asset = ["text/css", "text/javascript", "application/javascript", "image/"].iter();
     let is_asset = is_asset.clone().any(|kind| media.starts_with(kind));
     set(headers, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
@@ -26,7 +26,7 @@ pub(super) async fn secure(mut response: Response) -> Response {
     set(headers, header::X_FRAME_OPTIONS, "DENY");
     set(headers, header::REFERRER_POLICY, "no-referrer");
     if !is_page && !is_asset {
-        // What a key has opened must not stay behind in a cache.
+        // Responses that needed a key must not stay in a cache.
         set(headers, header::CACHE_CONTROL, "no-store");
     }
     response

@@ -1,4 +1,4 @@
-//! `/keys`: who may call what. For operators; `forebay keys` is the same on the command line.
+//! `/keys`: creates, lists and revokes keys, for operators. `forebay keys` does the same on the command line.
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
 use forebay_client::wire::{KeyCreated, KeyInfo, KeyPage, KeyRequest, Problem};
@@ -18,15 +18,15 @@ use crate::access::key::StoredKey;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct KeyQuery {
-    /// The `next` of the page before.
+    /// The `next` of the previous page.
     after: Option<String>,
-    /// Entries of the page, at most 1,000.
+    /// The most entries in the page, at most 1,000.
     limit: Option<u32>,
 }
 
 /// Create a key
 ///
-/// The answer is the only one that ever holds the secret. From the first key on, every call needs one.
+/// The secret is only in this response and cannot be read again. Once the first key exists, every call needs a key.
 #[utoipa::path(
     post,
     path = "/keys",
@@ -35,7 +35,7 @@ pub(super) struct KeyQuery {
     request_body = KeyRequest,
     responses(
         (status = 201, description = "The key and its secret", body = KeyCreated),
-        (status = 409, description = "`first-key`: the first key must be an operator's; `too-many-keys`", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`first-key`: the first key must have role `admin` and all policies; or `too-many-keys`", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -47,7 +47,7 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, Answer(KeyCreated { key, info: stored.on_wire() })))
 }
 
-/// Keys, in the order in which they were created, revoked ones included
+/// List keys in the order in which they were created, including revoked ones
 #[utoipa::path(
     get,
     path = "/keys",
@@ -68,7 +68,8 @@ pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) 
 
 /// Revoke a key
 ///
-/// This replica takes it no more, the others within a second. A repeat is answered alike.
+/// This replica rejects the key immediately, other replicas within a second. Repeating the call is safe and returns the
+/// same response.
 #[utoipa::path(
     delete,
     path = "/keys/{id}",
@@ -76,7 +77,7 @@ pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) 
     tag = "operations",
     params(("id" = String, Path, description = "Public part of the key")),
     responses(
-        (status = 200, description = "The key as revoked", body = KeyInfo),
+        (status = 200, description = "The revoked key", body = KeyInfo),
         (status = 404, description = "No such key", body = Problem, content_type = "application/problem+json"),
     )
 )]

@@ -1,7 +1,8 @@
-//! HTTP in and out: wire to domain and back. No SQL, no decisions.
+//! The HTTP API: maps requests to domain types and results to responses. There is no SQL and no decision in this
+//! module.
 //!
-//! [`router`] is the table of contents; each resource has a file with its handlers in the same order. [`guard`] decides
-//! who comes in, by the table in [`roles`].
+//! [`router`] is the table of contents. Each resource has a file with its handlers in the same order. [`guard`] rejects
+//! callers without permission, by the table in [`roles`].
 
 mod accept;
 mod admissions;
@@ -10,9 +11,8 @@ mod batches;
 mod body;
 mod budget;
 mod bulk;
-mod compressed;
+mod compression;
 mod decode;
-mod document;
 mod explain;
 mod framing;
 mod groups;
@@ -20,6 +20,7 @@ mod guard;
 mod headers;
 mod keys;
 mod observe;
+mod openapi;
 mod operations;
 mod params;
 #[doc(hidden)]
@@ -47,13 +48,14 @@ use utoipa_swagger_ui::SwaggerUi;
 
 pub use body::BodyLimits;
 pub use budget::ByteBudgets;
+pub(crate) use explain::explain_toml;
 pub use framing::TwoLengths;
 pub use guard::Access;
 
-use self::{budget::Budgets, compressed::Compressors, guard::Guard, problem::Failure, refusals::Refusals};
+use self::{budget::Budgets, compression::Compressors, guard::Guard, problem::Failure, refusals::Refusals};
 use crate::{buffer::Buffer, metrics::Metrics};
 
-/// What every handler is given.
+/// The state that every handler can use.
 #[derive(Clone)]
 pub struct Api {
     buffer: Buffer,
@@ -67,7 +69,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// The API of a buffer, at an address, for those who may come in.
+    /// Creates the API of a buffer. `listen` is the bound address, and `access` says who may use the service.
     #[must_use]
     pub fn new(buffer: Buffer, metrics: Arc<Metrics>, limits: BodyLimits, access: Access, listen: SocketAddr) -> Self {
         let budgets = Budgets::new(limits.budgets, &metrics);
@@ -83,9 +85,10 @@ impl Api {
         }
     }
 
-    /// Runs what changes the store to its end, also when the client hangs up and its handler is dropped: who waits is
-    /// woken after the commit, and what pays for a body's bytes is held for as long as they are.
-    async fn to_the_end<T, E, F>(&self, work: impl FnOnce(Buffer) -> F) -> Result<T, Failure>
+    /// Runs a change of the store to its end, even if the client disconnects and the handler is dropped. Waiting
+    /// requests are then still woken after the commit, and the shares of the byte budget are held as long as the bytes
+    /// that they pay for.
+    async fn run_uncancelled<T, E, F>(&self, work: impl FnOnce(Buffer) -> F) -> Result<T, Failure>
     where
         T: Send + 'static,
         E: Into<Failure> + Send + 'static,
@@ -93,13 +96,13 @@ impl Api {
     {
         match tokio::spawn(work(self.buffer.clone()).in_current_span()).await {
             Ok(outcome) => outcome.map_err(Into::into),
-            // A bug is reported where all are.
+            // A panic is a bug. It is passed on to the layer that reports all panics.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => Err(body::stopped()),
         }
     }
 
-    /// Turns readiness off and answers everybody who waits.
+    /// Makes `/readyz` fail, and answers all waiting requests.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         self.buffer.stop_waiting();
@@ -110,7 +113,7 @@ impl Api {
 pub fn router(api: Api) -> Router {
     let (router, document) = routes().split_for_parts();
     router
-        .merge(SwaggerUi::new("/docs").url("/openapi.json", document::complete(document)))
+        .merge(SwaggerUi::new("/docs").url("/openapi.json", openapi::complete(document)))
         .route("/metrics", get(operations::metrics))
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
@@ -125,13 +128,13 @@ pub fn router(api: Api) -> Router {
 /// The OpenAPI document of [`router`], as pretty JSON.
 #[must_use]
 pub fn openapi() -> String {
-    let mut text = document::complete(routes().to_openapi()).to_pretty_json().expect("the document is plain data");
+    let mut text = openapi::complete(routes().to_openapi()).to_pretty_json().expect("the document is plain data");
     text.push('\n');
     text
 }
 
 fn routes() -> OpenApiRouter<Api> {
-    OpenApiRouter::with_openapi(document::document())
+    OpenApiRouter::with_openapi(openapi::document())
         .routes(routes!(trajectories::post, trajectories::get))
         .routes(routes!(admissions::post))
         .routes(routes!(groups::list))

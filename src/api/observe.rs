@@ -1,4 +1,5 @@
-//! What every request leaves behind: a span with its id, counters, and a problem document when it failed.
+//! Observability of requests: each request has a span with its id and is counted, and each failure becomes a problem
+//! document.
 
 use std::time::Instant;
 
@@ -21,26 +22,28 @@ use super::{
 
 const REQUEST_ID: &str = "x-request-id";
 
-/// Longest request id that a caller may choose.
+/// The most bytes of a request id that a caller may choose.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
 pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let request_id = request_id(request.headers());
     let method = request.method().clone();
-    // The template, not the path: paths hold ids, and would make labels unbounded.
+    // The label is the route template, because paths contain ids and would make the number of labels unbounded.
     let route = request.extensions().get::<MatchedPath>().map_or("_unmatched", MatchedPath::as_str).to_owned();
     let metrics = &api.metrics;
-    // Any token is a method; only these are labels.
+    // HTTP allows any token as a method, so only known methods become labels.
     let verb = match method.as_str() {
         verb @ ("GET" | "POST" | "PUT" | "HEAD" | "DELETE" | "OPTIONS" | "PATCH") => verb,
         _ => "_other",
     };
     let labels = [verb, route.as_str()];
-    let span = tracing::info_span!(
+    // The span has the highest level, so that log lines name their request at every log level.
+    let span = tracing::error_span!(
         "request",
         request.id = %request_id,
         http.method = verb,
         http.route = route,
+        http.status = tracing::field::Empty,
         key.id = tracing::field::Empty
     );
     let received = metrics.request_bytes.with_label_values(&labels);
@@ -64,13 +67,14 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     span.in_scope(|| {
         tracing::debug!(http.status = status.as_u16(), elapsed_ms = elapsed.as_millis() as u64, "answered");
     });
+    span.record("http.status", status.as_u16());
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     response.map(|body| count_bytes(body, metrics.response_bytes.with_label_values(&labels)))
 }
 
-/// The caller's id where it is fit for a log, else a new one.
+/// The request id that the caller sent if it is safe to log, otherwise a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let fit = |id: &&str| {
         (1..=REQUEST_ID_BYTES_MAX).contains(&id.len())
@@ -80,7 +84,8 @@ fn request_id(headers: &HeaderMap) -> String {
     sent.map_or_else(|| Uuid::now_v7().to_string(), str::to_owned)
 }
 
-/// Counts a body of known length at once, so that it keeps it, and any other as its frames pass.
+/// Counts the bytes of a body. A body of known length is counted immediately and stays unchanged; others are counted as
+/// their frames pass.
 fn count_bytes(body: Body, counter: prometheus::IntCounter) -> Body {
     if let Some(length) = body.size_hint().exact() {
         counter.inc_by(length);

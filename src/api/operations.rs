@@ -12,14 +12,15 @@ use forebay_client::wire::{Health, PolicyStats, Problem, Stats};
 use serde_json::json;
 
 use super::{Api, body, guard::Caller, problem::Failure};
+use crate::buffer::tally::Tally;
 
-/// How long the store may take to prove that it writes.
+/// How long the store may take to show that it can write.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a scrape waits for the ledger's gauges before it goes without news.
+/// How long a scrape waits for new values of the ledger's gauges. After that it returns the old values.
 const GAUGES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Totals of every policy that the caller sees, and whether they add up
+/// Get totals of every policy that the caller may access, and whether they add up
 #[utoipa::path(
     get,
     path = "/stats",
@@ -38,11 +39,11 @@ pub(super) async fn stats(State(api): State<Api>, Caller(grant): Caller) -> Resu
         .map(|(policy, tallies)| {
             let stats = PolicyStats {
                 received: tallies.received(),
-                rollouts: tallies.family("rollout"),
-                groups: tallies.family("group"),
-                batches: tallies.family("batch"),
-                dropped: tallies.family("dropped"),
-                live_bytes: tallies.value("live_bytes"),
+                rollouts: tallies.rollouts(),
+                groups: tallies.groups(),
+                batches: tallies.batches(),
+                dropped: tallies.dropped(),
+                live_bytes: tallies.count(&Tally::LiveBytes),
                 conserved: tallies.unconserved() == 0,
             };
             (policy.to_string(), stats)
@@ -52,7 +53,7 @@ pub(super) async fn stats(State(api): State<Api>, Caller(grant): Caller) -> Resu
     Ok(Answer(Stats { policies, conserved }))
 }
 
-/// The process is alive
+/// Check that the process is alive
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -64,7 +65,7 @@ pub(super) async fn health() -> Answer<Health> {
     Answer(Health { status: "ok".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() })
 }
 
-/// The service takes work: its store reads and writes, and it is not stopping
+/// Check that the service accepts work: its store reads and writes, and it is not stopping
 #[utoipa::path(
     get,
     path = "/readyz",
@@ -80,11 +81,11 @@ pub(super) async fn ready(State(api): State<Api>) -> Result<Response, Failure> {
         return Err(body::stopped());
     }
     let not_ready = |detail: &str| {
-        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The store does not take work")
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The store does not accept work")
             .detail(detail)
             .retry()
     };
-    if !api.buffer.takes_work() {
+    if !api.buffer.is_writable() {
         return Err(not_ready("the store cannot write"));
     }
     match tokio::time::timeout(READY_TIMEOUT, api.buffer.ping()).await {
@@ -94,9 +95,10 @@ pub(super) async fn ready(State(api): State<Api>) -> Result<Response, Failure> {
     }
 }
 
-/// Everything in Prometheus' text format. Not in the `OpenAPI` document: its contract is Prometheus'.
+/// Returns all metrics in the Prometheus text format. It is not in the `OpenAPI` document, because Prometheus defines
+/// its format.
 pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Failure> {
-    // A scrape answers also when the store does not: what it says then is most needed.
+    // A scrape succeeds even if the store does not answer, because the other metrics matter most then.
     match tokio::time::timeout(GAUGES_TIMEOUT, api.buffer.refresh_gauges()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
@@ -109,7 +111,7 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Failure>
         }
     }
     let text = api.metrics.render().map_err(|error| {
-        tracing::error!(error = %error, "metrics could not be written");
+        tracing::error!(error = %error, "encoding the metrics failed");
         body::stopped()
     })?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())

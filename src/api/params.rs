@@ -1,4 +1,4 @@
-//! Parameters of paths and queries, parsed once into the domain's terms.
+//! Path and query parameters, parsed once into domain types.
 
 use axum::{
     extract::{FromRequestParts, rejection::PathRejection},
@@ -16,13 +16,13 @@ use crate::{
     clock::Timestamp,
 };
 
-/// Entries of a page unless asked otherwise.
+/// The default number of entries in a page.
 pub(super) const PAGE_DEFAULT: u32 = 100;
 
-/// Entries of a page at most.
+/// The largest number of entries in a page.
 const PAGE_MAX: u32 = 1_000;
 
-/// Query parameters; unknown and malformed ones are refused by name.
+/// Query parameters. The error of an unknown or malformed parameter names it.
 pub(super) struct Query<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Query<T> {
@@ -33,9 +33,9 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Query<T> {
     }
 }
 
-/// Parses the query of a target.
+/// Parses the query of a URI.
 pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
-    // The form's own decoder would silently replace what is no text.
+    // The query is checked first, because the form decoder would silently replace invalid UTF-8.
     let text = percent_encoding::percent_decode_str(uri.query().unwrap_or_default()).decode_utf8();
     if text.is_err() {
         return Err(Failure::invalid("", "the query is not UTF-8"));
@@ -44,7 +44,7 @@ pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
     query.map(|query| query.0).map_err(|error| {
         let text = error.body_text();
         let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-        // Before the message stands the parameter that it is about, where the parser knows it.
+        // If the parser knows which parameter the message is about, it puts the name before the message.
         let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         match text.split_once(": ").filter(|(name, _)| is_name(name)) {
             Some((name, message)) => Failure::invalid(name, explain(message)),
@@ -53,7 +53,7 @@ pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
     })
 }
 
-/// The policy that a path names.
+/// The policy in a path.
 pub(super) struct PolicyPath(pub(super) PolicyName);
 
 impl FromRequestParts<Api> for PolicyPath {
@@ -66,7 +66,7 @@ impl FromRequestParts<Api> for PolicyPath {
     }
 }
 
-/// The batch that a path names, of a policy that the caller sees.
+/// The batch in a path. Its policy must be one that the caller may access.
 pub(super) struct BatchPath(pub(super) BatchId);
 
 impl FromRequestParts<Api> for BatchPath {
@@ -75,9 +75,10 @@ impl FromRequestParts<Api> for BatchPath {
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
         let Caller(grant) = Caller::from_request_parts(parts, api).await?;
         let unknown = || Failure::from(Refusal::Unknown("the batch"));
-        // What is not an id names no batch.
+        // A malformed id is answered like the id of a batch that does not exist.
         let id: BatchId = path(parts, api).await?.parse().map_err(|_| unknown())?;
-        // Only the batch knows its policy, and who sees all policies need not wait for it.
+        // The policy is only known after reading the batch, which is not necessary for a caller that may access all
+        // policies.
         if !grant.policies.are_all() && !grant.sees(&api.buffer.batch(id).await?.policy) {
             return Err(unknown());
         }
@@ -85,7 +86,7 @@ impl FromRequestParts<Api> for BatchPath {
     }
 }
 
-/// The key that a path names.
+/// The key in a path.
 pub(super) struct KeyPath(pub(super) KeyId);
 
 impl FromRequestParts<Api> for KeyPath {
@@ -102,14 +103,14 @@ async fn path(parts: &mut Parts, api: &Api) -> Result<String, Failure> {
     path.map(|path| path.0).map_err(|error: PathRejection| Failure::invalid("", error.body_text()))
 }
 
-/// The policy that a request names, or the one that always exists: one that the caller sees.
+/// The policy that a request names, or else the default policy. It must be one that the caller may access.
 pub(super) fn policy(grant: &Grant, pointer: &str, name: Option<&str>) -> Result<PolicyName, Failure> {
     let policy = optional(pointer, name, PolicyName::parse)?.unwrap_or_default();
     grant.check(&policy)?;
     Ok(policy)
 }
 
-/// An id that a body or query may name.
+/// Parses an optional id of a body or query.
 pub(super) fn optional<T>(
     pointer: &str,
     text: Option<&str>,
@@ -118,17 +119,17 @@ pub(super) fn optional<T>(
     text.map(parse).transpose().map_err(|error| Failure::invalid(pointer, error.to_string()))
 }
 
-/// A step that a body names.
+/// Parses a step of a body.
 pub(super) fn step(pointer: &str, step: i64) -> Result<Step, Failure> {
     natural(pointer, step).map(Step)
 }
 
-/// A version that a body or query names.
+/// Parses a version of a body or query.
 pub(super) fn version(pointer: &str, version: i64) -> Result<Version, Failure> {
     natural(pointer, version).map(Version)
 }
 
-/// An epoch that a body may name.
+/// Parses an optional epoch of a body.
 pub(super) fn epoch(epoch: Option<i64>) -> Option<Epoch> {
     epoch.map(Epoch)
 }
@@ -137,7 +138,7 @@ fn natural(pointer: &str, number: i64) -> Result<i64, Failure> {
     if number < 0 { Err(Failure::invalid(pointer, "must be 0 or above")) } else { Ok(number) }
 }
 
-/// A text of bounded length that a body names.
+/// Checks a text of a body: its length is bounded and it has no control characters.
 pub(super) fn text(pointer: &str, text: String, bytes_max: usize) -> Result<String, Failure> {
     if text.is_empty() || text.len() > bytes_max || text.chars().any(char::is_control) {
         return Err(Failure::invalid(pointer, format!("must be 1 to {bytes_max} bytes without control characters")));
@@ -145,13 +146,14 @@ pub(super) fn text(pointer: &str, text: String, bytes_max: usize) -> Result<Stri
     Ok(text)
 }
 
-/// A cursor that an answer gave out.
+/// Parses the cursor of a page.
 pub(super) fn cursor(after: Option<&str>) -> Result<i64, Failure> {
-    let parse = |text: &str| text.parse().map_err(|_| Failure::invalid("after", "must be the `next` of a page"));
+    let parse =
+        |text: &str| text.parse().map_err(|_| Failure::invalid("after", "must be the `next` of an earlier page"));
     after.map_or(Ok(0), parse)
 }
 
-/// The size of a page.
+/// Checks the size of a page.
 pub(super) fn page_limit(limit: Option<u32>) -> Result<u32, Failure> {
     match limit.unwrap_or(PAGE_DEFAULT) {
         limit @ 1..=PAGE_MAX => Ok(limit),

@@ -1,6 +1,7 @@
-//! The parsers that only requests reach, for the fuzz targets, the tests that replay their seeds and `benches/decode.rs`.
+//! Parsers of requests, made public for the fuzz targets, the tests that replay their seeds, and `benches/decode.rs`.
 //!
-//! Apart from the handlers, which need a store; nothing else uses it, and nothing here is part of the API.
+//! It is separate from the handlers because they need a store. Nothing else uses this module, and it is not part of the
+//! public API.
 
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use bytes::Bytes;
@@ -43,17 +44,17 @@ fn checked(sent: Vec<wire::Trajectory>, limits: &TrajectoryLimits) -> Result<Vec
     sent.into_iter().map(parse).collect::<Result<_, _>>().map_err(invalid)
 }
 
-/// Decodes the trajectories of a JSON body, and leaves them unchecked.
+/// Decodes the trajectories of a JSON body without checking them.
 pub fn decode_json(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Vec<wire::Trajectory>, Box<Problem>> {
     decode::body(bytes, limits).map(|(sent, _)| sent).map_err(boxed)
 }
 
-/// Reads the trajectories of an Arrow stream, and leaves them unchecked.
+/// Reads the trajectories of an Arrow stream without checking them.
 pub fn decode_arrow(bytes: Bytes) -> Result<Vec<wire::Trajectory>, Box<Problem>> {
     arrow::bundle(bytes).map_err(boxed)
 }
 
-/// What the quick and the general reader make of a body that the quick one takes.
+/// The results of the fast path and of the general parser for a body that the fast path accepts.
 #[must_use]
 pub fn readings(
     bytes: &[u8],
@@ -62,18 +63,18 @@ pub fn readings(
     decode::readings(bytes, limits)
 }
 
-/// Splits a bulk body into its lines that hold something, numbered from 1.
+/// Splits a bulk body into its non-empty lines, numbered from 1.
 pub fn lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Box<Problem>> {
     trajectories::numbered_lines(bytes).map_err(boxed)
 }
 
-/// Expands a compressed body.
+/// Decompresses a body.
 pub fn expand(sent: &[u8], coding: &'static str, limits: BodyLimits) -> Result<Bytes, Box<Problem>> {
     let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, HeaderValue::from_static(coding))]);
     body::expand_alone(sent, &headers, limits).map_err(boxed)
 }
 
-/// Why a body is not the request of each control call; none for the calls that would take it.
+/// Parses a body as the request of each control call, and returns the errors of the calls that refuse it.
 #[must_use]
 pub fn control(bytes: &[u8]) -> Vec<Problem> {
     fn refusal<T: DeserializeOwned>(bytes: &[u8]) -> Option<Problem> {
@@ -96,7 +97,7 @@ pub fn control(bytes: &[u8]) -> Vec<Problem> {
     refusals.iter().filter_map(|refusal| refusal(bytes)).collect()
 }
 
-/// Why a query is not that of each call that has one; none for the calls that would take it.
+/// Parses a query as that of each call that has one, and returns the errors of the calls that refuse it.
 #[must_use]
 pub fn query(text: &str) -> Vec<Problem> {
     fn refusal<T: DeserializeOwned>(uri: &Uri) -> Option<Problem> {

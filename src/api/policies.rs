@@ -1,6 +1,6 @@
-//! `/policies`: rules, versions, and the lineage of the weights.
+//! `/policies`: rules and versions of policies, and the lineage of their weights.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json as Answer,
@@ -24,13 +24,17 @@ use super::{
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
-use crate::{
-    buffer::{ids::PolicyName, policies::PolicyOverview, refusal::Refusal, rule_changes, rules::Rules},
-    clock::Timestamp,
-    store::{Publish, RulesWritten, Tallies},
+use crate::buffer::{
+    ids::PolicyName,
+    policies::PolicyOverview,
+    port::{Publish, RulesWritten},
+    refusal::Refusal,
+    rules::{Rules, changes},
+    states::{BatchState, GroupState},
+    tally::Tally,
 };
 
-/// Bytes of a version's URI.
+/// The most bytes of a version's URI.
 const URI_BYTES_MAX: usize = 2_048;
 
 /// Which policies to list.
@@ -38,14 +42,14 @@ const URI_BYTES_MAX: usize = 2_048;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct PolicyQuery {
-    /// The `next` of the page before.
+    /// The `next` of the previous page.
     after: Option<String>,
-    /// Entries of the page, at most 1,000.
+    /// The most entries in the page, at most 1,000.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
-/// The policies that the caller sees, in the order of their names
+/// List the policies that the caller may access, ordered by name
 #[utoipa::path(
     get,
     path = "/policies",
@@ -69,20 +73,20 @@ pub(super) async fn list(
     Ok(Answer(PolicyList { policies, next }))
 }
 
-/// How to look at a policy.
+/// Options for reading a policy.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WaitQuery {
-    /// Answer once the version is above this one, or a resume has lowered it.
+    /// Wait until the version is above this one, or until a resume has lowered it.
     #[param(minimum = 0)]
     wait_version_above: Option<i64>,
-    /// Milliseconds to wait for that, at most 60,000.
+    /// The longest wait in milliseconds, at most 60,000.
     #[param(maximum = 60000)]
     wait_ms: Option<u64>,
 }
 
-/// A policy: rules, version, what its buffer holds and what its trainer waits for
+/// Get a policy: its rules, its version, what its buffer holds and what its trainer waits for
 #[utoipa::path(
     get,
     path = "/policies/{policy}",
@@ -118,12 +122,12 @@ pub(super) async fn get(
     })
 }
 
-/// Write a policy's rules
+/// Create a policy or replace its rules
 ///
-/// Validated whole. They replace all rules of the policy: a setting that is left out goes back to its default, which
-/// `warnings` in the answer says where that changes it; `PATCH` changes only what it names. `require`, `filter`, `group` and
-/// `advantage` hold for groups opened from now on, `batch`, `lease`, `staleness`, `backlog` and the others for all groups from
-/// the next request on.
+/// The rules are validated as a whole and replace all rules of the policy. A setting that is left out goes back to its
+/// default; if that changes it, `warnings` in the response says so. `PATCH` changes only the settings that it names.
+/// Changes of `require`, `filter`, `group` and `advantage` apply to groups opened from now on. Changes of `batch`,
+/// `lease`, `staleness`, `backlog` and the other settings apply to all groups from the next request on.
 #[utoipa::path(
     put,
     path = "/policies/{policy}",
@@ -135,7 +139,7 @@ pub(super) async fn get(
         (status = 201, description = "The policy is new", body = PolicyStatus),
         (status = 200, description = "The rules are replaced", body = PolicyStatus),
         (status = 409, description = "`too-many-policies`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "The rules cannot work", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "The rules are invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn put(
@@ -143,15 +147,15 @@ pub(super) async fn put(
     PolicyPath(policy): PolicyPath,
     JsonAsSent(rules, sent): JsonAsSent<PolicyRules>,
 ) -> Result<Response, Failure> {
-    // Compiling filters may take longer than an async worker should be held up.
+    // Compiling filters may take too long for an async worker thread.
     let rules = tokio::task::spawn_blocking(move || Rules::parse(rules));
     let rules = Arc::new(rules.await.map_err(|_| super::body::stopped())?.map_err(Refusal::Invalid)?);
     let written = {
         let (policy, rules) = (policy.clone(), Arc::clone(&rules));
-        api.to_the_end(|buffer| async move { buffer.put_policy(policy, rules).await }).await?
+        api.run_uncancelled(|buffer| async move { buffer.put_policy(policy, rules).await }).await?
     };
     let (status, warnings) = match written {
-        RulesWritten::Existed(before) => (StatusCode::OK, rule_changes::resets(&before, &rules, &sent)),
+        RulesWritten::Existed(before) => (StatusCode::OK, changes::resets(&before, &rules, &sent)),
         RulesWritten::Created | RulesWritten::Outdated => (StatusCode::CREATED, Vec::new()),
     };
     let written = on_wire(api.buffer.policy(&policy).await?);
@@ -160,9 +164,9 @@ pub(super) async fn put(
 
 /// Change some of a policy's rules
 ///
-/// A JSON merge patch (RFC 7396): settings that it names change, `null` resets one to its default, and the others stay. An
-/// array, as that of the filters, is replaced whole. The rules that come of it are validated whole and hold from when those
-/// of `PUT` do.
+/// The body is a JSON merge patch (RFC 7396): settings that it names are changed, `null` resets a setting to its
+/// default, and the others stay. An array, such as that of the filters, is replaced as a whole. The resulting rules are
+/// validated as a whole and apply from the same time as those of `PUT`.
 #[utoipa::path(
     patch,
     path = "/policies/{policy}",
@@ -176,7 +180,7 @@ pub(super) async fn put(
     responses(
         (status = 200, description = "The rules are changed", body = PolicyStatus),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "The rules cannot work", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "The rules are invalid", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn patch(
@@ -186,7 +190,7 @@ pub(super) async fn patch(
 ) -> Result<Answer<PolicyStatus>, Failure> {
     {
         let policy = policy.clone();
-        api.to_the_end(|buffer| async move { buffer.patch_policy(policy, patch, parse_rules).await }).await?;
+        api.run_uncancelled(|buffer| async move { buffer.patch_policy(policy, patch, parse_rules).await }).await?;
     }
     Ok(Answer(on_wire(api.buffer.policy(&policy).await?)))
 }
@@ -205,7 +209,7 @@ fn parse_rules(value: Value) -> Result<Rules, Refusal> {
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body = VersionRequest,
     responses(
-        (status = 200, description = "It is current", body = PolicyStatus),
+        (status = 200, description = "The version is published and current", body = PolicyStatus),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "`version-conflict` or `superseded`", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
@@ -224,14 +228,14 @@ pub(super) async fn publish(
         epoch: params::epoch(request.epoch),
         now: api.buffer.now(),
     };
-    api.to_the_end(|buffer| async move { buffer.publish(publish).await }).await?;
+    api.run_uncancelled(|buffer| async move { buffer.publish(publish).await }).await?;
     Ok(Answer(on_wire(api.buffer.policy(&policy).await?)))
 }
 
-/// The trainer has saved a step durably
+/// Record a checkpoint: the trainer has saved a step durably
 ///
-/// What was acked at or before it is settled: no resume brings it back. A step above the last acked one is refused unless
-/// `force` is true; only a policy that has never acked takes any step.
+/// Batches acked at or before this step are settled: no resume brings them back. A step above the last acked one is
+/// refused unless `force` is true. A policy that has never acked a batch accepts any step.
 #[utoipa::path(
     post,
     path = "/policies/{policy}/checkpoints",
@@ -253,17 +257,19 @@ pub(super) async fn checkpoint(
 ) -> Result<Answer<CheckpointResponse>, Failure> {
     let step = params::step("/step", request.step)?;
     let (force, epoch) = (request.force.unwrap_or(false), params::epoch(request.epoch));
-    let (last, settled_batches) = api.buffer.checkpoint(policy, step, force, epoch).await?;
-    Ok(Answer(CheckpointResponse { checkpoint_step: last.0, settled_batches }))
+    let checkpointed = api.buffer.checkpoint(policy, step, force, epoch).await?;
+    let settled_batches = checkpointed.batches;
+    Ok(Answer(CheckpointResponse { checkpoint_step: checkpointed.last.0, settled_batches }))
 }
 
-/// A trainer (re)starts from its checkpoint
+/// Start or restart a trainer from its checkpoint
 ///
-/// Open leases are revoked, batches acked after the step come back, the version goes back, a new epoch begins. Leases that
-/// resumes end count towards `lease.max_resumes`, acked batches do not. Below the last settled step, or where batches that
-/// should come back are purged, the answer is `lineage-gap`, above the last acked step `step-unknown`, unless `force` is
-/// true; only a policy that has never acked starts at any step. What a forced resume gives up for good is discarded with
-/// reason `lineage-gap`, and no later resume asks for it.
+/// All leases are revoked, batches acked after the step come back, the version goes back, and a new epoch begins.
+/// Leases ended by a resume count towards `lease.max_resumes`; acked batches do not. The response is `lineage-gap` if
+/// the step is below the last settled one or if batches that should come back are purged, and `step-unknown` if the
+/// step is above the last acked one, unless `force` is true. A policy that has never acked a batch can start at any
+/// step. Batches that cannot come back after a forced resume are discarded with reason `lineage-gap`, and later resumes
+/// do not require them.
 #[utoipa::path(
     post,
     path = "/policies/{policy}/resume",
@@ -286,7 +292,7 @@ pub(super) async fn resume(
     let step = request.step.map(|step| params::step("/step", step)).transpose()?;
     let force = request.force.unwrap_or(false);
     let epoch = params::epoch(request.epoch);
-    let resumed = api.to_the_end(|buffer| async move { buffer.resume(policy, step, force, epoch).await }).await?;
+    let resumed = api.run_uncancelled(|buffer| async move { buffer.resume(policy, step, force, epoch).await }).await?;
     Ok(Answer(ResumeResponse {
         epoch: resumed.epoch.0,
         version: resumed.version.0,
@@ -296,9 +302,10 @@ pub(super) async fn resume(
     }))
 }
 
-/// Start the policy afresh
+/// Reset the policy: start a new run
 ///
-/// Live groups are discarded with reason `reset`; step and version start over; the epoch goes on counting.
+/// Groups that are open, ready, quarantined or in a batch that is not acked are discarded with reason `reset`. Steps
+/// and versions start again; the epoch keeps counting.
 #[utoipa::path(
     post,
     path = "/policies/{policy}/reset",
@@ -307,7 +314,7 @@ pub(super) async fn resume(
     params(("policy" = String, Path, description = "Name of the policy")),
     request_body = Option<ResetRequest>,
     responses(
-        (status = 200, description = "A new run", body = ResetResponse),
+        (status = 200, description = "A new run has begun", body = ResetResponse),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
     )
@@ -318,22 +325,16 @@ pub(super) async fn reset(
     OptionalJson(request): OptionalJson<ResetRequest>,
 ) -> Result<Answer<ResetResponse>, Failure> {
     let epoch = params::epoch(request.epoch);
-    let reset = api.to_the_end(|buffer| async move { buffer.reset(policy, epoch).await });
-    let (run, epoch, discarded_groups) = reset.await?;
-    Ok(Answer(ResetResponse { run: run.0, epoch: epoch.0, discarded_groups }))
+    let reset = api.run_uncancelled(|buffer| async move { buffer.reset(policy, epoch).await });
+    let done = reset.await?;
+    Ok(Answer(ResetResponse { run: done.run.0, epoch: done.epoch.0, discarded_groups: done.groups }))
 }
 
 fn on_wire(overview: PolicyOverview) -> PolicyStatus {
     let PolicyOverview { policy, tallies, waiting } = overview;
-    let mut recent = waiting.recent;
-    let stale_last_hour = recent.remove("stale").unwrap_or(0);
-    let dropped_last_hour: BTreeMap<String, i64> = recent
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.strip_prefix("dropped.")?.to_owned(), value)))
-        .collect();
-    let fullest = waiting.fullest.into_iter().map(|(group_id, fill)| OpenGroup {
-        group_id,
-        fill: ReceiptGroup { state: fill.state, arrived: fill.arrived(), size: fill.size },
+    let fullest = waiting.fullest.into_iter().map(|group| OpenGroup {
+        group_id: group.group_id,
+        fill: ReceiptGroup { state: group.fill.state.into(), arrived: group.fill.arrived(), size: group.fill.size },
     });
     PolicyStatus {
         policy: policy.name.to_string(),
@@ -345,24 +346,20 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
         checkpoint_step: policy.checkpoint_step.map(|step| step.0),
         restored: policy.restored,
         waiting: Waiting {
-            ready_groups: tallies.value("group.ready"),
+            ready_groups: tallies.count(&Tally::Groups(GroupState::Ready)),
             needed_groups: i64::from(policy.rules.batch.groups),
-            returned_batches: tallies.value("batch.returned"),
-            open_groups: tallies.value("group.open"),
+            returned_batches: tallies.count(&Tally::Batches(BatchState::Returned)),
+            open_groups: tallies.count(&Tally::Groups(GroupState::Open)),
             fullest: fullest.collect(),
-            reserved_rollouts: tallies.value("reserved"),
-            last_post_at: last_post(&tallies),
-            dropped_last_hour,
-            stale_last_hour,
+            reserved_rollouts: tallies.count(&Tally::Reserved),
+            last_post_at: params::time(tallies.last_received_at),
+            dropped_last_hour: waiting.dropped,
+            stale_last_hour: waiting.stale,
         },
         rules: PolicyRules::clone(&policy.rules),
         warnings: Vec::new(),
-        rollouts: tallies.family("rollout"),
-        groups: tallies.family("group"),
-        batches: tallies.family("batch"),
+        rollouts: tallies.rollouts(),
+        groups: tallies.groups(),
+        batches: tallies.batches(),
     }
-}
-
-fn last_post(tallies: &Tallies) -> Option<String> {
-    tallies.last_received_at.map(|time: Timestamp| time.to_string())
 }

@@ -1,6 +1,7 @@
-//! Errors as RFC 9457 problems: the one mapping from what the buffer refuses to HTTP.
+//! Errors as RFC 9457 problems. This is the only place that maps errors of the buffer to HTTP.
 //!
-//! A handler returns a [`Failure`]; [`render`] writes it, once, with the request's id, counts and logs it.
+//! A handler returns a [`Failure`]. [`render`] adds the request's id, writes it as a problem document, counts it and
+//! logs it.
 
 use std::any::Any;
 
@@ -12,24 +13,24 @@ use axum::{
 use forebay_client::wire::{PROBLEM_JSON, Problem, Violation};
 
 use super::Api;
-use crate::{
-    buffer::refusal::{BufferError, Refusal},
-    store::StoreError,
+use crate::buffer::{
+    port::StoreError,
+    refusal::{BufferError, Refusal},
 };
 
-/// Seconds after which a retry makes sense when nothing better is known.
+/// Seconds to wait before a retry, if nothing better is known.
 const RETRY_AFTER_S: u64 = 1;
 
-/// Bytes of one text of a problem: texts quote what was sent, which may be anything.
+/// The most bytes of one text of a problem. The bound exists because texts quote input of any length.
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
-/// Bytes of all violations of a problem. At least one is always there.
+/// The most bytes of all violations of a problem. At least one violation is always included.
 const ERRORS_BYTES_MAX: usize = 12 << 10;
 
-/// The same in a line of a bulk answer, of which there are thousands.
+/// The most bytes of all violations in a line of a bulk response, which may have thousands of lines.
 const LINE_ERRORS_BYTES_MAX: usize = 2 << 10;
 
-/// A request that failed: the problem, and what only the log may know.
+/// A failed request: the problem for the client, and the cause for the log only.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     problem: Box<Problem>,
@@ -63,16 +64,17 @@ impl Failure {
         self
     }
 
-    /// Something is wrong with the request.
+    /// The request is invalid.
     pub(super) fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::from(Refusal::invalid(pointer, detail))
     }
 
     pub(super) fn not_acceptable(detail: &str) -> Self {
-        Self::new(StatusCode::NOT_ACCEPTABLE, "not-acceptable", "No representation is acceptable").detail(detail)
+        Self::new(StatusCode::NOT_ACCEPTABLE, "not-acceptable", "None of the accepted media types is available")
+            .detail(detail)
     }
 
-    /// The store cannot write now, and nobody needs to send a body to find that out.
+    /// The store cannot write at the moment. The body is not read, because it could not be stored.
     pub(super) fn unwritable() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store cannot write")
             .detail("the body was not read; retry after a pause")
@@ -83,7 +85,7 @@ impl Failure {
         *self.problem
     }
 
-    /// Says that the request named no policy, where what it asks for is not in the one that always exists.
+    /// Adds to a 404 that the request named no policy, so that only the default policy was searched.
     pub(super) fn unnamed_policy(mut self) -> Self {
         if self.problem.status == StatusCode::NOT_FOUND.as_u16()
             && let Some(detail) = &mut self.problem.detail
@@ -93,14 +95,14 @@ impl Failure {
         self
     }
 
-    /// The problem as it stands in a line of a bulk answer.
+    /// The problem for a line of a bulk response.
     pub(super) fn into_line(self) -> Problem {
         let mut problem = self.into_problem();
         problem.errors = bounded(problem.errors, LINE_ERRORS_BYTES_MAX);
         problem
     }
 
-    /// Removes the index that starts every pointer into a bundle, for a body that is a single object.
+    /// Removes the leading index from every pointer, for a body that is a single object and not a bundle.
     pub(super) fn of_single_object(mut self) -> Self {
         let strip = |pointer: &mut String| {
             if let Some(rest) = pointer.strip_prefix("/0") {
@@ -113,7 +115,7 @@ impl Failure {
     }
 }
 
-/// The first violations, as many as there is room for.
+/// Keeps as many of the first violations as fit.
 fn bounded(violations: Vec<Violation>, bytes_max: usize) -> Vec<Violation> {
     let mut bytes = 0;
     let mut kept = Vec::new();
@@ -128,7 +130,7 @@ fn bounded(violations: Vec<Violation>, bytes_max: usize) -> Vec<Violation> {
     kept
 }
 
-/// A text, without its end where it is too long.
+/// Cuts off the end of a text that is too long.
 fn shortened(mut text: String) -> String {
     if text.len() > TEXT_BYTES_MAX {
         text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
@@ -166,18 +168,18 @@ impl From<Refusal> for Failure {
         let (status, kind, title) = match &refusal {
             Refusal::Invalid(_) => (S::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid"),
             Refusal::UnknownPolicy(_) => (S::NOT_FOUND, "unknown-policy", "No such policy"),
-            Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => (S::NOT_FOUND, "not-found", "No such thing"),
+            Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => (S::NOT_FOUND, "not-found", "Not found"),
             Refusal::RolloutConflict { .. } => {
                 (S::CONFLICT, "rollout-conflict", "A different rollout has this identity")
             }
             Refusal::GroupSizeConflict { .. } => (S::CONFLICT, "group-size-conflict", "The group has another size"),
             Refusal::BacklogFull(_) => (S::TOO_MANY_REQUESTS, "backlog-full", "The policy's backlog is full"),
-            Refusal::Unjudged(_) => (S::SERVICE_UNAVAILABLE, "rules-changing", "The policy's rules keep changing"),
+            Refusal::NotEvaluated(_) => (S::SERVICE_UNAVAILABLE, "rules-changing", "The policy's rules keep changing"),
             Refusal::BundleOverBacklog(_) => {
                 (S::PAYLOAD_TOO_LARGE, "bundle-over-backlog", "The bundle is larger than the policy's backlog")
             }
             Refusal::LeaseLost(_) => (S::CONFLICT, "lease-lost", "The lease is lost"),
-            Refusal::AlreadyAcked(_) => (S::CONFLICT, "already-acked", "The batch is acked by another step"),
+            Refusal::AlreadyAcked(_) => (S::CONFLICT, "already-acked", "The batch was acked by another step"),
             Refusal::StepSettled { .. } => (S::CONFLICT, "step-settled", "The step is settled"),
             Refusal::StepUnknown { .. } => (S::CONFLICT, "step-unknown", "The step is above the last acked one"),
             Refusal::Superseded { .. } => (S::CONFLICT, "superseded", "The epoch is superseded"),
@@ -192,27 +194,27 @@ impl From<Refusal> for Failure {
             Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),
             Refusal::PermissionEnded => (S::UNAUTHORIZED, "unauthorized", "A valid key is needed"),
             Refusal::TooManyWaiters { .. } | Refusal::TooManyWaitersOfKey { .. } => {
-                (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests wait")
+                (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting")
             }
         };
         let failure = Self::new(status, kind, title).detail(detail.clone());
         match refusal {
             Refusal::Invalid(violations) => failure.violations(violations),
             Refusal::UnknownPolicy(name) => failure.detail(format!(
-                "policy `{name}` does not exist: PUT /policies/{name} creates it, and so does its first rollout where \
-                 the service has `auto_create`"
+                "policy `{name}` does not exist: PUT /policies/{name} creates it, and so does its first rollout if \
+                 the service has `auto_create` enabled"
             )),
             Refusal::RolloutConflict { index, verdict, .. } => {
                 let violation = Violation { pointer: format!("/{index}"), detail: detail.clone() };
                 let mut failure = failure.violations(vec![violation]);
-                failure.problem.verdict = Some(verdict);
+                failure.problem.verdict = Some(verdict.into());
                 failure.detail(detail)
             }
             Refusal::GroupSizeConflict { index, size, .. } => failure.violations(vec![Violation {
                 pointer: format!("/{index}/group_size"),
                 detail: format!("the group has size {size}, fixed by its first rollout"),
             }]),
-            Refusal::Unjudged(_)
+            Refusal::NotEvaluated(_)
             | Refusal::BacklogFull(_)
             | Refusal::TooManyWaiters { .. }
             | Refusal::TooManyWaitersOfKey { .. } => failure.retry(),
@@ -222,14 +224,14 @@ impl From<Refusal> for Failure {
 }
 
 impl IntoResponse for Failure {
-    /// Carries the failure to [`render`], which knows the request's id.
+    /// Passes the failure to [`render`], which knows the request's id.
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         (status, axum::Extension(self)).into_response()
     }
 }
 
-/// Writes a failure as a problem document, counts and logs it.
+/// Writes a failure as a problem document, counts it and logs it.
 pub(super) fn render(mut response: Response, request_id: &str, api: &Api) -> Response {
     let Some(failure) = response.extensions_mut().remove::<Failure>() else { return response };
     let Failure { mut problem, source } = failure;
@@ -259,10 +261,10 @@ pub(super) async fn not_found() -> Failure {
 }
 
 pub(super) async fn method_not_allowed() -> Failure {
-    Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The route does not take this method")
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The route does not allow this method")
 }
 
-/// A bug: the request fails, the service goes on.
+/// Handles a panic, which is a bug: the request fails, and the service continues.
 #[expect(clippy::needless_pass_by_value, reason = "the signature is tower-http's")]
 pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let message = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());

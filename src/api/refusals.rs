@@ -1,7 +1,8 @@
-//! Refused requests in the log: each with the id that its problem names, a few per second of each type, and a count of
-//! the others.
+//! Logging of refused requests: a few per second of each problem type are logged with their id, and the others are
+//! counted.
 //!
-//! It is separate from the problems because it has a state: who is refused a thousand times must not fill the log.
+//! It is separate from the problems because it keeps state, so that a client that is refused a thousand times cannot
+//! fill the log.
 
 use std::{
     collections::HashMap,
@@ -11,16 +12,16 @@ use std::{
 
 use forebay_client::wire::Problem;
 
-/// Refusals of one type that are logged in one window.
+/// The most refusals of one type that are logged in one window.
 const LOGGED_MAX: u32 = 5;
 
-/// Time after which refusals of a type are logged again.
+/// The length of a window.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Characters of a detail that are logged: it may quote what somebody sent.
+/// The most characters of a detail that are logged. The bound exists because a detail may quote input.
 const DETAIL_CHARS_MAX: usize = 200;
 
-/// Refusals by type. Types are this service's own words, so there are few.
+/// Counts refusals by type. The service defines the types, so there are few.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     windows: Mutex<HashMap<String, Window>>,
@@ -38,12 +39,12 @@ struct Window {
 enum Turn {
     Log,
     LeaveOut,
-    /// The first that is left out: their number has to be logged later.
+    /// Leave out the first one of a window, and log the number of left out ones later.
     BeginToLeaveOut,
 }
 
 impl Refusals {
-    /// Logs a refused request, or counts it among those that are left out.
+    /// Logs a refused request, or counts it if too many were logged.
     pub(super) fn report(self: &Arc<Self>, problem: &Problem) {
         match self.turn(&problem.kind, Instant::now()) {
             Turn::Log => {
@@ -63,7 +64,7 @@ impl Refusals {
                 tokio::spawn(async move {
                     tokio::time::sleep(WINDOW).await;
                     let left_out = refusals.take_left_out(&kind);
-                    tracing::info!(problem.kind = kind, left_out, "more requests were refused, and are not logged");
+                    tracing::info!(problem.kind = kind, left_out, "more requests were refused and not logged");
                 });
             }
         }

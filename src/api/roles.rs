@@ -1,4 +1,5 @@
-//! Which route takes which role: the one table, which fails closed. A test compares it with the `OpenAPI` document.
+//! The table of the roles that each route needs. Routes without an entry need the role `admin`. A test compares the
+//! table with the `OpenAPI` document.
 //!
 //! | calls | produce | train | read | admin |
 //! |---|---|---|---|---|
@@ -12,9 +13,10 @@
 //! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | x |
 //! | `/keys` (only with policies `*`) | | | | x |
 //!
-//! Everything is of the policies that the key sees. `/metrics` names all policies, and who may create keys may create
-//! one that sees everything: so both need `*`. Probes cannot hold keys, and browsers cannot send one when they open a
-//! page, so `/healthz`, `/readyz`, `/docs` and `/openapi.json`, which tell the same everywhere, need none.
+//! A call can only access the policies of its key. Two routes need a key with policies `*`: `/metrics`, because it
+//! names all policies, and `/keys`, because a caller could otherwise create a key with more policies than its own.
+//! `/healthz`, `/readyz`, `/docs` and `/openapi.json` need no key, because probes cannot hold one and browsers cannot
+//! send one when they open a page. Their responses contain nothing secret.
 
 use axum::http::Method;
 
@@ -27,7 +29,7 @@ pub(super) enum Needs {
     Nothing,
     /// A key of one of these roles.
     Role(&'static [Role]),
-    /// A key of one of these roles that sees all policies.
+    /// A key of one of these roles, for all policies.
     RoleOverAll(&'static [Role]),
 }
 
@@ -71,27 +73,31 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/docs/{*rest}", Nothing),
 ];
 
-/// What a call of a route needs. One without an entry is for operators alone.
+/// What a call of a route needs. A route without an entry needs the role `admin`.
 pub(super) fn needs(method: &Method, route: &str) -> Needs {
-    // A HEAD is answered by the handler of GET.
+    // The handler of GET also answers HEAD.
     let verb = if method == Method::HEAD { "GET" } else { method.as_str() };
     let entry = ROUTES.iter().find(|entry| entry.0 == verb && entry.1 == route);
     entry.map_or(ByOverAll(&[Admin]), |entry| entry.2)
 }
 
 impl Needs {
-    /// Why a grant does not suffice, if it does not.
+    /// Why a grant is not sufficient, or nothing if it is.
     pub(super) fn lacking(self, grant: &Grant) -> Option<String> {
         let (Self::Role(roles) | Self::RoleOverAll(roles)) = self else { return None };
         if !roles.contains(&grant.role) {
             let names: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
-            return Some(format!("a key of role `{}` may not; this takes {}", grant.role, names.join(" or ")));
+            return Some(format!(
+                "a key of role `{}` may not make this call; it needs a key of role {}",
+                grant.role,
+                names.join(" or ")
+            ));
         }
         let over_all = matches!(self, Self::RoleOverAll(_));
-        (over_all && !grant.policies.are_all()).then(|| "this takes a key that sees all policies (`*`)".to_owned())
+        (over_all && !grant.policies.are_all()).then(|| "this call needs a key for all policies (`*`)".to_owned())
     }
 
-    /// What it says in the `OpenAPI` document; none where no key is needed.
+    /// The sentence for the `OpenAPI` document, or nothing if no key is needed.
     pub(super) fn describe(self) -> Option<String> {
         let (Self::Role(roles) | Self::RoleOverAll(roles)) = self else { return None };
         let names: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
@@ -107,7 +113,7 @@ mod tests {
     use super::*;
     use crate::access::globs::PolicyGlobs;
 
-    /// Routes that the document leaves out: their contracts are Prometheus' and the browser's.
+    /// Routes that are not in the document, because Prometheus and the browser define their format.
     const UNDOCUMENTED: [(&str, &str); 5] =
         [("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/docs/"), ("GET", "/docs/{*rest}")];
 
@@ -126,7 +132,7 @@ mod tests {
         let mut routes = documented();
         routes.extend(UNDOCUMENTED.map(|(verb, path)| (verb.to_owned(), path.to_owned())));
         let entries: BTreeSet<_> = ROUTES.iter().map(|entry| (entry.0.to_owned(), entry.1.to_owned())).collect();
-        assert_eq!(entries.len(), ROUTES.len(), "an entry is there twice");
+        assert_eq!(entries.len(), ROUTES.len(), "an entry appears twice");
         assert_eq!(entries, routes);
     }
 

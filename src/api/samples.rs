@@ -1,8 +1,9 @@
-//! `GET /batches/{id}/samples`: a batch's rows, streamed page by page so that no batch is ever held whole.
+//! `GET /batches/{id}/samples`: streams the rows of a batch page by page, so that a batch is never held in memory as a
+//! whole.
 //!
-//! All readers share a budget of bytes. A reader waits for the bytes of a page before the page is read, and gives them
-//! back as the page is written to the connection. It waits only when it has no page left, so that readers cannot wait
-//! for each other in a circle.
+//! All readers share a byte budget. A reader waits for the bytes of a page before it reads the page, and gives them
+//! back when the page is written to the connection. It waits only when it holds no page, so that readers cannot
+//! deadlock.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,8 +24,8 @@ use super::{
     accept::{accepted, asks_for_zstd},
     arrow, body,
     budget::{Budget, Share, paid},
-    compressed::Compressor,
-    document::ArrowStream,
+    compression::Compressor,
+    openapi::ArrowStream,
     params::{BatchPath, Query},
     problem::Failure,
 };
@@ -34,23 +35,24 @@ use crate::buffer::{
     shard::{SHARDS_MAX, Shard},
 };
 
-/// Bytes at which a frame is sent.
+/// The size at which a frame is sent.
 const FRAME_BYTES: usize = 1 << 20;
 
-/// Bytes of the rows of one record batch, unless a single row has more: a page is one record batch, but for the page of
-/// a very large rollout. It keeps every column far below the 2 GiB that its offsets can tell.
+/// The most bytes of the rows of one record batch, unless a single row is larger. A page is one record batch, except a
+/// page of a very large rollout. The bound keeps every column far below the 2 GiB that its offsets can address.
 const RECORD_BATCH_BYTES: usize = 16 << 20;
 
-/// What a page takes in multiples of its rows: as stored, unpacked, as rows, and as an answer.
+/// How many times a page is held: as stored, unpacked, as rows, and as a response.
 const PAGE_COPIES: u64 = 4;
 
-/// How long a request waits for the bytes of its first page; then it is refused, and may be repeated.
+/// How long a request waits for the bytes of its first page. After that it is refused and may be repeated.
 const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);
 
-/// Text of a token with its mask and log-probability: more digits are rare, and only cost a larger buffer.
+/// The estimated length of the text of a token with its mask and log-probability. A longer text only makes the buffer
+/// grow.
 const TOKEN_TEXT_BYTES: usize = 24;
 
-/// Which part of a batch to read.
+/// Options for reading a part of a batch.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -61,11 +63,12 @@ pub(super) struct ShardQuery {
     shards: Option<u32>,
 }
 
-/// The samples of a batch: one row per segment
+/// Get the samples of a batch: one row per segment
 ///
-/// Needs no lease. Rows are in order: group place, arrival, segment. Shards are deterministic sets of whole rollouts.
-/// `messages` and `metadata` are on the row of segment 0 of their rollout, and null on its other rows.
-/// With `Accept-Encoding: zstd` the body is one zstd frame, unless too many others are being compressed.
+/// The call needs no lease. Rows are ordered by the group's place in the batch, then by the rollout's arrival, then by
+/// segment. A shard is a deterministic set of whole rollouts. `messages` and `metadata` are only on the row of segment
+/// 0 of their rollout and null on its other rows. With `Accept-Encoding: zstd` the body is one zstd frame, unless too
+/// many other responses are being compressed.
 #[utoipa::path(
     get,
     path = "/batches/{id}/samples",
@@ -73,7 +76,7 @@ pub(super) struct ShardQuery {
     tag = "trainers",
     params(("id" = String, Path, description = "Id of the batch"), ShardQuery),
     responses(
-        (status = 200, description = "Rows, by `Accept`: NDJSON (also for `*/*`), a JSON array or an Arrow IPC stream",
+        (status = 200, description = "The rows. `Accept` selects the format: NDJSON (also for `*/*`), a JSON array or an Arrow IPC stream",
             content(
                 (Sample = "application/x-ndjson"),
                 (Vec<Sample> = "application/json"),
@@ -83,7 +86,7 @@ pub(super) struct ShardQuery {
         (status = 406, description = "No acceptable representation", body = Problem, content_type = "application/problem+json"),
         (status = 410, description = "The payloads are purged", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "Other readers use all bytes that samples may take; retry", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Other readers use up the byte budget of samples; retry", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn get(
@@ -98,7 +101,7 @@ pub(super) async fn get(
     let budget = api.budgets.samples.clone();
     let mut reader = api.buffer.samples(batch_id, shard).await?;
     let granted = budget.wait_at_most(FIRST_PAGE_WAIT, page_cost(&reader)).await?;
-    // The first page is read before the head is sent, so that its failure is still a problem.
+    // The first page is read before the head is sent, so that an error can still become a problem document.
     let first = PaidPage::read(&mut reader, granted).await?;
     let mut head = HeaderMap::new();
     head.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media()));
@@ -114,7 +117,7 @@ pub(super) async fn get(
     Ok((head, body).into_response())
 }
 
-/// What the next page of a reader takes.
+/// The bytes that the next page of a reader takes from the budget.
 fn page_cost(reader: &SampleReader) -> usize {
     usize::try_from(reader.next_page_bytes().saturating_mul(PAGE_COPIES)).unwrap_or(usize::MAX)
 }
@@ -124,12 +127,12 @@ fn shard(query: &ShardQuery) -> Result<Shard, Failure> {
         (None, None) => Ok(Shard::WHOLE),
         (Some(index), Some(count)) => Shard::new(index, count)
             .ok_or_else(|| Failure::invalid("shard", format!("must be below `shards`, which is at most {SHARDS_MAX}"))),
-        (None, Some(_)) => Err(Failure::invalid("shard", "is needed with `shards`")),
-        (Some(_), None) => Err(Failure::invalid("shards", "is needed with `shard`")),
+        (None, Some(_)) => Err(Failure::invalid("shard", "is required if `shards` is present")),
+        (Some(_), None) => Err(Failure::invalid("shards", "is required if `shard` is present")),
     }
 }
 
-/// Representations of samples.
+/// Formats of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Ndjson,
@@ -147,7 +150,7 @@ impl Format {
     }
 }
 
-/// The best of what the caller accepts; NDJSON where it does not care.
+/// The preferred one of the accepted formats, or NDJSON if the caller has no preference.
 fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
     let mut entries = accepted(headers, header::ACCEPT).peekable();
     if entries.peek().is_none() {
@@ -162,15 +165,15 @@ fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
         };
         (quality > 0.0).then_some((format, quality))
     });
-    // Of equal qualities the first named wins.
+    // If quality values are equal, the format named first wins.
     best.reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(format, _)| format).ok_or_else(|| {
         Failure::not_acceptable(
-            "samples are application/x-ndjson, application/json or application/vnd.apache.arrow.stream",
+            "samples are available as application/x-ndjson, application/json or application/vnd.apache.arrow.stream",
         )
     })
 }
 
-/// A page with the bytes that it was granted. They also pay for what is made of it, until that is written.
+/// A page with its share of the budget. The share also covers the response made of the page, until it is written.
 struct PaidPage {
     page: Page,
     share: Arc<Share>,
@@ -183,20 +186,21 @@ impl PaidPage {
     }
 }
 
-/// A body being written.
+/// A response body that is being written.
 struct Rows {
     budget: Budget,
     reader: SampleReader,
     writer: Writer,
     compressor: Option<Compressor>,
     page: Option<PaidPage>,
-    /// The page that was read before the head was sent is still to be written.
+    /// Whether the page that was read before the head is still to be written.
     is_first: bool,
     ended: bool,
 }
 
 impl Rows {
-    /// The next frames; an error breaks the connection rather than deliver damage or end early without a sign.
+    /// Returns the next frames. An error closes the connection, so that the client never takes damaged or incomplete
+    /// rows for a complete batch.
     async fn frames(mut self) -> Result<Option<(Vec<Bytes>, Self)>, std::io::Error> {
         if self.ended {
             return Ok(None);
@@ -210,7 +214,7 @@ impl Rows {
         Ok(Some(written))
     }
 
-    /// Writes rows of the current page until a frame is full; without a page, the end.
+    /// Writes rows of the current page until a frame is full. After the last page, it writes the end of the body.
     fn write(&mut self) -> Result<Vec<Bytes>, std::io::Error> {
         self.is_first = false;
         let Some(PaidPage { mut page, mut share }) = self.page.take() else {
@@ -241,13 +245,13 @@ impl Rows {
     }
 }
 
-/// Writes rows in one of the representations.
+/// Writes rows in one of the formats.
 enum Writer {
     Text { format: TextFormat, written: u64 },
     Arrow(Box<arrow::Encoder>),
 }
 
-/// Representations of one row after the other.
+/// Text formats, which write one row after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TextFormat {
     Ndjson,
@@ -263,7 +267,7 @@ impl Writer {
         }
     }
 
-    /// Frames of the next rows of a page, and whether they were its last.
+    /// Returns frames of the next rows of a page, and whether the page is complete.
     fn rows(&mut self, page: &mut Page) -> Result<(Vec<Bytes>, bool), std::io::Error> {
         match self {
             Self::Arrow(encoder) => {
@@ -279,7 +283,7 @@ impl Writer {
                     return Ok((Vec::new(), is_done));
                 }
                 let frames = encoder.rows(&rows).map_err(|error| {
-                    tracing::error!(error = %error, "rows cannot be written as Arrow");
+                    tracing::error!(error = %error, "writing rows as Arrow failed");
                     std::io::Error::other(error)
                 })?;
                 Ok((frames, is_done))
@@ -296,7 +300,7 @@ impl Writer {
         }
     }
 
-    /// What ends the body.
+    /// Returns the end of the body.
     fn end(&mut self) -> Result<Vec<Bytes>, std::io::Error> {
         match self {
             Self::Arrow(encoder) => encoder.end().map_err(std::io::Error::other),
@@ -312,13 +316,13 @@ impl TextFormat {
         if self == Self::Json {
             text.push(if is_first { b'[' } else { b',' });
         }
-        // A buffer that grows by doubling is held twice for a moment, which a row of megabytes would feel.
+        // Reserving avoids growth by doubling, during which a row of several megabytes would be held twice.
         text.reserve(row.tokens.as_ref().map_or(0, Vec::len) * TOKEN_TEXT_BYTES);
         let start = text.len();
         serde_json::to_writer(&mut *text, row)?;
         if self == Self::Ndjson {
-            // Messages and metadata are as sent, line breaks between their tokens included. None can stand inside a
-            // JSON text, so as a space each means the same.
+            // Messages and metadata are written as they were sent, including line breaks between JSON tokens. A line
+            // break cannot be inside a JSON string, so replacing each with a space keeps the meaning.
             for byte in &mut text[start..] {
                 if matches!(byte, b'\n' | b'\r') {
                     *byte = b' ';
@@ -332,6 +336,6 @@ impl TextFormat {
 
 fn broken(failure: Failure) -> std::io::Error {
     let problem = failure.into_problem();
-    tracing::warn!(problem.kind = problem.kind, "a stream of samples was broken off");
+    tracing::warn!(problem.kind = problem.kind, "a stream of samples was aborted");
     std::io::Error::other(problem.kind)
 }

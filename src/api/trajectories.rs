@@ -1,4 +1,4 @@
-//! `/trajectories`: agents hand in finished work and look up what became of it.
+//! `/trajectories`: agents post finished rollouts and look up their state.
 
 use std::{num::NonZero, sync::LazyLock};
 
@@ -23,8 +23,8 @@ use super::{
     budget::{Budget, IsPaid, paid},
     bulk::{self, LineWriter},
     decode::{self, Shape},
-    document::ArrowStream,
     guard::Caller,
+    openapi::ArrowStream,
     params::{self, Query},
     problem::Failure,
 };
@@ -34,31 +34,32 @@ use crate::{
         Buffer,
         ids::{GroupId, ID_BYTES_MAX, RolloutId},
         ingest::NewRollout,
+        port::{Ingested, Story, StoryFilter},
         refusal::{BufferError, Refusal},
         trajectory::TrajectoryLimits,
     },
-    store::{Ingested, Story, StoryFilter},
 };
 
-/// Lines of one bulk body.
+/// The most lines of one bulk body.
 const BULK_LINES_MAX: usize = 16_384;
 
-/// Bytes that a receipt is assumed to take before it is made: ids of 256 bytes are rare, and so are warnings.
+/// The estimated size of a receipt before it is created. It is generous: ids of 256 bytes are rare, and so are
+/// warnings.
 const RECEIPT_BYTES: usize = 1 << 10;
 
-/// Bodies longer than this would hold up an async worker for milliseconds.
+/// The largest body that is decoded on an async worker thread. A larger one would block the thread for milliseconds.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-/// Lines of a bulk body that share a commit.
+/// The most lines of a bulk body that share a commit.
 const BULK_LINES: usize = 64;
 
-/// Payload bytes of bulk lines that share a commit.
+/// The payload bytes at which bulk lines are committed.
 const BULK_BYTES: usize = 8 << 20;
 
-/// Hand in finished work
+/// Post finished rollouts
 ///
-/// An object is one trajectory; an array is a bundle, all or nothing; NDJSON is bulk, every line on its own.
-/// Answered after the commit is on disk.
+/// A JSON object is one trajectory. An array is a bundle, which is stored as a whole or not at all. NDJSON is bulk:
+/// every line is stored or refused on its own. The response is sent after the commit is on disk.
 #[utoipa::path(
     post,
     path = "/trajectories",
@@ -70,24 +71,24 @@ const BULK_BYTES: usize = 8 << 20;
             (wire::Trajectory = "application/x-ndjson"),
             (ArrowStream = "application/vnd.apache.arrow.stream"),
         ),
-        description = "An object, an array of objects (a bundle), one object per line (bulk), or an Arrow IPC stream \
-            (a bundle) with one row per segment, the rows of a rollout adjacent. Its columns are named as the JSON fields; \
-            `sampling` is three of them, `temperature`, `top_p` and `top_k`; `reward_components`, `messages` and `metadata` \
-            are JSON as text, the last two on the first row or on all rows of their rollout. `Content-Encoding` may be gzip or zstd; \
-            the buffers inside of an Arrow stream may not be compressed."
+        description = "A JSON object, an array of objects (a bundle), one object per line (bulk), or an Arrow IPC stream \
+            (a bundle). A stream has one row per segment, and the rows of a rollout are adjacent. Its columns have the names of the JSON fields. \
+            Instead of `sampling` there are three columns: `temperature`, `top_p` and `top_k`. `reward_components`, `messages` and `metadata` \
+            are columns of JSON text; `messages` and `metadata` are on the first row or on all rows of their rollout. `Content-Encoding` may be gzip or zstd. \
+            The buffers inside an Arrow stream must not be compressed."
     ),
     responses(
-        (status = 201, description = "Stored; a bundle: at least one was new", body = ReceiptOrBundle),
-        (status = 200, description = "Seen before, or bulk: a line per line",
+        (status = 201, description = "Stored. For a bundle: at least one trajectory was new", body = ReceiptOrBundle),
+        (status = 200, description = "All trajectories were stored before. For bulk: one line for each line of the request",
             content((ReceiptOrBundle = "application/json"), (BulkLine = "application/x-ndjson"))),
-        (status = 400, description = "Malformed; nothing stored", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "Malformed; nothing was stored", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`rollout-conflict` or `group-size-conflict`; nothing stored", body = Problem, content_type = "application/problem+json"),
-        (status = 413, description = "Too large; nothing stored", body = Problem, content_type = "application/problem+json"),
-        (status = 415, description = "Not a type that is taken", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid, with pointers; nothing stored", body = Problem, content_type = "application/problem+json"),
-        (status = 429, description = "Over the policy's backlog", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "Over the byte budget, or the store cannot write", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`rollout-conflict` or `group-size-conflict`; nothing was stored", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "Too large; nothing was stored", body = Problem, content_type = "application/problem+json"),
+        (status = 415, description = "The media type is not supported", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Invalid: `errors` has a pointer for each violation; nothing was stored", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "The policy's backlog is full", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The byte budget is used up, or the store cannot write", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn post(
@@ -97,7 +98,7 @@ pub(super) async fn post(
     body: Body,
 ) -> Result<Response, Failure> {
     let media = body::media(&headers)?;
-    if !api.buffer.takes_work() {
+    if !api.buffer.is_writable() {
         return Err(Failure::unwritable());
     }
     let body = body::read(&api.budgets.posts, api.limits, &headers, body).await?;
@@ -107,10 +108,10 @@ pub(super) async fn post(
         Media::Arrow => |bytes, _| Ok((arrow::bundle(bytes)?, Shape::Array)),
     };
     let budget = api.budgets.posts.clone();
-    api.to_the_end(|buffer| async move { whole(buffer, &budget, &grant, body, decode).await }).await
+    api.run_uncancelled(|buffer| async move { whole(buffer, &budget, &grant, body, decode).await }).await
 }
 
-/// Reads the trajectories of a body.
+/// Decodes the trajectories of a body.
 type Decode = fn(Bytes, &TrajectoryLimits) -> Result<(Vec<wire::Trajectory>, Shape), Failure>;
 
 /// Ingests one trajectory or one bundle.
@@ -133,7 +134,8 @@ async fn whole(
         Ok::<_, Failure>((prepared?, shape))
     };
     let (bundle, shape) = run(inline, read).await??;
-    // What pays for the body pays for the receipts, unless those are longer. Nothing is stored yet.
+    // The share of the body also covers the receipts, unless they are larger. Then more bytes are taken here, before
+    // anything is stored.
     let missing = (bundle.len() * RECEIPT_BYTES).saturating_sub(shares.bytes());
     if missing > 0 {
         shares.push(budget.take(missing)?);
@@ -144,7 +146,8 @@ async fn whole(
     Ok((status, json, Extension(IsPaid), Body::from(paid(receipts.into(), shares))).into_response())
 }
 
-/// Long work goes to a thread, and no more of it at once than there are cores: more would only hold more memory.
+/// Runs long work on a blocking thread. At most one task per core runs at a time, because more would only hold more
+/// memory.
 async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
     static CORES: LazyLock<Semaphore> =
         LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
@@ -155,7 +158,7 @@ async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 
     tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped())
 }
 
-/// Validates and packs trajectories, all of policies that the caller sees.
+/// Validates and packs trajectories. The caller must be allowed to access all of their policies.
 fn prepare(buffer: &Buffer, grant: &Grant, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
     let prepared = buffer.prepare(bundle)?;
     prepared.iter().try_for_each(|rollout| grant.check(&rollout.policy))?;
@@ -187,21 +190,25 @@ fn receipt(ingested: Ingested) -> Receipt {
         policy: ingested.policy.to_string(),
         rollout_id: ingested.rollout_id.to_string(),
         group_id: ingested.group_id.to_string(),
-        verdict: ingested.decision.verdict,
+        verdict: ingested.decision.verdict.into(),
         warnings: ingested.warnings.iter().map(ToString::to_string).collect(),
         reason: ingested.decision.reason,
         duplicate: ingested.duplicate,
-        group: ReceiptGroup { state: ingested.fill.state, arrived: ingested.fill.arrived(), size: ingested.fill.size },
+        group: ReceiptGroup {
+            state: ingested.fill.state.into(),
+            arrived: ingested.fill.arrived(),
+            size: ingested.fill.size,
+        },
     }
 }
 
-/// A line of a bulk body that may be stored, or why not.
+/// A line of a bulk body: the rollout to store, or the error.
 struct Line {
     number: u64,
     prepared: Result<NewRollout, Failure>,
 }
 
-/// Ingests a bulk body, to its end also when the client hangs up, and answers line by line.
+/// Ingests a bulk body and sends the response line by line. It continues to the end even if the client disconnects.
 async fn bulk(api: &Api, grant: Grant, body: ReadBody) -> Result<Response, Failure> {
     let ReadBody { bytes, mut shares } = body;
     let lines: Vec<(u64, Bytes)> =
@@ -214,8 +221,8 @@ async fn bulk(api: &Api, grant: Grant, body: ReadBody) -> Result<Response, Failu
         drop(shares);
         ended
     };
-    // If no line is answered, the reason is the task's.
-    let ingested = api.to_the_end(ingest);
+    // If the task ends before the first line of the response, its error is the response.
+    let ingested = api.run_uncancelled(ingest);
     let answered = answer.into_response();
     tokio::pin!(ingested, answered);
     tokio::select! {
@@ -231,7 +238,7 @@ async fn bulk(api: &Api, grant: Grant, body: ReadBody) -> Result<Response, Failu
     }
 }
 
-/// Stores slice by slice: what is decoded is stored and answered before the next slice is decoded.
+/// Ingests slice by slice: each slice is stored and answered before the next one is decoded.
 async fn ingest_bulk(
     buffer: &Buffer,
     grant: &Grant,
@@ -251,14 +258,14 @@ async fn ingest_bulk(
     Ok(())
 }
 
-/// The lines that hold something, with their numbers from 1.
+/// The non-empty lines with their numbers, counted from 1.
 pub(super) fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure> {
     let lines = bytes.split(|&byte| byte == b'\n').zip(1..).map(|(line, number)| (number, line));
     let held = lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace));
-    // One more than allowed tells a full body from one with too many.
+    // One line too many is taken, to tell a body with the allowed number of lines from a longer one.
     let held: Vec<_> = held.take(BULK_LINES_MAX + 1).collect();
     if held.len() > BULK_LINES_MAX {
-        return Err(Failure::invalid("", format!("a bulk body has at most {BULK_LINES_MAX} lines")));
+        return Err(Failure::invalid("", format!("a bulk body may have at most {BULK_LINES_MAX} lines")));
     }
     Ok(held)
 }
@@ -339,7 +346,7 @@ enum TrajectoryOrBundle {
     Bundle(Vec<wire::Trajectory>),
 }
 
-/// The receipt of one trajectory, or those of a bundle in its order.
+/// The receipt of one trajectory, or the receipts of a bundle in the order of its trajectories.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "it only describes an answer")]
@@ -348,7 +355,7 @@ enum ReceiptOrBundle {
     Bundle(Vec<Receipt>),
 }
 
-/// One rollout's story, or a page of stories.
+/// The story of one rollout, or a page of stories.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "it only describes an answer")]
@@ -357,7 +364,7 @@ enum StoryOrPage {
     Page(TrajectoryPage),
 }
 
-/// Which rollouts to look up.
+/// Which rollouts to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -365,33 +372,34 @@ pub(super) struct StoryQuery {
     /// Policy; `default` when absent.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
-    /// One rollout of the current run: the answer is its story.
+    /// One rollout of the current run. The response is then its story instead of a page.
     #[param(min_length = 1, max_length = 256)]
     rollout_id: Option<String>,
-    /// Rollouts of one group of the current run.
+    /// Only rollouts of this group of the current run.
     #[param(min_length = 1, max_length = 256)]
     group_id: Option<String>,
-    /// With this verdict.
+    /// Only rollouts with this verdict.
     verdict: Option<Verdict>,
-    /// With this reason.
+    /// Only rollouts with this reason.
     reason: Option<String>,
-    /// In this state.
+    /// Only rollouts in this state.
     state: Option<RolloutState>,
-    /// Consumed by this optimizer step.
+    /// Only rollouts used by this optimizer step.
     #[param(minimum = 0)]
     step: Option<i64>,
-    /// The `next` of the page before.
+    /// The `next` of the previous page.
     after: Option<String>,
-    /// Entries of the page, at most 1,000.
+    /// The most entries in the page, at most 1,000.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
-/// What became of rollouts
+/// Look up the state and history of rollouts
 ///
-/// With `rollout_id` the answer is one story, else a page of stories in the order of arrival. With `verdict`, `reason`,
-/// `state` or `step`, a page ends after a bounded number of rollouts of the policy, or of the group, whether they match or
-/// not: it may be short, or empty, and still have a `next`.
+/// With `rollout_id` the response is the story of one rollout: its verdict, state, group and batches. Otherwise it is a
+/// page of stories in the order of arrival. With `verdict`, `reason`, `state` or `step`, a page ends after a bounded
+/// number of rollouts of the policy or the group, whether they match or not. A page can therefore be short or empty and
+/// still have a `next`.
 #[utoipa::path(
     get,
     path = "/trajectories",
@@ -399,7 +407,7 @@ pub(super) struct StoryQuery {
     tag = "agents",
     params(StoryQuery),
     responses(
-        (status = 200, description = "A story with `rollout_id`, else a page", body = StoryOrPage),
+        (status = 200, description = "With `rollout_id` the story of one rollout, otherwise a page of stories", body = StoryOrPage),
         (status = 404, description = "No such policy or rollout", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
     )
@@ -420,9 +428,9 @@ pub(super) async fn get(
         policy,
         rollout_id: None,
         group_id: params::optional("group_id", query.group_id.as_deref(), GroupId::parse)?,
-        verdict: query.verdict,
+        verdict: query.verdict.map(Into::into),
         reason: query.reason.map(|reason| params::text("reason", reason, ID_BYTES_MAX)).transpose()?,
-        state: query.state,
+        state: query.state.map(Into::into),
         step: query.step.map(|step| params::step("step", step)).transpose()?,
         after: params::cursor(query.after.as_deref())?,
         limit,
@@ -438,13 +446,13 @@ fn story_on_wire(story: Story) -> TrajectoryStory {
         policy: story.policy.to_string(),
         run: story.run.0,
         rollout_id: story.rollout_id,
-        verdict: story.verdict,
+        verdict: story.verdict.into(),
         reason: story.reason,
         failed_filters: story.failed_filters,
-        state: story.state,
+        state: story.state.into(),
         group: StoryGroup {
             group_id: story.group_id,
-            state: story.group.state,
+            state: story.group.state.into(),
             reason: story.group_reason,
             arrived: story.group.arrived(),
             size: story.group.size,

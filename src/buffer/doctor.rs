@@ -1,15 +1,16 @@
-//! Diagnosis of a whole store: its file, its books, its structure, and every payload that can still be delivered.
+//! Diagnosis of a whole store: its file, its tallies, its structure, and every payload that can still be delivered.
 //!
-//! Separate from everything that serves: it reads all there is, and changes nothing.
+//! Separate from everything that serves requests, because it reads all rows and payloads and changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     ids::{GroupPk, RolloutPk},
     payload::Payload,
+    port::{BatchMember, Contradiction, Examination, Store, StoreError},
     samples::checked::{CheckedRollout, broken_groups},
+    tally::Tally,
 };
-use crate::store::{BatchMember, Examination, Store, StoreError};
 
 /// Groups whose rollouts are listed at once.
 const GROUPS: u32 = 64;
@@ -17,47 +18,47 @@ const GROUPS: u32 = 64;
 /// Unpacked bytes of payloads that are held at once, unless a single rollout has more.
 const PAGE_BYTES: u64 = 16 << 20;
 
-/// Findings that are kept; more are as bad.
+/// Findings that are kept. More of them would not change the conclusion.
 const FINDINGS_MAX: usize = 100;
 
-/// What was looked at and what was found.
+/// What was examined and what was found.
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
-    /// Parts in the order in which they were looked at.
+    /// Parts in the order in which they were examined.
     pub parts: Vec<Part>,
 }
 
 /// One part of a diagnosis.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// What was looked at.
+    /// What was examined.
     pub name: &'static str,
-    /// How much there was of it.
+    /// How much of it there was.
     pub extent: String,
     /// What is wrong, at most 100 entries.
     pub findings: Vec<String>,
 }
 
 impl Diagnosis {
-    /// All that is wrong.
+    /// Every finding.
     pub fn findings(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().flat_map(|part| part.findings.iter().map(String::as_str))
     }
 
-    /// Whether nothing is wrong.
+    /// Whether nothing was found.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.findings().next().is_none()
     }
 }
 
-/// Looks at rows alone: books and structure, in one snapshot.
+/// Examines rows only: tallies and structure, in one snapshot.
 pub async fn examine_rows(store: &dyn Store) -> Result<Diagnosis, StoreError> {
     let examination = store.examine().await?;
     Ok(Diagnosis { parts: vec![books(&examination), structure(&examination)] })
 }
 
-/// Looks at everything. `progress` is told how many rollouts' contents were read.
+/// Examines everything. `progress` is called with the number of rollouts whose payloads were read.
 pub async fn examine(store: &dyn Store, progress: impl FnMut(u64)) -> Result<Diagnosis, StoreError> {
     let file =
         Part { name: "file", extent: "pages, indexes, references".to_owned(), findings: store.integrity().await? };
@@ -67,45 +68,47 @@ pub async fn examine(store: &dyn Store, progress: impl FnMut(u64)) -> Result<Dia
     Ok(diagnosis)
 }
 
-/// Every tally against the rows that it counts, and what was received against the sum of all states.
+/// Compares every tally with the rows that it counts, and the rollouts received with the sum over all states.
 fn books(examination: &Examination) -> Part {
     let mut findings = Vec::new();
     let mut received = 0;
     for (policy, tallies) in &examination.tallies {
         received += tallies.received();
         if tallies.unconserved() != 0 {
-            findings.push(format!("policy {policy}: {} rollouts are in no state", tallies.unconserved()));
+            findings.push(format!("policy {policy}: {} rollouts are not counted in any state", tallies.unconserved()));
         }
         let nothing = BTreeMap::new();
-        let counted = examination.counted.get(policy.as_str()).unwrap_or(&nothing);
-        let names = tallies.values.keys().filter(|name| is_counted(name)).chain(counted.keys());
-        for name in names.collect::<std::collections::BTreeSet<_>>() {
-            let (tally, rows) = (tallies.value(name), counted.get(name).copied().unwrap_or(0));
-            if tally != rows {
-                findings.push(format!("policy {policy}: tally {name} is {tally}, the rows say {rows}"));
+        let counted = examination.counted.get(policy).unwrap_or(&nothing);
+        let both = tallies.counts.keys().filter(|tally| is_counted(tally)).chain(counted.keys());
+        for tally in both.collect::<BTreeSet<_>>() {
+            let (count, rows) = (tallies.count(tally), counted.get(tally).copied().unwrap_or(0));
+            if count != rows {
+                let name = tally.name();
+                findings.push(format!("policy {policy}: tally {name} is {count}, the rows say {rows}"));
             }
         }
     }
     findings.truncate(FINDINGS_MAX);
     let extent = format!("{} policies, {received} rollouts received", examination.tallies.len());
-    Part { name: "books", extent, findings }
+    Part { name: "tallies", extent, findings }
 }
 
-/// Whether rows stand behind a tally: what is forgotten has none, and flows are not states.
-fn is_counted(name: &str) -> bool {
-    let counts = ["rollout.", "group.", "batch."].iter().any(|family| name.starts_with(family));
-    (counts || matches!(name, "live_bytes" | "reserved")) && name != "rollout.forgotten"
+/// Whether a tally counts rows. Deleted rollouts have no rows, and some tallies count events instead of states.
+fn is_counted(tally: &Tally) -> bool {
+    match tally {
+        Tally::Rollouts(_) | Tally::Groups(_) | Tally::Batches(_) | Tally::LiveBytes | Tally::Reserved => true,
+        Tally::Received | Tally::Reward | Tally::AssumedVersion | Tally::Forgotten | Tally::Dropped(_) => false,
+    }
 }
 
 fn structure(examination: &Examination) -> Part {
-    let finding = |found: &crate::store::Contradiction| {
-        format!("{} (at least {}): {}", found.what, found.at_least, found.named.join(", "))
-    };
+    let finding =
+        |found: &Contradiction| format!("{} (at least {}): {}", found.what, found.at_least, found.named.join(", "));
     let findings = examination.contradictions.iter().map(finding).collect();
     Part { name: "structure", extent: "groups, batches and what they carry".to_owned(), findings }
 }
 
-/// Every payload against its digest, every rollout and group against its seal.
+/// Compares every payload with its digest, and every rollout and group with its seal.
 async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Part, StoreError> {
     let (mut rollouts, mut bytes) = (0, 0);
     let mut findings = Vec::new();
@@ -144,7 +147,7 @@ fn pages(members: Vec<BatchMember>) -> Vec<Vec<BatchMember>> {
     pages
 }
 
-/// What is wrong with a page of rollouts. Payloads that are missing are a matter of structure.
+/// What is wrong with a page of rollouts. Missing payloads are reported with the structure.
 async fn check(store: &dyn Store, members: Vec<BatchMember>) -> Result<Vec<String>, StoreError> {
     let keys: Vec<RolloutPk> = members.iter().map(|member| member.rollout_pk).collect();
     let stored = store.payloads(keys).await?.into_iter();

@@ -79,7 +79,7 @@ text_id! {
     RequestId
 }
 text_id! {
-    /// Who asks for batches; the scope of a request id.
+    /// The consumer that asks for batches; the scope of a request id.
     ConsumerName
 }
 
@@ -98,7 +98,7 @@ impl From<&RolloutId> for GroupId {
     }
 }
 
-/// Who asks, as far as shares of what is scarce are concerned: a key, by its id.
+/// The caller that shares of scarce resources are counted by: the id of its key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CallerId(Arc<str>);
 
@@ -115,8 +115,8 @@ impl CallerId {
 pub struct PolicyName(Arc<str>);
 
 impl PolicyName {
-    /// Parses `[A-Za-z0-9._-]{1,128}`, which needs no encoding in a path. `.` and `..` are none: clients and proxies
-    /// resolve them before a path is sent, so that nobody could reach such a policy.
+    /// Parses `[A-Za-z0-9._-]{1,128}`, which needs no encoding in a path. `.` and `..` are refused: clients and proxies
+    /// resolve them before a path is sent, so such a policy could not be reached.
     pub fn parse(text: &str) -> Result<Self, InvalidId> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
         let fits = (1..=POLICY_NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(allowed);
@@ -146,16 +146,16 @@ impl fmt::Display for PolicyName {
 /// Bytes of an id's BLAKE3 hash in its key.
 const HASH_BYTES: usize = 16;
 
-/// Bytes of the beginning and of the end of a long id that its ordered key shows.
+/// Bytes of the beginning and of the end of a long id that its ordered key contains.
 const SHOWN_BYTES: (usize, usize) = (40, 24);
 
-/// How indexes write ids: the same for as long as a database lives.
+/// How indexes write ids. The form of a database never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyForm {
     /// As a hash.
     Hashed,
-    /// As they are, a long one as its beginning, a hash of all but its end, and its end. What has similar names is close
-    /// together: the rollouts of a group change one page of the index, where hashes would change one each.
+    /// A short id as it is. A long id as its beginning, a hash of everything but its end, and its end. Similar ids are
+    /// close together: the rollouts of a group change one page of the index, where hashes would change one page each.
     Ordered,
 }
 
@@ -176,7 +176,7 @@ impl KeyForm {
     }
 }
 
-/// What indexes hold of an id, 80 bytes at most instead of 256.
+/// The key of an id in an index: at most 80 bytes, where an id may have 256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdKey {
     bytes: [u8; Self::BYTES_MAX],
@@ -186,7 +186,7 @@ pub struct IdKey {
 impl IdKey {
     const BYTES_MAX: usize = SHOWN_BYTES.0 + HASH_BYTES + SHOWN_BYTES.1;
 
-    /// Of parts that fit together.
+    /// Concatenates parts, which fit together.
     fn of(parts: &[&[u8]]) -> Self {
         let (mut bytes, mut length) = ([0; Self::BYTES_MAX], 0);
         for part in parts {
@@ -261,7 +261,7 @@ uuid_id! {
     AdmissionId
 }
 uuid_id! {
-    /// One life of one process among those that share a database.
+    /// The identity of one process, from its start to its end, among those that share a database.
     ReplicaId
 }
 
@@ -276,7 +276,7 @@ impl LeaseToken {
         Self(Uuid::new_v4().simple().to_string().into())
     }
 
-    /// A token as presented; one that was never minted matches no lease.
+    /// A token as the client sent it. A token that was never created matches no lease.
     #[must_use]
     pub fn presented(text: &str) -> Self {
         Self(text.into())
@@ -290,7 +290,7 @@ impl LeaseToken {
 }
 
 impl fmt::Debug for LeaseToken {
-    /// A token is a secret: it never reaches a log.
+    /// Hides the token: it is a secret and must never reach a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LeaseToken(..)")
     }
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn keys_tell_ids_apart_and_ordered_ones_keep_siblings_together() {
         let ids = |head: &str| -> Vec<String> { (0..20).map(|index| format!("{head}-{index}")).collect() };
-        // Around the length up to which a key is the id, and at the longest.
+        // Lengths around the limit up to which a key is the id itself, and the maximum length.
         let long = |length: usize| "x".repeat(length - 3);
         let heads = ["task1".to_owned(), "task10".to_owned(), "T".to_owned(), long(79), long(80), long(81), long(256)];
         assert!(heads[4].len() < 80 && heads[5].len() + 2 == 80, "siblings on both sides of the longest that is a key");
@@ -387,7 +387,7 @@ mod tests {
         let places = |group: &Vec<String>| -> Vec<usize> {
             group.iter().filter_map(|id| sorted.iter().position(|other| other == id)).collect()
         };
-        // Of a long id the end has a fixed length, so that siblings with one digit and with two are apart.
+        // The end of a long id in its key has a fixed length, so siblings with one digit and with two are not adjacent.
         let longest = &all[6];
         for siblings in [&all[0], &all[1], &all[2], &longest[..10].to_vec(), &longest[10..].to_vec()] {
             let places = places(siblings);

@@ -1,113 +1,92 @@
-//! The ledger: what became of every rollout, and the sums that must agree.
+//! The ledger: the state of every rollout, and counts that must agree.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use super::{
     Buffer,
     ids::{GroupId, PolicyName, RolloutId},
-    ingest::RULE_BY_HAND,
+    ingest::{self, RULE_BY_HAND},
+    policies,
+    port::{CloseGroup, DiscardGroup, Group, GroupFilter, Page, Story, StoryFilter},
     refusal::{BufferError, Refusal},
+    tally::{Tallies, Tally},
 };
-use crate::{
-    metrics::Ledger,
-    store::{Group, GroupFilter, Page, Story, StoryFilter, Tallies},
-};
+use crate::metrics::Ledger;
 
-impl Tallies {
-    /// Receipts with `duplicate = false`.
-    #[must_use]
-    pub fn received(&self) -> i64 {
-        self.value("received")
-    }
+pub(in crate::buffer) async fn story(
+    buffer: &Buffer,
+    policy: PolicyName,
+    rollout_id: RolloutId,
+) -> Result<Story, BufferError> {
+    let (named, id) = (policy.clone(), rollout_id.to_string());
+    let filter = StoryFilter { policy, rollout_id: Some(rollout_id), limit: 1, ..StoryFilter::default() };
+    let story = stories(buffer, filter).await?.entries.pop();
+    story.ok_or_else(|| Refusal::UnknownInPolicy { what: "rollout", id, policy: named }.into())
+}
 
-    /// A tally, 0 when it was never written.
-    #[must_use]
-    pub fn value(&self, name: &str) -> i64 {
-        self.values.get(name).copied().unwrap_or(0)
-    }
+pub(in crate::buffer) async fn stories(buffer: &Buffer, filter: StoryFilter) -> Result<Page<Story>, BufferError> {
+    policies::existing_policy(buffer, &filter.policy).await?;
+    Ok(buffer.store.stories(filter).await?)
+}
 
-    /// Tallies whose names start with `prefix.`, by the rest of their names.
-    #[must_use]
-    pub fn family(&self, prefix: &str) -> BTreeMap<String, i64> {
-        let of_family = |(name, value): (&String, &i64)| {
-            let rest = name.strip_prefix(prefix)?.strip_prefix('.')?;
-            Some((rest.to_owned(), *value))
-        };
-        self.values.iter().filter_map(of_family).collect()
-    }
+pub(in crate::buffer) async fn groups(buffer: &Buffer, filter: GroupFilter) -> Result<Page<Group>, BufferError> {
+    policies::existing_policy(buffer, &filter.policy).await?;
+    Ok(buffer.store.groups(filter).await?)
+}
 
-    /// Rollouts received less the sum of all states: 0, or something was lost or counted twice.
-    #[must_use]
-    pub fn unconserved(&self) -> i64 {
-        self.received() - self.family("rollout").values().sum::<i64>()
+pub(in crate::buffer) async fn close_group(
+    buffer: &Buffer,
+    policy: PolicyName,
+    group_id: GroupId,
+) -> Result<Group, BufferError> {
+    let close = CloseGroup { policy: policy.clone(), group_id, now: buffer.clock.now() };
+    let group = buffer.store.close_group(close).await??;
+    ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
+    Ok(group)
+}
+
+pub(in crate::buffer) async fn discard_group(
+    buffer: &Buffer,
+    policy: PolicyName,
+    group_id: GroupId,
+    reason: String,
+) -> Result<Group, BufferError> {
+    let discard = DiscardGroup { policy: policy.clone(), group_id, reason, now: buffer.clock.now() };
+    let group = buffer.store.discard_group(discard).await??;
+    ingest::report_decided(buffer, &policy, group.fill.state, Some(RULE_BY_HAND), &[]);
+    Ok(group)
+}
+
+pub(in crate::buffer) async fn stats(buffer: &Buffer) -> Result<BTreeMap<PolicyName, Tallies>, BufferError> {
+    Ok(buffer.store.tallies(None).await?)
+}
+
+pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), BufferError> {
+    let stats = stats(buffer).await?;
+    let mut with_traffic: Vec<_> = stats.iter().filter(|(_, tallies)| !tallies.counts.is_empty()).collect();
+    // If there are more policies than labels, the policies with the latest traffic get them.
+    with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at));
+    buffer.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| (policy.as_str(), gauges(tallies))));
+    let mut after = String::new();
+    loop {
+        let page = buffer.store.policies(after.clone(), 100).await?;
+        let Some(last) = page.last() else { return Ok(()) };
+        last.name.as_str().clone_into(&mut after);
+        for policy in page {
+            buffer.metrics.version(policy.name.as_str(), policy.version.0);
+        }
     }
 }
 
-impl Buffer {
-    /// A rollout's story, in the current run of its policy.
-    pub async fn story(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<Story, BufferError> {
-        let (named, id) = (policy.clone(), rollout_id.to_string());
-        let filter = StoryFilter { policy, rollout_id: Some(rollout_id), limit: 1, ..StoryFilter::default() };
-        let story = self.stories(filter).await?.entries.pop();
-        story.ok_or_else(|| Refusal::UnknownInPolicy { what: "rollout", id, policy: named }.into())
-    }
-
-    /// Rollouts in the order in which they arrived.
-    pub async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, BufferError> {
-        self.known(&filter.policy).await?;
-        Ok(self.store.stories(filter).await?)
-    }
-
-    /// Groups in the order in which they were opened.
-    pub async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, BufferError> {
-        self.known(&filter.policy).await?;
-        Ok(self.store.groups(filter).await?)
-    }
-
-    /// Decides an open group now, as if it had timed out.
-    pub async fn close_group(&self, policy: PolicyName, group_id: GroupId) -> Result<Group, BufferError> {
-        let decide = Arc::clone(&self.decide);
-        let group = self.store.close_group(policy.clone(), group_id, decide, self.clock.now()).await??;
-        self.report_decided(&policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
-        Ok(group)
-    }
-
-    /// Discards a group that is open, ready or quarantined.
-    pub async fn discard_group(
-        &self,
-        policy: PolicyName,
-        group_id: GroupId,
-        reason: String,
-    ) -> Result<Group, BufferError> {
-        let group = self.store.discard_group(policy.clone(), group_id, reason, self.clock.now()).await??;
-        self.report_decided(&policy, group.fill.state, Some(RULE_BY_HAND), &[]);
-        Ok(group)
-    }
-
-    /// Tallies of every policy.
-    pub async fn stats(&self) -> Result<BTreeMap<PolicyName, Tallies>, BufferError> {
-        Ok(self.store.tallies(None).await?)
-    }
-
-    /// Brings the gauges up to date with the tallies, for a scrape.
-    pub async fn refresh_gauges(&self) -> Result<(), BufferError> {
-        let stats = self.stats().await?;
-        let mut with_traffic: Vec<_> = stats.iter().filter(|(_, tallies)| !tallies.values.is_empty()).collect();
-        // Where there are more than labels, those that are in use get them.
-        with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at));
-        self.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| Ledger {
-            policy: policy.as_str(),
-            tallies: &tallies.values,
-            unconserved: tallies.unconserved(),
-        }));
-        let mut after = String::new();
-        loop {
-            let page = self.store.policies(after.clone(), 100).await?;
-            let Some(last) = page.last() else { return Ok(()) };
-            last.name.as_str().clone_into(&mut after);
-            for policy in page {
-                self.metrics.version(policy.name.as_str(), policy.version.0);
-            }
-        }
+fn gauges(tallies: &Tallies) -> Ledger {
+    Ledger {
+        rollouts: tallies.rollouts(),
+        groups: tallies.groups(),
+        batches: tallies.batches(),
+        received: tallies.received(),
+        live_bytes: tallies.count(&Tally::LiveBytes),
+        reserved: tallies.count(&Tally::Reserved),
+        assumed_versions: tallies.count(&Tally::AssumedVersion),
+        unconserved: tallies.unconserved(),
     }
 }

@@ -1,91 +1,83 @@
 //! The domain: from a posted trajectory to an acknowledged batch. No HTTP, no SQL.
 //!
-//! One file per stage, in the order in which a rollout meets them:
+//! - `stages/`: what happens to a rollout, one file per stage in the order in which a rollout passes them:
+//!   [`admission`], [`trajectory`], [`ingest`], [`finalize`], [`batch`], [`lease`], [`samples`], [`lineage`], [`sweep`].
+//! - `rules/`: the [`rules`] of a policy and the [`filter`]s in them.
+//! - `formats/`: what is stored and hashed: [`payload`]s, [`canonical`] content, [`seal`]s.
+//! - `coordination/`: what requests and replicas share: waiters, notifications, and the clock.
+//! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of
+//!   each.
+//! - [`policies`] and [`ledger`] read and change policies and list what is stored; [`doctor`] examines a whole store.
 //!
-//! 1. [`trajectory`]: validate. 2. [`ingest`]: filter, take a place in a group. 3. [`finalize`]: decide the group.
-//! 4. [`batch`]: cut. 5. [`lease`], [`samples`]: deliver. 6. [`lineage`]: settle, resume. 7. [`sweep`]: what time does.
-//!
-//! What waits at another replica is woken through [`replicas`].
-//!
-//! Decisions are pure functions; [`Buffer`] carries them to the [`Store`], which applies them under its locks.
+//! `operations.rs` lists everything that a [`Buffer`] can do. A buffer reads and writes through its [`port`], the
+//! [`Store`]. An implementation of the store knows the domain, and the domain knows no implementation. Decisions that
+//! must be made under a lock of the store are functions of the stages that the store calls.
 
-pub mod admission;
-pub mod advantage;
-pub mod batch;
-pub mod canonical;
-mod columns;
+mod coordination;
 pub mod doctor;
-pub mod doubt;
-pub mod filter;
-pub mod finalize;
+mod formats;
 pub mod ids;
-pub mod ingest;
-pub mod judging;
-pub mod lease;
 pub mod ledger;
-pub mod lineage;
-pub mod payload;
+mod operations;
 pub mod policies;
+pub mod port;
 pub mod refusal;
-pub mod replicas;
-pub mod rule_changes;
 pub mod rules;
-pub mod samples;
-pub mod seal;
-mod service_time;
-pub mod shard;
-pub mod staleness;
-pub mod sweep;
-pub mod trajectory;
-pub mod upkeep;
-mod waiters;
-mod wake;
-pub mod weights;
+mod stages;
+pub mod states;
+pub mod tally;
+
+pub use self::{
+    coordination::replicas,
+    formats::{canonical, payload, seal},
+    rules::filter,
+    stages::{
+        admission, advantage, batch, evaluation, finalize, ingest, lease, lineage, samples, shard, staleness, sweep,
+        trajectory, warnings, weights,
+    },
+};
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
 use self::{
-    admission::{Backlog, Gates, Room},
-    doubt::Warning,
-    finalize::{Cause, GroupOutcome, GroupSnapshot},
-    ids::{PolicyName, Version},
-    ingest::{GroupFill, NewRollout, RolloutDecision},
-    judging::{Expected, Question},
+    admission::Gates,
+    coordination::{service_time, waiter_slots::WaiterSlots, wakers::Wakers},
+    evaluation::LastSeenRules,
+    ids::PolicyName,
+    port::{ExistingPolicy, Health, RulesWritten, Store, StoreError, WriteRules},
     refusal::{BufferError, Refusal},
     replicas::Replicas,
     rules::Rules,
     trajectory::TrajectoryLimits,
-    waiters::Waiters,
-    wake::Wakers,
 };
 use crate::{
     clock::{Clock, Timestamp},
     metrics::Metrics,
-    store::{Decide, ExistingPolicy, Health, RulesWritten, Store, StoreError, WriteRules},
 };
 
-/// What an operator sets of the buffer.
+/// The buffer's part of the configuration.
 #[derive(Clone, Debug)]
 pub struct BufferOptions {
     /// Bounds of one trajectory.
     pub limits: TrajectoryLimits,
-    /// Requests that may wait for a batch at once, and as many others for a version.
+    /// How many requests may wait for a batch at once, and how many others for a version.
     pub waiters_max: usize,
-    /// Requests of one caller that may wait for a batch at once, and as many others for a version.
+    /// How many requests of one caller may wait for a batch at once, and how many others for a version.
     pub waiters_per_caller_max: usize,
-    /// Longest that a waiter goes without looking, on average.
-    pub look_every: Duration,
-    /// Policies that do not exist are created with `policy_defaults` by the first rollout or admission of a producer.
+    /// Time between two polls of a waiter, on average.
+    pub waiter_poll_interval: Duration,
+    /// Whether the first rollout or admission of a producer creates a policy that does not exist, with
+    /// `policy_defaults`.
     pub auto_create: bool,
     /// Rules of `default` and of policies created on demand.
     pub policy_defaults: Arc<Rules>,
-    /// Policies that callers may create, those that exist included.
+    /// How many policies may exist before callers can create no more.
     pub policies_max: u32,
 }
 
-/// The rollout buffer: everything that the service can do, whoever asks.
+/// The rollout buffer: everything that the service can do, independent of the transport.
 #[derive(Clone)]
 pub struct Buffer {
     store: Arc<dyn Store>,
@@ -93,19 +85,21 @@ pub struct Buffer {
     metrics: Arc<Metrics>,
     options: Arc<BufferOptions>,
     wakers: Arc<Wakers>,
-    /// None where a database belongs to one process.
+    /// None if the database belongs to one process.
     replicas: Option<Arc<Replicas>>,
-    batch_waiters: Arc<Waiters>,
-    version_waiters: Arc<Waiters>,
-    decide: Arc<dyn Decide>,
-    expected: Arc<Expected>,
+    batch_waiters: Arc<WaiterSlots>,
+    version_waiters: Arc<WaiterSlots>,
+    gates: Arc<Gates>,
+    last_seen_rules: Arc<LastSeenRules>,
     health: watch::Receiver<Health>,
 }
 
 impl Buffer {
-    /// A buffer on an open store. The policies given are created where they do not exist, and `default` always.
+    /// Starts a buffer on an open store. The given policies are created where they do not exist; `default` always
+    /// exists.
     ///
-    /// The database is the truth for rules: where a given policy exists with other rules, that is logged.
+    /// The rules in the database take precedence. If a given policy already exists with other rules, a warning is
+    /// logged.
     pub async fn start(
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
@@ -113,21 +107,22 @@ impl Buffer {
         options: BufferOptions,
         policies: Vec<(PolicyName, Arc<Rules>)>,
     ) -> Result<Self, StoreError> {
-        let waiters = |awaited| Arc::new(Waiters::new(awaited, options.waiters_max, options.waiters_per_caller_max));
+        let waiters =
+            |awaited| Arc::new(WaiterSlots::new(awaited, options.waiters_max, options.waiters_per_caller_max));
         let buffer = Self {
             batch_waiters: waiters("a batch"),
             version_waiters: waiters("a version"),
-            wakers: Arc::new(Wakers::new(options.look_every)),
+            wakers: Arc::new(Wakers::new(options.waiter_poll_interval)),
             replicas: store.peers().map(|peers| Arc::new(Replicas::new(peers))),
             health: store.health(),
             store,
             clock,
             metrics,
             options: Arc::new(options),
-            decide: Arc::new(Decisions::default()),
-            expected: Arc::default(),
+            gates: Arc::default(),
+            last_seen_rules: Arc::default(),
         };
-        buffer.start_clock().await?;
+        service_time::start_clock(&buffer).await?;
         for (name, rules) in policies {
             buffer.seed(name, rules).await?;
         }
@@ -141,13 +136,13 @@ impl Buffer {
         self.wakers.close();
     }
 
-    /// Whether it is worth reading what is to be stored.
+    /// Whether the store can write, so that it is worth reading the body of a request.
     #[must_use]
-    pub fn takes_work(&self) -> bool {
+    pub fn is_writable(&self) -> bool {
         *self.health.borrow() == Health::Writable
     }
 
-    /// Waits until nothing that the store says can be trusted any more. Never answers while it can.
+    /// Waits until the store can no longer be trusted. Does not return before that.
     pub async fn broken(&self) {
         let mut health = self.health.clone();
         if health.wait_for(|health| *health == Health::Broken).await.is_err() {
@@ -155,7 +150,7 @@ impl Buffer {
         }
     }
 
-    /// Answers when the store can write.
+    /// Returns when the store can write.
     pub async fn ping(&self) -> Result<(), StoreError> {
         self.store.ping().await
     }
@@ -172,7 +167,7 @@ impl Buffer {
         &self.store
     }
 
-    /// The current time, as every decision sees it.
+    /// The current service time, which all decisions use.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
@@ -183,22 +178,22 @@ impl Buffer {
         if matches!(written, RulesWritten::Existed(existing) if **existing != **rules) {
             tracing::warn!(
                 policy.name = %name,
-                "the configuration differs from the database, which is the truth for rules: PUT /policies/{name} replaces them"
+                "the rules in the database apply, and the configuration has others; PUT /policies/{name} replaces them"
             );
         }
         Ok(())
     }
 
-    /// Writes a policy that the operator's file names, unless it exists.
+    /// Writes a policy from the configuration, unless it exists.
     async fn write_seed(&self, policy: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, StoreError> {
         let now = self.clock.now();
         let seed = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, now };
         let written = self.store.write_rules(seed).await?;
-        written.map_err(|refusal| StoreError::Corrupt(format!("a policy without a bound is refused: {refusal}")))
+        written.map_err(|refusal| StoreError::Corrupt(format!("a policy of the configuration was refused: {refusal}")))
     }
 
-    /// Creates a policy for the first work that a producer hands in, where that is allowed. Whoever only looks, and a
-    /// trainer, creates none: a name that is misspelt there would exist from then on.
+    /// Creates a policy for the first work of a producer, if the configuration allows that. Reads and calls of a
+    /// trainer create none, because a misspelt name would then create a policy.
     async fn create(&self, name: &PolicyName) -> Result<(), BufferError> {
         if !self.options.auto_create {
             return Err(Refusal::UnknownPolicy(name.clone()).into());
@@ -214,50 +209,5 @@ impl Buffer {
             tracing::info!(policy.name = %name, "policy created on demand");
         }
         Ok(())
-    }
-}
-
-/// The decisions of this crate, as the store calls them.
-#[derive(Debug, Default)]
-pub(crate) struct Decisions {
-    gates: Gates,
-}
-
-impl Decide for Decisions {
-    fn admits(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog, bundle: Backlog) -> Result<(), Refusal> {
-        if !bundle.is_below(&rules.backlog) {
-            return Err(Refusal::BundleOverBacklog(policy.clone()));
-        }
-        if !self.gates.is_open(policy, rules, backlog) || !(backlog + bundle).is_below(&rules.backlog) {
-            return Err(Refusal::BacklogFull(policy.clone()));
-        }
-        Ok(())
-    }
-
-    fn check(&self, rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal> {
-        ingest::check(rules, new, room)
-    }
-
-    fn question(&self, rules: &Arc<Rules>, new: &NewRollout, room: Room, current: Version) -> Option<Question> {
-        ingest::question(rules, new, room, current)
-    }
-
-    fn rollout(
-        &self,
-        rules: &Rules,
-        new: &NewRollout,
-        room: Room,
-        current: Version,
-        group: GroupFill,
-    ) -> Option<RolloutDecision> {
-        ingest::decide(rules, new, room, current, group)
-    }
-
-    fn warnings(&self, new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning> {
-        ingest::warnings(new, decision, current)
-    }
-
-    fn group(&self, rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {
-        finalize::decide(rules, group, cause, now)
     }
 }

@@ -1,10 +1,13 @@
-//! What the buffer refuses to do, in the terms of the domain. How a refusal looks on the wire is `api::problem`'s.
+//! Refusals of the buffer, in the terms of the domain. `api::problem` maps them to HTTP.
 
-use forebay_client::wire::{GroupState, Verdict, Violation};
+use forebay_client::wire::Violation;
 
-use super::ids::{Epoch, PolicyName, Step, Version};
-use super::judging::Question;
-use crate::store::StoreError;
+use super::{
+    evaluation::EvaluationRequest,
+    ids::{Epoch, PolicyName, Step, Version},
+    port::StoreError,
+    states::{GroupState, Verdict},
+};
 
 /// An answer other than success: a refusal of the domain, or a store that cannot answer.
 #[derive(Debug, thiserror::Error)]
@@ -23,46 +26,47 @@ pub enum Refusal {
     /// The request contradicts the contract or the policy's rules.
     #[error("the request is invalid")]
     Invalid(Vec<Violation>),
-    /// No such policy, and it may not be created on demand.
+    /// The policy does not exist, and it may not be created on demand.
     #[error("policy `{0}` does not exist")]
     UnknownPolicy(PolicyName),
-    /// No such rollout or group in the current run of its policy.
+    /// The rollout or group does not exist in the current run of its policy.
     #[error("{what} `{id}` does not exist in the current run of policy `{policy}`")]
     UnknownInPolicy {
         /// `rollout` or `group`.
         what: &'static str,
-        /// Identity in question.
+        /// The id that was named.
         id: String,
-        /// Where it was looked for.
+        /// The policy that was searched.
         policy: PolicyName,
     },
-    /// No such batch or key.
+    /// The batch or key does not exist.
     #[error("{0} does not exist")]
     Unknown(&'static str),
-    /// Same identity, different content: the first stays.
+    /// The id exists with different content, and the first rollout stays.
     #[error(
         "rollout `{rollout_id}` is already stored with different content, and the first stays; a new pass over the data \
          needs new `rollout_id`s and new `group_id`s"
     )]
     RolloutConflict {
-        /// Identity in question.
+        /// The id that was named.
         rollout_id: String,
-        /// Place in the bundle.
+        /// The index of the rollout in the bundle.
         index: usize,
-        /// Verdict of the stored one.
+        /// The verdict of the stored rollout.
         verdict: Verdict,
     },
-    /// Filters have to be asked about rollouts of the bundle, which no transaction does; see [`judging`](super::judging).
-    #[error("rules or versions of the policy changed again and again while the bundle was judged by them")]
-    Unjudged(Vec<Question>),
+    /// The filters must be evaluated on rollouts of the bundle, which no transaction does; see
+    /// [`evaluation`](super::evaluation).
+    #[error("the rules or the version of the policy kept changing while the filters of the bundle were evaluated")]
+    NotEvaluated(Vec<EvaluationRequest>),
     /// The size of a group is fixed by its first rollout.
     #[error("group `{group_id}` has size {size}, fixed by its first rollout")]
     GroupSizeConflict {
-        /// Group in question.
+        /// The id of the group.
         group_id: String,
-        /// Place in the bundle.
+        /// The index of the rollout in the bundle.
         index: usize,
-        /// Size of the group.
+        /// The size of the group.
         size: u32,
     },
     /// The policy holds as much untrained work as its backlog allows.
@@ -76,26 +80,26 @@ pub enum Refusal {
     /// The lease expired, was revoked, or was never granted.
     #[error("{0}")]
     LeaseLost(LostLease),
-    /// The batch is acked by another step.
+    /// Another step has acked the batch.
     #[error("the batch is already acked by step {0}")]
     AlreadyAcked(Step),
     /// The step is at or below the last checkpoint.
     #[error("step {step} is settled: the last checkpoint is step {checkpoint}")]
     StepSettled {
-        /// Step in question.
+        /// The step of the request.
         step: Step,
-        /// Last settled step.
+        /// The last settled step.
         checkpoint: Step,
     },
-    /// The step is above all that the lineage has acked.
+    /// The step is above every step that the lineage has acked.
     #[error("{}", unknown_step(*.step, *.last))]
     StepUnknown {
-        /// Step in question.
+        /// The step of the request.
         step: Step,
-        /// Last acked or settled step; none since a resume from nothing.
+        /// The last acked or settled step; none since a resume from nothing.
         last: Option<Step>,
     },
-    /// The caller speaks for a lineage that a resume has ended.
+    /// The caller's epoch is older than the policy's: a resume, reset or restore has begun another.
     #[error("epoch {named} is superseded: the current one is {current}")]
     Superseded {
         /// Epoch of the caller.
@@ -103,11 +107,11 @@ pub enum Refusal {
         /// Epoch of the policy.
         current: Epoch,
     },
-    /// A resume below what is settled or purged would skip data.
+    /// The resume is below a settled or purged step, so data would be skipped.
     #[error("{0}")]
     LineageGap(String),
-    /// A version at or below the current one.
-    #[error("version {0} is current: a new one is greater, or an identical repeat")]
+    /// The version is not above the current one.
+    #[error("version {0} is current: publish a greater version, or repeat the current one unchanged")]
     VersionConflict(Version),
     /// The group is not in a state that the call can change.
     #[error("the group is {0:?}")]
@@ -121,35 +125,35 @@ pub enum Refusal {
     /// A stored payload does not match its digest; its group is quarantined.
     #[error("a stored payload is damaged; its group is quarantined")]
     Damaged,
-    /// As many keys as the service keeps in memory are not revoked.
-    #[error("as many keys are not revoked as may be, {0}: revoke one that is not used")]
+    /// The maximum number of keys is not revoked. The service keeps them in memory.
+    #[error("{0} keys are not revoked, which is the most that the service allows: revoke an unused key")]
     TooManyKeys(u32),
-    /// As many policies as the service is configured for exist.
-    #[error("as many policies exist as `limits.policies` of the configuration allows: {0}")]
+    /// The configured maximum number of policies exists.
+    #[error("{0} policies exist, which is the most that `limits.policies` of the configuration allows")]
     TooManyPolicies(u32),
-    /// The first key would lock out who creates it.
+    /// The first key would lock out the caller that creates it.
     #[error(
-        "the first key must have role `admin` and policies `*`: from then on every call needs a key, and none could \
-         create the next one"
+        "the first key must have role `admin` and policies `*`: from then on every call needs a key, and no \
+         other key could create the next one"
     )]
     FirstKey,
-    /// What the caller was allowed to do when it came, it is not allowed any more.
+    /// The caller's permission ended while the request waited.
     #[error("the key was revoked, or has expired, while the request waited")]
     PermissionEnded,
-    /// As many requests as may wait for this already.
-    #[error("as many requests wait for {awaited} as may at once: {max}")]
+    /// The maximum number of requests already waits.
+    #[error("{max} requests already wait for {awaited}, which is the most that may wait at once")]
     TooManyWaiters {
-        /// A batch or a version.
+        /// `a batch` or `a version`.
         awaited: &'static str,
-        /// How many may wait.
+        /// The maximum.
         max: usize,
     },
-    /// As many requests of the caller's key as may wait for this already.
-    #[error("as many requests wait for {awaited} with this key as may at once with one key: {max}")]
+    /// The maximum number of requests with the caller's key already waits.
+    #[error("{max} requests with this key already wait for {awaited}, which is the most for one key")]
     TooManyWaitersOfKey {
-        /// A batch or a version.
+        /// `a batch` or `a version`.
         awaited: &'static str,
-        /// How many may wait.
+        /// The maximum.
         max: usize,
     },
 }
@@ -162,18 +166,16 @@ fn unknown_step(step: Step, last: Option<Step>) -> String {
     format!("step {step} is not known: {last}; if the trainer's step is right, repeat the call with `\"force\": true`")
 }
 
-/// Why a lease is lost. Says nothing about the token of the lease that is live.
+/// Why a lease is lost. The text must not reveal anything about the token of the current lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LostLease {
-    /// Its time was over before the call.
-    #[error("the lease has expired: the batch goes out again, and what was computed from it must be discarded")]
+    /// It expired before the call.
+    #[error("the lease has expired: the batch will be delivered again, so discard what was computed from it")]
     Expired,
-    /// The batch is leased, with another token.
-    #[error(
-        "the batch is leased with another token: it was leased again since, or the token was never that of its lease"
-    )]
+    /// The batch is leased with another token.
+    #[error("the batch is leased with another token: it was leased again, or this token was never that of its lease")]
     OtherToken,
-    /// The batch is not leased, and the policy was resumed since it was.
+    /// The batch is not leased, and the policy was resumed after it was.
     #[error("a resume has ended the lease: epoch {0} has begun since the batch was leased")]
     Resumed(Epoch),
     /// The batch is not leased, because the lease expired or its holder ended it.

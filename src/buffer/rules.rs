@@ -1,26 +1,29 @@
-//! The rules of a policy, validated whole and with their filters compiled.
+//! The rules of a policy, validated together and with their filters compiled.
+
+pub mod changes;
+pub mod filter;
+pub(super) mod unused;
 
 use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
 
-use super::{
-    filter::{FilterViolation, Filters},
-    trajectory::GROUP_SIZE_MAX,
-};
+use self::filter::{FilterViolation, Filters};
+use super::trajectory::GROUP_SIZE_MAX;
 
-/// Seconds of ten years: longer durations are typing errors.
+/// Seconds of ten years. A longer duration is a typing error.
 const DURATION_S_MAX: u64 = 315_360_000;
 
-/// Bytes that no stored payload is below: its header alone takes as many.
+/// The least size of a stored payload: its header alone takes as many bytes.
 const PAYLOAD_BYTES_MIN: u64 = 64;
 
-/// Least and greatest divisor of `constant` loss weighting: weights and their inverses fit a 32-bit float in any batch.
+/// Least and greatest divisor of `constant` loss weighting. With these bounds, weights and their inverses fit a 32-bit
+/// float in any batch.
 const LOSS_CONSTANT_MIN: f64 = 1e-20;
 const LOSS_CONSTANT_MAX: f64 = 1e20;
 
-/// Seconds of a day: the longest lease, also by heartbeat.
+/// Seconds of a day: the longest lease, also after a heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
 
-/// Rules that were checked; the ways to them are [`Rules::parse`] and [`Rules::stored`].
+/// Rules that were checked. Only [`Rules::parse`] and [`Rules::stored`] make them.
 #[derive(Debug)]
 pub struct Rules {
     wire: PolicyRules,
@@ -28,7 +31,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Checks rules whole; on failure returns every violation with its JSON pointer.
+    /// Checks all rules. On failure, returns every violation with its JSON pointer.
     pub fn parse(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
         let mut violations = Vec::new();
         check_numbers(&wire, &mut violations);
@@ -40,8 +43,8 @@ impl Rules {
         Err(violations)
     }
 
-    /// Rules that were checked when they were written, perhaps by an earlier version that allowed more: groups that are
-    /// open under them are decided by them.
+    /// Reads rules that were checked when they were written. They are not checked again, because an earlier version may
+    /// have allowed more, and groups that are open under them must still be decided by them.
     pub fn stored(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
         let filters = Filters::compile_stored(&wire.filter).map_err(filter_violations)?;
         Ok(Self { wire, filters })
@@ -53,19 +56,19 @@ impl Rules {
         &self.filters
     }
 
-    /// Bytes that they hold, about.
+    /// The bytes that the compiled filters hold, approximately.
     #[must_use]
     pub fn bytes_held(&self) -> usize {
         size_of::<Self>() + self.filters.bytes_held()
     }
 
-    /// Rollouts of one batch of whole groups.
+    /// The number of rollouts of one batch of whole groups.
     #[must_use]
     pub fn batch_rollouts(&self) -> u64 {
         batch_rollouts(&self.wire)
     }
 
-    /// Rollouts that suffice for a group of this size.
+    /// The number of rollouts that suffice for a group of this size.
     #[must_use]
     pub fn min_size(&self, size: u32) -> u32 {
         self.wire.group.min_size.map_or(size, |min_size| min_size.min(size))
@@ -123,8 +126,8 @@ fn batch_rollouts(rules: &PolicyRules) -> u64 {
     u64::from(rules.batch.groups) * u64::from(rules.group.size)
 }
 
-/// A backlog that is full before one batch is complete would be full for ever: posts are refused, and there is nothing
-/// to lease.
+/// Checks that the backlog has room for one batch. Otherwise it would be full before one batch is complete, and stay
+/// full for ever: posts would be refused, and there would be no batch to lease.
 fn check_backlog(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     let (groups, size, rollouts) = (rules.batch.groups, rules.group.size, batch_rollouts(rules));
     let bounds = [

@@ -1,7 +1,7 @@
 //! Reads a TOML table into a type and names every wrong value in it, not only the first.
 //!
-//! A reader that serde derives stops at the first error. Here the wrong value is taken out, so that its default stands
-//! in for it, and the table is read again.
+//! Deserialization with serde stops at the first error. This module removes the invalid value, so that its default
+//! takes its place, and reads the table again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,10 +13,12 @@ use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 use toml::{Table, Value};
 
-/// Errors of one table: who writes more of them has the wrong file.
+use crate::api::explain_toml;
+
+/// The most errors reported for one table. A file with more is probably not a configuration of Forebay.
 const ERRORS_MAX: usize = 100;
 
-/// Reads a table whose keys all have defaults. What is wrong is added to `violations`, below the pointer `at`.
+/// Reads a table whose keys all have defaults. Errors are added to `violations`, with pointers below `at`.
 pub(super) fn read<T: DeserializeOwned + Default>(at: &str, table: Table, violations: &mut Vec<Violation>) -> T {
     let mut reading = Reading { root: Value::Table(table), removed: BTreeSet::new(), lists: BTreeMap::new() };
     for _ in 0..ERRORS_MAX {
@@ -24,16 +26,16 @@ pub(super) fn read<T: DeserializeOwned + Default>(at: &str, table: Table, violat
             Ok(value) => return value,
             Err(error) => error,
         };
-        let detail = error.inner().message().to_owned();
+        let message = error.inner().message().to_owned();
         let mut path: Vec<Step> = error.path().iter().filter_map(Step::of).collect();
-        let missing = named_field(&detail, "missing field `");
-        if let Some(field) = named_field(&detail, "unknown field `").filter(|&field| !ends_with(&path, field)) {
+        let missing = named_field(&message, "missing field `");
+        if let Some(field) = named_field(&message, "unknown field `").filter(|&field| !ends_with(&path, field)) {
             path.push(Step::Key(field.to_owned()));
         }
         let pointer = reading.pointer(&path) + &missing.map(|field| format!("/{field}")).unwrap_or_default();
-        // What is missing because it was taken out is already named.
+        // A field that is missing because it was removed here has been reported already.
         if !reading.removed.contains(&pointer) {
-            violations.push(Violation { pointer: format!("{at}{pointer}"), detail });
+            violations.push(Violation { pointer: format!("{at}{pointer}"), detail: explain_toml(&message) });
         }
         if !reading.remove(&path) {
             break;
@@ -61,14 +63,14 @@ impl Step {
 
 struct Reading {
     root: Value,
-    /// Pointers, in the file, of the values that were taken out.
+    /// Pointers, in the file, to the values that were removed.
     removed: BTreeSet<String>,
-    /// Of lists that lost items, by the list's pointer: the places in the file of the items that are left.
+    /// For each list that lost items: the original indices of the remaining items. The key is the list's pointer.
     lists: BTreeMap<String, Vec<usize>>,
 }
 
 impl Reading {
-    /// Where a path leads to in the file.
+    /// The pointer, in the file, to the value at a path.
     fn pointer(&self, path: &[Step]) -> String {
         let mut pointer = String::new();
         for step in path {
@@ -86,7 +88,7 @@ impl Reading {
         pointer
     }
 
-    /// Takes out what a path leads to; false where nothing is left to take out.
+    /// Removes the value at a path. Returns false if there is nothing to remove.
     fn remove(&mut self, path: &[Step]) -> bool {
         let Some((last, parents)) = path.split_last() else { return false };
         let (pointer, at) = (self.pointer(path), self.pointer(parents));
@@ -109,8 +111,8 @@ impl Reading {
     }
 }
 
-fn named_field<'d>(detail: &'d str, prefix: &str) -> Option<&'d str> {
-    detail.strip_prefix(prefix)?.split('`').next()
+fn named_field<'m>(message: &'m str, prefix: &str) -> Option<&'m str> {
+    message.strip_prefix(prefix)?.split('`').next()
 }
 
 fn ends_with(path: &[Step], field: &str) -> bool {

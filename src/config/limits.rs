@@ -1,4 +1,4 @@
-//! The table `[limits]`: what one process is willing to hold, and how long it waits.
+//! The table `[limits]`: how much one process holds, and how long it waits.
 
 use std::time::Duration;
 
@@ -11,29 +11,30 @@ use crate::{
     server::ServerLimits,
 };
 
-/// Seconds of a day: a longer time for one request is a typing error, and far longer ones cannot be added to a clock.
+/// The longest timeout: a day. A longer time for one request is a typing error, and very long times overflow a clock.
 const SECONDS_MAX: u64 = 86_400;
 
-/// Connections, and waiters: more than a process has descriptors for, and fewer than a semaphore counts.
+/// The most connections and waiters: more than a process has file descriptors, and fewer than a semaphore can count.
 const CONNECTIONS_MAX: u64 = 1_000_000;
 
-/// The most that `body_bytes` may be. A rollout is one value in the database, which has less than 10^9 bytes in SQLite,
-/// and a text of it is one value of an Arrow column, which has less than 2^31; unpacked it is half as long again.
+/// The largest value of `body_bytes`. A rollout is one value in the database, which must have less than 10^9 bytes in
+/// SQLite, and its text is one value of an Arrow column, which must have less than 2^31 bytes. An unpacked rollout is
+/// half as large again as its body.
 const BODY_BYTES_MAX: u64 = 512 << 20;
 
-/// Bytes of a budget: 1 TiB, more than a machine has memory, and what 2^30 permits of a kilobyte count.
+/// The largest byte budget: 1 TiB. It is more memory than a machine has, and 2^30 permits of one KiB can count it.
 const BUDGET_BYTES_MAX: u64 = 1 << 40;
 
-/// Tokens of a trajectory: offsets of Arrow's lists have 31 bits.
+/// The most tokens of a trajectory: the offsets of Arrow lists have 31 bits.
 const TOKENS_MAX: u64 = i32::MAX as u64;
 
-/// Segments of a trajectory: each is a row of its samples.
+/// The most segments of a trajectory. Each segment is a row of the samples.
 const SEGMENTS_MAX: u64 = 1 << 20;
 
-/// Policies: far more than a service can have rules in memory for.
+/// The most policies: far more than the rules that fit in memory.
 const POLICIES_MAX: u64 = 1_000_000;
 
-/// Limits that are checked against others, which may be wrong themselves.
+/// Limits whose check depends on other limits, which may themselves be invalid.
 const RELATED: [&str; 3] = ["/limits/inflight_bytes", "/limits/samples_bytes", "/limits/connections"];
 
 #[derive(Debug, Deserialize)]
@@ -52,7 +53,7 @@ pub(super) struct Limits {
     policies: u64,
     waiters: u64,
     waiters_per_key: u64,
-    look_ms: u64,
+    waiter_poll_interval_ms: u64,
     stall_timeout_s: u64,
     shutdown_s: u64,
 }
@@ -73,7 +74,7 @@ impl Default for Limits {
             policies: 1_024,
             waiters: 1_024,
             waiters_per_key: 512,
-            look_ms: 500,
+            waiter_poll_interval_ms: 500,
             stall_timeout_s: 60,
             shutdown_s: 30,
         }
@@ -85,12 +86,13 @@ impl Limits {
         let is_complete = !violations.iter().any(|violation| violation.pointer.starts_with("/limits"));
         let mut within = |name: &str, value: u64, min: u64, max: u64| {
             let pointer = format!("/limits/{name}");
-            // Beside a value that could not be read, what is related to it cannot be judged.
+            // If any limit could not be read, limits that depend on other limits are not reported, because the error
+            // may only be a consequence.
             let is_judged = is_complete || !RELATED.contains(&pointer.as_str());
             if is_judged && value < min {
-                violations.push(Violation { pointer, detail: format!("must be at least {min}, is {value}") });
+                violations.push(Violation { pointer, detail: format!("must be at least {min}, but is {value}") });
             } else if value > max {
-                violations.push(Violation { pointer, detail: format!("must be at most {max}, is {value}") });
+                violations.push(Violation { pointer, detail: format!("must be at most {max}, but is {value}") });
             }
         };
         within("header_timeout_s", self.header_timeout_s, 1, SECONDS_MAX);
@@ -98,11 +100,12 @@ impl Limits {
         within("stall_timeout_s", self.stall_timeout_s, 1, SECONDS_MAX);
         within("body_timeout_s", self.body_timeout_s, 1, SECONDS_MAX);
         within("shutdown_s", self.shutdown_s, 0, SECONDS_MAX);
-        // A compressed body is held twice: as sent, and expanded.
+        // A compressed body is held twice: as received and decompressed.
         within("inflight_bytes", self.inflight_bytes, self.body_bytes.saturating_mul(2), BUDGET_BYTES_MAX);
-        // The longest control body and the longest page of a list, a few of each at once.
+        // The budget must hold a few of the largest control bodies and of the largest list pages at the same time.
         within("control_bytes", self.control_bytes, 4 << 20, BUDGET_BYTES_MAX);
-        // The rows of one rollout are read at once: stored, unpacked, as rows and as an answer.
+        // The rows of one rollout are read together and held four times: as stored, unpacked, as rows and as the
+        // response.
         within("samples_bytes", self.samples_bytes, self.body_bytes.saturating_mul(4), BUDGET_BYTES_MAX);
         within("trajectory_tokens", self.trajectory_tokens, 1, TOKENS_MAX);
         within("trajectory_segments", self.trajectory_segments, 1, SEGMENTS_MAX);
@@ -110,8 +113,8 @@ impl Limits {
         within("policies", self.policies, 1, POLICIES_MAX);
         within("waiters", self.waiters, 1, CONNECTIONS_MAX / 3);
         within("waiters_per_key", self.waiters_per_key, 1, CONNECTIONS_MAX);
-        within("look_ms", self.look_ms, 1, SECONDS_MAX * 1_000);
-        // Who waits for a batch or a version holds a connection: acks and heartbeats need some that are free.
+        within("waiter_poll_interval_ms", self.waiter_poll_interval_ms, 1, SECONDS_MAX * 1_000);
+        // A request that waits for a batch or a version holds a connection, and acks and heartbeats need free ones.
         within("connections", self.connections, self.waiters.saturating_mul(3), CONNECTIONS_MAX);
     }
 
@@ -156,7 +159,7 @@ impl Limits {
         self.waiters_per_key as usize
     }
 
-    pub(super) fn look_every(&self) -> Duration {
-        Duration::from_millis(self.look_ms)
+    pub(super) fn waiter_poll_interval(&self) -> Duration {
+        Duration::from_millis(self.waiter_poll_interval_ms)
     }
 }

@@ -1,7 +1,7 @@
-//! Copies of a SQLite database that is being served: one consistent snapshot, while writes go on.
+//! Copies of a SQLite database that is being served: one consistent snapshot, while writes continue.
 //!
-//! Postgres has its own tools for this. The copy is a database like any other; [`restore`](super::restore) puts it in
-//! the place of one.
+//! Postgres has its own tools for this. The copy is a complete database; [`restore`](super::restore) replaces a
+//! database with it.
 
 use std::{
     io::ErrorKind,
@@ -16,19 +16,19 @@ use super::{
     staging::Staged,
 };
 
-/// What names of unfinished copies end with.
+/// The ending of the names of unfinished copies.
 const PARTIAL: &str = ".partial";
 
-/// A backup cannot be made. Nothing is left at its place.
+/// A backup cannot be made. No file is left at the target.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    /// The database is not a file of ours to copy.
-    #[error("`{0}` is not `sqlite:PATH`; of Postgres, pg_dump makes consistent copies while it serves")]
+    /// The URL does not name a SQLite file.
+    #[error("`{0}` is not `sqlite:PATH`; back up Postgres with `pg_dump`, also while the service runs")]
     NotAFile(String),
-    /// There is something where the copy should go.
-    #[error("{0} exists already")]
+    /// The target of the copy exists.
+    #[error("{0} already exists")]
     Exists(PathBuf),
-    /// The database is not as SQLite may open it.
+    /// SQLite cannot open the database safely.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// A file cannot be used.
@@ -39,7 +39,7 @@ pub enum BackupError {
         /// Why.
         source: std::io::Error,
     },
-    /// The database cannot be read, or the copy not be written.
+    /// The database cannot be read, or the copy cannot be written.
     #[error("cannot copy {path}")]
     Database {
         /// The database.
@@ -49,14 +49,16 @@ pub enum BackupError {
     },
 }
 
-/// Copies the database that `url` names to `to`, which must not exist; the size of the copy in bytes.
+/// Copies the database that `url` names to `to`, which must not exist. Returns the size of the copy in bytes.
 ///
-/// The copy is on disk, whole, before it has its name. Blocks until then.
+/// The whole copy is on disk before it gets its name. This call blocks until then.
 pub fn backup(url: &str, to: &Path) -> Result<u64, BackupError> {
     let from = super::sqlite_path(url).ok_or_else(|| BackupError::NotAFile(super::redact(url)))?;
     if to.exists() {
         return Err(BackupError::Exists(to.to_owned()));
     }
+    super::check_exists(from)?;
+    super::check_folder_of(to)?;
     Files::check_log(from)?;
     let failed = |source| BackupError::File { path: to.to_owned(), source };
     let staged = Staged::new(to, PARTIAL).map_err(failed)?;

@@ -1,16 +1,17 @@
-//! The durable half: one atomic operation per method, on SQLite or Postgres.
+//! SQLite and Postgres behind the port of the buffer: one atomic operation per method.
 //!
-//! Separate from [`buffer`](crate::buffer) so that the domain never mentions SQL and no transaction handle crosses the
-//! trait. A decision that must be made under a lock is a pure function handed in ([`Decide`]). The store never mints an
-//! id, and time is an argument.
+//! Separate from [`buffer`](crate::buffer), which declares what it needs in [`port`](crate::buffer::port) and does not
+//! depend on a database. The decisions that an operation makes under its locks are functions of the buffer's stages.
+//! The store creates no ids, and the time is an argument.
 //!
-//! Read [`Store`] first, then one file of `ops`; [`dialect`] holds everything in which the databases differ.
+//! Read `sql_store.rs` first, which hands each operation to a dialect, then one file of `ops`. [`dialect`] holds
+//! everything in which the databases differ.
 
 mod backup;
 mod dialect;
-mod gather;
+mod error;
+mod group_commit;
 mod health;
-mod model;
 mod ops;
 mod restore;
 mod rules_cache;
@@ -19,258 +20,44 @@ mod sql_store;
 mod staging;
 mod tally;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
-use async_trait::async_trait;
 use sqlx::migrate::MigrateError;
-use tokio::sync::watch;
 
 pub use backup::{BackupError, backup};
-pub use health::Health;
-pub use model::{
-    Admit, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, Claimed, ClockReading, Contradiction,
-    Counts, Decide, Examination, ExistingPolicy, Expired, Group, GroupFilter, Ingest, Ingested, KeyFilter, LeaseProof,
-    Page, Policy, Publish, Resume, Resumed, RulesOfGroups, RulesWritten, StoredPayload, Story, StoryFilter, Tallies,
-    WaitingFor, WriteRules,
-};
 pub use restore::{RestoreError, Restored, restore};
 
 use self::sql_store::SqlStore;
-use crate::{
-    access::key::{KeyId, NewKey, StoredKey},
-    buffer::{
-        admission::Admitted,
-        finalize::Cause,
-        ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
-        payload::Codec,
-        refusal::Refusal,
-        replicas::{Heard, WakeUp},
-    },
-    clock::Timestamp,
-    metrics::StoreMetrics,
-};
+use crate::{access::key_store::KeyStore, buffer::port::Store, metrics::StoreMetrics};
 
-/// An answer, or a refusal of the domain that changed nothing.
-pub type Answer<T> = Result<Result<T, Refusal>, StoreError>;
+/// Everything that the service needs from a database.
+pub trait Database: Store + KeyStore {}
 
-/// The operations of the buffer, each atomic and durable when it answers.
-#[async_trait]
-pub trait Store: Send + Sync + 'static {
-    /// Stage 2: stores bundles, each all or nothing, and decides the groups that they complete.
-    async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError>;
-    /// Reserves room for rollouts that are about to start.
-    async fn admit(&self, admit: Admit) -> Answer<Admitted>;
-    /// Stage 3, by hand: decides an open group as if it had timed out.
-    async fn close_group(
-        &self,
-        policy: PolicyName,
-        group_id: GroupId,
-        decide: Arc<dyn Decide>,
-        now: Timestamp,
-    ) -> Answer<Group>;
-    /// Discards a group that is open, ready or quarantined.
-    async fn discard_group(
-        &self,
-        policy: PolicyName,
-        group_id: GroupId,
-        reason: String,
-        now: Timestamp,
-    ) -> Answer<Group>;
-    /// Stage 4 and 5: gives the batch that the request holds, one that came back, or a new one, in this order.
-    async fn claim(&self, claim: Claim) -> Answer<ClaimAnswer>;
-    /// Heartbeat.
-    async fn extend(&self, proof: LeaseProof, ttl_s: u64) -> Answer<Batch>;
-    /// The batch was consumed by a step.
-    async fn ack(&self, proof: LeaseProof, step: Step) -> Answer<Batch>;
-    /// The batch is given back; named groups are quarantined and the batch is split.
-    async fn nack(&self, proof: LeaseProof, reason: Option<String>, groups: Vec<GroupId>) -> Answer<Batch>;
-    /// A quarantined batch, or the quarantined groups of a split one, come back with a fresh count.
-    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch>;
-    /// A payload of this group is damaged: the group is quarantined before it is delivered.
-    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError>;
-    /// Stage 6: what was acked at or before the step is settled; the last settled step and the batches settled now.
-    async fn checkpoint(
-        &self,
-        policy: PolicyName,
-        step: Step,
-        force: bool,
-        epoch: Option<Epoch>,
-        now: Timestamp,
-    ) -> Answer<(Step, u64)>;
-    /// A trainer starts from a step.
-    async fn resume(&self, resume: Resume) -> Answer<Resumed>;
-    /// A fresh start of the policy; the new run and epoch and the groups discarded.
-    async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>, now: Timestamp) -> Answer<(Run, Epoch, u64)>;
-    /// Every policy begins an epoch, this one or a later one, and its leases end; how many policies there are.
-    async fn begin_epochs(&self, first: Epoch) -> Result<u64, StoreError>;
-    /// A new weight version; true unless it was an identical repeat.
-    async fn publish(&self, publish: Publish) -> Answer<bool>;
-
-    /// Writes the rules of a policy, which is created where it does not exist.
-    async fn write_rules(&self, write: WriteRules) -> Answer<RulesWritten>;
-    /// One policy.
-    async fn policy(&self, name: PolicyName) -> Result<Option<Policy>, StoreError>;
-    /// Policies after a name, in order.
-    async fn policies(&self, after: String, limit: u32) -> Result<Vec<Policy>, StoreError>;
-    /// Tallies of every policy, or of one.
-    async fn tallies(&self, policy: Option<PolicyPk>) -> Result<BTreeMap<PolicyName, Tallies>, StoreError>;
-    /// What a trainer of the policy is waiting for.
-    async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError>;
-
-    /// One batch.
-    async fn batch(&self, batch_id: BatchId) -> Result<Option<Batch>, StoreError>;
-    /// Batches in the order in which they were cut.
-    async fn batches(&self, filter: BatchFilter) -> Result<Page<Batch>, StoreError>;
-    /// Stage 5: the rollouts of a batch in order, without payloads; none when payloads are purged.
-    async fn batch_members(&self, batch: Batch) -> Result<Option<Vec<BatchMember>>, StoreError>;
-    /// Payloads of rollouts, in the order asked for; missing ones are left out.
-    async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError>;
-
-    /// Rollouts in the order in which they arrived.
-    async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, StoreError>;
-    /// Groups in the order in which they were opened.
-    async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError>;
-
-    /// Stores a key, unless `live_max` are there that are not revoked.
-    async fn create_key(&self, key: NewKey, live_max: u32) -> Answer<StoredKey>;
-    /// Keys in the order in which they were created.
-    async fn keys(&self, filter: KeyFilter) -> Result<Vec<StoredKey>, StoreError>;
-    /// Revokes a key; the key as it is then, or none of this id. A repeat changes nothing.
-    async fn revoke_key(&self, key_id: KeyId, now: Timestamp) -> Result<Option<StoredKey>, StoreError>;
-    /// Writes when keys were last accepted; an earlier time than the written one changes nothing.
-    async fn write_key_uses(&self, uses: Vec<(KeyId, Timestamp)>) -> Result<(), StoreError>;
-
-    /// Sweep: whether time has made anything due; reads only, so that an idle service writes nothing.
-    async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError>;
-    /// Sweep: adds changes of tallies that were appended to the tallies themselves, on the database that appends them.
-    async fn fold_tallies(&self) -> Result<(), StoreError>;
-    /// Sweep: leases past their end come back, up to `limit`.
-    async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError>;
-    /// Sweep: open groups past their deadline, up to `limit`.
-    async fn overdue_groups(&self, now: Timestamp, limit: u32) -> Result<Vec<GroupPk>, StoreError>;
-    /// Sweep: decides an overdue group; its policy and state, or none if somebody else did.
-    async fn decide_overdue(
-        &self,
-        group: GroupPk,
-        cause: Cause,
-        decide: Arc<dyn Decide>,
-        now: Timestamp,
-    ) -> Result<Option<(PolicyName, Group)>, StoreError>;
-    /// Sweep: purges payloads and forgets tombstones that are due, up to `limit` groups each; how many were done.
-    async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
-    /// Sweep: gives back the room of admissions past their end, up to `limit`; how many there were.
-    async fn expire_admissions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
-    /// Sweep: discards groups that a post slipped into a run that `reset` had just ended.
-    async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
-
-    /// Upkeep: rules that no policy has now, up to `limit`.
-    async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError>;
-    /// Upkeep: which rules the groups after one have, up to `limit` groups.
-    async fn rules_of_groups(&self, after: GroupPk, limit: u32) -> Result<RulesOfGroups, StoreError>;
-    /// Upkeep: deletes rules, except those of policies; how many were deleted.
-    async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError>;
-
-    /// Diagnosis: reads every row and compares it with what others say of it.
-    async fn examine(&self) -> Result<Examination, StoreError>;
-    /// Diagnosis: what the database says of its own file.
-    async fn integrity(&self) -> Result<Vec<String>, StoreError>;
-    /// Diagnosis: the rollouts with payloads of the groups after one, `groups` groups at a time.
-    async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError>;
-    /// The clock that replicas share, and how far the service has come.
-    async fn read_clock(&self) -> Result<ClockReading, StoreError>;
-    /// The service has reached a time: written if anything else was since the last mark, or if it answers a question.
-    async fn mark_clock(&self, now: Timestamp, answers: Option<i64>) -> Result<(), StoreError>;
-    /// Replaces the offset of service time at a time that was reached, unless it is another one by then.
-    async fn correct_clock(&self, from_us: i64, to_us: i64, now: Timestamp) -> Result<bool, StoreError>;
-    /// Asks running replicas to look at the clock; the number of the question.
-    async fn ask_clock(&self) -> Result<i64, StoreError>;
-    /// The form in which payloads are to be packed for it.
-    fn payload_codec(&self) -> Codec;
-    /// The way to the other replicas, where the database can be shared.
-    fn peers(&self) -> Option<Arc<dyn Peers>>;
-    /// What the last writes say about the next.
-    fn health(&self) -> watch::Receiver<Health>;
-    /// Answers when the store can read and write; after a failed write, by writing.
-    async fn ping(&self) -> Result<(), StoreError>;
-    /// Flushes and closes; calls after it fail.
-    async fn close(&self);
-}
-
-/// The way to the replicas that share the database. What is lost on it costs time alone.
-#[async_trait]
-pub trait Peers: Send + Sync + 'static {
-    /// Tells all replicas, this one included.
-    async fn tell(&self, wake_ups: Vec<WakeUp>) -> Result<(), StoreError>;
-    /// Hands over what is told, until the store is closed.
-    async fn listen(&self, heard: &(dyn Fn(Heard) + Send + Sync));
-}
-
-/// The store cannot answer.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum StoreError {
-    /// Postgres failed; whether a commit happened is known only by looking.
-    #[error("the database failed: {0}")]
-    Database(Arc<sqlx::Error>),
-    /// A SQLite file failed; whether a commit happened is known only by looking.
-    #[error("the database failed: {0}")]
-    Sqlite(Arc<rusqlite::Error>),
-    /// A file of the database was removed or replaced while it was open.
-    #[error("{0}")]
-    Displaced(String),
-    /// A row says something that the schema and this version rule out.
-    #[error("the store is corrupt: {0}")]
-    Corrupt(String),
-    /// The store is closed or closing.
-    #[error("the store is closed")]
-    Closed,
-}
-
-impl StoreError {
-    /// The database sacrificed this transaction to another one: running it again may succeed.
-    fn is_conflict(&self) -> bool {
-        // unique_violation: two replicas created the same row at once, and the loser must look again.
-        const CONFLICTS: [&str; 3] = ["40001", "40P01", "23505"];
-        let Self::Database(error) = self else { return false };
-        let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
-        code.is_some_and(|code| CONFLICTS.contains(&code.as_str()))
-    }
-}
-
-impl From<rusqlite::Error> for StoreError {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Sqlite(Arc::new(error))
-    }
-}
-
-impl From<sqlx::Error> for StoreError {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Database(Arc::new(error))
-    }
-}
+impl<S: Store + KeyStore> Database for S {}
 
 /// The store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The URL names no database that this build knows.
+    /// The URL does not have the form of a database that this build supports.
     #[error("database `{0}` is not `sqlite:PATH`, `sqlite::memory:` or `postgres://...`")]
     Url(String),
-    /// The file is not there, and is not to be made.
-    #[error("database {0} does not exist")]
+    /// The file does not exist, and the command must not create it.
+    #[error("database {0} does not exist: correct the path; only `forebay serve` creates a database")]
     Missing(String),
-    /// The folder of the file is not there: most likely the path is mistyped.
-    #[error("the folder {folder} of database {name} does not exist: correct the path, or create the folder")]
+    /// The folder of the file does not exist. Most likely the path is mistyped.
+    #[error("the folder {folder} of {name} does not exist: correct the path, or create the folder")]
     NoFolder {
         /// The file.
         name: String,
         /// The folder.
         folder: String,
     },
-    /// The server does not answer, or does not let this service in.
+    /// The server does not answer, or rejects the connection.
     #[error("cannot open database {name}: {why}")]
     Unreachable {
         /// The database.
         name: String,
-        /// What it answered.
+        /// The server's answer, or the error of the connection.
         why: String,
     },
     /// A file or folder cannot be used.
@@ -281,10 +68,10 @@ pub enum OpenError {
         /// Why.
         source: std::io::Error,
     },
-    /// Another process has the file.
+    /// Another process holds the file.
     #[error("database {0} is locked: another forebay serves it")]
     Locked(String),
-    /// The write-ahead log beside the file is not the file's own.
+    /// The write-ahead log beside the file does not belong to it.
     #[error("{0}")]
     Log(String),
     /// The database cannot be opened: damaged, not a database, or unreachable.
@@ -319,7 +106,7 @@ pub enum OpenError {
         /// Why.
         source: Box<MigrateError>,
     },
-    /// The database runs with settings on which no promise can rest.
+    /// The database's settings or its state do not allow the guarantees of the service.
     #[error("{0}")]
     Settings(String),
 }
@@ -347,19 +134,19 @@ impl OpenError {
 /// A store that was opened.
 pub struct Opened {
     /// The store.
-    pub store: Arc<dyn Store>,
-    /// There was no database before, and there is an empty one now.
+    pub store: Arc<dyn Database>,
+    /// Whether the database was created, so that it is empty.
     pub is_new: bool,
 }
 
-/// Opens the database that a URL names, and creates it where there is none, in a folder that exists.
-pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Store>, OpenError> {
+/// Opens the database that a URL names. A database that does not exist is created, in a folder that exists.
+pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Database>, OpenError> {
     open_or_create(url, metrics).await.map(|opened| opened.store)
 }
 
-/// The same, and tells whether it was created.
+/// Like [`open`], and tells whether the database was created.
 pub async fn open_or_create(url: &str, metrics: StoreMetrics) -> Result<Opened, OpenError> {
-    let (store, is_new): (Arc<dyn Store>, bool) = match Place::of(url)? {
+    let (store, is_new): (Arc<dyn Database>, bool) = match Place::of(url)? {
         Place::Temporary => (Arc::new(SqlStore::new(dialect::Sqlite::open_temporary(metrics).await?)), true),
         Place::File(path) => {
             check_folder(url)?;
@@ -374,11 +161,25 @@ pub async fn open_or_create(url: &str, metrics: StoreMetrics) -> Result<Opened, 
     Ok(Opened { store, is_new })
 }
 
-/// Opens the database that a URL names; a file that is not there is not made.
-pub async fn open_existing(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Store>, OpenError> {
+/// Opens the database that a URL names. A file that does not exist is not created.
+pub async fn open_existing(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Database>, OpenError> {
     match Place::of(url)? {
-        Place::File(path) if !path.exists() => Err(OpenError::Missing(path.display().to_string())),
-        _ => open(url, metrics).await,
+        Place::File(path) => {
+            check_exists(path)?;
+            open(url, metrics).await
+        }
+        Place::Temporary | Place::Postgres => open(url, metrics).await,
+    }
+}
+
+/// Checks that a file exists, for commands that must not create it.
+fn check_exists(path: &Path) -> Result<(), OpenError> {
+    match path.metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(OpenError::Missing(path.display().to_string()))
+        }
+        // Opening the file reports any other error.
+        _ => Ok(()),
     }
 }
 
@@ -390,18 +191,23 @@ pub fn check_url(url: &str) -> Result<(), OpenError> {
     }
 }
 
-/// Whether the folder of a file is there. A mistyped path makes neither folders nor an empty database.
+/// Checks that the folder of a file exists, so that a mistyped path creates neither folders nor an empty database.
 pub fn check_folder(url: &str) -> Result<(), OpenError> {
-    let Place::File(path) = Place::of(url)? else { return Ok(()) };
-    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        Some(folder) if !folder.is_dir() => {
-            Err(OpenError::NoFolder { name: path.display().to_string(), folder: folder.display().to_string() })
-        }
-        _ => Ok(()),
+    match Place::of(url)? {
+        Place::File(path) => check_folder_of(path),
+        Place::Temporary | Place::Postgres => Ok(()),
     }
 }
 
-/// What a database URL names.
+fn check_folder_of(path: &Path) -> Result<(), OpenError> {
+    let folder = dialect::folder_of(path);
+    if folder.is_dir() {
+        return Ok(());
+    }
+    Err(OpenError::NoFolder { name: path.display().to_string(), folder: folder.display().to_string() })
+}
+
+/// The kind and the address of a database.
 enum Place<'u> {
     Temporary,
     File(&'u Path),
@@ -428,12 +234,13 @@ fn sqlite_path(url: &str) -> Option<&Path> {
     }
 }
 
-/// A database URL as it may be shown: without the password and without parameters, which may hold one as well.
+/// A database URL that may be shown: without the password, and without parameters, which may contain a password as
+/// well.
 #[must_use]
 pub fn redact(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let rest = match rest.rsplit_once('@') {
-        // The user ends at the first colon, the password at the last at-sign.
+        // The user ends at the first colon, and the password at the last at-sign.
         Some((user, host)) => format!("{}@{host}", user.split(':').next().unwrap_or_default()),
         None => rest.to_owned(),
     };

@@ -1,8 +1,8 @@
-//! A copy takes the place of a SQLite database.
+//! Replaces a SQLite database with a copy.
 //!
-//! Replacing the file by hand is not enough: SQLite would replay the log of the database before into the copy. And
-//! trainers that are alive hold leases and epochs of a history that has not happened in the copy, so every policy begins a
-//! new epoch, and they have to resume.
+//! Replacing the file by hand is not enough, because SQLite would replay the old database's log into the copy. Also,
+//! running trainers hold leases and epochs that the copy does not know. Every policy therefore begins a new epoch, and
+//! trainers must resume.
 
 use std::{
     fs::File,
@@ -14,41 +14,48 @@ use std::{
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    OpenError, Store as _, StoreError,
+    OpenError,
     dialect::{Files, Names, Sqlite, folder_of, sync_folder, with_suffix},
     sql_store::SqlStore,
     staging::Staged,
 };
-use crate::{buffer::ids::Epoch, clock::Timestamp, metrics::StoreMetrics};
+use crate::{
+    buffer::{
+        ids::Epoch,
+        port::{HealthStore as _, LineageStore as _, StoreError},
+    },
+    clock::Timestamp,
+    metrics::StoreMetrics,
+};
 
-/// What names of unfinished restores end with.
+/// The ending of the names of unfinished restores.
 const RESTORING: &str = ".restoring";
 
-/// What every SQLite file begins with.
+/// The first bytes of every SQLite file.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// Tables by which a database of ours is known, in all of its versions.
+/// Counts the tables that databases of Forebay have in all versions.
 const OUR_TABLES: &str = "SELECT COUNT(*) FROM sqlite_schema WHERE type = 'table'
     AND name IN ('_sqlx_migrations', 'policy', 'rules', 'rollout_group', 'rollout', 'payload', 'batch')";
 
-/// How many they are.
+/// The number of these tables.
 const OUR_TABLES_COUNT: i64 = 7;
 
-/// Findings of SQLite that an error names.
+/// The most findings of SQLite that an error names.
 const FINDINGS_MAX: usize = 5;
 
-/// A copy cannot be restored. The database is as it was.
+/// A copy cannot be restored. The database is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The database is not a file of ours to replace.
-    #[error("`{0}` is not `sqlite:PATH`; copies of Postgres are restored by pg_restore or psql, with no service on it")]
+    /// The URL does not name a SQLite file.
+    #[error("`{0}` is not `sqlite:PATH`; restore Postgres with `pg_restore` or `psql` while no service uses it")]
     NotAFile(String),
     /// The copy cannot be used.
     #[error("{path} cannot be restored: {why}")]
     Copy {
         /// The copy.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// The database or the copy cannot be opened.
@@ -67,28 +74,33 @@ pub enum RestoreError {
     Store(#[from] StoreError),
 }
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
     /// The database.
     pub database: PathBuf,
-    /// Where the database before is, with its log beside it, if there was one.
+    /// The path of the replaced database, with its log beside it, if there was one.
     pub replaced: Option<PathBuf>,
-    /// Policies that began an epoch.
+    /// The number of policies that began an epoch.
     pub policies: u64,
 }
 
-/// Puts a copy in the place of the database that `url` names, which nobody may serve. `now` names what is replaced, and
-/// is where epochs go on.
+/// Replaces the database that `url` names with a copy. No process may be using the database. `now` is part of the name
+/// of the replaced file and of the new epochs.
 pub async fn restore(url: &str, copy: &Path, now: Timestamp, metrics: StoreMetrics) -> Result<Restored, RestoreError> {
     let path = super::sqlite_path(url).ok_or_else(|| RestoreError::NotAFile(super::redact(url)))?;
+    if !copy.exists() {
+        let why = "it does not exist: name a file that `forebay backup` made".to_owned();
+        return Err(RestoreError::Copy { path: copy.to_owned(), why });
+    }
+    super::check_folder_of(path)?;
     let files = Files::hold(path)?;
     let mut staged = stage(copy, &files.names)?;
     check(copy, staged.path())?;
     staged.unlock();
     let store = SqlStore::new(Sqlite::open(staged.path(), metrics).await?);
-    // Greater than any that was given out since the copy was made, also after an earlier restore of the same copy: no
-    // policy is resumed a thousand times a second.
+    // The new epoch is greater than any that was begun since the copy was made, also after an earlier restore of the
+    // same copy, because no policy is resumed a thousand times a second.
     let epochs = store.begin_epochs(Epoch(now.as_micros() / 1_000)).await;
     store.close().await;
     let policies = epochs?;
@@ -99,7 +111,7 @@ pub async fn restore(url: &str, copy: &Path, now: Timestamp, metrics: StoreMetri
     Ok(Restored { database: swap.files.names.database.clone(), replaced: swap.replaced, policies })
 }
 
-/// Copies the copy to where it can take the database's place at one stroke.
+/// Copies the copy to a file from which one rename can put it in place.
 fn stage(copy: &Path, names: &Names) -> Result<Staged, RestoreError> {
     let wrong = |why: &str| RestoreError::Copy { path: copy.to_owned(), why: why.to_owned() };
     let unreadable = |source| RestoreError::File { path: copy.to_owned(), source };
@@ -132,7 +144,7 @@ fn stage(copy: &Path, names: &Names) -> Result<Staged, RestoreError> {
     Ok(staged)
 }
 
-/// Whether it is a database of ours, and whole.
+/// Checks that a file is an undamaged database of Forebay.
 fn check(copy: &Path, staged: &Path) -> Result<(), RestoreError> {
     let wrong = |why: String| RestoreError::Copy { path: copy.to_owned(), why };
     let read = || -> Result<(i64, Vec<String>), rusqlite::Error> {
@@ -150,7 +162,7 @@ fn check(copy: &Path, staged: &Path) -> Result<(), RestoreError> {
     }
 }
 
-/// The copy and the database change places.
+/// Replaces the database with the copy.
 struct Swap {
     files: Files,
     staged: Option<Staged>,
@@ -160,12 +172,13 @@ struct Swap {
 
 type Step = fn(&mut Swap) -> Result<(), RestoreError>;
 
-/// In this order, a crash between any two leaves either the database before with its log, or the copy; or the copy
-/// beside a log that is not its own, with which nothing starts before that is cleared up.
+/// The steps of the replacement. After a crash between any two of them, one of three states is left: the old database
+/// with its log, the copy, or the copy beside a log that does not belong to it. In the last state the service refuses
+/// to start until the log is moved away.
 const STEPS: [Step; 4] = [Swap::keep_aside, Swap::pin_log, Swap::put_in_place, Swap::remove_log];
 
 impl Swap {
-    /// Gives the database and its log second names, or copies them where files cannot have those.
+    /// Gives the database and its log second names, or copies them if the file system has no hard links.
     fn keep_aside(&mut self) -> Result<(), RestoreError> {
         let names = &self.files.names;
         if !names.database.exists() && !names.wal.exists() {
@@ -213,16 +226,16 @@ impl Swap {
     }
 }
 
-/// Gives a file the permissions and, where that is allowed, the owner of the one that it replaces.
+/// Gives a file the permissions of the file that it replaces and, if that is allowed, its owner.
 fn inherit(from: &Path, to: &Path) -> io::Result<()> {
     let Ok(replaced) = from.metadata() else { return Ok(()) };
     let _ = std::os::unix::fs::chown(to, Some(replaced.uid()), Some(replaced.gid()));
     std::fs::set_permissions(to, replaced.permissions())
 }
 
-/// A name for what is replaced that nothing has.
+/// A free name for the replaced database.
 fn free_name(database: &Path, now: Timestamp) -> PathBuf {
-    // Colons are no part of file names everywhere.
+    // Some file systems do not allow colons in names.
     let time: String = now.to_string().chars().take_while(|&c| c != '.').filter(|c| !"-:".contains(*c)).collect();
     let first = with_suffix(database, &format!(".replaced-{time}Z"));
     let later = (2..).map(|number| with_suffix(&first, &format!("-{number}")));
@@ -236,18 +249,23 @@ mod tests {
 
     use super::*;
     use crate::{
-        buffer::{ids::PolicyName, rules::Rules},
+        buffer::{
+            ids::PolicyName,
+            port::{ExistingPolicy, Store, WriteRules},
+            rules::Rules,
+        },
         metrics::Metrics,
-        store::{ExistingPolicy, Store, WriteRules, open},
+        store::open,
     };
 
     const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
     async fn opened(database: &Path) -> Result<Arc<dyn Store>, OpenError> {
-        open(&format!("sqlite:{}", database.display()), Metrics::new().store()).await
+        let opened = open(&format!("sqlite:{}", database.display()), Metrics::new().store()).await;
+        opened.map(|store| store as Arc<dyn Store>)
     }
 
-    /// Policies and whether it is whole.
+    /// The names of the policies, after a check of integrity.
     async fn policies(store: &Arc<dyn Store>) -> Vec<String> {
         assert_eq!(store.integrity().await.expect("it can be read"), Vec::<String>::new());
         let policies = store.policies(String::new(), 9).await.expect("it can be read");
@@ -261,13 +279,13 @@ mod tests {
         assert!(store.write_rules(write).await.is_ok_and(|written| written.is_ok()));
     }
 
-    /// A database that was killed: what is on disk, the log with it.
-    async fn killed(at: &Path) {
+    /// The files of a database whose process was killed: the file on disk and its log.
+    async fn killed(at: &Path, suffixes: &[&str]) {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let live = folder.path().join("live.db");
         let store = opened(&live).await.expect("it opens");
         put(&store, "before").await;
-        for suffix in ["", "-wal", ".lock"] {
+        for suffix in suffixes {
             std::fs::copy(with_suffix(&live, suffix), with_suffix(at, suffix)).expect("it can be copied");
         }
         store.close().await;
@@ -282,9 +300,11 @@ mod tests {
         store.close().await;
         super::super::backup(&format!("sqlite:{}", source.display()), &copy).expect("it can be copied");
 
-        for steps in 0..=STEPS.len() {
-            let database = folder.path().join(format!("f{steps}.db"));
-            killed(&database).await;
+        // Without the lock file, there is no note about which file the log belongs to.
+        let noted: [&[&str]; 2] = [&["", "-wal", ".lock"], &["", "-wal"]];
+        for (steps, suffixes) in (0..=STEPS.len()).flat_map(|steps| noted.map(|suffixes| (steps, suffixes))) {
+            let database = folder.path().join(format!("f{steps}-{}.db", suffixes.len()));
+            killed(&database, suffixes).await;
             let files = Files::hold(&database).expect("nobody has it");
             let staged = stage(&copy, &files.names).expect("it can be copied");
             let mut swap = Swap { files, staged: Some(staged), now: NOW, replaced: None };

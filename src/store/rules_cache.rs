@@ -1,17 +1,17 @@
-//! Parsed rules by their row: a row of `rules` never changes, so it is parsed and compiled once as long as it is used.
+//! Parsed rules by their row. A row of `rules` never changes, so its rules are parsed and compiled once and kept while
+//! they are used.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::StoreError;
-use crate::buffer::rules::Rules;
+use crate::buffer::{port::StoreError, rules::Rules};
 
-/// Rules kept parsed; more than any operator changes in the life of open groups.
+/// Number of rules that are kept: more than an operator writes while groups are open.
 const RULES_MAX: usize = 1_024;
 
-/// Bytes of the rules that are kept, beside those that were used last: compiled patterns are large.
+/// Bytes of the rules that are kept, not counting those that were used last. Compiled patterns are large.
 const BYTES_MAX: usize = 64 << 20;
 
 /// Rules by the key of their row.
@@ -22,7 +22,7 @@ pub(super) struct RulesCache(Mutex<Kept>);
 struct Kept {
     rules: HashMap<i64, Entry>,
     bytes: usize,
-    /// Counts uses, to know which was the last.
+    /// Number of uses so far, to find the rules that were used last.
     uses: u64,
 }
 
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// Rules with patterns that take a quarter of a MiB each.
+    /// Rules whose patterns take a quarter of a MiB each.
     fn body(number: usize) -> String {
         let pattern = |index: usize| format!("metadata.x.matches('{number} {index} \\\\w{{4}}')");
         let filter = |index: usize| FilterRule {
@@ -98,14 +98,14 @@ mod tests {
         let cache = RulesCache::default();
         for key in 0..60 {
             cache.insert(key, &body(key as usize)).expect("these rules were accepted before");
-            // The first are used all the time.
+            // The first rules are used all the time.
             assert!(cache.get(0).is_some(), "after {key}");
         }
         let kept = cache.kept();
         assert!(kept.bytes <= BYTES_MAX, "{} bytes are kept", kept.bytes);
         assert_eq!(kept.bytes, kept.rules.values().map(|entry| entry.rules.bytes_held()).sum::<usize>());
         assert!((2..60).contains(&kept.rules.len()), "{} are kept", kept.rules.len());
-        assert!(kept.rules.contains_key(&59), "the last that was used is kept");
+        assert!(kept.rules.contains_key(&59), "the rules that were used last are kept");
     }
 
     #[test]

@@ -1,24 +1,26 @@
-//! The few types that cross into SQL, and one open transaction that speaks them on either database.
+//! The few types that cross into SQL, and an open transaction that works with them on either database.
 //!
-//! Separate from the operations so that each is written once: it binds [`Arg`]s, reads [`Row`]s by column name, and
-//! leaves to a dialect's [`Connection`] how its driver does both. Statements run unchanged on both databases, except
-//! where a [`Statement`] carries two texts.
+//! Separate from the operations, so that each operation is written once. A transaction binds [`Arg`]s and reads
+//! [`Row`]s by column name, and a dialect's [`Connection`] translates both for its driver. Statements run unchanged on
+//! both databases, except if a [`Statement`] has two texts.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{StoreError, rules_cache::RulesCache, tally::TallyDelta};
+use super::{rules_cache::RulesCache, tally::TallyDelta};
 use crate::{
     buffer::{
         ids::{BatchId, BatchPk, Epoch, GroupPk, IdKey, KeyForm, KeyPk, PolicyPk, RolloutPk, Run, Step, Version},
+        port::StoreError,
         rules::Rules,
+        states::{BatchState, GroupState, Verdict},
     },
     clock::Timestamp,
 };
 
-/// One statement in the words of both databases.
+/// One statement, with its text for each database.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Statement {
     pub(super) sqlite: &'static str,
@@ -26,15 +28,15 @@ pub(super) struct Statement {
 }
 
 impl Statement {
-    /// A statement that both databases read alike.
+    /// A statement with the same text on both databases.
     pub(super) const fn new(sql: &'static str) -> Self {
         Self { sqlite: sql, postgres: sql }
     }
 }
 
-/// A `SELECT` that locks its rows until the end of the transaction; the only writer of SQLite needs no lock.
+/// A `SELECT` that locks its rows until the end of the transaction. SQLite has only one writer, so it needs no lock.
 ///
-/// `NO KEY`: rows that merely refer to a locked one are not held up.
+/// `NO KEY` means that inserting rows that refer to a locked row does not wait.
 macro_rules! locking {
     ($sql:expr) => {
         $crate::store::sql::Statement { sqlite: $sql, postgres: concat!($sql, "\nFOR NO KEY UPDATE") }
@@ -49,13 +51,13 @@ pub(super) enum Arg {
     Real(Option<f64>),
     Text(Option<String>),
     Blob(Option<Vec<u8>>),
-    /// Bytes that are too many to be copied.
+    /// Bytes that are too many to copy.
     Shared(Bytes),
     /// Keys of rows in one argument: an array on Postgres, JSON text for `json_each` on SQLite.
     Keys(Vec<i64>),
     /// Keys of ids in one argument: an array on Postgres, JSON text of hexadecimal digits on SQLite.
     IdKeys(Vec<IdKey>),
-    /// An array of floats, on Postgres alone.
+    /// An array of floats, for Postgres only.
     Reals(Vec<f64>),
 }
 
@@ -84,7 +86,7 @@ impl From<u32> for Arg {
 }
 
 impl From<u64> for Arg {
-    /// Lengths and counts; validation keeps them far below the sign bit.
+    /// Lengths and counts. Validation keeps them far below the sign bit.
     fn from(value: u64) -> Self {
         Self::Int(Some(value as i64))
     }
@@ -191,55 +193,42 @@ macro_rules! number_arg {
 }
 number_arg!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
 
-/// What a column of an [`InsertRows`] holds.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Column {
-    Int,
-    Real,
-    Text,
-    Blob,
-}
-
-impl Column {
-    const fn postgres_array(self) -> &'static str {
-        match self {
-            Self::Int => "bigint[]",
-            Self::Real => "double precision[]",
-            Self::Text => "text[]",
-            Self::Blob => "bytea[]",
+macro_rules! state_arg {
+    ($($state:ident),*) => { $(
+        impl From<$state> for Arg {
+            fn from(value: $state) -> Self {
+                value.as_str().into()
+            }
         }
-    }
-}
 
-/// Rows that one statement inserts at most: what is sent at once stays small beside what a post may hold.
+        impl From<Option<$state>> for Arg {
+            fn from(value: Option<$state>) -> Self {
+                value.map($state::as_str).into()
+            }
+        }
+    )* };
+}
+state_arg!(GroupState, BatchState, Verdict);
+
+/// The most rows that one statement inserts, so that the memory for one statement stays small compared with a post.
 const ROWS_PER_STATEMENT: usize = 256;
 
 /// An `INSERT` of any number of rows.
 ///
-/// Postgres takes an array for each column, so that its text does not depend on the number of rows.
+/// Postgres runs it as `COPY`, which needs no plan and writes the rows of a page together.
 #[derive(Debug)]
 pub(super) struct InsertRows {
     statement: Statement,
-    columns: Vec<Column>,
 }
 
 impl InsertRows {
-    /// Made once per process: the texts live as long as it does. Key columns are given like any other.
-    pub(super) fn new(head: &str, columns: &[Column]) -> Self {
-        let places: Vec<String> = (1..=columns.len()).map(|column| format!("${column}")).collect();
-        let arrays: Vec<String> = columns
-            .iter()
-            .zip(&places)
-            .map(|(column, place)| format!("{place}::{}", column.postgres_array()))
-            .collect();
-        let statement = Statement {
-            sqlite: String::leak(format!("{head}\nVALUES ({})", places.join(", "))),
-            postgres: String::leak(format!(
-                "{head} OVERRIDING SYSTEM VALUE\nSELECT * FROM unnest({})",
-                arrays.join(", ")
-            )),
-        };
-        Self { statement, columns: columns.to_vec() }
+    /// Builds the texts once per process; they are never freed. Key columns are listed like any other.
+    pub(super) fn new(name: &str, table: &str, columns: &str) -> Self {
+        let places: Vec<String> = (1..=columns.split(',').count()).map(|column| format!("${column}")).collect();
+        let places = places.join(", ");
+        let sqlite = format!("-- {name}\nINSERT INTO {table} ({columns})\nVALUES ({places})");
+        let postgres = format!("-- {name}\nCOPY {table} ({columns}) FROM STDIN (FORMAT binary)");
+        Self { statement: Statement { sqlite: String::leak(sqlite), postgres: String::leak(postgres) } }
     }
 
     /// Inserts rows in order.
@@ -248,17 +237,17 @@ impl InsertRows {
         while left.len() > 0 {
             let rows: Vec<Vec<Arg>> = left.by_ref().take(ROWS_PER_STATEMENT).collect();
             let expected = rows.len();
-            let inserted = tx.connection.insert(self.statement, &self.columns, rows).await?;
+            let inserted = tx.connection.insert(self.statement, rows).await?;
             check_touched(self.statement, inserted, expected)?;
         }
         Ok(())
     }
 }
 
-/// Numbers for rows to come, ascending.
+/// Keys for new rows, ascending.
 pub(super) type NewKeys = std::vec::IntoIter<i64>;
 
-/// Takes so many numbers from a sequence, with a statement that answers with the last of every run of them.
+/// Takes `count` numbers from a sequence. The statement returns the last number of every run of consecutive ones.
 pub(super) async fn new_keys(tx: &mut Tx<'_>, statement: Statement, count: usize) -> Result<NewKeys, StoreError> {
     let mut keys = Vec::with_capacity(count);
     if count > 0 {
@@ -329,14 +318,14 @@ impl Row {
         T::from_cell(cell).ok_or_else(|| self.corrupt(column, "not of its type"))
     }
 
-    /// Takes a text out of the row that names a value of the domain, e.g. a state.
+    /// Takes a text out of the row that is the name of a value of the policy's rules, for example a loss weighting.
     pub(super) fn parse<T: serde::de::DeserializeOwned>(&mut self, column: &str) -> Result<T, StoreError> {
         let text: String = self.get(column)?;
         serde_json::from_value(serde_json::Value::String(text)).map_err(|_| self.corrupt(column, "not a known name"))
     }
 
     fn corrupt(&self, column: &str, problem: &str) -> StoreError {
-        // The first column is the key of the row wherever there is one.
+        // The first column is the key of the row in every statement that selects it.
         let key = match self.cells.first() {
             Some(Cell::Int(key)) => format!("{} {key}", self.columns[0]),
             _ => "a row".to_owned(),
@@ -431,6 +420,17 @@ macro_rules! number_cell {
 }
 number_cell!(PolicyPk, GroupPk, RolloutPk, BatchPk, KeyPk, Run, Epoch, Step, Version);
 
+macro_rules! state_cell {
+    ($($state:ident),*) => { $(
+        impl FromCell for $state {
+            fn from_cell(cell: Cell) -> Option<Self> {
+                if let Cell::Text(name) = cell { Self::parse(&name) } else { None }
+            }
+        }
+    )* };
+}
+state_cell!(GroupState, BatchState, Verdict);
+
 impl<T: FromCell> FromCell for Option<T> {
     fn from_cell(cell: Cell) -> Option<Self> {
         match cell {
@@ -443,13 +443,13 @@ impl<T: FromCell> FromCell for Option<T> {
 /// An open connection of either database.
 #[async_trait]
 pub(super) trait Connection: Send {
-    /// Runs a statement; the number of rows that it changed.
+    /// Runs a statement. Returns the number of rows that it changed.
     async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError>;
 
-    /// Runs a statement; its rows, read to the end before anything is awaited elsewhere.
+    /// Runs a statement. Returns its rows, read completely.
     async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError>;
 
-    /// How the database writes ids.
+    /// The form in which the database writes ids.
     fn key_form(&self) -> KeyForm {
         KeyForm::Hashed
     }
@@ -459,13 +459,8 @@ pub(super) trait Connection: Send {
         false
     }
 
-    /// Inserts rows, whose values are of the columns' types; the number of rows that were inserted.
-    async fn insert(
-        &mut self,
-        statement: Statement,
-        _columns: &[Column],
-        rows: Vec<Vec<Arg>>,
-    ) -> Result<u64, StoreError> {
+    /// Inserts rows, whose values have the types of the columns. Returns the number of inserted rows.
+    async fn insert(&mut self, statement: Statement, rows: Vec<Vec<Arg>>) -> Result<u64, StoreError> {
         let mut inserted = 0;
         for row in rows {
             inserted += self.execute(statement, row).await?;
@@ -474,7 +469,7 @@ pub(super) trait Connection: Send {
     }
 }
 
-/// One open transaction, with the counts that it will add to the tallies when it commits.
+/// One open transaction, with the counts that it adds to the tallies when it commits.
 pub(super) struct Tx<'c> {
     connection: &'c mut dyn Connection,
     rules: &'c RulesCache,
@@ -486,28 +481,29 @@ impl<'c> Tx<'c> {
         Self { connection, rules, tallies: TallyDelta::default() }
     }
 
-    /// The same, where others have already counted in the transaction.
+    /// A transaction in which earlier operations have counted already.
     pub(super) fn after(tallies: TallyDelta, connection: &'c mut dyn Connection, rules: &'c RulesCache) -> Self {
         Self { tallies, ..Self::new(connection, rules) }
     }
 
-    /// How indexes write ids.
+    /// The form in which indexes write ids.
     pub(super) fn key_form(&self) -> KeyForm {
         self.connection.key_form()
     }
 
-    /// The key of a row with this name, if that is what was asked for: a damaged key would find something else.
+    /// The key of a row with this name. Fails if the row was not asked for: its stored key is damaged and finds the
+    /// wrong name.
     pub(super) fn key_found(&self, name: &str, is_asked: impl FnOnce(&IdKey) -> bool) -> Result<IdKey, StoreError> {
         let not_asked = || StoreError::Corrupt(format!("`{name}` was found by the key of another name"));
         Some(self.key_form().key(name)).filter(is_asked).ok_or_else(not_asked)
     }
 
-    /// Runs a statement; the number of rows that it changed.
+    /// Runs a statement. Returns the number of rows that it changed.
     pub(super) async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
         self.connection.execute(statement, args).await
     }
 
-    /// Runs a guarded statement that must touch exactly `rows` rows.
+    /// Runs a guarded statement that must change exactly `rows` rows.
     pub(super) async fn guarded(
         &mut self,
         statement: Statement,
@@ -518,10 +514,10 @@ impl<'c> Tx<'c> {
         check_touched(statement, touched, rows)
     }
 
-    /// Sets a float in each of several rows that must exist, by their keys.
+    /// Sets a float in each of several existing rows, by their keys.
     ///
-    /// The statement for Postgres takes an array of keys and one of floats, and the one for SQLite a key and a float. A
-    /// float never travels as text: what SQLite reads from JSON is not always the nearest float.
+    /// The statement for Postgres takes an array of keys and an array of floats, and the one for SQLite takes a key and
+    /// a float. Floats are never passed as text, because SQLite does not always read the nearest float from JSON.
     pub(super) async fn set_reals(&mut self, statement: Statement, values: &[(i64, f64)]) -> Result<(), StoreError> {
         if self.takes_arrays() {
             let (keys, reals) = values.iter().copied().unzip();
@@ -533,7 +529,7 @@ impl<'c> Tx<'c> {
         Ok(())
     }
 
-    /// Whether arguments may be arrays.
+    /// Whether the database takes arrays as arguments.
     pub(super) fn takes_arrays(&self) -> bool {
         self.connection.takes_arrays()
     }
@@ -543,7 +539,7 @@ impl<'c> Tx<'c> {
         self.connection.fetch(statement, args).await
     }
 
-    /// The first row of a statement, if there is one.
+    /// The first row of a statement; none if there are no rows.
     pub(super) async fn fetch_optional(
         &mut self,
         statement: Statement,
@@ -552,7 +548,7 @@ impl<'c> Tx<'c> {
         Ok(self.fetch_all(statement, args).await?.into_iter().next())
     }
 
-    /// The only row of a statement that always has one.
+    /// The only row of a statement that always returns one.
     pub(super) async fn fetch_one(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Row, StoreError> {
         let row = self.fetch_optional(statement, args).await?;
         row.ok_or_else(|| StoreError::Corrupt("a row that must exist is missing".to_owned()))
@@ -569,22 +565,22 @@ impl<'c> Tx<'c> {
         self.rules.insert(rules_pk, &body)
     }
 
-    /// Counts that commit with this transaction.
+    /// Counts that are committed with this transaction.
     pub(super) fn tallies(&mut self) -> &mut TallyDelta {
         &mut self.tallies
     }
 
-    /// Takes the counts out, for one write at the end of the transaction.
+    /// Takes the counts out, so that they are written once at the end of the transaction.
     pub(super) fn take_tallies(&mut self) -> TallyDelta {
         std::mem::take(&mut self.tallies)
     }
 }
 
-/// Refuses a statement that touched other rows than it was meant for.
+/// Fails if a statement changed another number of rows than expected.
 fn check_touched(statement: Statement, touched: u64, expected: usize) -> Result<(), StoreError> {
     if touched == expected as u64 {
         return Ok(());
     }
     let name = statement.sqlite.lines().next().unwrap_or_default();
-    Err(StoreError::Corrupt(format!("`{name}` touched {touched} rows instead of {expected}")))
+    Err(StoreError::Corrupt(format!("`{name}` changed {touched} rows instead of {expected}")))
 }

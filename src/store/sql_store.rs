@@ -1,4 +1,4 @@
-//! The one implementation of [`Store`]: hands each operation to a dialect.
+//! The only implementation of the port. It hands each operation to a dialect, in the order of the stages.
 
 use std::{
     collections::BTreeMap,
@@ -12,34 +12,41 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use super::{
-    Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Claim, ClaimAnswer, ClockReading, Decide,
-    Examination, Expired, Group, GroupFilter, Health, Ingest, KeyFilter, LeaseProof, Page, Peers, Policy, Publish,
-    Resume, Resumed, RulesOfGroups, RulesWritten, Store, StoreError, StoredPayload, Story, StoryFilter, Tallies,
-    WaitingFor, WriteRules,
     dialect::{Dialect, Op},
-    gather::Gather,
+    group_commit::GroupCommit,
     ops::{
         admission::ExpireAdmissions,
         clock::{AskClock, CorrectClock, MarkClock, ReadClock},
         epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
-        group::{CloseGroup, DecideOverdue, DiscardGroup, OverdueGroups},
+        group::{DecideOverdue, OverdueGroups},
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
-        lease::{Ack, Extend, Nack, QuarantineDamaged, Readmit},
-        lineage::{Checkpoint, Reset},
+        lease::{QuarantineDamaged, Readmit},
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
-        upkeep::{FindRulesOfGroups, ForgetRules, SupersededRules},
+        unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
     },
 };
 use crate::{
-    access::key::{KeyId, NewKey, StoredKey},
+    access::{
+        key::{KeyId, NewKey, StoredKey},
+        key_store::{KeyFilter, KeyStore, KeyUse},
+    },
     buffer::{
         admission::Admitted,
         finalize::Cause,
-        ids::{BatchId, Epoch, GroupId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Step},
+        ids::{BatchId, Epoch, GroupPk, PolicyName, PolicyPk, RolloutPk, Run},
         payload::Codec,
+        port::{
+            Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Checkpoint,
+            Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, DecidedGroup, DiagnosisStore,
+            DiscardGroup, Examination, ExpiredLeases, Extend, Group, GroupFilter, GroupStore, Health, HealthStore,
+            Ingest, IngestStore, LeaseStore, LedgerStore, LineageStore, Nack, Page, Peers, Policy, PolicyStore,
+            Publish, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, StoreError,
+            StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+        },
+        tally::Tallies,
     },
     clock::Timestamp,
 };
@@ -47,14 +54,18 @@ use crate::{
 /// A store in a SQL database.
 pub(super) struct SqlStore<D> {
     dialect: Arc<D>,
-    gather: Arc<Gather>,
-    /// Something was written since the clock was marked: an idle service writes nothing, marks included.
+    group_commit: Arc<GroupCommit>,
+    /// Whether anything was written since the clock was last marked. An idle service writes nothing, not even marks.
     wrote: AtomicBool,
 }
 
 impl<D: Dialect> SqlStore<D> {
     pub(super) fn new(dialect: D) -> Self {
-        Self { dialect: Arc::new(dialect), gather: Arc::new(Gather::new(D::INGESTS)), wrote: AtomicBool::new(true) }
+        Self {
+            dialect: Arc::new(dialect),
+            group_commit: Arc::new(GroupCommit::new(D::INGESTS)),
+            wrote: AtomicBool::new(true),
+        }
     }
 }
 
@@ -66,87 +77,7 @@ impl<D: Dialect> SqlStore<D> {
 }
 
 #[async_trait]
-impl<D: Dialect> Store for SqlStore<D> {
-    async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
-        self.wrote.store(true, Ordering::Release);
-        self.gather.ingest(&self.dialect, ingest).await
-    }
-
-    async fn admit(&self, admit: Admit) -> Answer<Admitted> {
-        self.write(admit).await
-    }
-
-    async fn close_group(
-        &self,
-        policy: PolicyName,
-        group_id: GroupId,
-        decide: Arc<dyn Decide>,
-        now: Timestamp,
-    ) -> Answer<Group> {
-        self.write(CloseGroup { policy, group_id, decide, now }).await
-    }
-
-    async fn discard_group(
-        &self,
-        policy: PolicyName,
-        group_id: GroupId,
-        reason: String,
-        now: Timestamp,
-    ) -> Answer<Group> {
-        self.write(DiscardGroup { policy, group_id, reason, now }).await
-    }
-
-    async fn claim(&self, claim: Claim) -> Answer<ClaimAnswer> {
-        self.write(claim).await
-    }
-
-    async fn extend(&self, proof: LeaseProof, ttl_s: u64) -> Answer<Batch> {
-        self.write(Extend { proof, ttl_s }).await
-    }
-
-    async fn ack(&self, proof: LeaseProof, step: Step) -> Answer<Batch> {
-        self.write(Ack { proof, step }).await
-    }
-
-    async fn nack(&self, proof: LeaseProof, reason: Option<String>, groups: Vec<GroupId>) -> Answer<Batch> {
-        self.write(Nack { proof, reason, groups }).await
-    }
-
-    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch> {
-        self.write(Readmit { batch_id }).await
-    }
-
-    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError> {
-        self.write(QuarantineDamaged { batch_id, group }).await
-    }
-
-    async fn checkpoint(
-        &self,
-        policy: PolicyName,
-        step: Step,
-        force: bool,
-        epoch: Option<Epoch>,
-        now: Timestamp,
-    ) -> Answer<(Step, u64)> {
-        self.write(Checkpoint { policy, step, force, epoch, now }).await
-    }
-
-    async fn resume(&self, resume: Resume) -> Answer<Resumed> {
-        self.write(resume).await
-    }
-
-    async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>, now: Timestamp) -> Answer<(Run, Epoch, u64)> {
-        self.write(Reset { policy, epoch, now }).await
-    }
-
-    async fn begin_epochs(&self, first: Epoch) -> Result<u64, StoreError> {
-        self.write(BeginEpochs(first)).await
-    }
-
-    async fn publish(&self, publish: Publish) -> Answer<bool> {
-        self.write(PublishVersion(publish)).await
-    }
-
+impl<D: Dialect> PolicyStore for SqlStore<D> {
     async fn write_rules(&self, write: WriteRules) -> Answer<RulesWritten> {
         self.write(write).await
     }
@@ -166,6 +97,84 @@ impl<D: Dialect> Store for SqlStore<D> {
     async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError> {
         self.dialect.read(ReadWaiting { policy, run, now }).await
     }
+}
+
+#[async_trait]
+impl<D: Dialect> AdmissionStore for SqlStore<D> {
+    async fn admit(&self, admit: Admit) -> Answer<Admitted> {
+        self.write(admit).await
+    }
+
+    async fn expire_admissions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        self.write(ExpireAdmissions { now, limit }).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> IngestStore for SqlStore<D> {
+    fn payload_codec(&self) -> Codec {
+        D::PAYLOADS
+    }
+
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
+        self.wrote.store(true, Ordering::Release);
+        self.group_commit.ingest(&self.dialect, ingest).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> GroupStore for SqlStore<D> {
+    async fn close_group(&self, close: CloseGroup) -> Answer<Group> {
+        self.write(close).await
+    }
+
+    async fn discard_group(&self, discard: DiscardGroup) -> Answer<Group> {
+        self.write(discard).await
+    }
+
+    async fn overdue_groups(&self, now: Timestamp, limit: u32) -> Result<Vec<GroupPk>, StoreError> {
+        self.dialect.read(OverdueGroups { now, limit }).await
+    }
+
+    async fn decide_overdue(
+        &self,
+        group: GroupPk,
+        cause: Cause,
+        now: Timestamp,
+    ) -> Result<Option<DecidedGroup>, StoreError> {
+        self.write(DecideOverdue { group, cause, now }).await
+    }
+
+    async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        self.write(DiscardStragglers { now, limit }).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> LeaseStore for SqlStore<D> {
+    async fn claim(&self, claim: Claim) -> Answer<ClaimAnswer> {
+        self.write(claim).await
+    }
+
+    async fn extend(&self, extend: Extend) -> Answer<Batch> {
+        self.write(extend).await
+    }
+
+    async fn ack(&self, ack: Ack) -> Answer<Batch> {
+        self.write(ack).await
+    }
+
+    async fn nack(&self, nack: Nack) -> Answer<Batch> {
+        self.write(nack).await
+    }
+
+    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch> {
+        self.write(Readmit { batch_id }).await
+    }
+
+    async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Vec<ExpiredLeases>, StoreError> {
+        self.write(ExpireLeases { now, limit }).await
+    }
 
     async fn batch(&self, batch_id: BatchId) -> Result<Option<Batch>, StoreError> {
         self.dialect.read(FindBatch(batch_id)).await
@@ -174,7 +183,10 @@ impl<D: Dialect> Store for SqlStore<D> {
     async fn batches(&self, filter: BatchFilter) -> Result<Page<Batch>, StoreError> {
         self.dialect.read(filter).await
     }
+}
 
+#[async_trait]
+impl<D: Dialect> SampleStore for SqlStore<D> {
     async fn batch_members(&self, batch: Batch) -> Result<Option<Vec<BatchMember>>, StoreError> {
         self.dialect.read(BatchMembers(batch)).await
     }
@@ -183,6 +195,36 @@ impl<D: Dialect> Store for SqlStore<D> {
         self.dialect.read(ReadPayloads(rollouts)).await
     }
 
+    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError> {
+        self.write(QuarantineDamaged { batch_id, group }).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> LineageStore for SqlStore<D> {
+    async fn checkpoint(&self, checkpoint: Checkpoint) -> Answer<Checkpointed> {
+        self.write(checkpoint).await
+    }
+
+    async fn resume(&self, resume: Resume) -> Answer<Resumed> {
+        self.write(resume).await
+    }
+
+    async fn reset(&self, reset: Reset) -> Answer<ResetDone> {
+        self.write(reset).await
+    }
+
+    async fn publish(&self, publish: Publish) -> Answer<bool> {
+        self.write(PublishVersion(publish)).await
+    }
+
+    async fn begin_epochs(&self, first: Epoch) -> Result<u64, StoreError> {
+        self.write(BeginEpochs(first)).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> LedgerStore for SqlStore<D> {
     async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, StoreError> {
         self.dialect.read(filter).await
     }
@@ -190,23 +232,10 @@ impl<D: Dialect> Store for SqlStore<D> {
     async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError> {
         self.dialect.read(filter).await
     }
+}
 
-    async fn create_key(&self, key: NewKey, live_max: u32) -> Answer<StoredKey> {
-        self.write(CreateKey { key, live_max }).await
-    }
-
-    async fn keys(&self, filter: KeyFilter) -> Result<Vec<StoredKey>, StoreError> {
-        self.dialect.read(ListKeys(filter)).await
-    }
-
-    async fn revoke_key(&self, key_id: KeyId, now: Timestamp) -> Result<Option<StoredKey>, StoreError> {
-        self.write(RevokeKey { key_id, now }).await
-    }
-
-    async fn write_key_uses(&self, uses: Vec<(KeyId, Timestamp)>) -> Result<(), StoreError> {
-        self.write(WriteKeyUses(uses)).await
-    }
-
+#[async_trait]
+impl<D: Dialect> SweepStore for SqlStore<D> {
     async fn anything_due(&self, now: Timestamp) -> Result<bool, StoreError> {
         self.dialect.read(AnythingDue(now)).await
     }
@@ -219,34 +248,8 @@ impl<D: Dialect> Store for SqlStore<D> {
         Ok(())
     }
 
-    async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Expired, StoreError> {
-        self.write(ExpireLeases { now, limit }).await
-    }
-
-    async fn overdue_groups(&self, now: Timestamp, limit: u32) -> Result<Vec<GroupPk>, StoreError> {
-        self.dialect.read(OverdueGroups { now, limit }).await
-    }
-
-    async fn decide_overdue(
-        &self,
-        group: GroupPk,
-        cause: Cause,
-        decide: Arc<dyn Decide>,
-        now: Timestamp,
-    ) -> Result<Option<(PolicyName, Group)>, StoreError> {
-        self.write(DecideOverdue { group, cause, decide, now }).await
-    }
-
     async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
         self.write(Retire { now, limit }).await
-    }
-
-    async fn expire_admissions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
-        self.write(ExpireAdmissions { now, limit }).await
-    }
-
-    async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
-        self.write(DiscardStragglers { now, limit }).await
     }
 
     async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError> {
@@ -260,19 +263,10 @@ impl<D: Dialect> Store for SqlStore<D> {
     async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError> {
         self.write(ForgetRules(rules)).await
     }
+}
 
-    async fn examine(&self) -> Result<Examination, StoreError> {
-        self.dialect.read(Examine).await
-    }
-
-    async fn integrity(&self) -> Result<Vec<String>, StoreError> {
-        self.dialect.read(Integrity).await
-    }
-
-    async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError> {
-        self.dialect.read(GroupMembers { after, groups }).await
-    }
-
+#[async_trait]
+impl<D: Dialect> ClockStore for SqlStore<D> {
     async fn read_clock(&self) -> Result<ClockReading, StoreError> {
         self.dialect.read(ReadClock).await
     }
@@ -291,29 +285,62 @@ impl<D: Dialect> Store for SqlStore<D> {
     async fn ask_clock(&self) -> Result<i64, StoreError> {
         self.dialect.write(AskClock).await
     }
+}
 
-    fn payload_codec(&self) -> Codec {
-        D::PAYLOADS
+#[async_trait]
+impl<D: Dialect> DiagnosisStore for SqlStore<D> {
+    async fn examine(&self) -> Result<Examination, StoreError> {
+        self.dialect.read(Examine).await
     }
 
-    fn peers(&self) -> Option<Arc<dyn Peers>> {
-        self.dialect.peers()
+    async fn integrity(&self) -> Result<Vec<String>, StoreError> {
+        self.dialect.read(Integrity).await
     }
 
+    async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError> {
+        self.dialect.read(GroupMembers { after, groups }).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> HealthStore for SqlStore<D> {
     fn health(&self) -> watch::Receiver<Health> {
-        self.dialect.vitals().watch()
+        self.dialect.health_reporter().watch()
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
-        // An idle service writes nothing, so only after a failure is there something to find out by writing.
-        if self.dialect.vitals().health() == Health::Writable {
+        // An idle service writes nothing. The store therefore writes only after a failure, to find out whether it can.
+        if self.dialect.health_reporter().health() == Health::Writable {
             self.dialect.write(Ping).await
         } else {
             self.dialect.write(Probe).await
         }
     }
 
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        self.dialect.peers()
+    }
+
     async fn close(&self) {
         self.dialect.close().await;
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> KeyStore for SqlStore<D> {
+    async fn create_key(&self, key: NewKey, live_max: u32) -> Answer<StoredKey> {
+        self.write(CreateKey { key, live_max }).await
+    }
+
+    async fn keys(&self, filter: KeyFilter) -> Result<Vec<StoredKey>, StoreError> {
+        self.dialect.read(ListKeys(filter)).await
+    }
+
+    async fn revoke_key(&self, key_id: KeyId, now: Timestamp) -> Result<Option<StoredKey>, StoreError> {
+        self.write(RevokeKey { key_id, now }).await
+    }
+
+    async fn write_key_uses(&self, uses: Vec<KeyUse>) -> Result<(), StoreError> {
+        self.write(WriteKeyUses(uses)).await
     }
 }

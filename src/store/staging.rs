@@ -1,4 +1,4 @@
-//! Files that are made beside their place and get their name when they are whole and on disk.
+//! Files that are written under a temporary name and get their own name when they are complete and on disk.
 
 use std::{
     fs::{File, Permissions},
@@ -11,23 +11,25 @@ use tempfile::TempPath;
 
 use super::dialect::{folder_of, sync_folder, with_suffix};
 
-/// What SQLite and we put beside a database, after its name.
+/// The endings of the files that SQLite and Forebay put beside a database.
 const BESIDE: [&str; 4] = ["-wal", "-shm", "-journal", ".lock"];
 
-/// Permissions as SQLite gives them, less the process's mask.
+/// Permissions as SQLite sets them, before the process's umask is applied.
 const MODE: u32 = 0o644;
 
-/// A file without its name. It is removed unless it gets one, with all that belongs to it.
+/// A file that does not have its final name yet. If it never gets the name, it is removed, with all files that belong
+/// to it.
 #[derive(Debug)]
 pub(super) struct Staged {
     path: TempPath,
     beside: Beside,
-    /// As long as it is held, nobody takes the file for one that a killed process left behind.
+    /// The lock shows other processes that the file is in use and was not left behind by a killed process.
     lock: Option<File>,
 }
 
 impl Staged {
-    /// Makes an empty file for `target`, whose name ends with `ending`. Those of processes that were killed are removed.
+    /// Creates an empty file for `target`, whose name ends with `ending`. Removes the files that killed processes left
+    /// behind.
     pub(super) fn new(target: &Path, ending: &str) -> io::Result<Self> {
         let folder = folder_of(target);
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy().into_owned();
@@ -39,7 +41,8 @@ impl Staged {
                 .permissions(Permissions::from_mode(MODE))
                 .tempfile_in(folder)?;
             let (lock, path) = made.into_parts();
-            // Between the two, another process may take it for left behind: then there is a next one.
+            // Between creation and lock, another process may have removed the file as left behind. Then the next
+            // attempt creates another.
             if lock.try_lock().is_ok() && path.exists() {
                 let beside = Beside(path.to_path_buf());
                 return Ok(Self { path, beside, lock: Some(lock) });
@@ -56,12 +59,12 @@ impl Staged {
         self.lock.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Leaves the lock to a database that is opened on the file.
+    /// Releases the lock, because a database that is opened on the file takes its own.
     pub(super) fn unlock(&mut self) {
         self.lock = None;
     }
 
-    /// Puts the file on disk, gives it its name, which nothing may have, and puts that on disk.
+    /// Syncs the file, gives it its name, which must be free, and syncs the name.
     pub(super) fn name(self, target: &Path) -> io::Result<()> {
         File::open(&self.path)?.sync_all()?;
         self.path.persist_noclobber(target).map_err(|error| error.error)?;
@@ -69,7 +72,7 @@ impl Staged {
         sync_folder(folder_of(target))
     }
 
-    /// The same in the place of what has the name, at one stroke.
+    /// Syncs the file and replaces the file that has the name, with one rename.
     pub(super) fn replace(self, target: &Path) -> io::Result<()> {
         File::open(&self.path)?.sync_all()?;
         self.path.persist(target).map_err(|error| error.error)?;
@@ -78,7 +81,7 @@ impl Staged {
     }
 }
 
-/// What belongs to a file, removed with this.
+/// The files that belong to a file. They are removed when this value is dropped.
 #[derive(Debug)]
 struct Beside(PathBuf);
 
@@ -99,7 +102,7 @@ fn remove_abandoned(folder: &Path, name: &str, ending: &str) -> io::Result<()> {
         if is_random && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
             match std::fs::remove_file(&path) {
                 Ok(()) => drop(Beside(path)),
-                // Another process found it at the same time.
+                // Another process may have removed it at the same time.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }

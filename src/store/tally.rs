@@ -1,31 +1,42 @@
-//! Tallies: counts kept in the transactions that change them, so that no metric ever counts rows.
+//! Tallies in the store: counts that every transaction updates together with its changes. [`Tally`] defines what they
+//! count.
 //!
-//! On Postgres changes are appended, and [`fold`] adds them to the counts with every sweep: a row that every transaction changes
-//! would serialise them, and leave a dead row each time, which nobody removes under a long transaction. The counts of the
-//! last hour are spread over slots. Both are written in the order of their names, once per transaction, so that
-//! transactions never wait for each other in a circle. `tally_now` has the counts with the changes to come.
+//! On Postgres, transactions append their changes, and [`fold`] adds them to the counts with every sweep. A row that
+//! every transaction updates would serialise the transactions, and each update would leave a dead row that cannot be
+//! removed while a long transaction runs. The counts of the last hour are spread over slots. Both are written in the
+//! order of their names, once per transaction, so that transactions do not deadlock. `tally_now` has the counts
+//! together with the appended changes.
 
 use std::collections::BTreeMap;
 
-use super::{
-    StoreError,
-    sql::{Arg, Statement, Tx, args},
+use super::sql::{Arg, Statement, Tx, args};
+use crate::{
+    buffer::{
+        ids::PolicyPk,
+        port::StoreError,
+        states::{self, BatchState, GroupMove, GroupState, RolloutState},
+        tally::Tally,
+    },
+    clock::Timestamp,
 };
-use crate::{buffer::ids::PolicyPk, clock::Timestamp};
 
-/// Name of the tally of receipts with `duplicate = false`.
-pub(super) const RECEIVED: &str = "received";
-/// Name of the tally of payload bytes of what is not yet trained.
-pub(super) const LIVE_BYTES: &str = "live_bytes";
-/// Name of the tally of rollouts that room is reserved for.
-pub(super) const RESERVED: &str = "reserved";
-/// Name of the tally of rewards received: their count and sum.
-pub(super) const REWARD: &str = "reward";
-/// Name of the tally of rollouts whose version was assumed.
-pub(super) const ASSUMED_VERSION: &str = "assumed_version";
-
-/// Rewards count in the mean up to here: a single absurd one must not overflow the sum of all.
+/// Bound of a reward in the mean, so that a single extreme reward cannot overflow the sum.
 const REWARD_TALLY_MAX: f64 = 1e15;
+
+/// Groups in the same state, with their totals.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CountedGroups {
+    /// The state of the groups.
+    pub(super) state: GroupState,
+    /// The state of the batch that they are part of, or become part of.
+    pub(super) batch: Option<BatchState>,
+    /// The number of groups.
+    pub(super) groups: i64,
+    /// The number of their kept and masked rollouts.
+    pub(super) rollouts: i64,
+    /// The payload bytes of these rollouts.
+    pub(super) bytes: i64,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Change {
@@ -34,70 +45,115 @@ struct Change {
     latest_us: i64,
 }
 
-/// Changes to tallies that one transaction makes.
+/// A count of the last hour, ordered by its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Recent {
+    /// Rollouts that a rule dropped and groups that a rule discarded.
+    Dropped(String),
+    /// Groups that a claim found over the staleness bound.
+    Stale,
+}
+
+impl Recent {
+    fn name(&self) -> String {
+        match self {
+            Self::Dropped(rule) => format!("dropped.{rule}"),
+            Self::Stale => "stale".to_owned(),
+        }
+    }
+
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        match name.strip_prefix("dropped.") {
+            Some(rule) => Some(Self::Dropped(rule.to_owned())),
+            None => (name == "stale").then_some(Self::Stale),
+        }
+    }
+}
+
+/// The changes that one transaction makes to tallies.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TallyDelta {
-    totals: BTreeMap<(PolicyPk, String), Change>,
-    recent: BTreeMap<(PolicyPk, i64, String), i64>,
+    totals: BTreeMap<(PolicyPk, Tally), Change>,
+    recent: BTreeMap<(PolicyPk, i64, Recent), i64>,
 }
 
 impl TallyDelta {
     /// Adds to a count.
-    pub(super) fn add(&mut self, policy: PolicyPk, name: impl Into<String>, value: i64) {
+    pub(super) fn add(&mut self, policy: PolicyPk, tally: Tally, value: i64) {
         if value != 0 {
-            self.totals.entry((policy, name.into())).or_default().value += value;
+            self.totals.entry((policy, tally)).or_default().value += value;
         }
     }
 
-    /// What the transaction has added to a count so far, and no statement sees yet.
-    pub(super) fn pending(&self, policy: PolicyPk, name: &str) -> i64 {
-        self.totals.get(&(policy, name.to_owned())).map_or(0, |change| change.value)
+    /// The change of a count in this transaction so far, which statements do not see yet.
+    pub(super) fn pending(&self, policy: PolicyPk, tally: Tally) -> i64 {
+        self.totals.get(&(policy, tally)).map_or(0, |change| change.value)
     }
 
-    /// Adds rollouts to a state of the ledger, by its name.
-    pub(super) fn rollouts(&mut self, policy: PolicyPk, state: &str, value: i64) {
-        self.add(policy, format!("rollout.{state}"), value);
+    /// Adds rollouts to a state.
+    pub(super) fn rollouts(&mut self, policy: PolicyPk, state: RolloutState, value: i64) {
+        self.add(policy, Tally::Rollouts(state), value);
     }
 
     /// Adds groups to a state.
-    pub(super) fn groups(&mut self, policy: PolicyPk, state: &str, value: i64) {
-        self.add(policy, format!("group.{state}"), value);
+    pub(super) fn groups(&mut self, policy: PolicyPk, state: GroupState, value: i64) {
+        self.add(policy, Tally::Groups(state), value);
     }
 
     /// Adds batches to a state.
-    pub(super) fn batches(&mut self, policy: PolicyPk, state: &str, value: i64) {
-        self.add(policy, format!("batch.{state}"), value);
+    pub(super) fn batches(&mut self, policy: PolicyPk, state: BatchState, value: i64) {
+        self.add(policy, Tally::Batches(state), value);
     }
 
-    /// Counts a rollout or group that a rule took out.
+    /// Moves groups to another state, and their rollouts and live bytes with them.
+    pub(super) fn move_groups(
+        &mut self,
+        policy: PolicyPk,
+        moved: CountedGroups,
+        by: GroupMove,
+    ) -> Result<(), StoreError> {
+        let CountedGroups { state, batch, groups, rollouts, bytes } = moved;
+        let not_allowed = || StoreError::Corrupt(format!("groups are `{state}` before {by:?}"));
+        let to = state.after(by).ok_or_else(not_allowed)?;
+        let before = states::members_state(state, batch).ok_or_else(not_allowed)?;
+        let after = states::members_state(to, batch).ok_or_else(not_allowed)?;
+        self.groups(policy, state, -groups);
+        self.groups(policy, to, groups);
+        self.rollouts(policy, before, -rollouts);
+        self.rollouts(policy, after, rollouts);
+        self.add(policy, Tally::LiveBytes, bytes * (i64::from(after.is_live()) - i64::from(before.is_live())));
+        Ok(())
+    }
+
+    /// Counts a rollout or group that a rule dropped or discarded.
     pub(super) fn dropped(&mut self, policy: PolicyPk, reason: &str, now: Timestamp) {
         self.dropped_many(policy, reason, 1, now);
     }
 
-    /// Counts so many rollouts or groups that a rule took out.
+    /// Counts `count` rollouts or groups that a rule dropped or discarded.
     pub(super) fn dropped_many(&mut self, policy: PolicyPk, reason: &str, count: i64, now: Timestamp) {
-        self.add(policy, format!("dropped.{reason}"), count);
-        self.recent(policy, format!("dropped.{reason}"), count, now);
+        self.add(policy, Tally::Dropped(reason.to_owned()), count);
+        self.recent(policy, Recent::Dropped(reason.to_owned()), count, now);
     }
 
-    /// Counts something for the last hour.
-    pub(super) fn recent(&mut self, policy: PolicyPk, name: String, value: i64, now: Timestamp) {
-        *self.recent.entry((policy, minute(now), name)).or_default() += value;
+    /// Adds to a count of the last hour.
+    pub(super) fn recent(&mut self, policy: PolicyPk, what: Recent, value: i64, now: Timestamp) {
+        *self.recent.entry((policy, minute(now), what)).or_default() += value;
     }
 
     /// Counts a rollout at its arrival.
     pub(super) fn received(&mut self, policy: PolicyPk, reward: Option<f64>, now: Timestamp) {
-        let received = self.totals.entry((policy, RECEIVED.to_owned())).or_default();
+        let received = self.totals.entry((policy, Tally::Received)).or_default();
         received.value += 1;
         received.latest_us = received.latest_us.max(now.as_micros());
         if let Some(reward) = reward {
-            let rewards = self.totals.entry((policy, REWARD.to_owned())).or_default();
+            let rewards = self.totals.entry((policy, Tally::Reward)).or_default();
             rewards.value += 1;
             rewards.amount += reward.clamp(-REWARD_TALLY_MAX, REWARD_TALLY_MAX);
         }
     }
 
-    /// Adds all changes of another.
+    /// Adds all changes of another delta.
     pub(super) fn merge(&mut self, other: Self) {
         for (key, change) in other.totals {
             let total = self.totals.entry(key).or_default();
@@ -112,9 +168,9 @@ impl TallyDelta {
 
     /// Writes the changes into `slot`.
     pub(super) async fn write(self, tx: &mut Tx<'_>, slot: i64) -> Result<(), StoreError> {
-        // Postgres takes all rows in one statement: names and whole numbers as JSON, amounts as an array of floats, for
-        // a float never travels as text. SQLite takes them one by one. `WHERE true` tells its parser that ON CONFLICT
-        // follows.
+        // Postgres takes all rows in one statement: names and whole numbers as JSON, and amounts as an array of floats,
+        // because floats are never passed as text. SQLite takes them one by one. `WHERE true` tells SQLite's parser
+        // that ON CONFLICT follows.
         const ADD_TALLIES: Statement = Statement {
             sqlite: "-- add_tallies
                 INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
@@ -142,19 +198,24 @@ impl TallyDelta {
                 ON CONFLICT (policy_pk, minute, name, slot) DO UPDATE SET value = recent.value + excluded.value",
         };
         if !tx.takes_arrays() {
-            for ((policy, name), Change { value, amount, latest_us }) in &self.totals {
-                tx.guarded(ADD_TALLIES, args![*policy, name.as_str(), slot, *value, *amount, *latest_us], 1).await?;
+            for ((policy, tally), Change { value, amount, latest_us }) in &self.totals {
+                tx.guarded(ADD_TALLIES, args![*policy, tally.name(), slot, *value, *amount, *latest_us], 1).await?;
             }
         } else if !self.totals.is_empty() {
-            let rows =
-                self.totals.iter().map(|((policy, name), change)| (policy.0, name, change.value, change.latest_us));
+            let rows = self
+                .totals
+                .iter()
+                .map(|((policy, tally), change)| (policy.0, tally.name(), change.value, change.latest_us));
             let amounts = self.totals.values().map(|change| change.amount).collect();
             let rows: Vec<_> = rows.collect();
             tx.execute(ADD_TALLIES, vec![json(&rows).into(), Arg::Reals(amounts)]).await?;
         }
         if !self.recent.is_empty() {
-            let rows: Vec<_> =
-                self.recent.iter().map(|((policy, minute, name), value)| (policy.0, minute, name, value)).collect();
+            let rows: Vec<_> = self
+                .recent
+                .iter()
+                .map(|((policy, minute, what), value)| (policy.0, minute, what.name(), value))
+                .collect();
             tx.execute(ADD_RECENT, args![json(&rows), slot]).await?;
         }
         Ok(())
@@ -172,19 +233,24 @@ pub(super) async fn may_fold(tx: &mut Tx<'_>) -> Result<bool, StoreError> {
                 SELECT 1
                 FROM tally_change
                 WHERE xid >= (SELECT COALESCE(MAX(below), 0) FROM tally_folded) AND xid < 9223372036854775807
+                UNION ALL
+                -- True after a dump was restored into a cluster whose transaction numbers are lower.
+                SELECT 1
+                FROM tally_folded
+                WHERE below > CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT) AS BIGINT)
                 LIMIT 1
             ) AS any_change",
     };
     tx.fetch_one(SELECT_CHANGED, args![]).await?.get("changed")
 }
 
-/// Adds the changes that are committed to the counts, and deletes them: none is added twice.
+/// Adds the committed changes to the counts and deletes them, so that none is added twice.
 ///
-/// Which transactions have ended is asked before: those below the oldest one that goes on change nothing any more, and all
-/// of their changes are deleted here. So readers pass over none when they begin there, and meet few rows that are deleted
-/// and still in the way.
+/// The transactions that have ended are determined first: all below the oldest running one. They change nothing any
+/// more, and this deletes all of their changes. Readers that begin at that number therefore miss no change, and pass
+/// few deleted rows that are not yet removed.
 pub(super) async fn fold(tx: &mut Tx<'_>) -> Result<(), StoreError> {
-    // Another replica that folds at this moment does it for all. Its lock ends with its transaction.
+    // If another replica is folding now, it does so for all replicas. Its lock ends with its transaction.
     const SELECT_FOLD: Statement = Statement {
         sqlite: "-- select_fold
             SELECT 0 AS is_mine, 0 AS below, 0 AS folded",
@@ -225,13 +291,13 @@ pub(super) async fn fold(tx: &mut Tx<'_>) -> Result<(), StoreError> {
     if !is_mine {
         return Ok(());
     }
-    // A copy of the database in another cluster begins with lower numbers of transactions than it has seen.
+    // A database that was copied into another cluster sees lower transaction numbers than before.
     let from = if below < folded { 0 } else { folded };
     tx.execute(FOLD_TALLIES, args![from]).await?;
     tx.execute(SET_FOLDED, args![below]).await.map(drop)
 }
 
-/// The minute of a time, as `recent` counts them.
+/// The minute of a time, as `recent` counts minutes.
 pub(super) fn minute(time: Timestamp) -> i64 {
     time.as_micros().div_euclid(60_000_000)
 }

@@ -1,4 +1,4 @@
-//! Who may do what: roles, policies, and the doors before the body is read.
+//! Access control: the roles and policies of each key, and the checks before the body is read.
 
 use forebay_client::wire::Role;
 use reqwest::Method;
@@ -10,7 +10,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 /// Id of a batch or key that does not exist.
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
-/// What the service promises: who may make each call. P produce, T train, R read, A admin; `-` needs no key.
+/// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
 const PROMISED: [(&str, &str); 29] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
@@ -62,7 +62,7 @@ async fn policy_with_batch(app: &TestApp, admin: &str, policy: &str) -> Value {
     app.post_as(admin, "/batches", json!({"policy": policy})).await.expect(201)
 }
 
-/// A problem without what differs between any two requests.
+/// A problem without the fields that differ between any two requests.
 fn anonymous(mut problem: Value, policy: &str) -> String {
     problem["instance"] = Value::Null;
     problem.to_string().replace(policy, "POLICY")
@@ -110,7 +110,7 @@ on_both_stores! {
         let train = app.key(Role::Train, &["math.*"]).await;
         let operate = app.key(Role::Admin, &["math.*"]).await;
 
-        // What names a policy.
+        // Calls that name a policy.
         let gets = ["/policies/{p}", "/policies/{p}?wait_version_above=0", "/batches?policy={p}", "/groups?policy={p}",
             "/trajectories?policy={p}", "/trajectories?policy={p}&rollout_id=code.solver-0"];
         for path in gets {
@@ -138,7 +138,7 @@ on_both_stores! {
         app.call_as(&operate, Method::PUT, "/policies/code.new", rules.clone()).await.refused(404, "unknown-policy");
         app.call_as(&operate, Method::PUT, "/policies/math.new", rules).await.expect(201);
 
-        // What names a batch.
+        // Calls that name a batch.
         let (hidden_id, seen_id) = (text(&hidden_batch["batch_id"]), text(&seen_batch["batch_id"]));
         app.get_as(&read, &format!("/batches/{seen_id}")).await.expect(200);
         for path in ["/batches/B", "/batches/B/samples"] {
@@ -166,7 +166,7 @@ on_both_stores! {
         assert_eq!(names, ["math.new", "math.solver"]);
         app.get_as(&read, "/metrics").await.refused(403, "forbidden");
         app.get_as(&operate, "/keys").await.refused(403, "forbidden");
-        // Nothing of all this has changed what is hidden.
+        // None of these calls has changed the hidden policy.
         let batch = app.get_as(&admin, &format!("/batches/{hidden_id}")).await.expect(200);
         assert_eq!(batch["state"], "leased");
     }
@@ -205,7 +205,7 @@ on_both_stores! {
         let again = app.call_as(&admin, Method::DELETE, &path, None).await.expect(200);
         assert!(again["revoked_at"].is_string());
         app.call_as(&admin, Method::DELETE, "/keys/0123456789ab", None).await.refused(404, "not-found");
-        // It stays refused when the service starts again.
+        // The key stays refused when the service starts again.
         app.restart().await;
         app.post_as(agent, "/trajectories", rollout("b", 1.0)).await.refused(401, "unauthorized");
     }
@@ -220,7 +220,7 @@ on_both_stores! {
         app.clock.advance_s(60.0);
         let keys = app.get_as(&admin, "/keys").await.expect(200);
         assert_eq!(last_used(&keys), "2026-01-01T00:01:00.000000Z");
-        // A use that nobody asked about outlives the process.
+        // The time of last use is stored even if nobody asked for it before the process ended.
         app.get_as(&agent, "/policies/default").await.expect(200);
         app.restart().await;
         assert_eq!(last_used(&app.get_as(&admin, "/keys").await.expect(200)), "2026-01-01T00:02:00.000000Z");
@@ -257,7 +257,7 @@ on_both_stores! {
             one[3..].to_owned(),
             String::new(),
         ] {
-            // The last digit may have been a zero.
+            // The last digit may have been a zero already.
             if key != one {
                 app.get_as(&key, "/policies").await.refused(401, "unauthorized");
             }
@@ -266,7 +266,7 @@ on_both_stores! {
         assert_eq!(twice.send().await.expect("the server answers").status(), 401);
     }
 
-    async fn who_waits_gets_nothing_once_its_key_is_revoked_or_has_expired(app: TestApp) {
+    async fn a_waiter_gets_nothing_once_its_key_is_revoked_or_has_expired(app: TestApp) {
         let admin = app.key(Role::Admin, &["*"]).await;
         for revokes in [true, false] {
             let request = json!({"name": "trainer", "role": "train", "expires_in_s": 60});
@@ -328,14 +328,14 @@ async fn a_key_that_another_replica_revokes_is_refused_within_a_second() {
     app.call_as(&admin, Method::DELETE, &format!("/keys/{}", &agent[3..15]), None).await.expect(200);
     let revoked_at = std::time::Instant::now();
     crate::support::eventually("the revocation", || async { ask().await == 401 }).await;
-    // A look every half second, and room for a slow machine.
+    // Replicas poll every 500 ms; the bound leaves time for a slow machine.
     assert!(revoked_at.elapsed() < std::time::Duration::from_secs(3), "{:?}", revoked_at.elapsed());
     other.finish().await;
     app.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_is_never_sent_gets_its_refusal() {
+async fn a_refusal_is_sent_without_waiting_for_the_body() {
     let app = TestApp::start(Backend::Sqlite).await;
     let _closed = app.key(Role::Admin, &["*"]).await;
     let agent = app.key(Role::Train, &["*"]).await;
@@ -357,7 +357,7 @@ async fn a_body_that_is_never_sent_gets_its_refusal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_that_has_made_its_name_ours_is_refused() {
+async fn a_page_that_rebinds_its_host_name_to_the_service_is_refused() {
     let app = TestApp::start(Backend::Sqlite).await;
     let ask = |host: &'static str, path: &str| {
         let request = app.http.get(format!("{}{path}", app.url)).header("host", host);
@@ -366,7 +366,7 @@ async fn a_page_that_has_made_its_name_ours_is_refused() {
     assert_eq!(ask("localhost:1234", "/policies").await, 200);
     assert_eq!(ask("evil.example", "/policies").await, 421);
     assert_eq!(ask("evil.example", "/healthz").await, 200, "a probe may use any name");
-    // With keys a page gets nowhere, whatever its name.
+    // With keys, a page without one is refused whatever host name it uses.
     let key = app.key(Role::Read, &["*"]).await;
     assert_eq!(ask("evil.example", "/policies").await, 401);
     let request = app.http.get(format!("{}/policies", app.url)).header("host", "forebay.example").bearer_auth(key);
@@ -380,7 +380,7 @@ async fn a_page_that_has_made_its_name_ours_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_of_another_origin_may_not_post() {
+async fn a_page_of_another_origin_cannot_post() {
     let app = TestApp::start(Backend::Sqlite).await;
     let post = |headers: &'static [(&'static str, &'static str)], path: &str| {
         let request = app.http.post(format!("{}{path}", app.url));
@@ -407,7 +407,7 @@ async fn a_page_of_another_origin_may_not_post() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_callers_are_counted_and_told_how_to_come_in() {
+async fn refused_callers_are_counted_and_told_how_to_authenticate() {
     let app = TestApp::start_with(Backend::Sqlite, "[access]\nrequired = true").await;
     let answer = app.http.get(format!("{}/policies", app.url)).send().await.expect("the server answers");
     assert_eq!(
@@ -429,7 +429,7 @@ async fn pages_may_load_only_their_own_files_and_answers_are_not_kept() {
     let policy = page.headers()["content-security-policy"].to_str().expect("text").to_owned();
     assert!(policy.contains("default-src 'self'") && policy.contains("frame-ancestors 'none'"), "{policy}");
     let html = page.text().await.expect("the page is text");
-    // The policy forbids scripts in the page: it must have none.
+    // The content security policy forbids inline scripts, so the page must have none.
     for script in html.split("<script").skip(1) {
         assert!(script.trim_start().starts_with("src="), "{script}");
     }

@@ -1,4 +1,4 @@
-//! Overload: room reserved before work starts, and a backlog that closes and opens once.
+//! Overload: room reserved before work starts, and the backlog's bounds.
 
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ on_both_stores! {
         assert_eq!(admit(app, 6).await["granted"], 2, "the rest of the room");
         assert_eq!(admit(app, 1).await["granted"], 0);
         assert_eq!(reserved(app).await, 8);
-        // What is leased still counts: it may come back. What is trained does not.
+        // Leased rollouts still count, because they may come back. Trained rollouts do not count.
         for index in 0..2 {
             app.accept(named(member("a", index, 1.0), &first)).await;
             app.accept(named(member("b", index, 1.0), &first)).await;
@@ -58,11 +58,11 @@ on_both_stores! {
         assert_eq!(receipt["warnings"], json!([]));
         assert_eq!(app.story("a-0").await["policy_version"], 3);
         assert_eq!(reserved(app).await, 0);
-        // A retry uses nothing up, whether it names the admission or not.
+        // A retry uses no room, whether it names the admission or not.
         let named_again = app.accept(named(member("a", 0, 1.0), &admission)).await;
         let unnamed = app.post("/trajectories", member("a", 0, 1.0)).await.expect(200);
         assert_eq!((&named_again["duplicate"], &unnamed["duplicate"]), (&json!(true), &json!(true)));
-        // What it does not cover is taken, with a warning, when it brings a version of its own.
+        // A rollout beyond the admission's room is accepted with a warning if it has a version of its own.
         let over = with(member("a", 1, 1.0), json!({"policy_version": 4}));
         let receipt = app.accept(named(over, &admission)).await;
         assert!(text(&receipt["warnings"][0]).contains("admission"), "{receipt}");
@@ -74,7 +74,7 @@ on_both_stores! {
         let admission = admit(app, 8).await;
         app.clock.advance_s(599.0);
         assert_eq!(admit(app, 8).await["granted"], 0);
-        // Lost at its end, swept or not.
+        // An admission ends when it expires, even before the sweep.
         app.clock.advance_s(1.0);
         let late = with(rollout("late", 1.0), json!({"group_id": "g", "policy_version": 0}));
         let receipt = app.accept(named(late, &admission)).await;
@@ -127,17 +127,17 @@ on_both_stores! {
         };
         app.accept(group("a", &[1.0, 0.0])).await;
         app.accept(member("open", 0, 1.0)).await;
-        // Three are there: the first new group makes five, the second seven, and the third does not fit.
+        // The backlog has three rollouts: the first new group makes five, the second seven, and the third does not fit.
         app.post("/trajectories", groups(&["b", "c", "d"])).await.refused(429, "backlog-full");
         app.get("/trajectories?rollout_id=b-0").await.refused(404, "not-found");
-        // Rollouts of groups that are open count, too, and are refused with the rest of their bundle alone.
+        // Rollouts of open groups count too. If they do not fit, only their bundle is refused.
         let mut with_open = groups(&["b", "c", "d"]);
         with_open.as_array_mut().expect("a bundle").insert(0, member("open", 1, 1.0));
         app.post("/trajectories", with_open).await.refused(429, "backlog-full");
         app.accept(member("open", 1, 1.0)).await;
         app.accept(groups(&["b"])).await;
         app.post("/trajectories", member("c", 0, 1.0)).await.refused(429, "backlog-full");
-        // Rollouts that are dropped take no room.
+        // Dropped rollouts use no room.
         for step in 1..=3 {
             app.ack(&app.lease().await, step).await.expect(200);
         }
@@ -148,7 +148,20 @@ on_both_stores! {
         app.accept(dropped).await;
     }
 
-    async fn a_bundle_that_no_backlog_takes_is_not_to_be_repeated(app: TestApp) {
+    async fn a_line_needs_room_beside_what_the_lines_before_it_added(app: TestApp) {
+        app.rules("default", json!({"backlog": {"max_ready_rollouts": 2}})).await;
+        let lines: Vec<String> = (0..5).map(|index| rollout(&format!("r{index}"), 1.0).to_string()).collect();
+        let request = app.http.post(format!("{}/trajectories", app.url)).header("content-type", "application/x-ndjson");
+        let answer = request.body(lines.join("\n")).send().await.expect("the server answers");
+        let answers = answer.text().await.expect("the answer is text");
+        let statuses: Vec<Value> = answers
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).expect("every line is JSON")["status"].clone())
+            .collect();
+        assert_eq!(statuses, [201, 201, 429, 429, 429]);
+    }
+
+    async fn a_bundle_larger_than_the_backlog_is_refused_without_retry_after(app: TestApp) {
         app.rules("default", json!({"backlog": {"max_ready_rollouts": 2}})).await;
         let bundle = |count: usize| -> Value { (0..count).map(|index| rollout(&format!("r{index}"), 1.0)).collect() };
         let refused = app.post("/trajectories", bundle(500)).await;
@@ -159,7 +172,7 @@ on_both_stores! {
         app.post("/trajectories", another).await.refused(429, "backlog-full");
     }
 
-    async fn a_full_backlog_opens_again_further_down(app: TestApp) {
+    async fn a_full_backlog_accepts_posts_again_only_below_a_lower_mark(app: TestApp) {
         let rules = json!({"group": {"size": 2}, "settle": "ack", "backlog": {"max_ready_rollouts": 20}});
         app.rules("default", rules).await;
         for index in 0..10 {
@@ -168,7 +181,7 @@ on_both_stores! {
         let refused = app.post("/trajectories", group("more", &[1.0, 0.0])).await;
         assert!(refused.json["retry_after_s"].as_u64().is_some_and(|seconds| seconds > 0), "{refused:?}");
         refused.refused(429, "backlog-full");
-        // 18 of 20 is below the bound, but not yet at the tenth below it.
+        // 18 of 20 is below the bound, but the backlog reopens only a tenth below it.
         app.ack(&app.lease().await, 1).await.expect(200);
         app.post("/trajectories", group("more", &[1.0, 0.0])).await.refused(429, "backlog-full");
         app.ack(&app.lease().await, 2).await.expect(200);
@@ -186,7 +199,7 @@ on_both_stores! {
         assert!(text(&receipt["warnings"][0]).contains("admission"), "{receipt}");
     }
 
-    async fn what_is_no_admission_is_refused_by_name(app: TestApp) {
+    async fn an_invalid_admission_id_is_refused_by_name(app: TestApp) {
         let unknown = with(rollout("a", 1.0), json!({"admission_id": "no"}));
         assert_eq!(app.post("/trajectories", unknown).await.pointers(422), ["/admission_id"]);
         assert_eq!(app.post("/admissions", json!({"rollouts": 0})).await.pointers(422), ["/rollouts"]);

@@ -1,4 +1,4 @@
-//! Arrow streams both ways: the same rollouts, verdicts, errors and digests as JSON.
+//! Arrow streams in both directions: the same rollouts, verdicts, errors and digests as JSON.
 
 use std::sync::Arc;
 
@@ -133,7 +133,7 @@ async fn post(app: &TestApp, body: Vec<u8>) -> Answer {
     app.post_raw("/trajectories", &[("content-type", ARROW_STREAM)], body).await
 }
 
-/// A cell as the JSON rows have it.
+/// Writes a cell as the JSON rows do.
 fn cell(array: &dyn Array, row: usize) -> Value {
     if array.is_null(row) {
         return Value::Null;
@@ -143,7 +143,7 @@ fn cell(array: &dyn Array, row: usize) -> Value {
         DataType::Int32 => json!(array.as_primitive::<Int32Type>().value(row)),
         DataType::Int64 => json!(array.as_primitive::<Int64Type>().value(row)),
         DataType::UInt8 => json!(array.as_primitive::<UInt8Type>().value(row)),
-        // As the JSON rows spell it: with as few digits as tell it from its neighbours.
+        // The shortest number that identifies the float32, as in the JSON rows.
         DataType::Float32 => {
             json!(array.as_primitive::<Float32Type>().value(row).to_string().parse::<f64>().expect("a number"))
         }
@@ -209,13 +209,13 @@ on_both_stores! {
         let answer = post(app, stream(&[columns(&bundle())])).await.expect(201);
         let receipts = answer.as_array().expect("a bundle has receipts");
         assert_eq!(receipts.iter().map(|receipt| text(&receipt["rollout_id"])).collect::<Vec<_>>(), ["g-0", "g-1", "lone"]);
-        // A retry in the other form is a retry, whichever came first, and other content is a conflict.
+        // A retry in the other format is recognised, whichever came first, and different content is a conflict.
         let again = app.post("/trajectories", Value::Array(bundle())).await.expect(200);
         assert!(again.as_array().expect("receipts").iter().all(|receipt| receipt["duplicate"] == true), "{again}");
         let other = with(rollout("later", 1.0), json!({"metadata": {"a": 1}}));
         app.post("/trajectories", other.clone()).await.expect(201);
         post(app, stream(&[columns(std::slice::from_ref(&other))])).await.expect(200);
-        // A status that is absent is `completed`, in either form.
+        // An absent status means `completed` in both formats.
         let without_status = with(other.clone(), json!({"status": null}));
         post(app, stream(&[columns(std::slice::from_ref(&without_status))])).await.expect(200);
         app.post("/trajectories", without_status).await.expect(200);
@@ -321,6 +321,7 @@ on_both_stores! {
             (replaced("metadata", text_of(["{}", "{}", "{", "{}"])), "/1/metadata"),
             (replaced("tokens", ids(&[Some(three), Some(four), Some(&[1, -2, 3]), None])), "/1/segments/0/tokens/1"),
             (replaced("loss_mask", bits(&[Some(&[1, 1]), Some(&[0, 2]), Some(&[1, 1]), None])), "/0/segments/1/loss_mask/1"),
+            (replaced("reward_components", text_of(["{}", "{}", r#"{"a":1,"a":2}"#, "{}"])), "/1/reward_components"),
             (replaced("kind", text_of(["a", "b", "c", "d"])), "/2/kind"),
             (replaced("logprobs", floats(&[Some(&[-0.5, -0.5]), Some(&[-1.0, -1.0]), Some(&[0.0, 0.0]), Some(&[-0.5])])), "/2/logprobs"),
             (replaced("response_length", Arc::new(Int32Array::from(vec![2, 2, 2, 2]))), "/2/response_length"),
@@ -332,6 +333,26 @@ on_both_stores! {
         }
         let null = ListArray::from_iter_primitive::<Int32Type, _, _>(vec![Some(vec![Some(1), None, Some(3)]); 4]);
         assert_eq!(post(app, stream(&[replaced("tokens", Arc::new(null))])).await.pointers(422), ["/0/tokens"]);
+        assert_eq!(app.get("/trajectories").await.expect(200)["trajectories"], json!([]));
+    }
+
+    async fn a_row_without_tokens_that_says_anything_of_a_segment_is_refused_by_column(app: TestApp) {
+        app.rules("default", json!({"require": []})).await;
+        let last = || floats(&[None, None, None, Some(&[-0.5])]);
+        let no_spans = || json!({});
+        for (name, array) in [
+            ("kind", texts([None, None, None, Some("turn".to_owned())])),
+            ("logprobs", last()),
+            ("teacher_logprobs", last()),
+            ("values", last()),
+            ("versions", spans(&[no_spans(), no_spans(), no_spans(), json!({"versions": [[1, 0, 1]]})])),
+            ("response_length", Arc::new(Int32Array::from(vec![None, None, None, Some(1)]))),
+        ] {
+            let mut columns = columns(&bundle());
+            columns.retain(|(column, _)| *column != name);
+            columns.push((name, array));
+            assert_eq!(post(app, stream(&[columns])).await.pointers(422), [format!("/2/{name}")]);
+        }
         assert_eq!(app.get("/trajectories").await.expect(200)["trajectories"], json!([]));
     }
 
@@ -347,8 +368,52 @@ on_both_stores! {
             damaged[at] ^= 0x55;
             let answer = post(app, damaged).await;
             assert!(answer.status.as_u16() < 500, "flipped at {at}: {} {}", answer.status, answer.json);
+            let said = answer.json.to_string();
+            for word in ["Ipc error", "Invalid argument", "Parser error", "Range [", "Arrow error", "Utf8", "DataType"] {
+                assert!(!said.contains(word), "flipped at {at}: {said}");
+            }
         }
         post(app, b"[]".to_vec()).await.refused(400, "malformed");
+    }
+
+    async fn errors_of_a_stream_are_explained_in_terms_of_arrow(app: TestApp) {
+        let base = || columns(&bundle());
+        let replaced = |name: &'static str, array: ArrayRef| {
+            let mut columns = base();
+            columns.retain(|(column, _)| *column != name);
+            columns.push((name, array));
+            stream(&[columns])
+        };
+        let text_of = |cells: [&str; 4]| texts(cells.map(|cell| Some(cell.to_owned())));
+        let nested = ListArray::from_iter_primitive::<Int64Type, _, _>(vec![Some(vec![Some(1)]); 4]);
+        for (body, detail) in [
+            (replaced("status", text_of(["completed", "completed", "completed", "done"])), "/2/status: `done` is not one of the allowed values: `completed`, "),
+            (replaced("metadata", text_of(["{}", "{}", "{\"a\": ", "{}"])), "/1/metadata: the text ends before the value is complete (line 1, column "),
+            (replaced("messages", text_of(["[]", "[]", "5", "[]"])), "/1/messages: must be an array"),
+            (replaced("reward_components", text_of(["{}", "{}", "{\"a\": \"high\"}", "{}"])), "/1/reward_components: must be a number, not the text \"high\" (line 1, column "),
+            (replaced("tokens", Arc::new(nested)), "/tokens: must be list<int32>, not list<int64>"),
+            (replaced("reward", Arc::new(Float32Array::from(vec![1.0; 4]))), "/reward: must be float64, not float32"),
+            (replaced("policy", Arc::new(UInt8Array::from(vec![1; 4]))), "/policy: must be utf8, not uint8"),
+        ] {
+            let problem = post(app, body).await.expect(422);
+            assert!(text(&problem["detail"]).starts_with(detail), "{problem}");
+        }
+        let whole = stream(&[base(), base()]);
+        let cut = &whole[..whole.len() - 30];
+        let followed = [&whole[..], &whole[..]].concat();
+        let mut damaged = whole.clone();
+        damaged[16..64].fill(0xff);
+        let no_schema = "the schema at its beginning cannot be read: it is damaged, or the body is not an Arrow stream";
+        for (body, detail) in [
+            (b"ARROW1\0\0".to_vec(), "it is an Arrow file: write a stream (in Python, pyarrow.ipc.new_stream)"),
+            (b"PAR1, or anything else".to_vec(), "it ends in the middle of a message"),
+            (cut.to_vec(), "it ends in the middle of a message"),
+            (followed, "there is extra data after its end"),
+            (damaged, no_schema),
+        ] {
+            let problem = post(app, body).await.refused(400, "malformed");
+            assert_eq!(problem["detail"], detail, "{problem}");
+        }
     }
 
     async fn bodies_are_compressed_whole_and_not_inside(app: TestApp) {
@@ -357,7 +422,7 @@ on_both_stores! {
         let headers = [("content-type", ARROW_STREAM), ("content-encoding", "zstd")];
         app.post_raw("/trajectories", &headers, zstd).await.expect(201);
         post(app, whole).await.expect(200);
-        // pyarrow, 64 zeros of int8 in a column, with `IpcWriteOptions(compression="zstd")`, and with `"lz4"`.
+        // Made with pyarrow: 64 zeros of int8 in a column, with `IpcWriteOptions(compression="zstd")` and `"lz4"`.
         for inside in [&include_bytes!("arrow/zstd-buffers.arrows")[..], include_bytes!("arrow/lz4-buffers.arrows")] {
             let problem = post(app, inside.to_vec()).await.refused(415, "unsupported-media-type");
             assert!(text(&problem["detail"]).contains("Content-Encoding: zstd"), "{problem}");

@@ -30,7 +30,7 @@ async fn post_spans(app: &TestApp, name: &str, mask: [u8; 2], versions: [i64; 2]
     app.accept(with(rollout(name, 1.0), json!({"segments": [segment]}))).await;
 }
 
-/// Rows without what a new delivery may change: nothing.
+/// The rows of a batch, for comparison between deliveries.
 async fn contents(app: &TestApp, batch: &Value) -> Vec<Value> {
     app.samples(batch).await
 }
@@ -68,7 +68,7 @@ on_both_stores! {
         post_versions(app, &[("old", 1), ("older", 0), ("new-1", 3)]).await;
         app.publish(3).await.expect(200);
         post_versions(app, &[("mid", 2), ("new-2", 3), ("mid-2", 2)]).await;
-        // The oldest trained token counts, not the newest, and no masked one.
+        // The age of a group is that of its oldest trained token; newer tokens and masked tokens do not count.
         post_spans(app, "mixed", [1, 1], [1, 3]).await;
         post_spans(app, "masked", [0, 1], [0, 3]).await;
         post_spans(app, "nothing", [0, 0], [0, 0]).await;
@@ -94,7 +94,7 @@ on_both_stores! {
         assert_eq!(app.group_ids(&app.lease().await).await, ["b"]);
     }
 
-    async fn max_tokens_cuts_the_line_of_the_freshest(app: TestApp) {
+    async fn max_tokens_also_limits_batches_in_the_freshest_order(app: TestApp) {
         app.rules("default", json!({"batch": {"groups": 3, "max_tokens": 7, "order": "freshest"}})).await;
         post_versions(app, &[("a", 0), ("b", 1), ("c", 2)]).await;
         let big = json!({"policy_version": 3, "segments": [{"tokens": vec![1; 20], "loss_mask": [1]}]});
@@ -112,7 +112,7 @@ on_both_stores! {
         app.publish(2).await.expect(200);
         assert_eq!(app.group_ids(&app.lease().await).await, ["new-1"]);
         assert_eq!(app.story("old").await["state"], "stale");
-        // Where the policy masks, what has a fresh token waits for its turn.
+        // If the policy masks old tokens, a group with a fresh token stays ready.
         app.rules("default", rules("mask")).await;
         post_versions(app, &[("old-2", 0)]).await;
         post_spans(app, "half", [1, 1], [0, 1]).await;
@@ -122,7 +122,7 @@ on_both_stores! {
         assert_eq!((&rows[0]["group_id"], &rows[0]["loss_mask"]), (&json!("half"), &json!([0, 1])));
     }
 
-    async fn a_partial_batch_takes_what_is_there_when_the_time_is_up(app: TestApp) {
+    async fn a_partial_batch_takes_the_ready_groups_when_the_wait_is_over(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 4}})).await;
         none(app, json!({"partial": true})).await;
         fill(app, &["a"]).await;
@@ -144,8 +144,8 @@ on_both_stores! {
         answer.expect(201);
     }
 
-    async fn waiters_are_woken_and_do_not_just_happen_to_look(app: TestApp) {
-        app.reconfigure("[limits]\nlook_ms = 3_600_000").await;
+    async fn waiters_are_woken_by_notifications_and_not_by_polling(app: TestApp) {
+        app.reconfigure("[limits]\nwaiter_poll_interval_ms = 3_600_000").await;
         app.rules("default", json!({"group": {"size": 2}})).await;
         let trainer = app.post("/batches", json!({"wait_ms": 60_000}));
         let second = app.post("/batches", json!({"wait_ms": 60_000}));
@@ -198,7 +198,7 @@ on_both_stores! {
         assert_eq!((&again["batch_id"], &again["lease"]), (&first["batch_id"], &first["lease"]));
         assert_eq!(again["expires_in_ms"], 600_000);
         assert_eq!(again["attempt"], 1);
-        // Another consumer's request of the same name is another request.
+        // The same request id of another consumer is another request.
         let other = app.lease_with(json!({"consumer": "t1", "request_id": "step-1"})).await;
         assert_ne!(other["batch_id"], first["batch_id"]);
         app.ack(&first, 1).await.expect(200);
@@ -219,7 +219,7 @@ on_both_stores! {
         assert_eq!(groups.len(), 20);
     }
 
-    async fn a_lease_is_lost_at_its_end_swept_or_not(app: TestApp) {
+    async fn a_lease_is_lost_when_it_expires_even_before_the_sweep(app: TestApp) {
         app.accept(rollout("a", 1.0)).await;
         let batch = app.lease().await;
         app.clock.advance_s(600.0);
@@ -311,7 +311,7 @@ on_both_stores! {
         app.ack(&fourth, 1).await.expect(200);
     }
 
-    async fn a_resume_and_a_restart_are_nobodys_failure(app: TestApp) {
+    async fn a_resume_and_a_restart_count_as_no_failed_delivery(app: TestApp) {
         app.rules("default", json!({"lease": {"max_deliveries": 1}})).await;
         app.accept(rollout("a", 1.0)).await;
         let batch = app.lease().await;
@@ -344,11 +344,11 @@ on_both_stores! {
         assert_eq!(last["attempt"], 1, "readmitted with a fresh count");
     }
 
-    async fn expired_work_is_back_without_being_asked_for(app: TestApp) {
+    async fn expired_batches_are_returned_without_a_request(app: TestApp) {
         app.accept(rollout("a", 1.0)).await;
         let batch = app.lease().await;
         app.clock.advance_s(601.0);
-        // The service's own sweeper, not the test's.
+        // This is done by the service's own sweeper, which the test does not call.
         crate::support::eventually("the sweep", || async { app.batch(&batch).await["state"] == "returned" }).await;
     }
 
@@ -399,7 +399,7 @@ on_both_stores! {
         assert_eq!(ask("text/html").await.expect("the server answers").status(), 406);
     }
 
-    async fn samples_are_compressed_for_who_asks(app: TestApp) {
+    async fn samples_are_compressed_if_the_client_accepts_it(app: TestApp) {
         app.accept(rollout("a", 1.0)).await;
         let batch = app.lease().await;
         for media in ["application/x-ndjson", "application/json"] {
@@ -457,7 +457,7 @@ on_both_stores! {
         for version in [0, 1, 3] {
             app.accept(with(rollout(&format!("v{version}"), 1.0), json!({"policy_version": version}))).await;
         }
-        // Only trained tokens count: the old span is masked.
+        // Only trained tokens count, and the old span is masked.
         let spans = json!({"segments": [{"tokens": [1, 2, 3], "loss_mask": [0, 1], "versions": [[0, 0, 1], [3, 1, 1]]}]});
         app.accept(with(rollout("span", 1.0), spans)).await;
         app.publish(3).await.expect(200);

@@ -1,37 +1,33 @@
-//! `forebay bench`: what it says was posted is there, and foreign services are spoken to as their formats say.
+//! `forebay bench`: the posted rollouts that it reports are stored.
+//!
+//! The load comes from the library of `forebay-bench`, in the process of the test. The tests in `bench/tests/it` cover
+//! the program itself and its requests to other services.
 
-mod peers;
+use std::path::{Path, PathBuf};
 
-use std::{path::Path, process::Output};
-
+use clap::Parser as _;
+use forebay_bench::BenchArgs;
 use serde_json::Value;
 use tokio::process::Command;
 
-use self::peers::{Peer, atropos, slime};
-use crate::support::{Backend, TestApp, on_both_stores, text};
+use crate::support::{Backend, TestApp, on_both_stores};
 
-async fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.arg("bench").args(arguments).env_remove("FOREBAY_URL").env_remove("FOREBAY_KEY");
-    command.output().await.expect("the binary starts")
-}
-
-/// Runs it to a good end; its document.
+/// Runs the command, which must succeed, and returns its JSON report.
 async fn report(arguments: &[&str]) -> Value {
-    let output = bench(&[arguments, &["--json", "-"]].concat()).await;
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("standard output is the document and nothing else")
+    let printed = run(&[arguments, &["--json", "-"]].concat()).await.expect("it ends well");
+    serde_json::from_slice(&printed).expect("what it prints is the document and nothing else")
 }
 
-/// Why it did not run.
-async fn complaint(arguments: &[&str]) -> String {
-    let output = bench(arguments).await;
-    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8_lossy(&output.stderr).into_owned()
+/// Runs the command with these arguments and returns its output.
+pub(crate) async fn run(arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
+    let args = BenchArgs::try_parse_from([&["forebay-bench"][..], arguments].concat())?;
+    let mut printed = Vec::new();
+    forebay_bench::run(args, &mut printed).await?;
+    Ok(printed)
 }
 
 on_both_stores! {
-    async fn what_it_says_was_posted_is_in_the_books(app: TestApp) {
+    async fn the_ledger_has_what_the_load_generator_says_it_posted(app: TestApp) {
         let load = ["--bodies", "12", "--connections", "3", "--group-size", "4", "--tokens", "40", "--segments", "2"];
         let report = report(&[&["--url", &app.url], &load[..]].concat()).await;
         assert_eq!(report["posted"]["bodies"], 12);
@@ -85,112 +81,31 @@ async fn text_and_single_rollouts_are_posted_too() {
     app.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_are_counted_and_repeated() {
-    let peer = Peer::start(atropos::router()).await;
-    peer.refuse(&[503, 429]);
-    let report = report(&["--protocol", "atropos", "--url", &peer.url, "--bodies", "4", "--tokens", "20"]).await;
-    assert_eq!((&report["refused"]["503"], &report["refused"]["429"]), (&1.into(), &1.into()));
-    assert_eq!((&report["posted"]["bodies"], peer.count()), (&4.into(), 4));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_refusals_end_the_run_and_are_shown() {
-    let peer = Peer::start(atropos::router()).await;
-    peer.refuse(&[422]);
-    let why = complaint(&["--protocol", "atropos", "--url", &peer.url, "--bodies", "4", "--tokens", "20"]).await;
-    assert!(why.contains("/scored_data was answered 422") && why.contains("not today"), "{why}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slime_gets_items_and_gives_them_back() {
-    for content in [&["--tokens", "20", "--segments", "2"][..], &["--text", "12"]] {
-        let peer = Peer::start(slime::router()).await;
-        let load = ["--protocol", "slime", "--url", &peer.url, "--bodies", "8", "--group-size", "2", "--trainers", "1"];
-        let report = report(&[&load, content].concat()).await;
-        assert_eq!((&report["posted"]["bodies"], &report["posted"]["rollouts"]), (&8.into(), &8.into()));
-        assert_eq!(peer.wrong(), Vec::<String>::new());
-        assert_eq!((peer.count(), peer.left()), (8, 0));
-        assert!(report["delivered"]["total"]["batches"].as_u64() > Some(0), "{report}");
-        assert_eq!(report["delivered"]["ack_ms"], Value::Null);
+#[tokio::test]
+async fn the_command_starts_the_program_beside_it_or_in_path() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder can be made");
+    let [beside, in_path] = ["beside", "in-path"].map(|name| folder.path().join(name));
+    for place in [&beside, &in_path] {
+        std::fs::create_dir(place).expect("the folder is empty");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn atropos_gets_groups_and_gives_batches() {
-    let peer = Peer::start(atropos::router()).await;
-    let load = ["--protocol", "atropos", "--url", &peer.url, "--bodies", "8", "--group-size", "2", "--tokens", "20"];
-    let report = report(&[&load[..], &["--trainers", "1", "--batch-groups", "4"]].concat()).await;
-    assert_eq!(peer.wrong(), Vec::<String>::new());
-    assert_eq!((&report["posted"]["rollouts"], peer.count(), peer.left()), (&16.into(), 8, 0));
-    assert_eq!(report["delivered"]["total"]["batches"], 2);
-    assert_eq!(report["delivered"]["total"]["rollouts"], 16);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lengths_are_log_normal_and_repeatable() {
-    let lengths = async |sigma: &str, seed: &str| {
-        let shape = ["--drain-only", "--bodies", "1", "--tokens", "1000", "--sigma", sigma, "--seed", seed];
-        report(&shape).await["bodies"]["rollout_tokens"].clone()
+    // The built binary may have the real program beside it, so the test uses a link in another folder. A copy could
+    // still be open for writing when it is started.
+    let forebay = beside.join("forebay");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_forebay"), &forebay).expect("it is on the same file system");
+    let bench = async || {
+        let mut command = Command::new(&forebay);
+        command.args(["bench", "-c", "echo \"$0\"; exit 3"]).env("PATH", &in_path);
+        command.output().await.expect("the binary starts")
     };
-    let drawn = lengths("0.5", "7").await;
-    let of = |name: &str| drawn[name].as_f64().expect("a number");
-    // Of 512 draws: the median, the mean exp(sigma^2 / 2) and the 99th percentile exp(2.326 sigma) times it.
-    assert!((900.0..1_100.0).contains(&of("p50")), "{drawn}");
-    assert!((1_030.0..1_240.0).contains(&of("mean")), "{drawn}");
-    assert!((2_500.0..4_200.0).contains(&of("p99")), "{drawn}");
-    assert_eq!(lengths("0.5", "7").await, drawn);
-    assert_ne!(lengths("0.5", "8").await, drawn);
-    let equal = lengths("0", "7").await;
-    assert_eq!((&equal["mean"], &equal["max"]), (&1_000.into(), &1_000.into()));
-}
+    let missing = bench().await;
+    let why = String::from_utf8_lossy(&missing.stderr);
+    assert!(missing.status.code() == Some(1) && why.contains("cargo build --release -p forebay-bench"), "{why}");
 
-#[tokio::test]
-async fn an_open_loop_posts_when_bodies_are_due_and_not_before() {
-    let report = report(&["--drain-only", "--rate", "50", "--bodies", "6", "--tokens", "20"]).await;
-    assert_eq!((&report["posted"]["bodies"], &report["rate"]), (&6.into(), &50.0.into()));
-    // The sixth is due five fiftieths of a second after the first.
-    assert!(report["seconds"].as_f64() >= Some(0.1), "{report}");
-}
-
-#[tokio::test]
-async fn the_table_and_the_document_come_from_one_run() {
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let file = folder.path().join("bench.json");
-    let output = bench(&["--drain-only", "--bodies", "5", "--tokens", "50", "--json", path(&file)]).await;
-    let table = String::from_utf8_lossy(&output.stdout);
-    assert!(table.contains("a handler that only drains") && table.contains("bodies/s"), "{table}");
-    let document = std::fs::read(&file).expect("the file was written");
-    let document: Value = serde_json::from_slice(&document).expect("it is JSON");
-    assert_eq!((&document["posted"]["bodies"], &document["url"]), (&5.into(), &Value::Null));
-    assert!(text(&document["generator"]).starts_with("forebay "));
-}
-
-#[tokio::test]
-async fn where_nothing_listens_it_says_so_and_what_to_do() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
-    drop(listener);
-    for (protocol, advice) in [("forebay", "`forebay serve`"), ("slime", "--url"), ("atropos", "--url")] {
-        let why = complaint(&["--url", &url, "--protocol", protocol, "--bodies", "1", "--tokens", "10"]).await;
-        assert_eq!(why.lines().count(), 1, "{why}");
-        assert!(why.contains(&format!("nothing listens at {url}")) && why.contains(advice), "{why}");
+    // A shell script replaces the load generator and prints the name by which it was started.
+    for (place, name) in [(&in_path, PathBuf::from("forebay-bench")), (&beside, beside.join("forebay-bench"))] {
+        std::os::unix::fs::symlink("/bin/sh", place.join("forebay-bench")).expect("the folder can be written");
+        let output = bench().await;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert_eq!((Path::new(printed.trim_end()), output.status.code()), (&*name, Some(3)));
     }
-}
-
-#[tokio::test]
-async fn what_cannot_be_meant_is_refused_before_anything_is_sent() {
-    let refused = async |arguments: &[&str], named: &str| {
-        let why = complaint(arguments).await;
-        assert!(why.contains(named), "{why}");
-    };
-    refused(&["--policy", "default"], "must begin with `bench`").await;
-    refused(&["--connections", "0"], "--trainers").await;
-    refused(&["--protocol", "atropos", "--text", "10"], "--text").await;
-    refused(&["--protocol", "slime", "--wake"], "--wake").await;
-    refused(&["--sigma", "NaN"], "must be a number").await;
-}
-
-fn path(file: &Path) -> &str {
-    file.to_str().expect("text")
 }

@@ -1,6 +1,6 @@
-//! Clients that vanish at every moment: no transaction leaks, no wake-up is lost, no batch is swallowed.
+//! Clients that disconnect at any moment: no transaction stays open, no wake-up is lost, and no batch is lost.
 //!
-//! Moments are drawn from a seed, which `FOREBAY_SEED` sets.
+//! The moments are random; `FOREBAY_SEED` sets the seed.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,26 +10,30 @@ use sqlx::{Connection as _, Row as _};
 
 use crate::support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, torture, with};
 
-/// Requests that are aborted in one test.
+/// Number of requests that one test aborts.
 const ABORTED: usize = 2_000;
 
-/// Requests under way at once.
+/// Number of concurrent requests.
 const CONCURRENT: usize = 50;
 
-/// Decades of a request's life from 100 microseconds on: from before it is read to after it is answered.
+/// The longest life of a request in the first round. It doubles after each round in which no post was answered.
+const LONGEST_LIFE: Duration = Duration::from_millis(200);
+
+/// Number of decades below the longest life over which lives are distributed: some requests end before they are read,
+/// others after they are answered.
 const LIFE_DECADES: f64 = 3.3;
 
-/// Scrapes after which a wait that goes on is one: an answer that is under way takes less.
+/// Number of scrapes after which a waiter counts as waiting and not as being answered.
 const SCRAPES: usize = 40;
 
-/// No waiter looks unless it is woken.
-const NEVER_LOOK: &str = "[limits]\nlook_ms = 3600000";
+/// The poll interval is so long that waiters find work only when they are woken.
+const NEVER_POLL: &str = "[limits]\nwaiter_poll_interval_ms = 3600000";
 
 fn seeded() -> StdRng {
     StdRng::seed_from_u64(torture::seed())
 }
 
-/// What a client learned before it vanished.
+/// What a client knows when it disconnects.
 #[derive(Default)]
 struct Seen {
     /// Rollouts that were acknowledged.
@@ -65,12 +69,14 @@ fn any_request(app: &TestApp, random: &mut StdRng, index: usize, leased: &Value)
 /// Runs requests and drops each after a random time.
 async fn abort_many(app: &TestApp, random: &mut StdRng, leased: &Value) -> Seen {
     let mut seen = Seen::default();
+    let mut longest = LONGEST_LIFE;
     for start in (0..ABORTED).step_by(CONCURRENT) {
         let requests = (start..start + CONCURRENT).map(|index| {
-            let life = Duration::from_secs_f64(1e-4 * 10_f64.powf(random.random_range(0.0..LIFE_DECADES)));
+            let life = longest.mul_f64(10_f64.powf(-random.random_range(0.0..LIFE_DECADES)));
             let request = any_request(app, random, index, leased);
             async move { tokio::time::timeout(life, read(request)).await.ok().flatten() }
         });
+        let stored_before = seen.stored.len();
         for answer in futures::future::join_all(requests).await.into_iter().flatten() {
             for receipt in answer.as_array().unwrap_or(&vec![answer.clone()]) {
                 if let Some(id) = receipt.get("rollout_id").and_then(Value::as_str) {
@@ -81,12 +87,16 @@ async fn abort_many(app: &TestApp, random: &mut StdRng, leased: &Value) -> Seen 
                 seen.leased.push(answer);
             }
         }
+        if seen.stored.len() == stored_before {
+            // The machine is so busy that no request is answered within the longest life.
+            longest *= 2;
+        }
         database_comes_to_rest(app).await;
     }
     seen
 }
 
-/// The answer of a request, if it arrives whole and says that something was done.
+/// Returns the answer of a request, if it arrives complete and reports that something was done.
 async fn read(request: reqwest::RequestBuilder) -> Option<Value> {
     let response = request.send().await.ok()?;
     let (status, body) = (response.status(), response.bytes().await.ok()?);
@@ -106,14 +116,14 @@ async fn idle(app: &TestApp) {
     .await;
 }
 
-/// Nothing of what was aborted stays open in the database. Asked apart from the service, whose own use of a connection
-/// would end what was left open on it.
+/// Checks that aborted requests left nothing open in the database. The check uses its own connection, because using one
+/// of the service's connections would end an open transaction on it.
 async fn database_comes_to_rest(app: &TestApp) {
     if app.database.starts_with("sqlite") {
         let mut connection = sqlx::SqliteConnection::connect(&app.database).await.expect("the file opens");
         let connection = tokio::sync::Mutex::new(&mut connection);
         eventually("a log that nobody holds", || async {
-            // It can only be cut when no reader holds a snapshot and no writer a lock.
+            // The log can be truncated only if no reader holds a snapshot and no writer a lock.
             let mut connection = connection.lock().await;
             let row = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(&mut **connection).await;
             row.is_ok_and(|row| row.get::<i64, _>(0) == 0)
@@ -136,7 +146,7 @@ async fn database_comes_to_rest(app: &TestApp) {
     .await;
 }
 
-/// Takes every batch there is; how often each rollout was delivered.
+/// Leases every ready batch and counts how often each rollout was delivered.
 async fn drain(app: &TestApp) -> BTreeMap<String, usize> {
     let mut delivered = BTreeMap::new();
     for policy in ["default", "single"] {
@@ -164,7 +174,7 @@ on_both_stores! {
         let seen = abort_many(app, &mut random, &first).await;
         assert!(seen.stored.len() > 50 && seen.stored.len() < 3 * ABORTED, "{} of {ABORTED}", seen.stored.len());
         idle(app).await;
-        // A request that was sent and not answered may still be on its way through the store.
+        // A request that was sent and not answered may still be in progress in the store.
         app.accept(with(rollout("last", 1.0), json!({"policy": "single"}))).await;
         database_comes_to_rest(app).await;
         app.check_books().await;
@@ -173,7 +183,7 @@ on_both_stores! {
             let (policy, rollout_id) = id.split_once('/').expect("ids are policy/rollout");
             app.get(&format!("/trajectories?policy={policy}&rollout_id={rollout_id}")).await.expect(200);
         }
-        // Leases that nobody knows of come back when they expire.
+        // Leases whose answers were lost expire, and their batches come back.
         app.pass_s(24.0 * 3_600.0).await;
         let delivered = drain(app).await;
         for (id, times) in &delivered {
@@ -182,7 +192,7 @@ on_both_stores! {
         for id in seen.stored.iter().filter(|id| !id.starts_with("default/first")) {
             assert!(delivered.contains_key(id), "{id} was acknowledged and is not delivered");
         }
-        // Every group whole: both of its rollouts or neither.
+        // Every group is delivered whole: both of its rollouts or neither.
         for id in delivered.keys() {
             if let Some(group) = id.strip_prefix("default/").and_then(|id| id.strip_suffix("-0")) {
                 assert!(delivered.contains_key(&format!("default/{group}-1")), "{group} is torn");
@@ -191,9 +201,9 @@ on_both_stores! {
     }
 }
 
-/// Waiters vanish around the moment at which a group becomes ready; one stays, and must get it.
+/// Waiters disconnect around the moment at which a group becomes ready. One waiter stays and must get the group.
 async fn the_waiter_that_stays_gets_the_batch(backend: Backend) {
-    let app = TestApp::start_with(backend, NEVER_LOOK).await;
+    let app = TestApp::start_with(backend, NEVER_POLL).await;
     let mut random = seeded();
     app.rules("default", json!({"lease": {"ttl_s": 60, "max_deliveries": 1000}})).await;
     let lease = || {
@@ -202,7 +212,7 @@ async fn the_waiter_that_stays_gets_the_batch(backend: Backend) {
     };
     let mut nobodys = 0;
     for round in 0..60 {
-        // Those who came first are woken first.
+        // The waiters that came first are woken first.
         let moments: Vec<u64> = (0..4).map(|_| random.random_range(0..15_000)).collect();
         let vanishing: Vec<_> = moments.iter().map(|_| tokio::spawn(lease())).collect();
         eventually("the first", || async { app.metrics().await.contains("forebay_waiters 4\n") }).await;
@@ -216,12 +226,13 @@ async fn the_waiter_that_stays_gets_the_batch(backend: Backend) {
         }));
         let (_, vanished) = tokio::join!(post, vanish);
         if let Some(batch) = vanished.into_iter().flatten().next() {
-            // Somebody was faster than its end: the batch has a holder, and the next is for who stays.
+            // A waiter was answered before it could disconnect, so it holds the batch. The next group is for the waiter
+            // that stays.
             app.ack(&batch, round + 1).await.expect(200);
             app.accept(rollout(&format!("r{round}-next"), 1.0)).await;
         }
         let mut staying = staying;
-        let patience = Duration::from_secs(10);
+        let patience = Duration::from_mins(2);
         let batch = tokio::time::timeout(patience, async {
             tokio::select! {
                 batch = &mut staying => batch,
@@ -240,7 +251,7 @@ async fn the_waiter_that_stays_gets_the_batch(backend: Backend) {
     app.finish().await;
 }
 
-/// Ends when no group is ready any more although the waiter still waits.
+/// Returns when no group is ready any more although the waiter still waits.
 async fn granted_to_nobody(app: &TestApp) {
     let mut scrapes = 0;
     while scrapes < SCRAPES {
@@ -252,18 +263,18 @@ async fn granted_to_nobody(app: &TestApp) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_vanishes_swallows_no_batch_on_sqlite() {
+async fn a_waiter_that_disconnects_loses_no_batch_on_sqlite() {
     the_waiter_that_stays_gets_the_batch(Backend::Sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_vanishes_swallows_no_batch_on_postgres() {
+async fn a_waiter_that_disconnects_loses_no_batch_on_postgres() {
     the_waiter_that_stays_gets_the_batch(Backend::Postgres).await;
 }
 
-/// Producers vanish around their commit; the trainer that waits is woken all the same.
+/// Producers disconnect around their commit; the waiting trainer must be woken all the same.
 async fn a_vanished_post_wakes(backend: Backend) {
-    let app = TestApp::start_with(backend, NEVER_LOOK).await;
+    let app = TestApp::start_with(backend, NEVER_POLL).await;
     let mut random = seeded();
     for round in 0..60 {
         let request = app.http.post(format!("{}/batches", app.url)).json(&json!({"wait_ms": 60_000}));
@@ -276,10 +287,11 @@ async fn a_vanished_post_wakes(backend: Backend) {
         eventually("the post's end", || async { app.metrics().await.contains("forebay_body_bytes_in_flight 0\n") })
             .await;
         if app.get(&format!("/trajectories?rollout_id={id}")).await.status == 404 {
-            // It vanished before it was read; this one is for the waiter. A repeat wakes nobody.
+            // The producer disconnected before its post was read, so this post is for the waiter. A repeated post wakes
+            // nobody.
             app.post("/trajectories", rollout(&id, 1.0)).await;
         }
-        let batch = tokio::time::timeout(Duration::from_secs(10), waiter).await.expect("a wake-up was lost");
+        let batch = tokio::time::timeout(Duration::from_mins(2), waiter).await.expect("a wake-up was lost");
         let batch = batch.expect("the waiter only waits").expect("a batch");
         app.ack(&batch, round + 1).await.expect(200);
     }
@@ -288,18 +300,18 @@ async fn a_vanished_post_wakes(backend: Backend) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_post_that_vanishes_wakes_who_waits_on_sqlite() {
+async fn a_post_whose_client_disconnects_still_wakes_waiters_on_sqlite() {
     a_vanished_post_wakes(Backend::Sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_post_that_vanishes_wakes_who_waits_on_postgres() {
+async fn a_post_whose_client_disconnects_still_wakes_waiters_on_postgres() {
     a_vanished_post_wakes(Backend::Postgres).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_is_refused_leaves_its_wake_up_to_the_next() {
-    let app = TestApp::start_with(Backend::Sqlite, NEVER_LOOK).await;
+async fn a_refused_waiter_passes_its_wake_up_to_the_next() {
+    let app = TestApp::start_with(Backend::Sqlite, NEVER_POLL).await;
     let epoch = app.resume(None).await["epoch"].clone();
     let lease = |body: Value| {
         let request = app.http.post(format!("{}/batches", app.url)).json(&body);
@@ -307,14 +319,14 @@ async fn a_waiter_that_is_refused_leaves_its_wake_up_to_the_next() {
     };
     let zombie = lease(json!({"wait_ms": 60_000, "epoch": epoch}));
     eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
-    // Only the store knows of the new epoch: the zombie is not woken by it.
+    // The new epoch is written directly to the store, so the superseded waiter is not woken by it.
     let superseded = "UPDATE policy SET epoch = epoch + 1";
     assert_eq!(app.tamper(superseded).await, 1);
     let trainer = lease(json!({"wait_ms": 60_000}));
     eventually("the next", || async { app.metrics().await.contains("forebay_waiters 2\n") }).await;
     app.accept(rollout("a", 1.0)).await;
     assert_eq!(zombie.await.expect("the task ends"), 409);
-    let woken = tokio::time::timeout(Duration::from_secs(10), trainer).await.expect("a wake-up was lost");
+    let woken = tokio::time::timeout(Duration::from_mins(2), trainer).await.expect("a wake-up was lost");
     assert_eq!(woken.expect("the task ends"), 201);
     app.finish().await;
 }

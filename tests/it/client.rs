@@ -12,7 +12,7 @@ use forebay_client::{
 
 use crate::support::on_both_stores;
 
-/// A filter whose cost grows with the rollout.
+/// A filter whose cost grows with the length of the rollout.
 const WIDE: &str = "metadata.tags.exists(t, t == 2 || t == 3)";
 
 fn trajectory(group: &str, index: usize, reward: f64) -> Trajectory {
@@ -38,7 +38,7 @@ on_both_stores! {
         client.put_policy("default", &PolicyRules::default()).await.expect("rules are written");
         let epoch = client.resume("default", &ResumeRequest::default()).await.expect("a resume").epoch;
 
-        // An agent, in each of the three ways.
+        // The agent posts in each of the three ways.
         client.post(&trajectory("a", 0, 1.0)).await.expect("stored");
         let receipt = client.post(&trajectory("a", 1, 0.0)).await.expect("stored");
         assert_eq!((receipt.verdict, receipt.duplicate), (Verdict::Kept, false));
@@ -51,7 +51,7 @@ on_both_stores! {
         let error = client.post(&Trajectory { reward: Some(f64::NAN), ..trajectory("c", 0, 0.0) }).await;
         assert!(error.is_err(), "NaN must not become an absent reward");
 
-        // A trainer.
+        // The trainer.
         let request = BatchRequest { request_id: Some("1".into()), epoch: Some(epoch), ..BatchRequest::default() };
         let batch = client.lease(&request).await.expect("answered").expect("a batch is ready");
         let again = client.lease(&request).await.expect("answered").expect("the same request");
@@ -75,7 +75,7 @@ on_both_stores! {
         assert_eq!((story.state, story.step), (RolloutState::Checkpointed, Some(1)));
         assert!(client.story("default", "nobody").await.expect("answered").is_none());
 
-        // A batch given back comes again; a lost lease is told apart.
+        // A batch that was given back is delivered again, and a lost lease is reported as such.
         let second = client.lease(&BatchRequest::default()).await.expect("answered").expect("a batch is ready");
         let lease = second.lease.clone().expect("the holder has the token");
         let nack = NackRequest { lease, reason: Some("out of memory".into()), groups: None, epoch: None };
@@ -89,7 +89,7 @@ on_both_stores! {
         let filters = serde_json::json!([
             {"name": "broken", "scope": "rollout", "when": "metadata.missing == 1", "action": "drop"},
             {"name": "low", "scope": "rollout", "when": "reward < 0.0", "action": "drop"},
-            // Together they may cost more on the long rollout than filters are given.
+            // On the long rollout, both filters together may exceed the cost limit of filters.
             {"name": "wide-1", "scope": "rollout", "when": WIDE, "action": "drop"},
             {"name": "wide-2", "scope": "rollout", "when": WIDE, "action": "drop"},
             {"name": "wide-3", "scope": "rollout", "when": WIDE, "action": "drop"},

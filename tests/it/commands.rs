@@ -1,4 +1,4 @@
-//! The command line: what it refuses, what it leaves alone, and how soon it says what is wrong.
+//! The command line: what it refuses, what it leaves unchanged, and how soon it reports errors.
 
 use std::{
     path::Path,
@@ -26,7 +26,7 @@ async fn forebay(arguments: &[&str]) -> Output {
     command.args(arguments).output().await.expect("the binary starts")
 }
 
-/// Why a command failed.
+/// The error output of a command that fails.
 async fn complaint(arguments: &[&str]) -> String {
     let output = forebay(arguments).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -39,7 +39,8 @@ fn path<'p>(folder: &'p tempfile::TempDir, name: &str) -> String {
     path.join(name).display().to_string()
 }
 
-/// A server that answers every connection with the same bytes once it was sent something; how many there were.
+/// A server that answers every connection with the same bytes after it has received something. Also returns the number
+/// of connections.
 async fn answering(answer: Vec<u8>) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let address = listener.local_addr().expect("a listener has an address").to_string();
@@ -96,7 +97,7 @@ async fn check_config_names_every_wrong_value_and_the_files_that_cannot_be_used(
 }
 
 #[tokio::test]
-async fn check_config_finds_a_key_of_another_certificate_and_takes_the_right_one() {
+async fn check_config_reports_a_key_of_another_certificate_and_accepts_the_right_one() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
     let params = CertificateParams::new(["localhost".to_owned()]).expect("the name is valid");
@@ -109,10 +110,10 @@ async fn check_config_finds_a_key_of_another_certificate_and_takes_the_right_one
     );
     let file = path(&folder, "forebay.toml");
     let said = complaint(&["check-config", &file]).await;
-    assert!(said.contains("/tls/key: ") && said.contains("is not that of the certificate"), "{said}");
+    assert!(said.contains("/tls/key: ") && said.contains("does not belong to the certificate"), "{said}");
     write("tls.key", "no key".to_owned());
     let said = complaint(&["check-config", &file]).await;
-    assert!(said.contains("/tls/key: ") && said.contains("holds no usable private key"), "{said}");
+    assert!(said.contains("/tls/key: ") && said.contains("contains no usable private key"), "{said}");
     write("tls.key", key.serialize_pem());
     assert!(forebay(&["check-config", &file]).await.status.success());
 }
@@ -125,7 +126,7 @@ async fn a_mistyped_path_makes_neither_folders_nor_a_database() {
         let database = format!("sqlite:{}", path(&folder, name));
         for command in [&["keys", "list"][..], &["keys", "revoke", "0123456789ab"], &["doctor"], &["backup", &copy]] {
             let said = complaint(&[command, &["--database", &database]].concat()).await;
-            assert!(said.contains(name), "{command:?}: {said}");
+            assert!(said.contains(&format!("{name} does not exist: correct the path")), "{command:?}: {said}");
         }
     }
     let nested = format!("sqlite:{}", path(&folder, "no/such/folder.db"));
@@ -135,16 +136,19 @@ async fn a_mistyped_path_makes_neither_folders_nor_a_database() {
         assert!(said.contains("no/such") && said.contains("does not exist"), "{said}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).expect("the folder is there").count(), 0, "something was made");
-    // A first key may be needed before the first start: the database is made, and the command says so.
+    // The first key may be needed before the first start, so the command creates the database and says so.
     let database = format!("sqlite:{}", path(&folder, "new.db"));
     let created = forebay(&["keys", "create", "--name", "me", "--role", "admin", "--database", &database]).await;
     assert!(created.status.success());
     assert!(String::from_utf8_lossy(&created.stderr).contains("created database"));
     assert!(forebay(&["keys", "list", "--database", &database]).await.status.success());
+    let nested_copy = path(&folder, "no/such/copy.db");
+    let said = complaint(&["backup", &nested_copy, "--database", &database]).await;
+    assert!(said.contains("no/such/copy.db does not exist: correct the path, or create the folder"), "{said}");
 }
 
 #[tokio::test]
-async fn the_default_database_has_its_folder_made() {
+async fn the_folder_of_the_default_database_is_created() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command
@@ -157,7 +161,7 @@ async fn the_default_database_has_its_folder_made() {
 }
 
 #[tokio::test]
-async fn keys_says_at_once_that_nothing_listens_and_repeats_nothing() {
+async fn keys_reports_at_once_that_nothing_listens_and_does_not_retry() {
     let url = format!("http://{}", dead_address().await);
     let said = complaint(&["keys", "list", "--url", &url]).await;
     assert!(said.contains(&format!("nothing listens at {url}")) && said.contains("forebay serve"), "{said}");
@@ -174,7 +178,7 @@ async fn keys_says_at_once_that_nothing_listens_and_repeats_nothing() {
 }
 
 #[tokio::test]
-async fn a_postgres_that_does_not_let_in_is_named_for_what_it_answers() {
+async fn a_postgres_that_refuses_the_login_is_reported_with_its_answer() {
     let address = dead_address().await;
     let said = complaint(&["keys", "list", "--database", &format!("postgres://me@{address}/forebay")]).await;
     assert!(said.contains("connection refused") && said.contains(&address), "{said}");
@@ -184,7 +188,7 @@ async fn a_postgres_that_does_not_let_in_is_named_for_what_it_answers() {
     let said = complaint(&["--listen", "127.0.0.1:0", "--database", &unknown]).await;
     assert!(said.contains("unknown database") && said.contains("no_such_"), "{said}");
 
-    // ErrorResponse: a length, then fields, each a letter and a text that a zero ends.
+    // ErrorResponse: a length, then fields. Each field is a letter and a text that ends with a zero byte.
     let fields = b"SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed for user \"me\"\0\0";
     let length = u32::try_from(fields.len() + 4).expect("it is short").to_be_bytes();
     let (address, count) = answering([b"E", &length[..], fields].concat()).await;

@@ -1,4 +1,4 @@
-//! `kill -9` of the real binary during concurrent posts: what was acknowledged is there, and nothing is torn.
+//! `kill -9` of the real binary during concurrent posts: acknowledged data is complete, and nothing is stored in part.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::support::{fresh_database, member, process::Service, text, torture, wi
 const GROUPS_PER_CYCLE: usize = 60;
 const GROUP_SIZE: usize = 3;
 
-/// What producers know: which rollouts they were told are stored.
+/// Rollouts that the service has acknowledged to the producers.
 type Acknowledged = Arc<Mutex<BTreeSet<String>>>;
 
 fn count(acknowledged: &Acknowledged) -> usize {
@@ -35,7 +35,7 @@ async fn produce(http: reqwest::Client, url: String, cycle: usize, lane: usize, 
         for body in bodies {
             let Ok(response) = http.post(format!("{url}/trajectories")).json(&body).send().await else { return };
             assert!(response.status().is_success(), "{}", response.status());
-            // Only a whole answer tells the producer anything.
+            // Only a complete answer acknowledges a post.
             let Ok(receipts) = response.json::<Value>().await else { return };
             let mut acknowledged = acknowledged.lock().expect("no producer panics");
             let receipts = receipts.as_array().cloned().unwrap_or_else(|| vec![receipts]);
@@ -57,7 +57,7 @@ async fn survive(database: &str, what: &str) {
             tokio::spawn(produce(http.clone(), service.url.clone(), cycle, lane, Arc::clone(&acknowledged)))
         });
         let lanes: Vec<_> = lanes.collect();
-        // The moment is random; what it hits is up to the machine.
+        // The moment is random, so the interrupted operation differs between runs.
         let enough = count(&acknowledged) + random.random_range(1..GROUPS_PER_CYCLE);
         crate::support::eventually("some posts", || async { count(&acknowledged) >= enough }).await;
         service.kill().await;
@@ -85,7 +85,7 @@ async fn check(http: &reqwest::Client, url: &str, acknowledged: &BTreeSet<String
         let response = http.get(url).send().await.expect("the service answers");
         assert_eq!(response.status(), 200, "{rollout_id} was acknowledged and is lost");
     }
-    // Every complete group is delivered once, whole; a bundle is there whole or not at all.
+    // Every complete group is delivered once and whole; a bundle is stored completely or not at all.
     let mut delivered: BTreeMap<String, Vec<String>> = BTreeMap::new();
     loop {
         let batch = http.post(format!("{url}/batches")).json(&json!({})).send().await.expect("the service answers");
@@ -118,12 +118,12 @@ async fn check(http: &reqwest::Client, url: &str, acknowledged: &BTreeSet<String
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_survives_kill_9_on_sqlite() {
+async fn acknowledged_data_survives_kill_9_on_sqlite() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     survive(&format!("sqlite:{}", folder.path().join("forebay.db").display()), "SQLite").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_survives_kill_9_on_postgres() {
+async fn acknowledged_data_survives_kill_9_on_postgres() {
     survive(&fresh_database().await, "Postgres").await;
 }

@@ -1,4 +1,4 @@
-//! Damage: a stored payload that is not what was sent is never delivered.
+//! Damage: a stored payload that differs from what was sent is never delivered.
 
 use serde_json::{Value, json};
 
@@ -15,13 +15,13 @@ async fn three_groups(app: &TestApp) -> Value {
     app.lease().await
 }
 
-/// Changes one row behind the service's back; its group is quarantined and the rest delivered.
+/// Changes one row directly in the database. Its group must be quarantined and the others delivered.
 async fn found_in_the_second_group(app: &mut TestApp, sql: &'static str) {
     let batch = three_groups(app).await;
     assert_eq!(app.damage(sql).await, 1);
     let answer = app.get(text(&batch["samples_url"])).await;
     if answer.json["type"] != "damaged" {
-        // What does not add up is refused whole; the trainer gives it back.
+        // A batch with damage is refused as a whole, and the trainer gives it back.
         answer.refused(500, "internal");
         return;
     }
@@ -56,7 +56,7 @@ on_both_stores! {
             app.accept(group(name, &[1.0, 0.0])).await;
         }
         let batch = app.lease().await;
-        // One bit of what the digest covers.
+        // Changes one bit that the digest covers.
         let changed = app.damage(
             "UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 1) WHERE rollout_pk = 3",
         ).await;
@@ -86,7 +86,7 @@ on_both_stores! {
         found_in_the_second_group(app, "UPDATE rollout SET trained_segments = 2 WHERE rollout_pk = 3").await;
     }
 
-    async fn somebody_elses_payload_is_not_delivered(app: TestApp) {
+    async fn a_payload_of_another_rollout_is_not_delivered(app: TestApp) {
         found_in_the_second_group(app, "
             UPDATE payload
             SET body = (SELECT body FROM payload WHERE rollout_pk = 1),

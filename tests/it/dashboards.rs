@@ -1,7 +1,8 @@
-//! The sample files under `configs/` are tests: the service accepts its own, and every metric and label that a
-//! dashboard or an alert names is one that the service exports.
+//! The sample files under `configs/`: the service accepts its own configuration, and every metric and label in a
+//! dashboard or alert is exported by the service.
 //!
-//! What is exported is only known from a running service: [`complaints`] compares with the text of its `/metrics`.
+//! The exported metrics are known only from a running service, so [`complaints`] compares with the text of its
+//! `/metrics`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,19 +16,19 @@ use serde_json::Value;
 /// Labels that Prometheus adds to every series of a target.
 const TARGET_LABELS: [&str; 2] = ["instance", "job"];
 
-/// Columns of a Grafana dashboard.
+/// Number of columns of a Grafana dashboard.
 const GRID_COLUMNS: u64 = 24;
 
-/// Everything that dashboards, variables and alerts name and this text of `/metrics` lacks.
+/// Lists everything that dashboards, variables and alerts use and that this text of `/metrics` lacks.
 ///
-/// The service exports a labelled metric from its first event on: it must have served traffic of every kind.
+/// The service exports a labelled metric only after its first event, so it must have served traffic of every kind.
 pub(crate) fn complaints(metrics_text: &str) -> Vec<String> {
     let mut expressions = dashboard_expressions(&dashboard());
     expressions.extend(alerts().iter().map(|alert| (format!("alert {}", text(alert, "alert")), text(alert, "expr"))));
     check_expressions(&expressions, metrics_text)
 }
 
-/// Compares expressions, each with the place where it stands, with what is exported.
+/// Compares expressions, each with its place in the files, with the exported metrics.
 fn check_expressions(expressions: &[(String, String)], metrics_text: &str) -> Vec<String> {
     let exported = exported(metrics_text);
     let mut complaints = Vec::new();
@@ -43,7 +44,7 @@ fn check_expressions(expressions: &[(String, String)], metrics_text: &str) -> Ve
 
 fn compare(metric: &MetricUse, exported: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let name = &metric.name;
-    // Whether a target is up is what Prometheus itself says of it.
+    // Prometheus itself exports `up`.
     let of_target = BTreeSet::new();
     let labels = if name == "up" { Some(&of_target) } else { exported.get(name) };
     let Some(labels) = labels else { return vec![format!("`{name}` is not exported")] };
@@ -63,7 +64,7 @@ fn exported(metrics_text: &str) -> BTreeMap<String, BTreeSet<String>> {
     series
 }
 
-/// A metric in an expression, with all labels that the expression expects of it.
+/// A metric in an expression, with all labels that the expression uses.
 #[derive(Debug, PartialEq)]
 struct MetricUse {
     name: String,
@@ -72,7 +73,7 @@ struct MetricUse {
     at: usize,
 }
 
-/// A token of `PromQL`, as far as names are concerned: ranges in brackets are left out.
+/// A token of `PromQL`. Only names matter here, so ranges in brackets are left out.
 #[derive(Clone, Debug, PartialEq)]
 enum Token {
     /// A metric, label, function or keyword.
@@ -111,7 +112,7 @@ fn span(text: &str, within: impl Fn(char) -> bool) -> usize {
     text.find(|c| !within(c)).unwrap_or(text.len())
 }
 
-/// Bytes of the quoted text at the start of `rest`, quotes included; backquotes know no escapes.
+/// Number of bytes of the quoted text at the start of `rest`, including the quotes. Backquoted text has no escapes.
 fn quoted(rest: &str, quote: char) -> Result<usize, String> {
     let mut escaped = false;
     for (at, c) in rest.char_indices().skip(1) {
@@ -125,7 +126,7 @@ fn quoted(rest: &str, quote: char) -> Result<usize, String> {
     Err(format!("`{rest}` does not close its quote"))
 }
 
-/// Metrics of an expression, with the labels of their matchers and of the groupings around them.
+/// Metrics of an expression, with the labels of their matchers and of the groupings that apply to them.
 fn metrics_used(expression: &str) -> Result<Vec<MetricUse>, String> {
     let tokens = tokens(expression)?;
     let mut used = Vec::new();
@@ -143,7 +144,7 @@ fn metrics_used(expression: &str) -> Result<Vec<MetricUse>, String> {
             Token::Word(word) if word == "label_values" => {
                 let end = closing(&tokens, at + 1)?;
                 groupings.push((at..end, names(&tokens[end - 1..end])));
-                // The label at the end is not a metric.
+                // The label at the end is not taken for a metric.
                 used.extend(metrics_in(&tokens, at + 1..end - 1));
                 at = end;
             }
@@ -163,7 +164,7 @@ fn metrics_used(expression: &str) -> Result<Vec<MetricUse>, String> {
     Ok(used)
 }
 
-/// Words that a list of labels follows.
+/// Keywords that are followed by a list of labels.
 fn grouping(word: &str) -> bool {
     matches!(word, "by" | "without" | "on" | "ignoring" | "group_left" | "group_right")
 }
@@ -188,7 +189,7 @@ fn metrics_in(tokens: &[Token], range: std::ops::Range<usize>) -> Vec<MetricUse>
     metrics
 }
 
-/// What a list of labels speaks of: the parenthesis of its aggregation, or both sides of its operator.
+/// The range that a list of labels applies to: the parenthesis of its aggregation, or both sides of its operator.
 fn scope(tokens: &[Token], at: usize, list_end: usize) -> Result<std::ops::Range<usize>, String> {
     if !matches!(&tokens[at], Token::Word(word) if word == "by" || word == "without") {
         return Ok(0..tokens.len());
@@ -215,7 +216,7 @@ fn closing(tokens: &[Token], open: usize) -> Result<usize, String> {
     Err("a parenthesis is missing".to_owned())
 }
 
-/// Labels in the braces that `tokens` start with.
+/// Labels in the braces at the start of `tokens`.
 fn matchers(tokens: &[Token]) -> Vec<&str> {
     let inside = &tokens[..matchers_length(tokens)];
     let words = inside.iter().filter_map(|token| match token {
@@ -225,7 +226,7 @@ fn matchers(tokens: &[Token]) -> Vec<&str> {
     words.collect()
 }
 
-/// Tokens of the braces that `tokens` start with, or 0 when they start with none.
+/// Number of tokens of the braces at the start of `tokens`; 0 if there are none.
 fn matchers_length(tokens: &[Token]) -> usize {
     if tokens.first() != Some(&Token::Symbol('{')) {
         return 0;
@@ -269,7 +270,7 @@ fn alerts() -> Vec<Value> {
     list(&yaml("alerts.yml"), "groups").iter().flat_map(|group| list(group, "rules").to_vec()).collect()
 }
 
-/// Panels, those inside of rows included.
+/// All panels, including those inside rows.
 fn panels(dashboard: &Value) -> Vec<&Value> {
     let with_inner = |panel| std::iter::once(panel).chain(list(panel, "panels"));
     list(dashboard, "panels").iter().flat_map(with_inner).collect()
@@ -327,7 +328,7 @@ fn prometheus_scrapes_the_default_address_and_loads_the_alerts() {
 }
 
 #[test]
-fn alerts_say_how_bad_they_are_and_what_to_do() {
+fn alerts_have_a_severity_and_instructions() {
     let mut names = BTreeSet::new();
     for alert in alerts() {
         let name = text(&alert, "alert");
@@ -342,7 +343,7 @@ fn alerts_say_how_bad_they_are_and_what_to_do() {
 }
 
 #[test]
-fn alerts_only_speak_of_labels_that_their_expressions_keep() {
+fn alerts_use_only_labels_that_their_expressions_keep() {
     for alert in alerts() {
         let used = metrics_used(&text(&alert, "expr")).expect("the expression has names");
         let kept: BTreeSet<&str> = used.iter().flat_map(|metric| &metric.labels).map(String::as_str).collect();
@@ -410,7 +411,7 @@ mod expressions {
     }
 
     #[test]
-    fn what_is_exported_passes() {
+    fn exported_metrics_pass_the_check() {
         for expression in [
             r#"sum by (policy, verdict) (rate(forebay_rollouts_total{policy=~"$policy", job="x"}[$__rate_interval])) > 1e-6"#,
             "sum(rate(forebay_rollouts_total[5m])) by (verdict) / on (policy) group_left sum(forebay_rollouts_total)",
@@ -423,7 +424,7 @@ mod expressions {
     }
 
     #[test]
-    fn what_is_not_exported_is_complained_of() {
+    fn metrics_that_are_not_exported_are_reported() {
         for (expression, complaint) in [
             ("rate(forebay_rollout_total[5m])", "`forebay_rollout_total` is not exported"),
             ("forbay_rollouts_total", "`forbay_rollouts_total` is not exported"),
@@ -444,7 +445,7 @@ mod expressions {
     }
 
     #[test]
-    fn a_grouping_concerns_its_own_aggregation_only() {
+    fn a_grouping_applies_only_to_its_own_aggregation() {
         let used = metrics_used("sum by (a) (x{b=\"1\"}) / sum(y) by (c)").expect("the expression is valid");
         let labels: Vec<(&str, Vec<&str>)> = used
             .iter()

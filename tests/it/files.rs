@@ -1,7 +1,10 @@
-//! The files of a database that is served: one process has them, whatever names lead to them, and it notices when they are
-//! not in their places any more.
+//! The files of a database in service: only one process can serve them, whichever path it was given, and it notices
+//! when they are moved or replaced.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use tokio::process::Command;
 
@@ -26,7 +29,7 @@ impl Machine {
         Service::start(&url(&self.path(name))).await
     }
 
-    /// The answer to a post; none where the service is gone.
+    /// The answer to a post; `None` if the service has ended.
     async fn post(&self, service: &Service, name: &str) -> Option<u16> {
         let sent = self.http.post(format!("{}/trajectories", service.url)).json(&rollout(name, 1.0)).send().await;
         sent.ok().map(|answer| answer.status().as_u16())
@@ -42,17 +45,19 @@ fn url(path: &Path) -> String {
     format!("sqlite:{}", path.display())
 }
 
-/// What the binary says when it cannot serve a file.
+/// The error of the binary when it cannot serve a file.
 async fn refusal(path: &Path) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(["--listen", "127.0.0.1:0", "--database", &url(path)]).kill_on_drop(true);
-    let output = command.output().await.expect("the binary starts");
+    // A service that starts would run forever.
+    let output = tokio::time::timeout(Duration::from_mins(1), command.output()).await.expect("the process ends");
+    let output = output.expect("the binary starts");
     assert_eq!(output.status.code(), Some(1));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_process_serves_a_file_whatever_name_leads_to_it() {
+async fn one_process_serves_a_file_under_all_of_its_names() {
     let machine = Machine::new();
     let service = machine.start("f.db").await;
     let other = machine.path("other");
@@ -74,7 +79,7 @@ async fn one_process_serves_a_file_whatever_name_leads_to_it() {
     assert!(service.stop().await.success());
 }
 
-/// Serves, moves files about, and posts: nothing is acknowledged any more, and the process ends and says why.
+/// Starts the service, moves files and posts. Nothing more may be acknowledged, and the process must end and say why.
 async fn displace(machine: &Machine, displace: impl FnOnce(), why: &str) {
     let service = machine.start("f.db").await;
     assert_eq!(machine.post(&service, "before").await, Some(201));
@@ -85,7 +90,7 @@ async fn displace(machine: &Machine, displace: impl FnOnce(), why: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_outlives_a_log_that_was_deleted() {
+async fn acknowledged_data_survives_a_deleted_log() {
     for removed in [&["f.db-wal"][..], &["f.db-shm"], &["f.db-wal", "f.db-shm"]] {
         let machine = Machine::new();
         let remove = || removed.iter().for_each(|name| std::fs::remove_file(machine.path(name)).expect("it is there"));
@@ -97,7 +102,7 @@ async fn what_was_acknowledged_outlives_a_log_that_was_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_moved_away_is_whole_where_it_is() {
+async fn a_database_that_is_moved_away_is_complete_in_its_new_place() {
     let machine = Machine::new();
     let rename = || std::fs::rename(machine.path("f.db"), machine.path("moved.db")).expect("it can be renamed");
     displace(&machine, rename, "f.db was removed while the database was served").await;
@@ -107,7 +112,7 @@ async fn a_database_that_is_moved_away_is_whole_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_replaced_while_it_is_served_ends_the_process_and_stays_as_it_is() {
+async fn replacing_the_database_during_service_ends_the_process_and_leaves_the_new_file_unchanged() {
     for renames in [true, false] {
         let machine = Machine::new();
         let service = machine.start("f.db").await;
@@ -119,7 +124,7 @@ async fn a_database_that_is_replaced_while_it_is_served_ends_the_process_and_sta
         assert!(service.stop().await.success());
         let bytes = std::fs::read(&copy).expect("it is there");
         let replace = || {
-            // As `mv` does it, and as `cp` does.
+            // Replaces the file in the way of `mv`, and in the way of `cp`.
             if renames {
                 std::fs::rename(&copy, &database).expect("it can be renamed");
             } else {
@@ -150,7 +155,7 @@ async fn a_log_that_is_replaced_is_not_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_service_notices_too() {
+async fn an_idle_service_notices_a_replaced_database_too() {
     let machine = Machine::new();
     let service = machine.start("f.db").await;
     std::fs::remove_file(machine.path("f.db")).expect("it is there");

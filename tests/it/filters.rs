@@ -1,5 +1,9 @@
-//! Filters: CEL at both scopes, counted by name, refused when they cannot work.
+//! Filters: CEL for rollouts and groups, counted by name, refused if they cannot work.
 
+use std::sync::Arc;
+
+use forebay::buffer::{evaluation, port::Ingest, refusal::Refusal};
+use forebay_client::wire::Trajectory;
 use serde_json::{Value, json};
 
 use crate::support::{group, member, on_both_stores, rollout, text, with};
@@ -9,6 +13,27 @@ fn filter(name: &str, scope: &str, when: &str, action: &str) -> Value {
 }
 
 on_both_stores! {
+    async fn a_transaction_asks_no_filter_but_says_what_is_to_be_asked(app: TestApp) {
+        app.rules("default", json!({"filter": [filter("low", "rollout", "reward < 0.5", "drop")]})).await;
+        let sent: Trajectory = serde_json::from_value(rollout("a", 0.25)).expect("a trajectory");
+        let bundles = Arc::new(vec![app.buffer.prepare(vec![sent]).expect("the trajectory is valid")]);
+        let store_now = || {
+            let ingest = Ingest { bundles: Arc::clone(&bundles), gates: Arc::default(), now: app.buffer.now() };
+            app.buffer.store().ingest(ingest)
+        };
+        let outcome = store_now().await.expect("the store answers").remove(0);
+        let Err(Refusal::NotEvaluated(requests)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((requests.len(), requests[0].index, requests[0].is_current), (1, 0, true));
+        let (new, request) = (&bundles[0][0], &requests[0]);
+        let evaluated = || new.evaluation.by(&request.rules, request.versions, request.current);
+        assert_eq!(evaluated(), None, "nothing was asked in the transaction");
+        // Another thread evaluates the filter, and the next transaction uses its result.
+        evaluation::evaluate(new, request.clone());
+        let outcome = store_now().await.expect("the store answers").remove(0).expect("the bundle is stored");
+        assert_eq!(outcome[0].decision.reason.as_deref(), Some("low"));
+        assert!(!outcome[0].duplicate, "the first transaction has stored nothing");
+    }
+
     async fn the_first_match_decides_and_is_named(app: TestApp) {
         let filters = json!([
             filter("truncated", "rollout", "status == 'truncated'", "mask"),
@@ -43,7 +68,7 @@ on_both_stores! {
         assert_eq!(rows.len(), 3);
         assert_eq!((&rows[0]["reward"], &rows[0]["advantage"], &rows[0]["loss_mask"]),
             (&Value::Null, &json!(0.0), &json!([0, 0])));
-        // The baseline is that of the two that have a reward.
+        // The baseline is the mean of the two rollouts that have a reward.
         let advantage = rows[1]["advantage"].as_f64().expect("a number");
         assert!((advantage - 0.707_105_8).abs() < 1e-6, "{advantage}");
     }
@@ -58,7 +83,7 @@ on_both_stores! {
         let rows = app.samples(&batch).await;
         assert_eq!((&rows[0]["advantage"], &rows[1]["advantage"]), (&json!(0.5), &json!(-0.5)));
         assert_eq!((&rows[1]["verdict"], &rows[1]["loss_mask"]), (&json!("masked"), &json!([0, 0])));
-        // It still counts in G.
+        // The rollout still counts in G.
         assert_eq!(rows[0]["loss_weight"], 0.25);
     }
 
@@ -114,7 +139,7 @@ on_both_stores! {
         assert!(app.metrics().await.contains(r#"forebay_filters_over_budget_total{filter="d",policy="default"} 1"#));
         assert_eq!(app.story("x").await["failed_filters"].as_array().and_then(|names| names.last()), Some(&json!("d")));
         assert_eq!(app.post("/trajectories", tags("x", 1.0)).await.expect(200)["duplicate"], true);
-        // What is cheap is asked, whatever the others would cost.
+        // Cheap filters are evaluated, whatever the others would cost.
         assert_eq!(app.accept(tags("y", 0.0)).await["reason"], "low");
     }
 
@@ -124,7 +149,7 @@ on_both_stores! {
         app.rules("default", below(0.25)).await;
         app.accept(member("old", 0, 0.5)).await;
         app.rules("default", below(0.75)).await;
-        // One bundle, judged by both.
+        // One bundle, evaluated by both filters.
         let receipts = app.accept(json!([member("old", 1, 0.5), member("new", 0, 0.5), member("new", 1, 0.8)])).await;
         let verdicts: Vec<&str> = receipts.as_array().expect("a bundle").iter().map(|one| text(&one["verdict"])).collect();
         assert_eq!(verdicts, ["kept", "dropped", "kept"]);

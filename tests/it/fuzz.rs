@@ -1,6 +1,7 @@
-//! The fuzz targets on their seeds and on mutations of them, with the compiler that everything else is built with.
+//! Runs the fuzz targets on their seeds and on mutations of the seeds, with the project's own compiler.
 //!
-//! `make fuzz` goes further: it is guided by coverage, and looks for memory errors. This keeps what it found found.
+//! `make fuzz` does more: it is guided by coverage and detects memory errors. This test makes sure that the errors it
+//! found stay fixed.
 
 #[expect(unreachable_pub, reason = "the crate of the fuzz targets makes it public")]
 #[path = "../../fuzz/src/checks.rs"]
@@ -13,7 +14,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 /// Mutations of each seed.
 const MUTATIONS: usize = 300;
 
-/// Pieces with which parsers were fooled before.
+/// Byte sequences that commonly break parsers.
 const PIECES: &[&[u8]] = &[
     b"\"",
     b"{",
@@ -48,7 +49,7 @@ const PIECES: &[&[u8]] = &[
     b"\"metadata\":",
 ];
 
-/// What a target runs.
+/// The function that a target runs.
 type Check = fn(&[u8]);
 
 /// Every target with the folder of its seeds.
@@ -81,7 +82,8 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| fs::read(file).expect("a seed can be read")).collect()
 }
 
-/// One to four small changes: a bit, a piece put in, a stretch taken out, doubled, or taken from another seed.
+/// Makes one to four small changes: flips a bit, inserts a sequence, or removes, doubles or copies a range from another
+/// seed.
 fn mutate(random: &mut StdRng, seed: &[u8], other: &[u8]) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..random.random_range(1..=4) {
@@ -110,7 +112,8 @@ fn every_parser_withstands_its_seeds_and_their_mutations() {
     for (target, check) in TARGETS {
         let seeds = seeds(target);
         assert!(seeds.len() >= 3, "{target} has {} seeds", seeds.len());
-        // A fixed seed: a failure is the same on every machine, and new ground is `make fuzz`'s to find.
+        // The seed is fixed, so that a failure is the same on every machine. Finding new failures is the task of `make
+        // fuzz`.
         let mut random = StdRng::seed_from_u64(0x0000_0f04_eba7);
         for (index, seed) in seeds.iter().enumerate() {
             check(seed);

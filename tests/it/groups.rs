@@ -1,4 +1,4 @@
-//! Groups: when they are decided, once, and what comes late.
+//! Groups: when they are decided, that this happens once, and what happens to late rollouts.
 
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ on_both_stores! {
         assert_eq!((text(&late["verdict"]), text(&late["reason"])), ("late", "group-decided"));
         assert_eq!(late["warnings"].as_array().map(Vec::len), Some(1));
         assert_eq!(app.story("g-2").await["state"], "late");
-        // The identity check comes first: a retry of a member is still that member.
+        // The identity check comes first, so a retry of a member is recognised as that member.
         let again = with(member("g", 0, 1.0), json!({"group_size": 2}));
         assert_eq!(app.post("/trajectories", again).await.expect(200)["verdict"], "kept");
         assert_eq!(app.lease().await["rollouts"], 2);

@@ -1,4 +1,4 @@
-//! `POST /trajectories`: what is stored, recognised and refused.
+//! `POST /trajectories`: which posts are stored, recognised or refused.
 
 use std::io::Write as _;
 
@@ -9,7 +9,7 @@ use crate::support::{Answer, TestApp, group, member, on_both_stores, rollout, te
 const JSON: (&str, &str) = ("content-type", "application/json");
 const NDJSON: (&str, &str) = ("content-type", "application/x-ndjson");
 
-/// Posts a bulk body; its answers by line.
+/// Posts a bulk body and returns its answers by line.
 async fn bulk(app: &TestApp, lines: &[String]) -> Vec<Value> {
     let request = app.http.post(format!("{}/trajectories", app.url)).header(NDJSON.0, NDJSON.1).body(lines.join("\n"));
     let response = request.send().await.expect("the server answers");
@@ -56,7 +56,7 @@ on_both_stores! {
         let aborted = r#"{"rollout_id":"b","status":"aborted","segments":null}"#;
         app.post_raw("/trajectories", &[JSON], aborted).await.expect(201);
         app.post_raw("/trajectories", &[JSON], aborted.replace(r#","segments":null"#, "")).await.expect(200);
-        // A completed rollout has segments.
+        // A completed rollout must have segments.
         assert_eq!(app.post("/trajectories", json!({})).await.pointers(422), ["/segments"]);
     }
 
@@ -120,7 +120,7 @@ on_both_stores! {
         let receipts = app.post("/trajectories", json!([solver, judge])).await.expect(201);
         assert_eq!((&receipts[0]["policy"], &receipts[1]["policy"]), (&json!("solver"), &json!("judge")));
         app.post("/trajectories", json!([solver, judge])).await.expect(200);
-        // One conflict refuses all.
+        // One conflict refuses the whole bundle.
         let fresh = with(rollout("d", 1.0), json!({"policy": "solver"}));
         let conflict = with(rollout("a", 0.7), json!({"policy": "judge"}));
         let answer = app.post("/trajectories", json!([fresh, conflict])).await;
@@ -184,7 +184,7 @@ on_both_stores! {
         app.post_raw("/trajectories", &[JSON, ("content-encoding", "gzip")], broken).await.refused(400, "malformed");
     }
 
-    async fn everything_that_was_sent_comes_back(app: TestApp) {
+    async fn samples_contain_everything_that_was_sent(app: TestApp) {
         let sent = json!({
             "rollout_id": "r", "group_id": "g", "group_size": 1, "environment": "env \u{1F30A}", "status": "truncated",
             "reward": 0.1, "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 50},
@@ -222,7 +222,7 @@ on_both_stores! {
         assert_eq!((&rows[1]["messages"], &rows[1]["metadata"]), (&Value::Null, &Value::Null));
         assert_eq!((&rows[1]["segment"], &rows[1]["segments"]), (&json!(1), &json!(2)));
         assert_eq!(rows[1]["logprobs"], Value::Null);
-        // Byte for byte, not only in value.
+        // The text is identical byte for byte, not only equal in value.
         let url = format!("{}{}", app.url, text(&batch["samples_url"]));
         let raw = app.http.get(url).send().await.expect("the server answers").text().await.expect("text");
         assert!(raw.contains(&format!("\"metadata\":{}", sent["metadata"])), "{raw}");
@@ -272,7 +272,7 @@ on_both_stores! {
         app.accept(whole).await;
     }
 
-    async fn what_is_wrong_is_named_by_pointer_and_nothing_is_stored(app: TestApp) {
+    async fn violations_are_named_by_pointer_and_nothing_is_stored(app: TestApp) {
         let segment = |fields: Value| {
             json!({"rollout_id": "x", "status": "completed", "reward": 1, "segments": [with(
                 json!({"tokens": [1, 2, 3], "loss_mask": [1, 1]}), fields)]})
@@ -317,7 +317,7 @@ on_both_stores! {
     }
 }
 
-/// One store is enough for what never reaches it.
+/// One store is enough for requests that never reach it.
 async fn refusals() -> TestApp {
     let config = "[limits]\nbody_bytes = 65536\ninflight_bytes = 262144\nmetadata_bytes = 1024\ntrajectory_tokens = 50";
     TestApp::start_with(crate::support::Backend::Sqlite, config).await
@@ -360,7 +360,7 @@ async fn duplicate_keys_are_refused_wherever_they_stand() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_large_or_too_deep_is_refused() {
+async fn bodies_that_are_too_large_or_too_deep_are_refused() {
     let app = refusals().await;
     let deep = format!(r#"{{"status":"aborted","metadata":{{"x":{}{}}}}}"#, "[".repeat(100), "]".repeat(100));
     assert_eq!(post(&app, &deep).await.pointers(422), ["/metadata"]);
@@ -399,7 +399,7 @@ async fn at_most_a_hundred_violations_are_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_needs_a_type_that_is_taken() {
+async fn a_body_needs_a_supported_content_type() {
     let app = refusals().await;
     let body = rollout("x", 1.0).to_string();
     for headers in [&[][..], &[("content-type", "text/plain")][..]] {

@@ -1,4 +1,4 @@
-//! `forebay keys` and `forebay serve` as processes: the first key, the log, and who may be reached from where.
+//! `forebay keys` and `forebay serve` as processes: the first key, the log, and from where the service may be reached.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
@@ -63,7 +63,7 @@ impl Served {
         Self { process, log, seen, url }
     }
 
-    /// Ends the process; everything that it has logged.
+    /// Stops the process and returns its whole log.
     fn stop(mut self) -> String {
         self.process.kill().expect("the process can be killed");
         self.log.read_to_string(&mut self.seen).expect("the log is text");
@@ -72,7 +72,7 @@ impl Served {
 }
 
 impl Drop for Served {
-    /// A test that fails leaves no process behind.
+    /// Stops the process when a test fails.
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -111,7 +111,7 @@ async fn keys_are_created_before_the_first_start_and_managed_while_it_serves() {
     let listed = printed(run(&["keys", "list", "--database", &database]));
     assert_eq!(listed.lines().count(), 3, "{listed}");
     assert!(!run(&["keys", "revoke", "--database", &database, "0123456789ab"]).status.success());
-    // Help shows what the variables are, not what is in them.
+    // Help names the environment variables, but does not show their values.
     let help = forebay(&["keys", "--help"])
         .env("FOREBAY_KEY", admin)
         .env("FOREBAY_DATABASE", "postgres://a:hunter2@b/c")
@@ -121,7 +121,7 @@ async fn keys_are_created_before_the_first_start_and_managed_while_it_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_others_can_reach_needs_keys_or_an_explicit_word() {
+async fn a_service_that_others_can_reach_needs_keys_or_an_explicit_setting() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let database = format!("sqlite:{}", folder.path().join("x.db").display());
     let serve = ["--listen", "0.0.0.0:0", "--database", &database];
@@ -130,7 +130,7 @@ async fn what_others_can_reach_needs_keys_or_an_explicit_word() {
     let refused = complaint(&refused.expect("it does not serve").expect("the binary starts"));
     assert!(refused.contains("no keys") && refused.contains("--insecure"), "{refused}");
     let log = Served::start(&[&serve[..], &["--insecure"]].concat(), "info").stop();
-    assert!(log.contains("whoever reaches the service may do everything"), "{log}");
+    assert!(log.contains("every client that can reach the service may do everything"), "{log}");
     printed(run(&["keys", "create", "--database", &database, "--name", "me", "--role", "admin"]));
     let log = Served::start(&serve, "info").stop();
     assert!(log.contains("unencrypted"), "{log}");
@@ -143,7 +143,7 @@ async fn neither_keys_nor_passwords_are_logged() {
     let database = format!("sqlite:{}", folder.path().join("x.db").display());
     let admin = printed(run(&["keys", "create", "--database", &database, "--name", "me", "--role", "admin"]));
     let admin = admin.trim_end();
-    // Everything that this crate and those below it have to say.
+    // Logs everything from this crate and its dependencies.
     let served = Served::start(&["--listen", "127.0.0.1:0", "--database", &database], "trace");
     let http = crate::support::http();
     let post = |key: &str| {
@@ -154,9 +154,9 @@ async fn neither_keys_nor_passwords_are_logged() {
     let wrong = format!("fb_0123456789ab{}", &admin[15..]);
     assert_eq!(post(&wrong).send().await.expect("answered").status(), 401);
     assert_eq!(post(&created).send().await.expect("answered").status(), 403);
-    // Trace logs of a service can fill the pipe: it is read to the end only now, after few requests.
+    // The service's trace log can fill the pipe. It is read only now, so the test makes few requests.
     let log = served.stop();
-    assert!(log.contains("a caller was not let in") && log.contains("key created"), "{log}");
+    assert!(log.contains("request rejected") && log.contains("key created"), "{log}");
     for secret in [&admin[16..], &created[16..]] {
         assert!(!log.contains(secret), "a secret was logged");
     }

@@ -1,4 +1,4 @@
-//! The ledger: stories, lists, retention, and books that balance.
+//! The ledger: stories, lists, retention and totals.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ fn ids(page: &Value) -> Vec<&str> {
 }
 
 on_both_stores! {
-    async fn rollouts_are_listed_by_what_became_of_them(app: TestApp) {
+    async fn rollouts_are_listed_by_verdict_and_state(app: TestApp) {
         let filters = json!([{"name": "low", "scope": "rollout", "when": "reward < 0.0", "action": "drop"}]);
         app.rules("default", json!({"group": {"size": 2}, "filter": filters})).await;
         app.accept(group("g", &[1.0, 0.0])).await;
@@ -88,7 +88,7 @@ on_both_stores! {
         app.pass_s(2.0).await;
         app.get(text(&batch["samples_url"])).await.refused(410, "purged");
         assert_eq!(app.story("a").await["purged_at"], "2026-01-01T00:01:41.000000Z");
-        // Known until the tombstone expires.
+        // The rollout is known until the tombstone expires.
         app.post("/trajectories", rollout("a", 1.0)).await.expect(200);
         app.post("/trajectories", rollout("a", 0.5)).await.refused(409, "rollout-conflict");
         app.pass_s(500.0).await;
@@ -100,7 +100,7 @@ on_both_stores! {
         app.post("/trajectories", rollout("a", 1.0)).await.expect(201);
     }
 
-    async fn what_is_discarded_or_stale_leaves_the_same_way(app: TestApp) {
+    async fn discarded_and_stale_groups_are_purged_by_the_same_rules(app: TestApp) {
         let retention = json!({"dropped_s": 50, "tombstone_s": 50});
         let filters = json!([{"name": "flat", "scope": "group", "when": "reward_std < 1e-6", "action": "drop"}]);
         app.rules("default", json!({"group": {"size": 2}, "retention": retention, "filter": filters,

@@ -32,7 +32,8 @@ on_both_stores! {
         let resumed = app.resume(Some(1)).await;
         assert_eq!((&resumed["epoch"], &resumed["returned_batches"]), (&json!(1), &json!(3)));
         app.ack(&leased, 4).await.refused(409, "lease-lost");
-        // By the step they were last acked at, then the rest in the order they were cut, then new ones.
+        // First the returned batches in the order of the step at which they were last acked, then the other returned
+        // batches in the order of their cut, then new ones.
         let mut again = Vec::new();
         for _ in 0..4 {
             again.push(app.lease().await["batch_id"].clone());
@@ -50,7 +51,7 @@ on_both_stores! {
         assert_eq!(app.batch(&batch).await["state"], "quarantined");
     }
 
-    async fn a_zombie_trainer_can_neither_claim_nor_publish(app: TestApp) {
+    async fn a_superseded_trainer_can_neither_lease_nor_publish(app: TestApp) {
         post_rollouts(app, 0..3).await;
         let old = app.resume(None).await["epoch"].clone();
         let batch = app.lease().await;
@@ -81,7 +82,7 @@ on_both_stores! {
         train(app, 10).await;
         app.put("/policies/default/version", json!({"version": 2, "step": 10, "uri": "file:///v2"})).await.expect(200);
         train(app, 20).await;
-        // Without a step: published at the last acked one, 20.
+        // A version without a step counts as published at the last acked step, 20.
         app.put("/policies/default/version", json!({"version": 3})).await.expect(200);
         let policy = app.get("/policies/default").await.expect(200);
         assert_eq!((&policy["version"], &policy["version_step"]), (&json!(3), &json!(20)));
@@ -98,7 +99,7 @@ on_both_stores! {
         assert_eq!(app.resume(None).await["version"], 7);
     }
 
-    async fn below_what_is_settled_only_force_resumes(app: TestApp) {
+    async fn only_force_resumes_below_the_last_settled_step(app: TestApp) {
         app.rules("default", json!({"retention": {"settled_s": 100}})).await;
         post_rollouts(app, 0..3).await;
         let first = train(app, 1).await;
@@ -179,7 +180,7 @@ on_both_stores! {
         let policy = app.get("/policies/default").await.expect(200);
         assert_eq!((&policy["version"], &policy["checkpoint_step"]), (&json!(0), &Value::Null));
         app.post("/batches", json!({})).await.expect(204);
-        // Ids of different runs never meet.
+        // Ids of different runs are independent of each other.
         app.get("/trajectories?rollout_id=ready-0").await.refused(404, "not-found");
         let receipts = app.accept(crate::support::group("ready", &[0.0, 1.0])).await;
         assert_eq!(receipts[0]["duplicate"], false);

@@ -1,4 +1,4 @@
-//! `lease.max_resumes`: a batch that ends every trainer is not leased for ever.
+//! `lease.max_resumes`: a batch that ends every trainer is not leased again and again.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ async fn rules(app: &TestApp, max_resumes: u32) {
     app.rules("default", json!({"lease": {"max_deliveries": 2, "max_resumes": max_resumes}})).await;
 }
 
-/// A trainer that leases a batch and ends, and the one that takes its place.
+/// A trainer leases a batch and ends, and the next trainer resumes.
 async fn crash(app: &TestApp) -> Value {
     app.lease().await;
     app.resume(None).await
@@ -27,7 +27,7 @@ on_both_stores! {
         assert_eq!((&quarantined["state"], &quarantined["reason"]), (&json!("quarantined"), &json!("max-resumes")));
         assert_eq!(app.story("a").await["state"], "quarantined");
         app.post("/batches", json!({})).await.expect(204);
-        // With a fresh count.
+        // The count starts again at zero.
         app.post(&format!("/batches/{}/readmit", text(&batch["batch_id"])), json!({})).await.expect(200);
         for _ in 0..2 {
             assert_eq!(crash(app).await["returned_batches"], 1);
@@ -35,7 +35,7 @@ on_both_stores! {
         assert_eq!(app.lease().await["batch_id"], batch["batch_id"]);
     }
 
-    async fn resumes_are_no_failed_deliveries_and_acked_batches_count_nowhere(app: TestApp) {
+    async fn resumes_count_as_no_failed_delivery_and_not_at_all_for_acked_batches(app: TestApp) {
         rules(app, 2).await;
         app.accept(rollout("a", 1.0)).await;
         for _ in 0..4 {
@@ -44,7 +44,7 @@ on_both_stores! {
             assert_eq!(app.resume(None).await["returned_batches"], 1);
         }
         assert_eq!(crash(app).await["returned_batches"], 1);
-        // One of two failed deliveries, after one of two resumes.
+        // One of two permitted failed deliveries, after one of two permitted resumes.
         let batch = app.lease().await;
         app.nack(&batch, &[]).await.expect(200);
         assert_eq!(app.batch(&batch).await["state"], "returned");

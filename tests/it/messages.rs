@@ -1,4 +1,4 @@
-//! Messages: what a refusal says to who has to do something about it.
+//! Messages: a refusal tells its reader what to do.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ on_both_stores! {
         app.post(&path, zombie).await.refused(409, "superseded");
     }
 
-    async fn what_is_not_found_says_where_it_was_looked_for(app: TestApp) {
+    async fn a_not_found_answer_says_where_the_service_looked(app: TestApp) {
         let unknown = detail(app.get("/policies/new").await);
         assert!(unknown.contains("PUT /policies/new") && unknown.contains("auto_create"), "{unknown}");
         app.rules("other", json!({})).await;
@@ -48,10 +48,23 @@ on_both_stores! {
         assert_eq!(named, "rollout `a` does not exist in the current run of policy `other`");
     }
 
+    async fn one_purged_batch_is_not_called_batches(app: TestApp) {
+        app.rules("default", json!({"retention": {"trained_s": 10}})).await;
+        for step in 1..3 {
+            app.accept(rollout(&format!("r{step}"), 1.0)).await;
+            app.ack(&app.lease().await, step).await.expect(200);
+        }
+        app.pass_s(11.0).await;
+        for (step, counted) in [(1, "of a batch that was acked"), (0, "of 2 batches that were acked")] {
+            let detail = detail(app.post("/policies/default/resume", json!({"step": step})).await);
+            assert!(detail.contains(counted), "{detail}");
+        }
+    }
+
     async fn wrong_values_are_explained_in_terms_of_json(app: TestApp) {
         let wrong = [
             ("/trajectories", json!({"reward": "high", "status": "aborted"}), "/reward", "must be a number, not the text \"high\""),
-            ("/trajectories", json!({"reward": 1, "status": "done"}), "/status", "`done` is none of its values: `completed`, "),
+            ("/trajectories", json!({"reward": 1, "status": "done"}), "/status", "`done` is not one of the allowed values: `completed`, "),
             ("/trajectories", json!({"reward": 1, "segments": [{"tokens": 5}]}), "/segments/0/tokens", "must be an array, not 5"),
             ("/batches", json!({"wait_ms": -1}), "/wait_ms", "must be a whole number of at least 0, not -1"),
             ("/batches", json!({"wait": 1}), "/wait", "unknown field `wait`: the fields here are `policy`, "),
@@ -65,7 +78,7 @@ on_both_stores! {
         }
         for (query, pointer, explained) in [
             ("limit=many", "limit", "must be a whole number"),
-            ("state=lost", "state", "`lost` is none of its values: "),
+            ("state=lost", "state", "`lost` is not one of the allowed values: "),
             ("stat=x", "stat", "unknown field `stat`: "),
         ] {
             let problem = app.get(&format!("/batches?{query}")).await.expect(422);

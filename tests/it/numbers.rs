@@ -1,4 +1,4 @@
-//! The worked numbers of the semantics, through the public API: advantages and loss weights.
+//! The worked examples of the semantics, through the public API: advantages and loss weights.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ async fn advantages(app: &TestApp, estimator: &str, rewards: &[f64]) -> Vec<f64>
     rows.iter().map(|row| row["advantage"].as_f64().expect("a number")).collect()
 }
 
-/// A rollout with samples of these many trained tokens each.
+/// A rollout whose samples have these numbers of trained tokens.
 fn shaped(policy: &str, rollout_id: &str, lengths: &[usize]) -> Value {
     let segment = |&length: &usize| json!({"tokens": vec![1; length + 1], "loss_mask": vec![1; length]});
     json!({"policy": policy, "rollout_id": rollout_id, "group_id": "g", "status": "completed", "reward": 1,
@@ -74,7 +74,8 @@ on_both_stores! {
             let mut members: Vec<Value> =
                 rewards.iter().enumerate().map(|(index, &reward)| member(&name, index, reward)).collect();
             assert_eq!(members.len(), 343, "the floats fill whole groups");
-            // Advantages of the others are written when the last one comes, its own when it is inserted.
+            // The advantages of the other rollouts are written when the last one arrives; its own is written when it is
+            // inserted.
             let last = members.pop().expect("the group has members");
             app.accept(members.into()).await;
             app.accept(last).await;

@@ -1,4 +1,4 @@
-//! The OpenAPI document: generators take it, and its examples are what the service takes.
+//! The OpenAPI document: generators can read it, and the service accepts its examples.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
@@ -40,7 +40,7 @@ fn every_operation_has_an_id_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_service_takes_the_examples() {
+async fn the_service_accepts_the_examples() {
     let document = document();
     let mut sent = 0;
     for (verb, path, operation) in operations(&document) {
@@ -50,7 +50,7 @@ async fn the_service_takes_the_examples() {
         {
             let example = &content["example"];
             assert!(!example.is_null(), "{verb} {path} has no example");
-            // A service of its own: some of these calls change what others find.
+            // This test has its own service, because some of these calls change the results of others.
             let app = TestApp::start(Backend::Sqlite).await;
             let path = path.replace("{policy}", "default").replace("{id}", "0190a5a0-0000-7000-8000-000000000000");
             let method: Method = verb.to_uppercase().parse().expect("it is a method");

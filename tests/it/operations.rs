@@ -17,7 +17,7 @@ on_both_stores! {
         assert_eq!(app.get("/readyz").await.expect(200)["status"], "ready");
     }
 
-    async fn a_stop_answers_who_waits_and_keeps_what_was_acknowledged(app: TestApp) {
+    async fn a_stop_answers_waiters_and_keeps_acknowledged_data(app: TestApp) {
         let url = format!("{}/batches", app.url);
         let request = app.http.post(url).json(&json!({"wait_ms": 60_000}));
         let waiting = tokio::spawn(async move { request.send().await.expect("the server answers").status() });
@@ -30,7 +30,7 @@ on_both_stores! {
         assert_eq!(app.get("/trajectories?policy=other&rollout_id=a").await.expect(200)["state"], "open");
     }
 
-    async fn what_clients_abort_leaves_no_transaction_open(app: TestApp) {
+    async fn aborted_requests_leave_no_transaction_open(app: TestApp) {
         let body = Value::Array((0..20).map(|index| rollout(&format!("r{index}"), 1.0)).collect());
         let aborted = (0..300_u64).map(|index| {
             let request = app.http.post(format!("{}/trajectories", app.url)).json(&body);
@@ -38,7 +38,7 @@ on_both_stores! {
             async move { drop(request.send().await) }
         });
         futures::future::join_all(aborted).await;
-        // Everything that comes after goes on as if nothing had happened.
+        // All later requests succeed as if nothing had happened.
         for index in 0..40 {
             app.accept(rollout(&format!("after{index}"), 1.0)).await;
         }
@@ -71,7 +71,7 @@ async fn documents_are_readable_without_the_internet() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_exist_is_a_problem_too() {
+async fn an_unknown_path_is_answered_with_a_problem() {
     let app = TestApp::start(Backend::Sqlite).await;
     let problem = app.get("/nope").await.refused(404, "no-such-route");
     assert!(!text(&problem["instance"]).is_empty());
@@ -87,7 +87,7 @@ async fn what_does_not_exist_is_a_problem_too() {
 async fn bodies_beyond_the_budget_are_refused_before_they_are_read() {
     let config = "[limits]\nbody_bytes = 65536\ninflight_bytes = 131072";
     let app = TestApp::start_with(Backend::Sqlite, config).await;
-    // Two bodies announce all that the budget has and send nothing.
+    // Two bodies together announce as many bytes as the budget has, and send nothing.
     let mut held = Vec::new();
     for _ in 0..2 {
         use tokio::io::AsyncWriteExt as _;

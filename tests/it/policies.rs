@@ -19,7 +19,8 @@ on_both_stores! {
             app.rules("default", json!({"group": {"size": size}})).await;
         }
         assert_eq!(rows().await, first + 4);
-        // A post may be under way with rules that were just replaced: one look finds them, and the next deletes them.
+        // A post may be in progress with rules that were just replaced, so the first check marks them and the next one
+        // deletes them.
         let found = app.buffer.forget_rules(&std::collections::BTreeSet::new()).await.expect("the store answers");
         assert_eq!(rows().await, first + 4);
         app.buffer.forget_rules(&found).await.expect("the store answers");
@@ -101,7 +102,7 @@ on_both_stores! {
         assert_eq!(after["batch"], with(before["batch"].clone(), json!({"max_tokens": 1000})));
         assert_eq!((&after["filter"], &after["lease"]), (&before["filter"], &before["lease"]));
         assert_eq!(patch(json!({})).await.expect(200)["rules"], after);
-        // The rules that come of it are checked whole, and a wrong patch changes nothing.
+        // The resulting rules are validated as a whole, and an invalid patch changes nothing.
         assert_eq!(patch(json!({"group": {"size": 0}})).await.pointers(422), ["/group/size", "/group/min_size"][..1]);
         assert_eq!(patch(json!({"grup": {"size": 1}})).await.pointers(422), ["/grup"]);
         assert_eq!(patch(json!({"group": {"size": "x"}})).await.pointers(422), ["/group/size"]);
@@ -215,7 +216,7 @@ on_both_stores! {
             let answer = app.call(method.clone(), path, body).await;
             assert_eq!(answer.status, 404, "{method} {path}: {}", answer.json);
         }
-        // A page of another origin can have this sent, and reads nothing of the answer.
+        // A page of another origin can cause this request to be sent, but cannot read the answer.
         let of_page = app.http.get(format!("{}/policies/new", app.url)).header("origin", "http://evil.example");
         assert_eq!(of_page.send().await.expect("the server answers").status(), 404);
         let stats = app.get("/stats").await.expect(200);
@@ -230,7 +231,8 @@ on_both_stores! {
         app.post("/trajectories", of("third", "a")).await.refused(409, "too-many-policies");
         app.post("/admissions", json!({"policy": "third", "rollouts": 1})).await.refused(409, "too-many-policies");
         app.get("/policies/third").await.refused(404, "unknown-policy");
-        // What exists goes on: its rules are replaced, and lines of a bulk body stand alone.
+        // Existing policies still work: their rules can be replaced. Lines of a bulk body are independent of each
+        // other.
         app.put("/policies/of-file", json!({"advantage": "rloo"})).await.expect(200);
         let lines = ["third", "of-file", "fourth", "default"].map(|policy| of(policy, "b").to_string()).join("\n");
         let request = app.http.post(format!("{}/trajectories", app.url)).body(lines);
@@ -238,7 +240,7 @@ on_both_stores! {
         let answers = answer.text().await.expect("text");
         let statuses: Vec<_> = answers.lines().map(|line| line.split(',').nth(1).unwrap_or_default().to_owned()).collect();
         assert_eq!(statuses, ["\"status\":409", "\"status\":201", "\"status\":409", "\"status\":201"], "{answers}");
-        // The operator's file is its own bound.
+        // Policies of the configuration file do not count against the limit.
         app.reconfigure("[limits]\npolicies = 1\n[[policy]]\nname = 'one-more'").await;
         app.get("/policies/one-more").await.expect(200);
     }
@@ -272,14 +274,14 @@ async fn policies_with_traffic_beyond_the_labels_are_added_up() {
         let rollouts = ["a", "b"].map(|id| with(rollout(id, 1.0), json!({"policy": format!("p{index:03}")})));
         app.accept(json!(rollouts)).await;
     }
-    // 256 labels of two rollouts each; 44 policies share the common one.
+    // 256 labels with two rollouts each; 44 policies share the common label.
     let others = "forebay_ledger_received{policy=\"_other\"} 88";
     let counted = "forebay_rollouts_total{policy=\"_other\",verdict=\"kept\"} 88";
     let metrics = app.metrics().await;
     assert!(metrics.contains(others) && metrics.contains(counted), "{metrics}");
     let labels = metrics.lines().filter(|line| line.starts_with("forebay_ledger_received{")).count();
     assert_eq!(labels, 257);
-    // A service that starts gives its labels to the policies that were last in use.
+    // A service that starts gives its labels to the policies that were used last.
     app.clock.advance_s(1.0);
     app.accept(with(rollout("c", 1.0), json!({"policy": "p299"}))).await;
     app.restart().await;

@@ -1,4 +1,4 @@
-//! `PgBouncer` in transaction mode: the service keeps nothing in a session of the server.
+//! `PgBouncer` in transaction mode: the service keeps no state in a session of the server.
 
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Row as _, postgres::PgConnectOptions};
@@ -16,7 +16,7 @@ async fn pooled() -> (String, Pooler) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_replicas_behind_a_pooler_are_one_service() {
     let (_, pooler) = pooled().await;
-    // Both migrate the empty database at once.
+    // Both replicas migrate the empty database at the same time.
     let url = pooler.url();
     let (first, mut second) = tokio::join!(TestApp::start_on(&url), TestApp::start_on(&url));
     first.rules("default", json!({"group": {"size": 4}, "batch": {"groups": 1}})).await;
@@ -39,7 +39,7 @@ async fn two_replicas_behind_a_pooler_are_one_service() {
     first.finish().await;
 }
 
-/// Leases, reads, extends and acks a batch at each replica; the names of the groups.
+/// Leases, reads, extends and acks a batch at each replica. Returns the names of the groups.
 async fn train_two(first: &TestApp, second: &TestApp, step: i64) -> Vec<String> {
     let mut groups = Vec::new();
     for (app, other, step) in [(first, second, step), (second, first, step + 1)] {
@@ -53,7 +53,7 @@ async fn train_two(first: &TestApp, second: &TestApp, step: i64) -> Vec<String> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_behind_a_pooler_finds_by_looking_what_the_other_replica_received() {
+async fn waiters_behind_a_pooler_find_by_polling_what_the_other_replica_received() {
     let (_, pooler) = pooled().await;
     let first = TestApp::start_on(&pooler.url()).await;
     let mut second = first.replica().await;
@@ -74,7 +74,7 @@ async fn who_waits_behind_a_pooler_finds_by_looking_what_the_other_replica_recei
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pooler_keeps_nothing_of_the_service_that_another_would_meet() {
+async fn a_pooled_connection_keeps_no_state_of_the_service() {
     let (database, pooler) = pooled().await;
     for start in 0..3 {
         let app = TestApp::start_on(&pooler.url()).await;
@@ -86,7 +86,7 @@ async fn a_pooler_keeps_nothing_of_the_service_that_another_would_meet() {
         WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
     let row = sqlx::query(held).fetch_one(&mut connection).await.expect("locks can be read");
     assert_eq!(row.get::<i64, _>(0), 0);
-    // Each of the pooler's sessions says in turn what is prepared in it, and what it listens to.
+    // Each of the pooler's sessions in turn lists its prepared statements and its notification channels.
     let options: PgConnectOptions = pooler.url().parse().expect("the pooler's URL is valid");
     let mut behind = sqlx::PgConnection::connect_with(&options.extra_float_digits(None)).await.expect("it accepts");
     for _ in 0..10 {

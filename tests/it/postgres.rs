@@ -1,4 +1,4 @@
-//! Postgres as an operator runs it: its log, its defaults, and locks that others hold.
+//! Postgres as an operator runs it: its log, its defaults, and locks that other programs hold.
 
 use serde_json::Value;
 use sqlx::{Connection as _, Row as _};
@@ -59,16 +59,17 @@ async fn transactions_are_read_committed_whatever_the_databases_default() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_holds_a_post_in_a_lock_is_not_ready() {
+async fn a_service_whose_posts_wait_for_a_lock_is_not_ready() {
     let app = TestApp::start_on(&fresh_database().await).await;
     app.get("/readyz").await.expect(200);
     let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
     let mut holder = connection.begin().await.expect("a transaction begins");
     sqlx::raw_sql("LOCK TABLE payload IN SHARE MODE").execute(&mut *holder).await.expect("nobody else has a lock");
-    // Answered when the transaction has waited as long as it waits for a lock.
+    // The post is answered when its transaction has reached the lock timeout.
     app.post("/trajectories", rollout("held", 1.0)).await.refused(503, "store-unavailable");
-    // Nothing is due that would write, and the lock is still there.
+    // No write is due, and the lock is still held at every health check.
     for _ in 0..3 {
+        app.buffer.ping().await.expect_err("the table cannot be written");
         app.get("/readyz").await.refused(503, "not-ready");
     }
     holder.rollback().await.expect("the transaction ends");
@@ -77,7 +78,30 @@ async fn a_database_that_holds_a_post_in_a_lock_is_not_ready() {
     app.finish().await;
 }
 
-/// Pages that reading the tallies of a policy touches, as a lease does it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_timeout_makes_the_service_unready() {
+    // The server's error for a cancelled statement, without waiting a minute for it.
+    const CANCEL: &str = "
+        CREATE FUNCTION cancel() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            RAISE EXCEPTION 'canceling statement due to statement timeout' USING ERRCODE = 'query_canceled';
+        END $$;
+        CREATE TRIGGER cancel BEFORE INSERT ON payload FOR EACH STATEMENT EXECUTE FUNCTION cancel();
+        CREATE TRIGGER cancel BEFORE UPDATE ON policy FOR EACH ROW EXECUTE FUNCTION cancel();";
+    let app = TestApp::start(Backend::Postgres).await;
+    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    sqlx::raw_sql(CANCEL).execute(&mut connection).await.expect("triggers can be made");
+    app.post("/trajectories", rollout("held", 1.0)).await.refused(503, "store-unavailable");
+    for _ in 0..3 {
+        app.buffer.ping().await.expect_err("the row cannot be written");
+        app.get("/readyz").await.refused(503, "not-ready");
+    }
+    sqlx::raw_sql("DROP FUNCTION cancel CASCADE").execute(&mut connection).await.expect("triggers can be dropped");
+    eventually("readiness", || async { app.get("/readyz").await.status == 200 }).await;
+    app.accept(rollout("held", 1.0)).await;
+    app.finish().await;
+}
+
+/// Number of pages that reading the tallies of a policy touches, in the same way as a lease.
 async fn pages_of_tallies(connection: &mut sqlx::PgConnection) -> i64 {
     const READ: &str = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
         SELECT name, SUM(value), SUM(amount) FROM tally_now WHERE policy_pk = 1 GROUP BY name";
@@ -87,15 +111,22 @@ async fn pages_of_tallies(connection: &mut sqlx::PgConnection) -> i64 {
     pages("Shared Hit Blocks") + pages("Shared Read Blocks")
 }
 
+/// Changes that are not yet added to their tallies.
+async fn changes_left(app: &TestApp) -> i64 {
+    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    let left = sqlx::query_scalar("SELECT COUNT(*) FROM tally_change").fetch_one(&mut connection).await;
+    left.expect("changes can be counted")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_transaction_elsewhere_does_not_make_tallies_dear() {
+async fn a_long_transaction_elsewhere_does_not_make_tallies_slow() {
     const POSTS: usize = 300;
     let app = TestApp::start(Backend::Postgres).await;
     without_autovacuum(&app.database).await;
     let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
     app.accept(rollout("first", 1.0)).await;
     app.buffer.fold_tallies().await.expect("the store can write");
-    // As pg_dump begins: no row that is deleted or replaced from here on may be removed.
+    // The transaction starts as pg_dump does: rows that are deleted or replaced from here on cannot be removed.
     let mut dump = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT * FROM policy";
     sqlx::raw_sql(begin).fetch_all(&mut dump).await.expect("the snapshot is taken");
@@ -105,31 +136,47 @@ async fn a_long_transaction_elsewhere_does_not_make_tallies_dear() {
     }
     app.buffer.fold_tallies().await.expect("the store can write");
     let after = pages_of_tallies(&mut connection).await;
+    // While another test of the same cluster writes, a read cannot begin behind what was added up since, hence the room.
     assert!(after < before + POSTS as i64 / 4, "{POSTS} posts took it from {before} to {after} pages");
     sqlx::raw_sql("ROLLBACK").execute(&mut dump).await.expect("the transaction ends");
     app.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_goes_on_elsewhere_keeps_no_change_from_its_tally() {
+async fn a_tally_counts_every_change_once_while_a_transaction_is_open_elsewhere() {
     let app = TestApp::start(Backend::Postgres).await;
-    // It has a number, so that no transaction after it is below the oldest one that goes on.
+    // The transaction has a transaction id, so that all later ones are above the oldest open one.
     let mut writer = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
     let mut transaction = writer.begin().await.expect("a transaction begins");
     sqlx::raw_sql("SELECT pg_current_xact_id()").execute(&mut *transaction).await.expect("it has a number");
     for post in 0..3 {
         app.accept(rollout(&format!("r{post}"), 1.0)).await;
-        // Each time, what was added before must not be added again.
+        // What was added before must not be added again.
         app.buffer.fold_tallies().await.expect("the store can write");
     }
-    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
-    let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM tally_change")
-        .fetch_one(&mut connection)
-        .await
-        .expect("changes can be counted");
-    assert_eq!(left, 0, "changes that every post and lease would read");
+    assert_eq!(changes_left(&app).await, 0, "changes that every post and lease would read");
     transaction.rollback().await.expect("the transaction ends");
     let stats = app.get("/stats").await.expect(200);
     assert_eq!(stats["policies"]["default"]["received"], 3);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tallies_go_on_after_a_dump_is_restored_in_another_cluster() {
+    let app = TestApp::start(Backend::Postgres).await;
+    app.accept(rollout("before", 1.0)).await;
+    app.buffer.fold_tallies().await.expect("the store can write");
+    // The cluster of the dump had used more transaction ids than this one.
+    let folded = app.tamper("UPDATE tally_folded SET below = 4611686018427387904").await;
+    assert_eq!(folded, 1);
+    for post in 0..3 {
+        app.accept(rollout(&format!("r{post}"), 1.0)).await;
+        eventually("a tally with the post", || async {
+            app.buffer.fold_tallies().await.expect("the store can write");
+            let stats = app.get("/stats").await.expect(200);
+            stats["policies"]["default"]["received"] == 2 + post
+        })
+        .await;
+    }
     app.finish().await;
 }

@@ -1,4 +1,4 @@
-//! Readers of samples share a budget of bytes: they wait for each other, and all come to the end.
+//! Readers of samples share a budget of bytes: they wait for each other, and all of them finish.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use crate::support::{Backend, TestApp, rollout, text, with};
 
-/// So little that the page of one reader takes all of it.
+/// A budget that the page of one reader uses completely.
 const TIGHT: &str = "[limits]\nbody_bytes = 1048576\ninflight_bytes = 67108864\nsamples_bytes = 4194304";
 
 /// The same for pages of small rollouts.
 const TIGHTER: &str = "[limits]\nbody_bytes = 131072\ninflight_bytes = 67108864\nsamples_bytes = 524288";
 
-/// The path of samples of so many small rollouts that they are three pages.
+/// The path of samples of many small rollouts, which fill three pages.
 async fn three_pages(app: &TestApp) -> String {
     app.rules("default", json!({"batch": {"groups": 600}})).await;
     for slice in 0..6 {
@@ -63,7 +63,7 @@ async fn a_reader_that_leaves_gives_its_turn_to_the_next() {
     for _ in 0..3 {
         let answer = app.http.get(format!("{}{path}", app.url)).send().await.expect("the server answers");
         assert_eq!(answer.status(), 200);
-        // One leaves with a page that was begun, and one perhaps while it waits for its first.
+        // One reader disconnects in the middle of a page, and another one perhaps while it waits for its first.
         let waits = app.http.get(format!("{}{path}", app.url)).timeout(Duration::from_millis(20)).send().await;
         drop((answer, waits));
     }

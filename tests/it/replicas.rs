@@ -47,7 +47,8 @@ async fn concurrent_duplicates_across_replicas_are_stored_once() {
 async fn groups_filled_through_both_replicas_are_decided_once() {
     let (first, second) = two().await;
     first.rules("default", json!({"group": {"size": 4}})).await;
-    // Bundles that share groups, named in opposite orders: locks taken in any other than one order would meet.
+    // Bundles share groups and name them in opposite orders: if locks were not taken in one fixed order, they would
+    // deadlock.
     let bundle = |index: usize, reverse: bool| {
         let mut members: Vec<Value> = (0..5).map(|group| member(&format!("g{group}"), index, index as f64)).collect();
         if reverse {
@@ -71,10 +72,10 @@ async fn groups_filled_through_both_replicas_are_decided_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bundles_that_share_groups_never_wait_for_each_other_in_a_circle() {
+async fn bundles_that_share_groups_never_deadlock() {
     let (first, second) = two().await;
     first.rules("default", json!({"group": {"size": 100}})).await;
-    // Groups that are open already: two replicas that open one at once do fail each other, and run again.
+    // The groups are open already, because two replicas that open the same group at once conflict and retry.
     let groups: Vec<String> = (0..8).map(|group| format!("g{group}")).collect();
     first.accept(groups.iter().map(|group| member(group, 0, 1.0)).collect()).await;
     let posts = (1..41).map(|index| {
@@ -88,7 +89,7 @@ async fn bundles_that_share_groups_never_wait_for_each_other_in_a_circle() {
     for answer in futures::future::join_all(posts).await {
         answer.expect(201);
     }
-    // A deadlock costs the database a second and one of the transactions, which then runs again.
+    // A deadlock costs the database a second and one of the transactions, which is then retried.
     for app in [&first, &second] {
         assert!(app.metrics().await.contains("\nforebay_commit_failures_total 0\n"), "transactions were sacrificed");
     }
@@ -136,10 +137,10 @@ async fn a_trainer_waiting_at_one_replica_gets_what_the_other_received() {
     finish(first, second).await;
 }
 
-/// No waiter looks unless it is woken.
-const NEVER_LOOK: &str = "[limits]\nlook_ms = 3600000";
+/// Waiters find work only when they are woken.
+const NEVER_POLL: &str = "[limits]\nwaiter_poll_interval_ms = 3600000";
 
-/// Sessions that listen, as a query that names them.
+/// Sessions that listen, as a query.
 macro_rules! listening {
     ($selected:literal) => {
         concat!(
@@ -150,14 +151,14 @@ macro_rules! listening {
     };
 }
 
-/// Two replicas whose waiters find nothing by looking.
+/// Two replicas whose waiters do not find anything by polling.
 async fn two_that_never_look() -> (TestApp, TestApp) {
-    let first = TestApp::start_with(Backend::Postgres, NEVER_LOOK).await;
+    let first = TestApp::start_with(Backend::Postgres, NEVER_POLL).await;
     let second = first.replica().await;
     (first, second)
 }
 
-/// The answer to who waits, when something happens only after it has begun to wait.
+/// The answer to a request that waits, if the event happens only after it has begun to wait.
 async fn woken_by<T>(
     app: &TestApp,
     waiting: impl Future<Output = Answer>,
@@ -172,7 +173,7 @@ async fn woken_by<T>(
     answer.expect("the waiter is woken long before").json
 }
 
-/// The next batch of a trainer that has looked once, and found nothing, before something happens.
+/// The next batch of a trainer that has polled once and found nothing before the event.
 fn batch_after<'a, T>(
     app: &'a TestApp,
     happening: impl Future<Output = T> + 'a,
@@ -188,7 +189,7 @@ fn batch_after<'a, T>(
     })
 }
 
-/// Transactions of a replica that may have written.
+/// Number of transactions of a replica that may have written.
 async fn commits(app: &TestApp) -> u64 {
     let metrics = app.metrics().await;
     let count = metrics.lines().find_map(|line| line.strip_prefix("forebay_commit_seconds_count "));
@@ -210,7 +211,7 @@ async fn batches_of_one_replica_wake_trainers_at_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_waiting_trainer_is_woken_by_what_came_at_once_elsewhere() {
+async fn every_waiting_trainer_is_woken_by_groups_that_became_ready_together_elsewhere() {
     let (first, second) = two_that_never_look().await;
     let waiting = (0..6).map(|_| second.post("/batches", json!({"wait_ms": 60_000})));
     let posting = async {
@@ -237,7 +238,7 @@ async fn versions_of_one_replica_wake_agents_at_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_strangers_notify_harms_nothing() {
+async fn notifications_from_other_programs_do_no_harm() {
     const STRANGE: &str = "
         SELECT pg_notify('forebay', payload)
         FROM (VALUES
@@ -263,7 +264,7 @@ async fn what_strangers_notify_harms_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_heard_nothing_for_a_while_makes_up_for_it() {
+async fn a_replica_catches_up_after_lost_notifications() {
     let (first, second) = two_that_never_look().await;
     for name in ["a", "b"] {
         let happening = async {
@@ -280,14 +281,14 @@ async fn a_replica_that_heard_nothing_for_a_while_makes_up_for_it() {
 const GROUPS: usize = 40;
 const GROUP_SIZE: usize = 3;
 
-/// Processes of the real binary, each of which may answer any call.
+/// Processes of the real binary. Each of them may answer any call.
 struct Fleet {
     http: reqwest::Client,
     urls: Vec<String>,
 }
 
 impl Fleet {
-    /// Asks one process, and the others in turn while none answers.
+    /// Calls one process, and then the others in turn while none answers.
     async fn call(&self, process: usize, method: Method, path: &str, body: &Value) -> (StatusCode, String) {
         for url in self.urls.iter().cycle().skip(process).take(2 * self.urls.len()) {
             let request = self.http.request(method.clone(), format!("{url}{path}")).json(body);
@@ -300,7 +301,7 @@ impl Fleet {
         panic!("no process answers {path}")
     }
 
-    /// Two producers post the same rollout through different processes; how often it was new.
+    /// Two producers post the same rollout through different processes. Returns how often it was new.
     async fn produce(&self, group: usize, index: usize) -> usize {
         let body = with(member(&format!("g{group}"), index, index as f64), json!({"group_size": GROUP_SIZE}));
         let post = |process: usize| self.call(process, Method::POST, "/trajectories", &body);
@@ -309,14 +310,14 @@ impl Fleet {
         usize::from(first == StatusCode::CREATED) + usize::from(second == StatusCode::CREATED)
     }
 
-    /// Trains until every group has been trained by somebody; what this trainer got, by group.
+    /// Trains until every group has been trained. Returns what this trainer got, by group.
     async fn train(&self, process: usize, trained: &AtomicUsize) -> BTreeMap<String, Vec<String>> {
         let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for step in 1.. {
             if trained.load(Ordering::Relaxed) >= GROUPS {
                 break;
             }
-            // The request's name makes it safe to ask again somewhere else.
+            // The `request_id` makes it safe to repeat the request at another process.
             let request = json!({"consumer": format!("t{process}"), "request_id": step.to_string(), "wait_ms": 500});
             let (status, batch) = self.call(process, Method::POST, "/batches", &request).await;
             if status == StatusCode::NO_CONTENT {
@@ -354,7 +355,7 @@ async fn two_processes_are_one_service_and_one_of_them_may_be_killed() {
     };
     let (created, (), mut groups, others) =
         tokio::join!(producing, killing, fleet.train(0, &trained), fleet.train(1, &trained));
-    // A creation whose answer the kill took away shows as a repeat when it is asked again.
+    // A creation whose answer was lost by the kill is answered as a repeat when it is posted again.
     assert!(created.iter().all(|&times| times <= 1), "a rollout was stored twice");
     assert!(created.iter().sum::<usize>() >= GROUPS * GROUP_SIZE - 8, "more answers were lost than calls were open");
     for (group, rollouts) in others {

@@ -1,14 +1,22 @@
-//! Copies that take a database's place, and logs that belong to another file: nothing is replayed into a copy, and trainers
-//! that are alive are told.
+//! Backups that replace a database, and logs that belong to another file: no log is replayed into a backup, and running
+//! trainers are informed.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::Permissions,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::support::{member, process::Service, rollout, text, with};
 
-/// A database in a folder of its own, and what its callers do.
+/// Upper bound of the time that a command takes.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A database in its own folder, with its service and its clients.
 struct Machine {
     folder: tempfile::TempDir,
     http: reqwest::Client,
@@ -38,7 +46,7 @@ impl Machine {
         (response.status().as_u16(), response.json().await.unwrap_or_default())
     }
 
-    /// Stores rollouts with these names.
+    /// Stores rollouts with these ids.
     async fn store(&self, service: &Service, names: &[&str]) {
         for name in names {
             assert_eq!(self.post(service, "/trajectories", rollout(name, 1.0)).await.0, 201, "{name}");
@@ -50,10 +58,13 @@ impl Machine {
         found.expect("the service answers").status() == 200
     }
 
-    /// What a command of the binary says, after checking whether it succeeded.
+    /// Returns the output of a command of the binary, after checking its exit status.
     async fn run(&self, succeeds: bool, arguments: &[&str]) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        let output = command.args(arguments).kill_on_drop(true).output().await.expect("the binary starts");
+        let output = command.args(arguments).kill_on_drop(true).output();
+        // A service that should refuse to start, but starts, would run forever.
+        let output = tokio::time::timeout(PATIENCE, output).await.expect("the command ends");
+        let output = output.expect("the binary starts");
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert_eq!(output.status.success(), succeeds, "{arguments:?}: {said}");
         said
@@ -67,7 +78,7 @@ impl Machine {
         self.run(succeeds, &["restore", text_of(&self.path(name)), "--database", &self.url("f.db")]).await
     }
 
-    /// Why the service does not start.
+    /// The error with which the service refuses to start.
     async fn refusal(&self) -> String {
         self.run(false, &["--listen", "127.0.0.1:0", "--database", &self.url("f.db")]).await
     }
@@ -124,7 +135,7 @@ async fn a_copy_beside_the_log_of_another_database_is_refused_and_restore_is_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_restore_replaces_is_kept_whole() {
+async fn a_restore_keeps_a_complete_copy_of_what_it_replaces() {
     let machine = Machine::new();
     let service = machine.start().await;
     machine.backup("copy.db").await;
@@ -150,7 +161,7 @@ async fn a_restore_fences_trainers_that_are_alive() {
     machine.backup("copy.db").await;
     assert!(service.stop().await.success());
     let mut epochs = vec![resumed["epoch"].clone()];
-    // Restoring twice begins two epochs, neither of which was ever given out.
+    // Restoring twice begins two epochs, and neither of them was granted before.
     for _ in 0..2 {
         machine.restore(true, "copy.db").await;
         let service = machine.start().await;
@@ -173,13 +184,15 @@ async fn a_restore_fences_trainers_that_are_alive() {
         assert_eq!((status, restored().await), (200, json!(false)));
         let (status, again) = machine.post(&service, "/batches", json!({"epoch": resumed["epoch"]})).await;
         assert_eq!((status, &again["batch_id"]), (201, &batch["batch_id"]), "the batch comes back");
+        let newest = epochs.iter().map(Value::as_i64).max().expect("there is one");
+        assert!(resumed["epoch"].as_i64() > newest, "{resumed} after {epochs:?}");
         epochs.push(resumed["epoch"].clone());
         assert!(service.stop().await.success());
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_refuses_what_it_cannot_use_and_changes_nothing() {
+async fn a_restore_refuses_an_unusable_copy_and_changes_nothing() {
     let machine = Machine::new();
     let service = machine.start().await;
     machine.store(&service, &["kept"]).await;
@@ -200,12 +213,15 @@ async fn a_restore_refuses_what_it_cannot_use_and_changes_nothing() {
         ("torn.db", "torn.db cannot be restored"),
         ("live.db", "has a log beside it"),
         ("f.db", "is the database itself"),
-        ("missing.db", "cannot use"),
+        ("missing.db", "missing.db cannot be restored: it does not exist: name a file that `forebay backup` made"),
     ];
     for (name, why) in refused {
         let said = machine.restore(false, name).await;
         assert!(said.contains(why), "{name}: {said}");
     }
+    let nested = format!("sqlite:{}", machine.path("no/such.db").display());
+    let said = machine.run(false, &["restore", text_of(&machine.path("copy.db")), "--database", &nested]).await;
+    assert!(said.contains("no/such.db does not exist: correct the path, or create the folder"), "{said}");
     let url = "postgres://me:secret@db/forebay";
     let said = machine.run(false, &["restore", text_of(&machine.path("copy.db")), "--database", url]).await;
     assert!(said.contains("pg_restore") && !said.contains("secret"), "{said}");
@@ -217,14 +233,84 @@ async fn a_restore_refuses_what_it_cannot_use_and_changes_nothing() {
     assert!(service.stop().await.success());
 }
 
-/// A SQLite database that is none of ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_damaged_or_served_is_not_restored() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.store(&service, &["kept"]).await;
+    machine.backup("copy.db").await;
+    machine.backup("damaged.db").await;
+    assert!(service.stop().await.success());
+    lose_an_index(&machine.path("damaged.db"));
+    let said = machine.restore(false, "damaged.db").await;
+    assert!(said.contains("it is damaged"), "{said}");
+    let service = Service::start(&machine.url("copy.db")).await;
+    let said = machine.restore(false, "copy.db").await;
+    assert!(said.contains("it is being served"), "{said}");
+    assert!(service.stop().await.success());
+    machine.restore(true, "copy.db").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_never_matches_the_log_of_its_database() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.backup("copy.db").await;
+    assert!(service.stop().await.success());
+    let session = |name: &str| -> i64 {
+        let connection = rusqlite::Connection::open(machine.path(name)).expect("the file can be opened");
+        connection.query_row("PRAGMA user_version", [], |row| row.get(0)).expect("it is a number")
+    };
+    let (database, copy) = (session("f.db"), session("copy.db"));
+    assert!(database != 0 && copy != 0 && database != copy, "{database} and {copy}");
+}
+
+/// Removes an index from the schema and leaves its pages in the file.
+fn lose_an_index(path: &Path) {
+    let connection = rusqlite::Connection::open(path).expect("the file can be opened");
+    let lose = "PRAGMA writable_schema = ON; DELETE FROM sqlite_schema WHERE name = 'batch_in_order'";
+    connection.execute_batch(lose).expect("the schema can be written");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_a_restore_ends_counts_neither_as_a_failed_delivery_nor_as_a_resume() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    let rules = json!({"lease": {"max_deliveries": 1, "max_resumes": 1}});
+    let put = machine.http.put(format!("{}/policies/default", service.url)).json(&rules).send().await;
+    assert!(put.expect("the service answers").status().is_success());
+    machine.store(&service, &["a"]).await;
+    let (_, batch) = machine.post(&service, "/batches", json!({})).await;
+    machine.backup("copy.db").await;
+    assert!(service.stop().await.success());
+    machine.restore(true, "copy.db").await;
+    let service = machine.start().await;
+    let (status, again) = machine.post(&service, "/batches", json!({})).await;
+    assert_eq!((status, &again["batch_id"]), (201, &batch["batch_id"]), "{again}");
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_gets_the_permissions_of_the_database_that_it_replaces() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.backup("copy.db").await;
+    assert!(service.stop().await.success());
+    let database = machine.path("f.db");
+    std::fs::set_permissions(&database, Permissions::from_mode(0o600)).expect("it is our file");
+    machine.restore(true, "copy.db").await;
+    let mode = database.metadata().expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "nobody else may read it, as before");
+}
+
+/// A SQLite database of another program.
 fn rusqlite_file(path: &Path) {
     let connection = rusqlite::Connection::open(path).expect("the file can be made");
     connection.execute_batch("CREATE TABLE notes (text TEXT)").expect("it is valid");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_goes_on_wherever_it_is_moved_with_its_log() {
+async fn a_database_that_is_moved_with_its_log_can_be_served() {
     for (suffixes, what) in [(&["", "-wal", ".lock"][..], "all files"), (&["", "-wal"], "the file and its log")] {
         let machine = Machine::new();
         let service = machine.start().await;
@@ -235,7 +321,7 @@ async fn a_database_goes_on_wherever_it_is_moved_with_its_log() {
         assert!(machine.has(&service, "first").await, "{what}");
         machine.store(&service, &["second"]).await;
         assert!(service.stop().await.success());
-        // After a clean stop the file alone is the database, whatever other one was served at its place.
+        // After a clean stop the file alone is the database, whichever database was served under this path before.
         machine.copy("moved.db", "f.db", &[""]);
         for suffix in ["-wal", "-shm"] {
             let _ = std::fs::remove_file(machine.path(&format!("f.db{suffix}")));
@@ -247,7 +333,7 @@ async fn a_database_goes_on_wherever_it_is_moved_with_its_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_without_its_database_is_not_thrown_away() {
+async fn a_log_without_its_database_is_kept() {
     let machine = Machine::new();
     let service = machine.start().await;
     machine.store(&service, &["kept"]).await;
@@ -255,7 +341,7 @@ async fn a_log_without_its_database_is_not_thrown_away() {
     std::fs::rename(machine.path("f.db"), machine.path("away.db")).expect("it can be renamed");
     let refusal = machine.refusal().await;
     assert!(refusal.contains("is missing or empty"), "{refusal}");
-    // Also not after a start that made an empty file.
+    // The same after a start that created an empty file.
     std::fs::write(machine.path("f.db"), "").expect("it can be written");
     assert!(machine.refusal().await.contains("is missing or empty"));
     std::fs::rename(machine.path("away.db"), machine.path("f.db")).expect("it can be renamed");
@@ -265,11 +351,11 @@ async fn a_log_without_its_database_is_not_thrown_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn copies_to_one_place_at_once_do_not_disturb_each_other() {
+async fn concurrent_copies_to_one_place_do_not_disturb_each_other() {
     let machine = Machine::new();
     let service = machine.start().await;
     machine.store(&service, &["kept"]).await;
-    // What a process that was killed has left behind.
+    // The files that a killed process has left.
     std::fs::write(machine.path("copy.db.AbCdEf.partial"), "half").expect("it can be written");
     let copies = (0..4).map(|_| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
@@ -279,7 +365,7 @@ async fn copies_to_one_place_at_once_do_not_disturb_each_other() {
     let outputs = futures::future::join_all(copies).await;
     assert_eq!(outputs.iter().filter(|output| output.status.success()).count(), 1, "{outputs:?}");
     for output in outputs.iter().filter(|output| !output.status.success()) {
-        assert!(String::from_utf8_lossy(&output.stderr).contains("exists already"), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("already exists"), "{output:?}");
     }
     let left = machine.folder.path().read_dir().expect("the folder is there").flatten();
     let left: Vec<_> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

@@ -1,4 +1,4 @@
-//! `forebay serve` as a process: what its log and its files say about it, and what it does when somebody hangs up.
+//! `forebay serve` as a process: what its log and its files say about it, and what it does on SIGHUP.
 
 use std::path::Path;
 
@@ -65,7 +65,7 @@ async fn the_port_file_holds_the_bound_address_while_the_service_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hangup_reads_certificates_again_or_is_ignored_and_the_log_says_which() {
+async fn sighup_reloads_certificates_or_is_ignored_and_the_log_says_which() {
     let mut service = Service::try_start("sqlite::memory:", &[]).await.expect("it serves");
     service.signal("HUP").await;
     eventually("a word about it", || async { service.log().contains("SIGHUP is ignored") }).await;
@@ -82,10 +82,10 @@ async fn a_hangup_reads_certificates_again_or_is_ignored_and_the_log_says_which(
     let arguments = ["--log", "json", "--config", config.to_str().expect("the path is text")];
     let mut service = Service::start_with("sqlite::memory:", &arguments, &[]).await;
     assert_eq!(text(&event(&service.log(), "serving").expect("it says so")["tls"]), "server");
-    // What cannot be used changes nothing.
+    // Unusable certificate files change nothing.
     std::fs::write(folder.path().join("tls.key"), "no key").expect("the file is written");
     service.signal("HUP").await;
-    eventually("a warning", || async { service.log().contains("SIGHUP: the certificates are still") }).await;
+    eventually("a warning", || async { service.log().contains("SIGHUP: certificate reload failed") }).await;
     certificate(folder.path());
     service.signal("HUP").await;
     eventually("new certificates", || async { service.log().contains("SIGHUP: the certificates were read again") })
@@ -135,4 +135,12 @@ async fn a_flood_of_refusals_is_counted_and_does_not_fill_the_log() {
     let (logged, _) = counted(&service.log());
     assert!(logged < FLOOD / 2, "{logged} of {FLOOD} are logged");
     service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_service_looks_for_rules_that_nothing_uses() {
+    let log = ("RUST_LOG", "info,sqlx::query=debug");
+    let service = Service::start_with("sqlite::memory:", &["--log", "json"], &[log]).await;
+    eventually("a look", || async { service.log().contains("-- select_superseded_rules") }).await;
+    assert!(service.stop().await.success());
 }

@@ -1,8 +1,8 @@
-//! The blocks of code in the documents, run as they are printed: a new block is run unless [`NOT_RUN`] names it.
+//! The code blocks of the documents, run as they are printed. Every block is run unless [`NOT_RUN`] names it.
 //!
-//! Shell and Python run in a temporary folder against a service that the test starts, as `make run` would; a block that
-//! serves by itself has a folder and a port of its own. TOML is parsed as a configuration. What is replaced in a block is
-//! the port, in [`Session::with_port`], and nothing else. Blocks without a language are usage, output and drawings.
+//! Shell and Python blocks run in a temporary folder against a service that the test starts as `make run` would. A
+//! block that starts a service itself has its own folder and port. TOML blocks are parsed as configurations. Only the
+//! port in a block is replaced, by [`Session::with_port`]. Blocks without a language are usage, output and drawings.
 
 use std::{
     fs,
@@ -20,20 +20,25 @@ use crate::support::process::Service;
 /// The port that documents name.
 const PORT: &str = "8080";
 
-/// Blocks that are not run: their document, how they begin, and why.
+/// Blocks that are not run: their document, their beginning, and the reason.
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "make run ", "builds a release; the test starts the service in its place"),
-    ("README.md", "make demo ", "trains for minutes and needs libtorch"),
-    ("README.md", "forebay bench ", "minutes of load, also on peers that are not here; `bench` runs these commands"),
-    ("README.md", "make test ", "this is a part of it"),
-    ("README.md", "make torture ", "hours"),
+    ("README.md", "make test ", "this test is a part of it"),
+    ("CONTRIBUTING.md", "make torture ", "runs for hours"),
+    ("docs/operations.md", "cargo build ", "builds a release; the test runs the binary that it is built with"),
+    (
+        "docs/performance.md",
+        "forebay bench ",
+        "minutes of load, also on peers that are not here; `bench` runs these commands",
+    ),
+    ("docs/trainers.md", "make demo ", "trains for minutes and needs libtorch"),
 ];
 
 /// A block of code in a document.
 #[derive(Debug)]
 struct Block {
     document: String,
-    /// Line of its fence, from 1.
+    /// Line of its opening fence, counted from 1.
     line: usize,
     language: String,
     text: String,
@@ -109,7 +114,7 @@ impl Session {
         fs::create_dir(session.path("bin")).expect("the folder is empty");
         fs::create_dir(session.path("work")).expect("the folder is empty");
         let curl = find("curl");
-        // Tells the status of each answer beside what it prints.
+        // Records the status of each answer in addition to the output.
         session.command(
             "curl",
             &format!(
@@ -117,7 +122,7 @@ impl Session {
                  cat ../answer\nprintf '%s\\n' \"$status\" >> ../statuses",
             ),
         );
-        // Who types the commands of a document is slower than a service that starts.
+        // A person who types the commands gives the service time to start; a script has to wait for it.
         session.command(
             "forebay",
             &format!(
@@ -130,7 +135,7 @@ impl Session {
         session
     }
 
-    /// With a port on which nothing listens.
+    /// A session with a port on which nothing listens.
     fn unserved() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         Self::new(listener.local_addr().expect("a listener has an address").port())
@@ -140,14 +145,14 @@ impl Session {
         self.folder.path().join(name)
     }
 
-    /// Puts a command in front of those of the machine.
+    /// Adds a command that takes precedence over the machine's.
     fn command(&self, name: &str, script: &str) {
         let path = self.path("bin").join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("the folder can be written");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is our file");
     }
 
-    /// A text with the port of this session: the only thing that differs from what is printed.
+    /// Replaces the port by that of this session; this is the only difference from the printed text.
     fn with_port(&self, text: &str) -> String {
         text.replace(&format!(":{PORT}"), &format!(":{}", self.port))
     }
@@ -169,10 +174,11 @@ impl Session {
             .expect("the interpreter is there")
     }
 
-    /// Runs a block of shell commands: all succeed, and answers have the status that a comment names, or a 2xx.
+    /// Runs a block of shell commands. All must succeed, and answers must have the status that a comment names, or a
+    /// 2xx.
     fn shell(&self, block: &Block) {
         let _ = fs::remove_file(self.path("statuses"));
-        // What a block leaves running ends with it.
+        // Processes that a block leaves running end with it.
         let prepared = format!("set -eu -o pipefail\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n{}", block.text);
         let output = self.run("bash", "block.sh", &prepared);
         assert!(output.status.success(), "{}: {}", block.place(), told(&output));
@@ -191,7 +197,7 @@ impl Session {
         );
     }
 
-    /// Runs a Python program; what it printed.
+    /// Runs a Python program and returns its output.
     fn python(&self, place: &str, text: &str) -> String {
         let output = self.run(&python(), "block.py", text);
         assert!(output.status.success(), "{place}: {}", told(&output));
@@ -199,7 +205,7 @@ impl Session {
     }
 }
 
-/// For each call of curl, the status that a comment after it begins with.
+/// For each call of curl, the status at the beginning of the comment after it.
 fn expected_statuses(text: &str) -> Vec<Option<String>> {
     let calls = text.split("curl ").skip(1);
     let status = |call: &str| {
@@ -222,7 +228,7 @@ fn find(command: &str) -> String {
     String::from_utf8_lossy(&found.stdout).trim().to_owned()
 }
 
-/// The interpreter of the environment that has what the snippets import.
+/// The interpreter of the environment that has the packages of the snippets.
 fn python() -> String {
     let made = Command::new(repository().join("scripts/python-env")).arg("snippets").output();
     let made = made.expect("scripts/python-env can be run");
@@ -250,6 +256,27 @@ fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() 
     for entry in NOT_RUN {
         assert!(all.iter().any(|block| block.is_not_run(entry)), "no block begins with {entry:?}");
     }
+}
+
+/// Documents name functions as `src/api/guard.rs::guard` or `src/store/ops/claim.rs::Claim::run`.
+#[test]
+fn functions_that_documents_name_exist_in_the_named_file() {
+    let pattern = regex::Regex::new(r"`([\w/-]+\.rs)((?:::\w+)+)`").expect("the pattern is valid");
+    let mut count = 0;
+    for document in documents() {
+        let text = fs::read_to_string(repository().join(&document)).expect("the document can be read");
+        for place in pattern.captures_iter(&text) {
+            let source = fs::read_to_string(repository().join(&place[1]));
+            let source = source.unwrap_or_else(|error| panic!("{document} names {}: {error}", &place[0]));
+            let mut names = place[2].rsplit("::");
+            let function = names.next().expect("a place ends with a name");
+            let is_there = source.contains(&format!("fn {function}(")) || source.contains(&format!("fn {function}<"));
+            let owners_are_there = names.filter(|name| !name.is_empty()).all(|owner| source.contains(owner));
+            assert!(is_there && owners_are_there, "{document} names {}, which is not there", &place[0]);
+            count += 1;
+        }
+    }
+    assert!(count > 20, "only {count} functions are named");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -295,10 +322,10 @@ async fn the_arrow_snippet_reads_every_row_of_many_pages_and_of_none() {
         .collect();
     call(reqwest::Method::POST, "/trajectories", rollouts.into()).await;
     let batch = call(reqwest::Method::POST, "/batches", json!({})).await;
-    let snippet = blocks("README.md").into_iter().find(|block| block.text.contains("open_stream"));
-    let snippet = snippet.expect("the README shows how samples are read as Arrow");
+    let snippet = blocks("docs/trainers.md").into_iter().find(|block| block.text.contains("open_stream"));
+    let snippet = snippet.expect("the guide for trainers shows how samples are read as Arrow");
     let program = format!("{}\nprint(len(tokens), int(tokens.sum()), int(lengths.sum()))\n", snippet.text);
-    // With more shards than rollouts, the last ones are empty.
+    // If there are more shards than rollouts, the last ones are empty.
     for (shard, expected) in [
         ("", format!("{} {} {}\n", 2 * ROLLOUTS, ROLLOUTS * (ROLLOUTS - 1) / 2 + 1_000 * ROLLOUTS, 2 * ROLLOUTS)),
         ("?shard=1023&shards=1024", "0 0 0\n".to_owned()),

@@ -1,4 +1,4 @@
-//! `staleness.action = "mask"`: tokens over the bound are delivered, but train nothing.
+//! `staleness.action = "mask"`: tokens over the bound are delivered but not trained on.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ fn rules(groups: u32) -> Value {
     json!({"group": {"size": 2}, "batch": {"groups": groups}, "staleness": {"max": 1, "action": "mask"}})
 }
 
-/// A segment of four trained tokens whose first half is of another version than the second.
+/// A segment of four trained tokens; its two halves have different versions.
 fn halves(first: i64, second: i64) -> Value {
     json!({"tokens": [1, 2, 3, 4, 5], "loss_mask": [1, 1, 1, 1], "logprobs": [-0.1, -0.2, -0.3, -0.4],
         "versions": [[first, 0, 2], [second, 2, 2]]})
@@ -36,7 +36,7 @@ on_both_stores! {
         let rows = app.samples(&batch).await;
         let expected = [json!([0, 0, 1, 1]), json!([1, 1, 1, 1]), json!([0, 0, 0, 0]), json!([1, 1, 1, 1])];
         assert_eq!(masks(&rows), expected.iter().collect::<Vec<_>>());
-        // rollout_mean over the mask as delivered: 1 / (2 rollouts * 6 tokens) and 1 / (2 * 4).
+        // rollout_mean over the delivered mask: 1 / (2 rollouts * 6 tokens) and 1 / (2 * 4).
         for (found, expected) in weights(&rows).into_iter().zip([1.0 / 12.0, 1.0 / 12.0, 1.0 / 12.0, 1.0 / 8.0]) {
             assert!((found - expected).abs() < 1e-12, "{found} is not {expected}");
         }
@@ -87,7 +87,7 @@ on_both_stores! {
         post(app, "a", 1, json!([halves(0, 1)])).await;
         app.put("/policies/default/version", json!({"version": 2, "step": 5})).await.expect(200);
         app.post("/batches", json!({})).await.expect(204);
-        // The versions above step 0 are forgotten: what was over the bound is fresh again.
+        // The versions above step 0 are forgotten, so tokens that were over the bound are fresh again.
         app.resume(None).await;
         app.accept(group("b", &[1.0, 0.0])).await;
         let rows = app.samples(&app.lease().await).await;
@@ -99,7 +99,7 @@ on_both_stores! {
             app.accept(with(member("g", index, 1.0), json!({"group_id": format!("g{index}"), "policy_version": index}))).await;
         }
         app.publish(2).await.expect(200);
-        // Cut before, and never tested again.
+        // The batch was cut earlier and is not tested again.
         let cut = app.lease().await;
         assert_eq!(app.group_ids(&cut).await, ["g0"]);
         app.nack(&cut, &[]).await.expect(200);
@@ -115,6 +115,22 @@ on_both_stores! {
         app.publish(2).await.expect(200);
         app.rules("default", json!({"staleness": {"max": 2}})).await;
         assert_eq!(app.group_ids(&app.lease().await).await, ["old"]);
+    }
+
+    async fn a_group_that_was_delivered_once_never_becomes_stale(app: TestApp) {
+        for order in ["fifo", "freshest"] {
+            app.rules("default", json!({"batch": {"groups": 2, "order": order}, "staleness": {"max": 0}})).await;
+            let version = app.get("/policies/default").await.expect(200)["version"].as_i64().expect("a version");
+            for name in ["good", "bad"] {
+                app.accept(with(member(order, 0, 1.0), json!({"rollout_id": format!("{order}-{name}"),
+                    "group_id": format!("{order}-{name}"), "policy_version": version}))).await;
+            }
+            let bad = format!("{order}-bad");
+            app.nack(&app.lease().await, &[&bad]).await.expect(200);
+            app.publish(version + 5).await.expect(200);
+            let batch = app.lease_with(json!({"partial": true})).await;
+            assert_eq!(app.group_ids(&batch).await, [format!("{order}-good")]);
+        }
     }
 
     async fn rules_that_decide_a_group_are_those_of_its_opening(app: TestApp) {

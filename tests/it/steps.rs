@@ -1,4 +1,5 @@
-//! Steps that a trainer may name: those that it has acked. A wrong one would settle what no weights have learned.
+//! Steps in requests must be steps that the trainer has acked. A wrong step would settle batches that the weights have
+//! not learned from.
 
 use serde_json::{Value, json};
 
@@ -50,7 +51,7 @@ on_both_stores! {
         assert_eq!(app.checkpoint(2).await["settled_batches"], 2);
     }
 
-    async fn who_insists_resumes_and_settles_at_any_step_and_again_without_insisting(app: TestApp) {
+    async fn force_resumes_and_settles_at_any_step_and_a_repeat_needs_no_force(app: TestApp) {
         post_rollouts(app, 3).await;
         train(app, 1).await;
         resume(app, json!({"step": 1000, "force": true})).await.expect(200);
@@ -84,7 +85,7 @@ on_both_stores! {
         resume(app, json!({"step": 1})).await.expect(200);
     }
 
-    async fn a_gap_says_how_to_resume_in_spite_of_it(app: TestApp) {
+    async fn the_problem_of_a_lineage_gap_says_how_to_resume_with_force(app: TestApp) {
         app.rules("default", json!({"retention": {"trained_s": 10}})).await;
         post_rollouts(app, 3).await;
         train(app, 1).await;
@@ -112,7 +113,7 @@ on_both_stores! {
         // The trainer restarts with the step that it has saved.
         let again = resume(app, json!({"step": 1})).await.expect(200);
         assert_eq!(again["undeliverable_batches"], 0);
-        // What the lineage gave up is not settled as if the new one had trained it.
+        // A batch that the lineage gave up is not settled as if the new lineage had trained it.
         let batch = app.batch(&lost).await;
         assert_eq!((&batch["state"], &batch["reason"]), (&json!("discarded"), &json!("lineage-gap")));
         train(app, 2).await;
@@ -121,7 +122,7 @@ on_both_stores! {
         let story = app.story("r1").await;
         assert_eq!((&story["state"], &story["group"]["reason"]), (&json!("discarded"), &json!("lineage-gap")));
         assert_eq!(app.get("/stats").await.expect(200)["conserved"], true);
-        // Its tombstone waits for no checkpoint.
+        // Its tombstone does not wait for a checkpoint.
         app.pass_s(101.0).await;
         app.get("/trajectories?rollout_id=r1").await.refused(404, "not-found");
     }

@@ -10,11 +10,18 @@ use std::{
 
 use forebay_client::{Client, ClientError, ClientOptions, RetryPolicy};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use rustls::{
+    SignatureScheme,
+    client::ResolvesClientCert,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    sign::CertifiedKey,
+};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Backend, TestApp};
 
-/// An authority, and what it has signed.
+/// A certificate authority, and what it has signed.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -54,20 +61,20 @@ fn client(url: &str, authority: &Authority, identity: Option<(String, String)>) 
     let options = ClientOptions {
         ca_pem: Some(authority.pem().into_bytes()),
         identity_pem: identity.map(|(certificate, key)| (certificate + &key).into_bytes()),
-        key: None,
+        ..ClientOptions::default()
     };
-    // A refused handshake is an answer here, not something to wait for.
+    // These tests expect refused handshakes, so the client does not retry.
     Client::with_options(url, &options).expect("the certificates are valid").with_retry(RetryPolicy::none())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_are_encrypted_and_prove_who_serves() {
+async fn connections_are_encrypted_and_authenticate_the_service() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let authority = Authority::new();
     write(folder.path(), &authority);
     let app = TestApp::start_with(Backend::Sqlite, &config(folder.path(), false)).await;
     assert!(app.url.starts_with("https://"));
-    // Somebody who connects and says nothing holds up nobody else.
+    // A client that connects and sends nothing does not block other clients.
     let address = app.url.trim_start_matches("https://").to_owned();
     let _silent = tokio::net::TcpStream::connect(&address).await.expect("the server accepts");
     client(&app.url, &authority, None).stats().await.expect("answered");
@@ -75,7 +82,7 @@ async fn connections_are_encrypted_and_prove_who_serves() {
     let plain = format!("http://{address}");
     assert!(client(&plain, &authority, None).stats().await.is_err(), "unencrypted");
 
-    // New files serve new connections; files that do not go together change nothing.
+    // New connections use new files. Files that do not match change nothing.
     let tls = app.tls.clone().expect("it is encrypted");
     assert!(!tls.renew().expect("the files are as they were"));
     let renewed = Authority::new();
@@ -91,7 +98,7 @@ async fn connections_are_encrypted_and_prove_who_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_a_client_authority_only_its_clients_are_served() {
+async fn with_a_client_ca_only_clients_with_its_certificates_are_served() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (servers, clients) = (Authority::new(), Authority::new());
     write(folder.path(), &servers);
@@ -103,8 +110,66 @@ async fn with_a_client_authority_only_its_clients_are_served() {
     app.finish().await;
 }
 
+/// A certificate that a client presents with any key.
+#[derive(Debug)]
+struct Presented(Arc<CertifiedKey>);
+
+impl Presented {
+    fn new(certificate: &str, key: &str) -> Self {
+        let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).expect("it is PEM");
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("it is PEM");
+        let key = ring::sign::any_supported_type(&key).expect("the key can sign");
+        Self(Arc::new(CertifiedKey::new(vec![certificate], key)))
+    }
+}
+
+impl ResolvesClientCert for Presented {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+async fn is_served(url: &str, authority: &Authority, presented: Presented) -> bool {
+    let options = ClientOptions { ca_pem: Some(authority.pem().into_bytes()), ..ClientOptions::default() };
+    let mut config = options.tls(true).expect("the certificates are valid");
+    config.client_auth_cert_resolver = Arc::new(presented);
+    let http = reqwest::Client::builder().tls_backend_preconfigured(config).build().expect("the settings are valid");
+    http.get(format!("{url}/stats")).send().await.is_ok_and(|answer| answer.status().is_success())
+}
+
+/// A certificate and its key as OpenSSL 3.0 wrote them:
+/// `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=agent -days 36500`.
+const OF_OPENSSL: &str = include_str!("tls/openssl.pem");
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_load_generator_proves_itself_and_believes_the_named_authority() {
+async fn a_self_signed_client_is_served_when_its_certificate_is_the_one_that_was_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let servers = Authority::new();
+    write(folder.path(), &servers);
+    let (certificate, key) = OF_OPENSSL.split_at(OF_OPENSSL.find("-----BEGIN PRIVATE").expect("it has a key"));
+    let (expired, named) = (like_openssl("agent", 2_001), like_openssl("agent", 2_999));
+    let all = [certificate, &expired.0, &named.0].concat();
+    std::fs::write(folder.path().join("clients.pem"), all).expect("the file is written");
+    let app = TestApp::start_with(Backend::Sqlite, &config(folder.path(), true)).await;
+    let answered =
+        async |identity: (String, String)| client(&app.url, &servers, Some(identity)).stats().await.map(|_| ());
+    answered((certificate.to_owned(), key.to_owned())).await.expect("as openssl made it");
+    answered(named.clone()).await.expect("as rcgen makes it");
+    assert!(answered(expired).await.is_err(), "a named certificate that has expired");
+    let other = like_openssl("agent", 2_999);
+    assert!(answered(other.clone()).await.is_err(), "another certificate of the same name");
+    assert!(is_served(&app.url, &servers, Presented::new(&named.0, &named.1)).await, "with the certificate's own key");
+    assert!(!is_served(&app.url, &servers, Presented::new(&named.0, &other.1)).await, "with another key");
+    assert!(client(&app.url, &servers, None).stats().await.is_err(), "no certificate");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_load_generator_sends_its_certificate_and_trusts_the_named_authority() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let authority = Authority::new();
     write(folder.path(), &authority);
@@ -113,18 +178,12 @@ async fn the_load_generator_proves_itself_and_believes_the_named_authority() {
     let (certificate, key) = authority.sign("agent");
     std::fs::write(path("agent.pem"), certificate + &key).expect("the file is written");
     let app = TestApp::start_with(Backend::Sqlite, &config(folder.path(), true)).await;
-    let bench = async |identity: &[&str]| {
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.args(["bench", "--url", &app.url, "--bodies", "2", "--tokens", "20", "--trainers", "1"]);
-        command.arg("--ca").arg(path("clients.pem")).args(identity);
-        command.output().await.expect("the binary starts")
-    };
-    let identity = path("agent.pem");
-    let proven = bench(&["--identity", identity.to_str().expect("text")]).await;
-    assert!(proven.status.success(), "{}", String::from_utf8_lossy(&proven.stderr));
-    let unproven = bench(&[]).await;
-    let why = String::from_utf8_lossy(&unproven.stderr);
-    assert!(!unproven.status.success() && !why.contains("nothing listens"), "{why}");
+    let (identity, authority) = (path("agent.pem"), path("clients.pem"));
+    let [identity, authority] = [&identity, &authority].map(|path| path.to_str().expect("text"));
+    let load = ["--url", &app.url, "--bodies", "2", "--tokens", "20", "--trainers", "1", "--ca", authority];
+    crate::bench::run(&[&load[..], &["--identity", identity]].concat()).await.expect("the identity is accepted");
+    let unproven = crate::bench::run(&load).await.expect_err("no identity");
+    assert!(!format!("{unproven:#}").contains("nothing listens"), "{unproven:#}");
     app.finish().await;
 }
 
@@ -145,7 +204,7 @@ async fn serve(folder: &Path, (certificate, key): &(String, String)) -> TestApp 
 
 fn believing(url: &str, certificate: &str) -> Client {
     let options = ClientOptions { ca_pem: Some(certificate.to_owned().into_bytes()), ..ClientOptions::default() };
-    // With its usual retries: what is wrong with a certificate must not be tried again.
+    // The client has its usual retries, but must not repeat after a certificate error.
     Client::with_options(url, &options).expect("the certificate is valid")
 }
 
@@ -164,22 +223,29 @@ async fn a_self_signed_certificate_is_accepted_when_it_is_the_one_that_was_named
     believing(&app.url, &own.0).stats().await.expect("answered");
     let why = complaint(&believing(&app.url, &like_openssl("127.0.0.1", 2_999).0)).await;
     assert!(why.contains("certificate is not accepted"), "{why}");
-    // A named certificate still has to bear the name of the service.
+    // A named certificate must still have the service's name.
     let elsewhere = app.url.replace("127.0.0.1", "localhost");
     let why = complaint(&believing(&elsewhere, &own.0)).await;
     assert!(why.contains("not valid for name"), "{why}");
 
-    for command in [&["keys", "list"][..], &["bench", "--bodies", "2", "--tokens", "20"]] {
+    let file = folder.path().join("server.pem");
+    let keys = async |authority: Option<&Path>| {
         let mut process = tokio::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
-        process.args(command).args(["--url", &app.url]).env("FOREBAY_CA", folder.path().join("server.pem"));
-        let output = process.output().await.expect("the binary starts");
-        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-        let mut process = tokio::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
-        process.args(command).args(["--url", &app.url]).env_remove("FOREBAY_CA");
-        let output = process.output().await.expect("the binary starts");
-        let why = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && why.contains("certificate is not accepted"), "{command:?}: {why}");
-    }
+        process.args(["keys", "list", "--url", &app.url]).env_remove("FOREBAY_CA");
+        process.envs(authority.map(|file| ("FOREBAY_CA", file)));
+        process.output().await.expect("the binary starts")
+    };
+    let output = keys(Some(&file)).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = keys(None).await;
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && why.contains("certificate is not accepted"), "{why}");
+
+    let load = ["--url", &app.url, "--bodies", "2", "--tokens", "20"];
+    let named = ["--ca", file.to_str().expect("text")];
+    crate::bench::run(&[&load[..], &named].concat()).await.expect("the certificate is accepted");
+    let why = crate::bench::run(&load).await.expect_err("the certificate is not named");
+    assert!(format!("{why:#}").contains("certificate is not accepted"), "{why:#}");
     app.finish().await;
 }
 
@@ -203,7 +269,7 @@ async fn another_certificate_of_the_same_name_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_is_not_accepted_is_not_asked_for_again() {
+async fn a_call_is_not_repeated_after_a_refused_certificate() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let app = serve(folder.path(), &like_openssl("127.0.0.1", 2_999)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");

@@ -1,8 +1,8 @@
 //! The rule for trainers: a simulated trainer, killed at every point of its loop, trains every group exactly once.
 //!
-//! Resume, lease, compute, ack, move the weights, save, checkpoint, publish. A kill before a call loses nothing that
-//! happened; a kill after a call loses its answer. Whatever is killed, the weights that survive are those of a run
-//! that nobody disturbed.
+//! The loop is: resume, lease, compute, ack, change the weights, save, checkpoint, publish. A kill before a call
+//! prevents the call; a kill after a call loses only its answer. Wherever the trainer is killed, the final weights are
+//! those of an undisturbed run.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ const STEPS: usize = GROUPS / GROUPS_PER_BATCH;
 /// The trainer was killed.
 struct Killed;
 
-/// What a trainer keeps on disk: everything else dies with it.
+/// What a trainer keeps on disk; everything else is lost when it is killed.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Saved {
     step: Option<i64>,
@@ -27,7 +27,7 @@ struct Trainer<'a> {
     app: &'a TestApp,
     policy: &'a str,
     disk: &'a mut Saved,
-    /// Kill points left, of each life.
+    /// Number of kill points left in each life.
     fuse: usize,
 }
 
@@ -87,7 +87,7 @@ async fn prepare(app: &TestApp, policy: &str) {
     }
 }
 
-/// Runs a trainer whose first lives end after these many points; what it saved and whether it was killed each time.
+/// Runs a trainer whose first lives end after these numbers of points. Returns what it saved and the number of kills.
 async fn run(app: &TestApp, policy: &str, lives: &[usize]) -> (Saved, usize) {
     prepare(app, policy).await;
     let mut disk = Saved::default();
@@ -115,7 +115,7 @@ async fn check(app: &TestApp, policy: &str, undisturbed: &Saved, lives: &[usize]
 }
 
 on_both_stores! {
-    async fn no_kill_trains_a_group_twice_or_skips_it(app: TestApp) {
+    async fn killing_a_trainer_neither_repeats_nor_skips_a_group(app: TestApp) {
         let (undisturbed, kills) = run(app, "undisturbed", &[]).await;
         assert_eq!((kills, undisturbed.weights.len()), (0, STEPS));
         let expected: Vec<String> = (0..GROUPS).map(|index| format!("g{index}")).collect();

@@ -1,11 +1,11 @@
-//! Databases that earlier versions left behind: what they hold goes on where it was.
+//! Databases of earlier versions: their contents can be used after the upgrade.
 //!
-//! `upgrade/NNNN` has, for the schema of that number, a database of each kind as text, written by the version that had
-//! it, and what its clients knew.
+//! `upgrade/NNNN` contains, for the schema of that number, a database of each kind as text, written by the version with
+//! that schema, and what its clients knew.
 
-use std::{path::Path, str::FromStr as _};
+use std::{collections::BTreeMap, path::Path, str::FromStr as _};
 
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 use sqlx::{AssertSqlSafe, Connection as _, sqlite::SqliteConnectOptions};
 
 use crate::support::{Backend, TestApp, fresh_database, group, rollout, text, with};
@@ -15,7 +15,7 @@ fn fixture(schema: &str, name: &str) -> String {
     std::fs::read_to_string(path).expect("the fixture is there")
 }
 
-/// A database of the fixture's schema, and the folder that keeps it.
+/// A database of the fixture's schema, and its folder.
 async fn restore(schema: &str, backend: Backend) -> (String, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let url = match backend {
@@ -53,19 +53,19 @@ async fn goes_on(schema: &str, backend: Backend) {
     {
         assert_eq!(app.story(rollout).await["state"], state, "{rollout}");
     }
-    // What an earlier version stored is known by its name, to who looks and to who posts.
+    // A rollout that an earlier version stored is found, and a repeat of it is recognised.
     app.post("/trajectories", rollout("open-0", 0.5)).await.refused(409, "rollout-conflict");
     let other_size = json!({"rollout_id": "open-9", "group_id": "open", "group_size": 5});
     app.post("/trajectories", with(rollout("open-9", 1.0), other_size)).await.refused(409, "group-size-conflict");
     assert_eq!(app.story("noreward").await["verdict"], "dropped");
     assert_eq!(app.story("ready-2").await["verdict"], "late");
-    // A lease that an earlier version granted, and what it delivers.
+    // A lease that an earlier version granted is valid and delivers its batch.
     let leased = &known["leased"];
     let path = format!("/batches/{}", text(&leased["batch_id"]));
     let batch = app.get(&path).await.expect(200);
     assert_eq!(app.samples(&batch).await, *leased["rows"].as_array().expect("rows"));
     app.post(&format!("{path}/ack"), json!({"lease": leased["lease"], "step": 3})).await.expect(200);
-    // The lineage goes on: what was acked after the checkpoint comes back as it was cut.
+    // The lineage continues: what was acked after the checkpoint comes back as it was cut.
     let resumed = app.resume(Some(1)).await;
     assert_eq!((&resumed["returned_batches"], &resumed["version"]), (&json!(2), &json!(1)));
     let again = app.lease().await;
@@ -74,7 +74,7 @@ async fn goes_on(schema: &str, backend: Backend) {
     app.ack(&again, 2).await.expect(200);
     let second = app.lease().await;
     app.ack(&second, 3).await.expect(200);
-    // Later orders know the groups of before.
+    // Later requests find the groups from before the upgrade.
     app.rules("default", json!({"group": {"size": 2}, "batch": {"order": "freshest"}})).await;
     assert_eq!(app.group_ids(&app.lease().await).await, ["ready"]);
     app.accept(group("new", &[1.0, 0.0])).await;
@@ -82,11 +82,43 @@ async fn goes_on(schema: &str, backend: Backend) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sqlite_database_of_schema_1_goes_on() {
+async fn a_sqlite_database_of_schema_1_is_upgraded_and_used() {
     goes_on("0001", Backend::Sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_database_of_schema_1_goes_on() {
+async fn a_postgres_database_of_schema_1_is_upgraded_and_used() {
     goes_on("0001", Backend::Postgres).await;
+}
+
+/// Rows have digests and seals that contain the number codes of statuses and verdicts.
+async fn keeps_digests_and_seals(schema: &str, backend: Backend) {
+    let known: Value = serde_json::from_str(&fixture(schema, "known.json")).expect("JSON");
+    let here = &known[if backend == Backend::Sqlite { "sqlite" } else { "postgres" }];
+    let (database, _folder) = restore(schema, backend).await;
+    let app = TestApp::start_on(&database).await;
+    let list = |value: &Value| value.as_array().expect("an array").clone();
+    // Compared as text, because one of them has an integer that a `Value` would round.
+    let text_of_known = fixture(schema, "known.json");
+    let parts: BTreeMap<&str, &RawValue> = serde_json::from_str(&text_of_known).expect("JSON");
+    let posts: Vec<&RawValue> = serde_json::from_str(parts["posts"].get()).expect("an array");
+    let json_type = [("content-type", "application/json")];
+    for (post, verdict) in posts.into_iter().zip(list(&known["verdicts"])) {
+        let receipt = app.post_raw("/trajectories", &json_type, post.get()).await.expect(200);
+        assert_eq!((&receipt["duplicate"], &receipt["verdict"]), (&json!(true), &verdict), "{receipt}");
+    }
+    let batch = app.get(&format!("/batches/{}", text(&here["batch_id"]))).await.expect(200);
+    assert_eq!(app.samples(&batch).await, list(&here["rows"]));
+    // The doctor compares every payload and row with its digest and seal.
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sqlite_database_of_schema_11_keeps_its_digests_and_seals() {
+    keeps_digests_and_seals("0011", Backend::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_database_of_schema_11_keeps_its_digests_and_seals() {
+    keeps_digests_and_seals("0011", Backend::Postgres).await;
 }

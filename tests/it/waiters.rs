@@ -1,4 +1,5 @@
-//! Waiters: who waits for one thing never keeps out who asks for another, nor one caller all others.
+//! Limits on waiters: those that wait for one thing do not block those that wait for another, and one caller does not
+//! block all others.
 
 use forebay::access::Role;
 use reqwest::Method;
@@ -6,14 +7,14 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, TestApp, eventually, on_both_stores, rollout, text};
 
-/// A few places, so that a test can take all of them.
-const FEW: &str = "[limits]\nwaiters = 4\nwaiters_per_key = 2\nlook_ms = 3_600_000";
+/// A small number of places, so that a test can use all of them.
+const FEW: &str = "[limits]\nwaiters = 4\nwaiters_per_key = 2\nwaiter_poll_interval_ms = 3_600_000";
 
-/// Requests that wait in tasks of their own; they end with the test.
+/// Requests that wait in tasks of their own. They end with the test.
 struct Crowd(Vec<tokio::task::JoinHandle<()>>);
 
 impl Crowd {
-    /// So many that wait, with a key if there is one.
+    /// Starts this many requests that wait, with a key if there is one.
     fn of(app: &TestApp, size: usize, key: Option<&str>, method: &Method, path: &str, body: Option<&Value>) -> Self {
         let wait = || {
             let mut request = app.http.request(method.clone(), format!("{}{path}", app.url));
@@ -30,12 +31,12 @@ impl Crowd {
         Self((0..size).map(|_| tokio::spawn(wait())).collect())
     }
 
-    /// So many that wait for a version of `default`.
+    /// Starts this many waits for a version of `default`.
     fn for_versions(app: &TestApp, size: usize, key: Option<&str>) -> Self {
         Self::of(app, size, key, &Method::GET, VERSION, None)
     }
 
-    /// So many that wait for a batch of `default`.
+    /// Starts this many waits for a batch of `default`.
     fn for_batches(app: &TestApp, size: usize, key: Option<&str>) -> Self {
         Self::of(app, size, key, &Method::POST, "/batches", Some(&json!({"wait_ms": 60_000})))
     }
@@ -47,7 +48,7 @@ impl Drop for Crowd {
     }
 }
 
-/// A wait for a version that is not published.
+/// Waits for a version that is not published.
 const VERSION: &str = "/policies/default?wait_version_above=0&wait_ms=60000";
 
 async fn waiting(app: &TestApp, count: usize, key: Option<&str>) {
@@ -68,12 +69,12 @@ async fn lease_as(app: &TestApp, key: &str, body: Value) -> Answer {
 }
 
 on_both_stores! {
-    async fn waits_for_versions_keep_no_trainer_from_its_batch(app: TestApp) {
+    async fn waits_for_versions_do_not_block_waits_for_batches(app: TestApp) {
         app.reconfigure(FEW).await;
         let crowd = Crowd::for_versions(app, 4, None);
         waiting(app, 4, None).await;
         let problem = app.get(VERSION).await.refused(503, "too-many-waiters");
-        assert_eq!(problem["detail"], "as many requests wait for a version as may at once: 4");
+        assert_eq!(problem["detail"], "4 requests already wait for a version, which is the most that may wait at once");
         let lease = app.post("/batches", json!({"wait_ms": 60_000}));
         let posting = async {
             waiting(app, 5, None).await;
@@ -86,7 +87,7 @@ on_both_stores! {
 
     async fn a_request_that_need_not_wait_needs_no_place(app: TestApp) {
         app.reconfigure(FEW).await;
-        // Another policy's waiters take all places of both kinds: its batches are not theirs.
+        // Waiters of another policy use all places of both kinds, but get none of the first policy's batches.
         app.rules("other", json!({})).await;
         let other = json!({"policy": "other", "wait_ms": 60_000});
         let trainers = Crowd::of(app, 4, None, &Method::POST, "/batches", Some(&other));
@@ -109,8 +110,8 @@ on_both_stores! {
         let crowd = Crowd::for_batches(app, 2, Some(&greedy));
         waiting(app, 2, Some(&admin)).await;
         let problem = lease_as(app, &greedy, json!({"wait_ms": 60_000})).await.refused(503, "too-many-waiters");
-        assert!(text(&problem["detail"]).contains("with one key"), "{problem}");
-        // Its share of the other kind is its own, and so is what need not wait.
+        assert!(text(&problem["detail"]).contains("for one key"), "{problem}");
+        // The key's share of the other kind is separate, and requests that need not wait need no place.
         let versions = Crowd::for_versions(app, 2, Some(&greedy));
         waiting(app, 4, Some(&admin)).await;
         app.get_as(&greedy, VERSION).await.refused(503, "too-many-waiters");
@@ -118,7 +119,7 @@ on_both_stores! {
         let lease = lease_as(app, &modest, json!({"wait_ms": 60_000}));
         let leaving = async {
             waiting(app, 5, Some(&admin)).await;
-            // Who leaves gives its place back.
+            // A waiter that disconnects releases its place.
             drop((crowd, versions));
             waiting(app, 1, Some(&admin)).await;
             app.post_as(&admin, "/trajectories", rollout("a", 1.0)).await.expect(201);

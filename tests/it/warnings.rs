@@ -1,10 +1,10 @@
-//! What is impossible is refused, and what is doubtful is stored as it was sent, with a warning by name.
+//! Impossible values are refused. Doubtful values are stored as they were sent, with a named warning.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestApp, group, member, on_both_stores, rollout, text, with};
 
-/// A rollout whose first segment has these fields, too.
+/// A rollout whose first segment also has these fields.
 fn with_segment(rollout_id: &str, fields: Value) -> Value {
     let mut rollout = rollout(rollout_id, 1.0);
     let segment = rollout["segments"][0].take();
@@ -34,12 +34,12 @@ on_both_stores! {
         ] {
             assert_eq!(app.post("/trajectories", with_segment("a", fields)).await.pointers(422), pointers);
         }
-        // What is masked is ignored, and critic values are any numbers.
+        // Masked values are ignored, and critic values may be any numbers.
         let masked = json!({"logprobs": [-0.5, 7], "loss_mask": [1, 0], "values": [3, 4]});
         assert_eq!(names(&app.accept(with_segment("masked", masked)).await), [""; 0]);
     }
 
-    async fn what_is_doubtful_is_stored_as_sent_and_warned_about_by_name(app: TestApp) {
+    async fn doubtful_trajectories_are_stored_as_sent_with_a_named_warning(app: TestApp) {
         app.publish(3).await.expect(200);
         let cases = [
             ("plain", json!({}), json!({}), vec![]),

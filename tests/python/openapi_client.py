@@ -9,14 +9,23 @@ import subprocess
 import sys
 
 document, configuration, folder, url = sys.argv[1:]
-generate = ["generate", "--path", document, "--config", configuration, "--meta", "none", "--fail-on-warning"]
+generate = ["generate", "--path", document, "--config", configuration, "--meta", "none"]
 made = subprocess.run(
     [sys.executable, "-m", "openapi_python_client", *generate, "--output-path", f"{folder}/forebay_client"],
     capture_output=True,
     text=True,
 )
 said = made.stdout + made.stderr
-assert made.returncode == 0 and "WARNING" not in said.upper(), said
+assert made.returncode == 0, said
+# The generator leaves out what is not one JSON value: rollouts line by line and as Arrow. Told to take them as bytes, it
+# would make a client that tells the forms of a body apart by `isinstance` of a union, which Python refuses.
+unsupported = [line for line in said.splitlines() if line.startswith("Unsupported content type ")]
+assert sorted(line.split()[-1] for line in unsupported) == [
+    "application/vnd.apache.arrow.stream",
+    "application/x-ndjson",
+], said
+warnings = [line for line in said.splitlines() if line.upper().startswith(("WARNING ", "ERROR "))]
+assert warnings == ["WARNING parsing POST /trajectories within agents."] * 2, said
 
 sys.path.insert(0, folder)
 import forebay_client
@@ -24,9 +33,10 @@ import forebay_client
 for module in pkgutil.walk_packages(forebay_client.__path__, "forebay_client."):
     importlib.import_module(module.name)
 
+from forebay_client.api.agents import post_trajectories
 from forebay_client.api.policies import get_policy, put_policy
 from forebay_client.api.trainers import lease_batch
-from forebay_client.models import BatchRequest, PolicyRules, Problem
+from forebay_client.models import BatchRequest, PolicyRules, Problem, Receipt, Segment, Trajectory
 
 client = forebay_client.Client(base_url=url)
 rules = PolicyRules.from_dict({"group": {"size": 8}, "advantage": "rloo"})
@@ -38,3 +48,20 @@ nothing = lease_batch.sync_detailed(client=client, body=BatchRequest(policy="mat
 assert nothing.status_code == 204, nothing
 refused = get_policy.sync("nobody", client=client)
 assert isinstance(refused, Problem) and refused.type_ == "unknown-policy", refused
+
+
+def rollout(index, reward=1.0):
+    segment = Segment(tokens=[1, 2, 3], loss_mask=[1, 1], logprobs=[-0.5, -0.25])
+    return Trajectory(policy="math", rollout_id=f"r{index}", group_id="g", reward=reward, segments=[segment])
+
+
+for status in (201, 200):
+    posted = post_trajectories.sync_detailed(client=client, body=rollout(0))
+    assert posted.status_code == status and isinstance(posted.parsed, Receipt), posted
+    assert posted.parsed.rollout_id == "r0" and posted.parsed.group.arrived == 1, posted
+bundle = post_trajectories.sync_detailed(client=client, body=[rollout(index) for index in range(1, 8)])
+assert bundle.status_code == 201 and bundle.parsed[-1].group.state == "ready", bundle
+conflict = post_trajectories.sync(client=client, body=rollout(0, 0.5))
+assert isinstance(conflict, Problem) and conflict.type_ == "rollout-conflict", conflict
+leased = lease_batch.sync(client=client, body=BatchRequest(policy="math"))
+assert leased.rollouts == 8, leased

@@ -5,20 +5,21 @@ use std::{error::Error, io};
 use super::pinned;
 use crate::wire::Problem;
 
-/// Why a call did not succeed. What could be repeated was repeated before.
+/// Why a call did not succeed. Everything that was safe to repeat has been repeated already.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The service answered with a problem document.
     #[error("the service refused: {} ({}){}", .0.title, .0.kind, detail(.0))]
     Refused(Box<Problem>),
-    /// No connection, or it broke before the answer was whole. Unless it is a connection that was never opened,
-    /// whether the service has processed the request is not known.
-    #[error("the service was not reached, or its answer broke off")]
+    /// No connection could be opened, or the connection broke before the answer was complete. In the second case the
+    /// caller does not know whether the service has processed the request.
+    #[error("the service could not be reached, or the connection broke before its answer was complete")]
     Transport(#[source] TransportError),
-    /// The service showed a certificate that is not accepted, or did not accept this client's. Nothing was sent.
+    /// The client did not accept the service's certificate, or the service did not accept the client's. No request was
+    /// sent.
     #[error("{0}")]
     Certificate(String),
-    /// An answer that the API does not give: a proxy's, or another service's.
+    /// The answer is not one that the API gives; it probably came from a proxy or another service.
     #[error("status {status} without a problem document: {body}")]
     Unexpected {
         /// HTTP status.
@@ -26,59 +27,61 @@ pub enum ClientError {
         /// The beginning of the body.
         body: String,
     },
-    /// An answer of success whose body is not what the API promises.
-    #[error("line {line} of the answer is not what the API promises")]
+    /// A successful answer whose body does not have the documented form.
+    #[error("line {line} of the answer does not have the documented form")]
     Malformed {
-        /// Line of the body, from 1.
+        /// Line of the body, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The error of the parser.
         #[source]
         source: serde_json::Error,
     },
-    /// A stream that ended within a line.
-    #[error("the answer broke off after {lines} whole lines")]
+    /// A stream that ended in the middle of a line.
+    #[error("the answer ended early, after {lines} complete lines")]
     Truncated {
-        /// Whole lines before the end.
+        /// Number of complete lines before the end.
         lines: usize,
     },
-    /// A stream whose end nothing marks: a part of it could pass for the whole.
-    #[error("the answer has neither a length nor chunks to tell whether it is whole")]
+    /// A stream without a length or chunks. Its end cannot be told from a broken connection, so a part could be
+    /// mistaken for the whole.
+    #[error("the answer has neither a content length nor chunks, so the client cannot tell whether it is complete")]
     Undelimited,
-    /// Fewer or more answers than trajectories that were sent, or rows than a batch has.
-    #[error("{answers} answers where {expected} were expected")]
+    /// The number of answers differs from the number of trajectories that were sent, or the number of rows from that of
+    /// the batch.
+    #[error("received {answers} answers, but expected {expected}")]
     Incomplete {
-        /// Answers that came.
+        /// Number of answers received.
         answers: usize,
-        /// Answers that should have come.
+        /// Number of answers expected.
         expected: usize,
     },
-    /// The request has no JSON form. Nothing was sent.
+    /// The request cannot be written as JSON. Nothing was sent.
     #[error("the request cannot be written as JSON")]
     Encode(#[source] serde_json::Error),
     /// The base URL cannot be used.
     #[error("`{url}` cannot be the base URL: {why}")]
     BaseUrl {
-        /// The URL as given.
+        /// The URL that the caller gave.
         url: String,
-        /// What is wrong with it.
+        /// Why it cannot be used.
         why: String,
     },
-    /// The key has characters that cannot be sent.
-    #[error("the key has characters that no key has")]
+    /// The key contains characters that cannot be sent in a header.
+    #[error("the key contains characters that are not allowed in a key")]
     Key,
-    /// The certificates of the options cannot be used.
+    /// The certificates in the options cannot be used.
     #[error("TLS cannot be used: {0}")]
     Tls(String),
-    /// The descriptor carries no lease: only the answer to [`Client::lease`](crate::Client::lease) does.
-    #[error("batch `{batch_id}` comes without a lease")]
+    /// The descriptor has no lease; only the answer to [`Client::lease`](crate::Client::lease) has one.
+    #[error("batch `{batch_id}` has no lease")]
     NoLease {
-        /// Batch in question.
+        /// The batch without a lease.
         batch_id: String,
     },
 }
 
 impl ClientError {
-    /// The problem document, where the service answered with one.
+    /// The problem document, if the service answered with one.
     #[must_use]
     pub fn problem(&self) -> Option<&Problem> {
         match self {
@@ -87,20 +90,20 @@ impl ClientError {
         }
     }
 
-    /// The stable type of the problem, e.g. `lease-lost`, where the service answered with one.
+    /// The stable type of the problem, e.g. `lease-lost`, if the service answered with a problem document.
     #[must_use]
     pub fn kind(&self) -> Option<&str> {
         self.problem().map(|problem| problem.kind.as_str())
     }
 }
 
-/// What went wrong below the API; a source to log, not to match on.
+/// An error of the transport. It is meant for logs; callers should not match on it.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct TransportError(#[from] reqwest::Error);
 
 impl TransportError {
-    /// Whether the machine answered that nothing listens at the address.
+    /// Whether the connection was refused because nothing listens at the address.
     #[must_use]
     pub fn is_connection_refused(&self) -> bool {
         causes(&self.0).any(|cause| {
@@ -108,7 +111,7 @@ impl TransportError {
         })
     }
 
-    /// What is wrong with the certificate of either side, where that ended the connection.
+    /// Describes the problem with the client's or the service's certificate, if that is why the connection failed.
     #[must_use]
     pub fn certificate(&self) -> Option<String> {
         causes(&self.0).find_map(|cause| match cause.downcast_ref()? {
@@ -123,10 +126,10 @@ impl TransportError {
     }
 }
 
-/// An error and what caused it, down to the first cause.
+/// Formats an error and its chain of causes, down to the first cause.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-        // An error of input and output names the cause of what it wraps, and passes over that itself.
+        // `source()` of an `io::Error` returns the cause of the error that it wraps and skips that error itself.
         Some(wrapped) => Some(wrapped as &(dyn Error + 'static)),
         None => error.source(),
     })

@@ -1,4 +1,4 @@
-//! One attempt: a request out, an answer or a [`Failure`] in.
+//! One attempt: sends a request and returns the answer or a [`Failure`].
 
 use std::time::{Duration, SystemTime};
 
@@ -18,11 +18,11 @@ use crate::wire::{PROBLEM_JSON, Problem};
 const JSON: &str = "application/json";
 pub(super) const NDJSON: &str = "application/x-ndjson";
 
-/// Characters of an unexpected body that its error quotes: enough to see whose it is.
+/// Number of characters of an unexpected body that the error quotes: enough to see which server sent it.
 const EXCERPT_CHARS: usize = 256;
 
-/// Problem types of a 503 that is decided before anything is stored. Others, such as `store-unavailable`, leave the
-/// outcome open.
+/// Problem types of those 503 answers that are decided before anything is stored. After any other 503, such as
+/// `store-unavailable`, the outcome is unknown.
 const NOT_BEGUN: [&str; 3] = ["overloaded", "too-many-waiters", "stopping"];
 
 /// A request that can be sent any number of times.
@@ -54,7 +54,8 @@ impl Call {
         for item in items {
             let start = text.len();
             serde_json::to_writer(&mut text, item).map_err(ClientError::Encode)?;
-            // JSON escapes line breaks within strings: any that is left stands between tokens of a raw value.
+            // JSON escapes line breaks inside strings, so any line break that is left stands between the tokens of a
+            // raw value.
             for byte in &mut text[start..] {
                 if matches!(byte, b'\n' | b'\r') {
                     *byte = b' ';
@@ -65,13 +66,13 @@ impl Call {
         Ok(Self { body: Some((NDJSON, text.into())), ..self })
     }
 
-    /// The JSON value that answers the call.
+    /// Returns the JSON value that answers the call.
     pub(super) async fn value<T: DeserializeOwned>(&self, http: &reqwest::Client) -> Result<T, Failure> {
         let response = self.send(http).await?;
         parse(&response.bytes().await?)
     }
 
-    /// The JSON value that answers the call, unless the answer is 204.
+    /// Returns the JSON value that answers the call, or `None` if the status is 204.
     pub(super) async fn optional_value<T: DeserializeOwned>(
         &self,
         http: &reqwest::Client,
@@ -83,10 +84,11 @@ impl Call {
         parse(&response.bytes().await?).map(Some)
     }
 
-    /// The JSON values, one per line, that answer the call: all of them.
+    /// Returns all JSON values that answer the call, one per line. If the stream ends early, the result is an error.
     pub(super) async fn rows<T: DeserializeOwned>(&self, http: &reqwest::Client) -> Result<Vec<T>, Failure> {
         let mut response = self.send(http).await?;
-        // A body that ends with its connection looks whole wherever the connection breaks.
+        // If the end of the body is marked only by the end of the connection, a broken connection looks like a complete
+        // body.
         if response.content_length().is_none() && !response.headers().contains_key(TRANSFER_ENCODING) {
             return Err(Failure::new(ClientError::Undelimited, Effect::Final));
         }
@@ -114,11 +116,11 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     })
 }
 
-/// What an answer other than success says.
+/// Reads the error from an answer that is not a success.
 async fn failure(response: Response) -> Failure {
     let status = response.status();
     let headers = response.headers().clone();
-    // The status tells enough when the body does not arrive.
+    // If the body does not arrive, the status alone describes the failure.
     let body = response.bytes().await.unwrap_or_default();
     let problem = is_problem(&headers).then(|| serde_json::from_slice::<Problem>(&body).ok()).flatten();
     let effect = effect(status, problem.as_ref());
@@ -150,7 +152,7 @@ fn is_problem(headers: &HeaderMap) -> bool {
     media.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(PROBLEM_JSON)
 }
 
-/// The wait that the service asks for, where its status makes it ask.
+/// Returns the time to wait that the service asks for, if its status may ask for one.
 fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
@@ -160,12 +162,13 @@ fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
         return Some(Duration::from_secs(seconds));
     }
     let until = httpdate::parse_http_date(asked).ok()?;
-    // By the clock that named the date, where it says what time it is.
+    // The date in `Retry-After` was set by the service's clock, so it is compared with the answer's `Date` header if
+    // there is one.
     let date = headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
     Some(until.duration_since(date.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }
 
-/// Values one per line, as their bytes arrive.
+/// Parses one value per line while the bytes arrive.
 struct Lines<T> {
     values: Vec<T>,
     partial: Vec<u8>,

@@ -1,6 +1,9 @@
-//! How a client proves who it is, and whom it believes.
+//! How a client authenticates itself, and which certificates it trusts.
 
-use std::sync::{Arc, Once};
+use std::{
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use rustls::{
     ClientConfig, RootCertStore,
@@ -11,26 +14,39 @@ use rustls::{
 use super::{ClientError, pinned::PinnedVerifier};
 use crate::wire::ApiKey;
 
-/// What a client is told besides the address.
-#[derive(Clone, Default)]
+/// How long a connection may be silent before it counts as broken, by default: twice the longest long poll of the API.
+pub const SILENCE_TIMEOUT: Duration = Duration::from_mins(2);
+
+/// Options of a client other than the address.
+#[derive(Clone)]
 pub struct ClientOptions {
-    /// The key to send; none where the service needs none.
+    /// The key to send. `None` if the service needs no key.
     pub key: Option<ApiKey>,
-    /// Certificates (PEM) to believe instead of the system's: authorities, or the service's own certificate.
+    /// Certificates (PEM) to trust instead of the system's: certificate authorities, or the service's own certificate.
     pub ca_pem: Option<Vec<u8>>,
-    /// Certificate and private key (PEM, one after the other) for a service that demands them.
+    /// Certificate and private key (PEM, one after the other), for a service that requires a client certificate.
     pub identity_pem: Option<Vec<u8>>,
+    /// How long a connection may be silent before it counts as broken. It must be longer than any long poll.
+    pub silence_timeout: Duration,
+}
+
+impl Default for ClientOptions {
+    /// No key, the system's authorities, and a silence of [`SILENCE_TIMEOUT`].
+    fn default() -> Self {
+        Self { key: None, ca_pem: None, identity_pem: None, silence_timeout: SILENCE_TIMEOUT }
+    }
 }
 
 impl std::fmt::Debug for ClientOptions {
-    /// A private key is a secret: it never reaches a log.
+    /// A private key is a secret, so this output never contains it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClientOptions").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
 impl ClientOptions {
-    /// What connections are encrypted with, where they are `encrypted`; for clients that are not [`Client`](crate::Client).
+    /// Returns the TLS configuration if the URL is `encrypted`. It is public for HTTP clients other than
+    /// [`Client`](crate::Client).
     pub fn tls(&self, encrypted: bool) -> Result<ClientConfig, ClientError> {
         let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -38,30 +54,31 @@ impl ClientOptions {
             .map_err(|error| unusable(&error))?;
         let builder = if let Some(text) = &self.ca_pem {
             let verifier = PinnedVerifier::new(certificates(text, "the authorities")?, provider)?;
-            // Dangerous is only what other verifiers may do: this one checks trust, name, validity and signatures.
+            // rustls calls every custom verifier dangerous. This one checks trust, name, validity and signatures.
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         } else if encrypted {
             let verifier = rustls_platform_verifier::Verifier::new(provider).map_err(|error| unusable(&error))?;
-            // Dangerous is only what other verifiers may do: this one is the operating system's.
+            // rustls calls every custom verifier dangerous. This one is the operating system's.
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         } else {
-            // Not to be used, and so not worth reading the system's authorities, which a container may not even have.
+            // This configuration is never used, so the system's certificate authorities are not read; a container may
+            // not even have any.
             builder.with_root_certificates(RootCertStore::empty())
         };
         let Some(text) = &self.identity_pem else { return Ok(builder.with_no_client_auth()) };
-        // What is wrong with a key is not said: the message might quote it.
+        // The error does not include the cause, because the message might quote the private key.
         let key = PrivateKeyDer::from_pem_slice(text).map_err(|_| nothing_in("the identity", "private key"))?;
         builder.with_client_auth_cert(certificates(text, "the identity")?, key).map_err(|error| unusable(&error))
     }
 }
 
-/// Gives reqwest the cryptography that clients of its own making need, once per process.
+/// Installs the default cryptography provider for other clients of reqwest, once per process.
 ///
-/// [`Client`](crate::Client) needs no such thing. But in a program that links this crate, `reqwest::Client::new` does,
-/// because reqwest is built here without a provider: the usual one is built from C with cmake.
+/// [`Client`](crate::Client) does not need it. But `reqwest::Client::new` does in every program that links this crate,
+/// because reqwest is built here without a provider: its usual provider is C code that is built with cmake.
 pub fn install_tls_provider() {
     static ONCE: Once = Once::new();
-    // Where another is installed already, that one does.
+    // If another provider is installed already, that one is used.
     ONCE.call_once(|| drop(ring::default_provider().install_default()));
 }
 

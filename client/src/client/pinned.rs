@@ -1,7 +1,7 @@
-//! Certificates that a user names, with which a service proves who it is.
+//! Verification of a service's certificate against certificates that the user names.
 //!
-//! It is separate because webpki alone does not accept the most usual one: `openssl req -x509` marks the certificate
-//! that it makes as an authority, and webpki refuses an authority as the certificate of a service.
+//! This is separate because webpki alone refuses the most common self-signed certificate: `openssl req -x509` marks its
+//! certificate as a certificate authority, and webpki does not accept an authority as the certificate of a service.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use rustls::{
 
 use super::{ClientError, options::unusable};
 
-/// Verifies that a certificate is signed by one of the named certificates, or is one of them.
+/// Accepts a certificate if one of the named certificates signed it, or if it is one of the named certificates.
 #[derive(Debug)]
 pub(super) struct PinnedVerifier {
     named: Vec<CertificateDer<'static>>,
@@ -38,8 +38,9 @@ impl PinnedVerifier {
 }
 
 impl ServerCertVerifier for PinnedVerifier {
-    /// Of a named certificate that is an authority, webpki checks the time before it complains about that, and the
-    /// handshake's signature afterwards; the name is checked here. Nobody has to have signed what the user named.
+    /// For a named certificate that is marked as an authority, webpki checks the validity period before it reports the
+    /// mark, and later checks the handshake's signature. The server name is checked here. No signature by an authority
+    /// is needed, because the user named the certificate itself.
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -80,13 +81,13 @@ impl ServerCertVerifier for PinnedVerifier {
     }
 }
 
-/// Whether the only complaint is that the certificate is an authority's.
+/// Whether the only error is that the certificate is marked as an authority.
 fn is_an_authority(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref::<webpki::Error>(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
-/// What is wrong with a service's certificate, in words that say what to do.
+/// Describes the problem with a service's certificate and says how to fix it.
 pub(super) fn describe(error: &CertificateError) -> String {
     let is_an_authority = match error {
         CertificateError::Other(other) => {
@@ -96,11 +97,11 @@ pub(super) fn describe(error: &CertificateError) -> String {
     };
     match error {
         CertificateError::UnknownIssuer => {
-            "no authority that is believed has signed it: name the authority, or the certificate itself, as the CA file"
+            "no trusted certificate authority has signed it: give the authority's certificate, or this certificate itself, in the CA file"
                 .to_owned()
         }
         _ if is_an_authority => {
-            "it is marked as an authority (CA:TRUE), and it is not one of those in the CA file: name it there"
+            "it is marked as a certificate authority (CA:TRUE) and is not in the CA file: add it to the CA file"
                 .to_owned()
         }
         error => error.to_string(),

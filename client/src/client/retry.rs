@@ -1,28 +1,28 @@
-//! Whether and when a call is repeated. Separate from the calls, so that the rule is in one place.
+//! Decides whether and when a call is repeated. It is separate from the calls, so that the rule is in one place.
 
 use std::time::Duration;
 
 use super::error::{ClientError, TransportError};
 
-/// How often and how long a call is repeated: exponential back-off with full jitter.
+/// How often and for how long a call is repeated, with exponential back-off and full jitter.
 ///
-/// The pause before attempt n + 1 is random between zero and the least of `first_pause * 2^(n - 1)` and `pause_max`.
-/// Where the service says `Retry-After` with 429 or 503, in seconds or as a date, that comes on top: it asked for at least so much, and many
-/// clients were told the same.
+/// The pause before attempt n + 1 is random between zero and the smaller of `first_pause * 2^(n - 1)` and `pause_max`.
+/// If the service sends `Retry-After` with a 429 or 503, in seconds or as a date, that time is added: the service asked
+/// for at least this wait, and many clients received the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Attempts, the first included; 0 counts as 1.
+    /// Number of attempts, including the first; 0 counts as 1.
     pub attempts_max: u32,
     /// Longest pause after the first attempt.
     pub first_pause: Duration,
-    /// Longest pause that the back-off grows to.
+    /// Upper bound of each pause as the back-off grows.
     pub pause_max: Duration,
-    /// Longest sum of pauses of one call. A call that would have to wait longer fails at once.
+    /// Upper bound of the sum of all pauses of one call. A call that would have to wait longer fails at once.
     pub pause_total_max: Duration,
 }
 
 impl RetryPolicy {
-    /// One attempt.
+    /// Makes only one attempt.
     #[must_use]
     pub fn none() -> Self {
         Self { attempts_max: 1, ..Self::default() }
@@ -44,13 +44,13 @@ impl RetryPolicy {
             if !repeat.allows(failure.effect) || attempts >= self.attempts_max || paused > self.pause_total_max {
                 return Err(failure.error);
             }
-            tracing::debug!(attempts, pause_ms = pause.as_millis() as u64, error = %failure.error, "call is repeated");
+            tracing::debug!(attempts, pause_ms = pause.as_millis() as u64, error = %failure.error, "repeating the call");
             tokio::time::sleep(pause).await;
             attempts += 1;
         }
     }
 
-    /// The pause after `attempts` attempts; `jitter` is random in [0, 1).
+    /// Returns the pause after `attempts` attempts; `jitter` is random in [0, 1).
     fn pause(&self, attempts: u32, retry_after: Option<Duration>, jitter: f64) -> Duration {
         let growth = 2_u32.saturating_pow(attempts.saturating_sub(1));
         let back_off = self.first_pause.saturating_mul(growth).min(self.pause_max);
@@ -59,7 +59,7 @@ impl RetryPolicy {
 }
 
 impl Default for RetryPolicy {
-    /// Ten attempts over about twelve seconds of pauses: enough for a restart of the service.
+    /// Ten attempts, with pauses of about twelve seconds in total: enough for the service to restart.
     fn default() -> Self {
         Self {
             attempts_max: 10,
@@ -70,12 +70,12 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What the contract says about a call that is sent again.
+/// Whether a call may be sent again when its outcome is unknown, according to the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// The service recognises it, or it changes nothing.
+    /// The service recognises the repeat, or the call changes nothing.
     Always,
-    /// It would take effect again, or be refused as if it had not taken effect.
+    /// A repeat would take effect a second time, or would be refused although the first attempt took effect.
     UnlessBegun,
 }
 
@@ -89,14 +89,14 @@ impl Repeat {
     }
 }
 
-/// What a failed attempt may have done to the service.
+/// What the service may have done before an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Nothing: it was not begun, and may be later.
+    /// The service did not begin the call, and a repeat may succeed.
     NotBegun,
-    /// Nobody knows.
+    /// It is unknown whether the service processed the call.
     Unknown,
-    /// It was answered, and a repeat would be answered alike.
+    /// The service answered, and a repeat would receive the same answer.
     Final,
 }
 
@@ -125,7 +125,7 @@ impl From<reqwest::Error> for Failure {
         };
         let error = TransportError::from(error);
         match error.certificate() {
-            // The next handshake would end alike.
+            // The next handshake would fail in the same way.
             Some(why) => Self::new(ClientError::Certificate(why), Effect::Final),
             None => Self::new(ClientError::Transport(error), effect),
         }

@@ -1,4 +1,4 @@
-//! A service for tests that answers what it was told to, byte for byte.
+//! A stub service for tests that sends prepared answers, byte for byte.
 
 use std::{
     collections::BTreeMap,
@@ -17,14 +17,15 @@ use tokio::{
 use super::{Client, RetryPolicy};
 use crate::wire::{BatchDescriptor, BatchState, PROBLEM_JSON, VersionRange};
 
-/// An answer that breaks off within its body.
+/// An answer that ends in the middle of its body.
 pub(crate) const BROKEN: &str =
     "HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
 
 /// No answer, on a connection that stays open.
 pub(crate) const HANG: &str = "";
 
-/// One connection per request; request n gets answer n, and those after the last answer get the last again.
+/// Serves one request per connection. Request n gets answer n; requests after the last answer get the last answer
+/// again.
 pub(crate) struct Stub {
     base_url: String,
     requests: Arc<Mutex<Vec<String>>>,
@@ -50,7 +51,7 @@ impl Stub {
                     seen.len()
                 };
                 let Some(answer) = answers.get(number - 1).or(answers.last()) else { return };
-                // A client that has hung up is not the stub's concern.
+                // A closed connection is no error here: some tests make the client hang up.
                 let _ = connection.write_all(answer.as_bytes()).await;
                 if answer == HANG {
                     hanging.push(connection);
@@ -61,7 +62,7 @@ impl Stub {
         Self { base_url: format!("http://{address}"), requests, answered, task }
     }
 
-    /// A client that repeats quickly.
+    /// A client with short pauses between attempts.
     pub(crate) fn client(&self) -> Client {
         let quick = RetryPolicy { attempts_max: 3, first_pause: Duration::from_millis(1), ..RetryPolicy::default() };
         Client::new(&self.base_url).expect("the stub's URL is plain").with_retry(quick)
@@ -71,12 +72,12 @@ impl Stub {
         &self.base_url
     }
 
-    /// Requests so far: head and body.
+    /// Requests received so far: head and body.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until so many requests are answered.
+    /// Waits until this many requests are answered.
     pub(crate) async fn answered(&self, requests: usize) {
         self.answered.clone().wait_for(|count| *count >= requests).await.expect("the stub runs as long as the test");
     }
@@ -93,13 +94,13 @@ pub(crate) fn json(status: u16, body: &impl Serialize) -> String {
     with_body(status, "application/json", "", &serde_json::to_string(body).expect("wire types are plain data"))
 }
 
-/// A problem document; `headers` end with a line break each.
+/// A problem document. Each of the `headers` ends with a line break.
 pub(crate) fn problem(status: u16, kind: &str, headers: &str) -> String {
     let body = format!(r#"{{"type":"{kind}","title":"Refused","status":{status},"detail":"for the test"}}"#);
     with_body(status, PROBLEM_JSON, headers, &body)
 }
 
-/// An answer with any body, whole.
+/// A complete answer with any body.
 pub(crate) fn with_body(status: u16, media: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     format!(
@@ -108,7 +109,7 @@ pub(crate) fn with_body(status: u16, media: &str, headers: &str, body: &str) -> 
     )
 }
 
-/// A batch with little in it.
+/// A minimal batch.
 pub(crate) fn batch(batch_id: &str, lease: Option<&str>) -> BatchDescriptor {
     BatchDescriptor {
         batch_id: batch_id.to_owned(),
@@ -134,7 +135,7 @@ pub(crate) fn batch(batch_id: &str, lease: Option<&str>) -> BatchDescriptor {
     }
 }
 
-/// Reads a head and as much body as it announces.
+/// Reads the head of a request and as many bytes of body as it announces.
 async fn read_request(connection: &mut TcpStream) -> String {
     let mut text = Vec::new();
     let mut chunk = [0; 4_096];

@@ -1,4 +1,4 @@
-//! What the client repeats, what it refuses to believe, and how requests look on the wire.
+//! Tests of what the client repeats, which answers it refuses, and the form of its requests.
 
 use reqwest::Method;
 use serde_json::{json, value::RawValue};
@@ -41,7 +41,7 @@ fn overloaded() -> String {
 }
 
 #[tokio::test]
-async fn overloaded_service_is_asked_again() {
+async fn call_is_repeated_when_the_service_is_overloaded() {
     let backlog = stub::problem(429, "backlog-full", "retry-after: 0\r\n");
     let stub = Stub::start([overloaded(), backlog, stub::json(201, &receipt())]).await;
     let receipt = stub.client().post(&Trajectory::default()).await.expect("the third attempt succeeds");
@@ -52,7 +52,7 @@ async fn overloaded_service_is_asked_again() {
 }
 
 #[tokio::test]
-async fn wait_beyond_the_total_of_pauses_fails_at_once() {
+async fn retry_after_longer_than_the_total_of_pauses_fails_at_once() {
     let stub = Stub::start([stub::problem(429, "backlog-full", "retry-after: 61\r\n")]).await;
     let error = stub.client().post(&named()).await.expect_err("the wait is too long");
     assert_eq!(error.kind(), Some("backlog-full"));
@@ -60,15 +60,15 @@ async fn wait_beyond_the_total_of_pauses_fails_at_once() {
 }
 
 #[tokio::test]
-async fn a_wait_may_be_named_by_the_date_of_its_end() {
-    // All forms of dates that RFC 9110 has, each 61 seconds after that of the answer.
+async fn retry_after_may_be_a_date() {
+    // All three date formats of RFC 9110, each 61 seconds after the answer's own date.
     for date in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
         let headers = format!("date: Sun, 06 Nov 1994 08:48:36 GMT\r\nretry-after: {date}\r\n");
         let stub = Stub::start([stub::problem(503, "overloaded", &headers)]).await;
         stub.client().post(&named()).await.expect_err("the wait is too long");
         assert_eq!(stub.requests().len(), 1, "{date}");
     }
-    // A date in the past asks for no wait.
+    // A date in the past causes no wait.
     let over = stub::problem(503, "overloaded", "retry-after: Sun, 06 Nov 1994 08:49:37 GMT\r\n");
     let stub = Stub::start([over, stub::json(201, &receipt())]).await;
     stub.client().post(&named()).await.expect("the second attempt succeeds");
@@ -101,14 +101,14 @@ async fn refusal_is_surfaced_with_its_type() {
 }
 
 #[tokio::test]
-async fn named_post_is_repeated_after_the_connection_broke() {
+async fn post_with_a_rollout_id_is_repeated_after_the_connection_broke() {
     let stub = Stub::start([BROKEN.to_owned(), stub::json(200, &receipt())]).await;
     stub.client().post(&named()).await.expect("the second attempt succeeds");
     assert_eq!(stub.requests().len(), 2);
 }
 
 #[tokio::test]
-async fn nameless_post_is_not_repeated_after_the_connection_broke() {
+async fn post_without_a_rollout_id_is_not_repeated_after_the_connection_broke() {
     let stub = Stub::start([BROKEN.to_owned(), stub::json(201, &receipt())]).await;
     let error = stub.client().post_bundle(&[named(), Trajectory::default()]).await.expect_err("the outcome is open");
     assert!(matches!(error, ClientError::Transport(_)), "{error:?}");
@@ -116,7 +116,7 @@ async fn nameless_post_is_not_repeated_after_the_connection_broke() {
 }
 
 #[tokio::test]
-async fn nameless_post_is_not_repeated_when_its_outcome_is_open() {
+async fn post_without_a_rollout_id_is_not_repeated_when_its_outcome_is_unknown() {
     let gateway = stub::with_body(503, "text/html", "retry-after: 0\r\n", "<h1>Unavailable</h1>");
     for answer in [stub::problem(503, "store-unavailable", "retry-after: 0\r\n"), gateway] {
         let stub = Stub::start([answer]).await;
@@ -128,7 +128,7 @@ async fn nameless_post_is_not_repeated_when_its_outcome_is_open() {
 }
 
 #[tokio::test]
-async fn connection_that_was_never_opened_leaves_no_doubt() {
+async fn any_post_is_repeated_when_no_connection_was_opened() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
     let address = listener.local_addr().expect("the listener is bound");
     drop(listener);
@@ -167,7 +167,7 @@ async fn call_whose_repeat_would_be_refused_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn nothing_new_in_time_is_none() {
+async fn timeout_without_a_batch_or_version_returns_none() {
     let stub = Stub::start(["HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n".to_owned()]).await;
     let lease = stub.client().lease(&BatchRequest::default()).await.expect("it is no error");
     assert!(lease.is_none());
@@ -265,7 +265,7 @@ async fn queries_are_escaped_and_base_paths_kept() {
 }
 
 #[tokio::test]
-async fn answer_of_something_else_is_quoted() {
+async fn unexpected_answer_is_quoted_in_the_error() {
     let page = format!("<h1>Not here</h1>{}", "x".repeat(1_000));
     let stub = Stub::start([stub::with_body(404, "text/html", "", &page)]).await;
     match stub.client().batch("b1").await {

@@ -1,8 +1,8 @@
-//! `POST /admissions`: room reserved before work starts.
+//! `POST /admissions`: reserves room before the work starts.
 
 use serde::{Deserialize, Serialize};
 
-/// Asks for room for rollouts that are about to start.
+/// A request to reserve room for rollouts that are about to start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -11,7 +11,7 @@ pub struct AdmissionRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
     pub policy: Option<String>,
-    /// Rollouts to reserve room for, at least 1.
+    /// Number of rollouts to reserve room for, at least 1.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 65536))]
     pub rollouts: u32,
 }
@@ -20,12 +20,12 @@ pub struct AdmissionRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Admission {
-    /// What the posts name to use the room up: `admission_id` of a trajectory.
+    /// Id of the reservation; posts that use it send it as the `admission_id` of the trajectory.
     pub admission_id: String,
-    /// Rollouts that there is room for, from 0 to what was asked for.
+    /// Number of rollouts with reserved room, from 0 to the number requested.
     pub granted: u32,
-    /// Current weight version: the version of rollouts that are posted under the admission without one of their own.
+    /// Current weight version. Rollouts posted under the admission without a version of their own get this one.
     pub policy_version: i64,
-    /// Milliseconds until the rest of the room is given back.
+    /// Milliseconds until unused room is given back.
     pub expires_in_ms: u64,
 }

@@ -1,4 +1,4 @@
-//! `POST /batches` and what a trainer does with a batch.
+//! `POST /batches` and the other calls that a trainer makes about a batch.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::{Status, Verdict, VersionSpan};
 
-/// Asks for the next batch of a policy.
+/// A request for the next batch of a policy.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -20,7 +20,7 @@ pub struct BatchRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub consumer: Option<String>,
-    /// Makes the request repeatable: while its lease lives, the same request returns the same batch and lease.
+    /// Makes the request safe to repeat: while the lease is alive, the same request returns the same batch and lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub request_id: Option<String>,
@@ -28,10 +28,10 @@ pub struct BatchRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(maximum = 60000))]
     pub wait_ms: Option<u64>,
-    /// Take what is there after `wait_ms`, even if it is less than a full batch.
+    /// Return the groups that are ready after `wait_ms`, even if they are fewer than a full batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partial: Option<bool>,
-    /// Epoch of the caller; a superseded one is refused.
+    /// Epoch of the caller; the request is refused if the epoch is superseded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
 }
@@ -42,51 +42,51 @@ pub struct BatchRequest {
 pub struct BatchDescriptor {
     /// Identity of the batch; the same at every delivery.
     pub batch_id: String,
-    /// Where the batch stands.
+    /// State of the batch.
     pub state: BatchState,
-    /// Proof of the claim, only in the answer to `POST /batches`.
+    /// Token that proves the lease; present only in the answer to `POST /batches`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// Consumer of the last lease.
+    /// Consumer that held the last lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumer: Option<String>,
     /// Epoch of the last lease.
     pub epoch: i64,
-    /// Policy of every rollout in it.
+    /// Policy of every rollout in the batch.
     pub policy: String,
-    /// End of the lease; null when it is not leased.
+    /// When the lease expires; null when the batch is not leased.
     pub expires_at: Option<String>,
-    /// Milliseconds to the end of the lease; null when it is not leased.
+    /// Milliseconds until the lease expires; null when the batch is not leased.
     pub expires_in_ms: Option<i64>,
-    /// Number of this delivery, from 1.
+    /// Number of this delivery, counted from 1.
     pub attempt: u32,
-    /// Optimizer step that consumed it, or had consumed it before it came back.
+    /// Optimizer step that consumed the batch, or that had consumed it before a resume brought it back.
     pub step: Option<i64>,
-    /// Why it was given back or quarantined.
+    /// Why the batch was given back or quarantined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whole groups.
+    /// Number of groups; a batch holds whole groups.
     pub groups: u32,
-    /// Kept and masked rollouts.
+    /// Number of kept and masked rollouts.
     pub rollouts: u32,
-    /// Rows of `/samples`: one per segment, one for a rollout without segments.
+    /// Number of rows of `/samples`: one per segment, and one for a rollout without segments.
     pub samples: u32,
-    /// Prompt and response tokens.
+    /// Number of prompt and response tokens.
     pub tokens: u64,
-    /// Weight versions.
+    /// Weight versions at the time of the cut.
     pub policy_version: VersionRange,
-    /// What the trainer may log: rewards, staleness, drops since the batch before.
+    /// Statistics for the trainer's log: rewards, staleness, and drops since the previous batch.
     pub metrics: BTreeMap<String, f64>,
-    /// Where the samples are.
+    /// URL of the samples.
     pub samples_url: String,
-    /// Contents of each shard, under `?shards=n`.
+    /// Contents of each shard, for `?shards=n`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<Vec<ShardCount>>,
-    /// When it was cut.
+    /// When the batch was cut.
     pub created_at: String,
 }
 
-/// Weight versions at the cut of a batch.
+/// Weight versions at the time a batch is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VersionRange {
@@ -98,36 +98,36 @@ pub struct VersionRange {
     pub max: Option<i64>,
 }
 
-/// What one shard of a batch holds.
+/// Contents of one shard of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ShardCount {
-    /// Whole rollouts.
+    /// Number of rollouts; a shard holds whole rollouts.
     pub rollouts: u32,
-    /// Rows.
+    /// Number of rows.
     pub samples: u32,
-    /// Prompt and response tokens.
+    /// Number of prompt and response tokens.
     pub tokens: u64,
 }
 
-/// Where a batch stands.
+/// State of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum BatchState {
-    /// Claimed until its lease expires.
+    /// Leased until the lease expires.
     Leased,
-    /// Given back, expired or brought back by a resume; goes out before any new batch.
+    /// Given back, expired or brought back by a resume. It is delivered before any new batch.
     Returned,
     /// Acked by an optimizer step that no checkpoint covers yet.
     Trained,
-    /// Settled: no resume without force brings it back.
+    /// Settled: only a resume with `force` can bring it back.
     Checkpointed,
-    /// Its deliveries are used up; `readmit` brings it back.
+    /// All its deliveries are used up; `readmit` brings it back.
     Quarantined,
-    /// Given back with named groups: those are quarantined, the others are ready again.
+    /// Given back with named groups: those groups are quarantined, and the others are ready again.
     Split,
-    /// Its groups were discarded by `reset` or by hand.
+    /// Its groups were discarded, by `reset` or by an operator.
     Discarded,
 }
 
@@ -135,20 +135,20 @@ pub enum BatchState {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BatchPage {
-    /// Descriptors without leases.
+    /// Descriptors, without leases.
     pub batches: Vec<BatchDescriptor>,
-    /// Cursor of the next page; null on the last. A page of a filtered list may be empty and not be the last.
+    /// Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the last.
     pub next: Option<String>,
 }
 
-/// Heartbeat of a lease.
+/// Extends a lease (a heartbeat).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExtendRequest {
     /// The lease.
     pub lease: String,
-    /// Seconds from now until it expires, 1 to 86,400.
+    /// Seconds from now until the lease expires, 1 to 86,400.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 86400))]
     pub ttl_s: u64,
     /// Epoch of the caller.
@@ -156,7 +156,7 @@ pub struct ExtendRequest {
     pub epoch: Option<i64>,
 }
 
-/// The batch was consumed by an optimizer step.
+/// Reports that an optimizer step consumed the batch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -178,10 +178,10 @@ pub struct AckRequest {
 pub struct NackRequest {
     /// The lease.
     pub lease: String,
-    /// Why, up to 1,024 bytes.
+    /// Reason, up to 1,024 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Ids of groups to quarantine; the batch is then split.
+    /// Ids of the groups to quarantine; the batch is then split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Vec<String>>,
     /// Epoch of the caller.
@@ -191,20 +191,21 @@ pub struct NackRequest {
 
 /// One row of `/samples`: one segment of a rollout.
 ///
-/// `loss = sum_i loss_weight_i * sum_t loss_mask_it * l_it` over the rows of a batch, on any microbatching.
+/// `loss = sum_i loss_weight_i * sum_t loss_mask_it * l_it` over the rows of a batch, however the rows are split into
+/// microbatches.
 ///
-/// `messages` and `metadata` belong to the rollout and travel once, on its first row (`segment` 0). A shard holds whole
-/// rollouts, so that row is always in it.
+/// `messages` and `metadata` belong to the rollout and are sent once, on its first row (`segment` 0). A shard holds
+/// whole rollouts, so it always contains that row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Sample {
-    /// Rollout of the segment.
+    /// Rollout that the segment belongs to.
     pub rollout_id: String,
     /// Group of the rollout.
     pub group_id: String,
-    /// Place of the segment in its rollout, from 0.
+    /// Position of the segment in its rollout, from 0.
     pub segment: i32,
-    /// Segments of the rollout.
+    /// Number of segments of the rollout.
     pub segments: i32,
     /// Label of the segment.
     pub kind: Option<String>,
@@ -216,7 +217,7 @@ pub struct Sample {
     pub status: Status,
     /// Prompt and response token ids; null for a rollout without segments.
     pub tokens: Option<Vec<i32>>,
-    /// Response tokens, the last of `tokens`.
+    /// Number of response tokens; they are the last of `tokens`.
     pub response_length: i32,
     /// 0 or 1 per response token; all 0 where the verdict is `masked`.
     pub loss_mask: Option<Vec<u8>>,
@@ -244,12 +245,12 @@ pub struct Sample {
     pub loss_weight: f64,
     /// Weight version of the rollout: its oldest span with a trained token.
     pub policy_version: Option<i64>,
-    /// Spans as sent.
+    /// Version spans as the producer sent them.
     pub versions: Option<Vec<VersionSpan>>,
-    /// Messages as sent, on the row of segment 0; null on the other rows of the rollout.
+    /// Messages as the producer sent them, on the row of segment 0; null on the other rows of the rollout.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub messages: Option<Box<RawValue>>,
-    /// Metadata as sent, on the row of segment 0; null on the other rows of the rollout.
+    /// Metadata as the producer sent it, on the row of segment 0; null on the other rows of the rollout.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub metadata: Option<Box<RawValue>>,
 }

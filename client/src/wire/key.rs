@@ -1,26 +1,26 @@
-//! Keys: who may call what, of which policies.
+//! Keys: who may make which calls, for which policies.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a key may do. The service's `api::roles` says for every route which roles it takes.
+/// What a key permits. The service's `api::roles` lists the roles that each route accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Role {
-    /// Agents: hand in trajectories, see what became of them.
+    /// For agents: post trajectories and see what happened to them.
     Produce,
-    /// Trainers: lease batches, ack them, keep the lineage of the weights.
+    /// For trainers: lease and ack batches, and record the lineage of the weights.
     Train,
-    /// People and monitors: look at everything, change nothing.
+    /// For people and monitoring: read everything, change nothing.
     Read,
-    /// Operators: everything.
+    /// For operators: all calls.
     Admin,
 }
 
 impl Role {
-    /// All roles, the narrowest first.
+    /// All roles, in order of increasing permissions.
     pub const ALL: [Self; 4] = [Self::Produce, Self::Train, Self::Read, Self::Admin];
 
     /// The name on the wire.
@@ -46,50 +46,50 @@ impl fmt::Display for Role {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KeyRequest {
-    /// Who or what it is for: a label, not an identity.
+    /// Who or what the key is for: a label, not an identity.
     pub name: String,
-    /// What it may do.
+    /// Role of the key.
     pub role: Role,
-    /// Policies that it sees: names, in which `*` stands for any characters; all policies when absent.
+    /// Policies that the key may access: names, in which `*` stands for any characters. All policies when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policies: Option<Vec<String>>,
-    /// Seconds from now until it stops working; never when absent.
+    /// Seconds from now until the key expires; it never expires when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_s: Option<u64>,
 }
 
-/// A key as it is listed: never its secret, which the service does not know.
+/// A key in a list. It never contains the secret, because the service does not store it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KeyInfo {
-    /// Its public part: what stands between `fb_` and the secret.
+    /// Id of the key, which is public: the part between `fb_` and the secret.
     pub key_id: String,
-    /// Who or what it is for.
+    /// Who or what the key is for.
     pub name: String,
-    /// What it may do.
+    /// Role of the key.
     pub role: Role,
-    /// Policies that it sees.
+    /// Policies that the key may access.
     pub policies: Vec<String>,
     /// When it was created.
     pub created_at: String,
-    /// When it was last accepted; null when never.
+    /// When the key was last accepted; null if never.
     #[serde(default)]
     pub last_used_at: Option<String>,
-    /// When it stops working; null when never.
+    /// When the key expires; null if never.
     #[serde(default)]
     pub expires_at: Option<String>,
-    /// When it was revoked; null when it is not.
+    /// When the key was revoked; null if it was not.
     #[serde(default)]
     pub revoked_at: Option<String>,
 }
 
-/// A new key: the only answer that ever holds its secret.
+/// A new key. Only this answer contains the secret.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct KeyCreated {
-    /// What to send as `Authorization: Bearer`.
+    /// Value to send as `Authorization: Bearer`.
     pub key: ApiKey,
-    /// The key as it is listed from now on.
+    /// The key as it appears in lists.
     pub info: KeyInfo,
 }
 
@@ -99,7 +99,7 @@ pub struct KeyCreated {
 pub struct KeyPage {
     /// Keys, in the order in which they were created.
     pub keys: Vec<KeyInfo>,
-    /// The `after` of the next page; null on the last.
+    /// Value of `after` for the next page; null on the last page.
     #[serde(default)]
     pub next: Option<String>,
 }
@@ -112,13 +112,13 @@ pub struct KeyPage {
 pub struct ApiKey(String);
 
 impl ApiKey {
-    /// A key as it was handed out. The service checks it.
+    /// Wraps a key without checking it; the service checks it.
     #[must_use]
     pub fn new(key: impl Into<String>) -> Self {
         Self(key.into())
     }
 
-    /// The key with its secret.
+    /// Returns the key with its secret.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -126,7 +126,7 @@ impl ApiKey {
 }
 
 impl fmt::Debug for ApiKey {
-    /// A key is a secret: it never reaches a log.
+    /// A key is a secret, so this output never contains it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ApiKey(..)")
     }

@@ -1,4 +1,4 @@
-//! The ledger: what became of every rollout, group and batch.
+//! The ledger: what happened to every rollout, group and batch.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 
-/// A rollout's story.
+/// What happened to a rollout, from its arrival until its payload is purged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TrajectoryStory {
@@ -16,68 +16,68 @@ pub struct TrajectoryStory {
     pub run: i64,
     /// Identity of the rollout.
     pub rollout_id: String,
-    /// What ingest decided.
+    /// Verdict of ingest.
     pub verdict: Verdict,
-    /// Filter or built-in code behind the verdict.
+    /// Name of the filter, or the built-in code, that caused the verdict.
     pub reason: Option<String>,
-    /// Filters whose evaluation failed on it, at most 16 names.
+    /// Filters whose evaluation failed for this rollout, at most 16 names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_filters: Vec<String>,
-    /// Where it stands.
+    /// State of the rollout.
     pub state: RolloutState,
-    /// Its group.
+    /// Group of the rollout.
     pub group: StoryGroup,
-    /// Ids of the batches that carried it, in order.
+    /// Ids of the batches that contained the rollout, in order.
     pub batches: Vec<String>,
-    /// Optimizer step that consumed it.
+    /// Optimizer step that consumed the rollout.
     pub step: Option<i64>,
-    /// Reward as sent.
+    /// Reward as the producer sent it.
     pub reward: Option<f64>,
-    /// Advantage, once its group is ready.
+    /// Advantage; present once the group is ready.
     pub advantage: Option<f64>,
-    /// Weight version: its oldest span with a trained token.
+    /// Weight version: the version of the oldest span with a trained token.
     pub policy_version: i64,
     /// True when the producer sent no version.
     pub policy_version_assumed: bool,
-    /// Segments.
+    /// Number of segments.
     pub segments: u32,
-    /// Prompt and response tokens.
+    /// Number of prompt and response tokens.
     pub tokens: u64,
-    /// When it was received.
+    /// When the rollout was received.
     pub received_at: String,
-    /// When its group was decided.
+    /// When the group was decided.
     pub decided_at: Option<String>,
-    /// When its batch was cut.
+    /// When the batch was cut.
     pub batched_at: Option<String>,
-    /// When its batch was acked.
+    /// When the batch was acked.
     pub acked_at: Option<String>,
-    /// When its payload was purged.
+    /// When the payload was purged.
     pub purged_at: Option<String>,
 }
 
-/// The group in a rollout's story.
+/// The group in the story of a rollout.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct StoryGroup {
     /// Id of the group.
     pub group_id: String,
-    /// Where it stands.
+    /// State of the group.
     pub state: GroupState,
-    /// Why it was discarded or quarantined.
+    /// Why the group was discarded or quarantined.
     pub reason: Option<String>,
-    /// Kept and masked rollouts.
+    /// Number of kept and masked rollouts.
     pub arrived: u32,
-    /// Places.
+    /// Size of the group: the number of places for rollouts.
     pub size: u32,
 }
 
-/// Rollouts in the order in which they arrived.
+/// Rollouts, in the order in which they arrived.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TrajectoryPage {
     /// Stories.
     pub trajectories: Vec<TrajectoryStory>,
-    /// Cursor of the next page; null on the last. A page of a filtered list may be empty and not be the last.
+    /// Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the last.
     pub next: Option<String>,
 }
 
@@ -91,46 +91,46 @@ pub struct GroupInfo {
     pub run: i64,
     /// Id of the group.
     pub group_id: String,
-    /// Where it stands.
+    /// State of the group.
     pub state: GroupState,
-    /// Why it was discarded or quarantined.
+    /// Why the group was discarded or quarantined.
     pub reason: Option<String>,
-    /// Group filters whose evaluation failed on it, at most 16 names.
+    /// Group filters whose evaluation failed for this group, at most 16 names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_filters: Vec<String>,
-    /// Label of the environment of its first rollout.
+    /// Environment label of the group's first rollout.
     pub environment: Option<String>,
-    /// Places.
+    /// Size of the group: the number of places for rollouts.
     pub size: u32,
-    /// Rollouts that suffice at the timeout.
+    /// Number of rollouts that suffice when the group times out.
     pub min_size: u32,
-    /// Kept and masked rollouts.
+    /// Number of kept and masked rollouts.
     pub arrived: u32,
-    /// Rollouts kept.
+    /// Number of kept rollouts.
     pub kept: u32,
-    /// Rollouts masked.
+    /// Number of masked rollouts.
     pub masked: u32,
-    /// Rollouts dropped.
+    /// Number of dropped rollouts.
     pub dropped: u32,
-    /// Rollouts that came after the decision.
+    /// Number of rollouts that arrived after the group was decided.
     pub late: u32,
-    /// Batch that carries it.
+    /// Batch that contains the group.
     pub batch_id: Option<String>,
-    /// When its first rollout arrived.
+    /// When the first rollout of the group arrived.
     pub opened_at: String,
-    /// When it is decided with what is there, while open.
+    /// When an open group is decided with the rollouts that have arrived.
     pub deadline_at: Option<String>,
-    /// When it was decided.
+    /// When the group was decided.
     pub decided_at: Option<String>,
 }
 
-/// Groups in the order in which they were opened.
+/// Groups, in the order in which they were opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GroupPage {
     /// Groups.
     pub groups: Vec<GroupInfo>,
-    /// Cursor of the next page; null on the last. A page of a filtered list may be empty and not be the last.
+    /// Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the last.
     pub next: Option<String>,
 }
 
@@ -160,31 +160,33 @@ pub struct DiscardRequest {
     /// Id of the group.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub group_id: String,
-    /// Why, 1 to 256 bytes.
+    /// Reason, 1 to 256 bytes.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub reason: String,
 }
 
-/// Where a group stands.
+/// State of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum GroupState {
-    /// Takes rollouts. Left when it is complete, times out, or is closed or discarded.
+    /// Accepts rollouts. Leaves this state when it is complete, times out, or is closed or discarded.
     Open,
-    /// Finalized and waiting for a batch. Left by the cut of a batch, staleness, discard or reset.
+    /// Finalized and waiting for a batch. Leaves this state when a batch is cut from it, when it is stale, or by
+    /// discard or reset.
     Ready,
-    /// Part of a batch, whose state says the rest. Left only by a nack that names groups, or reset.
+    /// Part of a batch; the state of the batch says more. Leaves this state only by a nack that names groups, or by
+    /// reset.
     Batched,
-    /// Was over the staleness bound when its turn came. Final.
+    /// Exceeded the staleness bound when a batch was cut. Final.
     Stale,
-    /// Decided against, with a reason. Final.
+    /// Discarded, with a reason. Final.
     Discarded,
-    /// Named in a nack, or found damaged. Left by readmit or discard.
+    /// Named in a nack, or found damaged. Leaves this state by readmit or discard.
     Quarantined,
 }
 
-/// Where a rollout stands: the terms of the conservation equation.
+/// State of a rollout. These states are the terms of the conservation equation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -195,7 +197,7 @@ pub enum RolloutState {
     Ready,
     /// In a leased batch.
     Leased,
-    /// In a batch that came back.
+    /// In a batch that was returned.
     Returned,
     /// In a batch acked by a step that is not settled.
     Trained,
@@ -207,13 +209,13 @@ pub enum RolloutState {
     Stale,
     /// In a quarantined group or batch.
     Quarantined,
-    /// Refused by a rule at ingest.
+    /// Dropped by a rule at ingest.
     Dropped,
-    /// Came after its group was decided.
+    /// Arrived after its group was decided.
     Late,
 }
 
-/// The process is alive.
+/// The answer that shows that the process is alive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Health {
@@ -229,26 +231,26 @@ pub struct Health {
 pub struct Stats {
     /// Totals of every policy, by name.
     pub policies: BTreeMap<String, PolicyStats>,
-    /// True when received equals the sum of all states, for every policy.
+    /// True when, for every policy, the number received equals the sum over all states.
     pub conserved: bool,
 }
 
-/// Totals of one policy since it exists.
+/// Totals of one policy since it was created.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PolicyStats {
-    /// Receipts with `duplicate = false`.
+    /// Number of receipts with `duplicate = false`.
     pub received: i64,
-    /// Rollouts by state, with `forgotten` for those whose tombstone expired.
+    /// Number of rollouts by state; `forgotten` counts those whose tombstone expired.
     pub rollouts: BTreeMap<String, i64>,
-    /// Groups by state.
+    /// Number of groups by state.
     pub groups: BTreeMap<String, i64>,
-    /// Batches by state.
+    /// Number of batches by state.
     pub batches: BTreeMap<String, i64>,
-    /// Rollouts and groups dropped, by rule.
+    /// Number of rollouts and groups dropped, by rule.
     pub dropped: BTreeMap<String, i64>,
-    /// Bytes of stored payloads of what is not yet trained.
+    /// Bytes of stored payloads that are not yet trained.
     pub live_bytes: i64,
-    /// True when received equals the sum of `rollouts`.
+    /// True when `received` equals the sum of `rollouts`.
     pub conserved: bool,
 }

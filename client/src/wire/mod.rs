@@ -1,7 +1,7 @@
-//! The API on the wire: one noun per concept, the same names as in the service and in SQL.
+//! The wire types of the API. Each concept has one noun, which is the same in the service and in SQL.
 //!
-//! Requests refuse unknown fields; answers may gain fields, so readers ignore what they do not know.
-//! Timestamps are RFC 3339 text, durations carry their unit in the name.
+//! Requests with unknown fields are refused. Answers may gain fields, so readers ignore fields that they do not know.
+//! Timestamps are RFC 3339 text; names of durations end with the unit.
 
 /// The media type of an Arrow IPC stream, for trajectories and for samples.
 pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";

@@ -1,7 +1,7 @@
-//! Objects that are written as objects, and optional fields that may be `null`.
+//! Readers for JSON objects that refuse arrays, and for optional fields that may be `null`.
 //!
-//! A derived reader also takes an array for an object, its fields by their places. Nobody documents that, and a field
-//! that is added later would change what such an array means.
+//! A derived deserializer also accepts an array in place of an object and assigns its elements to the fields in order.
+//! That form is not documented, and a field that is added later would change the meaning of such an array.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -14,7 +14,7 @@ use serde::{
     de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-/// A value that is read from an object alone.
+/// A value that can be read only from a JSON object.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Object<T>(pub T);
 
@@ -38,19 +38,19 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 }
 
-/// Reads a field that is an object.
+/// Reads a field that must be an object.
 pub(super) fn one<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     Object::deserialize(deserializer).map(|Object(value)| value)
 }
 
-/// Reads a field that is an array of objects.
+/// Reads a field that must be an array of objects.
 pub(super) fn many<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     let objects = Vec::<Object<T>>::deserialize(deserializer)?;
-    // Same size, same layout: this moves nothing.
+    // The layout is the same, so the compiler reuses the allocation.
     Ok(objects.into_iter().map(|Object(value)| value).collect())
 }
 
-/// Reads a field whose absence and `null` mean its default.
+/// Reads a field that takes its default when it is absent or `null`.
 pub(super) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -59,7 +59,7 @@ where
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads a field that is an object or `null`.
+/// Reads a field that must be an object or `null`.
 pub(super) fn one_or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -69,17 +69,17 @@ where
     Ok(object.map(|Object(value)| value).unwrap_or_default())
 }
 
-/// Reads a field that is an array of objects or `null`.
+/// Reads a field that must be an array of objects or `null`.
 pub(super) fn many_or_none<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
     let objects = Option::<Vec<Object<T>>>::deserialize(deserializer)?.unwrap_or_default();
-    // Same size, same layout: this moves nothing.
+    // The layout is the same, so the compiler reuses the allocation.
     Ok(objects.into_iter().map(|Object(value)| value).collect())
 }
 
-/// Numbers by name, read from an object that has every name once: a reader that keeps the last of two values would drop
-/// the other one silently.
+/// Reads an object of named numbers and refuses duplicate names. A reader that keeps the last of two values would
+/// silently drop the other one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Components(pub BTreeMap<String, f64>);
 
@@ -111,7 +111,7 @@ impl<'de> Deserialize<'de> for Components {
     }
 }
 
-/// Reads named numbers or `null`.
+/// Reads an object of named numbers, or `null`.
 pub(super) fn components<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
     let components = Option::<Components>::deserialize(deserializer)?;
     Ok(components.map(|Components(components)| components).unwrap_or_default())

@@ -10,81 +10,81 @@ use super::{PolicyRules, ReceiptGroup};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PolicyList {
-    /// Policies in the order of their names.
+    /// Policies, in the order of their names.
     pub policies: Vec<PolicyStatus>,
-    /// Cursor of the next page; null on the last.
+    /// Cursor of the next page; null on the last page.
     pub next: Option<String>,
 }
 
-/// A policy: its rules, where its weights stand and what its buffer holds.
+/// A policy: its rules, its weight versions and the contents of its buffer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PolicyStatus {
     /// Name of the policy.
     pub policy: String,
-    /// Rules: some hold for groups opened from now on, the others from the next request on.
+    /// Rules. Some apply to groups opened from now on, the others from the next request on.
     pub rules: PolicyRules,
-    /// In the answer to `PUT /policies/{p}`: settings that the request did not name and that it has changed.
+    /// In the answer to `PUT /policies/{p}`: settings that changed although the request did not name them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Fresh starts under this name, from 1.
+    /// Number of the current run; it starts at 1 and grows with every reset.
     pub run: i64,
-    /// Lineage of the weights; every resume starts a new one.
+    /// Lineage of the weights; every resume starts a new epoch.
     pub epoch: i64,
     /// Current weight version.
     pub version: i64,
     /// Step at which the version was published.
     pub version_step: Option<i64>,
-    /// Where the version's weights are.
+    /// URL of the version's weights.
     pub version_uri: Option<String>,
     /// Last settled step.
     pub checkpoint_step: Option<i64>,
-    /// The service was restored from a copy, and no trainer has resumed since: one that is `superseded` now was not replaced
-    /// by another, and resumes.
+    /// True after the service was restored from a backup, until a trainer resumes. A trainer that is refused as
+    /// `superseded` in this time was not replaced by another one and should resume.
     #[serde(default)]
     pub restored: bool,
-    /// Rollouts by state, by the names of the ledger.
+    /// Number of rollouts by state, with the state names of the ledger.
     pub rollouts: BTreeMap<String, i64>,
-    /// Groups by state.
+    /// Number of groups by state.
     pub groups: BTreeMap<String, i64>,
-    /// Batches by state.
+    /// Number of batches by state.
     pub batches: BTreeMap<String, i64>,
-    /// What a trainer is waiting for.
+    /// What the next batch is waiting for.
     pub waiting: Waiting,
 }
 
-/// What a trainer is waiting for.
+/// What the next batch is waiting for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Waiting {
-    /// Groups that are ready now.
+    /// Number of groups that are ready now.
     pub ready_groups: i64,
-    /// Groups of a full batch.
+    /// Number of groups in a full batch.
     pub needed_groups: i64,
-    /// Batches that came back and go out first.
+    /// Number of returned batches, which are delivered first.
     pub returned_batches: i64,
-    /// Groups that are open.
+    /// Number of open groups.
     pub open_groups: i64,
-    /// The open groups that lack the fewest rollouts, at most 5.
+    /// The open groups that need the fewest further rollouts, at most 5.
     pub fullest: Vec<OpenGroup>,
-    /// Rollouts that room is reserved for and that are not posted.
+    /// Number of rollouts with reserved room that have not been posted.
     #[serde(default)]
     pub reserved_rollouts: i64,
     /// When the last rollout was received.
     pub last_post_at: Option<String>,
-    /// Rollouts and groups dropped in the last hour, by rule.
+    /// Number of rollouts and groups dropped in the last hour, by rule.
     pub dropped_last_hour: BTreeMap<String, i64>,
-    /// Groups that went stale in the last hour.
+    /// Number of groups that became stale in the last hour.
     pub stale_last_hour: i64,
 }
 
-/// An open group and how full it is.
+/// An open group and the number of rollouts in it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OpenGroup {
     /// Id of the group.
     pub group_id: String,
-    /// State, arrivals and places.
+    /// State, number of arrivals and number of places.
     #[serde(flatten)]
     pub fill: ReceiptGroup,
 }
@@ -94,34 +94,34 @@ pub struct OpenGroup {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct VersionRequest {
-    /// Greater than the current version, or an identical repeat of it.
+    /// Version; greater than the current version, or an exact repeat of it.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub version: i64,
-    /// Step after which the weights were taken; the last acked step when absent.
+    /// Step after which the weights were saved; the last acked step when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: Option<i64>,
-    /// Where the weights are, up to 2,048 bytes.
+    /// URL of the weights, up to 2,048 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 2048))]
     pub uri: Option<String>,
-    /// Epoch of the caller; a superseded one is refused.
+    /// Epoch of the caller; the request is refused if the epoch is superseded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
 }
 
-/// The trainer has saved a step durably.
+/// Reports that the trainer has saved a step durably.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
-    /// The saved step: the last acked one, or below.
+    /// The saved step: the last acked step or an earlier one.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: i64,
-    /// Settle a step above the last acked one.
+    /// Settle a step even if it is above the last acked one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force: Option<bool>,
-    /// Epoch of the caller; a superseded one is refused.
+    /// Epoch of the caller; the request is refused if the epoch is superseded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
 }
@@ -132,23 +132,23 @@ pub struct CheckpointRequest {
 pub struct CheckpointResponse {
     /// Last settled step.
     pub checkpoint_step: i64,
-    /// Batches settled by this call.
+    /// Number of batches settled by this call.
     pub settled_batches: u64,
 }
 
-/// The trainer starts from its checkpoint of a step, or from nothing.
+/// Reports that the trainer starts from its checkpoint of a step, or without a checkpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ResumeRequest {
-    /// Last saved step; null starts from nothing.
+    /// Last saved step; null if the trainer starts without a checkpoint.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub step: Option<i64>,
-    /// Resume below the last settled step, or over purged batches, with what can still be delivered; or above the last
-    /// acked step.
+    /// Permits a resume below the last settled step, over purged batches (what can still be delivered comes back), or
+    /// above the last acked step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force: Option<bool>,
-    /// Epoch of the caller; a superseded one is refused.
+    /// Epoch of the caller; the request is refused if the epoch is superseded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
 }
@@ -159,24 +159,24 @@ pub struct ResumeRequest {
 pub struct ResumeResponse {
     /// The new epoch.
     pub epoch: i64,
-    /// The current weight version: the newest published at or before the step.
+    /// The current weight version: the newest version published at or before the step.
     pub version: i64,
-    /// Batches that came back: revoked leases and acks after the step.
+    /// Number of batches that came back: those whose leases were revoked and those acked after the step.
     pub returned_batches: u64,
-    /// Batches that do not come back, because resumes have ended their leases `lease.max_resumes` times.
+    /// Number of batches that do not come back, because resumes have ended their leases `lease.max_resumes` times.
     #[serde(default)]
     pub quarantined_batches: u64,
-    /// Batches acked after the step whose payloads are gone; above 0 only with `force`. Those that were not settled are
-    /// discarded with reason `lineage-gap`.
+    /// Number of batches acked after the step whose payloads are purged; above 0 only with `force`. Those that were not
+    /// settled are discarded with reason `lineage-gap`.
     pub undeliverable_batches: u64,
 }
 
-/// Starts the policy afresh under the same name.
+/// Starts a new run of the policy under the same name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ResetRequest {
-    /// Epoch of the caller; a superseded one is refused.
+    /// Epoch of the caller; the request is refused if the epoch is superseded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
 }
@@ -185,10 +185,10 @@ pub struct ResetRequest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ResetResponse {
-    /// The new run.
+    /// Number of the new run.
     pub run: i64,
     /// The new epoch.
     pub epoch: i64,
-    /// Groups discarded with reason `reset`.
+    /// Number of groups discarded with reason `reset`.
     pub discarded_groups: u64,
 }

@@ -14,33 +14,33 @@ pub struct Problem {
     /// Stable code of the problem, e.g. `rollout-conflict`; a relative reference in the sense of RFC 9457.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The code in words.
+    /// Title that belongs to the code.
     pub title: String,
     /// HTTP status.
     pub status: u16,
-    /// What happened this time.
+    /// What happened in this request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// Id of the request, as in the log and in the `x-request-id` header.
+    /// Id of the request; the log and the `x-request-id` header show the same id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// What is wrong with the request, at most 100 entries.
+    /// The errors in the request, at most 100 entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<Violation>,
-    /// Verdict of the stored rollout, in a `rollout-conflict`.
+    /// In a `rollout-conflict`: the verdict of the stored rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
-    /// Seconds to wait before a retry, as in `Retry-After`.
+    /// Seconds to wait before a retry; the same as `Retry-After`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u64>,
 }
 
-/// One thing wrong with a request.
+/// One error in a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Violation {
-    /// JSON pointer (RFC 6901) into the body; a query parameter's name for requests without one.
+    /// JSON pointer (RFC 6901) into the body, or the name of the query parameter if the request has no body.
     pub pointer: String,
-    /// What is wrong, in words.
+    /// Description of the error.
     pub detail: String,
 }

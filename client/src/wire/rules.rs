@@ -1,17 +1,18 @@
-//! The rules of a policy: the same table in TOML and in `PUT /policies/{p}`.
+//! The rules of a policy. TOML files and `PUT /policies/{p}` use the same table.
 
 use serde::{Deserialize, Serialize};
 
-/// How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take the defaults.
+/// How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
 ///
-/// Replaced rules: `require`, `filter`, `group`, `advantage`, `retention.dropped_s` of what is dropped or discarded and
-/// `retention.tombstone_s` of what is purged are fixed for a group when its first rollout arrives. All others, `staleness`
-/// among them, hold for all groups from the next request on.
+/// When rules are replaced, these stay fixed for a group from the arrival of its first rollout: `require`, `filter`,
+/// `group`, `advantage`, `retention.dropped_s` of what is dropped or discarded, and `retention.tombstone_s` of what is
+/// purged. All other rules, including `staleness`, apply to all groups from the next request on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyRules {
-    /// Columns without which a trajectory is refused; empty accepts text only.
+    /// Columns that every trajectory must have; others are refused. If empty, trajectories with text alone are accepted
+    /// too.
     pub require: Vec<Requirement>,
     /// When a group is complete.
     #[serde(deserialize_with = "super::object::one")]
@@ -19,20 +20,20 @@ pub struct PolicyRules {
     /// What one batch holds.
     #[serde(deserialize_with = "super::object::one")]
     pub batch: BatchRules,
-    /// How long a batch is claimed and how often.
+    /// How long a lease lasts and how many deliveries a batch has.
     #[serde(deserialize_with = "super::object::one")]
     pub lease: LeaseRules,
-    /// Advantage estimator, applied once at finalize.
+    /// Advantage estimator, applied once when the group is finalized.
     pub advantage: Advantage,
-    /// How a batch's tokens add up to a loss, fixed when the batch is cut.
+    /// How the tokens of a batch are weighted in the loss; fixed when the batch is cut.
     pub loss_weighting: LossWeighting,
     /// The divisor `L` of `constant` loss weighting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_constant: Option<f64>,
-    /// How old trained tokens may be at first delivery.
+    /// How old trained tokens may be when they are first delivered.
     #[serde(deserialize_with = "super::object::one")]
     pub staleness: StalenessRules,
-    /// Bounds of what is not yet trained.
+    /// Bounds of the data that is not yet trained.
     #[serde(deserialize_with = "super::object::one")]
     pub backlog: BacklogRules,
     /// What settles an acked batch.
@@ -64,12 +65,12 @@ impl Default for PolicyRules {
     }
 }
 
-/// A column that a policy may insist on.
+/// A column that a policy may require.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Requirement {
-    /// Segments with token ids (not of aborted and failed rollouts).
+    /// Segments with token ids. Not required of aborted and failed rollouts.
     Tokens,
     /// Behaviour log-probabilities in every segment.
     Logprobs,
@@ -86,14 +87,14 @@ pub enum Requirement {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct GroupRules {
-    /// Rollouts of a group.
+    /// Number of rollouts of a group.
     pub size: u32,
-    /// Rollouts that suffice at the timeout; the group's size when absent.
+    /// Number of rollouts that suffice when the group times out; the size of the group when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_size: Option<u32>,
-    /// Seconds from the first arrival until the group is decided with what is there.
+    /// Seconds from the arrival of the first rollout until the group is decided with the rollouts that have arrived.
     pub timeout_s: u64,
-    /// Whether a dropped rollout uses up its place.
+    /// Whether a dropped rollout uses up one of the group's places.
     pub on_drop: OnDrop,
 }
 
@@ -103,29 +104,32 @@ impl Default for GroupRules {
     }
 }
 
-/// Whether a dropped rollout uses up its place.
+/// Whether a dropped rollout uses up one of the group's places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnDrop {
-    /// It does not: producers send replacements, at most four times the size in posts.
+    /// A dropped rollout uses no place. Producers send replacements; a group accepts at most four times its size in
+    /// posts.
     #[default]
     Refill,
-    /// It does: when all places are used, the survivors are the group.
+    /// A dropped rollout uses a place. When all places are used, the group consists of the rollouts that were not
+    /// dropped.
     Shrink,
 }
 
-/// What one batch, that is one optimizer step, holds.
+/// Contents of one batch, which is the data of one optimizer step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BatchRules {
-    /// Groups of a batch.
+    /// Number of groups of a batch.
     pub groups: u32,
-    /// Tokens at which a batch is cut short; an oversize group goes alone. Unbounded when absent.
+    /// Number of tokens that a batch may not exceed, except that a group which exceeds it alone is a batch of its own.
+    /// Unbounded when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
-    /// Which ready groups go first.
+    /// Which ready groups are delivered first.
     pub order: BatchOrder,
 }
 
@@ -135,28 +139,29 @@ impl Default for BatchRules {
     }
 }
 
-/// Which ready groups go first.
+/// Which ready groups are delivered first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum BatchOrder {
-    /// In the order in which they became ready.
+    /// Groups in the order in which they became ready.
     #[default]
     Fifo,
-    /// Those whose oldest trained token is of the highest version, or that train nothing; among equals as in `fifo`.
+    /// Groups whose oldest trained token has the highest version, and groups without trained tokens, are delivered
+    /// first; equal groups in the order of `fifo`.
     Freshest,
 }
 
-/// How long a batch is claimed and how often it may fail.
+/// How long a lease lasts and how many deliveries of a batch may fail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct LeaseRules {
-    /// Seconds until a lease expires unless extended.
+    /// Seconds until a lease expires if it is not extended.
     pub ttl_s: u64,
-    /// Deliveries that may expire or be given back before the batch is quarantined.
+    /// Number of deliveries that may expire or be given back before the batch is quarantined.
     pub max_deliveries: u32,
-    /// Leases that a resume may end before the batch is quarantined; 0 is no bound.
+    /// Number of leases that resumes may end before the batch is quarantined; 0 means unbounded.
     pub max_resumes: u32,
 }
 
@@ -166,7 +171,7 @@ impl Default for LeaseRules {
     }
 }
 
-/// Advantage estimator over the rewards of a group; one vote per rollout.
+/// Advantage estimator over the rewards of a group. Each rollout counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -180,61 +185,62 @@ pub enum Advantage {
     Rloo,
     /// R.
     Reward,
-    /// 0: the trainer derives its own from the reward.
+    /// 0, because the trainer computes its own advantages from the reward.
     None,
 }
 
-/// How a batch's tokens add up to a loss.
+/// How the tokens of a batch are weighted in the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LossWeighting {
-    /// Every rollout is one unit.
+    /// Every rollout has the same weight.
     #[default]
     RolloutMean,
-    /// Every rollout is one unit, shared equally by its turns.
+    /// Every rollout has the same weight, which its turns share equally.
     TurnMean,
-    /// Every trained sample is one unit.
+    /// Every trained sample has the same weight.
     SampleMean,
-    /// Every trained token is one unit.
+    /// Every trained token has the same weight.
     TokenMean,
-    /// Tokens over a constant (Dr. GRPO); needs `loss_constant`.
+    /// Every token is divided by a constant (Dr. GRPO); needs `loss_constant`.
     Constant,
 }
 
-/// How old trained tokens may be at first delivery, measured when a batch is cut, by the rules and the version of then.
+/// How old trained tokens may be when they are first delivered. The age is measured when a batch is cut, by the rules
+/// and the version at that time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct StalenessRules {
-    /// Versions that a trained token may be behind; unbounded when absent.
+    /// Number of versions that a trained token may be behind; unbounded when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(format = Int64, maximum = 4_294_967_295_u32))]
     pub max: Option<u32>,
-    /// What happens to a group over the bound.
+    /// What happens to a group that exceeds the bound.
     pub action: StalenessAction,
 }
 
-/// What happens to a group over the staleness bound.
+/// What happens to a group that exceeds the staleness bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum StalenessAction {
-    /// It becomes `stale` and is never delivered.
+    /// The group becomes `stale` and is never delivered.
     #[default]
     Drop,
-    /// Its tokens over the bound are delivered with mask 0; it becomes `stale` when no trained token is left.
+    /// Tokens that exceed the bound are delivered with mask 0. The group becomes `stale` when no trained token is left.
     Mask,
 }
 
-/// Bounds of what is not yet trained; a post that would open a group beyond them is 429.
+/// Bounds of the data that is not yet trained. A post that would open a group beyond them is answered with 429.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BacklogRules {
-    /// Rollouts that are open, ready, leased or returned.
+    /// Number of rollouts that are open, ready, leased or returned.
     pub max_ready_rollouts: u64,
-    /// Bytes of their stored payloads.
+    /// Bytes of the stored payloads of these rollouts.
     pub max_bytes: u64,
 }
 
@@ -244,30 +250,31 @@ impl Default for BacklogRules {
     }
 }
 
-/// What settles an acked batch, so that no resume brings it back.
+/// What settles an acked batch, so that no resume without `force` brings it back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Settle {
-    /// A checkpoint at or after its step.
+    /// A checkpoint at the batch's step or a later one.
     #[default]
     Checkpoint,
-    /// The ack itself, for trainers that never save.
+    /// The ack itself, for trainers that never save checkpoints.
     Ack,
 }
 
-/// Seconds that payloads are kept; then the ledger row alone.
+/// How many seconds payloads are kept. After that only the ledger row is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct RetentionRules {
-    /// After the ack, while not settled.
+    /// Seconds after the ack, while the batch is not settled.
     pub trained_s: u64,
-    /// After the checkpoint that settled them.
+    /// Seconds after the checkpoint that settled the batch.
     pub settled_s: u64,
-    /// After a drop, a discard or a staleness verdict; 0 stores no payload of dropped and late rollouts at all.
+    /// Seconds after a drop, a discard or a staleness verdict. With 0, payloads of dropped and late rollouts are not
+    /// stored at all.
     pub dropped_s: u64,
-    /// Seconds that ledger rows outlive their payloads.
+    /// Seconds that ledger rows are kept after their payloads are purged.
     pub tombstone_s: u64,
 }
 
@@ -282,34 +289,34 @@ impl Default for RetentionRules {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FilterRule {
-    /// Reason given for what it matches, unique within the policy.
+    /// Reason that a match is given; unique within the policy.
     pub name: String,
-    /// What it looks at.
+    /// Whether the filter examines rollouts or groups.
     pub scope: FilterScope,
     /// CEL expression that evaluates to a bool, 4 KiB at most.
     pub when: String,
-    /// What happens to a match.
+    /// What happens to a rollout or group that matches.
     pub action: FilterAction,
 }
 
-/// What a filter looks at.
+/// Whether a filter examines rollouts or groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum FilterScope {
-    /// One rollout at ingest.
+    /// One rollout, at ingest.
     Rollout,
-    /// One group at finalize.
+    /// One group, when it is finalized.
     Group,
 }
 
-/// What happens to a match.
+/// What happens to a rollout or group that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum FilterAction {
-    /// A rollout is dropped, a group discarded.
+    /// A rollout is dropped; a group is discarded.
     Drop,
-    /// A rollout votes in the baseline and trains nothing.
+    /// A rollout counts in the baseline but is not trained on.
     Mask,
 }

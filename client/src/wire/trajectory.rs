@@ -1,4 +1,4 @@
-//! `POST /trajectories`: what agents hand in, and the receipt that answers it.
+//! `POST /trajectories`: what agents post, and the receipt that they get.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,13 @@ pub struct Trajectory {
     #[serde(default, alias = "policy_name", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
     pub policy: Option<String>,
-    /// Identity within policy and run, 1 to 256 bytes. Minted when absent, and then a retry is not recognised.
+    /// Id, unique within policy and run, 1 to 256 bytes. If absent, the service creates one, and a retry is not
+    /// recognised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub rollout_id: Option<String>,
-    /// Rollouts of one task that are compared with each other; absent means a group of one.
+    /// Id of the group: rollouts of one task that are compared with each other. If absent, the rollout is a group of
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub group_id: Option<String>,
@@ -32,11 +34,11 @@ pub struct Trajectory {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub environment: Option<String>,
-    /// Weight version that generated the rollout; absent means the current one at arrival.
+    /// Weight version that generated the rollout; the current version at arrival when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub policy_version: Option<i64>,
-    /// The admission whose room the rollout uses up. Not part of its content.
+    /// The admission whose reserved room the rollout uses. It is not part of the rollout's content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"))]
     pub admission_id: Option<String>,
@@ -44,10 +46,10 @@ pub struct Trajectory {
     #[serde(default, deserialize_with = "super::object::or_default")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Status>, default = "completed"))]
     pub status: Status,
-    /// Finite reward of the whole rollout; the sign of a zero is not kept.
+    /// Reward of the whole rollout. It must be finite; the sign of a zero is not kept.
     #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "super::finite::serialize")]
     pub reward: Option<f64>,
-    /// Named parts of the reward, for filters and export; every name once.
+    /// Named parts of the reward, for filters and export. Each name may occur once.
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub reward_components: BTreeMap<String, f64>,
@@ -63,13 +65,13 @@ pub struct Trajectory {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub messages: Option<Box<RawValue>>,
-    /// Free form JSON object of bounded depth and size, returned verbatim.
+    /// JSON object of bounded depth and size, returned verbatim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub metadata: Option<Box<RawValue>>,
 }
 
-/// How an execution ended, in the words of its producer.
+/// How an execution ended, as reported by the producer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -79,7 +81,7 @@ pub enum Status {
     Completed,
     /// A length or time bound cut it short.
     Truncated,
-    /// Its infrastructure gave up: not the policy's doing.
+    /// The infrastructure failed; the policy was not the cause.
     Aborted,
     /// The agent or environment raised an error.
     Failed,
@@ -98,7 +100,7 @@ impl Status {
     }
 }
 
-/// Sampling parameters; anything but the full vocabulary biases importance ratios.
+/// Sampling parameters. Importance ratios are biased unless the full vocabulary was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, from = "SamplingAsSent")]
@@ -117,7 +119,7 @@ impl Default for Sampling {
     }
 }
 
-/// Sampling parameters as they are sent: `null` is as good as absent, as in all optional fields.
+/// Sampling parameters as they are sent. `null` means the same as absent, as in all optional fields.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct SamplingAsSent {
@@ -137,7 +139,7 @@ impl From<SamplingAsSent> for Sampling {
     }
 }
 
-/// One training sequence of a rollout. All per-token arrays cover the response region alone.
+/// One training sequence of a rollout. All per-token arrays cover only the response.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -146,11 +148,11 @@ pub struct Segment {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub kind: Option<String>,
-    /// Prompt and response token ids, at least one of them prompt.
+    /// Prompt and response token ids. At least one of them must be a prompt token.
     pub tokens: Vec<i32>,
-    /// 0 or 1 per response token; its length, at least 1, is the response length.
+    /// 0 or 1 per response token. The length of this array, at least 1, is the length of the response.
     pub loss_mask: Vec<u8>,
-    /// Length of the response, checked against the mask when present.
+    /// Length of the response; must equal the length of the mask when present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_length: Option<u32>,
     /// Log-probabilities under the behaviour policy: log-softmax of logits / temperature.
@@ -165,10 +167,10 @@ pub struct Segment {
     /// Log-probabilities under a teacher.
     #[serde(default, alias = "teacher_log_probs", skip_serializing_if = "Option::is_none")]
     pub teacher_logprobs: Option<Vec<f32>>,
-    /// Critic values read before each response token.
+    /// Critic values, read before each response token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub values: Option<Vec<f32>>,
-    /// `[version, start, length]` spans that tile the response.
+    /// `[version, start, length]` spans that cover the response without gaps or overlaps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<Vec<VersionSpan>>,
 }
@@ -185,13 +187,13 @@ pub struct VersionSpan(
     pub i64,
 );
 
-/// What ingest decided about one rollout; a retry repeats the first verdict.
+/// The decision of ingest about one rollout. A retry receives the same verdict as the first post.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Receipt {
     /// Policy of the rollout.
     pub policy: String,
-    /// Identity of the rollout, minted when the producer sent none.
+    /// Id of the rollout; created by the service if the producer sent none.
     pub rollout_id: String,
     /// Group of the rollout.
     pub group_id: String,
@@ -199,40 +201,40 @@ pub struct Receipt {
     pub verdict: Verdict,
     /// Name of the filter that matched, or a built-in code: `no-reward`, `group-decided`.
     pub reason: Option<String>,
-    /// True when the same rollout was already stored; nothing changed.
+    /// True if the same rollout was already stored and this post changed nothing.
     pub duplicate: bool,
-    /// What a producer should know and was not refused for: each is a name, a colon and a sentence. The names are
-    /// `group-decided`, `no-reward`, `admission-lapsed`, `filter-failed`, `filter-over-budget`, `logprobs-above-zero`, `logprobs-improbable`,
-    /// `sampling-truncated`, `mask-without-ones` and `version-ahead`.
+    /// Problems for which the rollout was not refused. Each is a name, a colon and a sentence. The names are
+    /// `group-decided`, `no-reward`, `admission-lapsed`, `filter-failed`, `filter-over-budget`, `logprobs-above-zero`,
+    /// `logprobs-improbable`, `sampling-truncated`, `mask-without-ones` and `version-ahead`.
     pub warnings: Vec<String>,
     /// The group after this post.
     pub group: ReceiptGroup,
 }
 
-/// A group as its producers see it.
+/// The state of a group, as receipts show it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReceiptGroup {
-    /// State after the post.
+    /// State after this post.
     pub state: GroupState,
-    /// Kept and masked rollouts.
+    /// Number of kept and masked rollouts.
     pub arrived: u32,
-    /// Places.
+    /// Size of the group: the number of places for rollouts.
     pub size: u32,
 }
 
-/// What ingest decided about a rollout.
+/// The decision of ingest about a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Takes a place, votes and trains.
+    /// Uses a place, counts in the baseline and is trained on.
     Kept,
-    /// Takes a place and votes in the baseline, trains nothing.
+    /// Uses a place and counts in the baseline, but is not trained on.
     Masked,
-    /// Refused by a rule; stays in the ledger alone.
+    /// Dropped by a rule and never delivered. Its payload is kept for `retention.dropped_s`.
     Dropped,
-    /// Arrived after its group was decided; stays in the ledger alone.
+    /// Arrived after its group was decided and is never delivered. Its payload is kept for `retention.dropped_s`.
     Late,
 }
 
@@ -253,14 +255,14 @@ impl Verdict {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BulkLine {
-    /// Line of the request, from 1; empty lines count and are not answered.
+    /// Line of the request, counted from 1. Empty lines are counted but not answered.
     pub line: u64,
-    /// HTTP status that the line would have had on its own.
+    /// HTTP status that the line would have received as a request of its own.
     pub status: u16,
-    /// Receipt of an accepted line.
+    /// Receipt of a line that was accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<Receipt>,
-    /// Problem of a refused line.
+    /// Problem of a line that was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }

@@ -1,9 +1,10 @@
-//! Arrow IPC streams: the rows of a batch on their way out, and trajectories on their way in, one row per segment.
+//! Arrow IPC streams, with one row per segment: responses with the rows of a batch, and requests with trajectories.
 //!
-//! The names of columns are those of the JSON fields. Lists of numbers cross as they lie in memory, so that neither
+//! Columns have the names of the JSON fields. Lists of numbers are transferred in their memory layout, so that neither
 //! side parses them.
 
 mod read;
+mod types;
 mod write;
 
 pub(super) use read::bundle;

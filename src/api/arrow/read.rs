@@ -1,9 +1,9 @@
-//! Trajectories from record batches: one row per segment, all rows of a rollout adjacent.
+//! Reads trajectories from Arrow record batches: one row per segment, and all rows of a rollout are adjacent.
 //!
-//! It only builds what the JSON reader would have built, so that a rollout means the same in either form: the same
-//! verdicts, the same errors, the same digest.
+//! It builds the same values as the JSON reader, so that a rollout has the same verdict, errors and digest in either
+//! format.
 
-use std::{fmt::Display, panic::AssertUnwindSafe, sync::Arc};
+use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use arrow_array::{
     Array, ArrowPrimitiveType, GenericListArray, OffsetSizeTrait, PrimitiveArray, RecordBatch, StructArray,
@@ -18,77 +18,71 @@ use bytes::Bytes;
 use forebay_client::wire::{Components, Sampling, Segment, Status, Trajectory, VersionSpan};
 use serde_json::value::RawValue;
 
+use super::types::{COLUMNS, name_of, takes};
 use crate::{
     api::{
         body::unsupported,
         decode::{BODY_SEGMENTS_MAX, BUNDLE_MAX},
+        explain::{explain, explain_text},
         problem::Failure,
     },
     panics,
 };
 
-/// The columns that are taken, in the words of the documentation.
-const COLUMNS: &[(&str, &str)] = &[
-    ("policy", "utf8"),
-    ("rollout_id", "utf8"),
-    ("group_id", "utf8"),
-    ("group_size", "int32, uint32 or int64"),
-    ("environment", "utf8"),
-    ("policy_version", "int64 or int32"),
-    ("admission_id", "utf8"),
-    ("status", "utf8"),
-    ("reward", "float64"),
-    ("reward_components", "utf8 that holds JSON"),
-    ("temperature", "float32"),
-    ("top_p", "float32"),
-    ("top_k", "int32 or int64"),
-    ("segment", "int32 or int64"),
-    ("kind", "utf8"),
-    ("tokens", "list<int32>"),
-    ("response_length", "int32, uint32 or int64"),
-    ("loss_mask", "list<uint8>"),
-    ("logprobs", "list<float32>"),
-    ("teacher_logprobs", "list<float32>"),
-    ("values", "list<float32>"),
-    ("versions", "list<struct<version: int64, start: int64, length: int64>>"),
-    ("messages", "utf8 that holds JSON"),
-    ("metadata", "utf8 that holds JSON"),
-];
+/// The first bytes of an Arrow file, which is a different format from a stream.
+const FILE_MAGIC: &[u8] = b"ARROW1";
 
-/// The trajectories of a stream.
+/// Reads the trajectories of a stream.
 pub(in crate::api) fn bundle(body: Bytes) -> Result<Vec<Trajectory>, Failure> {
-    // The format is intricate; a body over which its reader stumbles is malformed, whatever else it is.
+    // The Arrow reader may panic on malformed input, so a panic is treated as a malformed body.
     let read = panics::catch(AssertUnwindSafe(|| read(body)));
-    read.unwrap_or_else(|| Err(malformed("its parts do not fit together")))
+    read.unwrap_or_else(|| Err(malformed("its parts are inconsistent")))
 }
 
 fn read(body: Bytes) -> Result<Vec<Trajectory>, Failure> {
+    if body.starts_with(FILE_MAGIC) {
+        return Err(malformed("it is an Arrow file: write a stream (in Python, pyarrow.ipc.new_stream)"));
+    }
     let mut stream = Buffer::from(body);
     let mut decoder = StreamDecoder::new();
     let mut bundle = Bundle::default();
-    while let Some(batch) = decoder.decode(&mut stream).map_err(not_read)? {
+    for number in 1.. {
+        let batch = decoder.decode(&mut stream);
+        let batch = batch.map_err(|error| not_read(&error, decoder.schema().is_some().then_some(number)))?;
+        let Some(batch) = batch else { break };
         bundle.add(&batch)?;
     }
-    decoder.finish().map_err(malformed)?;
+    decoder.finish().map_err(|_| malformed("it ends in the middle of a message"))?;
     bundle.end()
 }
 
-/// Buffers inside of a stream stay uncompressed: their reader would allocate whatever length each of them claims.
-fn not_read(error: ArrowError) -> Failure {
+/// Explains why a record batch or the schema cannot be read. The messages of the Arrow reader are about its own types,
+/// so they are not passed on to the client.
+fn not_read(error: &ArrowError, batch: Option<usize>) -> Failure {
     match error {
+        // Compressed buffers are refused, because the Arrow reader would allocate whatever length each of them claims.
         ArrowError::InvalidArgumentError(detail) if detail.contains("IPC decompression") => unsupported(
-            "the buffers inside of an Arrow stream are not to be compressed: compress the body, with \
+            "the buffers inside an Arrow stream must not be compressed: compress the whole body instead, with \
              Content-Encoding: zstd",
         ),
-        error => malformed(error),
+        ArrowError::IpcError(detail) if detail == "Unexpected EOS" => malformed("there is extra data after its end"),
+        _ => match batch {
+            Some(number) => malformed(format!(
+                "record batch {number} cannot be read: it is damaged, does not match the schema, or has text that is \
+                 not UTF-8"
+            )),
+            None => malformed(
+                "the schema at its beginning cannot be read: it is damaged, or the body is not an Arrow stream",
+            ),
+        },
     }
 }
 
-fn malformed(error: impl Display) -> Failure {
-    Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body is not an Arrow IPC stream").detail(error.to_string())
+fn malformed(detail: impl Into<String>) -> Failure {
+    Failure::new(StatusCode::BAD_REQUEST, "malformed", "The body is not an Arrow IPC stream").detail(detail)
 }
 
-/// Rollouts so far, the last of which may go on.
+/// The rollouts read so far. The last one may continue on the next row.
 #[derive(Default)]
 struct Bundle {
     rows: usize,
@@ -100,7 +94,7 @@ impl Bundle {
     fn add(&mut self, batch: &RecordBatch) -> Result<(), Failure> {
         self.rows = self.rows.saturating_add(batch.num_rows());
         if self.rows > BODY_SEGMENTS_MAX {
-            return Err(Failure::invalid("", format!("a body has at most {BODY_SEGMENTS_MAX} rows")));
+            return Err(Failure::invalid("", format!("a body may have at most {BODY_SEGMENTS_MAX} rows")));
         }
         let columns = Columns::new(batch)?;
         (0..batch.num_rows()).try_for_each(|row| self.add_row(&columns, row))
@@ -121,13 +115,15 @@ impl Bundle {
             };
             check_same(current, &next)?;
             let segment = next.segments.pop();
-            current.segments.push(segment.ok_or_else(|| Invalid::new("tokens", "is null on one row of several"))?);
+            current.segments.push(segment.ok_or_else(|| {
+                Invalid::new("tokens", "is null, which is only allowed if the rollout has a single row")
+            })?);
             Ok(())
         });
         added.map_err(|problem| self.problem(problem))
     }
 
-    /// What is wrong with the current row, by the place of its rollout.
+    /// Reports an error in the current row, with the index of its rollout.
     fn problem(&self, problem: Invalid) -> Failure {
         let index = self.done.len();
         Failure::invalid(format!("/{index}/{}", problem.column), problem.detail)
@@ -142,7 +138,7 @@ impl Bundle {
     }
 }
 
-/// What is wrong with a cell.
+/// An error in a cell.
 struct Invalid {
     column: &'static str,
     detail: String,
@@ -154,7 +150,8 @@ impl Invalid {
     }
 }
 
-/// What belongs to the rollout is the same on all of its rows; its JSON may be on the first row alone.
+/// Checks that the columns of the rollout are the same on all of its rows. Its JSON columns may be on the first row
+/// only.
 fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
     let same = [
         ("group_id", first.group_id == next.group_id),
@@ -170,7 +167,7 @@ fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
         ("metadata", next.metadata.is_none() || text(first.metadata.as_deref()) == text(next.metadata.as_deref())),
     ];
     match same.into_iter().find(|(_, same)| !same) {
-        Some((column, _)) => Err(Invalid::new(column, "differs from that of the rollout's first row")),
+        Some((column, _)) => Err(Invalid::new(column, "differs from the value on the rollout's first row")),
         None => Ok(()),
     }
 }
@@ -179,7 +176,7 @@ fn text(raw: Option<&RawValue>) -> Option<&str> {
     raw.map(RawValue::get)
 }
 
-/// The columns of a record batch, by their place in [`COLUMNS`].
+/// The columns of a record batch, in the order of [`COLUMNS`].
 struct Columns<'b>(Vec<Option<&'b Arc<dyn Array>>>);
 
 impl<'b> Columns<'b> {
@@ -188,13 +185,13 @@ impl<'b> Columns<'b> {
         for (field, array) in batch.schema_ref().fields().iter().zip(batch.columns()) {
             let name = field.name();
             let Some(place) = COLUMNS.iter().position(|(known, _)| known == name) else {
-                return Err(Failure::invalid(pointer(name), "is no column that is taken"));
+                return Err(Failure::invalid(pointer(name), "is not a supported column"));
             };
             if columns[place].replace(array).is_some() {
-                return Err(Failure::invalid(pointer(name), "is there twice"));
+                return Err(Failure::invalid(pointer(name), "appears twice"));
             }
             if !takes(name, array.data_type()) {
-                let (expected, found) = (COLUMNS[place].1, array.data_type());
+                let (expected, found) = (COLUMNS[place].1, name_of(array.data_type()));
                 return Err(Failure::invalid(pointer(name), format!("must be {expected}, not {found}")));
             }
         }
@@ -227,7 +224,7 @@ impl<'b> Columns<'b> {
         })
     }
 
-    /// A number of fewer bits.
+    /// Converts a number to a narrower type.
     fn narrow<T: TryFrom<i64>>(&self, column: &'static str, row: usize) -> Result<Option<T>, Invalid> {
         let Some(number) = self.int(column, row) else { return Ok(None) };
         T::try_from(number).map(Some).map_err(|_| Invalid::new(column, format!("{number} is out of range")))
@@ -239,7 +236,7 @@ impl<'b> Columns<'b> {
 
     fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str, row: usize) -> Result<Option<T>, Invalid> {
         let Some(text) = self.text(column, row) else { return Ok(None) };
-        serde_json::from_str(text).map(Some).map_err(|error| Invalid::new(column, error.to_string()))
+        serde_json::from_str(text).map(Some).map_err(|error| Invalid::new(column, explain_text(&error)))
     }
 
     fn list<T: ArrowPrimitiveType>(&self, column: &'static str, row: usize) -> Result<Option<Vec<T::Native>>, Invalid> {
@@ -247,7 +244,7 @@ impl<'b> Columns<'b> {
         let values = items(array, row);
         let values: &PrimitiveArray<T> = values.as_primitive();
         if values.null_count() > 0 {
-            return Err(Invalid::new(column, "has a null among its numbers"));
+            return Err(Invalid::new(column, "contains a null"));
         }
         Ok(Some(values.values().to_vec()))
     }
@@ -258,30 +255,31 @@ impl<'b> Columns<'b> {
         let spans: &StructArray = spans.as_struct();
         let parts = [0, 1, 2].map(|part| spans.column(part).as_primitive::<Int64Type>());
         if spans.null_count() > 0 || parts.iter().any(|part| part.null_count() > 0) {
-            return Err(Invalid::new("versions", "has a null among its spans"));
+            return Err(Invalid::new("versions", "contains a null"));
         }
         let span = |index| VersionSpan(parts[0].value(index), parts[1].value(index), parts[2].value(index));
         Ok(Some((0..spans.len()).map(span).collect()))
     }
 
-    /// Whether a row is another one of the rollout before it. One without an id is always a rollout of its own.
+    /// Whether a row continues the previous rollout. A row without an id is always a rollout of its own.
     fn continues(&self, current: &Trajectory, row: usize) -> bool {
         let id = self.text("rollout_id", row);
         id.is_some() && id == current.rollout_id.as_deref() && self.text("policy", row) == current.policy.as_deref()
     }
 
-    /// Checks where a row says that it stands in its rollout.
+    /// Checks the place in its rollout that a row states.
     fn check_place(&self, row: usize, place: usize) -> Result<(), Invalid> {
         match self.int("segment", row) {
             Some(stated) if stated != place as i64 => {
-                let detail = format!("is {stated}, not {place}: the rows of a rollout are adjacent and in order");
+                let detail =
+                    format!("is {stated}, but must be {place}: the rows of a rollout must be adjacent and in order");
                 Err(Invalid::new("segment", detail))
             }
             _ => Ok(()),
         }
     }
 
-    /// The rollout of one row, with its one segment.
+    /// Builds a rollout from one row, with one segment.
     fn trajectory(&self, row: usize) -> Result<Trajectory, Invalid> {
         let whole = Sampling::default();
         Ok(Trajectory {
@@ -308,16 +306,16 @@ impl<'b> Columns<'b> {
 
     fn status(&self, row: usize) -> Result<Status, Invalid> {
         let Some(status) = self.text("status", row) else { return Ok(Status::default()) };
-        serde_json::from_value(status.into()).map_err(|error| Invalid::new("status", error.to_string()))
+        serde_json::from_value(status.into()).map_err(|error| Invalid::new("status", explain(&error.to_string())))
     }
 
-    /// The segment of a row; none where neither tokens nor mask are there.
+    /// Builds the segment of a row, or nothing if the row has neither tokens nor a mask.
     fn segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
         let (tokens, loss_mask) = (self.list::<Int32Type>("tokens", row)?, self.list::<UInt8Type>("loss_mask", row)?);
         let (tokens, loss_mask) = match (tokens, loss_mask) {
             (None, None) => return self.no_segment(row),
-            (Some(_), None) => return Err(Invalid::new("loss_mask", "is needed beside `tokens`")),
-            (None, Some(_)) => return Err(Invalid::new("tokens", "is needed beside `loss_mask`")),
+            (Some(_), None) => return Err(Invalid::new("loss_mask", "is required if `tokens` is present")),
+            (None, Some(_)) => return Err(Invalid::new("tokens", "is required if `loss_mask` is present")),
             (Some(tokens), Some(loss_mask)) => (tokens, loss_mask),
         };
         Ok(Some(Segment {
@@ -332,7 +330,7 @@ impl<'b> Columns<'b> {
         }))
     }
 
-    /// A row without tokens says nothing of a segment: what it says would be lost.
+    /// Checks that a row without tokens has no other values of a segment, because they would be lost.
     fn no_segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
         const OF_SEGMENTS: [&str; 5] = ["kind", "logprobs", "teacher_logprobs", "values", "versions"];
         let of_segment = OF_SEGMENTS.into_iter().find(|column| self.cell(column, row).is_some());
@@ -348,34 +346,11 @@ fn pointer(name: &str) -> String {
     format!("/{}", name.chars().take(128).collect::<String>().replace('~', "~0").replace('/', "~1"))
 }
 
-/// The items of a list.
+/// The items of the list in a cell.
 fn items(array: &dyn Array, row: usize) -> Arc<dyn Array> {
     fn of<O: OffsetSizeTrait>(array: &dyn Array, row: usize) -> Arc<dyn Array> {
         let lists: &GenericListArray<O> = array.as_list();
         lists.value(row)
     }
     if matches!(array.data_type(), DataType::LargeList(_)) { of::<i64>(array, row) } else { of::<i32>(array, row) }
-}
-
-/// Whether a column may have this type.
-fn takes(name: &str, found: &DataType) -> bool {
-    let is_list_of = |item: &DataType| matches!(found, DataType::List(field) | DataType::LargeList(field) if field.data_type() == item);
-    match name {
-        "group_size" | "response_length" => matches!(found, DataType::Int32 | DataType::UInt32 | DataType::Int64),
-        "policy_version" | "segment" | "top_k" => matches!(found, DataType::Int32 | DataType::Int64),
-        "reward" => *found == DataType::Float64,
-        "temperature" | "top_p" => *found == DataType::Float32,
-        "tokens" => is_list_of(&DataType::Int32),
-        "loss_mask" => is_list_of(&DataType::UInt8),
-        "logprobs" | "teacher_logprobs" | "values" => is_list_of(&DataType::Float32),
-        "versions" => matches!(found, DataType::List(field) | DataType::LargeList(field) if is_span(field.data_type())),
-        _ => matches!(found, DataType::Utf8 | DataType::LargeUtf8),
-    }
-}
-
-fn is_span(found: &DataType) -> bool {
-    let DataType::Struct(fields) = found else { return false };
-    let names = ["version", "start", "length"];
-    fields.len() == names.len()
-        && fields.iter().zip(names).all(|(field, name)| field.name() == name && *field.data_type() == DataType::Int64)
 }

@@ -1,4 +1,4 @@
-//! Samples as record batches, one for each page.
+//! Writes samples as Arrow record batches, one for each page.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use bytes::Bytes;
 use forebay_client::wire::{Sample, VersionSpan};
 use serde_json::value::RawValue;
 
-/// From this length on a part is sent without a copy.
+/// Parts of at least this length are sent without copying them.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// Writes pages of samples as one stream.
+/// Writes pages of samples as one Arrow stream.
 pub(in crate::api) struct Encoder {
     schema: SchemaRef,
     stream: StreamEncoder,
@@ -35,12 +35,13 @@ fn stream(schema: &Schema) -> StreamEncoder {
 }
 
 impl Encoder {
-    /// One record batch of rows; the first brings the schema along.
+    /// Writes rows as one record batch. The first call also writes the schema.
     pub(in crate::api) fn rows(&mut self, rows: &[Sample]) -> Result<Vec<Bytes>, ArrowError> {
-        // Offsets of texts and lists have 31 bits. Limits on bodies keep a row far below; making the arrays would panic.
+        // Offsets of texts and lists have 31 bits. The limits on bodies keep a row far below that. This check prevents
+        // a panic while the arrays are built.
         let bytes = rows.iter().map(row_bytes).sum::<usize>();
         if i32::try_from(bytes).is_err() {
-            let detail = format!("rows of {bytes} bytes do not fit a record batch; read them as NDJSON");
+            let detail = format!("{bytes} bytes of rows do not fit in one record batch; read them as NDJSON");
             return Err(ArrowError::InvalidArgumentError(detail));
         }
         let columns = columns(rows);
@@ -48,13 +49,13 @@ impl Encoder {
         self.stream.encode(&batch).map(frames)
     }
 
-    /// The end of the stream, which tells it from one that broke off.
+    /// Writes the end of the stream, which marks it as complete.
     pub(in crate::api) fn end(&mut self) -> Result<Vec<Bytes>, ArrowError> {
         std::mem::replace(&mut self.stream, stream(&self.schema)).finish().map(frames)
     }
 }
 
-/// Bytes of a row in a record batch, but for offsets and what is the same for all rows.
+/// The bytes of a row in a record batch, without offsets and values that are the same for all rows.
 pub(in crate::api) fn row_bytes(row: &Sample) -> usize {
     let floats = [&row.logprobs, &row.teacher_logprobs, &row.values].into_iter().flatten().map(Vec::len).sum::<usize>();
     let json = [&row.messages, &row.metadata].into_iter().flatten().map(|text| text.get().len()).sum::<usize>();
@@ -68,7 +69,7 @@ pub(in crate::api) fn row_bytes(row: &Sample) -> usize {
         + row.versions.as_ref().map_or(0, |spans| size_of_val(spans.as_slice()))
 }
 
-/// Large parts as they are, and what is between them together.
+/// Passes large parts on without copying them, and joins the small parts between them.
 fn frames(parts: Vec<Buffer>) -> Vec<Bytes> {
     let mut frames = Vec::new();
     let mut between = Vec::new();
@@ -125,7 +126,7 @@ fn schema() -> Schema {
     ])
 }
 
-/// The arrays of some rows, in the order of the schema.
+/// Converts rows to arrays in the order of the schema.
 fn columns(rows: &[Sample]) -> Vec<ArrayRef> {
     let texts =
         |text: fn(&Sample) -> Option<&str>| -> ArrayRef { Arc::new(rows.iter().map(text).collect::<StringArray>()) };

@@ -1,21 +1,23 @@
-//! What a body would hold once parsed, counted without holding any of it.
+//! Counts what a body would hold after parsing, without building any of it.
 //!
-//! Apart from the parser because that builds what it reads, and the bounds of a trajectory are checked on what was
-//! built: two million empty segments are 64 MiB as text and seven times that in memory. Only bodies that are long
-//! enough for such things are read twice.
+//! It is separate from the parser because the parser checks the bounds of a trajectory only after building it: two
+//! million empty segments are 64 MiB as text and seven times that in memory. Only bodies long enough for that are read
+//! twice.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::BODY_SEGMENTS_MAX;
-use crate::api::problem::Failure;
-use crate::buffer::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits};
+use crate::{
+    api::problem::Failure,
+    buffer::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits},
+};
 
-/// Up to here a body is parsed whatever it holds: that takes a few MiB at most.
+/// The size up to which a body is parsed without counting, because it takes a few MiB of memory at most.
 const FREE_BYTES: usize = 1 << 20;
 
-/// Refuses a trajectory or a bundle that holds more than it may. What else is wrong with it is the parser's to say.
+/// Refuses a trajectory or a bundle that holds more than allowed. The parser reports all other errors.
 pub(super) fn check(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(), Failure> {
     if bytes.len() <= FREE_BYTES {
         return Ok(());
@@ -31,21 +33,22 @@ pub(super) fn check(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(), Failu
     }
 }
 
-/// What was met so far, in the whole body and in the current trajectory.
+/// The counts so far, in the whole body and in the current trajectory.
 struct Count<'l> {
     limits: &'l TrajectoryLimits,
-    /// Place of the trajectory in its bundle.
+    /// The index of the trajectory in its bundle.
     index: Option<usize>,
     body_segments: usize,
     segments: usize,
-    /// Sum of the longest array of each segment but the current one: no valid column is longer than its tokens.
+    /// The sum of the lengths of the longest array of each segment, except the current one. No valid column is longer
+    /// than the segment's tokens.
     tokens: usize,
-    /// The field that holds too much, and what it may hold.
+    /// The field that exceeds its limit, and the error.
     excess: Option<(&'static str, String)>,
 }
 
 impl Count<'_> {
-    /// Ends the reading when there is more than there may be.
+    /// Stops reading if a count exceeds its limit.
     fn bound<E: serde::de::Error>(
         &mut self,
         found: usize,
@@ -68,7 +71,7 @@ impl Count<'_> {
     }
 }
 
-/// Declares a seed that visits objects, arrays or both, and takes anything else for granted.
+/// Declares a seed that visits objects, arrays or both, and accepts any other value.
 macro_rules! seed {
     ($(#[$doc:meta])* $name:ident -> $value:ty { $($visit:item)* }) => {
         $(#[$doc])*
@@ -217,7 +220,7 @@ mod tests {
 
     const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 10, segments_max: 3, metadata_bytes_max: 0 };
 
-    /// The pointer to what is too much, in a body that is made long enough to be looked at.
+    /// The pointer to the excess in a body, which is padded so that it is long enough to be counted.
     fn excess(body: &str) -> Option<String> {
         let body = format!("{}{body}", " ".repeat(FREE_BYTES));
         check(body.as_bytes(), &LIMITS).err().map(|failure| failure.into_problem().errors[0].pointer.clone())
@@ -241,7 +244,7 @@ mod tests {
         );
         assert_eq!(excess(r#"{"segments":[{},{},{},{},#"#).as_deref(), Some("/segments"));
         assert_eq!(excess(r#"[{"segments":[{},{},{}]},{"segments":[{},{},{},{},#"#).as_deref(), Some("/1/segments"));
-        // What comes after a field that is absent is counted, too.
+        // Values after a null field are counted, too.
         let absent = r#"[{"segments":null,"reward_components":null},{"segments":[{},{},{},{},#"#;
         assert_eq!(excess(absent).as_deref(), Some("/1/segments"));
         let components = (0..65).map(|index| format!("\"{index}\":0,")).collect::<Vec<_>>().concat();

@@ -1,11 +1,10 @@
-//! Bodies with trajectories, decoded: bounds first, since parsing builds what it reads.
+//! Decodes bodies with trajectories. Bounds are checked before parsing, because parsing builds values in memory.
 //!
-//! Nearly all are read by [`quick`]; what it leaves is read by the general parser, after [`measure`] has counted it.
+//! [`fast_path`] reads nearly all bodies. The general parser reads the others, after [`measure`] has counted what they
+//! would hold.
 
+mod fast_path;
 mod measure;
-mod numbers;
-mod quick;
-mod usual;
 
 use std::fmt;
 
@@ -18,25 +17,25 @@ use serde::{
 use super::problem::Failure;
 use crate::buffer::trajectory::TrajectoryLimits;
 
-/// Trajectories of one bundle.
+/// The most trajectories of one bundle.
 pub(super) const BUNDLE_MAX: usize = 4_096;
 
-/// Segments of all trajectories of one body: a segment takes some 200 bytes besides its tokens.
+/// The most segments of all trajectories of one body. A segment takes about 200 bytes in addition to its tokens.
 pub(super) const BODY_SEGMENTS_MAX: usize = 262_144;
 
-/// What a JSON body was, and so what its answer is.
+/// The shape of a JSON body, which is also the shape of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Object,
     Array,
 }
 
-/// The trajectories of a JSON body, one or many.
+/// Decodes the trajectories of a JSON body.
 pub(super) fn body(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<Trajectory>, Shape), Failure> {
-    quick::body(bytes, limits).map_or_else(|| general(bytes, limits), Ok)
+    fast_path::body(bytes, limits).map_or_else(|| general(bytes, limits), Ok)
 }
 
-/// Any body: counted, then parsed, and told where it is wrong.
+/// Decodes any body: counts it, parses it, and reports errors with pointers.
 fn general(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<Trajectory>, Shape), Failure> {
     measure::check(bytes, limits)?;
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
@@ -50,15 +49,15 @@ fn general(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(Vec<Trajectory>, 
     Ok((bundle, Shape::Array))
 }
 
-/// What both readers make of a body that the quick one takes: the same.
+/// The results of both parsers for a body that the fast path accepts. Tests check that they are equal.
 pub(super) fn readings(bytes: &[u8], limits: &TrajectoryLimits) -> Option<(Vec<Trajectory>, Option<Vec<Trajectory>>)> {
-    let (quick, _) = quick::body(bytes, limits)?;
-    Some((quick, general(bytes, limits).ok().map(|(general, _)| general)))
+    let (fast, _) = fast_path::body(bytes, limits)?;
+    Some((fast, general(bytes, limits).ok().map(|(general, _)| general)))
 }
 
-/// The trajectory of a line of a bulk body.
+/// Decodes the trajectory of a line of a bulk body.
 pub(super) fn line(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Trajectory, Failure> {
-    if let Some((mut read, Shape::Object)) = quick::body(bytes, limits)
+    if let Some((mut read, Shape::Object)) = fast_path::body(bytes, limits)
         && let Some(trajectory) = read.pop()
     {
         return Ok(trajectory);
@@ -67,7 +66,8 @@ pub(super) fn line(bytes: &[u8], limits: &TrajectoryLimits) -> Result<Trajectory
     super::body::parse(bytes).map(|Object(trajectory)| trajectory)
 }
 
-/// An array of trajectories that is refused at the first one too many, not when all are parsed.
+/// An array of trajectories. An array that is too long is refused as soon as the limit is exceeded, before the rest is
+/// parsed.
 struct Bundle(Vec<Trajectory>);
 
 impl<'de> Deserialize<'de> for Bundle {

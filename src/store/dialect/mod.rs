@@ -1,8 +1,8 @@
 //! Everything in which the databases differ, and nothing else.
 //!
 //! A [`Dialect`] runs operations: it decides which connection an operation gets, when its transaction commits, and how
-//! values are bound and read. The statements themselves are the operations'; where one needs two texts, both stand
-//! side by side in a [`Statement`](super::sql::Statement).
+//! values are bound and read. The statements themselves belong to the operations. If a statement needs a text for each
+//! database, both stand side by side in a [`Statement`](super::sql::Statement).
 
 mod postgres;
 mod sqlite;
@@ -14,34 +14,38 @@ use async_trait::async_trait;
 pub(super) use postgres::Postgres;
 pub(super) use sqlite::{Files, Names, Sqlite, folder_of, mark_copy, sync_folder, with_suffix};
 
-use super::{Peers, StoreError, health::Vitals, sql::Tx};
-use crate::buffer::payload::Codec;
+use super::{health::HealthReporter, sql::Tx};
+use crate::buffer::{
+    payload::Codec,
+    port::{Peers, StoreError},
+};
 
 /// One atomic operation on the store, as a value: it may run again when the database asks for a retry.
 #[async_trait]
 pub(super) trait Op: Send + Sync + 'static {
-    /// What it answers once it is committed.
+    /// The answer once the operation is committed.
     type Output: Send + 'static;
 
-    /// Which queue it waits in.
+    /// The queue in which it waits.
     const CLASS: Class = Class::Control;
 
-    /// Nothing is done when the caller is gone before it commits: a lease granted to nobody helps nobody.
+    /// Whether it is skipped if its caller has gone before it commits. A lease granted to a caller that has gone would
+    /// only block the batch.
     const ABANDONABLE: bool = false;
 
-    /// Its commit shows that the database can write: most others may have nothing to write.
+    /// Whether its commit shows that the database can write. Most other operations may have nothing to write.
     const PROBES: bool = false;
 
-    /// Bytes that it writes, for bounding a commit.
+    /// The number of bytes that it writes, for bounding a commit.
     fn bytes(&self) -> usize {
         0
     }
 
-    /// Runs inside a transaction; an error rolls back everything that it did.
+    /// Runs inside a transaction. An error rolls back all its changes.
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError>;
 }
 
-/// Which queue an operation waits in: leases and acks never wait behind megabytes of payload.
+/// The queue in which an operation waits: leases and acks never wait behind megabytes of payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// Small and urgent.
@@ -56,24 +60,24 @@ pub(super) trait Dialect: Send + Sync + 'static {
     /// The form in which payloads are packed.
     const PAYLOADS: Codec;
 
-    /// Transactions of ingest that run at once; posts that come meanwhile share the next.
+    /// How many transactions of ingest run at once. Posts that arrive meanwhile share the next one.
     const INGESTS: usize;
 
-    /// Whether changes of tallies are appended, to be added to the tallies later.
+    /// Whether changes of tallies are appended and added to the tallies later.
     const APPENDS_TALLIES: bool = false;
 
-    /// Runs an operation that writes; answers after its commit is durable. Goes on when the caller is dropped.
+    /// Runs an operation that writes, and answers after its commit is durable. It continues if the caller is dropped.
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
 
     /// Runs an operation that only reads, on a consistent snapshot.
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
 
-    /// The way to the other replicas, where the database can be shared.
+    /// The connection to the other replicas, if the database can be shared.
     fn peers(&self) -> Option<Arc<dyn Peers>>;
 
-    /// What the last writes say about the next.
-    fn vitals(&self) -> &Vitals;
+    /// The health of the store, which every write updates.
+    fn health_reporter(&self) -> &HealthReporter;
 
-    /// Flushes and closes.
+    /// Flushes and closes the database.
     async fn close(&self);
 }

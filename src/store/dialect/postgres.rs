@@ -1,63 +1,64 @@
 //! Postgres: every operation is a transaction of its own, in a task that no caller can cancel.
 //!
-//! A dropped `begin` would hand an open transaction to the next borrower of the connection (sqlx 0.9.0), and HTTP
-//! handlers are dropped whenever a client hangs up: so callers only wait for the task. Transactions that the database
-//! sacrifices to a deadlock run again. Nothing is kept in a session of the server: see `begin!` and `query`.
+//! sqlx 0.9.0 would hand an open transaction to the next user of the connection if a `begin` were dropped, and HTTP
+//! handlers are dropped whenever a client disconnects. Callers therefore only wait for the task. Transactions that the
+//! database aborts because of a deadlock run again. Behind a pooler, no state is kept in a session of the server: see
+//! [`session`] and `begin!`.
 
 mod channel;
+mod copy;
 mod migrate;
 mod probe;
+mod session;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use sqlx::{
-    Column as _, Connection as _, PgConnection, PgPool, Row as _, TypeInfo as _, ValueRef as _,
-    postgres::{PgArguments, PgPoolOptions, PgRow},
-    query::Query,
-};
+use sqlx::{Connection as _, PgPool, postgres::PgPoolOptions};
+use tracing::{Instrument as _, instrument};
 
-use self::channel::Channel;
+use self::{
+    channel::Channel,
+    session::{Kind, Session},
+};
 use super::{Dialect, Op};
 use crate::{
-    buffer::payload::Codec,
-    metrics::StoreMetrics,
-    store::{
-        OpenError, Peers, StoreError,
-        health::Vitals,
-        redact,
-        rules_cache::RulesCache,
-        sql::{Arg, Cell, Column, Connection, Row, Statement, Tx},
+    buffer::{
+        payload::Codec,
+        port::{Peers, StoreError},
     },
+    metrics::StoreMetrics,
+    store::{OpenError, error::is_conflict, health::HealthReporter, redact, rules_cache::RulesCache, sql::Tx},
 };
 
-/// Connections of one replica: twice the cores of a usual database server's share.
+/// Connections of one replica: twice the number of cores that a replica usually has on the database server.
 const CONNECTIONS_MAX: u32 = 16;
 
 /// How long a request waits for a connection before it is answered 503.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs of one operation, first included, before a deadlock is reported.
+/// The most runs of one operation, including the first, before a deadlock is reported.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// Slots of one tally: concurrent transactions seldom meet in the same row.
+/// Slots of one tally. With several slots, concurrent transactions seldom change the same row.
 const TALLY_SLOTS: i64 = 16;
 
 /// A database shared by any number of replicas.
 #[derive(Debug)]
 pub(in crate::store) struct Postgres {
     pool: PgPool,
+    sessions: Kind,
     rules: Arc<RulesCache>,
     metrics: StoreMetrics,
-    vitals: Vitals,
+    health_reporter: HealthReporter,
 }
 
-/// A transaction begins with the limits of its session's waiting.
+/// Begins a transaction and sets its timeouts.
 ///
-/// They are not startup parameters, which `PgBouncer` refuses, nor settings of the session: behind a pooler that gives each
-/// transaction another connection to the server, only what the transaction itself sets is certain. It names its isolation
-/// level, because the database may have another default: what is locked here is correct at READ COMMITTED, and a
-/// serializable transaction would fail and run again whenever two of them meet.
+/// The timeouts are not startup parameters, because `PgBouncer` refuses those. They are not settings of the session
+/// either, because a pooler may give each transaction another session, so only the transaction's own settings are
+/// certain. The isolation level is named, because the database may have another default. The locks make READ COMMITTED
+/// correct here, and serializable transactions would fail and run again whenever two of them conflict.
 macro_rules! begin {
     ($mode:literal) => {
         concat!(
@@ -72,26 +73,29 @@ const BEGIN_WRITE: &str = begin!("READ COMMITTED");
 const BEGIN_READ: &str = begin!("REPEATABLE READ READ ONLY");
 
 impl Postgres {
-    /// Connects, checks the settings on which durability rests, and brings the schema up to date.
+    /// Connects, checks the settings that durability depends on, and brings the schema up to date.
     pub(in crate::store) async fn open(url: &str, metrics: StoreMetrics) -> Result<Self, OpenError> {
         let name = redact(url);
         let options = probe::options(url)?;
         migrate::prepare(&options, &name).await?;
+        let database = |source| OpenError::Database { name, source };
+        let (sessions, options) = session::kind(url, options).await.map_err(database)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)
             .acquire_timeout(ACQUIRE_TIMEOUT)
-            // A connection in an open transaction would carry it on: the pool closes it and opens another.
+            .after_connect(move |connection, _| Box::pin(session::check(connection, sessions)))
+            // A connection with an open transaction is closed by the pool, which opens another, because the next user
+            // would continue that transaction.
             .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
             .connect_lazy_with(options);
-        Ok(Self { pool, rules: Arc::new(RulesCache::default()), metrics, vitals: Vitals::default() })
+        let health_reporter = HealthReporter::default();
+        Ok(Self { pool, sessions, rules: Arc::new(RulesCache::default()), metrics, health_reporter })
     }
 }
 
 #[async_trait]
 impl Dialect for Postgres {
-    /// While versions roll, replicas of the one before read what this one writes, and would take any other form for
-    /// damage.
-    const PAYLOADS: Codec = Codec::Zstd;
+    const PAYLOADS: Codec = Codec::Columns;
 
     const INGESTS: usize = 4;
 
@@ -99,23 +103,23 @@ impl Dialect for Postgres {
 
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
-        let vitals = self.vitals.clone();
+        let (sessions, health_reporter) = (self.sessions, self.health_reporter.clone());
         let caller = Arc::new(());
         let gone = Arc::downgrade(&caller);
-        let task = tokio::spawn(async move {
+        let work = async move {
             let abandoned = move || O::ABANDONABLE && gone.strong_count() == 0;
             let mut attempt = 1;
             loop {
                 let started = std::time::Instant::now();
-                let outcome = transact(&pool, &rules, &op, &abandoned).await;
+                let outcome = transact(&pool, sessions, &rules, &op, &abandoned).await;
                 metrics.committed(1, started.elapsed(), outcome.is_ok());
                 match &outcome {
-                    Ok(_) if O::PROBES => vitals.committed(),
+                    Ok(_) if O::PROBES => health_reporter.committed(),
                     Ok(_) => {}
-                    Err(error) => vitals.failed(error),
+                    Err(error) => health_reporter.failed(error),
                 }
                 match outcome {
-                    Err(error) if error.is_conflict() && attempt < ATTEMPTS_MAX => {
+                    Err(error) if is_conflict(&error) && attempt < ATTEMPTS_MAX => {
                         attempt += 1;
                         let pause = Duration::from_millis(rand::random_range(1..10) << attempt.min(6));
                         tokio::time::sleep(pause).await;
@@ -123,29 +127,29 @@ impl Dialect for Postgres {
                     outcome => return outcome,
                 }
             }
-        });
-        let outcome = task.await.map_err(|_| StoreError::Closed)?;
+        };
+        let outcome = tokio::spawn(work.in_current_span()).await.map_err(|_| StoreError::Closed)?;
         drop(caller);
         outcome
     }
 
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
-        let (pool, rules) = (self.pool.clone(), Arc::clone(&self.rules));
-        let task = tokio::spawn(async move {
+        let (pool, sessions, rules) = (self.pool.clone(), self.sessions, Arc::clone(&self.rules));
+        let work = async move {
             let mut transaction = pool.begin_with(BEGIN_READ).await?;
-            let output = op.run(&mut Tx::new(&mut *transaction, &rules)).await;
+            let output = op.run(&mut Tx::new(&mut Session::new(&mut transaction, sessions), &rules)).await;
             transaction.rollback().await?;
             output
-        });
-        task.await.map_err(|_| StoreError::Closed)?
+        };
+        tokio::spawn(work.in_current_span()).await.map_err(|_| StoreError::Closed)?
     }
 
     fn peers(&self) -> Option<Arc<dyn Peers>> {
         Some(Arc::new(Channel::new(self.pool.clone())))
     }
 
-    fn vitals(&self) -> &Vitals {
-        &self.vitals
+    fn health_reporter(&self) -> &HealthReporter {
+        &self.health_reporter
     }
 
     async fn close(&self) {
@@ -153,14 +157,17 @@ impl Dialect for Postgres {
     }
 }
 
+#[instrument(name = "commit", level = "debug", skip_all, err(level = "debug"))]
 async fn transact<O: Op>(
     pool: &PgPool,
+    sessions: Kind,
     rules: &RulesCache,
     op: &O,
     abandoned: &(impl Fn() -> bool + Sync),
 ) -> Result<O::Output, StoreError> {
     let mut transaction = pool.begin_with(BEGIN_WRITE).await?;
-    let mut tx = Tx::new(&mut *transaction, rules);
+    let mut session = Session::new(&mut transaction, sessions);
+    let mut tx = Tx::new(&mut session, rules);
     let output = op.run(&mut tx).await;
     let output = match output {
         Ok(output) => {
@@ -183,113 +190,4 @@ async fn transact<O: Op>(
             Err(error)
         }
     }
-}
-
-#[async_trait]
-impl Connection for PgConnection {
-    async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
-        Ok(bind(statement, args).execute(self).await?.rows_affected())
-    }
-
-    async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
-        let rows = bind(statement, args).fetch_all(self).await?;
-        let Some(first) = rows.first() else { return Ok(Vec::new()) };
-        let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
-        let read = |row| {
-            let cells = (0..columns.len()).map(|index| cell(row, index)).collect::<Result<_, _>>()?;
-            Ok(Row::new(Arc::clone(&columns), cells))
-        };
-        rows.iter().map(read).collect()
-    }
-
-    fn takes_arrays(&self) -> bool {
-        true
-    }
-
-    async fn insert(
-        &mut self,
-        statement: Statement,
-        columns: &[Column],
-        rows: Vec<Vec<Arg>>,
-    ) -> Result<u64, StoreError> {
-        let mut arrays: Vec<Array> = columns.iter().map(|column| Array::of(*column, rows.len())).collect();
-        for row in rows {
-            for (array, value) in arrays.iter_mut().zip(row) {
-                array.push(value)?;
-            }
-        }
-        let query = arrays.into_iter().fold(query(statement), |query, array| match array {
-            Array::Int(values) => query.bind(values),
-            Array::Real(values) => query.bind(values),
-            Array::Text(values) => query.bind(values),
-            Array::Blob(values) => query.bind(values),
-        });
-        Ok(query.execute(self).await?.rows_affected())
-    }
-}
-
-/// The values of one column of several rows.
-enum Array {
-    Int(Vec<Option<i64>>),
-    Real(Vec<Option<f64>>),
-    Text(Vec<Option<String>>),
-    Blob(Vec<Option<Vec<u8>>>),
-}
-
-impl Array {
-    fn of(column: Column, rows: usize) -> Self {
-        match column {
-            Column::Int => Self::Int(Vec::with_capacity(rows)),
-            Column::Real => Self::Real(Vec::with_capacity(rows)),
-            Column::Text => Self::Text(Vec::with_capacity(rows)),
-            Column::Blob => Self::Blob(Vec::with_capacity(rows)),
-        }
-    }
-
-    fn push(&mut self, value: Arg) -> Result<(), StoreError> {
-        match (self, value) {
-            (Self::Int(values), Arg::Int(value)) => values.push(value),
-            (Self::Real(values), Arg::Real(value)) => values.push(value),
-            (Self::Text(values), Arg::Text(value)) => values.push(value),
-            (Self::Blob(values), Arg::Blob(value)) => values.push(value),
-            (Self::Blob(values), Arg::Shared(value)) => values.push(Some(value.to_vec())),
-            (_, value) => return Err(StoreError::Corrupt(format!("{value:?} is not of its column's type"))),
-        }
-        Ok(())
-    }
-}
-
-/// A statement that the server plans anew whenever it runs.
-///
-/// A plan that is kept was made for the tables as they were then. Nothing replaces it before the first ANALYZE, and on a
-/// new database it goes through all rows of tables that were nearly empty when it was made. A statement without a name
-/// also works behind a pooler that gives each transaction another connection to the server.
-fn query(statement: Statement) -> Query<'static, sqlx::Postgres, PgArguments> {
-    sqlx::query(statement.postgres).persistent(false)
-}
-
-fn bind(statement: Statement, args: Vec<Arg>) -> Query<'static, sqlx::Postgres, PgArguments> {
-    args.into_iter().fold(query(statement), |query, arg| match arg {
-        Arg::Int(value) => query.bind(value),
-        Arg::Real(value) => query.bind(value),
-        Arg::Text(value) => query.bind(value),
-        Arg::Blob(value) => query.bind(value),
-        Arg::Shared(value) => query.bind(value.to_vec()),
-        Arg::Reals(values) => query.bind(values),
-        Arg::Keys(keys) => query.bind(keys),
-        Arg::IdKeys(keys) => query.bind(keys.iter().map(|key| key.as_bytes().to_vec()).collect::<Vec<_>>()),
-    })
-}
-
-fn cell(row: &PgRow, index: usize) -> Result<Cell, sqlx::Error> {
-    let value = row.try_get_raw(index)?;
-    if value.is_null() {
-        return Ok(Cell::Null);
-    }
-    Ok(match value.type_info().name() {
-        "INT8" => Cell::Int(row.try_get_unchecked(index)?),
-        "FLOAT8" => Cell::Real(row.try_get_unchecked(index)?),
-        "BYTEA" => Cell::Blob(row.try_get_unchecked(index)?),
-        _ => Cell::Text(row.try_get_unchecked(index)?),
-    })
 }

@@ -1,8 +1,8 @@
 //! SQLite: one writer owns one connection and commits in groups; a small pool reads.
 //!
-//! The writer takes commands from its queues, control before bulk, runs each so that it can be undone alone, commits
-//! once and then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more
-//! bulk once it has lasted for a moment. Nothing that writes can be cancelled by a caller.
+//! The writer takes commands from its queues, control before bulk. It runs each so that it can be undone alone, commits
+//! all of them once, and then answers them, so a group costs one fsync. A commit that contains an urgent command stops
+//! taking bulk commands after a short time. A caller cannot cancel a write.
 
 mod direct;
 mod files;
@@ -26,9 +26,13 @@ pub(in crate::store) use self::{
 };
 use super::{Dialect, Op};
 use crate::{
-    buffer::{ids::KeyForm, payload::Codec},
+    buffer::{
+        ids::KeyForm,
+        payload::Codec,
+        port::{Peers, StoreError},
+    },
     metrics::StoreMetrics,
-    store::{OpenError, Peers, StoreError, health::Vitals, rules_cache::RulesCache},
+    store::{OpenError, health::HealthReporter, rules_cache::RulesCache},
 };
 
 /// Older versions can corrupt a database in WAL mode with two connections.
@@ -37,21 +41,21 @@ const VERSION_MIN: i64 = 3_051_003;
 /// 1.5 times faster than 4 KiB for payloads of 64 to 180 kB.
 const PAGE_BYTES: u32 = 16_384;
 
-/// Size at which the log is also cut, because readers kept it from being reused.
+/// Size at which the log is also truncated. It grows this large when readers keep it from being reused.
 const WAL_BYTES_MAX: u64 = 64 << 20;
 
-/// How long a connection waits for another's lock, e.g. while the log is reset.
+/// How long a connection waits for a lock of another, for example while the log is reset.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An embedded database in one file.
 #[derive(Debug)]
 pub(in crate::store) struct Sqlite {
     writer: Handle,
-    /// Taken by who closes the store.
+    /// Taken by the caller that closes the store.
     thread: tokio::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     readers: Readers,
-    vitals: Vitals,
-    /// Held for as long as the store is open: one process per file.
+    health_reporter: HealthReporter,
+    /// Held as long as the store is open, so that one process has the file.
     files: std::sync::Mutex<Option<Arc<Files>>>,
     /// Removed with the store, for `sqlite::memory:`.
     _temporary: Option<Temporary>,
@@ -63,14 +67,16 @@ impl Sqlite {
         Self::open_in(path, None, metrics).await
     }
 
-    /// A database in a temporary folder: a reader pool on `:memory:` would see other databases.
+    /// Opens a database in a temporary folder. With `:memory:`, each reader of the pool would have a database of its
+    /// own.
     pub(in crate::store) async fn open_temporary(metrics: StoreMetrics) -> Result<Self, OpenError> {
         let folder = Temporary::new()?;
         Self::open_in(&folder.database(), Some(folder), metrics).await
     }
 
     async fn open_in(path: &Path, temporary: Option<Temporary>, metrics: StoreMetrics) -> Result<Self, OpenError> {
-        // Before anything else: opening the file replays the log beside it. And first, so that it is dropped last.
+        // This comes before opening the file, because opening replays the log beside it. It comes first, so that it is
+        // dropped last.
         let files = Arc::new(Files::claim(path)?);
         let path = files.names.database.clone();
         let unopened = |source| OpenError::database(&path, source);
@@ -87,35 +93,35 @@ impl Sqlite {
             files.settle_session()?;
         }
         let connection = Direct::writing(&path, key_form).map_err(unused)?;
-        // Not the last connection any more, so that its end does not remove the log.
+        // This is no longer the last connection, so closing it does not remove the log.
         migrating.close().await.map_err(unopened)?;
         files.remember_opened()?;
         let rules = Arc::new(RulesCache::default());
         let readers = Readers::open(path.clone(), key_form, Arc::clone(&rules)).map_err(unused)?;
-        let vitals = Vitals::default();
-        let (writer, thread) = Handle::start(connection, rules, Arc::clone(&files), metrics, vitals.clone())?;
+        let health_reporter = HealthReporter::default();
+        let (writer, thread) = Handle::start(connection, rules, Arc::clone(&files), metrics, health_reporter.clone())?;
         Ok(Self {
             writer,
             thread: tokio::sync::Mutex::new(Some(thread)),
             readers,
-            vitals,
+            health_reporter,
             files: std::sync::Mutex::new(Some(files)),
             _temporary: temporary,
         })
     }
 }
 
-/// Writes the session's number into the file itself, not only into the log; whether that worked: while another process
-/// reads, the log cannot be emptied.
+/// Writes the session's number into the file itself, not only into the log. Returns whether that succeeded: while
+/// another process reads, the log cannot be emptied.
 async fn mark(connection: &mut SqliteConnection, session: u32) -> Result<bool, sqlx::Error> {
-    // Pragmas take no parameters; the number is a signed one of 32 bits.
+    // Pragmas take no parameters. The number is a signed one of 32 bits.
     let set = AssertSqlSafe(format!("PRAGMA user_version = {}", session as i32));
     sqlx::query(set).execute(&mut *connection).await?;
     let row = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(connection).await?;
     Ok(row.try_get::<i64, _>(0)? == 0)
 }
 
-/// How the file is made and organised.
+/// The settings with which the file is created and opened.
 fn file_options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)
@@ -128,7 +134,8 @@ fn file_options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(BUSY_TIMEOUT)
 }
 
-/// How the file was made to write ids. Taken for another form, it would not know what it has.
+/// The form in which the file stores ids, chosen when it was created. Read in another form, the file would seem to lack
+/// its rows.
 async fn key_form(connection: &mut SqliteConnection, path: &Path) -> Result<KeyForm, OpenError> {
     let form = sqlx::query_scalar("SELECT form FROM key_form").fetch_optional(connection).await;
     let form: Option<String> = form.map_err(|source| OpenError::database(path, source))?;
@@ -158,7 +165,7 @@ async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenErro
 impl Dialect for Sqlite {
     const PAYLOADS: Codec = Codec::Columns;
 
-    /// There is one writer.
+    /// There is one writer, so more transactions would wait.
     const INGESTS: usize = 1;
 
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
@@ -173,15 +180,15 @@ impl Dialect for Sqlite {
         None
     }
 
-    fn vitals(&self) -> &Vitals {
-        &self.vitals
+    fn health_reporter(&self) -> &HealthReporter {
+        &self.health_reporter
     }
 
     async fn close(&self) {
         let Some(thread) = self.thread.lock().await.take() else { return };
         self.writer.stop().await;
         self.readers.close().await;
-        // It copies the log back before it ends.
+        // The thread copies the log back into the database before it ends.
         if !matches!(tokio::task::spawn_blocking(move || thread.join()).await, Ok(Ok(()))) {
             tracing::error!("the store's writer ended abnormally");
         }
@@ -202,7 +209,7 @@ mod tests {
         },
     };
 
-    /// Writes a row, once `gate` opens, and then fails or not.
+    /// Writes a row once `gate` opens, and then fails if `fails` says so.
     struct Writes {
         row: &'static str,
         gate: Option<Arc<Notify>>,
@@ -237,7 +244,7 @@ mod tests {
         }
     }
 
-    /// What three commands of one commit leave behind, one of which fails.
+    /// The rows that remain after a commit of three commands, one of which fails.
     async fn left_behind(failing: usize) -> Vec<String> {
         let store = Arc::new(Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens"));
         let gate = Arc::new(Notify::new());
@@ -246,7 +253,7 @@ mod tests {
             let gate = (place == 0).then(|| Arc::clone(&gate));
             let (store, op) = (Arc::clone(&store), Writes { row, gate, fails: place == failing });
             let mut write = Box::pin(async move { store.write(op).await });
-            // Polled once, it is in the queue.
+            // After one poll, it is in the queue.
             assert!(futures::poll!(&mut write).is_pending());
             writes.push(write);
         }
@@ -264,6 +271,49 @@ mod tests {
         assert_eq!(left_behind(0).await, ["second", "third"]);
         assert_eq!(left_behind(1).await, ["first", "third"]);
         assert_eq!(left_behind(2).await, ["first", "second"]);
+    }
+
+    /// Leaves twice as many free pages as are kept for the next rollouts.
+    struct Frees;
+
+    #[async_trait]
+    impl Op for Frees {
+        type Output = ();
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+            for sql in [
+                "INSERT INTO rules (body, created_us) VALUES (CAST(zeroblob(33554432) AS TEXT), 0)",
+                "DELETE FROM rules",
+            ] {
+                tx.execute(Statement::new(sql), Vec::new()).await?;
+            }
+            Ok(())
+        }
+    }
+
+    struct FreePages;
+
+    #[async_trait]
+    impl Op for FreePages {
+        type Output = i64;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<i64, StoreError> {
+            tx.fetch_one(Statement::new("PRAGMA freelist_count"), Vec::new()).await?.get("freelist_count")
+        }
+    }
+
+    #[tokio::test]
+    async fn free_pages_are_given_back_although_commands_keep_coming() {
+        const SLICE: i64 = 64;
+        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        store.write(Frees).await.expect("the file can be written");
+        let before = store.write(FreePages).await.expect("pages can be counted");
+        for _ in 0..40 {
+            store.write(Writes { row: "row", gate: None, fails: false }).await.expect("the file can be written");
+        }
+        let after = store.write(FreePages).await.expect("pages can be counted");
+        assert!(after <= before - SLICE, "{before} pages were free, and then {after}");
+        store.close().await;
     }
 
     struct Form;
@@ -285,7 +335,7 @@ mod tests {
         store.close().await;
     }
 
-    /// Reads nothing, in the middle of a snapshot.
+    /// Reads and then fails, in the middle of a snapshot.
     struct Breaks {
         panics: bool,
     }

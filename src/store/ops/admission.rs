@@ -1,7 +1,10 @@
-//! Admissions in the store: room is reserved under the lock of the policy's row, and used up by posts under the lock of
-//! the admission's.
+//! Admissions in the store: room is reserved under the lock of the policy's row, and posts use it under the lock of the
+//! admission's row.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::LazyLock,
+};
 
 use async_trait::async_trait;
 
@@ -10,14 +13,16 @@ use crate::{
     buffer::{
         admission::{Admitted, Backlog, Room, capacity},
         ids::{AdmissionId, IdKey, PolicyName, PolicyPk, Version},
+        port::{Admit, Policy, StoreError},
         refusal::Refusal,
+        states::RolloutState,
+        tally::Tally,
     },
     clock::Timestamp,
     store::{
-        Admit, Policy, StoreError,
         dialect::Op,
         sql::{Arg, Statement, Tx, args, key_list, locking},
-        tally::{LIVE_BYTES, RESERVED, TallyDelta},
+        tally::TallyDelta,
     },
 };
 
@@ -41,7 +46,7 @@ impl Op for Admit {
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
-        // Room is given back at its end, swept or not.
+        // Expired room is given back here, too, in case the sweep has not done so.
         give_back(tx, SELECT_EXPIRED, args![policy.policy_pk, self.now]).await?;
         let backlog = backlog(tx, policy.policy_pk).await?;
         let granted = u64::from(self.rollouts).min(capacity(&policy.rules, backlog)) as u32;
@@ -50,62 +55,74 @@ impl Op for Admit {
             let id = self.admission_id.as_bytes();
             let values = args![id, policy.policy_pk, granted, policy.version, expires_at];
             tx.guarded(INSERT_ADMISSION, values, 1).await?;
-            tx.tallies().add(policy.policy_pk, RESERVED, i64::from(granted));
+            tx.tallies().add(policy.policy_pk, Tally::Reserved, i64::from(granted));
         }
         Ok(Ok(Admitted { admission_id: self.admission_id, granted, version: policy.version, expires_at }))
     }
 }
 
-/// What a policy holds that is not yet trained, with what this transaction has counted so far.
+/// The work of a policy that is not yet trained, including the counts of this transaction.
 async fn backlog(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Backlog, StoreError> {
     Ok(StoredBacklog::read(tx, policy).await?.with(policy, tx.tallies()))
 }
 
-/// What a policy holds that is not yet trained, as stored.
+/// The work of a policy that is not yet trained, as stored.
 #[derive(Default)]
-pub(super) struct StoredBacklog(HashMap<String, i64>);
+pub(super) struct StoredBacklog(BTreeMap<Tally, i64>);
 
-/// What some counts add to the backlog of a policy.
+/// The tallies of rollouts that wait to be trained.
+fn live_rollouts() -> impl Iterator<Item = Tally> {
+    RolloutState::ALL.iter().filter(|state| state.is_live()).map(|state| Tally::Rollouts(*state))
+}
+
+/// The change of a policy's backlog in some counts.
 pub(super) fn added_backlog(policy: PolicyPk, tallies: &TallyDelta) -> Backlog {
     StoredBacklog::default().with(policy, tallies)
 }
 
 impl StoredBacklog {
     pub(super) async fn read(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Self, StoreError> {
-        const SELECT_BACKLOG: Statement = Statement::new(
-            "-- select_backlog
-            SELECT name, CAST(SUM(value) AS BIGINT) AS value
-            FROM tally_now
-            WHERE policy_pk = $1 AND name IN (
-                'rollout.open', 'rollout.ready', 'rollout.leased', 'rollout.returned', 'live_bytes', 'reserved'
-            )
-            GROUP BY name",
-        );
-        let mut stored = HashMap::new();
-        for mut row in tx.fetch_all(SELECT_BACKLOG, args![policy]).await? {
-            stored.insert(row.get("name")?, row.get("value")?);
+        static SELECT_BACKLOG: LazyLock<Statement> = LazyLock::new(|| {
+            let tallies = live_rollouts().chain([Tally::LiveBytes, Tally::Reserved]);
+            let names: Vec<String> = tallies.map(|tally| format!("'{}'", tally.name())).collect();
+            Statement::new(String::leak(format!(
+                "-- select_backlog
+                SELECT name, CAST(SUM(value) AS BIGINT) AS value
+                FROM tally_now
+                WHERE policy_pk = $1 AND name IN ({})
+                GROUP BY name",
+                names.join(", ")
+            )))
+        });
+        let mut stored = BTreeMap::new();
+        for mut row in tx.fetch_all(*SELECT_BACKLOG, args![policy]).await? {
+            let tally = Tally::parse(&row.get::<String>("name")?);
+            stored.extend(tally.zip(Some(row.get::<i64>("value")?)));
         }
         Ok(Self(stored))
     }
 
-    /// With what its transaction has counted so far, and no statement sees yet.
+    /// The backlog with the counts of this transaction, which statements do not see yet.
     pub(super) fn with(&self, policy: PolicyPk, tallies: &TallyDelta) -> Backlog {
-        const ROLLOUTS: [&str; 4] = ["rollout.open", "rollout.ready", "rollout.leased", "rollout.returned"];
-        let count = |name: &str| {
-            let count = self.0.get(name).copied().unwrap_or(0) + tallies.pending(policy, name);
+        let count = |tally: Tally| {
+            let count = self.0.get(&tally).copied().unwrap_or(0) + tallies.pending(policy, tally);
             count.max(0) as u64
         };
-        Backlog { rollouts: ROLLOUTS.into_iter().map(count).sum(), bytes: count(LIVE_BYTES), reserved: count(RESERVED) }
+        Backlog {
+            rollouts: live_rollouts().map(count).sum(),
+            bytes: count(Tally::LiveBytes),
+            reserved: count(Tally::Reserved),
+        }
     }
 }
 
-/// The admissions that the posts of a transaction name, locked.
+/// The locked admissions that the posts of a transaction name.
 #[derive(Default)]
 pub(super) struct Allowances(BTreeMap<Named, Option<Allowance>>);
 
 type Named = (AdmissionId, PolicyName);
 
-/// An admission that is not over.
+/// An admission that has not expired.
 struct Allowance {
     admission_pk: i64,
     policy_pk: PolicyPk,
@@ -114,7 +131,7 @@ struct Allowance {
     version: Version,
 }
 
-/// What admissions give the rollouts of a bundle.
+/// The rooms of the rollouts of a bundle.
 #[derive(Default)]
 pub(super) struct Rooms {
     rooms: HashMap<(PolicyName, IdKey), Room>,
@@ -133,7 +150,7 @@ impl Rooms {
 }
 
 impl Allowances {
-    /// Locks what new rollouts name, in the order of the ids.
+    /// Locks the admissions that new rollouts name, in the order of their ids.
     pub(super) async fn lock(
         tx: &mut Tx<'_>,
         policies: &BTreeMap<PolicyName, Policy>,
@@ -166,14 +183,14 @@ impl Allowances {
         Ok(Self(allowances))
     }
 
-    /// What is left for the new rollouts of a bundle, in its order.
+    /// The room that is left for each new rollout of a bundle, in its order.
     pub(super) fn rooms(&self, newcomers: &[&Incoming<'_>]) -> Rooms {
         let mut rooms = Rooms::default();
         let mut by_admission: BTreeMap<Named, Vec<IdKey>> = BTreeMap::new();
         for incoming in newcomers {
             let Some(admission_id) = incoming.new.admission_id else { continue };
             let named = by_admission.entry((admission_id, incoming.new.policy.clone())).or_default();
-            // The same rollout twice in a bundle is one.
+            // If a bundle has the same rollout twice, it counts once.
             if !named.contains(&incoming.rollout_key) {
                 named.push(incoming.rollout_key);
             }
@@ -190,18 +207,18 @@ impl Allowances {
         rooms
     }
 
-    /// Uses up what an accepted bundle was given.
+    /// Uses up the room of an accepted bundle.
     pub(super) fn use_up(&mut self, rooms: &Rooms, tallies: &mut TallyDelta) {
         for (name, taken) in &rooms.taken {
             if let Some(allowance) = self.0.get_mut(name).and_then(Option::as_mut) {
                 allowance.unused -= taken;
                 allowance.used += taken;
-                tallies.add(allowance.policy_pk, RESERVED, -(*taken as i64));
+                tallies.add(allowance.policy_pk, Tally::Reserved, -(*taken as i64));
             }
         }
     }
 
-    /// Writes what was used up.
+    /// Writes how much room was used.
     pub(super) async fn write(self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         const USE_ADMISSION: Statement = Statement::new(
             "-- use_admission
@@ -216,7 +233,7 @@ impl Allowances {
     }
 }
 
-/// The room of a run that is over is void.
+/// Gives back the room of a run that has ended.
 pub(super) async fn void(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<(), StoreError> {
     const SELECT_ALL: Statement = locking!(
         "-- select_admissions_of_policy
@@ -241,7 +258,7 @@ async fn give_back(tx: &mut Tx<'_>, select: Statement, values: Vec<Arg>) -> Resu
     let mut keys = Vec::new();
     for mut row in tx.fetch_all(select, values).await? {
         keys.push(row.get::<i64>("admission_pk")?);
-        tx.tallies().add(row.get("policy_pk")?, RESERVED, -row.get::<i64>("unused")?);
+        tx.tallies().add(row.get("policy_pk")?, Tally::Reserved, -row.get::<i64>("unused")?);
     }
     let count = keys.len();
     if count > 0 {

@@ -1,18 +1,20 @@
-//! Batches: their rows, and the moves that several stages share.
+//! Batches: their rows, and the state changes that several stages share.
 
-use forebay_client::wire::{BatchState, LossWeighting};
+use forebay_client::wire::LossWeighting;
 
-use super::{name_of, pair};
+use super::{claim::line, members_state, pair};
 use crate::{
     buffer::{
-        ids::{BatchId, BatchPk, GroupPk, LeaseToken, PolicyName},
+        ids::{BatchId, BatchPk, GroupPk, LeaseToken, PolicyName, PolicyPk},
+        port::{Batch, Policy, StoreError},
+        states::{BatchMove, BatchState, GroupMove, GroupState},
+        tally::Tally,
         weights::BatchWeights,
     },
     clock::Timestamp,
     store::{
-        Batch, Policy, StoreError,
         sql::{Row, Statement, Tx, args, key_list, locking},
-        tally::LIVE_BYTES,
+        tally::CountedGroups,
     },
 };
 
@@ -46,7 +48,7 @@ pub(super) fn read(mut row: Row) -> Result<Batch, StoreError> {
         batch_id: row.get("batch_id")?,
         policy: PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
         policy_pk: row.get("policy_pk")?,
-        state: row.parse("state")?,
+        state: row.get("state")?,
         reason: row.get("reason")?,
         lease: row.get::<Option<String>>("lease")?.map(|lease| LeaseToken::presented(&lease)),
         consumer: row.get("consumer")?,
@@ -87,7 +89,13 @@ pub(super) async fn get(tx: &mut Tx<'_>, batch: BatchPk) -> Result<Batch, StoreE
     read(tx.fetch_one(SELECT_BATCH_BY_KEY, args![batch]).await?)
 }
 
-/// Counts a batch's move to another state: the rollouts that it still has, for some may be forgotten.
+/// The state of a batch after a move that the caller has checked.
+pub(super) fn after(batch: &Batch, by: BatchMove) -> Result<BatchState, StoreError> {
+    let not_allowed = || StoreError::Corrupt(format!("batch {} is `{}` before {by:?}", batch.batch_id, batch.state));
+    batch.state.after(by).ok_or_else(not_allowed)
+}
+
+/// Updates the tallies for a batch's move to another state. Only the rollouts that still have rows are counted.
 pub(super) async fn tally_move(tx: &mut Tx<'_>, batch: &Batch, to: BatchState) -> Result<(), StoreError> {
     const COUNT_ROLLOUTS: Statement = Statement::new(
         "-- count_rollouts_of_batch
@@ -95,20 +103,20 @@ pub(super) async fn tally_move(tx: &mut Tx<'_>, batch: &Batch, to: BatchState) -
         FROM rollout_group
         WHERE batch_pk = $1 AND state = 'batched'",
     );
-    let (from, to) = (name_of(&batch.state), name_of(&to));
+    let before = members_state(GroupState::Batched, Some(batch.state))?;
+    let after = members_state(GroupState::Batched, Some(to))?;
     let rollouts: i64 = tx.fetch_one(COUNT_ROLLOUTS, args![batch.batch_pk]).await?.get("rollouts")?;
     let tallies = tx.tallies();
-    tallies.batches(batch.policy_pk, &from, -1);
-    tallies.batches(batch.policy_pk, &to, 1);
-    tallies.rollouts(batch.policy_pk, &from, -rollouts);
-    tallies.rollouts(batch.policy_pk, &to, rollouts);
-    let live = |state: &str| state == "leased" || state == "returned";
-    let bytes = batch.live_bytes * (i64::from(live(&to)) - i64::from(live(&from)));
-    tallies.add(batch.policy_pk, LIVE_BYTES, bytes);
+    tallies.batches(batch.policy_pk, batch.state, -1);
+    tallies.batches(batch.policy_pk, to, 1);
+    tallies.rollouts(batch.policy_pk, before, -rollouts);
+    tallies.rollouts(batch.policy_pk, after, rollouts);
+    let bytes = batch.live_bytes * (i64::from(after.is_live()) - i64::from(before.is_live()));
+    tallies.add(batch.policy_pk, Tally::LiveBytes, bytes);
     Ok(())
 }
 
-/// A delivery that failed, by expiry or nack: the batch comes back, or is quarantined when its deliveries are used up.
+/// Records a failed delivery, by expiry or nack: the batch comes back, or is quarantined if it has no deliveries left.
 pub(super) async fn fail_delivery(
     tx: &mut Tx<'_>,
     policy: &Policy,
@@ -123,13 +131,13 @@ pub(super) async fn fail_delivery(
     );
     let failed = batch.failed_deliveries + 1;
     let used_up = failed >= policy.rules.lease.max_deliveries;
-    let to = if used_up { BatchState::Quarantined } else { BatchState::Returned };
+    let to = after(batch, if used_up { BatchMove::UseUp } else { BatchMove::Return })?;
     let reason = reason.or(used_up.then_some(REASON_MAX_DELIVERIES));
-    tx.guarded(FAIL_DELIVERY, args![batch.batch_pk, name_of(&to), reason, failed], 1).await?;
+    tx.guarded(FAIL_DELIVERY, args![batch.batch_pk, to, reason, failed], 1).await?;
     tally_move(tx, batch, to).await
 }
 
-/// How often leases of a batch ended without an ack, which its groups remember when it is split.
+/// How often leases of a batch ended without an ack. Its groups keep the count when it is split.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ended {
     /// By expiry or nack.
@@ -138,7 +146,8 @@ struct Ended {
     resumes: u32,
 }
 
-/// Ends a batch that holds bad groups: those are quarantined, the others return to their places.
+/// Ends a batch that contains bad groups. The bad groups are quarantined, and the others become ready again in their
+/// old order.
 pub(super) async fn split(
     tx: &mut Tx<'_>,
     policy: &Policy,
@@ -152,8 +161,8 @@ pub(super) async fn split(
         SET state = 'split', reason = $3, failed_deliveries = failed_deliveries + 1, expires_us = NULL, lease = NULL
         WHERE batch_pk = $1 AND state = $2",
     );
-    let before = name_of(&batch.state);
-    tx.guarded(SPLIT_BATCH, args![batch.batch_pk, before.as_str(), reason], 1).await?;
+    let to = after(batch, BatchMove::Split)?;
+    tx.guarded(SPLIT_BATCH, args![batch.batch_pk, batch.state, reason], 1).await?;
     let failed = batch.failed_deliveries + 1;
     let (bad, good): (Vec<_>, Vec<_>) =
         members(tx, batch.batch_pk).await?.into_iter().partition(|group| bad.contains(&group.group_pk));
@@ -161,29 +170,30 @@ pub(super) async fn split(
     quarantine(tx, &bad, ended, reason).await?;
     if failed >= policy.rules.lease.max_deliveries {
         quarantine(tx, &good, ended, Some(REASON_MAX_DELIVERIES)).await?;
-        tally_split(tx, batch, &before, &[&bad, &good].map(Vec::as_slice).concat(), &[]);
+        tally_split(tx, batch, to, &[&bad, &good].map(Vec::as_slice).concat(), &[])
     } else {
-        put_back(tx, &good, ended).await?;
-        tally_split(tx, batch, &before, &bad, &good);
+        put_back(tx, policy.policy_pk, &good, ended).await?;
+        tally_split(tx, batch, to, &bad, &good)
     }
-    Ok(())
 }
 
-/// A group of a batch, as far as moving it is concerned.
+/// The columns of a batch's group that moving it needs.
 #[derive(Clone, Debug)]
 pub(super) struct MemberGroup {
     pub(super) group_pk: GroupPk,
     pub(super) group_id: String,
+    /// Its position in the line of ready groups.
+    place: i64,
     rollouts: i64,
     payload_bytes: i64,
     pub(super) purged: bool,
 }
 
-/// The groups that a batch holds now, locked.
+/// The current groups of a batch, locked.
 pub(super) async fn members(tx: &mut Tx<'_>, batch: BatchPk) -> Result<Vec<MemberGroup>, StoreError> {
     const LOCK_MEMBERS: Statement = locking!(
         "-- lock_member_groups
-        SELECT group_pk, group_id, kept + masked AS rollouts, payload_bytes, purged_us
+        SELECT group_pk, group_id, ready_seq, kept + masked AS rollouts, payload_bytes, purged_us
         FROM rollout_group
         WHERE batch_pk = $1 AND state = 'batched'
         ORDER BY group_pk"
@@ -196,6 +206,7 @@ fn read_member(mut row: Row) -> Result<MemberGroup, StoreError> {
     Ok(MemberGroup {
         group_pk: row.get("group_pk")?,
         group_id: row.get("group_id")?,
+        place: row.get("ready_seq")?,
         rollouts: row.get("rollouts")?,
         payload_bytes: row.get("payload_bytes")?,
         purged: row.get::<Option<Timestamp>>("purged_us")?.is_some(),
@@ -223,8 +234,8 @@ async fn quarantine(
     tx.guarded(QUARANTINE_GROUPS, args![keys, ended.deliveries, reason, ended.resumes], groups.len()).await
 }
 
-/// Groups return to their places among the ready ones, with the count of leases that ended.
-async fn put_back(tx: &mut Tx<'_>, groups: &[MemberGroup], ended: Ended) -> Result<(), StoreError> {
+/// Makes groups ready again in their old order, and keeps the count of ended leases.
+async fn put_back(tx: &mut Tx<'_>, policy: PolicyPk, groups: &[MemberGroup], ended: Ended) -> Result<(), StoreError> {
     const PUT_BACK_GROUPS: Statement = Statement {
         sqlite: "-- put_back_groups
             UPDATE rollout_group
@@ -237,46 +248,53 @@ async fn put_back(tx: &mut Tx<'_>, groups: &[MemberGroup], ended: Ended) -> Resu
                 AND group_pk = ANY ($1::bigint[])",
     };
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
-    tx.guarded(PUT_BACK_GROUPS, args![keys, ended.deliveries, ended.resumes], groups.len()).await
+    tx.guarded(PUT_BACK_GROUPS, args![keys, ended.deliveries, ended.resumes], groups.len()).await?;
+    match groups.iter().map(|group| group.place).min() {
+        Some(first) => line::put_back(tx, policy, first).await,
+        None => Ok(()),
+    }
 }
 
-fn tally_split(tx: &mut Tx<'_>, batch: &Batch, before: &str, bad: &[MemberGroup], good: &[MemberGroup]) {
-    let rollouts = |groups: &[MemberGroup]| groups.iter().map(|group| group.rollouts).sum::<i64>();
-    let bad_bytes: i64 = bad.iter().map(|group| group.payload_bytes).sum();
-    let policy = batch.policy_pk;
+fn tally_split(
+    tx: &mut Tx<'_>,
+    batch: &Batch,
+    to: BatchState,
+    bad: &[MemberGroup],
+    good: &[MemberGroup],
+) -> Result<(), StoreError> {
     let tallies = tx.tallies();
-    tallies.batches(policy, before, -1);
-    tallies.batches(policy, "split", 1);
-    tallies.groups(policy, "batched", -((bad.len() + good.len()) as i64));
-    tallies.groups(policy, "quarantined", bad.len() as i64);
-    tallies.groups(policy, "ready", good.len() as i64);
-    tallies.rollouts(policy, before, -i64::from(batch.rollouts));
-    tallies.rollouts(policy, "quarantined", rollouts(bad));
-    tallies.rollouts(policy, "ready", rollouts(good));
-    tallies.add(policy, LIVE_BYTES, -bad_bytes);
+    tallies.batches(batch.policy_pk, batch.state, -1);
+    tallies.batches(batch.policy_pk, to, 1);
+    let of_batch = |groups| counted(GroupState::Batched, Some(batch.state), groups);
+    tallies.move_groups(batch.policy_pk, of_batch(bad), GroupMove::Quarantine)?;
+    tallies.move_groups(batch.policy_pk, of_batch(good), GroupMove::PutBack)
 }
 
-/// The quarantined groups of a split batch are ready again, with a fresh count.
+/// The numbers of a batch's groups, for the tallies.
+pub(super) fn counted(state: GroupState, batch: Option<BatchState>, groups: &[MemberGroup]) -> CountedGroups {
+    CountedGroups {
+        state,
+        batch,
+        groups: groups.len() as i64,
+        rollouts: groups.iter().map(|group| group.rollouts).sum(),
+        bytes: groups.iter().map(|group| group.payload_bytes).sum(),
+    }
+}
+
+/// Makes the quarantined groups of a split batch ready again, with a fresh count.
 pub(super) async fn readmit_groups(tx: &mut Tx<'_>, batch: &Batch) -> Result<usize, StoreError> {
     const LOCK_QUARANTINED: Statement = locking!(
         "-- lock_quarantined_groups
-        SELECT group_pk, group_id, kept + masked AS rollouts, payload_bytes, purged_us
+        SELECT group_pk, group_id, ready_seq, kept + masked AS rollouts, payload_bytes, purged_us
         FROM rollout_group
         WHERE batch_pk = $1 AND state = 'quarantined'
         ORDER BY group_pk"
     );
     let rows = tx.fetch_all(LOCK_QUARANTINED, args![batch.batch_pk]).await?;
     let groups: Vec<MemberGroup> = rows.into_iter().map(read_member).collect::<Result<_, _>>()?;
-    put_back(tx, &groups, Ended::default()).await?;
-    let rollouts: i64 = groups.iter().map(|group| group.rollouts).sum();
-    let bytes: i64 = groups.iter().map(|group| group.payload_bytes).sum();
-    let policy = batch.policy_pk;
-    let tallies = tx.tallies();
-    tallies.groups(policy, "quarantined", -(groups.len() as i64));
-    tallies.groups(policy, "ready", groups.len() as i64);
-    tallies.rollouts(policy, "quarantined", -rollouts);
-    tallies.rollouts(policy, "ready", rollouts);
-    tallies.add(policy, LIVE_BYTES, bytes);
+    put_back(tx, batch.policy_pk, &groups, Ended::default()).await?;
+    let counted = counted(GroupState::Quarantined, None, &groups);
+    tx.tallies().move_groups(batch.policy_pk, counted, GroupMove::Readmit)?;
     Ok(groups.len())
 }
 
@@ -295,7 +313,7 @@ pub(super) async fn schedule_purge(
     tx.execute(SCHEDULE_PURGE, args![batch, purge_at]).await.map(drop)
 }
 
-/// Lets the tombstones of a batch that is settled expire, if its payloads went before.
+/// Schedules the deletion of the tombstones of a settled batch, if its payloads were purged before.
 pub(super) async fn schedule_forget(tx: &mut Tx<'_>, batch: BatchPk, forget_at: Timestamp) -> Result<(), StoreError> {
     const SCHEDULE_FORGET: Statement = Statement::new(
         "-- schedule_forget

@@ -1,35 +1,41 @@
-//! Stage 4 and 5 in the store: the next batch for a trainer, under the lock of its policy.
+//! Stages 4 and 5 in the store: the next batch for a trainer, under the lock of its policy.
 //!
-//! In order: the batch that the request already holds, a batch that came back, a new one cut from ready groups.
+//! It is the batch that the request already holds, else a batch that came back, else a new one cut from ready groups.
 
+pub(super) mod line;
 mod mask;
 
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::{BatchOrder, BatchState, StalenessAction};
+use forebay_client::wire::{BatchOrder, StalenessAction};
 use serde::{Deserialize, Serialize};
 
-use self::mask::Masking;
+use self::{
+    line::{Found, Line},
+    mask::Masking,
+};
 use super::{batch, name_of, pair, policy, sweep};
 use crate::{
     buffer::{
         batch::cut,
         ids::{BatchPk, ConsumerName, GroupPk, RequestId, Version},
+        port::{Batch, Claim, ClaimAnswer, Claimed, Policy, StoreError},
         refusal::Refusal,
         staleness::oldest_fresh,
+        states::{BatchMove, BatchState, GroupMove, GroupState},
+        tally::Tally,
         weights::BatchWeights,
     },
     clock::Timestamp,
     store::{
-        Batch, Claim, ClaimAnswer, Claimed, Policy, StoreError,
         dialect::Op,
         sql::{Row, Statement, Tx, args, key_list, locking},
-        tally::{LIVE_BYTES, REWARD},
+        tally::{CountedGroups, Recent},
     },
 };
 
-/// Ready groups read at once where they may be stale, so that a run of those is passed over in large steps.
+/// Ready groups that are read in addition if they may be stale, so that many stale groups are skipped in few steps.
 const LOOKAHEAD_GROUPS: u32 = 256;
 
 #[async_trait]
@@ -45,7 +51,7 @@ impl Op for Claim {
         if let Err(refusal) = policy::check_epoch(self.epoch, policy.epoch) {
             return Ok(Err(refusal));
         }
-        // A lease is lost at its end, swept or not.
+        // Expired leases end here, too, in case the sweep has not ended them.
         let expired = sweep::expire_of_policy(tx, &policy, self.now).await?;
         let mut stale = 0;
         let claimed = if let Some(held) = held(tx, &policy, self).await? {
@@ -74,7 +80,7 @@ impl Claim {
     }
 }
 
-/// The live lease of the same request, renewed.
+/// The current lease of the same request, renewed.
 async fn held(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Option<Batch>, StoreError> {
     const SELECT_HELD: Statement = Statement::new(
         "-- select_held
@@ -99,7 +105,7 @@ async fn held(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Option<
 
 /// The next batch that came back, delivered again as it was cut.
 async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Option<Batch>, StoreError> {
-    // By the step that had consumed it, so that a resumed trainer repeats its steps; then in the order of the cuts.
+    // Ordered by the step that consumed the batch, so that a resumed trainer repeats its steps, and then by the cut.
     const SELECT_RETURNED: Statement = Statement::new(
         "-- select_returned
         SELECT batch_pk
@@ -127,14 +133,17 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
         policy.rules.lease.ttl_s,
         claim.expires_at(policy),
     ];
+    let to = batch::after(&batch, BatchMove::Lease)?;
     tx.guarded(LEASE_AGAIN, values, 1).await?;
-    batch::tally_move(tx, &batch, BatchState::Leased).await?;
+    batch::tally_move(tx, &batch, to).await?;
     batch::get(tx, batch.batch_pk).await.map(Some)
 }
 
-/// A ready group, as far as cutting a batch is concerned.
+/// The columns of a ready group that cutting a batch needs.
 struct Ready {
     group_pk: GroupPk,
+    /// Its position in the line of ready groups.
+    place: i64,
     rollouts: u64,
     samples: u64,
     trained_samples: u64,
@@ -147,17 +156,17 @@ struct Ready {
     failed_deliveries: u32,
     resumes: u32,
     delivered: bool,
-    /// What masking leaves of it, if anything is masked.
+    /// The changes by masking, if any token is masked.
     masking: Option<Masking>,
 }
 
 impl Ready {
-    /// Versions that its oldest trained token is behind.
+    /// How many versions its oldest trained token is behind.
     fn staleness(&self, current: Version) -> i64 {
         self.versions.map_or(0, |(oldest, _)| current.0.saturating_sub(oldest.0).max(0))
     }
 
-    /// Whether it is over a staleness bound, which is tested at the first delivery alone.
+    /// Whether it is over a staleness bound. The bound applies only to the first delivery.
     fn is_over(&self, current: Version, max: u32) -> bool {
         !self.delivered && self.staleness(current) > i64::from(max)
     }
@@ -169,23 +178,44 @@ async fn cut_new(
     claim: &Claim,
     passed_over: &mut u64,
 ) -> Result<Option<Batch>, StoreError> {
-    let mut ready = fresh_groups(tx, policy, claim, passed_over).await?;
+    let mut line = Line::read(tx, policy, claim.now).await?;
+    let mut ready = fresh_groups(tx, policy, claim, line.begin(), passed_over).await?;
     let tokens: Vec<u64> = ready.iter().map(|group| group.tokens).collect();
-    let Some(taken) = cut(&policy.rules.batch, &tokens, claim.partial) else { return Ok(None) };
+    let cut = cut(&policy.rules.batch, &tokens, claim.partial);
+    let taken = cut.unwrap_or(0);
+    // In any other order, the groups that were read are not the front of the line.
+    let found = (policy.rules.batch.order == BatchOrder::Fifo).then(|| Found {
+        first_left: ready.get(taken).map(|group| group.place),
+        last_taken: ready[..taken].last().map(|group| group.place),
+    });
+    if cut.is_none() {
+        line.write_if_moved(tx, policy, found).await?;
+        return Ok(None);
+    }
     ready.truncate(taken);
-    let batch_pk = insert_batch(tx, policy, claim, &ready).await?;
+    let batch_pk = insert_batch(tx, policy, claim, &ready, &mut line).await?;
+    line.write(tx, policy, found).await?;
     fill_batch(tx, batch_pk, &ready).await?;
-    let rollouts: u64 = ready.iter().map(|group| group.rollouts).sum();
-    let tallies = tx.tallies();
-    tallies.groups(policy.policy_pk, "ready", -(taken as i64));
-    tallies.groups(policy.policy_pk, "batched", taken as i64);
-    tallies.batches(policy.policy_pk, "leased", 1);
-    tallies.rollouts(policy.policy_pk, "ready", -(rollouts as i64));
-    tallies.rollouts(policy.policy_pk, "leased", rollouts as i64);
+    let cut = counted(ready.iter());
+    tx.tallies().batches(policy.policy_pk, BatchState::Leased, 1);
+    tx.tallies().move_groups(policy.policy_pk, cut, GroupMove::Cut)?;
     batch::get(tx, batch_pk).await.map(Some)
 }
 
-/// A group's place in `freshest`: the version that staleness looks at. Nothing in a group without one is old.
+/// The numbers of ready groups for the tallies. The batch that they become part of is leased at once.
+fn counted<'g>(groups: impl Iterator<Item = &'g Ready>) -> CountedGroups {
+    let none =
+        CountedGroups { state: GroupState::Ready, batch: Some(BatchState::Leased), groups: 0, rollouts: 0, bytes: 0 };
+    groups.fold(none, |sum, group| CountedGroups {
+        groups: sum.groups + 1,
+        rollouts: sum.rollouts + group.rollouts as i64,
+        bytes: sum.bytes + group.payload_bytes,
+        ..sum
+    })
+}
+
+/// The version that staleness measures, by which `freshest` orders groups. A group without trained tokens counts as
+/// fresh.
 macro_rules! freshness {
     () => {
         "COALESCE(version_min, 9223372036854775807)"
@@ -197,8 +227,8 @@ macro_rules! select_ready {
         locking!(concat!(
             $name,
             "
-            SELECT group_pk, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens, reward_sum,
-                reward_count, version_min, version_max, payload_bytes, failed_deliveries, resumes, delivered
+            SELECT group_pk, ready_seq, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens,
+                reward_sum, reward_count, version_min, version_max, payload_bytes, failed_deliveries, resumes, delivered
             FROM rollout_group
             WHERE policy_pk = $1 AND run = $2 AND state = 'ready' ",
             $tail
@@ -206,31 +236,32 @@ macro_rules! select_ready {
     };
 }
 
-/// The ready groups at the front of the line, after those that are over the staleness bound are taken out of it.
+/// The first ready groups in the order of delivery, after groups over the staleness bound are removed.
 async fn fresh_groups(
     tx: &mut Tx<'_>,
     policy: &Policy,
     claim: &Claim,
+    begin: i64,
     passed_over: &mut u64,
 ) -> Result<Vec<Ready>, StoreError> {
-    const SELECT_READY: Statement = select_ready!("-- select_ready", "ORDER BY ready_seq LIMIT $3");
+    const SELECT_READY: Statement = select_ready!("-- select_ready", "AND ready_seq >= $4 ORDER BY ready_seq LIMIT $3");
     const SELECT_FRESHEST: Statement =
         select_ready!("-- select_freshest", concat!("ORDER BY ", freshness!(), " DESC, ready_seq LIMIT $3"));
-    // One more than a batch: whether the next group fits decides whether a batch is full.
+    // One more than a batch has, because whether the next group fits decides whether a batch is full.
     let limit = policy.rules.batch.groups + 1;
     let staleness = &policy.rules.staleness;
     let masks = staleness.action == StalenessAction::Mask;
-    // Masking reads the rollouts of a group: not for groups that are not in this batch.
+    // Masking reads the rollouts of a group, so groups that cannot be in this batch are not read.
     let in_passing = limit + LOOKAHEAD_GROUPS * u32::from(staleness.max.is_some() && !masks);
-    let (statement, looked_at) = match policy.rules.batch.order {
-        BatchOrder::Fifo => (SELECT_READY, in_passing),
+    let (statement, values) = match policy.rules.batch.order {
+        BatchOrder::Fifo => (SELECT_READY, args![policy.policy_pk, policy.run, in_passing, begin]),
         BatchOrder::Freshest => {
             take_out_left_behind(tx, policy, claim.now, passed_over).await?;
-            (SELECT_FRESHEST, limit)
+            (SELECT_FRESHEST, args![policy.policy_pk, policy.run, limit])
         }
     };
     loop {
-        let rows = tx.fetch_all(statement, args![policy.policy_pk, policy.run, looked_at]).await?;
+        let rows = tx.fetch_all(statement, values.clone()).await?;
         let mut ready = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
         if let (Some(max), true) = (staleness.max, masks) {
             let oldest = oldest_fresh(policy.version, max);
@@ -249,8 +280,8 @@ async fn fresh_groups(
     }
 }
 
-/// Takes out what is over the staleness bound at the end of the line, where the freshest come first: no claim would
-/// ever meet it there, and it would count in the backlog for as long as there is fresher work.
+/// Removes groups over the staleness bound from the end of the line, where `freshest` puts them. No claim would ever
+/// reach them there, and they would count in the backlog for as long as there are fresher groups.
 async fn take_out_left_behind(
     tx: &mut Tx<'_>,
     policy: &Policy,
@@ -264,7 +295,7 @@ async fn take_out_left_behind(
     let staleness = &policy.rules.staleness;
     let Some(max) = staleness.max else { return Ok(()) };
     let oldest = oldest_fresh(policy.version, max);
-    // Masking leaves something of a group whose newest token is fresh: it stays until its turn comes.
+    // A group whose newest token is fresh keeps some tokens when it is masked, so it stays until its turn.
     let stays = |group: &Ready| {
         staleness.action == StalenessAction::Mask && group.versions.is_some_and(|(_, newest)| newest >= oldest)
     };
@@ -284,6 +315,7 @@ async fn take_out_left_behind(
 fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
     Ok(Ready {
         group_pk: row.get("group_pk")?,
+        place: row.get("ready_seq")?,
         rollouts: row.get("rollouts")?,
         samples: row.get("samples")?,
         trained_samples: row.get("trained_samples")?,
@@ -315,17 +347,9 @@ async fn make_stale(tx: &mut Tx<'_>, policy: &Policy, stale: &[&Ready], now: Tim
     let keys = key_list(stale.iter().map(|group| group.group_pk.0));
     let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
     tx.guarded(MAKE_STALE, args![keys, purge_at], stale.len()).await?;
-    let groups = stale.len() as i64;
-    let rollouts: u64 = stale.iter().map(|group| group.rollouts).sum();
-    let bytes: i64 = stale.iter().map(|group| group.payload_bytes).sum();
-    let tallies = tx.tallies();
-    tallies.groups(policy.policy_pk, "ready", -groups);
-    tallies.groups(policy.policy_pk, "stale", groups);
-    tallies.rollouts(policy.policy_pk, "ready", -(rollouts as i64));
-    tallies.rollouts(policy.policy_pk, "stale", rollouts as i64);
-    tallies.add(policy.policy_pk, LIVE_BYTES, -bytes);
-    tallies.recent(policy.policy_pk, "stale".to_owned(), groups, now);
-    Ok(())
+    let stale = counted(stale.iter().copied());
+    tx.tallies().recent(policy.policy_pk, Recent::Stale, stale.groups, now);
+    tx.tallies().move_groups(policy.policy_pk, stale, GroupMove::GoStale)
 }
 
 async fn insert_batch(
@@ -333,6 +357,7 @@ async fn insert_batch(
     policy: &Policy,
     claim: &Claim,
     groups: &[Ready],
+    line: &mut Line,
 ) -> Result<BatchPk, StoreError> {
     const INSERT_BATCH: Statement = Statement::new(
         "-- insert_batch
@@ -358,7 +383,7 @@ async fn insert_batch(
         samples: sum(|group| group.trained_samples),
         trained_tokens: sum(|group| group.trained_tokens),
     };
-    let metrics = metrics(tx, policy, groups).await?;
+    let metrics = metrics(tx, policy, groups, line).await?;
     let oldest = groups.iter().filter_map(|group| group.versions).map(|(oldest, _)| oldest).min();
     let newest = groups.iter().filter_map(|group| group.versions).map(|(_, newest)| newest).max();
     let values = args![
@@ -420,7 +445,7 @@ async fn fill_batch(tx: &mut Tx<'_>, batch: BatchPk, groups: &[Ready]) -> Result
     tx.guarded(PLACE_GROUPS, args![keys, batch], groups.len()).await
 }
 
-/// Where the tallies stood when the batch before was cut.
+/// The tallies when the previous batch was cut.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct TallyMark {
@@ -429,14 +454,13 @@ struct TallyMark {
     dropped: BTreeMap<String, i64>,
 }
 
-/// What a trainer may log about a new batch, and about what was received since the one before.
-async fn metrics(tx: &mut Tx<'_>, policy: &Policy, groups: &[Ready]) -> Result<BTreeMap<String, f64>, StoreError> {
-    const SELECT_MARK: Statement = Statement::new(
-        "-- select_mark
-        SELECT tally_mark
-        FROM policy
-        WHERE policy_pk = $1",
-    );
+/// Metrics for the trainer's log: about a new batch, and about the rollouts received since the previous one.
+async fn metrics(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    groups: &[Ready],
+    line: &mut Line,
+) -> Result<BTreeMap<String, f64>, StoreError> {
     const SELECT_FLOW: Statement = Statement::new(
         "-- select_flow
         SELECT name, CAST(SUM(value) AS BIGINT) AS value, SUM(amount) AS amount
@@ -444,23 +468,16 @@ async fn metrics(tx: &mut Tx<'_>, policy: &Policy, groups: &[Ready]) -> Result<B
         WHERE policy_pk = $1 AND (name = 'reward' OR name LIKE 'dropped.%')
         GROUP BY name",
     );
-    const SET_MARK: Statement = Statement::new(
-        "-- set_mark
-        UPDATE policy
-        SET tally_mark = $2
-        WHERE policy_pk = $1",
-    );
-    let mark: String = tx.fetch_one(SELECT_MARK, args![policy.policy_pk]).await?.get("tally_mark")?;
-    let before: TallyMark = serde_json::from_str(&mark).unwrap_or_default();
+    let before: TallyMark = serde_json::from_str(&line.tally_mark).unwrap_or_default();
     let mut now = TallyMark::default();
     for mut row in tx.fetch_all(SELECT_FLOW, args![policy.policy_pk]).await? {
         let (name, value): (String, i64) = (row.get("name")?, row.get("value")?);
-        match name.strip_prefix("dropped.") {
-            Some(rule) => {
-                now.dropped.insert(rule.to_owned(), value);
+        match Tally::parse(&name) {
+            Some(Tally::Dropped(rule)) => {
+                now.dropped.insert(rule, value);
             }
-            None if name == REWARD => (now.rewards, now.reward_sum) = (value, row.get("amount")?),
-            None => {}
+            Some(Tally::Reward) => (now.rewards, now.reward_sum) = (value, row.get("amount")?),
+            _ => {}
         }
     }
     let mut metrics = flow_metrics(&before, &now);
@@ -469,8 +486,7 @@ async fn metrics(tx: &mut Tx<'_>, policy: &Policy, groups: &[Ready]) -> Result<B
     if masked > 0 {
         metrics.insert("staleness/masked-tokens".to_owned(), masked as f64);
     }
-    let mark = serde_json::to_string(&now).expect("names and finite numbers always serialize");
-    tx.guarded(SET_MARK, args![policy.policy_pk, mark], 1).await?;
+    line.tally_mark = serde_json::to_string(&now).expect("names and finite numbers always serialize");
     Ok(metrics)
 }
 

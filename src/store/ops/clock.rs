@@ -1,11 +1,12 @@
-//! The clock that replicas share, in one row: what is added to the database's clock, and how far the service has come.
+//! The clock that replicas share, in one row: the offset to the database's clock, and the time that the service has
+//! reached.
 
 use async_trait::async_trait;
 
 use crate::{
+    buffer::port::{ClockReading, StoreError},
     clock::Timestamp,
     store::{
-        ClockReading, StoreError,
         dialect::Op,
         sql::{Statement, Tx, args},
     },
@@ -18,7 +19,7 @@ impl Op for ReadClock {
     type Output = ClockReading;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<ClockReading, StoreError> {
-        // A SQLite database belongs to one process, which has a clock.
+        // A SQLite database belongs to one process, which has its own clock.
         const READ_CLOCK: Statement = Statement {
             sqlite: "-- read_clock
                 SELECT NULL AS database_us, c.offset_us, c.latest_us, c.asked, c.answered
@@ -77,7 +78,7 @@ impl Op for CorrectClock {
     type Output = bool;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
-        // Of replicas that find the same step, one takes it back.
+        // If several replicas detect the same step, only one of them corrects the offset.
         const CORRECT_CLOCK: Statement = Statement::new(
             "-- correct_clock
             UPDATE service_clock

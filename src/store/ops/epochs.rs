@@ -1,19 +1,22 @@
-//! After a restore: every policy begins an epoch, so that who lives in a history that did not happen is told so.
+//! After a restore, every policy begins an epoch, so that trainers from before the restore are refused and must resume.
 
 use async_trait::async_trait;
-use forebay_client::wire::BatchState;
 
 use super::{batch, lineage, policy};
 use crate::{
-    buffer::ids::{BatchPk, Epoch, PolicyPk},
+    buffer::{
+        ids::{BatchPk, Epoch, PolicyPk},
+        port::StoreError,
+        states::BatchMove,
+    },
     store::{
-        StoreError,
         dialect::Op,
         sql::{Statement, Tx, args},
     },
 };
 
-/// Begins an epoch of every policy, this one or a later one, and brings leased batches back. How many policies there are.
+/// Begins an epoch of every policy, this one or a later one, and takes leased batches back. Returns the number of
+/// policies.
 pub(in crate::store) struct BeginEpochs(pub(in crate::store) Epoch);
 
 #[async_trait]
@@ -27,7 +30,7 @@ impl Op for BeginEpochs {
             FROM policy
             ORDER BY policy_pk",
         );
-        // Trainers may be ahead of the copy: it does not know the steps that were acked after it was made.
+        // Trainers may be ahead of the copy, which does not know the steps that were acked after it was made.
         const BEGIN_EPOCH: Statement = Statement::new(
             "-- begin_epoch
             UPDATE policy
@@ -48,7 +51,7 @@ impl Op for BeginEpochs {
     }
 }
 
-/// A lease of a history that did not happen ends, which counts neither as a failed delivery nor as a resume.
+/// Ends a lease from before the restore. This counts neither as a failed delivery nor as a resume.
 async fn end_lease(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError> {
     const END_LEASE: Statement = Statement::new(
         "-- end_lease
@@ -57,6 +60,7 @@ async fn end_lease(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError>
         WHERE batch_pk = $1 AND state = 'leased'",
     );
     let batch = batch::get(tx, batch_pk).await?;
+    let to = batch::after(&batch, BatchMove::Return)?;
     tx.guarded(END_LEASE, args![batch_pk], 1).await?;
-    batch::tally_move(tx, &batch, BatchState::Returned).await
+    batch::tally_move(tx, &batch, to).await
 }

@@ -1,5 +1,5 @@
-//! Diagnosis: every row is read and compared with what other rows say of it. Never for a metric, never while serving
-//! needs the time.
+//! Diagnosis: reads every row and compares it with the rows that refer to it. This takes long, so neither metrics nor
+//! requests may use it.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,22 @@ use super::{
     samples::{read_member, select_members},
 };
 use crate::{
-    buffer::ids::GroupPk,
+    buffer::{
+        ids::{GroupPk, PolicyName},
+        port::{BatchMember, Contradiction, Examination, StoreError},
+        states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
+        tally::Tally,
+    },
     store::{
-        BatchMember, Contradiction, Counts, Examination, StoreError,
         dialect::Op,
-        sql::{Statement, Tx, args},
+        sql::{Row, Statement, Tx, args},
     },
 };
 
-/// Contradictions of one kind that are named; the rest are counted.
+/// The most contradictions of one kind that are named. The rest are only counted.
 const NAMED_MAX: i64 = 5;
 
-/// Rows whose keys are looked at together.
+/// Rows whose keys are checked together.
 const KEYS_PAGE: i64 = 10_000;
 
 pub(in crate::store) struct Examine;
@@ -41,11 +45,13 @@ impl Op for Examine {
         for (what, statement) in KEYED {
             contradictions.extend(foreign_keys(tx, what, *statement).await?);
         }
-        Ok(Examination { tallies: ReadTallies(None).run(tx).await?, counted: recount(tx).await?, contradictions })
+        let (counted, in_no_state) = recount(tx).await?;
+        contradictions.extend(in_no_state);
+        Ok(Examination { tallies: ReadTallies(None).run(tx).await?, counted, contradictions })
     }
 }
 
-/// What must never be found, and the statement that finds it: `name`, at most $1 of them.
+/// Descriptions of contradictions, each with the statement that finds it: it selects `name`, at most $1 times.
 const CONTRADICTIONS: &[(&str, Statement)] = &[
     (
         "rollouts that may still be delivered and have no payload",
@@ -60,7 +66,7 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
         ),
     ),
     (
-        "payloads of no rollout",
+        "payloads without a rollout",
         Statement::new(
             "-- find_orphaned_payloads
             SELECT CAST(y.rollout_pk AS TEXT) AS name
@@ -70,7 +76,18 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
         ),
     ),
     (
-        "rollouts of no group",
+        "ready groups that no claim would find",
+        Statement::new(
+            "-- find_groups_before_the_line
+            SELECT g.group_id AS name
+            FROM rollout_group AS g
+            JOIN policy AS p ON p.policy_pk = g.policy_pk AND p.run = g.run
+            WHERE g.state = 'ready' AND g.ready_seq < p.ready_from
+            LIMIT $1",
+        ),
+    ),
+    (
+        "rollouts without a group",
         Statement::new(
             "-- find_orphaned_rollouts
             SELECT r.rollout_id AS name
@@ -143,10 +160,10 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
     ),
 ];
 
-/// Rows of which a key was made, after one, $2 at most: `pk`, `key`, `name`.
+/// Rows with a key that is computed from their name, after a key, at most $2 of them: `pk`, `key`, `name`.
 const KEYED: &[(&str, Statement)] = &[
     (
-        "rollouts that their names do not find",
+        "rollouts that cannot be found by their names",
         Statement::new(
             "-- page_rollout_keys
             SELECT rollout_pk AS pk, rollout_key AS key, rollout_id AS name
@@ -157,7 +174,7 @@ const KEYED: &[(&str, Statement)] = &[
         ),
     ),
     (
-        "groups that their names do not find",
+        "groups that cannot be found by their names",
         Statement::new(
             "-- page_group_keys
             SELECT group_pk AS pk, group_key AS key, group_id AS name
@@ -169,7 +186,7 @@ const KEYED: &[(&str, Statement)] = &[
     ),
 ];
 
-/// Rows whose key is not that of their name: a repeat of one would be taken for something new.
+/// Finds rows whose stored key is not the key of their name. A retry of such a rollout would be stored as a new one.
 async fn foreign_keys(
     tx: &mut Tx<'_>,
     what: &'static str,
@@ -195,64 +212,100 @@ async fn foreign_keys(
     }
 }
 
-/// Counts what the tallies claim.
-async fn recount(tx: &mut Tx<'_>) -> Result<Counts, StoreError> {
+/// Counts from the rows what the tallies count. Also finds rollouts whose state cannot be derived, because their group
+/// and its batch contradict each other.
+async fn recount(tx: &mut Tx<'_>) -> Result<(Counts, Option<Contradiction>), StoreError> {
+    // Only `rollout_state` derives the state of a rollout, so these two statements select its arguments.
     const COUNT_ROLLOUTS: Statement = Statement::new(
         "-- count_rollouts
-        SELECT p.name AS policy, COUNT(*) AS value, 'rollout.' || CASE
-            WHEN r.verdict IN ('dropped', 'late') THEN r.verdict
-            WHEN g.state = 'batched' THEN b.state
-            ELSE g.state
-        END AS name
+        SELECT p.name AS policy, r.verdict, g.state AS group_state, b.state AS batch_state, COUNT(*) AS value
         FROM rollout AS r
         JOIN policy AS p ON p.policy_pk = r.policy_pk
         JOIN rollout_group AS g ON g.group_pk = r.group_pk
         LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
-        GROUP BY 1, 3",
+        GROUP BY 1, 2, 3, 4",
     );
-    const COUNT_GROUPS: Statement = Statement::new(
-        "-- count_groups
-        SELECT p.name AS policy, COUNT(*) AS value, 'group.' || g.state AS name
-        FROM rollout_group AS g
-        JOIN policy AS p ON p.policy_pk = g.policy_pk
-        GROUP BY 1, 3",
-    );
-    const COUNT_BATCHES: Statement = Statement::new(
-        "-- count_batches
-        SELECT p.name AS policy, COUNT(*) AS value, 'batch.' || b.state AS name
-        FROM batch AS b
-        JOIN policy AS p ON p.policy_pk = b.policy_pk
-        GROUP BY 1, 3",
-    );
-    const SUM_LIVE_BYTES: Statement = Statement::new(
-        "-- sum_live_bytes
-        SELECT p.name AS policy, CAST(SUM(LENGTH(y.body)) AS BIGINT) AS value, 'live_bytes' AS name
+    const SUM_BYTES: Statement = Statement::new(
+        "-- sum_bytes
+        SELECT p.name AS policy, r.verdict, g.state AS group_state, b.state AS batch_state,
+            CAST(SUM(LENGTH(y.body)) AS BIGINT) AS value
         FROM payload AS y
         JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
         JOIN policy AS p ON p.policy_pk = r.policy_pk
         JOIN rollout_group AS g ON g.group_pk = r.group_pk
         LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
-        WHERE r.verdict IN ('kept', 'masked')
-            AND (g.state IN ('open', 'ready') OR (g.state = 'batched' AND b.state IN ('leased', 'returned')))
-        GROUP BY 1",
+        GROUP BY 1, 2, 3, 4",
+    );
+    const COUNT_GROUPS: Statement = Statement::new(
+        "-- count_groups
+        SELECT p.name AS policy, g.state, COUNT(*) AS value
+        FROM rollout_group AS g
+        JOIN policy AS p ON p.policy_pk = g.policy_pk
+        GROUP BY 1, 2",
+    );
+    const COUNT_BATCHES: Statement = Statement::new(
+        "-- count_batches
+        SELECT p.name AS policy, b.state, COUNT(*) AS value
+        FROM batch AS b
+        JOIN policy AS p ON p.policy_pk = b.policy_pk
+        GROUP BY 1, 2",
     );
     const SUM_RESERVED: Statement = Statement::new(
         "-- sum_reserved
-        SELECT p.name AS policy, CAST(SUM(a.granted - a.used) AS BIGINT) AS value, 'reserved' AS name
+        SELECT p.name AS policy, CAST(SUM(a.granted - a.used) AS BIGINT) AS value
         FROM admission AS a
         JOIN policy AS p ON p.policy_pk = a.policy_pk
         GROUP BY 1",
     );
-    let mut counts: Counts = BTreeMap::new();
-    for statement in [COUNT_ROLLOUTS, COUNT_GROUPS, COUNT_BATCHES, SUM_LIVE_BYTES, SUM_RESERVED] {
-        for mut row in tx.fetch_all(statement, args![]).await? {
-            counts.entry(row.get("policy")?).or_default().insert(row.get("name")?, row.get("value")?);
+    let mut counts = Counts::new();
+    let mut in_no_state =
+        Contradiction { what: "rollouts whose state cannot be derived", at_least: 0, named: Vec::new() };
+    for mut row in tx.fetch_all(COUNT_ROLLOUTS, args![]).await? {
+        let (combination, state) = read_state(&mut row)?;
+        if let Some(state) = state {
+            count(&mut counts, &mut row, Tally::Rollouts(state))?;
+        } else {
+            in_no_state.at_least += row.get::<i64>("value")?;
+            in_no_state.named.push(combination);
         }
     }
-    Ok(counts)
+    for mut row in tx.fetch_all(SUM_BYTES, args![]).await? {
+        if read_state(&mut row)?.1.is_some_and(RolloutState::is_live) {
+            count(&mut counts, &mut row, Tally::LiveBytes)?;
+        }
+    }
+    for mut row in tx.fetch_all(COUNT_GROUPS, args![]).await? {
+        let tally = Tally::Groups(row.get("state")?);
+        count(&mut counts, &mut row, tally)?;
+    }
+    for mut row in tx.fetch_all(COUNT_BATCHES, args![]).await? {
+        let tally = Tally::Batches(row.get("state")?);
+        count(&mut counts, &mut row, tally)?;
+    }
+    for mut row in tx.fetch_all(SUM_RESERVED, args![]).await? {
+        count(&mut counts, &mut row, Tally::Reserved)?;
+    }
+    Ok((counts, Some(in_no_state).filter(|found| found.at_least > 0)))
 }
 
-/// What a database says of its own file; nothing where that is the server's business.
+type Counts = BTreeMap<PolicyName, BTreeMap<Tally, i64>>;
+
+/// The state of the rollouts of a row, and a description of what it was derived from.
+fn read_state(row: &mut Row) -> Result<(String, Option<RolloutState>), StoreError> {
+    let (verdict, group): (Verdict, GroupState) = (row.get("verdict")?, row.get("group_state")?);
+    let batch: Option<BatchState> = row.get("batch_state")?;
+    let combination = format!("{verdict} in {group} of {}", batch.map_or("no batch", BatchState::as_str));
+    Ok((combination, rollout_state(verdict, group, batch)))
+}
+
+fn count(counts: &mut Counts, row: &mut Row, tally: Tally) -> Result<(), StoreError> {
+    let policy: String = row.get("policy")?;
+    let policy = PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    *counts.entry(policy).or_default().entry(tally).or_default() += row.get::<i64>("value")?;
+    Ok(())
+}
+
+/// The faults that a database finds in its own file. Empty on Postgres, whose server checks its files itself.
 pub(in crate::store) struct Integrity;
 
 #[async_trait]
@@ -284,7 +337,7 @@ impl Op for Integrity {
     }
 }
 
-/// The rollouts with payloads of the groups after one, a few groups at a time.
+/// The rollouts with payloads of the groups after a group, a few groups at a time.
 pub(in crate::store) struct GroupMembers {
     pub(in crate::store) after: GroupPk,
     pub(in crate::store) groups: u32,

@@ -6,25 +6,24 @@ use std::{
 };
 
 use async_trait::async_trait;
-use forebay_client::wire::GroupState;
 
-use super::{fill, ledger, name_of, pair, policy};
+use super::{fill, ledger, pair, policy};
 use crate::{
     buffer::{
-        finalize::{Cause, GroupDecision, GroupOutcome, GroupSnapshot, Member, ReadyGroup},
+        finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, Member, ReadyGroup},
         ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
-        ingest::GroupFill,
-        ingest::RULE_BY_HAND,
+        ingest::{GroupFill, RULE_BY_HAND},
+        port::{CloseGroup, DecidedGroup, DiscardGroup, Group, StoreError},
         refusal::Refusal,
         rules::Rules,
         seal,
+        states::{GroupMove, GroupState},
     },
     clock::Timestamp,
     store::{
-        Decide, Group, StoreError,
         dialect::Op,
         sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_list, locking, new_keys},
-        tally::{LIVE_BYTES, TallyDelta},
+        tally::{CountedGroups, TallyDelta},
     },
 };
 
@@ -86,7 +85,7 @@ pub(super) async fn lock_all(
             "WHERE policy_pk = $1 AND run = $2 AND group_key IN (SELECT unhex(value) FROM json_each($3))"
         ),
         postgres: select_group!(
-            "-- One look into the unique index for each key, as in `select_stored`; then locks in the order of the keys.
+            "-- One lookup in the unique index for each key, as in `select_stored`; then locks in the order of the keys.
             WHERE group_pk = ANY (ARRAY(
                 SELECT g.group_pk
                 FROM unnest($3::bytea[]) AS k (group_key)
@@ -136,7 +135,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<LockedGroup, StoreError> 
 }
 
 impl LockedGroup {
-    /// What is decided upon, with its kept and masked rollouts.
+    /// The input of the decision, with the kept and masked rollouts of the group.
     pub(super) fn snapshot(&self, rollouts: Vec<Member>) -> GroupSnapshot {
         GroupSnapshot {
             size: self.fill.size,
@@ -147,12 +146,12 @@ impl LockedGroup {
         }
     }
 
-    /// Names of the group filters that could not be evaluated, as a column keeps them.
+    /// Names of the group filters that could not be evaluated, in the form of the column.
     pub(super) fn failed_names(&self) -> Option<String> {
         Some(self.failed_filters.join(",")).filter(|names| !names.is_empty())
     }
 
-    /// When the payloads of a discarded group are purged.
+    /// The time when the payloads of the group are purged, if it is discarded.
     pub(super) fn purge_at(&self, now: Timestamp) -> Timestamp {
         now.plus_seconds(self.rules.retention.dropped_s)
     }
@@ -163,11 +162,10 @@ pub(super) async fn finalize(
     tx: &mut Tx<'_>,
     group: &mut LockedGroup,
     cause: Cause,
-    decide: &dyn Decide,
     now: Timestamp,
 ) -> Result<(), StoreError> {
     let members = members(tx, [group.group_pk]).await?.remove(&group.group_pk).unwrap_or_default();
-    let outcome = decide.group(&group.rules, &group.snapshot(members), cause, now);
+    let outcome = finalize::decide(&group.rules, &group.snapshot(members), cause, now);
     match settle(tx.tallies(), group, outcome, now) {
         GroupDecision::Ready(ready) => {
             set_advantages(tx, &ready.advantages).await?;
@@ -207,7 +205,7 @@ pub(super) async fn members(
     for mut row in tx.fetch_all(SELECT_MEMBERS, args![keys]).await? {
         members.entry(row.get("group_pk")?).or_default().push(Member {
             rollout_pk: row.get("rollout_pk")?,
-            verdict: row.parse("verdict")?,
+            verdict: row.get("verdict")?,
             reward: row.get("reward")?,
             segments: row.get("segments")?,
             trained_segments: row.get("trained_segments")?,
@@ -219,7 +217,7 @@ pub(super) async fn members(
     Ok(members)
 }
 
-/// What a decision makes of an open group and of the counts; returns what is left to be written.
+/// Applies a decision to an open group and to the counts. Returns the data that must still be written.
 pub(super) fn settle(
     tallies: &mut TallyDelta,
     group: &mut LockedGroup,
@@ -227,37 +225,36 @@ pub(super) fn settle(
     now: Timestamp,
 ) -> GroupDecision {
     group.failed_filters = outcome.failed_filters;
-    match &outcome.decision {
-        GroupDecision::Ready(_) => {
-            tally_move(tallies, group, "open", "ready");
-            group.fill.state = GroupState::Ready;
+    let by = match &outcome.decision {
+        GroupDecision::Ready(_) => GroupMove::Accept,
+        GroupDecision::Discard(reason) => {
+            tallies.dropped(group.policy_pk, reason, now);
+            group.reason = Some(reason.clone());
+            GroupMove::Reject
         }
-        GroupDecision::Discard(reason) => settle_discarded(tallies, group, reason.clone(), reason, now),
-    }
+    };
+    move_group(tallies, group, by).expect("a group is decided under its lock, while it is open");
     outcome.decision
 }
 
-fn settle_discarded(tallies: &mut TallyDelta, group: &mut LockedGroup, reason: String, rule: &str, now: Timestamp) {
-    tally_move(tallies, group, &name_of(&group.fill.state), "discarded");
-    if group.fill.state != GroupState::Quarantined {
-        tallies.add(group.policy_pk, LIVE_BYTES, -group.payload_bytes);
-    }
-    tallies.dropped(group.policy_pk, rule, now);
-    group.fill.state = GroupState::Discarded;
-    group.reason = Some(reason);
-}
-
-/// Discards a group that is open, ready or quarantined. It is counted by `rule`, one of a bounded set of names.
+/// Discards a group, if its state allows the move. Returns whether it did. The group is counted by `rule`, one of a
+/// bounded set of names.
 pub(super) async fn discard(
     tx: &mut Tx<'_>,
     group: &mut LockedGroup,
+    by: GroupMove,
     reason: String,
     rule: &str,
     now: Timestamp,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     let before = group.fill.state;
-    settle_discarded(tx.tallies(), group, reason, rule, now);
-    write_discarded(tx, group, before, now).await
+    if move_group(tx.tallies(), group, by).is_none() {
+        return Ok(false);
+    }
+    tx.tallies().dropped(group.policy_pk, rule, now);
+    group.reason = Some(reason);
+    write_discarded(tx, group, before, now).await?;
+    Ok(true)
 }
 
 /// Writes the advantages of stored rollouts.
@@ -280,16 +277,18 @@ pub(super) async fn set_advantages(tx: &mut Tx<'_>, advantages: &[(RolloutPk, f6
     tx.set_reals(SET_ADVANTAGES, &rows).await
 }
 
-/// The next places in the order in which groups become ready.
+/// The next numbers in the order in which groups become ready.
 pub(super) async fn next_ready(tx: &mut Tx<'_>, count: usize) -> Result<NewKeys, StoreError> {
     const NEXT_READY: Statement = Statement {
         sqlite: "-- next_ready
             UPDATE ready_sequence
             SET value = value + $1
             RETURNING value AS last, $1 AS run",
+        // The transaction gets its number before its positions. Claims rely on that; see `claim::line`.
         postgres: "-- next_ready
             SELECT nextval('ready_sequence') AS last, 1::bigint AS run
-            FROM generate_series(1, $1)",
+            FROM generate_series(1, $1)
+            WHERE pg_current_xact_id() IS NOT NULL",
     };
     new_keys(tx, NEXT_READY, count).await
 }
@@ -330,7 +329,7 @@ pub(super) async fn write_ready(
     tx.guarded(MAKE_READY, values, 1).await
 }
 
-/// Writes that a stored group was discarded, which was in another state before.
+/// Writes that a stored group was discarded, and checks the state that it had before.
 pub(super) async fn write_discarded(
     tx: &mut Tx<'_>,
     group: &LockedGroup,
@@ -344,24 +343,23 @@ pub(super) async fn write_discarded(
             purge_us = $5, failed_filters = $6
         WHERE group_pk = $1 AND state = $2",
     );
-    let before = name_of(&before);
     let values = args![group.group_pk, before, group.reason.as_deref(), now, group.purge_at(now), group.failed_names()];
     tx.guarded(DISCARD_GROUP, values, 1).await
 }
 
-fn tally_move(tallies: &mut TallyDelta, group: &LockedGroup, from: &str, to: &str) {
-    let rollouts = i64::from(group.fill.arrived());
-    tallies.rollouts(group.policy_pk, from, -rollouts);
-    tallies.rollouts(group.policy_pk, to, rollouts);
-    tallies.groups(group.policy_pk, from, -1);
-    tallies.groups(group.policy_pk, to, 1);
-}
-
-pub(in crate::store) struct CloseGroup {
-    pub(in crate::store) policy: PolicyName,
-    pub(in crate::store) group_id: GroupId,
-    pub(in crate::store) decide: Arc<dyn Decide>,
-    pub(in crate::store) now: Timestamp,
+/// Moves a group that is in no batch to another state, and updates its counts. None if the move is not allowed.
+fn move_group(tallies: &mut TallyDelta, group: &mut LockedGroup, by: GroupMove) -> Option<()> {
+    let to = group.fill.state.after(by)?;
+    let moved = CountedGroups {
+        state: group.fill.state,
+        batch: None,
+        groups: 1,
+        rollouts: i64::from(group.fill.arrived()),
+        bytes: group.payload_bytes,
+    };
+    tallies.move_groups(group.policy_pk, moved, by).ok()?;
+    group.fill.state = to;
+    Some(())
 }
 
 #[async_trait]
@@ -375,10 +373,10 @@ impl Op for CloseGroup {
         let Some(mut group) = lock(tx, policy.policy_pk, policy.run, &self.group_id).await? else {
             return Ok(Err(unknown(&self.policy, &self.group_id)));
         };
-        if group.fill.state != GroupState::Open {
+        if !group.fill.state.is_open() {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
-        finalize(tx, &mut group, Cause::TimedOut, &*self.decide, self.now).await?;
+        finalize(tx, &mut group, Cause::TimedOut, self.now).await?;
         ledger::group(tx, group.group_pk).await.map(Ok)
     }
 }
@@ -387,29 +385,21 @@ fn unknown(policy: &PolicyName, group_id: &GroupId) -> Refusal {
     Refusal::UnknownInPolicy { what: "group", id: group_id.to_string(), policy: policy.clone() }
 }
 
-pub(in crate::store) struct DiscardGroup {
-    pub(in crate::store) policy: PolicyName,
-    pub(in crate::store) group_id: GroupId,
-    pub(in crate::store) reason: String,
-    pub(in crate::store) now: Timestamp,
-}
-
 #[async_trait]
 impl Op for DiscardGroup {
     type Output = Result<Group, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // Locks the policy first, as claims do: a ready group must not be cut into a batch meanwhile.
+        // Locks the policy first, as claims do, so that a ready group cannot become part of a batch meanwhile.
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
         let Some(mut group) = lock(tx, policy.policy_pk, policy.run, &self.group_id).await? else {
             return Ok(Err(unknown(&self.policy, &self.group_id)));
         };
-        if !matches!(group.fill.state, GroupState::Open | GroupState::Ready | GroupState::Quarantined) {
+        if !discard(tx, &mut group, GroupMove::Discard, self.reason.clone(), RULE_BY_HAND, self.now).await? {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
-        discard(tx, &mut group, self.reason.clone(), RULE_BY_HAND, self.now).await?;
         ledger::group(tx, group.group_pk).await.map(Ok)
     }
 }
@@ -424,7 +414,7 @@ impl Op for OverdueGroups {
     type Output = Vec<GroupPk>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // Those of one deadline in the order of their opening: it becomes their order in batches.
+        // Groups with the same deadline are in the order of their opening, which becomes their order in batches.
         const SELECT_OVERDUE: Statement = Statement::new(
             "-- select_overdue
             SELECT group_pk
@@ -441,13 +431,12 @@ impl Op for OverdueGroups {
 pub(in crate::store) struct DecideOverdue {
     pub(in crate::store) group: GroupPk,
     pub(in crate::store) cause: Cause,
-    pub(in crate::store) decide: Arc<dyn Decide>,
     pub(in crate::store) now: Timestamp,
 }
 
 #[async_trait]
 impl Op for DecideOverdue {
-    type Output = Option<(PolicyName, Group)>;
+    type Output = Option<DecidedGroup>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const SELECT_POLICY_NAME: Statement = Statement::new(
@@ -457,18 +446,18 @@ impl Op for DecideOverdue {
             WHERE policy_pk = $1",
         );
         let Some(mut group) = lock_by_key(tx, self.group).await? else { return Ok(None) };
-        if group.fill.state != GroupState::Open {
+        if !group.fill.state.is_open() {
             return Ok(None);
         }
         let mut row = tx.fetch_one(SELECT_POLICY_NAME, args![group.policy_pk]).await?;
         let run: Run = row.get("run")?;
         if run == group.run {
-            finalize(tx, &mut group, self.cause, &*self.decide, self.now).await?;
+            finalize(tx, &mut group, self.cause, self.now).await?;
         } else {
-            discard(tx, &mut group, "reset".to_owned(), "reset", self.now).await?;
+            discard(tx, &mut group, GroupMove::Straggle, "reset".to_owned(), "reset", self.now).await?;
         }
         let name: String = row.get("name")?;
-        let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
-        Ok(Some((name, ledger::group(tx, group.group_pk).await?)))
+        let policy = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+        Ok(Some(DecidedGroup { policy, group: ledger::group(tx, group.group_pk).await? }))
     }
 }

@@ -1,38 +1,39 @@
-//! Stage 2 in the store: bundles are stored, verdicts given and complete groups decided in one transaction.
+//! Stage 2 in the store: in one transaction, bundles are stored, their rollouts get verdicts, and complete groups are
+//! decided.
 //!
-//! Posts that wait at the same time share the transaction and its statements. Three steps, in reading order:
-//! [`known`] reads what the store knows and locks it, [`desk`] decides bundle after bundle without touching the store,
-//! [`write`] writes down what came of it. So a refused bundle has written nothing, and what a group looks like once it
-//! is complete is written once.
+//! Posts that wait at the same time share the transaction and its statements. It has three steps, in reading order:
+//! [`read`] reads the stored rows and locks them, [`decide`] decides one bundle after the other without the store, and
+//! [`write`] writes the results. A refused bundle therefore has written nothing, and the final values of a group are
+//! written once.
 //!
-//! Groups are locked in one order, and opened in one order after that, so that transactions which share groups never
-//! wait for each other in a circle; what a racing replica inserted meanwhile fails a unique index, and the transaction
-//! runs again.
+//! Groups are locked in the order of their keys, and new groups are inserted in that order afterwards, so that
+//! transactions with common groups do not deadlock. If a concurrent replica inserted the same row, a unique index makes
+//! the transaction fail, and it runs again.
 
-mod known;
+mod read;
 
-mod desk;
+mod decide;
 
 mod write;
 
 use async_trait::async_trait;
 
-use self::{desk::Desk, known::Known};
+use self::{decide::Decider, read::Snapshot};
 use super::group::LockedGroup;
 use crate::{
     buffer::{
         finalize::{GroupDecision, Member},
         ids::{GroupPk, IdKey, KeyForm, PolicyPk},
         ingest::{GroupFill, NewRollout, RolloutDecision},
+        port::{BundleOutcome, Ingest, StoreError},
     },
     store::{
-        BundleOutcome, Ingest, StoreError,
         dialect::{Class, Op},
         sql::Tx,
     },
 };
 
-/// Posts that share a transaction; the outcomes of their bundles, post by post.
+/// Posts that share a transaction. The output has the outcomes of their bundles, post by post.
 pub(in crate::store) struct Posts(pub(in crate::store) Vec<Ingest>);
 
 #[async_trait]
@@ -47,7 +48,8 @@ impl Op for Posts {
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         let form = tx.key_form();
-        // All know the same rules of deciding; the latest of their times is that of the transaction.
+        // All posts come from this process, so their gates are the same. The latest of their times is the time of the
+        // transaction.
         let Some(latest) = self.0.iter().max_by_key(|post| post.now) else { return Ok(Vec::new()) };
         let bundles: Vec<Vec<Incoming<'_>>> = self
             .0
@@ -55,16 +57,16 @@ impl Op for Posts {
             .flat_map(|post| post.bundles.iter())
             .map(|bundle| bundle.iter().map(|new| Incoming::new(new, form)).collect())
             .collect();
-        let known = Known::read(tx, &bundles, latest.now).await?;
-        let mut desk = Desk::new(known, &*latest.decide, latest.now);
+        let snapshot = Snapshot::read(tx, &bundles, latest.now).await?;
+        let mut decider = Decider::new(snapshot, &latest.gates, latest.now);
         let mut outcomes =
-            bundles.iter().map(|bundle| desk.bundle(bundle, tx.tallies())).collect::<Vec<_>>().into_iter();
-        write::write(tx, desk.into_changes(), latest.now).await?;
+            bundles.iter().map(|bundle| decider.bundle(bundle, tx.tallies())).collect::<Vec<_>>().into_iter();
+        write::write(tx, decider.into_changes(), latest.now).await?;
         Ok(self.0.iter().map(|post| outcomes.by_ref().take(post.bundles.len()).collect()).collect())
     }
 }
 
-/// A rollout as posted, with its keys, which are made once.
+/// A rollout as posted, with its keys, which are computed once.
 pub(super) struct Incoming<'b> {
     pub(super) new: &'b NewRollout,
     pub(super) rollout_key: IdKey,
@@ -79,10 +81,10 @@ impl<'b> Incoming<'b> {
     }
 }
 
-/// A rollout or group in the current run of its policy.
+/// The key of a rollout or group in the current run of its policy.
 type Keyed = (PolicyPk, IdKey);
 
-/// A rollout that is already stored, or was admitted before in the same transaction.
+/// A rollout that is already stored, or that this transaction accepted before.
 struct Stored {
     content: Vec<u8>,
     group_pk: GroupPk,
@@ -90,18 +92,18 @@ struct Stored {
     fill: GroupFill,
 }
 
-/// A locked group and what the transaction adds to it.
+/// A locked group and the changes of this transaction to it.
 #[derive(Clone)]
 struct GroupWork {
     locked: LockedGroup,
-    /// The row of its rules when this transaction opens it; a stored group has its own.
+    /// Key of the rules under which this transaction opens the group; none for a stored group.
     opened_under: Option<i64>,
-    /// Kept and masked rollouts, where they may be needed for a decision.
+    /// Kept and masked rollouts, if a decision may need them.
     members: Vec<Member>,
-    /// Rollouts that came after it was decided.
+    /// The number of rollouts that arrived after its decision.
     late: i64,
     changed: bool,
-    /// What this transaction decided.
+    /// The decision of this transaction, if it made one.
     decision: Option<GroupDecision>,
 }
 

@@ -1,4 +1,4 @@
-//! Keys: who may call what.
+//! Keys: which caller may do what.
 
 use async_trait::async_trait;
 
@@ -6,11 +6,11 @@ use crate::{
     access::{
         globs::PolicyGlobs,
         key::{KeyHash, KeyId, NewKey, StoredKey},
+        key_store::{KeyFilter, KeyUse},
     },
-    buffer::refusal::Refusal,
+    buffer::{port::StoreError, refusal::Refusal},
     clock::Timestamp,
     store::{
-        KeyFilter, StoreError,
         dialect::Op,
         sql::{Row, Statement, Tx, args},
     },
@@ -35,8 +35,8 @@ fn read(mut row: Row) -> Result<StoredKey, StoreError> {
     Ok(StoredKey {
         key_pk: row.get("key_pk")?,
         key: NewKey {
-            policies: PolicyGlobs::parse(&policies).map_err(|_| corrupt("policies that are no globs"))?,
-            key_id: KeyId::parse(&key_id).ok_or_else(|| corrupt("an id that is none"))?,
+            policies: PolicyGlobs::parse(&policies).map_err(|_| corrupt("policies that are not globs"))?,
+            key_id: KeyId::parse(&key_id).ok_or_else(|| corrupt("an invalid id"))?,
             name: row.get("name")?,
             role: row.parse("role")?,
             hash: KeyHash::from_bytes(row.get("hash")?),
@@ -63,7 +63,8 @@ impl Op for CreateKey {
     type Output = Result<StoredKey, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // Two replicas that count at once may pass the bound by one: it bounds memory, and does not count exactly.
+        // Replicas that count at the same time may each exceed the bound by one. That is harmless, because it only
+        // bounds memory.
         const INSERT_KEY: Statement = Statement::new(
             "-- insert_key
             INSERT INTO access_key (key_id, name, role, policies, hash, created_us, expires_us)
@@ -115,7 +116,7 @@ impl Op for RevokeKey {
     type Output = Option<StoredKey>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // A key is revoked once: a repeat keeps the first time.
+        // A key is revoked only once. A repeated call keeps the first time.
         const REVOKE_KEY: Statement = Statement::new(
             "-- revoke_key
             UPDATE access_key
@@ -127,25 +128,25 @@ impl Op for RevokeKey {
     }
 }
 
-pub(in crate::store) struct WriteKeyUses(pub(in crate::store) Vec<(KeyId, Timestamp)>);
+pub(in crate::store) struct WriteKeyUses(pub(in crate::store) Vec<KeyUse>);
 
 #[async_trait]
 impl Op for WriteKeyUses {
     type Output = ();
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
-        // Another replica may have seen the key later.
+        // Another replica may have stored a later use of the key.
         const WRITE_KEY_USE: Statement = Statement::new(
             "-- write_key_use
             UPDATE access_key
             SET last_used_us = $2
             WHERE key_id = $1 AND (last_used_us IS NULL OR last_used_us < $2)",
         );
-        // In the order of their ids, so that two replicas lock rows in the same order.
+        // Rows are locked in the order of the ids on every replica.
         let mut uses: Vec<_> = self.0.iter().collect();
-        uses.sort();
-        for (key_id, used_at) in uses {
-            tx.execute(WRITE_KEY_USE, args![key_id.as_str(), *used_at]).await?;
+        uses.sort_by_key(|key_use| &key_use.key_id);
+        for key_use in uses {
+            tx.execute(WRITE_KEY_USE, args![key_use.key_id.as_str(), key_use.used_at]).await?;
         }
         Ok(())
     }

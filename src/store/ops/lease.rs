@@ -1,16 +1,17 @@
-//! Stage 5 in the store: what the holder of a lease may do, fenced by its token, its end and its epoch.
+//! Stage 5 in the store: the calls of a lease's holder. The lease's token, its end and the epoch fence them.
 
 use async_trait::async_trait;
-use forebay_client::wire::{BatchState, Settle};
+use forebay_client::wire::Settle;
 
-use super::{batch, name_of, policy};
+use super::{batch, policy};
 use crate::{
     buffer::{
-        ids::{BatchId, GroupId, GroupPk, Step},
+        ids::{BatchId, GroupPk},
+        port::{Ack, Batch, Extend, LeaseProof, Nack, Policy, StoreError},
         refusal::{LostLease, Refusal},
+        states::{BatchMove, BatchState},
     },
     store::{
-        Batch, LeaseProof, Policy, StoreError,
         dialect::Op,
         sql::{Statement, Tx, args},
     },
@@ -20,11 +21,11 @@ use crate::{
 async fn lock(tx: &mut Tx<'_>, batch_id: BatchId) -> Result<Option<(Policy, Batch)>, StoreError> {
     let Some(found) = batch::find(tx, batch_id).await? else { return Ok(None) };
     let policy = policy::lock_by_key(tx, found.policy_pk).await?;
-    // Read again: it may have moved before the lock was granted.
+    // Read again, because the batch may have changed before the lock was granted.
     Ok(Some((policy, batch::get(tx, found.batch_pk).await?)))
 }
 
-/// Whether the proof speaks for the batch's live lease.
+/// Checks that the proof belongs to the batch's current lease.
 fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) -> Result<(), Refusal> {
     policy::check_epoch(proof.epoch, policy.epoch)?;
     let is_its_token = batch.lease.as_ref() == Some(&proof.lease);
@@ -32,15 +33,17 @@ fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) -> Result<(),
         BatchState::Leased if !is_its_token => LostLease::OtherToken,
         BatchState::Leased if batch.expires_at.is_some_and(|end| end > proof.now) => return Ok(()),
         BatchState::Leased => LostLease::Expired,
-        _ if batch.epoch < policy.epoch => LostLease::Resumed(policy.epoch),
-        _ => LostLease::Ended,
+        BatchState::Returned
+        | BatchState::Trained
+        | BatchState::Checkpointed
+        | BatchState::Quarantined
+        | BatchState::Split
+        | BatchState::Discarded => {
+            let is_resumed = batch.epoch < policy.epoch;
+            if is_resumed { LostLease::Resumed(policy.epoch) } else { LostLease::Ended }
+        }
     };
     Err(Refusal::LeaseLost(lost))
-}
-
-pub(in crate::store) struct Extend {
-    pub(in crate::store) proof: LeaseProof,
-    pub(in crate::store) ttl_s: u64,
 }
 
 #[async_trait]
@@ -66,11 +69,6 @@ impl Op for Extend {
     }
 }
 
-pub(in crate::store) struct Ack {
-    pub(in crate::store) proof: LeaseProof,
-    pub(in crate::store) step: Step,
-}
-
 #[async_trait]
 impl Op for Ack {
     type Output = Result<Batch, Refusal>;
@@ -79,9 +77,8 @@ impl Op for Ack {
         let Some((policy, batch)) = lock(tx, self.proof.batch_id).await? else {
             return Ok(Err(Refusal::Unknown("the batch")));
         };
-        let acked = matches!(batch.state, BatchState::Trained | BatchState::Checkpointed);
-        if acked && batch.lease.as_ref() == Some(&self.proof.lease) {
-            // A repeat is recognised before anything else could refuse it.
+        if batch.state.is_acked() && batch.lease.as_ref() == Some(&self.proof.lease) {
+            // A repeated ack is recognised before any check that could refuse it.
             return Ok(match batch.step {
                 Some(step) if step != self.step => Err(Refusal::AlreadyAcked(step)),
                 _ => Ok(batch),
@@ -101,7 +98,7 @@ impl Op for Ack {
 }
 
 async fn train(tx: &mut Tx<'_>, ack: &Ack, policy: &Policy, batch: &Batch) -> Result<(), StoreError> {
-    // The token stays, so that a repeat of the ack is recognised.
+    // The token is kept, so that a repeated ack is recognised.
     const TRAIN_BATCH: Statement = Statement::new(
         "-- train_batch
         UPDATE batch
@@ -114,23 +111,18 @@ async fn train(tx: &mut Tx<'_>, ack: &Ack, policy: &Policy, batch: &Batch) -> Re
         SET acked_step = $2, steps_known = 1
         WHERE policy_pk = $1",
     );
-    let (to, kept_s) = match policy.rules.settle {
-        Settle::Checkpoint => (BatchState::Trained, policy.rules.retention.trained_s),
-        Settle::Ack => (BatchState::Checkpointed, policy.rules.retention.settled_s),
+    let to = batch::after(batch, BatchMove::Ack(policy.rules.settle))?;
+    let kept_s = match policy.rules.settle {
+        Settle::Checkpoint => policy.rules.retention.trained_s,
+        Settle::Ack => policy.rules.retention.settled_s,
     };
     let now = ack.proof.now;
-    let values = args![batch.batch_pk, ack.proof.lease.as_str(), name_of(&to), ack.step, now];
+    let values = args![batch.batch_pk, ack.proof.lease.as_str(), to, ack.step, now];
     tx.guarded(TRAIN_BATCH, values, 1).await?;
     batch::tally_move(tx, batch, to).await?;
     batch::schedule_purge(tx, batch.batch_pk, Some(now.plus_seconds(kept_s))).await?;
     let last = policy.acked_step.map_or(ack.step, |acked| acked.max(ack.step));
     tx.guarded(SET_ACKED_STEP, args![policy.policy_pk, last], 1).await
-}
-
-pub(in crate::store) struct Nack {
-    pub(in crate::store) proof: LeaseProof,
-    pub(in crate::store) reason: Option<String>,
-    pub(in crate::store) groups: Vec<GroupId>,
 }
 
 #[async_trait]
@@ -180,13 +172,13 @@ impl Op for Readmit {
         let Some((_, batch)) = lock(tx, self.batch_id).await? else {
             return Ok(Err(Refusal::Unknown("the batch")));
         };
-        match batch.state {
-            BatchState::Quarantined => {
-                tx.guarded(READMIT_BATCH, args![batch.batch_pk], 1).await?;
-                batch::tally_move(tx, &batch, BatchState::Returned).await?;
-            }
-            BatchState::Split if batch::readmit_groups(tx, &batch).await? > 0 => {}
-            _ => return Ok(Err(Refusal::BatchState("not quarantined"))),
+        // A split batch itself stays split; only its quarantined groups become available again.
+        let is_split = batch.state == BatchState::Split;
+        if let Some(to) = batch.state.after(BatchMove::Readmit) {
+            tx.guarded(READMIT_BATCH, args![batch.batch_pk], 1).await?;
+            batch::tally_move(tx, &batch, to).await?;
+        } else if !is_split || batch::readmit_groups(tx, &batch).await? == 0 {
+            return Ok(Err(Refusal::BatchState("not quarantined")));
         }
         batch::get(tx, batch.batch_pk).await.map(Ok)
     }
@@ -203,8 +195,8 @@ impl Op for QuarantineDamaged {
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         let Some((policy, batch)) = lock(tx, self.batch_id).await? else { return Ok(()) };
-        // A batch that is trained or split keeps its state: there is nothing left to protect it from.
-        if matches!(batch.state, BatchState::Leased | BatchState::Returned) {
+        // A batch that is trained or split keeps its state, because it will not be delivered again as it is.
+        if batch.state.after(BatchMove::Split).is_some() {
             batch::split(tx, &policy, &batch, &[self.group], Some("damaged")).await?;
         }
         Ok(())

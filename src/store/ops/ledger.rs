@@ -1,22 +1,24 @@
-//! The ledger: stories of rollouts and rows of groups, as the API shows them.
+//! The ledger: rollouts and groups in the form in which the API lists them.
 
 use std::collections::HashMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::{GroupState, Verdict};
 
-use super::{fill, name_of, names, walk};
+use super::{bounded_scan, fill, names};
 use crate::{
-    buffer::ids::{BatchId, GroupPk, PolicyName},
+    buffer::{
+        ids::{BatchId, GroupPk, PolicyName},
+        port::{Group, GroupFilter, Page, StoreError, Story, StoryFilter},
+        states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
+    },
     store::{
-        Group, GroupFilter, Page, StoreError, Story, StoryFilter,
         dialect::Op,
         sql::{Row, Statement, Tx, args, key_list},
     },
 };
 
-/// The policy is that of the rollout or of its group: where both were compared, Postgres would join all rollouts of the
-/// policy.
+/// The policy is the rollout's or its group's, whichever the condition uses. If both were compared, Postgres would join
+/// all rollouts of the policy.
 macro_rules! select_story {
     ($whose:literal, $where:literal) => {
         concat!(
@@ -24,12 +26,7 @@ macro_rules! select_story {
             SELECT s.*
             FROM (
                 SELECT r.rollout_pk, p.name AS policy, r.run, r.rollout_id, r.verdict, r.reason, r.failed_filters,
-                    CASE
-                        WHEN r.verdict IN ('dropped', 'late') THEN r.verdict
-                        WHEN g.state = 'batched' THEN b.state
-                        ELSE g.state
-                    END AS state,
-                    g.group_pk, g.group_id, g.state AS group_state, g.reason AS group_reason, g.size, g.kept,
+                    g.group_pk, g.group_id, g.state AS group_state, b.state AS batch_state, g.reason AS group_reason, g.size, g.kept,
                     g.masked, g.dropped,
                     CASE WHEN r.verdict IN ('kept', 'masked') AND b.state IN ('trained', 'checkpointed') THEN b.step END AS step, r.reward, r.advantage, r.policy_version, r.version_assumed,
                     r.segments, r.tokens, r.received_us, g.decided_us, b.created_us AS batched_us, b.acked_us,
@@ -47,7 +44,10 @@ macro_rules! select_story {
             WHERE s.rollout_pk > $3 AND s.rollout_pk <= $9
                 AND (CAST($4 AS TEXT) IS NULL OR s.verdict = $4)
                 AND (CAST($5 AS TEXT) IS NULL OR s.reason = $5)
-                AND (CAST($6 AS TEXT) IS NULL OR s.state = $6)
+                AND (
+                    CAST($6 AS TEXT) IS NULL
+                    OR $6 LIKE '%[' || s.verdict || ' ' || s.group_state || ' ' || COALESCE(s.batch_state, '') || ']%'
+                )
                 AND (CAST($7 AS BIGINT) IS NULL OR s.step = $7)
             ORDER BY s.rollout_pk
             LIMIT $8"
@@ -60,16 +60,15 @@ impl Op for StoryFilter {
     type Output = Page<Story>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // A name means the rollout or group of the current run; runs never meet.
+        // A name means the rollout or group of the current run. Runs never share rows.
         const BY_ROLLOUT: Statement = Statement::new(select_story!("r", "r.run = p.run AND r.rollout_key = $2"));
         const BY_GROUP: Statement = Statement::new(select_story!("g", "g.run = p.run AND g.group_key = $2"));
         const BY_POLICY: Statement =
             Statement::new(select_story!("r", "CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3 AND r.rollout_pk <= $9"));
-        let verdict = self.verdict.as_ref().map(name_of);
-        let state = self.state.as_ref().map(name_of);
-        let end = self.walk_end(tx).await?;
+        let state = self.state.map(state_list);
+        let end = self.scan_end(tx).await?;
         let examined_to = end.unwrap_or(i64::MAX);
-        let rest = args![self.after, verdict, self.reason.as_deref(), state, self.step, self.limit, examined_to];
+        let rest = args![self.after, self.verdict, self.reason.as_deref(), state, self.step, self.limit, examined_to];
         let form = tx.key_form();
         let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key(form));
         let group = self.group_id.as_ref().map(|group_id| group_id.key(form));
@@ -92,20 +91,20 @@ impl Op for StoryFilter {
         }
         let carriers = carriers(tx, &groups).await?;
         for (story, group) in stories.iter_mut().zip(groups) {
-            if matches!(story.verdict, Verdict::Kept | Verdict::Masked) {
+            if story.verdict.takes_place() {
                 story.batches = carriers.get(&group).cloned().unwrap_or_default();
             }
         }
-        Ok(walk::page(stories, self.limit, end, |story| story.rollout_pk.0))
+        Ok(bounded_scan::page(stories, self.limit, end, |story| story.rollout_pk.0))
     }
 }
 
 impl StoryFilter {
-    /// Where the page ends at the latest, if it is filtered by what no index knows.
-    async fn walk_end(&self, tx: &mut Tx<'_>) -> Result<Option<i64>, StoreError> {
+    /// The last row that the page may examine, if a filter uses a column without an index.
+    async fn scan_end(&self, tx: &mut Tx<'_>) -> Result<Option<i64>, StoreError> {
         const OF_POLICY: Statement = Statement::new(
             "-- select_story_walk_end
-            SELECT rollout_pk AS walk_end
+            SELECT rollout_pk AS scan_end
             FROM rollout
             WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND rollout_pk > $2
             ORDER BY rollout_pk
@@ -113,7 +112,7 @@ impl StoryFilter {
         );
         const OF_GROUP: Statement = Statement::new(
             "-- select_story_walk_end_of_group
-            SELECT r.rollout_pk AS walk_end
+            SELECT r.rollout_pk AS scan_end
             FROM policy AS p
             JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run = p.run
             JOIN rollout AS r ON r.group_pk = g.group_pk
@@ -128,19 +127,39 @@ impl StoryFilter {
         }
         let values = args![self.policy.as_str(), self.after];
         match &self.group_id {
-            None => walk::end(tx, OF_POLICY, values).await,
+            None => bounded_scan::end(tx, OF_POLICY, values).await,
             Some(group_id) => {
                 let key = args![group_id.key(tx.key_form())];
-                walk::end(tx, OF_GROUP, [values, key].concat()).await
+                bounded_scan::end(tx, OF_GROUP, [values, key].concat()).await
             }
         }
     }
 }
 
+/// The combinations of verdict, group state and batch state that put a rollout into a state, in the form that the
+/// statement compares: `[kept batched leased]`. The last word is missing if the group is in no batch.
+fn state_list(state: RolloutState) -> String {
+    let mut list = String::new();
+    for &verdict in Verdict::ALL {
+        for &group in GroupState::ALL {
+            let batches: &[BatchState] = if group == GroupState::Batched { BatchState::ALL } else { &[] };
+            let batches = batches.iter().copied().map(Some).chain([None]);
+            for batch in batches.filter(|batch| rollout_state(verdict, group, *batch) == Some(state)) {
+                let names = [verdict.as_str(), group.as_str(), batch.map_or("", BatchState::as_str)];
+                list.extend(["[", &names.join(" "), "]"]);
+            }
+        }
+    }
+    list
+}
+
 fn read_story(row: &mut Row) -> Result<Story, StoreError> {
     let policy: String = row.get("policy")?;
-    let verdict = row.parse("verdict")?;
-    let delivered = matches!(verdict, Verdict::Kept | Verdict::Masked);
+    let verdict: Verdict = row.get("verdict")?;
+    let delivered = verdict.takes_place();
+    let group = fill(row, "group_state")?;
+    let contradict = || StoreError::Corrupt("a rollout's group and batch contradict each other".to_owned());
+    let state = rollout_state(verdict, group.state, row.get("batch_state")?).ok_or_else(contradict)?;
     Ok(Story {
         rollout_pk: row.get("rollout_pk")?,
         policy: PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
@@ -149,9 +168,9 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         verdict,
         reason: row.get("reason")?,
         failed_filters: names(row.get("failed_filters")?),
-        state: row.parse("state")?,
+        state,
         group_id: row.get("group_id")?,
-        group: fill(row, "group_state")?,
+        group,
         group_reason: row.get("group_reason")?,
         batches: Vec::new(),
         step: row.get("step")?,
@@ -169,7 +188,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
     })
 }
 
-/// The batches that ever carried each group, in the order in which they were cut.
+/// The batches that have ever carried each group, in the order in which they were cut.
 async fn carriers(tx: &mut Tx<'_>, groups: &[GroupPk]) -> Result<HashMap<GroupPk, Vec<BatchId>>, StoreError> {
     const SELECT_CARRIERS: Statement = Statement {
         sqlite: "-- select_carriers_of_groups
@@ -229,17 +248,19 @@ impl Op for GroupFilter {
             ORDER BY g.group_pk
             LIMIT $5"
         ));
-        const SELECT_GROUP_WALK_END: Statement = Statement::new(
+        const SELECT_GROUP_SCAN_END: Statement = Statement::new(
             "-- select_group_walk_end
-            SELECT group_pk AS walk_end
+            SELECT group_pk AS scan_end
             FROM rollout_group
             WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND group_pk > $2
             ORDER BY group_pk
             LIMIT 1 OFFSET $3",
         );
-        let state = self.state.as_ref().map(|state: &GroupState| name_of(state));
-        let end = match (&state, &self.group_id) {
-            (Some(_), None) => walk::end(tx, SELECT_GROUP_WALK_END, args![self.policy.as_str(), self.after]).await?,
+        let state = self.state;
+        let end = match (state, &self.group_id) {
+            (Some(_), None) => {
+                bounded_scan::end(tx, SELECT_GROUP_SCAN_END, args![self.policy.as_str(), self.after]).await?
+            }
             _ => None,
         };
         let key = self.group_id.as_ref().map(|group_id| group_id.key(tx.key_form()));
@@ -254,7 +275,7 @@ impl Op for GroupFilter {
         for (key, group) in key.iter().zip(&groups) {
             tx.key_found(&group.group_id, |found| found == key)?;
         }
-        Ok(walk::page(groups, self.limit, end, |group| group.group_pk.0))
+        Ok(bounded_scan::page(groups, self.limit, end, |group| group.group_pk.0))
     }
 }
 

@@ -1,38 +1,33 @@
-//! Stage 6 in the store: checkpoints, resume and reset, which decide what the weights have learned from.
+//! Stage 6 in the store: checkpoints, resume and reset. They decide what the weights have learned from.
+
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::{BatchState, Settle};
+use forebay_client::wire::Settle;
 
-use super::{admission, batch, name_of, policy, sweep};
+use super::{admission, batch, policy, sweep};
 use crate::{
     buffer::{
-        ids::{BatchPk, Epoch, PolicyName, Run, Step, Version},
+        ids::{BatchPk, Epoch, Run, Step, Version},
         lineage::REASON_LINEAGE_GAP,
+        port::{Checkpoint, Checkpointed, Policy, Reset, ResetDone, Resume, Resumed, StoreError},
         refusal::Refusal,
+        states::{BatchMove, BatchState, GroupMove, GroupState},
     },
     clock::Timestamp,
     store::{
-        Policy, Resume, Resumed, StoreError,
         dialect::Op,
         sql::{Arg, Statement, Tx, args, key_list, locking},
-        tally::LIVE_BYTES,
+        tally::CountedGroups,
     },
 };
 
-/// Reason of a batch whose leases too many resumes have ended.
+/// Reason of a batch that is quarantined because resumes have ended its leases too often.
 const REASON_MAX_RESUMES: &str = "max-resumes";
-
-pub(in crate::store) struct Checkpoint {
-    pub(in crate::store) policy: PolicyName,
-    pub(in crate::store) step: Step,
-    pub(in crate::store) force: bool,
-    pub(in crate::store) epoch: Option<Epoch>,
-    pub(in crate::store) now: Timestamp,
-}
 
 #[async_trait]
 impl Op for Checkpoint {
-    type Output = Result<(Step, u64), Refusal>;
+    type Output = Result<Checkpointed, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
@@ -44,15 +39,15 @@ impl Op for Checkpoint {
         if let Err(refusal) = check_known(&policy, Some(self.step), self.force) {
             return Ok(Err(refusal));
         }
-        let settled = settle(tx, &policy, self.step, self.now).await?;
+        let batches = settle(tx, &policy, self.step, self.now).await?;
         let last = policy.checkpoint_step.map_or(self.step, |last| last.max(self.step));
         set_lineage(tx, &policy, policy.epoch, policy.acked_step, Some(last)).await?;
-        Ok(Ok((last, settled)))
+        Ok(Ok(Checkpointed { last, batches }))
     }
 }
 
-/// A step that the lineage has not reached is refused unless the caller insists: it would settle what the saved weights
-/// have not learned, and the acks of all steps up to it would be refused.
+/// Refuses a step that the lineage has not reached, unless the caller forces it. It would settle batches that the saved
+/// weights have not learned from, and the acks of all steps up to it would be refused.
 fn check_known(policy: &Policy, step: Option<Step>, force: bool) -> Result<(), Refusal> {
     // A step that was settled by force is known as well, so that its trainer can resume from it.
     let last = policy.acked_step.max(policy.checkpoint_step);
@@ -62,7 +57,7 @@ fn check_known(policy: &Policy, step: Option<Step>, force: bool) -> Result<(), R
     }
 }
 
-/// Settles what was acked at or before a step.
+/// Settles batches that were acked at or before a step.
 async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) -> Result<u64, StoreError> {
     const SELECT_SETTLED: Statement = Statement::new(
         "-- select_settled
@@ -73,15 +68,15 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
     let batches = batch_keys(tx, SELECT_SETTLED, args![policy.policy_pk, policy.run, step]).await?;
     let purge_at = now.plus_seconds(policy.rules.retention.settled_s);
     for &batch_pk in &batches {
-        set_state(tx, batch_pk, BatchState::Trained, BatchState::Checkpointed).await?;
+        set_settled(tx, batch_pk).await?;
         batch::schedule_purge(tx, batch_pk, Some(purge_at)).await?;
         batch::schedule_forget(tx, batch_pk, now.plus_seconds(policy.rules.retention.tombstone_s)).await?;
     }
     Ok(batches.len() as u64)
 }
 
-/// Batches in the order in which they were cut. Sorted here: for an `ORDER BY`, SQLite would go through all that the
-/// policy ever had.
+/// Keys of batches in the order in which they were cut. They are sorted here, because for an `ORDER BY` SQLite would
+/// read all batches that the policy ever had.
 async fn batch_keys(tx: &mut Tx<'_>, statement: Statement, values: Vec<Arg>) -> Result<Vec<BatchPk>, StoreError> {
     let rows = tx.fetch_all(statement, values).await?;
     let mut batches = rows.into_iter().map(|mut row| row.get("batch_pk")).collect::<Result<Vec<BatchPk>, _>>()?;
@@ -89,15 +84,16 @@ async fn batch_keys(tx: &mut Tx<'_>, statement: Statement, values: Vec<Arg>) -> 
     Ok(batches)
 }
 
-async fn set_state(tx: &mut Tx<'_>, batch_pk: BatchPk, from: BatchState, to: BatchState) -> Result<(), StoreError> {
-    const SET_STATE: Statement = Statement::new(
-        "-- set_batch_state
+async fn set_settled(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError> {
+    const SETTLE_BATCH: Statement = Statement::new(
+        "-- settle_batch
         UPDATE batch
-        SET state = $3
-        WHERE batch_pk = $1 AND state = $2",
+        SET state = 'checkpointed'
+        WHERE batch_pk = $1 AND state = 'trained'",
     );
     let batch = batch::get(tx, batch_pk).await?;
-    tx.guarded(SET_STATE, args![batch_pk, name_of(&from), name_of(&to)], 1).await?;
+    let to = batch::after(&batch, BatchMove::Settle)?;
+    tx.guarded(SETTLE_BATCH, args![batch_pk], 1).await?;
     batch::tally_move(tx, &batch, to).await
 }
 
@@ -136,16 +132,17 @@ impl Op for Resume {
         if !after.lost.is_empty() && !self.force {
             return Ok(Err(Refusal::LineageGap(purged_detail(after.lost.len()))));
         }
-        // A lease is lost at its end, swept or not: what is past it has failed, and only the others are revoked.
+        // Expired leases count as failed deliveries, even if the sweep has not seen them. Only the others are revoked.
         let expired = sweep::expire_of_policy(tx, &policy, self.now).await?;
         if let Some(step) = self.step {
             settle(tx, &policy, step, self.now).await?;
         }
         let (mut returned, mut quarantined) = (after.deliverable.len() as u64, 0);
         for batch_pk in leased(tx, &policy).await? {
-            match revoke(tx, &policy, batch_pk).await? {
-                BatchState::Quarantined => quarantined += 1,
-                _ => returned += 1,
+            if revoke(tx, &policy, batch_pk).await? {
+                quarantined += 1;
+            } else {
+                returned += 1;
             }
         }
         for batch_pk in after.deliverable {
@@ -170,8 +167,9 @@ impl Op for Resume {
     }
 }
 
-/// What a trainer can do about a refused resume.
-const BY_FORCE: &str = "with `\"force\": true` the resume takes place, and returns what can still be delivered";
+/// What the caller can do about a refused resume.
+const BY_FORCE: &str =
+    "with `\"force\": true` the resume takes place and returns the batches that can still be delivered";
 
 fn purged_detail(batches: usize) -> String {
     match batches {
@@ -180,7 +178,7 @@ fn purged_detail(batches: usize) -> String {
     }
 }
 
-/// What is settled stays settled, unless the caller insists.
+/// Refuses a resume below a settled step, unless the caller forces it.
 fn check_settled(resume: &Resume, policy: &Policy) -> Result<(), Refusal> {
     match policy.checkpoint_step {
         Some(settled) if policy.rules.settle == Settle::Checkpoint && !resume.force && resume.step < Some(settled) => {
@@ -193,12 +191,12 @@ fn check_settled(resume: &Resume, policy: &Policy) -> Result<(), Refusal> {
     }
 }
 
-/// Batches acked after a step, by whether they can still be delivered.
+/// Batches that were acked after a step, by whether they can still be delivered.
 struct AckedAfter {
     deliverable: Vec<BatchPk>,
-    /// Without payloads, and not settled.
+    /// Batches without payloads that are not settled.
     lost: Vec<BatchPk>,
-    /// Without payloads, and settled: they stay so.
+    /// The number of settled batches without payloads. They stay settled.
     lost_settled: u64,
 }
 
@@ -215,7 +213,7 @@ async fn acked_after(tx: &mut Tx<'_>, resume: &Resume, policy: &Policy) -> Resul
         FROM batch
         WHERE policy_pk = $1 AND run = $2 AND state = 'checkpointed' AND step > $3",
     );
-    // Steps begin at 0: after nothing are all of them.
+    // Steps begin at 0, so a resume from nothing is before all of them.
     let step = resume.step.map_or(-1, |step| step.0);
     let values = || args![policy.policy_pk, policy.run, step];
     let mut after = AckedAfter { deliverable: Vec::new(), lost: Vec::new(), lost_settled: 0 };
@@ -230,7 +228,7 @@ async fn acked_after(tx: &mut Tx<'_>, resume: &Resume, policy: &Policy) -> Resul
     Ok(after)
 }
 
-/// Whether a batch can be delivered as it was cut: none of its groups is purged or forgotten.
+/// Whether a batch can be delivered as it was cut, because no payload and no row of its groups is deleted.
 async fn is_whole(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<bool, StoreError> {
     let cut = batch::get(tx, batch_pk).await?.groups as usize;
     let members = batch::members(tx, batch_pk).await?;
@@ -248,9 +246,9 @@ pub(super) async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<Batch
     batch_keys(tx, SELECT_LEASED, args![policy.policy_pk, policy.run]).await
 }
 
-/// A resume ends a lease. That is no failed delivery, but a batch that ends every trainer has to stop somewhere: after
-/// `max_resumes` it is quarantined. The state in which the batch is then.
-async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<BatchState, StoreError> {
+/// Ends a lease because of a resume. This is not a failed delivery, but a batch that makes every trainer fail must stop
+/// being delivered, so after `max_resumes` it is quarantined. Returns whether it is.
+async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<bool, StoreError> {
     const REVOKE_LEASE: Statement = Statement::new(
         "-- revoke_lease
         UPDATE batch
@@ -261,14 +259,15 @@ async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<B
     let resumes = batch.resumes + 1;
     let most = policy.rules.lease.max_resumes;
     let used_up = most > 0 && resumes >= most;
-    let to = if used_up { BatchState::Quarantined } else { BatchState::Returned };
+    let to = batch::after(&batch, if used_up { BatchMove::UseUp } else { BatchMove::Return })?;
     let reason = used_up.then_some(REASON_MAX_RESUMES);
-    tx.guarded(REVOKE_LEASE, args![batch_pk, name_of(&to), reason, resumes], 1).await?;
+    tx.guarded(REVOKE_LEASE, args![batch_pk, to, reason, resumes], 1).await?;
     batch::tally_move(tx, &batch, to).await?;
-    Ok(to)
+    Ok(used_up)
 }
 
-/// An acked batch comes back as it was cut. This counts nowhere: it was trained.
+/// Makes an acked batch available again as it was cut. This counts neither as a failed delivery nor as a resume,
+/// because the batch was trained.
 async fn bring_back(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError> {
     const BRING_BACK: Statement = Statement::new(
         "-- bring_back
@@ -277,13 +276,14 @@ async fn bring_back(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<(), StoreError
         WHERE batch_pk = $1 AND state IN ('trained', 'checkpointed')",
     );
     let batch = batch::get(tx, batch_pk).await?;
+    let to = batch::after(&batch, BatchMove::BringBack)?;
     tx.guarded(BRING_BACK, args![batch_pk], 1).await?;
-    batch::tally_move(tx, &batch, BatchState::Returned).await?;
+    batch::tally_move(tx, &batch, to).await?;
     batch::schedule_purge(tx, batch_pk, None).await
 }
 
-/// A batch that a lineage had trained, that lineage is given up, and the payloads are gone: no lineage after it can learn
-/// from the batch, and no checkpoint may settle it. How many groups it held.
+/// Gives up a batch that an abandoned lineage had trained and whose payloads are purged: no later lineage can learn
+/// from it, and no checkpoint may settle it. Returns the number of its groups.
 async fn abandon(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk, now: Timestamp) -> Result<u64, StoreError> {
     const ABANDON_BATCH: Statement = Statement::new(
         "-- abandon_batch
@@ -291,7 +291,8 @@ async fn abandon(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk, now: Times
         SET state = 'discarded', reason = $2, lease = NULL
         WHERE batch_pk = $1 AND state = 'trained'",
     );
-    // The tombstones of purged groups had waited for a checkpoint. Payloads that are still there go as they would have.
+    // The tombstones of purged groups were kept for a checkpoint that will not come. Payloads that are left are purged
+    // at their time.
     const ABANDON_GROUPS: Statement = Statement::new(
         "-- abandon_groups
         UPDATE rollout_group
@@ -300,19 +301,21 @@ async fn abandon(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk, now: Times
         WHERE batch_pk = $1 AND state = 'batched'",
     );
     let batch = batch::get(tx, batch_pk).await?;
-    batch::tally_move(tx, &batch, BatchState::Discarded).await?;
-    let groups = batch::members(tx, batch_pk).await?.len();
+    let to = batch::after(&batch, BatchMove::GiveUp)?;
+    batch::tally_move(tx, &batch, to).await?;
+    let members = batch::members(tx, batch_pk).await?;
+    let groups = members.len();
     let forget_at = now.plus_seconds(policy.rules.retention.tombstone_s);
     tx.guarded(ABANDON_BATCH, args![batch_pk, REASON_LINEAGE_GAP], 1).await?;
     tx.guarded(ABANDON_GROUPS, args![batch_pk, REASON_LINEAGE_GAP, forget_at], groups).await?;
-    let tallies = tx.tallies();
-    tallies.groups(policy.policy_pk, "batched", -(groups as i64));
-    tallies.groups(policy.policy_pk, "discarded", groups as i64);
-    tallies.dropped_many(policy.policy_pk, REASON_LINEAGE_GAP, groups as i64, now);
+    // Their rollouts were counted with the batch.
+    let discarded = CountedGroups { rollouts: 0, bytes: 0, ..batch::counted(GroupState::Batched, Some(to), &members) };
+    tx.tallies().move_groups(policy.policy_pk, discarded, GroupMove::GiveUp)?;
+    tx.tallies().dropped_many(policy.policy_pk, REASON_LINEAGE_GAP, groups as i64, now);
     Ok(groups as u64)
 }
 
-/// Forgets the versions above a step; the newest of the others is current, or 0 when there is none.
+/// Deletes the versions above a step. The newest of the remaining versions becomes current, or 0 if none remains.
 async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) -> Result<Version, StoreError> {
     // A version published before any ack has no step, and belongs to every lineage of the run.
     const FORGET_VERSIONS: Statement = Statement::new(
@@ -338,15 +341,9 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
     Ok(version)
 }
 
-pub(in crate::store) struct Reset {
-    pub(in crate::store) policy: PolicyName,
-    pub(in crate::store) epoch: Option<Epoch>,
-    pub(in crate::store) now: Timestamp,
-}
-
 #[async_trait]
 impl Op for Reset {
-    type Output = Result<(Run, Epoch, u64), Refusal>;
+    type Output = Result<ResetDone, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const START_RUN: Statement = Statement::new(
@@ -374,29 +371,21 @@ impl Op for Reset {
             return Ok(Err(refusal));
         }
         admission::void(tx, policy.policy_pk).await?;
-        let discarded = discard_live_groups(tx, &policy, self.now).await?;
+        let groups = discard_live_groups(tx, &policy, self.now).await?;
         discard_live_batches(tx, &policy).await?;
-        // What the old run trained and purged is held for no resume any more.
+        // No resume can need the trained and purged rows of the old run any more.
         for batch_pk in batch_keys(tx, SELECT_TRAINED, args![policy.policy_pk, policy.run]).await? {
             batch::schedule_forget(tx, batch_pk, self.now.plus_seconds(policy.rules.retention.tombstone_s)).await?;
         }
         let (run, epoch) = (Run(policy.run.0 + 1), Epoch(policy.epoch.0 + 1));
         tx.execute(FORGET_ALL_VERSIONS, args![policy.policy_pk]).await?;
         tx.guarded(START_RUN, args![policy.policy_pk, run, epoch], 1).await?;
-        Ok(Ok((run, epoch, discarded)))
+        Ok(Ok(ResetDone { run, epoch, groups }))
     }
 }
 
-/// A set of live groups that share what their tallies call them.
-#[derive(Default)]
-struct Live {
-    keys: Vec<i64>,
-    rollouts: i64,
-    bytes: i64,
-}
-
 async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<u64, StoreError> {
-    // Locked first: what a post adds to an open group meanwhile would escape the sums.
+    // Locked first, so that no post can add to an open group after its numbers were read.
     const LOCK_LIVE_GROUPS: Statement = locking!(
         "-- lock_live_groups
         SELECT group_pk, state, kept + masked AS rollouts, payload_bytes,
@@ -418,40 +407,32 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
             WHERE state = $4
                 AND group_pk = ANY ($1::bigint[])",
     };
-    let mut live: std::collections::BTreeMap<(String, String), Live> = std::collections::BTreeMap::new();
+    let mut live: BTreeMap<(GroupState, Option<BatchState>), (CountedGroups, Vec<i64>)> = BTreeMap::new();
     for mut row in tx.fetch_all(LOCK_LIVE_GROUPS, args![policy.policy_pk, policy.run]).await? {
-        let state: String = row.get("state")?;
-        let batch_state: Option<String> = row.get("batch_state")?;
-        let rollout_state = if state == "batched" { batch_state.unwrap_or_default() } else { state.clone() };
-        if matches!(rollout_state.as_str(), "trained" | "checkpointed") {
+        let (state, batch): (GroupState, Option<BatchState>) = (row.get("state")?, row.get("batch_state")?);
+        if state == GroupState::Batched && batch.is_some_and(BatchState::is_acked) {
             continue;
         }
-        let set = live.entry((state, rollout_state)).or_default();
-        set.keys.push(row.get("group_pk")?);
-        set.rollouts += row.get::<i64>("rollouts")?;
-        set.bytes += row.get::<i64>("payload_bytes")?;
+        let none = CountedGroups { state, batch, groups: 0, rollouts: 0, bytes: 0 };
+        let (counted, keys) = live.entry((state, batch)).or_insert((none, Vec::new()));
+        keys.push(row.get("group_pk")?);
+        counted.groups += 1;
+        counted.rollouts += row.get::<i64>("rollouts")?;
+        counted.bytes += row.get::<i64>("payload_bytes")?;
     }
     let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
     let mut discarded = 0;
-    for ((state, rollout_state), set) in live {
-        let groups = set.keys.len();
-        let keys = key_list(set.keys);
-        tx.guarded(DISCARD_GROUPS, args![keys, now, purge_at, state.as_str()], groups).await?;
-        let tallies = tx.tallies();
-        tallies.groups(policy.policy_pk, &state, -(groups as i64));
-        tallies.groups(policy.policy_pk, "discarded", groups as i64);
-        tallies.rollouts(policy.policy_pk, &rollout_state, -set.rollouts);
-        tallies.rollouts(policy.policy_pk, "discarded", set.rollouts);
-        tallies.dropped_many(policy.policy_pk, "reset", groups as i64, now);
-        if rollout_state != "quarantined" {
-            tallies.add(policy.policy_pk, LIVE_BYTES, -set.bytes);
-        }
+    for (counted, keys) in live.into_values() {
+        let groups = keys.len();
+        tx.guarded(DISCARD_GROUPS, args![key_list(keys), now, purge_at, counted.state], groups).await?;
+        tx.tallies().move_groups(policy.policy_pk, counted, GroupMove::Reset)?;
+        tx.tallies().dropped_many(policy.policy_pk, "reset", groups as i64, now);
         discarded += groups as u64;
     }
     Ok(discarded)
 }
 
-/// The batches of discarded groups end with them; their rollouts were counted with the groups.
+/// Ends the batches of discarded groups. Their rollouts were counted with the groups.
 async fn discard_live_batches(tx: &mut Tx<'_>, policy: &Policy) -> Result<(), StoreError> {
     const COUNT_LIVE_BATCHES: Statement = Statement::new(
         "-- count_live_batches
@@ -468,9 +449,11 @@ async fn discard_live_batches(tx: &mut Tx<'_>, policy: &Policy) -> Result<(), St
     );
     let mut batches = 0;
     for mut row in tx.fetch_all(COUNT_LIVE_BATCHES, args![policy.policy_pk, policy.run]).await? {
-        let (state, count): (String, i64) = (row.get("state")?, row.get("batches")?);
-        tx.tallies().batches(policy.policy_pk, &state, -count);
-        tx.tallies().batches(policy.policy_pk, "discarded", count);
+        let (state, count): (BatchState, i64) = (row.get("state")?, row.get("batches")?);
+        let not_allowed = || StoreError::Corrupt(format!("batches are `{state}` at a reset"));
+        let to = state.after(BatchMove::Reset).ok_or_else(not_allowed)?;
+        tx.tallies().batches(policy.policy_pk, state, -count);
+        tx.tallies().batches(policy.policy_pk, to, count);
         batches += count;
     }
     tx.guarded(DISCARD_BATCHES, args![policy.policy_pk, policy.run], batches as usize).await

@@ -1,7 +1,7 @@
-//! The operations, one file per stage: each a value that runs inside one transaction.
+//! The operations, one file per stage. Each is a value that runs inside one transaction.
 //!
-//! Every change of state is one guarded `UPDATE ... WHERE state = ...` that must touch exactly the rows it names, and
-//! moves the tallies with it.
+//! Every change of state is one guarded `UPDATE ... WHERE state = ...`, which must change exactly the rows that it
+//! names, and updates the tallies in the same transaction.
 
 pub(super) mod admission;
 mod batch;
@@ -12,6 +12,7 @@ pub(super) mod examine;
 pub(super) mod group;
 pub(super) mod ingest;
 
+mod bounded_scan;
 pub(super) mod keys;
 pub(super) mod lease;
 pub(super) mod ledger;
@@ -19,29 +20,41 @@ pub(super) mod lineage;
 pub(super) mod policy;
 pub(super) mod samples;
 pub(super) mod sweep;
-pub(super) mod upkeep;
-mod walk;
+pub(super) mod unused_rules;
 
-use super::{StoreError, sql::Row};
-use crate::buffer::{ingest::GroupFill, staleness::TrainedSpan};
+use super::sql::Row;
+use crate::buffer::{
+    ingest::GroupFill,
+    port::StoreError,
+    staleness::TrainedSpan,
+    states::{self, BatchState, GroupState, RolloutState},
+};
 
-/// The name of a unit variant on the wire and in SQL.
+/// The state of the kept and masked rollouts of a group.
+fn members_state(group: GroupState, batch: Option<BatchState>) -> Result<RolloutState, StoreError> {
+    states::members_state(group, batch).ok_or_else(|| {
+        let batch = batch.map_or("no batch", BatchState::as_str);
+        StoreError::Corrupt(format!("a group is `{group}` beside a batch that is `{batch}`"))
+    })
+}
+
+/// The name of a unit variant of the policy's rules, on the wire and in SQL.
 fn name_of(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,
-        other => unreachable!("states and verdicts serialize to their names, not to {other:?}"),
+        other => unreachable!("unit variants serialize to their names, not to {other:?}"),
     }
 }
 
-/// Names that a column holds, separated by commas: filters, whose names have none.
+/// The names of filters in a column, separated by commas. Names contain no commas.
 fn names(column: Option<String>) -> Vec<String> {
     column.map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default()
 }
 
-/// Places and posts of a group, as several statements select them.
+/// Places and rollouts of a group, in the columns that several statements select.
 fn fill(row: &mut Row, state: &str) -> Result<GroupFill, StoreError> {
     Ok(GroupFill {
-        state: row.parse(state)?,
+        state: row.get(state)?,
         size: row.get("size")?,
         kept: row.get("kept")?,
         masked: row.get("masked")?,
@@ -49,7 +62,7 @@ fn fill(row: &mut Row, state: &str) -> Result<GroupFill, StoreError> {
     })
 }
 
-/// Trained tokens by version, where they were recorded.
+/// Trained tokens by version, if they were recorded.
 fn trained_spans(row: &mut Row) -> Result<Option<Vec<TrainedSpan>>, StoreError> {
     let Some(text) = row.get::<Option<String>>("trained_spans")? else { return Ok(None) };
     let spans = serde_json::from_str(&text);

@@ -1,37 +1,39 @@
-//! Policies: rules, versions and what a trainer is waiting for.
+//! Policies: their rules and versions, and what the next batch is waiting for.
 
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::GroupState;
 
 use crate::{
     buffer::{
         ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
         ingest::GroupFill,
+        port::{ExistingPolicy, OpenGroup, Policy, Publish, RulesWritten, StoreError, WaitingFor, WriteRules},
         refusal::Refusal,
+        states::GroupState,
+        tally::{Tallies, Tally},
     },
     clock::Timestamp,
     store::{
-        ExistingPolicy, Policy, Publish, RulesWritten, StoreError, Tallies, WaitingFor, WriteRules,
         dialect::Op,
         sql::{Row, Statement, Tx, args, locking},
-        tally::{RECEIVED, minute},
+        tally::{Recent, minute},
     },
 };
 
-/// Versions remembered per policy. When there are more, every second one of the older half is forgotten, so that a resume
-/// finds the right version among the newer half, that of the last checkpoint in any case, and an earlier one, never none,
-/// where it goes further back. About a megabyte with the addresses of their weights.
+/// The most versions that are kept per policy. When there are more, every second version of the older half is deleted.
+/// A resume to the newer half or to the last checkpoint then finds the exact version, and a resume further back finds
+/// an earlier one. This is about a megabyte with the addresses of the weights.
 const VERSIONS_MAX: i64 = 10_000;
 
-/// Open groups named to a waiting trainer.
+/// The most open groups that a waiting trainer is told about.
 const FULLEST_MAX: i64 = 5;
 
-/// Open groups looked at to find the fullest: the figure is for people, and must not cost a scan.
+/// The most open groups that are read to find the fullest ones. The result is only shown to people, and must not cost a
+/// scan.
 const OPEN_SAMPLE_MAX: i64 = 1_000;
 
-/// Minutes of drops that `waiting` adds up.
+/// How many minutes of drops `waiting` adds up.
 pub(in crate::store) const RECENT_MINUTES: i64 = 60;
 
 macro_rules! select_policy {
@@ -53,14 +55,14 @@ pub(super) async fn find(tx: &mut Tx<'_>, name: &PolicyName) -> Result<Option<Po
     read_optional(tx, row).await
 }
 
-/// Reads a policy and locks its row: claims, acks, versions and the lineage are serialised here.
+/// Reads a policy and locks its row. This lock serialises claims, acks, versions and the lineage.
 pub(super) async fn lock(tx: &mut Tx<'_>, name: &PolicyName) -> Result<Option<Policy>, StoreError> {
     const LOCK_POLICY: Statement = locking!(select_policy!("WHERE name = $1"));
     let row = tx.fetch_optional(LOCK_POLICY, args![name.as_str()]).await?;
     read_optional(tx, row).await
 }
 
-/// Locks the policy of a row that refers to it.
+/// Locks the policy that a row refers to.
 pub(super) async fn lock_by_key(tx: &mut Tx<'_>, policy_pk: PolicyPk) -> Result<Policy, StoreError> {
     const LOCK_POLICY_BY_KEY: Statement = locking!(select_policy!("WHERE policy_pk = $1"));
     let row = tx.fetch_one(LOCK_POLICY_BY_KEY, args![policy_pk]).await?;
@@ -95,7 +97,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
     })
 }
 
-/// Refuses a caller who speaks for a lineage that is over.
+/// Refuses a caller whose lineage has ended.
 pub(super) fn check_epoch(named: Option<Epoch>, current: Epoch) -> Result<(), Refusal> {
     match named {
         Some(named) if named != current => Err(Refusal::Superseded { named, current }),
@@ -138,7 +140,8 @@ impl Op for WriteRules {
     type Output = Result<RulesWritten, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // Replicas that count at once may pass the bound by one each: it bounds memory, and does not count exactly.
+        // Replicas that count at the same time may each exceed the bound by one. That is harmless, because it only
+        // bounds memory.
         const COUNT_POLICIES: Statement = Statement::new(
             "-- count_policies
             SELECT CAST(COUNT(*) AS BIGINT) AS policies
@@ -200,8 +203,8 @@ impl Op for PublishVersion {
             INSERT INTO version (policy_pk, version, step, uri, published_us)
             VALUES ($1, $2, $3, $4, $5)",
         );
-        // The first place is odd: the oldest version stays. The version of the last checkpoint stays as well, or, without
-        // one, that from before any ack: every resume that is not forced has to find it.
+        // The oldest version has an odd position, so it stays. The version of the last checkpoint stays as well, or
+        // without a checkpoint the version from before any ack, because every resume that is not forced must find it.
         const THIN_OUT_VERSIONS: Statement = Statement::new(
             "-- thin_out_versions
             DELETE FROM version
@@ -236,7 +239,7 @@ impl Op for PublishVersion {
         if let Err(refusal) = check_epoch(publish.epoch, policy.epoch) {
             return Ok(Err(refusal));
         }
-        // A version without a step counts as published at the last acked one.
+        // A version without a step counts as published at the last acked step.
         let step = publish.step.or(policy.acked_step);
         if publish.version <= policy.version {
             let repeats = publish.version == policy.version
@@ -277,7 +280,7 @@ impl Op for ReadTallies {
     type Output = BTreeMap<PolicyName, Tallies>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // Policies without a single tally are listed too.
+        // Policies without any tally are listed too.
         const SELECT_TALLIES: Statement = Statement::new(
             "-- select_tallies
             SELECT p.name AS policy, t.name AS tally, CAST(SUM(t.value) AS BIGINT) AS value,
@@ -293,11 +296,11 @@ impl Op for ReadTallies {
             let name: String = row.get("policy")?;
             let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let of_policy = tallies.entry(name).or_default();
-            let Some(tally) = row.get::<Option<String>>("tally")? else { continue };
-            if tally == RECEIVED {
+            let Some(tally) = row.get::<Option<String>>("tally")?.as_deref().and_then(Tally::parse) else { continue };
+            if tally == Tally::Received {
                 of_policy.last_received_at = Some(row.get("latest_us")?);
             }
-            of_policy.values.insert(tally, row.get("value")?);
+            of_policy.counts.insert(tally, row.get("value")?);
         }
         Ok(tallies)
     }
@@ -343,11 +346,17 @@ impl Op for ReadWaiting {
                 masked: row.get("masked")?,
                 dropped: row.get("dropped")?,
             };
-            waiting.fullest.push((row.get("group_id")?, fill));
+            waiting.fullest.push(OpenGroup { group_id: row.get("group_id")?, fill });
         }
         let since = minute(self.now) - RECENT_MINUTES;
         for mut row in tx.fetch_all(SELECT_RECENT, args![self.policy, since]).await? {
-            waiting.recent.insert(row.get("name")?, row.get("value")?);
+            match Recent::parse(&row.get::<String>("name")?) {
+                Some(Recent::Dropped(rule)) => {
+                    waiting.dropped.insert(rule, row.get("value")?);
+                }
+                Some(Recent::Stale) => waiting.stale = row.get("value")?,
+                None => {}
+            }
         }
         Ok(waiting)
     }

@@ -6,16 +6,16 @@ use async_trait::async_trait;
 
 use super::{
     batch::{self, select_batch},
-    trained_spans, walk,
+    bounded_scan, trained_spans,
 };
 use crate::{
     buffer::{
         ids::{BatchId, PolicyName, RolloutPk},
         payload::{Codec, Payload},
+        port::{Batch, BatchFilter, BatchMember, Page, StoreError, StoredPayload},
     },
     clock::Timestamp,
     store::{
-        Batch, BatchFilter, BatchMember, Page, StoreError, StoredPayload,
         dialect::Op,
         sql::{Row, Statement, Tx, args, key_list},
     },
@@ -58,24 +58,24 @@ impl Op for BatchFilter {
             ORDER BY b.batch_pk
             LIMIT $4"
         ));
-        const SELECT_BATCH_WALK_END: Statement = Statement::new(
+        const SELECT_BATCH_SCAN_END: Statement = Statement::new(
             "-- select_batch_walk_end
-            SELECT batch_pk AS walk_end
+            SELECT batch_pk AS scan_end
             FROM batch
             WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND batch_pk > $2
             ORDER BY batch_pk
             LIMIT 1 OFFSET $3",
         );
         let policy: &PolicyName = &self.policy;
-        let state = self.state.as_ref().map(super::name_of);
+        let state = self.state;
         let end = match state {
-            Some(_) => walk::end(tx, SELECT_BATCH_WALK_END, args![policy.as_str(), self.after]).await?,
+            Some(_) => bounded_scan::end(tx, SELECT_BATCH_SCAN_END, args![policy.as_str(), self.after]).await?,
             None => None,
         };
         let values = args![policy.as_str(), self.after, state, self.limit, end.unwrap_or(i64::MAX)];
         let rows = tx.fetch_all(LIST_BATCHES, values).await?;
         let batches = rows.into_iter().map(batch::read).collect::<Result<Vec<_>, _>>()?;
-        Ok(walk::page(batches, self.limit, end, |batch| batch.batch_pk.0))
+        Ok(bounded_scan::page(batches, self.limit, end, |batch| batch.batch_pk.0))
     }
 }
 
@@ -102,7 +102,7 @@ impl Op for BatchMembers {
             }
             members.push(read_member(row)?);
         }
-        // Rows of forgotten rollouts are gone with their payloads.
+        // Rows of deleted rollouts are missing, and so are their payloads.
         Ok((members.len() == self.0.rollouts as usize).then_some(members))
     }
 }
@@ -113,7 +113,7 @@ pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
         group_pk: row.get("group_pk")?,
         group_id: row.get("group_id")?,
         rollout_id: row.get("rollout_id")?,
-        verdict: row.parse("verdict")?,
+        verdict: row.get("verdict")?,
         reward: row.get("reward")?,
         advantage: row.get::<Option<f64>>("advantage")?.unwrap_or(0.0),
         policy_version: row.get("policy_version")?,

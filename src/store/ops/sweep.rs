@@ -1,21 +1,24 @@
-//! Stage 7 in the store: what time alone changes, in slices, so that no sweep holds a lock for long.
+//! Stage 7 in the store: changes that time alone makes due, in slices, so that no sweep holds a lock for long.
 
 use async_trait::async_trait;
-use forebay_client::wire::GroupState;
 
-use super::{batch, group, policy};
+use super::{batch, group, members_state, policy};
 use crate::{
-    buffer::ids::{BatchPk, GroupId, PolicyPk},
+    buffer::{
+        ids::{BatchPk, GroupId, PolicyPk},
+        port::{ExpiredLeases, Policy, StoreError},
+        states::{BatchState, GroupMove, GroupState, RolloutState},
+        tally::Tally,
+    },
     clock::Timestamp,
     store::{
-        Expired, Policy, StoreError,
         dialect::Op,
         sql::{Row, Statement, Tx, args, locking},
         tally::{self, minute},
     },
 };
 
-/// Gives back the leases of a policy that are past their end. Those of earlier runs ended with them.
+/// Takes back the expired leases of a policy. Leases of earlier runs ended with their runs.
 pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<u64, StoreError> {
     const SELECT_EXPIRED: Statement = Statement::new(
         "-- select_expired_of_policy
@@ -39,9 +42,9 @@ impl Op for AnythingDue {
     type Output = bool;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
-        // One look into each index of times, and for each policy into those of open and of ready groups. Not EXISTS, for
-        // which Postgres expects a third of a table to be due and scans it for the first; and CROSS JOIN, without which
-        // SQLite goes through the groups to find their policies.
+        // One lookup in each index of times, and for each policy lookups in those of open and of ready groups. EXISTS
+        // would make Postgres expect that a third of a table is due and scan the table for the first row. Without CROSS
+        // JOIN, SQLite would read the groups to find their policies.
         const SELECT_DUE: Statement = Statement::new(
             "-- select_due
             SELECT CAST(CASE
@@ -78,10 +81,10 @@ pub(in crate::store) struct ExpireLeases {
 
 #[async_trait]
 impl Op for ExpireLeases {
-    type Output = Expired;
+    type Output = Vec<ExpiredLeases>;
 
-    async fn run(&self, tx: &mut Tx<'_>) -> Result<Expired, StoreError> {
-        // In the order of their keys, so that sweeps of two replicas lock policies alike.
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        // In the order of their keys, so that sweeps of two replicas lock policies in the same order.
         const SELECT_POLICIES: Statement = Statement::new(
             "-- select_policies_with_expired_leases
             SELECT DISTINCT policy_pk
@@ -94,11 +97,11 @@ impl Op for ExpireLeases {
             ) AS expired
             ORDER BY policy_pk",
         );
-        let mut expired = Expired::default();
+        let mut expired = Vec::new();
         for mut row in tx.fetch_all(SELECT_POLICIES, args![self.now, self.limit]).await? {
             let policy = policy::lock_by_key(tx, row.get("policy_pk")?).await?;
             let leases = expire_of_policy(tx, &policy, self.now).await?;
-            expired.push((policy.name, leases));
+            expired.push(ExpiredLeases { policy: policy.name, leases });
         }
         Ok(expired)
     }
@@ -136,12 +139,10 @@ impl Op for DiscardStragglers {
             let group_id: String = row.get("group_id")?;
             let group_id = GroupId::parse(&group_id).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let locked = group::lock(tx, row.get("policy_pk")?, row.get("run")?, &group_id).await?;
-            if let Some(mut locked) =
-                locked.filter(|group| matches!(group.fill.state, GroupState::Open | GroupState::Ready))
-            {
-                group::discard(tx, &mut locked, "reset".to_owned(), "reset", self.now).await?;
-                discarded += 1;
-            }
+            let Some(mut locked) = locked else { continue };
+            let is_discarded =
+                group::discard(tx, &mut locked, GroupMove::Straggle, "reset".to_owned(), "reset", self.now).await?;
+            discarded += u64::from(is_discarded);
         }
         Ok(discarded)
     }
@@ -204,7 +205,8 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
     for mut row in rows {
         let group_pk: i64 = row.get("group_pk")?;
         let rules = tx.rules(row.get("rules_pk")?).await?;
-        // The tombstone of what is not settled stays until it is: a resume below it must still find the gap.
+        // The tombstone of a group that is not settled stays until it is, because a resume below it must still find the
+        // gap.
         let unsettled = row.get::<bool>("unsettled")?;
         let forget_at = (!unsettled).then(|| now.plus_seconds(rules.retention.tombstone_s));
         tx.execute(DELETE_PAYLOADS, args![group_pk]).await?;
@@ -213,7 +215,7 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
     Ok(purged)
 }
 
-/// Deletes tombstones that are due: their rollouts are counted as forgotten.
+/// Deletes tombstones that are due. Their rollouts are counted as forgotten.
 async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
     const LOCK_FORGETTABLE: Statement = locking!(
         "-- lock_forgettable
@@ -236,7 +238,8 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
         ) AS due
         ORDER BY policy_pk",
     );
-    // Batches change their states under the locks of their policies: what is counted out below must not move meanwhile.
+    // Batches change their states under the locks of their policies, so the states that are counted below cannot change
+    // meanwhile.
     let mut locked = Vec::new();
     for mut row in tx.fetch_all(SELECT_POLICIES, args![now, limit]).await? {
         let policy = policy::lock_by_key(tx, row.get("policy_pk")?).await?;
@@ -245,7 +248,8 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
     let mut forgotten = 0;
     for mut row in tx.fetch_all(LOCK_FORGETTABLE, args![now, limit]).await? {
         let policy = row.get("policy_pk")?;
-        // Another replica may have forgotten the first meanwhile; what came up instead waits for the next slice.
+        // If another replica has deleted some of these tombstones, others are selected in their place. They wait for
+        // the next slice.
         if locked.contains(&policy) {
             forget_group(tx, policy, row).await?;
             forgotten += 1;
@@ -292,22 +296,19 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row) -> Result
     for mut carrier in carriers {
         forget_empty_batch(tx, carrier.get("batch_pk")?).await?;
     }
-    let state: String = row.get("state")?;
-    let rollout_state = match row.get::<Option<String>>("batch_state")? {
-        Some(batch_state) if state == "batched" => batch_state,
-        _ => state.clone(),
-    };
+    let (state, batch): (GroupState, Option<BatchState>) = (row.get("state")?, row.get("batch_state")?);
+    let members = members_state(state, batch)?;
     let (rollouts, dropped, late): (i64, i64, i64) = (row.get("rollouts")?, row.get("dropped")?, row.get("late")?);
     let tallies = tx.tallies();
-    tallies.groups(policy, &state, -1);
-    tallies.rollouts(policy, &rollout_state, -rollouts);
-    tallies.rollouts(policy, "dropped", -dropped);
-    tallies.rollouts(policy, "late", -late);
-    tallies.rollouts(policy, "forgotten", rollouts + dropped + late);
+    tallies.groups(policy, state, -1);
+    tallies.rollouts(policy, members, -rollouts);
+    tallies.rollouts(policy, RolloutState::Dropped, -dropped);
+    tallies.rollouts(policy, RolloutState::Late, -late);
+    tallies.add(policy, Tally::Forgotten, rollouts + dropped + late);
     Ok(())
 }
 
-/// A batch is forgotten with the last of its groups.
+/// Deletes a batch with the last of its groups.
 async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), StoreError> {
     const FORGET_BATCH: Statement = Statement::new(
         "-- forget_batch
@@ -316,13 +317,13 @@ async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), Store
         RETURNING policy_pk, state",
     );
     if let Some(mut row) = tx.fetch_optional(FORGET_BATCH, args![batch]).await? {
-        let (policy, state): (PolicyPk, String) = (row.get("policy_pk")?, row.get("state")?);
-        tx.tallies().batches(policy, &state, -1);
+        let (policy, state): (PolicyPk, BatchState) = (row.get("policy_pk")?, row.get("state")?);
+        tx.tallies().batches(policy, state, -1);
     }
     Ok(())
 }
 
-/// Whether changes of tallies wait to be added to them.
+/// Whether there are appended changes that must be added to the tallies.
 pub(in crate::store) struct MayFoldTallies;
 
 #[async_trait]
@@ -345,7 +346,7 @@ impl Op for FoldTallies {
     }
 }
 
-/// Reads and writes nothing that matters: answers when the database does.
+/// Reads and writes without effect. It answers when the database does.
 pub(in crate::store) struct Ping;
 
 #[async_trait]
@@ -358,7 +359,7 @@ impl Op for Ping {
     }
 }
 
-/// Writes a row as it is: answers when the database can write.
+/// Updates a row to its own values. It answers when the database can write.
 pub(in crate::store) struct Probe;
 
 #[async_trait]
@@ -368,8 +369,8 @@ impl Op for Probe {
     const PROBES: bool = true;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
-        // What holds up every post on Postgres is a lock on one of the tables that posts write: until it is gone, the
-        // database is not ready, and there is nothing to wait for.
+        // On Postgres, a lock on a table that posts write to would block every post. While there is such a lock, the
+        // database is not ready, and the check must not wait for it.
         const REACH_TABLES: Statement = Statement {
             sqlite: "-- reach_tables\nSELECT 1 AS reached",
             postgres: "-- reach_tables

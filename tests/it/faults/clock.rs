@@ -1,7 +1,7 @@
-//! The clock of the database steps by hours, as after a failover: leases survive, and time goes on.
+//! The clock of the database steps by hours, as after a failover: leases survive, and the service's time continues.
 //!
-//! Postgres runs under the shim, so that its clock is what the test says; the service is the real binary, on the real
-//! clock of its machine.
+//! Postgres runs with the shim, so that the test sets its clock. The service is the real binary with the real clock of
+//! the machine.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const HOURS_3_S: i64 = 3 * 3600;
 
 /// A server whose clock the test moves.
 struct Stepping {
-    // Ends first: the page is in its folder.
+    // Declared first, so that it is dropped first: its folder contains the page.
     cluster: Cluster,
     faults: Faults,
 }
@@ -37,7 +37,7 @@ impl Stepping {
     }
 }
 
-/// The server's account reads neither the tests' folder nor a page that only their user may open.
+/// The account of the server cannot read the tests' folder, nor a page that only the tests' user may open.
 fn environment(folder: &Path) -> Vec<(String, String)> {
     use std::os::unix::fs::PermissionsExt as _;
     let (shim, page) = (folder.join("shim.so"), folder.join("faults"));
@@ -95,7 +95,7 @@ impl Caller {
         text(&answer["state"]).to_owned()
     }
 
-    /// Waits until the replica has found a step and taken it back, or somebody else has.
+    /// Waits until this replica or another one has detected the clock's step and corrected for it.
     async fn goes_on(&self, log: &str) {
         eventually(log, || async { self.service.log().contains(log) }).await;
     }
@@ -107,9 +107,9 @@ impl Caller {
     }
 }
 
-const TAKEN_BACK: &str = "the database's clock has stepped";
+const TAKEN_BACK: &str = "the database's clock was stepped";
 
-/// Leases that are held for minutes, and one that ends within a second, before and after a step of the clock.
+/// Holds some leases for minutes, and one that expires within a second, before and after a step of the clock.
 async fn leases_survive_a_step_of(seconds: i64) {
     let stepping = Stepping::start().await;
     let database = stepping.cluster.fresh_database().await;
@@ -122,18 +122,18 @@ async fn leases_survive_a_step_of(seconds: i64) {
     first.accept("short", "s").await;
     let held = first.lease("long").await;
     stepping.step_to_s(seconds);
-    // Before anybody has looked: the running replica answers the one that starts.
+    // No replica has polled yet: the running replica answers the one that starts.
     let second = Caller::start(&database).await;
     let other = second.lease("long").await;
     first.goes_on(TAKEN_BACK).await;
     let third = Caller::start(&database).await;
     let last = third.lease("long").await;
-    // Time goes on at every replica, for leases granted at any.
+    // Time continues at every replica, for leases that were granted by any replica.
     for caller in [&first, &second, &third] {
         let brief = caller.lease("short").await;
         eventually("the end of a lease", || async { first.state(&brief).await == "returned" }).await;
     }
-    // Every sweep had its chance.
+    // Every replica's sweep has run.
     for (caller, batch, step) in [(&third, &held, 1), (&first, &other, 2), (&second, &last, 3)] {
         assert_eq!(caller.state(batch).await, "leased");
         caller.ack(batch, step).await;
@@ -171,7 +171,7 @@ async fn a_step_back_while_no_replica_runs_stops_no_lease_and_ends_none() {
     eventually("the end of a lease", || async { after.post("/batches", json!({"policy": "short"})).await.0 == 201 })
         .await;
     after.ack(&held, 1).await;
-    // And the next start begins where this one was.
+    // The next start continues from the end of this one.
     after.accept("long", "b").await;
     let held = after.lease("long").await;
     after.service.terminate().await;
@@ -181,7 +181,7 @@ async fn a_step_back_while_no_replica_runs_stops_no_lease_and_ends_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_whose_clock_was_set_back_goes_on_from_where_it_was() {
+async fn service_time_continues_after_the_clock_was_set_back() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let database = super::database(folder.path());
     let faults = Faults::new(folder.path());

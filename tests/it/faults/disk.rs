@@ -38,7 +38,7 @@ impl Machine {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_turns_work_away_until_there_is_room() {
+async fn a_full_disk_refuses_work_until_there_is_space() {
     let machine = Machine::new();
     let mut service = machine.start().await;
     assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
@@ -46,7 +46,7 @@ async fn a_full_disk_turns_work_away_until_there_is_room() {
     let (status, problem) = machine.post(&service, &rollout("during", 1.0)).await;
     assert_eq!((status, &problem["type"]), (503, &json!("store-unavailable")));
     assert!(problem["retry_after_s"].is_u64(), "{problem}");
-    // From here on nobody's body is read: the head alone is answered.
+    // From here on no body is read; the service answers after the head.
     let address = service.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).await.expect("it accepts");
     let head = "POST /trajectories HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n";
@@ -69,7 +69,7 @@ async fn a_full_disk_turns_work_away_until_there_is_room() {
 async fn a_full_disk_is_noticed_in_the_middle_of_a_large_write() {
     let machine = Machine::new();
     let service = machine.start().await;
-    // More than the database keeps in memory until it commits, and nothing that compresses.
+    // The post is larger than the database's cache, so it is written before the commit, and it does not compress.
     let mut random = StdRng::seed_from_u64(torture::seed());
     let tokens: Vec<i32> = (0..800_000).map(|_| random.random_range(0..i32::MAX)).collect();
     let segments = json!([{"tokens": tokens, "loss_mask": [1]}]);
@@ -84,7 +84,7 @@ async fn a_full_disk_is_noticed_in_the_middle_of_a_large_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_that_the_disk_has_no_room_for_leaves_nothing() {
+async fn a_backup_that_does_not_fit_on_the_disk_leaves_no_files() {
     let machine = Machine::new();
     let service = machine.start().await;
     assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
@@ -132,7 +132,7 @@ async fn a_file_system_that_becomes_read_only_ends_the_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_disk_is_shared_by_everybody_who_waits_for_it() {
+async fn one_sync_of_a_slow_disk_serves_all_waiting_posts() {
     const POSTS: usize = 48;
     let machine = Machine::new();
     let service = machine.start().await;
@@ -143,7 +143,7 @@ async fn a_slow_disk_is_shared_by_everybody_who_waits_for_it() {
     });
     let statuses: Vec<u16> = futures::stream::iter(posts).buffer_unordered(POSTS).collect().await;
     assert_eq!(statuses, vec![201; POSTS]);
-    // One sync for all that arrived while the one before was running.
+    // All posts that arrive during one sync share the next one.
     assert!(machine.faults.struck() < POSTS as i64 / 3, "{} syncs", machine.faults.struck());
     machine.faults.disarm();
     assert!(service.stop().await.success());
@@ -165,7 +165,7 @@ async fn running_out_of_descriptors_is_survived() {
         idle.push(TcpStream::connect(&address).await.expect("the kernel accepts"));
     }
     eventually("an accept that fails", || async { service.log().contains("accepting a connection failed") }).await;
-    // Who is connected already is served: the client keeps its connection.
+    // Connected clients are served, so the client keeps its connection.
     assert_eq!(machine.post(&service, &rollout("during", 1.0)).await.0, 201);
     drop(idle);
     let other = crate::support::http();
@@ -203,4 +203,19 @@ async fn a_wall_clock_that_jumps_neither_ends_leases_nor_keeps_them() {
     }
     assert_eq!(call(format!("{path}/ack"), json!({"lease": batch["lease"], "step": 1})).await.0, 200);
     assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_failed_names_the_requests_that_it_was_for() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    machine.faults.arm_lasting(Fault::Fail(ENOSPC), Call::Write, On::Any);
+    let post = machine.http.post(format!("{}/trajectories", service.url)).header("x-request-id", "post-1");
+    assert_eq!(post.json(&rollout("r", 1.0)).send().await.expect("the service answers").status(), 503);
+    machine.faults.disarm();
+    let log = service.terminate().await;
+    let lines = log.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    // Other commits may belong to sweeps, which no request has asked for.
+    let failed: Vec<Value> = lines.filter(|line| line["message"] == "a commit failed").collect();
+    assert!(failed.iter().any(|line| line["request.ids"] == "post-1"), "{failed:?}");
 }

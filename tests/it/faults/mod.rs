@@ -1,8 +1,8 @@
-//! Faults of the machine under the real binary: killed at every write, disks that fail, fill up and crawl, clocks that
-//! jump, bits that rot.
+//! Faults of the machine under the real binary: kills at every write, disks that fail, fill up or are slow, clocks that
+//! jump, and flipped bits.
 //!
-//! The faults are injected between the binary and libc by `shim.c`, which the system's C compiler builds; what they
-//! are and when they strike is in a page that test and process share.
+//! `shim.c`, which the system's C compiler builds, injects the faults between the binary and libc. A memory page that
+//! the test shares with the process says which faults strike and when.
 
 mod clock;
 mod disk;
@@ -20,7 +20,7 @@ use std::{
 
 use crate::support::process::Service;
 
-/// Error numbers, which no crate of ours names.
+/// Error numbers; no dependency of this crate names them.
 const EIO: i64 = 5;
 const ENOSPC: i64 = 28;
 const EROFS: i64 = 30;
@@ -33,7 +33,7 @@ enum Call {
     Open = 3,
 }
 
-/// Files on which they fail.
+/// Files on which calls can fail.
 #[derive(Clone, Copy, Debug)]
 enum On {
     Wal = 1,
@@ -41,7 +41,7 @@ enum On {
     Any = 3,
 }
 
-/// What happens.
+/// The effect of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Fail(i64),
@@ -68,7 +68,7 @@ impl Fault {
     }
 }
 
-/// The page that test and process share; its fields are numbered as in `shim.c`.
+/// The page that the test shares with the process; its fields have the same numbers as in `shim.c`.
 struct Faults {
     page: File,
     path: PathBuf,
@@ -103,12 +103,12 @@ impl Faults {
         i64::from_ne_bytes(bytes)
     }
 
-    /// Strikes at the `nth` call from now on, once.
+    /// The fault strikes once, at the `nth` call from now on.
     fn arm(&self, fault: Fault, call: Call, on: On, nth: i64) {
         self.arm_for(fault, call, on, nth, false);
     }
 
-    /// Strikes at every call from now on.
+    /// The fault strikes at every call from now on.
     fn arm_lasting(&self, fault: Fault, call: Call, on: On) {
         self.arm_for(fault, call, on, 1, true);
     }
@@ -141,14 +141,14 @@ impl Faults {
         self.set(WALL_CLOCK_OFFSET_S, seconds);
     }
 
-    /// What makes a process load the shim.
+    /// The environment that makes a process load the shim.
     fn environment(&self) -> [(&'static str, &str); 3] {
         let page = self.path.to_str().expect("temporary paths are text");
         let shim = SHIM.to_str().expect("temporary paths are text");
         [("LD_PRELOAD", shim), ("FAULTS_PAGE", page), ("FAULTS_FILE", "forebay.db")]
     }
 
-    /// Starts the service under the shim; how it ended, if it ended before it served.
+    /// Starts the service with the shim. Returns its exit status if it ended before it served.
     async fn start(&self, database: &str) -> Result<Service, std::process::ExitStatus> {
         Service::try_start(database, &self.environment()).await
     }

@@ -1,4 +1,4 @@
-//! Postgres that is killed, restarted, or drops connections under load: agents retry, and everything is there once.
+//! Postgres is killed, restarted, or drops connections under load: agents retry, and everything is stored exactly once.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use crate::support::{Cluster, eventually, fresh_database, member, process::Servi
 
 const LANES: usize = 4;
 
-/// Posts groups of two until told to stop, repeating whatever is not answered with success.
+/// Posts groups of two until it is stopped, and repeats every post that does not succeed.
 async fn produce(
     http: reqwest::Client,
     url: String,
@@ -64,13 +64,13 @@ impl Load {
         self.posted.lock().expect("nobody panics").len()
     }
 
-    /// Waits until so many more groups are posted.
+    /// Waits until this many more groups are posted.
     async fn more(&self, groups: usize) {
         let before = self.count();
         eventually("more posts", || async { self.count() >= before + groups }).await;
     }
 
-    /// Stops posting; every group that was posted is delivered once and whole.
+    /// Stops posting, and checks that every posted group is delivered once and whole.
     async fn check(self) {
         *self.stop.lock().expect("nobody panics") = true;
         for lane in self.lanes {

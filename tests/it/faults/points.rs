@@ -1,5 +1,6 @@
-//! Killed, or its disk failed, at the nth write or sync, for every n until a run is not struck: whatever was
-//! acknowledged is there, what was not is there whole or not at all, and the work that goes on ends in the same state.
+//! The service is killed, or its disk fails, at the nth write or sync, for every n until a run ends without a fault.
+//! Acknowledged data is stored, other data is stored completely or not at all, and continuing the work ends in the same
+//! state.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -35,19 +36,19 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
     ]
 }
 
-/// What goes on from one life of the service to the next: the service itself, and what its clients know.
+/// State that outlives the process: the service's files, and what its clients know.
 struct Run<'a> {
     faults: &'a Faults,
     database: String,
     http: reqwest::Client,
     service: Option<Service>,
     lease: Value,
-    /// Lives that ended in the middle of the script.
+    /// Number of processes that ended in the middle of the script.
     deaths: usize,
 }
 
 impl Run<'_> {
-    /// The service, started again without a fault when it is gone.
+    /// Returns the service, and starts it again without a fault if it has ended.
     async fn url(&mut self) -> String {
         while self.service.is_none() {
             match self.faults.start(&self.database).await {
@@ -67,7 +68,7 @@ impl Run<'_> {
         self.faults.disarm();
     }
 
-    /// One call, until it is answered.
+    /// Makes one call, repeating it until it is answered.
     async fn call(&mut self, method: &str, path: &str, body: &Value) {
         let mut repeated = false;
         loop {
@@ -93,7 +94,7 @@ impl Run<'_> {
                     }
                     return;
                 }
-                // What took effect and was not answered: the second time it is refused for that reason.
+                // The call took effect and its answer was lost, so the repeat is refused with this problem.
                 Some((409, body)) if repeated && matches!(text(&body["type"]), "lease-lost" | "group-decided") => {
                     return;
                 }
@@ -110,7 +111,7 @@ impl Run<'_> {
         }
     }
 
-    /// Everything that the ledger says, but for ids and times that differ from run to run.
+    /// The whole ledger, without ids and times that differ between runs.
     async fn state(&mut self) -> BTreeMap<&'static str, Value> {
         let url = self.url().await;
         let mut state = BTreeMap::new();
@@ -124,7 +125,7 @@ impl Run<'_> {
     }
 }
 
-/// Takes out what may differ: times, minted ids, and the epoch, which a repeated resume moves on.
+/// Removes what may differ: times, ids that the service creates, and the epoch, which a repeated resume increases.
 fn strip(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(strip),
@@ -133,11 +134,11 @@ fn strip(value: &mut Value) {
                 !name.ends_with("_at")
                     && !matches!(name.as_str(), "batch_id" | "batches_url" | "samples_url" | "lease" | "epoch" | "next")
                     && name != "expires_in_ms"
-                    // A lost answer may have reserved room that nobody uses.
+                    // An admission whose answer was lost may have reserved room that nobody uses.
                     && name != "reserved_rollouts"
             });
             if let Some(batches) = fields.get_mut("batches").filter(|batches| batches.is_array()) {
-                // Ids of batches: how many there were says enough.
+                // Batch ids differ between runs, so only their number is compared.
                 *batches = batches.as_array().map_or(0, Vec::len).into();
             }
             fields.values_mut().for_each(strip);
@@ -146,7 +147,7 @@ fn strip(value: &mut Value) {
     }
 }
 
-/// The whole script under one fault; the end state, and whether the fault struck.
+/// Runs the whole script with one fault. Returns the end state, and whether the fault struck.
 async fn run(folder: &Path, fault: Option<(Fault, Call, On, i64)>) -> (BTreeMap<&'static str, Value>, bool) {
     let faults = Faults::new(folder);
     if let Some((fault, call, on, nth)) = fault {
@@ -158,7 +159,8 @@ async fn run(folder: &Path, fault: Option<(Fault, Call, On, i64)>) -> (BTreeMap<
     for (method, path, body) in script() {
         run.call(method, path, &body).await;
     }
-    // A graceful stop copies the log back into the database: the writes of a checkpoint may be struck as well.
+    // A graceful stop copies the log back into the database, so the fault may also strike the writes of this
+    // checkpoint.
     if let Some(service) = run.service.take() {
         service.stop().await;
     }
@@ -172,7 +174,7 @@ async fn run(folder: &Path, fault: Option<(Fault, Call, On, i64)>) -> (BTreeMap<
     (state, struck)
 }
 
-/// Every nth call in steps, until one run is not struck.
+/// Strikes every nth call, in steps, until one run ends without a fault.
 async fn everywhere(fault: Fault, call: Call, on: On, step: usize) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (undisturbed, _) = run(folder.path(), None).await;
@@ -192,7 +194,7 @@ async fn everywhere(fault: Fault, call: Call, on: On, step: usize) {
     assert!(strikes > 0, "no call was struck");
 }
 
-/// How many calls are passed over between two strikes; none in the long version.
+/// Number of calls that are skipped between two strikes; 0 in the long version.
 fn step(short: usize) -> usize {
     torture::size(short, 1)
 }

@@ -1,5 +1,5 @@
-//! Bit rot: one bit of the database file is flipped while the service is down. What is delivered afterwards is what was
-//! posted, or it is not delivered.
+//! Bit rot: one bit of the database file is flipped while the service is stopped. Afterwards every delivered rollout is
+//! what was posted, or it is not delivered.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -11,7 +11,8 @@ use crate::support::{group, process::Service, text, torture};
 
 const GROUPS: usize = 12;
 
-/// Fills a database and reads what it delivers; the file when the service has stopped, and rows by rollout and segment.
+/// Fills a database and reads what it delivers. Returns the file after the service has stopped, and the rows by rollout
+/// and segment.
 async fn intact(folder: &Path) -> (Vec<u8>, BTreeMap<String, Value>) {
     let http = crate::support::http();
     let service = Service::start(&database(folder)).await;
@@ -20,7 +21,7 @@ async fn intact(folder: &Path) -> (Vec<u8>, BTreeMap<String, Value>) {
     for index in 0..GROUPS {
         let mut bundle = group(&format!("g{index}"), &[index as f64, 1.0 - index as f64]);
         for (place, rollout) in bundle.as_array_mut().expect("a bundle").iter_mut().enumerate() {
-            // Enough that most of the file is payload, as in life.
+            // There are enough rollouts that most of the file is payload, as in real databases.
             let tokens: Vec<usize> = (0..600).map(|token| token * 7919 % (1_000 + index + place)).collect();
             let logprobs: Vec<f64> = (1..600).map(|token| -1.0 / f64::from(token)).collect();
             rollout["segments"] = json!([{"tokens": tokens, "loss_mask": vec![1; 599], "logprobs": logprobs}]);
@@ -37,7 +38,7 @@ async fn intact(folder: &Path) -> (Vec<u8>, BTreeMap<String, Value>) {
     (file, rows)
 }
 
-/// Leases everything and reads it. Errors are answers, too.
+/// Leases and reads everything; errors count as answers.
 async fn delivered(http: &reqwest::Client, url: &str) -> BTreeMap<String, Value> {
     let mut rows = BTreeMap::new();
     for _ in 0..4 * GROUPS {
@@ -54,7 +55,7 @@ async fn delivered(http: &reqwest::Client, url: &str) -> BTreeMap<String, Value>
         if read.status() != 200 {
             continue;
         }
-        // A stream that breaks delivers the lines before, which a client must not use.
+        // A stream that breaks off has delivered lines, which a client must not use.
         let Ok(body) = read.text().await else { continue };
         for line in body.lines() {
             let row: Value = serde_json::from_str(line).expect("every line is a row");

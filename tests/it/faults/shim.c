@@ -1,7 +1,7 @@
-/* Faults of the machine, on demand: loaded before libc, it stands between the real binary and its files.
+/* Injects faults of the machine: this library is loaded before libc and intercepts the real binary's calls on files.
  *
- * A page of memory that the test shares says which call on which file fails, how, and when. Only files whose name
- * contains the name in FAULTS_FILE count; the page is the file named by FAULTS_PAGE. */
+ * A page of memory that the test shares with it says which call on which file fails, how, and when. Only files whose
+ * name contains the name in FAULTS_FILE are affected. FAULTS_PAGE names the file of the page. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -10,7 +10,7 @@ const ROLLOUTS: usize = 4_500;
 /// Rollouts of one bulk body.
 const BODY: usize = 1_500;
 
-/// The pages of a list up to its end: how many entries each has.
+/// Reads all pages of a list and returns the number of entries of each.
 async fn pages(app: &TestApp, list: &str, entries: &str) -> Vec<usize> {
     let (mut pages, mut after) = (Vec::new(), "0".to_owned());
     loop {
@@ -24,7 +24,7 @@ async fn pages(app: &TestApp, list: &str, entries: &str) -> Vec<usize> {
     }
 }
 
-/// A ledger of one policy in which next to nothing is what is looked for.
+/// A ledger of one policy in which almost no row matches the filters.
 async fn fill(app: &TestApp) {
     app.rules(
         "default",
@@ -35,7 +35,7 @@ async fn fill(app: &TestApp) {
         let lines: Vec<String> = (0..BODY)
             .map(|index| {
                 let number = body * BODY + index;
-                // The last and the first.
+                // The first and the last rollout.
                 let reward = if number + 1 == ROLLOUTS || number == 0 { -1.0 } else { 1.0 };
                 rollout(&format!("r{number}"), reward).to_string()
             })
@@ -55,7 +55,7 @@ on_both_stores! {
         }
         assert_eq!(pages(app, "/trajectories?step=1", "trajectories").await, [0, 0]);
         assert_eq!(pages(app, "/groups?state=quarantined", "groups").await, [0, 0]);
-        // What is not filtered is limited by the page alone, and a page that is full ends where it is full.
+        // A page of an unfiltered list is limited only by its size, and ends when it is full.
         assert_eq!(pages(app, "/trajectories?limit=1000", "trajectories").await, [1000, 1000, 1000, 1000, 500]);
         assert_eq!(pages(app, "/trajectories?limit=1000&verdict=kept", "trajectories").await, [1000, 1000, 1000, 1000, 498]);
     }

@@ -1,11 +1,12 @@
-//! Growth: no statement that a request or a sweep runs gets slower with the ledger.
+//! Growth: no statement that a request or a sweep runs gets slower as the ledger grows.
 //!
-//! A walk makes the real service run every statement that `src/store` names; the service's log says their texts, and the
-//! database how it would run each. A statement that is added and not walked fails here as well.
+//! A walk makes the real service run every statement named in `src/store`. The texts come from the service's log, and
+//! the plans from the database. The test also fails for a new statement that the walk does not run.
 
 mod lists;
 mod plans;
 mod reads;
+mod unserved;
 mod walk;
 
 use std::{collections::BTreeSet, path::Path};
@@ -14,15 +15,16 @@ use serde_json::Value;
 
 use crate::support::{fresh_database, process::Service, without_autovacuum};
 
-/// Files whose statements no trainer or agent waits for: `forebay doctor` reads everything, keys are few, the clock is one row,
-/// `forebay restore` begins epochs while nobody serves, and upkeep looks for unused rules every ten minutes.
-const NOT_WALKED_FILES: [&str; 5] = ["examine.rs", "keys.rs", "clock.rs", "epochs.rs", "upkeep.rs"];
+/// Files whose statements no trainer or agent waits for: `forebay doctor` reads everything, there are few keys, and the
+/// clock has one row.
+const NOT_WALKED_FILES: [&str; 3] = ["examine.rs", "keys.rs", "clock.rs"];
 
-/// Statements that run while the store cannot write, on the few rows of `policy`; and those that run on Postgres alone.
+/// Statements that run while the store cannot write, on the few rows of `policy`, and statements that run only on
+/// Postgres.
 const NOT_WALKED: [&str; 7] =
     ["touch", "reach_tables", "probe", "select_changed", "select_fold", "fold_tallies", "set_folded"];
 
-/// What reads more than it needs, and why it may.
+/// Statements that read more than they need, with the reason why this is acceptable.
 const ALLOWED: [(&str, &str); 5] = [
     ("lock_live_groups", "a reset, once per run"),
     ("count_live_batches", "a reset, once per run"),
@@ -37,7 +39,7 @@ struct Walked {
     text: String,
 }
 
-/// The statements that the service at a database runs, once each.
+/// The statements that the service runs on a database, each once.
 async fn walked(database: &str) -> Vec<Walked> {
     let log = ("RUST_LOG", "info,sqlx::query=debug");
     let service = Service::start_with(database, &["--log", "json"], &[log]).await;
@@ -46,24 +48,35 @@ async fn walked(database: &str) -> Vec<Walked> {
     }
     walk::all(&service.url).await;
     let texts: BTreeSet<String> = service.terminate().await.iter().filter_map(|line| statement(line)).collect();
-    texts.into_iter().filter_map(|text| Some(Walked { name: name_of(&text)?, text })).collect()
+    let served = texts.into_iter().filter_map(|text| Some(Walked { name: name_of(&text)?, text }));
+    let mut walked: Vec<Walked> = served.collect();
+    let unserved = unserved::walked(database).await;
+    // The service may have run some of them too.
+    walked.retain(|one| !unserved.iter().any(|other| other.text == one.text));
+    walked.extend(unserved);
+    walked
 }
 
-/// The name in a statement's first line; migrations begin with sentences.
+/// The name in a statement's first line. The first line of a migration is a sentence and not a name.
 fn name_of(text: &str) -> Option<String> {
     let name = text.strip_prefix("-- ")?.lines().next()?;
     name.chars().all(|character| character.is_ascii_lowercase() || character == '_').then(|| name.to_owned())
 }
 
-/// The text of the statement that a line of the log is about.
+/// The statement in a line of the log.
 fn statement(line: &str) -> Option<String> {
     let event: Value = serde_json::from_str(line).ok()?;
     (event["target"] == "sqlx::query").then_some(())?;
     Some(event["db.statement"].as_str()?.trim().to_owned())
 }
 
-/// The names of all statements of the store, read from its source.
+/// The names of all statements that the walk must run.
 fn named() -> BTreeSet<String> {
+    named_in(|path| !NOT_WALKED_FILES.iter().any(|file| path.ends_with(file)))
+}
+
+/// The names of the statements in some files of the store, read from its source.
+fn named_in(is_read: impl Fn(&Path) -> bool) -> BTreeSet<String> {
     let first_line = regex::Regex::new(r#"(?m)(?:"|^\s*)-- ([a-z_]+)(?:\\n|"|$)"#).expect("the pattern is valid");
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store")];
     let mut names = BTreeSet::new();
@@ -72,7 +85,7 @@ fn named() -> BTreeSet<String> {
             let path = entry.expect("the source can be read").path();
             if path.is_dir() {
                 folders.push(path);
-            } else if !NOT_WALKED_FILES.iter().any(|file| path.ends_with(file)) {
+            } else if is_read(&path) {
                 let source = std::fs::read_to_string(path).expect("source is text");
                 names.extend(first_line.captures_iter(&source).map(|found| found[1].to_owned()));
             }
@@ -81,7 +94,7 @@ fn named() -> BTreeSet<String> {
     names
 }
 
-/// Fails on statements that were not walked, and on what was found in the plans of those that were.
+/// Fails on statements that the walk did not run, and on findings in the plans of the others.
 fn check(walked: &[Walked], found: &[(String, String)]) {
     let ran: BTreeSet<&str> = walked.iter().map(|statement| statement.name.as_str()).collect();
     let named = named();

@@ -1,8 +1,8 @@
-//! How the databases would run a statement, and what in a plan grows with the ledger.
+//! How the databases would run a statement, and which parts of a plan grow with the ledger.
 //!
-//! SQLite plans by the schema alone, for the service never lets it gather statistics. Postgres plans by the size of the
-//! tables and by what it knows of their contents, which on a new database is nothing. So the ledger is filled in steps, and
-//! the statements are planned at each, first without statistics and at the end with them.
+//! SQLite plans by the schema alone, because the service never lets it gather statistics. Postgres plans by the size of
+//! the tables and by statistics of their contents, which a new database does not have. So the ledger is filled in
+//! steps, and the statements are planned at each step without statistics, and after the last step with statistics.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 
 use super::Walked;
 
-/// Tables with a row for each thing that ever came.
+/// Tables with one row for every rollout, group or batch that ever arrived.
 const GROWING: [&str; 6] = ["rollout", "rollout_group", "payload", "batch", "batch_group", "admission"];
 
-/// Columns that say whose a row is: alone they lead to all that a policy ever had.
+/// Columns that only identify the policy: a search by them alone reads everything that the policy ever had.
 const OWNER: [&str; 2] = ["policy_pk", "run"];
 
-/// Tables of indexes, and whether they have only the rows of some state: those that are live, or due.
+/// Indexes with their tables, and whether they contain only rows in certain states: live or due.
 type Indexes = BTreeMap<String, (String, bool)>;
 
-/// What in SQLite's plans grows, by the names of the statements.
+/// The findings in SQLite's plans, by statement.
 pub(super) async fn sqlite(database: &str, walked: &[Walked]) -> Vec<(String, String)> {
     let mut connection = SqliteConnection::connect(database).await.expect("the file can be opened");
     let rows = sqlx::query("SELECT name, tbl_name, COALESCE(sql, '') AS sql FROM sqlite_master WHERE type = 'index'");
@@ -45,7 +45,7 @@ fn is_partial(definition: &str) -> bool {
     definition.contains("WHERE")
 }
 
-/// Whether a step such as `SEARCH g USING INDEX rollout_group_open (policy_pk=?)` reads more as the ledger grows.
+/// Whether a step such as `SEARCH g USING INDEX rollout_group_open (policy_pk=?)` reads more rows as the ledger grows.
 fn sqlite_step_grows(step: &str, statement: &str, indexes: &Indexes) -> bool {
     let words: Vec<&str> = step.split(' ').collect();
     match words[0] {
@@ -56,7 +56,7 @@ fn sqlite_step_grows(step: &str, statement: &str, indexes: &Indexes) -> bool {
             let is_partial = index.and_then(|index| indexes.get(index)).is_some_and(|(_, partial)| *partial);
             match step.split_once('(') {
                 Some((_, condition)) => !narrows(condition) && !is_partial,
-                // The least of an index, or of a table without one.
+                // The smallest entry of an index, or of a table without an index.
                 None => index.is_none(),
             }
         }
@@ -72,25 +72,25 @@ fn table_of<'t>(alias: &'t str, statement: &'t str) -> &'t str {
     named.map_or(alias, |three| three[0])
 }
 
-/// Whether a condition on an index says more than whose rows are wanted.
+/// Whether a condition on an index is more selective than the policy alone.
 fn narrows(condition: &str) -> bool {
     compares(condition, "(?:=|<|>|IS NOT NULL)")
 }
 
-/// Whether a condition compares a column that is not only about whose rows are wanted, by one of these operators.
+/// Whether a condition compares, with one of these operators, a column that does more than identify the policy.
 fn compares(condition: &str, operators: &str) -> bool {
     let column = format!(r"(?:^|[( .])([a-z_]+|<expr>|COALESCE\([^)]*\)+) ?{operators}");
     let column = Regex::new(&column).expect("the pattern is valid");
     column.captures_iter(condition).any(|found| !OWNER.contains(&&found[1]))
 }
 
-/// Rows that may be sorted to take the first of them, as far as Postgres knows how many they are.
+/// Estimated number of rows that may be sorted in order to take the first of them.
 const FEW_ROWS: f64 = 1_000.0;
 
-/// Batches in the ledger when Postgres is asked for its plans: below the first, reading a whole table is cheap.
+/// Batches in the ledger when Postgres is asked for its plans. At the first value, reading a whole table is cheap.
 const SIZES: [i64; 2] = [4_000, 20_000];
 
-/// What in Postgres' plans grows, by the names of the statements.
+/// The findings in Postgres' plans, by statement.
 pub(super) async fn postgres(database: &str, walked: &[Walked]) -> Vec<(String, String)> {
     let mut connection = PgConnection::connect(database).await.expect("the server accepts");
     let rows = sqlx::raw_sql("SELECT indexname, tablename, indexdef FROM pg_indexes WHERE schemaname = 'public'");
@@ -130,7 +130,7 @@ async fn postgres_plans(
     found
 }
 
-/// The plan for given values: the service names no statement, so that the server keeps none of its plans.
+/// The plan for given values. The service uses unnamed statements, so the server caches none of its plans.
 async fn postgres_plan(connection: &mut PgConnection, statement: &str) -> Value {
     let prepare = AssertSqlSafe(format!("DEALLOCATE ALL; PREPARE walked AS {statement}"));
     sqlx::raw_sql(prepare).execute(&mut *connection).await.expect("Postgres can prepare it");
@@ -159,7 +159,7 @@ fn value_of(kind: &str) -> &'static str {
     }
 }
 
-/// Collects what grows in a plan; below a limit, sorting reads all of which the limit takes some.
+/// Collects the findings in a plan. Below a limit, a sort reads all rows of which the limit takes some.
 fn growing_steps(node: &Value, limited: bool, indexes: &Indexes, found: &mut Vec<String>) {
     let text = |field: &str| node[field].as_str().unwrap_or_default();
     let kind = text("Node Type");
@@ -182,7 +182,7 @@ fn growing_steps(node: &Value, limited: bool, indexes: &Indexes, found: &mut Vec
     }
 }
 
-/// Whether a part of a plan reads rows of a growing table of which there may be any number.
+/// Whether a part of a plan reads an unbounded number of rows of a growing table.
 fn reads_a_range(node: &Value, indexes: &Indexes) -> bool {
     let text = |field: &str| node[field].as_str().unwrap_or_default();
     let table = indexes.get(text("Index Name")).map_or(text("Relation Name"), |(table, _)| table);
@@ -192,7 +192,7 @@ fn reads_a_range(node: &Value, indexes: &Indexes) -> bool {
     GROWING.contains(&table) && is_range || children.into_iter().any(|child| reads_a_range(child, indexes))
 }
 
-/// Batches of a group of two rollouts, all in the past, in the policy's current run: next to nothing is live.
+/// Batches of one group with two rollouts, all settled, in the policy's current run: almost no row is live.
 const FILL: &str = "
     INSERT INTO batch (
         batch_id, policy_pk, run, state, consumer, epoch, ttl_s, attempt, failed_deliveries, step, group_count,

@@ -1,4 +1,4 @@
-//! What the real service reads while a new Postgres database grows that has no statistics.
+//! What the real service reads while a new Postgres database without statistics grows.
 
 use futures::StreamExt as _;
 use reqwest::StatusCode;
@@ -7,19 +7,19 @@ use sqlx::{Connection as _, Row as _};
 
 use crate::support::{fresh_database, group, http, process::Service, text, with, without_autovacuum};
 
-/// Groups that are posted before the counters are read, and again after that.
+/// Number of groups that are posted before the counters are read, and again after that.
 const GROUPS: usize = 400;
 
-/// Rows and entries of indexes that may be read for a group of eight, from its posts to its ack.
+/// Upper bound of the rows and index entries that are read for a group of eight, from its posts to its ack.
 const ROWS_PER_GROUP_MAX: i64 = 400;
 
-/// Groups of a batch; as many batches are trained as there are groups for.
+/// Groups of a batch. All batches that the groups suffice for are trained.
 const BATCH_GROUPS: usize = 16;
 
-/// Rows of tables and entries of indexes that were read so far, by all sessions that have ended.
+/// Number of table rows and index entries that all ended sessions have read so far.
 ///
-/// Tallies are left out: how many of their changes are there to be read depends on the time since they were last added,
-/// and not on the size of the ledger.
+/// Tallies are left out, because the number of their changes that are read depends on the time since they were last
+/// folded and not on the size of the ledger.
 async fn rows_read(database: &str) -> i64 {
     const COUNT: &str = "
         SELECT CAST(SUM(seq_tup_read + COALESCE(idx_tup_fetch, 0)) AS BIGINT) FROM pg_stat_user_tables
@@ -27,7 +27,7 @@ async fn rows_read(database: &str) -> i64 {
         UNION ALL
         SELECT CAST(SUM(idx_tup_read) AS BIGINT) FROM pg_stat_user_indexes WHERE relname NOT LIKE 'tally%'";
     let mut connection = sqlx::PgConnection::connect(database).await.expect("the server accepts");
-    // A session reports what it counted before it is gone.
+    // A session reports its counters when it ends.
     let others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
     while !sqlx::query(others).fetch_all(&mut connection).await.expect("sessions can be read").is_empty() {
         tokio::task::yield_now().await;
@@ -36,7 +36,7 @@ async fn rows_read(database: &str) -> i64 {
     rows.iter().map(|row| row.get::<i64, _>(0)).sum()
 }
 
-/// Posts groups from several agents, trains all of them, and stops; the rows that were read.
+/// Posts groups from several agents, trains on all of them, and stops. Returns the number of rows that were read.
 async fn work(database: &str, first: usize) -> i64 {
     let before = rows_read(database).await;
     let service = Service::start(database).await;
@@ -72,7 +72,7 @@ async fn posts_and_leases_read_no_more_once_the_ledger_has_grown() {
     let first = work(&database, 0).await;
     let second = work(&database, GROUPS).await;
     let third = work(&database, 2 * GROUPS).await;
-    // A statement that reads all rollouts of the policy for each post has read millions of rows by now.
+    // By now, a statement that reads all rollouts of the policy for each post would have read millions of rows.
     let bound = GROUPS as i64 * ROWS_PER_GROUP_MAX;
     assert!(third < bound, "as much work read {first}, then {second}, then {third} rows, and may read {bound}");
 }

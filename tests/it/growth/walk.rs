@@ -1,4 +1,4 @@
-//! A walk past every statement: what agents, trainers, people and time do to the service, each at least once.
+//! A walk that runs every statement: each operation of agents, trainers and people, and each timeout, at least once.
 
 use serde_json::{Value, json};
 
@@ -72,7 +72,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Everything.
+/// Runs all parts of the walk.
 pub(super) async fn all(url: &str) {
     train(url).await;
     fail(url).await;
@@ -81,7 +81,7 @@ pub(super) async fn all(url: &str) {
     look(url).await;
     give_up(url).await;
     pass_time(url).await;
-    // Last: a reset leaves the ledger of a run behind.
+    // The reset is last, because it leaves the ledger of a run behind.
     start_over(url).await;
 }
 
@@ -109,7 +109,7 @@ async fn train(url: &str) {
     trainer.lease().await;
 }
 
-/// Deliveries in vain, and what is done about them.
+/// Deliveries that fail, and readmission of their batches.
 async fn fail(url: &str) {
     let rules = json!({"group": {"size": 2}, "batch": {"groups": 2}, "lease": {"max_deliveries": 2}});
     let trainer = Caller::of(url, "fails", rules).await;
@@ -145,7 +145,7 @@ async fn age(url: &str) {
     }
 }
 
-/// Groups that people and filters decide, and room that is reserved for others.
+/// Groups that people and filters decide, and reserved room.
 async fn decide(url: &str) {
     let filter = json!([{"name": "zero", "scope": "rollout", "when": "reward == 0.0", "action": "drop"}]);
     let agent = Caller::of(url, "decides", json!({"group": {"size": 3, "min_size": 1}, "filter": filter})).await;
@@ -159,7 +159,7 @@ async fn decide(url: &str) {
     }
 }
 
-/// What people and monitors read.
+/// Reads of people and monitoring.
 async fn look(url: &str) {
     let person = Caller { http: http(), url, policy: "default" };
     for path in [
@@ -180,7 +180,7 @@ async fn look(url: &str) {
     }
 }
 
-/// A resume over a batch whose payloads are gone.
+/// A resume over a batch whose payloads are purged.
 async fn give_up(url: &str) {
     let trainer = Caller::of(url, "gives-up", json!({"retention": {"trained_s": 0}})).await;
     trainer.accept(rollout("lost", 1.0)).await;
@@ -191,7 +191,7 @@ async fn give_up(url: &str) {
     trainer.lineage("resume", json!({"step": null, "force": true})).await;
 }
 
-/// Leases, deadlines, admissions, payloads and tombstones that end.
+/// Expiry of leases, group timeouts, admissions, payloads and tombstones.
 async fn pass_time(url: &str) {
     let retention = json!({"trained_s": 0, "settled_s": 0, "dropped_s": 0, "tombstone_s": 0});
     let rules = json!({"group": {"size": 2, "timeout_s": 1}, "lease": {"ttl_s": 1}, "settle": "ack",
@@ -219,7 +219,7 @@ async fn pass_time(url: &str) {
     .await;
 }
 
-/// A new run, with everything in the old one.
+/// A new run; everything so far belongs to the old one.
 async fn start_over(url: &str) {
     let trainer = Caller { http: http(), url, policy: "default" };
     trainer.post("/admissions", json!({"rollouts": 4})).await;

@@ -1,4 +1,4 @@
-//! The checker: from what the players saw, and what the ledger says when all is quiet, every promise or its violation.
+//! The checker: verifies every promise of the service from what the clients saw and what the final ledger says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +48,7 @@ fn acknowledged_is_there(history: &[Event], stories: &[Value]) {
     }
 }
 
-/// The first post of each rollout that is answered says 201 or 200; of all that were, at most one is the first.
+/// The first answered post of each rollout gets 201 or 200. Of all answered posts of a rollout, at most one gets 201.
 fn bundles_are_whole(history: &[Event], stories: &[Value]) {
     let there = rollout_ids(stories);
     let mut firsts: BTreeMap<String, usize> = BTreeMap::new();
@@ -67,7 +67,7 @@ fn bundles_are_whole(history: &[Event], stories: &[Value]) {
     }
 }
 
-/// Every group is trained, by one batch, and every successful ack is of such a batch.
+/// Every group is trained by one batch, and every successful ack belongs to such a batch.
 fn trained_once(history: &[Event], stories: &[Value], batches: &[Value], groups: usize) {
     let trained: BTreeSet<&str> =
         batches.iter().filter(|batch| batch["state"] == "trained").map(|batch| text(&batch["batch_id"])).collect();
@@ -94,7 +94,7 @@ fn trained_once(history: &[Event], stories: &[Value], batches: &[Value], groups:
     }
 }
 
-/// Whatever was delivered was whole groups, and a batch is always the same.
+/// Every delivery consists of whole groups, and a batch has the same contents each time.
 fn delivered_whole(history: &[Event]) {
     let mut contents: BTreeMap<&str, &Vec<String>> = BTreeMap::new();
     for event in history {
@@ -112,9 +112,9 @@ fn delivered_whole(history: &[Event]) {
     }
 }
 
-/// No call under a lease succeeds that was made after a later lease of the same batch had been granted.
+/// No call under a lease succeeds if it was made after a later lease of the same batch had been granted.
 fn leases_do_not_overlap(history: &[Event]) {
-    // The attempt of each lease, and when the client knew of it.
+    // The attempt number of each lease, and when the client learned of it.
     let mut granted: BTreeMap<&str, (i64, u64, &str)> = BTreeMap::new();
     for event in history {
         let (Call::Lease, Outcome::Ok(descriptor)) = (&event.call, &event.outcome) else { continue };
@@ -144,13 +144,13 @@ fn leases_do_not_overlap(history: &[Event]) {
         let Some(&(attempt, ..)) = granted.get(lease.as_str()) else { continue };
         let superseded =
             by_batch[batch.as_str()].iter().any(|&(later, known)| later > attempt && known < event.invoked);
-        // An ack that is repeated is recognised under the lease that acked.
+        // A repeated ack is recognised under the lease that acked.
         let is_ack = matches!(event.call, Call::Ack { .. });
         assert!(!superseded || is_ack && acked_before(history, event, lease), "{event:?} succeeded under a lost lease");
     }
 }
 
-/// Whether an earlier call had acked under the same lease, known or not.
+/// Whether an earlier call had acked under the same lease, with a known or an unknown outcome.
 fn acked_before(history: &[Event], event: &Event, lease: &str) -> bool {
     history.iter().any(|earlier| {
         earlier.invoked < event.invoked && matches!(&earlier.call, Call::Ack { lease: same, .. } if same == lease)

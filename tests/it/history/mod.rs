@@ -1,6 +1,6 @@
-//! Histories: agents and trainers call the real binary over HTTP while it is killed, stopped and cut off. Every call is
-//! written down as answered, refused or unknown, and a checker that knows nothing of the service proves from the log
-//! that nothing was lost, trained twice, leased twice or torn.
+//! Histories: agents and trainers call the real binary over HTTP while it is killed, stopped and disconnected. Every
+//! call is recorded as answered, refused or unknown. From this record, a checker that is independent of the service
+//! verifies that nothing was lost, trained twice, leased twice or delivered in part.
 
 mod check;
 mod players;
@@ -27,20 +27,20 @@ const TRAINERS: usize = 3;
 enum Outcome {
     /// It was answered with success.
     Ok(Value),
-    /// It was answered with a refusal: nothing changed.
+    /// It was refused, and nothing changed.
     Refused(u16, Value),
-    /// It was not answered, or with an error that leaves open whether it took effect.
+    /// It got no answer, or an error that leaves open whether it took effect.
     Unknown,
 }
 
-/// What was called.
+/// The kind of call.
 #[derive(Clone, Debug)]
 enum Call {
     Post {
         rollouts: Vec<String>,
     },
     Lease,
-    /// What a lease delivered: rollouts in order.
+    /// The rollouts that a lease delivered, in order.
     Read {
         batch: String,
         rollouts: Vec<String>,
@@ -59,7 +59,7 @@ enum Call {
     },
 }
 
-/// One call, with the places in the order of all events at which it was made and ended.
+/// One call, with the positions of its start and its end in the order of all events.
 #[derive(Clone, Debug)]
 struct Event {
     invoked: u64,
@@ -68,10 +68,10 @@ struct Event {
     outcome: Outcome,
 }
 
-/// What all players share.
+/// State that all clients share.
 struct World {
     http: reqwest::Client,
-    /// Addresses of the replicas; none while one is down.
+    /// Addresses of the replicas; `None` while a replica is down.
     replicas: Mutex<Vec<Option<String>>>,
     order: AtomicU64,
     history: Mutex<Vec<Event>>,
@@ -107,7 +107,7 @@ impl World {
         self.history.lock().expect("no player panics").push(event);
     }
 
-    /// A replica that is up, any of them.
+    /// Any replica that is running.
     fn url(&self, random: &mut StdRng) -> Option<String> {
         let replicas = self.replicas.lock().expect("no player panics");
         let up: Vec<&String> = replicas.iter().flatten().collect();
@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-/// Plays a whole history and checks it. `disturb` is called between portions of it.
+/// Runs a whole history and checks it. `disturb` is called between portions of it.
 async fn play(database: &str, replicas: usize, groups: usize, postgres: bool) {
     let world = World::new(replicas);
     let mut services = Vec::new();
@@ -140,7 +140,7 @@ async fn play(database: &str, replicas: usize, groups: usize, postgres: bool) {
     let mut faults = 0;
     let all = groups * GROUP_SIZE;
     while world.stored.load(Ordering::SeqCst) < all {
-        // The next fault comes after some more rollouts, or when all are there.
+        // The next fault comes after some more rollouts, or when all are stored.
         let goal = (world.stored.load(Ordering::SeqCst) + 12).min(all);
         eventually("progress", || async { world.stored.load(Ordering::SeqCst) >= goal }).await;
         disturb(&world, &mut services, database, postgres, &mut random).await;
@@ -163,14 +163,14 @@ async fn play(database: &str, replicas: usize, groups: usize, postgres: bool) {
     }
 }
 
-/// One fault: a replica is killed and started again, or stopped and continued, or all connections to Postgres end.
+/// One fault: a replica is killed and restarted, or stopped and continued, or all connections to Postgres end.
 async fn disturb(world: &World, services: &mut [Service], database: &str, postgres: bool, random: &mut StdRng) {
     let replica = random.random_range(0..services.len());
     match random.random_range(0..3) {
         0 => {
             world.set(replica, None);
             services[replica].signal("KILL").await;
-            // A file is served by one process: the old one has to be gone first.
+            // Only one process can serve a file, so the old one must end first.
             let started = loop {
                 match Service::try_start(database, &[]).await {
                     Ok(service) => break service,
@@ -183,7 +183,7 @@ async fn disturb(world: &World, services: &mut [Service], database: &str, postgr
         }
         1 => {
             services[replica].signal("STOP").await;
-            // As long as the others, or nobody, can work.
+            // Continues the replica after 40 events of the others, or after a fixed time if nobody can work.
             let before = world.order.load(Ordering::SeqCst);
             for _ in 0..200 {
                 if world.order.load(Ordering::SeqCst) > before + 40 {

@@ -1,4 +1,5 @@
-//! Agents and trainers. Some answers are not waited for, some leases are forgotten, some are kept past their end.
+//! Simulated agents and trainers. They do not wait for some answers, forget some leases, and keep some leases past
+//! their end.
 
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
@@ -8,16 +9,16 @@ use serde_json::{Value, json};
 use super::{AGENTS, Call, GROUP_SIZE, Outcome, World};
 use crate::support::{member, text};
 
-/// Calls whose answer the client does not wait for, one in so many.
+/// The client abandons one call in this many before the answer.
 const HANGS_UP: u32 = 12;
 
-/// How long a client that hangs up waits first.
+/// How long a client waits before it abandons a call.
 const PATIENCE: Duration = Duration::from_millis(3);
 
 /// One attempt at a call, at any replica.
 async fn attempt(world: &World, random: &mut StdRng, path: &str, body: &Value) -> Outcome {
     let url = loop {
-        // While none is up there is nobody to call.
+        // While no replica runs, there is nothing to call.
         match world.url(random) {
             Some(url) => break url,
             None => tokio::task::yield_now().await,
@@ -32,13 +33,13 @@ async fn attempt(world: &World, random: &mut StdRng, path: &str, body: &Value) -
     let patience = if random.random_range(0..HANGS_UP) == 0 { PATIENCE } else { Duration::from_secs(20) };
     match tokio::time::timeout(patience, call).await {
         Ok(Some((status @ 200..=299, body))) => Outcome::Ok(if status == 204 { Value::Null } else { body }),
-        // A 503 says that whether it took effect is not known.
+        // A 503 leaves open whether the call took effect.
         Ok(Some((503, _)) | None) | Err(_) => Outcome::Unknown,
         Ok(Some((status, body))) => Outcome::Refused(status, body),
     }
 }
 
-/// Posts its share of every group, alone or as a bundle over two groups, until each is answered.
+/// Posts its share of every group, alone or as a bundle over two groups, until each post is answered.
 pub(super) async fn agent(world: Arc<World>, agent: usize, groups: usize) {
     let mut random = world.random(agent);
     let mine: Vec<(usize, usize)> = (0..groups)
@@ -96,7 +97,7 @@ async fn trained(world: &World, random: &mut StdRng) -> Option<usize> {
     policy["rollouts"]["trained"].as_u64().map(|count| count as usize)
 }
 
-/// What a trainer does with a batch: usually reads, extends and acks it; sometimes gives it back, or forgets it.
+/// What a trainer does with a batch: usually it reads, extends and acks it; sometimes it gives it back or forgets it.
 async fn consume(world: &World, random: &mut StdRng, descriptor: &Value) {
     let (batch, lease) = (text(&descriptor["batch_id"]).to_owned(), text(&descriptor["lease"]).to_owned());
     read(world, random, &batch, text(&descriptor["samples_url"])).await;

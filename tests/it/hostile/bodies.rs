@@ -1,18 +1,21 @@
-//! Bodies that come slowly, in part, in bad chunks, or not at all.
+//! Bodies that arrive slowly, in part, in bad chunks, or not at all.
 
 use serde_json::json;
 
 use super::{Raw, impatient, impatient_with, post, post_head, unharmed};
 use crate::support::{Backend, TestApp, eventually, rollout, with};
 
+/// Enough time for a busy machine to read a body that arrives at once, or to observe what is held while it waits.
+const SEEN_BEFORE_THE_END: &str = "[limits]\nheader_timeout_s = 1\nbody_timeout_s = 5";
+
 async fn waits_for_bytes(app: &TestApp, what: &str) {
     eventually(what, || async { !app.metrics().await.contains("forebay_body_bytes_in_flight 0\n") }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_comes_byte_by_byte_is_refused_when_its_time_is_over() {
+async fn a_body_sent_byte_by_byte_is_refused_when_its_time_is_over() {
     let app = impatient().await;
-    // One call that is paid for from the byte budget, and one that is not.
+    // One call whose body counts against the byte budget, and one whose body does not.
     for path in ["/trajectories", "/batches"] {
         let mut slow = Raw::sending(&app, format!("{}content-length: 100000\r\n\r\n", post_head(path))).await;
         let (mut reader, mut writer) = slow.0.split();
@@ -37,8 +40,8 @@ async fn a_body_that_comes_byte_by_byte_is_refused_when_its_time_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_never_comes_gives_its_bytes_back() {
-    let app = impatient().await;
+async fn a_body_that_never_arrives_releases_its_budget() {
+    let app = impatient_with(SEEN_BEFORE_THE_END).await;
     let mut silent = Vec::new();
     for _ in 0..20 {
         silent.push(Raw::sending(&app, format!("{}content-length: 1000000\r\n\r\n", post_head("/trajectories"))).await);
@@ -53,8 +56,8 @@ async fn a_body_that_never_comes_gives_its_bytes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_is_left_in_the_middle_stores_nothing() {
-    let app = impatient().await;
+async fn a_body_that_breaks_off_stores_nothing() {
+    let app = TestApp::start(Backend::Sqlite).await;
     let body = rollout("half", 1.0).to_string();
     let whole = post("/trajectories", &body);
     let head = whole.len() - body.len();
@@ -69,7 +72,7 @@ async fn a_body_that_is_left_in_the_middle_stores_nothing() {
             _ => drop(raw),
         }
     }
-    // The same in chunks, where the end is not known beforehand.
+    // The same with chunks, whose total length is not known beforehand.
     let chunk =
         format!("{}transfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n", post_head("/trajectories"), body.len());
     for end in ["", "0", "0\r\n"] {
@@ -85,7 +88,7 @@ async fn a_body_that_is_left_in_the_middle_stores_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_that_are_not_chunks_are_refused() {
-    let app = impatient().await;
+    let app = TestApp::start(Backend::Sqlite).await;
     let long_extension = format!("1;{}\r\n", "x".repeat(1 << 20));
     for chunks in [
         "zz\r\n{}\r\n0\r\n\r\n",
@@ -113,7 +116,7 @@ async fn chunks_that_are_not_chunks_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_trailers_is_refused() {
-    let app = impatient().await;
+    let app = TestApp::start(Backend::Sqlite).await;
     let trailers = (0..100_000).map(|index| format!("x-{index}: y\r\n")).collect::<Vec<_>>().concat();
     let body = rollout("trailers", 1.0).to_string();
     let head = post_head("/trajectories");
@@ -126,8 +129,8 @@ async fn a_flood_of_trailers_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_byte_chunks_are_only_bytes() {
-    let app = impatient().await;
+async fn one_byte_chunks_are_read_like_any_others() {
+    let app = TestApp::start(Backend::Sqlite).await;
     let body = rollout("crumbs", 1.0).to_string();
     let chunks = body.chars().map(|byte| format!("1;x=y\r\n{byte}\r\n")).collect::<Vec<_>>().concat();
     let mut raw = Raw::sending(
@@ -140,8 +143,8 @@ async fn one_byte_chunks_are_only_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_before_sending_is_told_to_go_on_or_refused_at_once() {
-    let app = impatient().await;
+async fn expect_100_continue_is_answered_with_100_or_a_refusal() {
+    let app = impatient_with(SEEN_BEFORE_THE_END).await;
     let body = rollout("asked", 1.0).to_string();
     let head = format!("{}expect: 100-continue\r\n", post_head("/trajectories"));
     let mut raw = Raw::sending(&app, format!("{head}content-length: {}\r\n\r\n", body.len())).await;
@@ -149,7 +152,7 @@ async fn who_asks_before_sending_is_told_to_go_on_or_refused_at_once() {
     raw.send(&body).await;
     assert_eq!(raw.answer().await.expect("an answer").status, 201);
 
-    // Who is refused by the head alone must not be told to send the body.
+    // A client that is refused by its head alone must not be told to send the body.
     let large = format!("{head}content-length: 1000000000\r\n\r\n");
     let untaken = format!("{head}content-encoding: br\r\ncontent-length: 10\r\n\r\n");
     let mistyped = large.replace("application/json", "text/plain");
@@ -161,7 +164,7 @@ async fn who_asks_before_sending_is_told_to_go_on_or_refused_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_where_none_is_expected_is_not_taken_for_a_request() {
+async fn an_unexpected_body_is_not_read_as_a_request() {
     let app = impatient().await;
     let smuggled = "GET /nope HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let request =
@@ -178,12 +181,13 @@ async fn a_body_where_none_is_expected_is_not_taken_for_a_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_sends_too_much_to_any_call_still_hears_why() {
+async fn an_oversized_body_to_any_call_is_answered_with_the_reason() {
     let app = impatient().await;
     let body = format!("{{\"consumer\":\"{}\"}}", "x".repeat(32 << 20));
     for path in ["/batches", "/policies/default/resume"] {
         let mut raw = Raw::connect(&app).await;
-        // More than sockets hold: closing on it would break the client's sending, and most never read on after that.
+        // The body is larger than socket buffers: closing the connection at once would break the client's sending, and
+        // most clients never read the answer after that.
         assert!(raw.send(post(path, &body)).await, "{path} closes on what it refused");
         let answer = raw.answer().await.expect("an answer");
         assert_eq!((answer.status, answer.problem().as_str()), (413, "too-large"));
@@ -191,7 +195,7 @@ async fn who_sends_too_much_to_any_call_still_hears_why() {
     unharmed(app).await;
 }
 
-/// Bytes that a budget has given out.
+/// Number of bytes that a budget has granted.
 async fn held(app: &TestApp, budget: &str) -> usize {
     let prefix = format!("forebay_{budget}_bytes_in_flight ");
     let metrics = app.metrics().await;
@@ -200,10 +204,10 @@ async fn held(app: &TestApp, budget: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_of_agents_that_never_end_leave_room_for_acks_and_heartbeats() {
+async fn endless_bodies_of_agents_do_not_block_acks_and_heartbeats() {
     const CONTROL_BYTES: usize = 4 << 20;
     const AGENTS: usize = 48;
-    // Free at the start of each body; an ack has fewer.
+    // The first bytes of each body are not counted; an ack has fewer bytes than that.
     const FREE_BYTES: usize = 4 << 10;
     let app = TestApp::start_with(Backend::Sqlite, &format!("[limits]\ncontrol_bytes = {CONTROL_BYTES}")).await;
     app.accept(rollout("a", 1.0)).await;
@@ -227,7 +231,7 @@ async fn bodies_of_agents_that_never_end_leave_room_for_acks_and_heartbeats() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_announces_a_control_body_and_sends_none_holds_nothing() {
+async fn a_control_body_that_is_announced_but_never_sent_holds_no_budget() {
     let app = TestApp::start_with(Backend::Sqlite, "[limits]\ncontrol_bytes = 4194304").await;
     let mut silent = Vec::new();
     for _ in 0..64 {
@@ -238,7 +242,7 @@ async fn whoever_announces_a_control_body_and_sends_none_holds_nothing() {
     unharmed(app).await;
 }
 
-/// A bulk body whose last line alone is valid; each of the others is answered with kilobytes.
+/// A bulk body in which only the last line is valid. Each other line is answered with kilobytes.
 fn mostly_invalid(lines: usize) -> String {
     let bad = json!({"status": "failed", "segments": [{"tokens": vec![-1; 60], "loss_mask": [2]}]}).to_string();
     format!("{}\n{}", vec![bad; lines - 1].join("\n"), rollout("last", 1.0))
@@ -265,15 +269,15 @@ async fn every_line_is_answered_however_long_the_answer_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bulk_body_is_stored_to_its_end_also_when_nobody_reads_the_answer() {
-    let app = impatient_with("[limits]\nbody_timeout_s = 1\nstall_timeout_s = 600").await;
+    let app = impatient_with("[limits]\nbody_timeout_s = 5\nstall_timeout_s = 600").await;
     let mut mute = Raw::sending(&app, bulk(&mostly_invalid(5_000))).await;
     assert_eq!(mute.answer().await.expect("a head").status, 200);
-    // The end of the body is stored once the time for reading its answer is over.
+    // The end of the body is stored after the time for reading its answer is over.
     eventually("the last line", || async {
         app.get("/trajectories?rollout_id=last").await.status.is_success() && held(&app, "body").await < 2 << 20
     })
     .await;
-    // The answer breaks off, which tells it from a whole one.
+    // The answer breaks off, so the client can tell that it is incomplete.
     let rest = mute.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"), "the answer looks whole");
     unharmed(app).await;
@@ -281,7 +285,7 @@ async fn a_bulk_body_is_stored_to_its_end_also_when_nobody_reads_the_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bulk_body_is_stored_to_its_end_also_when_the_client_hangs_up() {
-    let app = impatient().await;
+    let app = TestApp::start(Backend::Sqlite).await;
     let mut gone = Raw::sending(&app, bulk(&mostly_invalid(2_000))).await;
     assert_eq!(gone.answer().await.expect("a head").status, 200);
     gone.reset();

@@ -61,8 +61,8 @@ async fn bombs_are_refused_without_the_memory_that_they_ask_for() {
     for status in futures::future::join_all(posts).await {
         assert!(matches!(status, 413 | 503), "{status}");
     }
-    // The budget of 32 MiB, as much again for the decoders' windows, and what the allocator keeps of it per thread;
-    // 64 bodies of 8 MiB that nobody counts would be far beyond.
+    // The bound is the budget of 32 MiB, the same again for the decoders' windows, and what the allocator keeps per
+    // thread. 64 bodies of 8 MiB that were not counted would be far above it.
     let grown = service.peak_bytes() - before;
     assert!(grown < 256 << 20, "{grown} bytes for 64 bombs of half a gigabyte");
     let metrics = http.get(format!("{}/metrics", service.url)).send().await.expect("the service answers");
@@ -82,15 +82,15 @@ async fn a_body_may_not_expand_beyond_its_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ratio_of_a_bomb_is_refused_below_the_body_limit() {
+async fn a_bombs_compression_ratio_is_refused_even_below_the_body_limit() {
     let app = TestApp::start(Backend::Sqlite).await;
-    // 32 MiB are fewer than a body may have, but no trajectory shrinks to a thousandth.
+    // 32 MiB are below the body limit, but no real trajectory compresses to a thousandth.
     assert_eq!(post(&app, "zstd", zstd(&vec![b' '; 32 << 20])).await, (413, "too-large".to_owned()));
     unharmed(app).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_is_too_large_is_told_which_limit_applies() {
+async fn a_body_that_is_too_large_is_refused_with_the_limit() {
     let app = TestApp::start(Backend::Sqlite).await;
     let sent = zstd(&vec![b' '; 32 << 20]);
     let headers = [JSON, ("content-encoding", "zstd")];
@@ -105,17 +105,17 @@ async fn a_body_that_is_too_large_is_told_which_limit_applies() {
         assert!(detail.contains("at most 67108864 bytes") && detail.contains("`limits.body_bytes`"), "{detail}");
     }
     let problem = app.post_raw("/batches", &[JSON], vec![b' '; 300_000]).await.refused(413, "too-large");
-    assert!(text(&problem["detail"]).contains("this call has at most 262144 bytes"), "{problem}");
+    assert!(text(&problem["detail"]).contains("this call may have at most 262144 bytes"), "{problem}");
     unharmed(app).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn codings_are_taken_once_and_whole() {
+async fn a_content_coding_is_accepted_only_once_and_complete() {
     let app = TestApp::start(Backend::Sqlite).await;
     let body = rollout("coded", 1.0).to_string().into_bytes();
     let malformed = (400, "malformed".to_owned());
     let untaken = (415, "unsupported-media-type".to_owned());
-    // A body inside a body is JSON to nobody.
+    // A body that is compressed twice is not JSON after one expansion.
     assert_eq!(post(&app, "gzip", gzip(&gzip(&body))).await, malformed);
     assert_eq!(post(&app, "zstd", zstd(&gzip(&body))).await, malformed);
     for list in ["gzip, gzip", "gzip, zstd", "gzip,identity", "deflate", "\u{7f}"] {
@@ -132,7 +132,7 @@ async fn codings_are_taken_once_and_whole() {
         assert_eq!(post(&app, coding, garbage).await, malformed, "{coding} before garbage");
     }
     app.get("/trajectories?rollout_id=coded").await.refused(404, "not-found");
-    // Two members are one body by both formats' rules.
+    // In both formats, two members make one body.
     let (first, second) = body.split_at(20);
     assert_eq!(post(&app, "gzip", [gzip(first), gzip(second)].concat()).await.0, 201);
     assert_eq!(post(&app, "zstd", [zstd(first), zstd(second)].concat()).await.0, 200);
@@ -159,7 +159,7 @@ async fn a_second_content_encoding_is_not_overlooked() {
 async fn a_frame_with_a_huge_window_is_refused_before_it_is_made() {
     let app = TestApp::start(Backend::Sqlite).await;
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("the level exists");
-    // RFC 9659: over HTTP, no window beyond 8 MB.
+    // RFC 9659: windows over HTTP are limited to 8 MB.
     encoder.window_log(27).expect("the window exists");
     encoder.long_distance_matching(true).expect("the parameter exists");
     encoder.write_all(rollout("window", 1.0).to_string().as_bytes()).expect("memory compresses");

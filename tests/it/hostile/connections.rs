@@ -1,4 +1,4 @@
-//! Many connections: beyond the cap, idle, waiting, or gone.
+//! Many connections: above the limit, idle, waiting, or closed.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ async fn connections_beyond_the_cap_wait_until_others_end() {
         assert_eq!(raw.answer().await.expect("an answer").status, 200);
         idle.push(raw);
     }
-    // The kernel takes the connection, nobody reads from it yet.
+    // The kernel accepts the connection, but the service does not read from it yet.
     let mut waiting = Raw::sending(&app, "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     let mut byte = [0];
     let early = std::time::Duration::from_millis(100);
@@ -30,7 +30,7 @@ async fn idle_connections_are_closed_so_that_they_cannot_use_up_the_cap() {
     let app = impatient_with("[limits]\nheader_timeout_s = 1\nconnections = 300\nwaiters = 2").await;
     let mut idle = Vec::new();
     for index in 0..600 {
-        // Some never say a word, some stay after an answer.
+        // Some clients never send anything, and others stay connected after an answer.
         idle.push(if index % 2 == 0 {
             Raw::connect(&app).await
         } else {
@@ -45,7 +45,7 @@ async fn idle_connections_are_closed_so_that_they_cannot_use_up_the_cap() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn acks_are_answered_while_as_many_wait_as_may() {
+async fn acks_are_answered_while_the_number_of_waiters_is_at_its_limit() {
     let app = TestApp::start_with(Backend::Sqlite, "[limits]\nconnections = 96\nwaiters = 32").await;
     app.accept(rollout("a", 1.0)).await;
     let batch = app.lease().await;
@@ -60,7 +60,8 @@ async fn acks_are_answered_while_as_many_wait_as_may() {
     unharmed(app).await;
 }
 
-/// The path of samples of 24 MB: more than the buffers of sockets hold, so that the server is left with the rest.
+/// The path of samples of 24 MB. They are larger than socket buffers, so the server still has the rest when the client
+/// does not read.
 async fn much_to_read(app: &TestApp) -> String {
     let messages = json!([{"role": "user", "content": "x".repeat(1 << 20)}]);
     let bundle: Vec<_> =
@@ -71,7 +72,7 @@ async fn much_to_read(app: &TestApp) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_read_loses_its_place() {
+async fn a_client_that_does_not_read_loses_its_connection() {
     let app = impatient_with("[limits]\nstall_timeout_s = 1\nconnections = 3\nwaiters = 1").await;
     let path = much_to_read(&app).await;
     let mut stalled = Vec::new();
@@ -80,7 +81,7 @@ async fn who_does_not_read_loses_its_place() {
         assert_eq!(raw.answer().await.expect("a head").status, 200);
         stalled.push(raw);
     }
-    // All places are taken by those who do not read; this waits until they are gone.
+    // All connections are used by clients that do not read; this request waits until they are closed.
     let accepted = tokio::time::timeout(PATIENCE, app.accept(rollout("after", 1.0))).await;
     assert_eq!(accepted.expect("a place becomes free")["verdict"], "kept");
     drop(stalled);
@@ -88,7 +89,7 @@ async fn who_does_not_read_loses_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leaves_in_the_middle_of_an_answer_leaves_nothing_behind() {
+async fn a_client_that_disconnects_during_an_answer_leaves_nothing_held() {
     let app = impatient().await;
     let path = much_to_read(&app).await;
     let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;

@@ -1,4 +1,4 @@
-//! Ids that somebody chose to cause trouble: in bodies, queries and paths.
+//! Ids that are chosen to cause errors: in bodies, queries and paths.
 
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ fn odd_but_fit() -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
-    // Around the length up to which an index has an id as it is, alike but for one byte anywhere.
+    // Lengths around the longest id that an index stores unchanged; the ids differ in one byte at some position.
     for length in [79, 80, 81, 256] {
         let alike = |at: usize| format!("{}y{}", "x".repeat(at), "x".repeat(length - at - 1));
         ids.extend([0, 39, 40, length - 25, length - 24, length - 1].map(alike));
@@ -118,7 +118,7 @@ on_both_stores! {
             let component = json!({"reward_components": {(id): 1}});
             assert_eq!(app.post("/trajectories", with(rollout("x", 1.0), component)).await.pointers(422).len(), 1);
         }
-        // A label is somebody's text too.
+        // A label is text from a client too.
         let kind = json!({"segments": [{"kind": "a\u{1b}b", "tokens": [1, 2], "loss_mask": [1]}]});
         assert_eq!(app.post("/trajectories", with(rollout("x", 1.0), kind)).await.pointers(422), ["/segments/0/kind"]);
         assert_eq!(app.get("/stats").await.expect(200)["policies"]["default"]["received"], 0);
@@ -146,7 +146,7 @@ on_both_stores! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policies_that_a_path_cannot_name_are_refused() {
     let app = TestApp::start_with(Backend::Sqlite, "auto_create = true").await;
-    // Clients and proxies resolve dots in a path before they send it: nobody could look at such a policy.
+    // Clients and proxies resolve dots in a path before they send it, so such a policy could not be read.
     for name in [".", ".."] {
         let answer = app.post("/trajectories", with(rollout("x", 1.0), json!({"policy": name}))).await;
         assert_eq!(answer.pointers(422), ["/policy"], "{name}");

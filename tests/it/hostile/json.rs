@@ -1,4 +1,4 @@
-//! JSON that is deep, endless, ambiguous or not JSON.
+//! JSON that is deep, endless, ambiguous or invalid.
 
 use serde_json::json;
 
@@ -179,7 +179,7 @@ async fn text_that_is_not_unicode_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_follows_a_value_or_ends_too_early_is_refused() {
+async fn trailing_text_and_truncated_values_are_refused() {
     let app = TestApp::start(Backend::Sqlite).await;
     let body = with_field("reward", "1");
     for cut in 1..body.len() {
@@ -202,7 +202,7 @@ async fn numbers_over_the_token_limit_are_refused_before_they_are_held() {
     let config = "[limits]\nbody_bytes = 16777216\ninflight_bytes = 67108864\ntrajectory_tokens = 1000";
     let app = TestApp::start_with(Backend::Sqlite, config).await;
     let zeros = format!("[{}0]", "0,".repeat(4_000_000));
-    // What follows is not JSON: who still reads it has not stopped at the limit.
+    // The rest is not JSON, so a parser that reads it has not stopped at the limit.
     for column in ["tokens", "loss_mask", "logprobs", "teacher_log_probs", "values"] {
         let body = format!("{},\u{0}", with_columns(&format!("\"{column}\":{zeros}")).trim_end_matches("}]}"));
         let problem = post(&app, body).await.refused(422, "invalid");
@@ -217,7 +217,7 @@ async fn numbers_over_the_token_limit_are_refused_before_they_are_held() {
     let segments = r#"{"tokens":[],"loss_mask":[]},"#.repeat(500_000);
     let problem = post(&app, format!(r#"{{"status":"completed","segments":[{segments}"#)).await.refused(422, "invalid");
     assert!(text(&problem["detail"]).contains("at most 4096 segments"), "{problem}");
-    // In a bundle every trajectory has limits of its own; the pointer says whose were passed.
+    // In a bundle, the limits apply to each trajectory; the pointer names the one that exceeds them.
     let bundle = format!("[{{\"status\":\"aborted\"}},{}", with_columns(&format!("\"tokens\":{zeros}")));
     assert_eq!(post(&app, bundle).await.pointers(422), ["/1/segments"]);
     unharmed(app).await;
@@ -237,7 +237,7 @@ async fn objects_with_a_million_keys_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_array_does_not_stand_for_an_object() {
+async fn an_array_in_place_of_an_object_is_refused() {
     let app = TestApp::start(Backend::Sqlite).await;
     for (path, body) in [
         ("/policies/default/reset", "[]"),

@@ -1,4 +1,4 @@
-//! Log injection: whatever a client sends, one event stays one line.
+//! Log injection: whatever a client sends, one event is one line.
 
 use forebay_client::wire::ARROW_STREAM;
 use serde_json::{Value, json};
@@ -9,10 +9,10 @@ use crate::{
     support::{group, process::Service},
 };
 
-/// A line that would look like the service's own, after an end of line and a colour.
+/// A line that looks like the service's own, after a line break and a colour code.
 const FORGED: &str = "\r\n2026-01-01T00:00:00Z ERROR forged: \u{1b}[31mall is lost\u{1b}[0m\u{9b}31m\u{85}\u{2028}";
 
-/// Sends the forged line wherever a client may put text.
+/// Sends the forged line in every field where a client may put text.
 async fn inject(url: &str) {
     let http = crate::support::http();
     for field in ["rollout_id", "group_id", "policy", "environment", "admission_id", "status", FORGED] {
@@ -36,7 +36,7 @@ async fn inject(url: &str) {
         let joint = if path.ends_with('=') { "" } else { "/" };
         let _ = http.get(format!("{url}/{path}{joint}{encoded}")).send().await.expect("the service answers");
     }
-    // Heads as no client library would write them.
+    // Heads that no client library would write.
     let heads: [&[u8]; 5] = [
         b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nuser-agent: \x1b[31m forged \x1b[0m\r\nx-request-id: \x1b[31mforged\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-request-id: a forged ERROR\r\nx: \xff\x85\r\n\r\n",
@@ -53,7 +53,7 @@ async fn inject(url: &str) {
 }
 
 async fn log_of(format: &str) -> Vec<String> {
-    // At this level the service says all that it can say about a request.
+    // At this level the service logs everything that it can log about a request.
     let service =
         Service::start_with("sqlite::memory:", &["--log", format], &[("RUST_LOG", "debug,hyper=trace,sqlx=trace")])
             .await;
@@ -96,7 +96,7 @@ async fn malformed_arrow_leaves_nothing_but_events_in_the_log() {
     let whole = stream(&[columns(whole.as_array().expect("a group is an array"))]);
     for place in 0..whole.len() {
         let mut body = whole.clone();
-        // Lengths and offsets that point elsewhere, over which the reader of the format panics.
+        // Lengths and offsets that point outside the data and make the format's reader panic.
         body[place] ^= 0x81;
         let post = http.post(format!("{}/trajectories", service.url)).header("content-type", ARROW_STREAM).body(body);
         let status = post.send().await.expect("the service answers").status().as_u16();

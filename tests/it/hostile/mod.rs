@@ -1,14 +1,15 @@
-//! Hostile clients on raw sockets: no exit, no hang, no unplanned 5xx, and nothing held once they are gone.
+//! Hostile clients on raw sockets. The service does not exit or hang, sends no unexpected 5xx, and holds nothing for
+//! them once they are gone.
 //!
-//! Apart from the tests of the API because a client library refuses to send what is sent here.
+//! These tests are separate from those of the API, because a client library refuses to send such requests.
 
 mod bodies;
 mod bombs;
 mod connections;
-mod heads;
 mod ids;
 mod json;
 mod log;
+mod smuggling;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,13 +21,14 @@ use tokio::{
 
 use crate::support::{Backend, TestApp, eventually, rollout, text};
 
-/// Longer than any timeout that a test configures: who waits this long for an answer has found a hang.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Far longer than any timeout in the tests, also on a busy machine. A test that waits this long for an answer has
+/// found a hang.
+const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Timeouts of a second, so that who never ends is seen to be cut off.
+/// Timeouts of one second, so that a client that never finishes is cut off within the test.
 const IMPATIENT: &str = "[limits]\nheader_timeout_s = 1\nbody_timeout_s = 1";
 
-/// An answer as it came over the socket.
+/// An answer as it arrived on the socket.
 #[derive(Debug)]
 struct RawAnswer {
     status: u16,
@@ -43,7 +45,7 @@ impl RawAnswer {
     }
 }
 
-/// A connection that sends what it likes.
+/// A connection that can send any bytes.
 struct Raw(TcpStream);
 
 impl Raw {
@@ -52,20 +54,20 @@ impl Raw {
         Self(TcpStream::connect(address).await.expect("the kernel accepts"))
     }
 
-    /// Connects and sends.
+    /// Connects and sends the bytes.
     async fn sending(app: &TestApp, bytes: impl AsRef<[u8]>) -> Self {
         let mut raw = Self::connect(app).await;
         raw.send(bytes).await;
         raw
     }
 
-    /// Sends, however much of it the server still takes.
+    /// Sends the bytes, or as many as the server still accepts.
     async fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         let sent = tokio::time::timeout(PATIENCE, self.0.write_all(bytes.as_ref())).await;
         sent.expect("the server reads or closes").is_ok()
     }
 
-    /// Says that nothing more comes.
+    /// Closes the sending direction.
     async fn half_close(&mut self) {
         let _ = self.0.shutdown().await;
     }
@@ -75,7 +77,7 @@ impl Raw {
         self.0.set_zero_linger().expect("a socket can be told to reset");
     }
 
-    /// The next answer, whose length its head says; none when the server closed first.
+    /// The next answer, with the length that its head names; `None` if the server closed the connection first.
     async fn answer(&mut self) -> Option<RawAnswer> {
         tokio::time::timeout(PATIENCE, self.read_answer()).await.expect("the server answers or closes")
     }
@@ -96,10 +98,10 @@ impl Raw {
         Some(RawAnswer { status: status.parse().expect("a status is a number"), body })
     }
 
-    /// Everything until the server closes, which it must.
+    /// Reads until the server closes the connection, which it must do.
     async fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
-        // A reset is an end, too.
+        // A reset ends the connection too.
         let _ = tokio::time::timeout(PATIENCE, self.0.read_to_end(&mut rest)).await.expect("the server closes");
         rest
     }
@@ -122,12 +124,12 @@ fn post(path: &str, body: &str) -> String {
     format!("{}content-length: {}\r\n\r\n{body}", post_head(path), body.len())
 }
 
-/// The service is as it was: it holds nothing, never failed, answers, and its books are right.
+/// Checks that the service is unaffected: it holds nothing, never failed, answers, and its totals are consistent.
 async fn unharmed(app: TestApp) {
     eventually("an idle service", || async {
         let metrics = app.metrics().await;
         let shows = |line: &str| metrics.lines().any(|found| found == line);
-        // The scrape is a request itself.
+        // The scrape is a request too.
         [
             "body_bytes_in_flight 0",
             "control_bytes_in_flight 0",
@@ -146,7 +148,8 @@ async fn unharmed(app: TestApp) {
     app.finish().await;
 }
 
-/// The service with timeouts of a second, on the store that needs no server: nothing here depends on which.
+/// The service with timeouts of one second. It uses SQLite, which needs no server; these tests do not depend on the
+/// store.
 async fn impatient() -> TestApp {
     impatient_with(IMPATIENT).await
 }

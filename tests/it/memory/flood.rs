@@ -1,4 +1,5 @@
-//! More bodies at once than the budget has room for: it is never exceeded, and the process stays near it.
+//! More concurrent bodies than the budget has room for: the budget is never exceeded, and the memory of the process
+//! stays near it.
 
 use std::{num::NonZero, sync::Arc};
 
@@ -13,28 +14,28 @@ use tokio::{
 
 use crate::support::{process::Service, torture};
 
-/// Tokens of a body: 8 MB as text.
+/// Tokens of a body, which is 8 MB of text.
 const TOKENS: usize = 445_000;
 
-/// What the service holds of bodies at once when nothing else is configured.
+/// The default budget for the bodies of concurrent requests.
 const BUDGET_BYTES: usize = 192 << 20;
 
-/// What a connection may keep beside the bodies that are paid for: its buffer, which is as large as a head may be and
-/// also takes what is read of a refused body before it is thrown away.
+/// Memory of a connection outside the budget: its buffer. It is as large as the largest head, and also holds the parts
+/// of a refused body until they are discarded.
 const CONNECTION_BYTES: usize = 64 << 10;
 
-/// Work on a body beside its text, in multiples of that: columns as they grow, and what is packed from them. It is done
-/// for as many bodies at once as there are cores.
+/// Memory for the work on a body besides its text, as a multiple of the text: growing columns, and the packed payload.
+/// The service works on as many bodies at once as there are cores.
 const WORK: usize = 3;
 
-/// What is left, found by measurement: 30 MiB of an idle process, pages of the database, and what the allocator keeps for
-/// threads that freed it. All of it came to 20 to 40 MiB in a release build and to 80 to 120 MiB in a debug build.
+/// Other memory, measured: 30 MiB of an idle process, pages of the database, and what the allocator keeps for the
+/// threads that freed it. In total 20 to 40 MiB in a release build and 80 to 120 MiB in a debug build.
 const FIXED_BYTES: usize = 128 << 20;
 
-/// What a body lacks until all are there, so that all of the budget is in use at once.
+/// Bytes that are withheld from every body until all bodies have arrived, so that the whole budget is in use at once.
 const TAIL_BYTES: usize = 16;
 
-/// A whole body but for its rollout's name, which stands in front.
+/// A whole body without its rollout id, which comes first.
 fn rest() -> Bytes {
     let noise = |index: usize| (index * 2_654_435_761) % 1_000_003;
     let list = |of: &dyn Fn(usize) -> String| (1..TOKENS).map(of).collect::<Vec<_>>().join(",");
@@ -45,7 +46,7 @@ fn rest() -> Bytes {
     format!(r#""status":"completed","reward":1.0,"segments":[{segment}]}}"#).into()
 }
 
-/// One post: its head, the name of its rollout, and the bytes that all posts share.
+/// One post: its head, its rollout id, and the bytes that all posts share.
 struct Post {
     start: String,
     rest: Bytes,
@@ -59,7 +60,7 @@ impl Post {
         Self { start: format!("{head}content-length: {length}\r\n\r\n{name}"), rest }
     }
 
-    /// Sends all but the end; less, where the service refuses and closes.
+    /// Sends everything but the withheld end. Sends less if the service refuses the post and closes the connection.
     async fn begin(&self, stream: &mut TcpStream) {
         if stream.write_all(self.start.as_bytes()).await.is_ok() {
             let _ = stream.write_all(&self.rest[..self.rest.len() - TAIL_BYTES]).await;
@@ -71,7 +72,7 @@ impl Post {
     }
 }
 
-/// The start of a body, as long for every number.
+/// The start of a body; it has the same length for every number.
 fn name(number: usize) -> String {
     format!(r#"{{"rollout_id":"flood-{number:06}","#)
 }
@@ -96,18 +97,18 @@ async fn answer(stream: &mut TcpStream) -> Head {
     }
 }
 
-/// What all connections of a flood have in common.
+/// State that all connections of a flood share.
 #[derive(Clone)]
 struct Flood {
     address: Arc<str>,
     rest: Bytes,
     answers: mpsc::UnboundedSender<Head>,
-    /// Whether bodies may end.
+    /// Whether the withheld ends of the bodies may be sent.
     may_end: watch::Receiver<bool>,
 }
 
 impl Flood {
-    /// Posts, and once more where that was refused; the connections, so that they stay open.
+    /// Posts each body, and repeats those that were refused once. Returns the connections, so that they stay open.
     async fn post(mut self, number: usize) -> Vec<TcpStream> {
         let post = Post::new(number, self.rest.clone());
         let mut first = self.connect().await;
@@ -118,7 +119,7 @@ impl Flood {
         };
         if let Some(head) = early {
             self.tell(head);
-            // Again, when room comes free little by little.
+            // The refused bodies are posted again while the budget is released little by little.
             self.may_end.wait_for(|may| *may).await.expect("the test waits for all");
             let mut second = self.connect().await;
             post.begin(&mut second).await;
@@ -140,12 +141,13 @@ impl Flood {
     }
 }
 
-/// As many connections as descriptors allow: where a process may have only 1,024, other tests need some, too.
+/// Opens as many connections as the limit of file descriptors permits. Where it is only 1,024, some are left for other
+/// tests.
 fn connections() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").expect("the kernel tells the limits");
     let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("files are limited");
     let soft = line.split_whitespace().nth(3).and_then(|limit| limit.parse::<u64>().ok());
-    // "unlimited" is no number.
+    // "unlimited" is not a number.
     if soft.is_some_and(|soft| soft <= 4_096) { 500 } else { 1_000 }
 }
 
@@ -164,14 +166,15 @@ async fn body_bytes_in_flight(service: &Service) -> usize {
 async fn resident_memory_stays_within_the_budget() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let config = folder.path().join("forebay.toml");
-    // A busy machine may take long to read the heads of a thousand connections, and they end silently when it does.
+    // A busy machine may need long to read the heads of a thousand connections, and closes connections without an
+    // answer when it does.
     std::fs::write(&config, "[limits]\nheader_timeout_s = 300\n").expect("the file is written");
     let database = format!("sqlite:{}", folder.path().join("forebay.db").display());
     let service = Service::start_with(&database, &["--config", config.to_str().expect("the path is text")], &[]).await;
     let (connections, rest) = (connections(), rest());
     let body_bytes = name(0).len() + rest.len();
     assert!(body_bytes > 8_000_000, "{body_bytes}");
-    // Bodies are paid for by the kibibyte.
+    // The budget is counted in kibibytes.
     let fit = BUDGET_BYTES / body_bytes.next_multiple_of(1 << 10);
 
     let before = service.peak_bytes();
@@ -179,7 +182,7 @@ async fn resident_memory_stays_within_the_budget() {
     let (end, may_end) = watch::channel(false);
     let flood = Flood { address: service.url.trim_start_matches("http://").into(), rest, answers, may_end };
     let mut posts: JoinSet<_> = (0..connections).map(|number| flood.clone().post(number)).collect();
-    // None can end, so exactly those that fit are let in, whatever the order.
+    // No body can end yet, so the number that is admitted is exactly the number that fits, in any order.
     for _ in fit..connections {
         let head = answered.recv().await.expect("every post is answered");
         assert_eq!((head.status, head.retry_after), (503, true), "refused, and told to come back");

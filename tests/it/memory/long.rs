@@ -1,4 +1,5 @@
-//! One trajectory of a million tokens, in and out in either form, verbatim, for a small multiple of its own size.
+//! One trajectory of a million tokens, posted and delivered verbatim in both formats, with memory of a small multiple
+//! of its size.
 
 use std::sync::Arc;
 
@@ -24,11 +25,11 @@ use crate::{
 
 const TOKENS: usize = 1_000_000;
 
-/// What the process may take beyond a multiple of the trajectory: pages of the database, threads that were not there
-/// before, and what the allocator keeps for each thread that freed it.
+/// Memory besides the multiple of the trajectory: pages of the database, new threads, and what the allocator keeps for
+/// each thread that freed memory.
 const SLACK_BYTES: u64 = 24 << 20;
 
-/// A rollout whose response is all but its first token.
+/// A rollout in which all tokens but the first are response tokens.
 fn trajectory(rollout_id: &str) -> wire::Trajectory {
     let mut random = StdRng::seed_from_u64(torture::seed());
     let segment = Segment {
@@ -79,7 +80,7 @@ async fn post(service: &Service, media: &str, body: Vec<u8>) {
     assert_eq!(response.status(), 201);
 }
 
-/// Where the rows of the next batch are.
+/// The path of the next batch's samples.
 async fn lease(service: &Service) -> String {
     let request = crate::support::http().post(format!("{}/batches", service.url)).json(&json!({}));
     let batch: Value =
@@ -97,7 +98,7 @@ fn text_of(response: &reqwest::Response) -> &str {
     response.headers()["content-type"].to_str().expect("the media type is text")
 }
 
-/// The segment of the only row, as NDJSON.
+/// The segment of the only row, read as NDJSON.
 async fn as_ndjson(url: &str) -> Segment {
     let body = samples(url, "application/x-ndjson").await;
     let row: Sample = serde_json::from_slice(&body).expect("one line, which is a row");
@@ -109,7 +110,7 @@ async fn as_ndjson(url: &str) -> Segment {
     }
 }
 
-/// The same, as Arrow.
+/// The segment of the only row, read as Arrow.
 async fn as_columns(url: &str) -> Segment {
     let body = samples(url, ARROW_STREAM).await;
     let batches = StreamReader::try_new(body.as_slice(), None).expect("a stream begins with its schema");
@@ -123,7 +124,7 @@ async fn as_columns(url: &str) -> Segment {
     }
 }
 
-/// Every number, without writing millions of them where one differs.
+/// Compares all numbers, and prints only the first difference.
 #[track_caller]
 fn check_same(sent: &Segment, found: &Segment) {
     let bits = |segment: &Segment| -> Vec<u32> {

@@ -1,5 +1,5 @@
-//! How much memory the real process takes: under more bodies than it may hold, for a very long trajectory, for many
-//! segments of long conversations, and for answers that nobody reads.
+//! The memory of the real process: under more bodies than its budget, for a very long trajectory, for conversations
+//! with many segments, and for answers that are not read.
 
 mod flood;
 mod long;

@@ -1,4 +1,5 @@
-//! Batches of long conversations with many segments, read in every form: what belongs to a rollout is held once.
+//! Batches of long conversations with many segments, read in every format: the columns of a rollout are held in memory
+//! once.
 
 use forebay_client::wire::ARROW_STREAM;
 use serde_json::{Value, json};
@@ -7,10 +8,10 @@ use crate::support::{process::Service, rollout, text, torture, with};
 
 const FORMS: [&str; 3] = ["application/x-ndjson", "application/json", ARROW_STREAM];
 
-/// What the process may take beyond the batch, in debug builds: threads, pages of the database, what the allocator keeps.
+/// Memory besides the batch, in debug builds: threads, pages of the database, and what the allocator keeps.
 const SLACK_BYTES: u64 = 96 << 20;
 
-/// A rollout of so many bytes of messages and so many segments of a few tokens.
+/// A rollout with this many bytes of messages and this many segments of a few tokens.
 fn conversation(rollout_id: &str, message_bytes: usize, segments: usize) -> Value {
     let segment = json!({"tokens": [1, 2, 3], "loss_mask": [1, 1], "logprobs": [-0.5, -0.25]});
     let messages = json!([{"role": "user", "content": "x".repeat(message_bytes)}]);
@@ -24,7 +25,7 @@ async fn call(service: &Service, path: &str, method: reqwest::Method, body: Valu
     answer.json().await.expect("JSON")
 }
 
-/// Reads samples and throws them away; how many bytes they were.
+/// Reads samples, discards them, and returns the number of their bytes.
 async fn drain(url: String, form: &'static str) -> usize {
     let request = crate::support::http().get(url).header("accept", form);
     let mut answer = request.send().await.expect("the service answers");
@@ -36,7 +37,7 @@ async fn drain(url: String, form: &'static str) -> usize {
     bytes
 }
 
-/// By how much the process grew, in words and in bytes.
+/// The growth of the process, as text and in bytes.
 fn grown(service: &Service, before: u64) -> (String, u64) {
     let bytes = service.peak_bytes() - before;
     (format!("resident {} MiB before, {} MiB more at most", before >> 20, bytes >> 20), bytes)

@@ -1,4 +1,4 @@
-//! Answers that nobody reads: what a post makes the service hold is within the budget of posts.
+//! Answers that clients do not read: the memory that a post holds counts against the budget of posts.
 
 use std::io::Write as _;
 
@@ -14,13 +14,13 @@ const CONNECTIONS: usize = 8;
 
 const LINES: usize = 16_384;
 
-/// As much as the bodies of all connections need, and little more.
+/// A budget slightly larger than the bodies of all connections.
 const BUDGET_BYTES: usize = 64 << 20;
 
-/// What the process takes besides, in debug builds: work on a slice of each body, and what the allocator keeps.
+/// Memory besides the budget, in debug builds: work on a slice of each body, and what the allocator keeps.
 const SLACK_BYTES: usize = 96 << 20;
 
-/// A bulk body of invalid lines that are each answered with kilobytes, compressed to some tens of kilobytes.
+/// A bulk body of invalid lines, each answered with kilobytes; the body compresses to some tens of kilobytes.
 fn body() -> Vec<u8> {
     let line =
         json!({"status": "failed", "segments": [{"tokens": vec![-1; 100], "loss_mask": [2]}]}).to_string() + "\n";
@@ -29,7 +29,7 @@ fn body() -> Vec<u8> {
     encoder.finish().expect("memory compresses")
 }
 
-/// Bytes of posts that the service holds.
+/// Number of bytes of posts that the service holds.
 async fn held_bytes(service: &Service) -> usize {
     let metrics = http().get(format!("{}/metrics", service.url)).send().await.expect("the service answers");
     let metrics = metrics.text().await.expect("metrics are text");
@@ -63,7 +63,7 @@ async fn bulk_answers_that_nobody_reads_stay_within_the_budget() {
         stream.read_exact(&mut head).await.expect("the answer begins");
         assert!(matches!(&head, b"HTTP/1.1 200" | b"HTTP/1.1 503"), "{}", String::from_utf8_lossy(&head));
     }
-    // Once the time for reading is over, all bodies are stored to their ends and given back.
+    // After the time for reading is over, all bodies are stored to their ends and released.
     while held_bytes(&service).await > CONNECTIONS << 20 {
         tokio::task::yield_now().await;
     }

@@ -1,6 +1,7 @@
-//! The clock of a replica in the model: time as the history says, and what the replica takes it for.
+//! The clock of a replica in the model: the history's time, and the replica's idea of it.
 //!
-//! Separate because the database has a clock of its own, which the history moves by hours and which must not show.
+//! This is separate because the database has its own clock, which the history moves by hours. Such steps must have no
+//! visible effect.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering},
@@ -9,7 +10,7 @@ use std::{
 
 use forebay::clock::{Clock, Timestamp};
 
-/// What the real clock of the database may run ahead while a history stands still. Steps are of hours.
+/// How far the database's real clock may run ahead while a history stands still. Steps of the history are hours long.
 const REAL_TIME_US: i64 = 600_000_000;
 
 /// The clock of one replica.
@@ -17,18 +18,18 @@ const REAL_TIME_US: i64 = 600_000_000;
 pub(crate) struct ModelClock {
     /// Time in the history.
     true_us: AtomicI64,
-    /// How far the replica is off it.
+    /// The replica's error.
     error_us: AtomicI64,
 }
 
 impl ModelClock {
-    /// A clock that is right, at the time of the machine.
+    /// A clock without error, at the time of the machine.
     pub(crate) fn new() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the machine's clock is set");
         Self { true_us: AtomicI64::new(now.as_secs() as i64 * 1_000_000), error_us: AtomicI64::new(0) }
     }
 
-    /// That of a replica which starts, before it has asked anybody.
+    /// The clock of a replica that starts, before it has asked the database.
     pub(crate) fn restarted(&self, error_us: i64) -> Self {
         Self { true_us: AtomicI64::new(self.true_us.load(Ordering::SeqCst)), error_us: AtomicI64::new(error_us) }
     }

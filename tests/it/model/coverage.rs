@@ -1,4 +1,4 @@
-//! Which operations met which states: a test that never acks an expired lease proves nothing about it.
+//! Counts which operations ran in which states: a run that never acks an expired lease proves nothing about that case.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,13 +9,13 @@ use super::{
     view::{Answer, Call, Holder, PolicyNumber, Post, Refused, name_of},
 };
 
-/// How often an operation met a state, before it changed anything.
+/// How often an operation ran in a state; the state is the one before the operation.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
     met: BTreeMap<(&'static str, String), u64>,
 }
 
-/// What the default run must have met at least once.
+/// Combinations that the default run must reach at least once.
 #[rustfmt::skip]
 const MUST_MEET: [(&str, &[&str]); 16] = [
     ("post", &["new", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
@@ -44,14 +44,14 @@ const MUST_MEET: [(&str, &[&str]); 16] = [
 ];
 
 impl Coverage {
-    /// Counts a call by what it met in the state before it, and by how it was answered.
+    /// Counts a call by the state before it and by its answer.
     pub(crate) fn count(&mut self, before: &Reference, call: &Call, answer: &Answer) {
         for (operation, state) in met(before, call, answer) {
             *self.met.entry((operation, state)).or_default() += 1;
         }
     }
 
-    /// What should have been met and was not.
+    /// Combinations that should have been reached and were not.
     pub(crate) fn missing(&self) -> Vec<String> {
         let expected = MUST_MEET.iter().flat_map(|(operation, states)| states.iter().map(move |s| (*operation, *s)));
         let absent = expected.filter(|(operation, state)| !self.met.contains_key(&(*operation, (*state).to_owned())));
@@ -195,7 +195,7 @@ fn holder_met(before: &Reference, holder: Holder) -> String {
     }
 }
 
-/// What an answer says beyond the state that the call met.
+/// What an answer says in addition to the state before the call.
 fn also(call: &Call, before: &Reference, answer: &Answer) -> Option<&'static str> {
     match (call, answer) {
         (Call::Ack { .. }, Answer::Refused(Refused::AlreadyAcked(_))) => Some("trained, other step"),
@@ -248,7 +248,7 @@ fn resume_met(before: &Reference, policy: PolicyNumber, step: Option<i64>, force
     met.into_iter().map(|state| ("resume", state.to_owned())).collect()
 }
 
-/// The states in which groups of a policy are, each once.
+/// The different states of a policy's groups, each once.
 fn of_policy(before: &Reference, operation: &'static str, policy: PolicyNumber) -> Met {
     let run = before.policies[policy].run;
     let mut states: Vec<String> = Vec::new();

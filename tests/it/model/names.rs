@@ -1,4 +1,4 @@
-//! Names on the wire for the model's numbers, and the wire's objects for the model's.
+//! Maps the model's numbers to names on the wire, and its values to the wire's objects.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ fn segment(prompt: usize, mask: [u8; 2], versions: Versions) -> Segment {
     Segment { tokens: vec![1; prompt + 2], loss_mask: mask.to_vec(), versions: spans, ..Segment::default() }
 }
 
-/// Where the weights of a version are.
+/// URI of a version's weights.
 pub(crate) fn uri(number: usize) -> String {
     format!("file:///weights/{number}")
 }
@@ -83,7 +83,7 @@ pub(crate) fn uri_number(uri: &str) -> usize {
     (0..URIS).find(|number| self::uri(*number) == uri).expect("only these places are used")
 }
 
-/// The rules as the buffer takes them.
+/// The rules in the buffer's type.
 pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
     let constant = rules.weighting == LossWeighting::Constant;
     let wire = PolicyRules {

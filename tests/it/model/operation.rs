@@ -1,8 +1,8 @@
-//! What may happen to a buffer, as proptest makes it up.
+//! The operations of a history, as proptest generates them.
 //!
-//! An [`Operation`] says what is wanted in relation to what is there ("the newest leased batch, by an earlier lease, at
-//! the checkpoint's step"), and becomes a [`Call`] only when it runs. So few ids suffice for collisions to be frequent,
-//! and a sequence from which shrinking took something still means something.
+//! An [`Operation`] is relative to the current state ("the newest leased batch, by an earlier lease, at the
+//! checkpoint's step") and becomes a [`Call`] only when it runs. So a few ids are enough for frequent collisions, and a
+//! sequence from which shrinking removed operations is still meaningful.
 
 mod strategies;
 
@@ -14,20 +14,20 @@ use super::{
     view::{Body, Call, GroupName, Holder, LeaseNumber, PolicyNumber, Post, Rules, Versions},
 };
 
-/// Policies of a run: the first is settled by checkpoints, the last by its acks.
+/// Policies of a run. Batches of the first are settled by checkpoints, those of the last by acks.
 pub(crate) const POLICIES: usize = 2;
-/// Group names of a policy.
+/// Group ids of a policy.
 pub(crate) const GROUPS: usize = 8;
-/// Rollout names of a policy.
+/// Rollout ids of a policy.
 pub(crate) const ROLLOUTS: usize = 40;
-/// Consumers; the first gives no name.
+/// Consumers; the first has no name.
 const CONSUMERS: usize = 2;
-/// Places where weights are.
+/// URIs of weights.
 pub(crate) const URIS: usize = 2;
 /// Request ids.
 const REQUESTS: usize = 2;
 
-/// A history: the rules at its start, and what happens.
+/// A history: the rules at its start, and its operations.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) rules: Vec<Rules>,
@@ -42,7 +42,7 @@ pub(crate) enum Operation {
         policy: PolicyNumber,
         items: Vec<BodyPlan>,
     },
-    /// A rollout that is known, as it was or with another reward.
+    /// A known rollout, either unchanged or with another reward.
     Repost {
         policy: PolicyNumber,
         nth: usize,
@@ -150,7 +150,7 @@ pub(crate) struct GroupPick {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BatchPick {
     In(BatchState, usize),
-    /// Any of those ever cut, also of those forgotten.
+    /// Any batch that was ever cut, including forgotten ones.
     Any(usize),
     Unknown,
 }
@@ -184,7 +184,7 @@ pub(crate) enum StepPick {
     BeforeLastAcked,
     Checkpoint,
     BelowCheckpoint,
-    /// The one at which the batch in question was acked.
+    /// The step at which the batch was acked.
     OfBatch,
 }
 
@@ -199,15 +199,15 @@ pub(crate) enum NackPick {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum VersionPick {
     Above(i64),
-    /// The current one as it was published.
+    /// The current version as it was published.
     Repeat,
-    /// The current one with another step or place, or one below it.
+    /// The current version with another step or URI, or a lower version.
     Same,
     Below,
 }
 
 impl Operation {
-    /// The call that this is now.
+    /// Returns the call that this operation means in the current state.
     pub(crate) fn resolve(&self, now: &Reference) -> Call {
         match self.clone() {
             Self::Post(items) => Call::Post(items.into_iter().map(|item| item.resolve(now)).collect()),
@@ -246,7 +246,8 @@ impl Operation {
             },
             Self::Reset { policy, epoch } => Call::Reset { policy, epoch: epoch.resolve(now, policy) },
             Self::PutPolicy { policy, rules } => {
-                // What settles a policy's batches stays: what a change means for batches acked before is not promised.
+                // The `settle` rule of a policy does not change, because its effect on batches that are acked already
+                // is not specified.
                 let settled_by_ack = now.policies[policy].rules.settled_by_ack;
                 Call::PutPolicy { policy, rules: Rules { settled_by_ack, ..rules } }
             }
@@ -339,7 +340,7 @@ impl BatchPick {
 }
 
 impl HolderPick {
-    /// The holder, and the policy that it is about.
+    /// The batch's holder, and its policy.
     fn resolve(self, now: &Reference) -> (Holder, PolicyNumber) {
         let batch = self.batch.resolve(now);
         let found = batch.and_then(|number| now.batches.get(&number));
@@ -347,7 +348,7 @@ impl HolderPick {
         let leases: &[LeaseNumber] = found.map_or(&[], |batch| &batch.leases);
         let lease = match self.lease {
             LeasePick::Last => leases.last().copied(),
-            // Where the batch was leased once only, the lease of another one will do.
+            // If the batch was leased only once, the lease of another batch is used.
             LeasePick::Earlier => leases.iter().rev().nth(1).copied().or(now.grants.checked_sub(2)),
             LeasePick::Forged => None,
         };

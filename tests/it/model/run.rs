@@ -1,4 +1,4 @@
-//! Histories, one after another, until enough steps ran without a difference.
+//! Runs histories one after another, until enough steps ran without a difference.
 
 use std::{cell::RefCell, time::Instant};
 
@@ -14,31 +14,31 @@ use super::{
 };
 use crate::support::{Backend, torture};
 
-/// How much of a run on one store.
+/// The length of a run on one store.
 struct Extent {
-    /// Steps by default, about half a minute of unoptimised code, and in the long version.
+    /// Number of steps by default (about half a minute of unoptimised code), and in the long version.
     steps: (usize, usize),
-    /// Steps from one comparison of whole ledgers to the next, for reading them is twenty queries. The last step of a
-    /// history is always followed by one.
+    /// Number of steps between two comparisons of whole ledgers, because reading a ledger takes twenty queries. The
+    /// last step of a history is always followed by a comparison.
     ledger_every: u64,
 }
 
 const SQLITE: Extent = Extent { steps: (8_000, 1_000_000), ledger_every: 4 };
 const POSTGRES: Extent = Extent { steps: (1_500, 100_000), ledger_every: 10 };
 
-/// Histories that are tried to make a failing one shorter.
+/// Number of histories that are tried in order to shorten a failing one.
 const SHRINKS_MAX: u32 = 1_000;
 
-/// Differing lines that a failure shows.
+/// Number of differing lines that a failure shows.
 const LINES_MAX: usize = 24;
 
 #[test]
-fn sqlite_is_what_the_reference_says() {
+fn sqlite_agrees_with_the_reference_model() {
     run(Backend::Sqlite, &SQLITE);
 }
 
 #[test]
-fn postgres_is_what_the_reference_says() {
+fn postgres_agrees_with_the_reference_model() {
     run(Backend::Postgres, &POSTGRES);
 }
 
@@ -57,7 +57,7 @@ fn run(backend: Backend, extent: &Extent) {
     let steps = setting("FOREBAY_MODEL_STEPS");
     let is_default = steps.is_none();
     let steps = steps.unwrap_or(torture::size(extent.steps.0, extent.steps.1) as u64);
-    // The seed of the first history; each has the next one.
+    // The seed of the first history; each following history has the next seed.
     let seed = torture::seed();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime can be built");
@@ -76,14 +76,14 @@ fn run(backend: Backend, extent: &Extent) {
     let outcome = format!("0 differences in {histories} histories, ledgers every {ledger_every} steps, {elapsed_s} s");
     torture::report(&format!("Model steps on {backend:?}"), steps as usize, &outcome);
     eprintln!("{coverage}");
-    // Both stores run histories of one kind: what the longer run meets says enough about them.
+    // Both stores run the same kind of histories, so the coverage of the longer run is enough.
     if is_default && backend == Backend::Sqlite {
         let missing = coverage.missing();
         assert!(missing.is_empty(), "never met: {missing:?}");
     }
 }
 
-/// What histories run on.
+/// The parts that histories run on.
 struct Bench<'a> {
     runtime: &'a Runtime,
     database: &'a Database,
@@ -92,7 +92,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Runs the history of one seed; if it shows a difference, finds a shorter one that does.
+    /// Runs the history of one seed. If it shows a difference, finds a shorter history that does.
     fn run_history(&self, seed: u64) {
         let config = Config { cases: 1, failure_persistence: None, max_shrink_iters: SHRINKS_MAX, ..Config::default() };
         let mut bytes = [0; 32];
@@ -110,7 +110,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Runs a history on both sides; the first difference, with what led to it.
+    /// Runs a history on both sides. Returns the first difference and the calls before it.
     async fn compare(&self, history: &Sequence) -> Result<(), String> {
         let mut reference = Reference::new(history.rules.clone());
         let mut system = System::start(self.database).await;
@@ -163,8 +163,8 @@ async fn compare_ledgers(reference: &Reference, system: &System) -> Result<(), S
     Err(format!("the ledgers differ\n{}", difference(&expected, &found)))
 }
 
-/// Takes out whatever a failing history fails without; proptest tries each operation once, before the others are simple.
-/// None if the history does not fail again.
+/// Removes every operation without which a failing history still fails; proptest tries each operation once before it
+/// simplifies the others. `None` if the history does not fail again.
 fn shorten(mut failing: Sequence, difference_of: impl Fn(&Sequence) -> Option<String>) -> Option<String> {
     let mut difference = difference_of(&failing)?;
     let mut place = failing.operations.len();

@@ -1,8 +1,8 @@
-//! The real thing: a [`Buffer`] over a real store, told what the reference is told and seen in the same terms.
+//! The real side: a [`Buffer`] over a real store, with the same calls and observations as the reference.
 //!
-//! Separate so that all translation is here: numbers to names, random ids to their order, microseconds to seconds. HTTP
-//! is left out, because it would halve the steps and decides nothing; so is the background sweeper, so that a sweep
-//! happens exactly where the history says.
+//! This is separate so that all translation is here: numbers to names, random ids to their order, microseconds to
+//! seconds. HTTP is left out, because it would halve the number of steps and makes no decisions. The background sweeper
+//! is left out too, so that a sweep happens exactly when the history says.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,13 +12,14 @@ use forebay::{
         ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, Step, Version},
         ingest::GroupFill,
         lease::{LeaseRequest, Leased},
+        port::{Batch, BatchFilter, Group, GroupFilter, Ingested, Publish, Story, StoryFilter},
         refusal::{BufferError, Refusal},
         shard::Shard,
     },
     clock::{Clock as _, Timestamp},
     config::Config,
     metrics::Metrics,
-    store::{self, Batch, BatchFilter, Group, GroupFilter, Publish, Story, StoryFilter},
+    store,
 };
 use forebay_client::wire::Sample;
 use sqlx::Connection as _;
@@ -34,7 +35,7 @@ use super::{
 };
 use crate::support::{Backend, empty, fresh_database};
 
-/// More than any history has of anything.
+/// A page size above the number of rows of any history.
 const ALL: u32 = 10_000;
 
 /// A database on which one history after another runs.
@@ -52,20 +53,20 @@ impl Database {
             let url = fresh_database().await;
             return Self { url, names, file: None, _folder: None };
         }
-        // In memory where there is such a file system: what is tested is not the disk.
+        // In memory if there is such a file system, because the disk is not under test.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let folder = folder.expect("a temporary folder can be made");
         let file = folder.path().join("forebay.db");
         Self { url: format!("sqlite:{}", file.display()), names, file: Some(file), _folder: Some(folder) }
     }
 
-    /// Forgets the history before.
+    /// Removes the previous history.
     async fn empty(&self) {
         let Some(file) = &self.file else { return empty(&self.url).await };
         for suffix in ["", "-wal", "-shm"] {
             let mut name = file.as_os_str().to_owned();
             name.push(suffix);
-            // The first history finds nothing to remove.
+            // Before the first history there is nothing to remove.
             let _ = std::fs::remove_file(name);
         }
     }
@@ -74,7 +75,7 @@ impl Database {
 pub(crate) struct System {
     url: String,
     clock: Arc<ModelClock>,
-    /// How far the clock of the machine is off, where a process owns its database.
+    /// The error of the machine's clock, if a process owns its database.
     machine_off_us: i64,
     started: Timestamp,
     buffer: Buffer,
@@ -186,7 +187,7 @@ impl System {
             Call::Checkpoint { policy, step, force, epoch } => {
                 let (policy, step) = (policy_name(*policy), Step(*step));
                 let settled = self.buffer.checkpoint(policy, step, *force, epoch.map(Epoch)).await?;
-                Ok(Answer::Settled { last: settled.0.0, batches: settled.1 })
+                Ok(Answer::Settled { last: settled.last.0, batches: settled.batches })
             }
             Call::Resume { policy, step, force, epoch } => {
                 let (policy, step) = (policy_name(*policy), step.map(Step));
@@ -200,8 +201,8 @@ impl System {
                 })
             }
             Call::Reset { policy, epoch } => {
-                let (run, epoch, discarded) = self.buffer.reset(policy_name(*policy), epoch.map(Epoch)).await?;
-                Ok(Answer::Reset { run: run.0, epoch: epoch.0, discarded })
+                let done = self.buffer.reset(policy_name(*policy), epoch.map(Epoch)).await?;
+                Ok(Answer::Reset { run: done.run.0, epoch: done.epoch.0, discarded: done.groups })
             }
             Call::PutPolicy { policy, rules } => {
                 self.buffer.put_policy(policy_name(*policy), names::rules(rules)).await?;
@@ -227,25 +228,25 @@ impl System {
         }
     }
 
-    /// The clock steps, and the replica looks at it.
+    /// The clock steps, and the replica reads it.
     async fn step(&mut self, step_us: i64) -> Result<(), BufferError> {
         const STEP: &str = "UPDATE service_clock SET offset_us = offset_us + $1";
         if self.url.starts_with("sqlite") {
-            // A step forward cannot be told from time that passes between two starts.
+            // A step forward cannot be distinguished from time that passes between two starts.
             self.machine_off_us = (self.machine_off_us + step_us).min(0);
         } else {
             let mut connection = sqlx::PgConnection::connect(&self.url).await.expect("the server accepts");
             sqlx::query(STEP).bind(step_us).execute(&mut connection).await.expect("the statement is valid");
             connection.close().await.expect("the server is running");
         }
-        Ok(self.buffer.look_at_clock().await?)
+        Ok(self.buffer.check_clock().await?)
     }
 
     async fn restart(&mut self) -> Result<(), BufferError> {
-        self.buffer.look_at_clock().await?;
+        self.buffer.check_clock().await?;
         self.buffer.stop_clock().await?;
         self.buffer.store().close().await;
-        // On Postgres its own clock does not matter.
+        // On Postgres the replica's own clock has no effect.
         let off_us = if self.url.starts_with("sqlite") { self.machine_off_us } else { -30 * 86_400_000_000 };
         self.clock = Arc::new(self.clock.restarted(off_us));
         self.buffer = open(&self.url, &self.clock).await;
@@ -255,12 +256,12 @@ impl System {
     async fn post(&self, bundle: &[Post]) -> Result<Answer, BufferError> {
         let bundle = bundle.iter().map(|post| self.names.trajectory(post)).collect();
         let stored = self.buffer.ingest(self.buffer.prepare(bundle)?).await?;
-        let receipt = |ingested: store::Ingested| Receipt {
-            verdict: ingested.decision.verdict,
+        let receipt = |ingested: Ingested| Receipt {
+            verdict: ingested.decision.verdict.into(),
             reason: ingested.decision.reason,
             duplicate: ingested.duplicate,
             group: self.names.group_name(ingested.group_id.as_str()),
-            state: ingested.fill.state,
+            state: ingested.fill.state.into(),
             arrived: ingested.fill.arrived(),
             size: ingested.fill.size,
         };
@@ -316,12 +317,12 @@ impl System {
         self.batches.iter().position(|known| *known == batch).expect("no batch is cut but by a claim")
     }
 
-    /// Seconds since the start; the clock moves by whole ones.
+    /// Seconds since the start; the clock moves by whole seconds.
     fn seconds(&self, time: Timestamp) -> i64 {
         time.micros_since(self.started) / 1_000_000
     }
 
-    /// Everything that the ledger shows, after checking that it adds up.
+    /// The whole ledger, after checking that its totals are consistent.
     pub(crate) async fn ledger(&self) -> Result<Ledger, BufferError> {
         let diagnosis = doctor::examine_rows(&**self.buffer.store()).await?;
         assert!(diagnosis.is_healthy(), "{:#?}", diagnosis.findings().collect::<Vec<_>>());
@@ -340,7 +341,8 @@ impl System {
         let batches = BatchFilter { policy: name, limit: ALL, ..BatchFilter::default() };
         let shown =
             |name: &str| ["received", "rollout.", "group.", "batch.", "dropped."].iter().any(|p| name.starts_with(p));
-        let tallies = overview.tallies.values.into_iter().filter(|(name, count)| shown(name) && *count != 0);
+        let tallies = overview.tallies.counts.into_iter().map(|(tally, count)| (tally.name(), count));
+        let tallies = tallies.filter(|(name, count)| shown(name) && *count != 0);
         let policy = overview.policy;
         let groups = self.buffer.groups(groups).await?.entries;
         let groups = groups.iter().map(|group| self.group_view(group)).map(|view| ((view.run, view.name), view));
@@ -363,9 +365,9 @@ impl System {
             run: story.run.0,
             rollout: self.names.rollout_number(&story.rollout_id),
             group: self.names.group_name(&story.group_id),
-            verdict: story.verdict,
+            verdict: story.verdict.into(),
             reason: story.reason.clone(),
-            state: story.state,
+            state: story.state.into(),
             group_reason: story.group_reason.clone(),
             batches: story.batches.iter().map(|batch| self.batch_number(*batch)).collect(),
             step: story.step.map(|step| step.0),
@@ -387,7 +389,7 @@ impl System {
         GroupView {
             run: group.run.0,
             name: self.names.group_name(&group.group_id),
-            state,
+            state: state.into(),
             reason: group.reason.clone(),
             size,
             min_size: group.min_size,
@@ -407,7 +409,7 @@ impl System {
         BatchView {
             batch: self.batch_number(batch.batch_id),
             policy: (0..POLICIES).find(|number| policy_name(*number) == batch.policy).expect("policies are numbered"),
-            state: batch.state,
+            state: batch.state.into(),
             reason: batch.reason.clone(),
             consumer: usize::from(!batch.consumer.is_empty()),
             epoch: batch.epoch.0,
@@ -444,7 +446,7 @@ fn refused(refusal: Refusal) -> Refused {
             Refused::Invalid(pointers.join(" "))
         }
         Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => Refused::Unknown,
-        Refusal::RolloutConflict { index, verdict, .. } => Refused::RolloutConflict { index, verdict },
+        Refusal::RolloutConflict { index, verdict, .. } => Refused::RolloutConflict { index, verdict: verdict.into() },
         Refusal::GroupSizeConflict { index, size, .. } => Refused::GroupSizeConflict { index, size },
         Refusal::LeaseLost(_) => Refused::LeaseLost,
         Refusal::AlreadyAcked(step) => Refused::AlreadyAcked(step.0),
@@ -454,7 +456,7 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::Superseded { .. } => Refused::Superseded,
         Refusal::LineageGap(_) => Refused::LineageGap,
         Refusal::VersionConflict(current) => Refused::VersionConflict(current.0),
-        Refusal::GroupDecided(state) => Refused::GroupDecided(state),
+        Refusal::GroupDecided(state) => Refused::GroupDecided(state.into()),
         Refusal::BatchState(_) => Refused::BatchState,
         other => Refused::Other(other.to_string()),
     }

@@ -1,30 +1,30 @@
-//! What can be seen of a buffer, in the model's own terms.
+//! What can be observed of a buffer, in the model's own types.
 //!
-//! Separate from both sides so that neither defines what is compared: the reference and the real buffer each answer a
-//! [`Call`] with an [`Answer`] and show a [`Ledger`], and a difference is whatever `==` says. Things are numbered in the
-//! order in which they came about, because the ids of batches and leases are minted at random.
+//! This is separate from both sides, so that neither defines what is compared. The reference and the real buffer each
+//! answer a [`Call`] with an [`Answer`] and return a [`Ledger`], and `==` finds the differences. Batches and leases are
+//! numbered in the order of their creation, because their ids are random.
 
 use std::collections::BTreeMap;
 
 use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, RolloutState, Status, Verdict};
 
-/// A policy, by its place among the policies of a run.
+/// A policy, by its index among the policies of a run.
 pub(crate) type PolicyNumber = usize;
 
-/// A batch, by its place among all that were cut.
+/// A batch, by its index among all batches that were cut.
 pub(crate) type BatchNumber = usize;
 
-/// A lease, by its place among all that were granted.
+/// A lease, by its index among all leases that were granted.
 pub(crate) type LeaseNumber = usize;
 
-/// A group's name: chosen by its producer, or that of a rollout which stands alone.
+/// The id of a group: chosen by its producer, or that of a rollout without a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum GroupName {
     Named(usize),
     Alone(usize),
 }
 
-/// Rules of a policy, as far as the model knows them.
+/// Rules of a policy, as far as the model covers them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) size: u32,
@@ -41,9 +41,9 @@ pub(crate) struct Rules {
     pub(crate) max_deliveries: u32,
     pub(crate) max_resumes: u32,
     pub(crate) staleness: Option<i64>,
-    /// Rollouts at which no further group is opened.
+    /// Number of rollouts at which no further group is opened.
     pub(crate) backlog: Option<usize>,
-    /// An ack settles: the trainer never saves.
+    /// An ack settles the batch, because the trainer never saves.
     pub(crate) settled_by_ack: bool,
     pub(crate) weighting: LossWeighting,
     pub(crate) trained_s: i64,
@@ -59,18 +59,18 @@ pub(crate) const MASKS_TRUNCATED: &str = "cut-short";
 /// Name of the filter that discards groups whose rewards are all the same.
 pub(crate) const DISCARDS_EQUAL: &str = "zero-variance";
 
-/// The content of a rollout, but for its group.
+/// The content of a rollout, without its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Body {
     pub(crate) status: Status,
-    /// In halves, so that it compares exactly.
+    /// In halves, so that the reward compares exactly.
     pub(crate) reward: Option<u8>,
     /// Prompt length and response mask of each segment; every response has two tokens.
     pub(crate) segments: Vec<(usize, [u8; 2])>,
     pub(crate) versions: Versions,
 }
 
-/// Which weights a rollout says it came from.
+/// The weight versions that a rollout declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Versions {
     Absent,
@@ -95,7 +95,7 @@ impl Post {
     }
 }
 
-/// Who speaks for a lease; what is absent was never minted.
+/// The identity of a caller under a lease. `None` stands for an id that was never created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) batch: Option<BatchNumber>,
@@ -103,9 +103,10 @@ pub(crate) struct Holder {
     pub(crate) epoch: Option<i64>,
 }
 
-/// One call of the buffer, or something that happens to it.
+/// A call of the buffer, or an event that affects it.
 ///
-/// Room for what is to come: staleness `mask`, admissions and backlogs are variants here, keys are a layer above.
+/// Further features become variants here: staleness `mask`, admissions and backlogs. Keys belong to a layer above the
+/// buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Post(Vec<Post>),
@@ -169,7 +170,7 @@ pub(crate) enum Call {
     Advance {
         seconds: i64,
     },
-    /// The clock of the database, or of the machine that a process owns, steps; time does not.
+    /// The clock of the database, or of the machine whose process owns the database, steps; time itself does not.
     Step {
         hours: i64,
     },
@@ -177,12 +178,12 @@ pub(crate) enum Call {
     Restart,
 }
 
-/// The reason that every discard by hand gives.
+/// The reason in every manual discard.
 pub(crate) const DISCARD_REASON: &str = "not wanted";
-/// The reason that every nack gives.
+/// The reason in every nack.
 pub(crate) const NACK_REASON: &str = "bad data";
 
-/// What a call is answered with.
+/// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done,
@@ -225,7 +226,7 @@ pub(crate) enum Refused {
     VersionConflict(i64),
     GroupDecided(GroupState),
     BatchState,
-    /// A refusal that the model never expects.
+    /// A refusal that the model does not expect.
     Other(String),
 }
 

@@ -1,4 +1,4 @@
-//! `TestApp`: the real service on a real socket and a real store, with a clock that the test moves.
+//! `TestApp`: the real service with a real socket and a real store, and a clock that the test moves.
 
 mod pooler;
 mod postgres;
@@ -17,6 +17,7 @@ use forebay::{
     access::{
         Role,
         key::NewKey,
+        key_store::KeyStore,
         keyring::{self, Keyring},
     },
     api::Access,
@@ -96,18 +97,19 @@ impl Clock for TestClock {
     }
 }
 
-/// The service, running.
+/// The running service.
 pub(crate) struct TestApp {
     pub(crate) clock: Arc<TestClock>,
     pub(crate) url: String,
     pub(crate) http: reqwest::Client,
     pub(crate) buffer: Buffer,
     pub(crate) keyring: Arc<Keyring>,
+    keys: Arc<dyn KeyStore>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) database: String,
     config: String,
     running: Option<Running>,
-    /// Something was damaged behind the service's back.
+    /// Whether the test damaged the database directly.
     damaged: bool,
     _folder: tempfile::TempDir,
 }
@@ -116,6 +118,7 @@ struct Launched {
     url: String,
     buffer: Buffer,
     keyring: Arc<Keyring>,
+    keys: Arc<dyn KeyStore>,
     tls: Option<Arc<Tls>>,
     running: Running,
 }
@@ -125,7 +128,7 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-/// An answer that was read.
+/// An answer whose body has been read.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -133,14 +136,14 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The body, after checking the status.
+    /// Checks the status and returns the body.
     #[track_caller]
     pub(crate) fn expect(self, status: u16) -> Value {
         assert_eq!(self.status.as_u16(), status, "unexpected answer: {}", self.json);
         self.json
     }
 
-    /// The body of a problem, after checking status and type.
+    /// Checks status and type, and returns the body of the problem.
     #[track_caller]
     pub(crate) fn refused(self, status: u16, kind: &str) -> Value {
         let problem = self.expect(status);
@@ -158,18 +161,18 @@ impl Answer {
 }
 
 impl TestApp {
-    /// The service on a fresh database, with the default configuration.
+    /// Starts the service on a new database with the default configuration.
     pub(crate) async fn start(backend: Backend) -> Self {
         Self::start_with(backend, "").await
     }
 
-    /// The service on a database that is there.
+    /// Starts the service on an existing database.
     pub(crate) async fn start_on(database: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         Self::launch(database.to_owned(), "", folder).await
     }
 
-    /// The service on a fresh database.
+    /// Starts the service on a new database.
     pub(crate) async fn start_with(backend: Backend, config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let database = match backend {
@@ -181,13 +184,14 @@ impl TestApp {
 
     async fn launch(database: String, config: &str, folder: tempfile::TempDir) -> Self {
         let clock = Arc::new(TestClock::default());
-        let Launched { url, buffer, keyring, tls, running } = launch(&database, config, &clock).await;
+        let Launched { url, buffer, keyring, keys, tls, running } = launch(&database, config, &clock).await;
         Self {
             clock,
             url,
             http: http(),
             buffer,
             keyring,
+            keys,
             tls,
             database,
             config: config.to_owned(),
@@ -202,7 +206,7 @@ impl TestApp {
         self.stop().await;
         let launched = launch(&self.database, &self.config, &self.clock).await;
         (self.url, self.buffer, self.running) = (launched.url, launched.buffer, Some(launched.running));
-        (self.keyring, self.tls) = (launched.keyring, launched.tls);
+        (self.keyring, self.keys, self.tls) = (launched.keyring, launched.keys, launched.tls);
     }
 
     /// Restarts with another configuration.
@@ -218,14 +222,14 @@ impl TestApp {
         }
     }
 
-    /// Checks that the tallies are what the rows say and that nothing was lost, then stops.
+    /// Checks that the tallies agree with the rows and that nothing was lost, then stops.
     pub(crate) async fn finish(mut self) {
         self.check_books().await;
         self.stop().await;
     }
 
-    /// Books, structure and contents: whatever a test does through the API, the doctor finds nothing; what it does
-    /// behind the service's back, the doctor finds.
+    /// Checks totals, structure and contents with the doctor. It must find nothing after a test that only used the API,
+    /// and must find the damage that a test made directly in the database.
     pub(crate) async fn check_books(&self) {
         let diagnosis = doctor::examine(&**self.buffer.store(), |_| {}).await.expect("the store can be read");
         let findings: Vec<&str> = diagnosis.findings().collect();
@@ -251,17 +255,17 @@ impl TestApp {
         read(request.send().await.expect("the server answers")).await
     }
 
-    /// A key that works at once, with its secret; made behind the API's back.
+    /// Creates a key directly in the database and returns it with its secret. The key works at once.
     pub(crate) async fn key(&self, role: Role, policies: &[&str]) -> String {
         let policies = policies.iter().map(|&glob| glob.to_owned()).collect();
         let request = KeyRequest { name: format!("test {role}"), role, policies: Some(policies), expires_in_s: None };
         let (key, secret) = NewKey::mint(request, self.clock.now()).expect("the request is valid");
-        keyring::create(&**self.buffer.store(), key).await.expect("the store takes keys");
+        keyring::create(&*self.keys, key).await.expect("the store takes keys");
         self.keyring.reload().await.expect("the store can be read");
         secret.reveal().to_owned()
     }
 
-    /// A call with a key.
+    /// Makes a call with a key.
     pub(crate) async fn call_as(&self, key: &str, method: Method, path: &str, body: Option<Value>) -> Answer {
         let mut request = self.http.request(method, format!("{}{path}", self.url)).bearer_auth(key);
         if let Some(body) = body {
@@ -290,7 +294,7 @@ impl TestApp {
         self.call(Method::PUT, path, Some(body)).await
     }
 
-    /// Posts a body as it is.
+    /// Posts a body unchanged.
     pub(crate) async fn post_raw(&self, path: &str, headers: &[(&str, &str)], body: impl Into<Vec<u8>>) -> Answer {
         let mut request = self.http.post(format!("{}{path}", self.url)).body(body.into());
         for (name, value) in headers {
@@ -299,7 +303,7 @@ impl TestApp {
         read(request.send().await.expect("the server answers")).await
     }
 
-    /// Hands in a trajectory or a bundle that must be accepted.
+    /// Posts a trajectory or a bundle, which must be accepted.
     #[track_caller]
     pub(crate) fn accept(&self, body: Value) -> impl Future<Output = Value> {
         let answer = self.post("/trajectories", body);
@@ -316,12 +320,12 @@ impl TestApp {
         assert!(answer.status.is_success(), "unexpected answer: {}", answer.json);
     }
 
-    /// Leases the next batch of `default`, which must be there.
+    /// Leases the next batch of `default`, which must exist.
     pub(crate) async fn lease(&self) -> Value {
         self.lease_with(json!({})).await
     }
 
-    /// Leases a batch, which must be there.
+    /// Leases a batch, which must exist.
     pub(crate) async fn lease_with(&self, request: Value) -> Value {
         self.post("/batches", request).await.expect(201)
     }
@@ -349,7 +353,7 @@ impl TestApp {
         body.lines().map(|line| serde_json::from_str(line).expect("every line is a row")).collect()
     }
 
-    /// The samples of a batch as an answer to these headers: its content coding and its bytes.
+    /// Returns the samples of a batch as answered to these headers: the content coding and the bytes.
     pub(crate) async fn samples_as(&self, batch: &Value, headers: &[(&str, &str)]) -> (String, Vec<u8>) {
         let url = format!("{}{}", self.url, text(&batch["samples_url"]));
         let request = headers.iter().fold(self.http.get(url), |request, (name, value)| request.header(*name, *value));
@@ -392,13 +396,15 @@ impl TestApp {
 
     /// Another replica of the service on the same database (Postgres).
     pub(crate) async fn replica(&self) -> Self {
-        let Launched { url, buffer, keyring, tls, running } = launch(&self.database, &self.config, &self.clock).await;
+        let Launched { url, buffer, keyring, keys, tls, running } =
+            launch(&self.database, &self.config, &self.clock).await;
         Self {
             clock: Arc::clone(&self.clock),
             url,
             http: http(),
             buffer,
             keyring,
+            keys,
             tls,
             database: self.database.clone(),
             config: self.config.clone(),
@@ -408,13 +414,13 @@ impl TestApp {
         }
     }
 
-    /// The same, in a way that the doctor has to find.
+    /// Changes the database directly, in a way that the doctor has to find.
     pub(crate) async fn damage(&mut self, sql: &'static str) -> u64 {
         self.damaged = true;
         self.tamper(sql).await
     }
 
-    /// Changes the database behind the service's back; the rows that changed.
+    /// Changes the database directly. Returns the number of rows that changed.
     pub(crate) async fn tamper(&self, sql: &'static str) -> u64 {
         if self.database.starts_with("sqlite") {
             let mut connection = sqlx::SqliteConnection::connect(&self.database).await.expect("the file opens");
@@ -425,7 +431,7 @@ impl TestApp {
         }
     }
 
-    /// `/metrics` as text, of a service that needs a key.
+    /// `/metrics` as text, from a service that needs a key.
     pub(crate) async fn metrics_as_admin(&self) -> String {
         let key = self.key(Role::Admin, &["*"]).await;
         let request = self.http.get(format!("{}/metrics", self.url)).bearer_auth(key);
@@ -443,11 +449,14 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> Launche
     let config = Config::parse(config).expect("the test's configuration is valid");
     let metrics = Arc::new(Metrics::new());
     let store = store::open(database, metrics.store()).await.expect("the store opens");
-    let buffer = Buffer::start(store, Arc::clone(clock) as _, Arc::clone(&metrics), config.buffer, config.policies)
-        .await
-        .expect("the store can be used");
+    let buffer =
+        Buffer::start(store.clone(), Arc::clone(clock) as _, Arc::clone(&metrics), config.buffer, config.policies)
+            .await
+            .expect("the store can be used");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
-    let keyring = Keyring::start(buffer.clone(), config.access.required).await.expect("the keys can be read");
+    let keys: Arc<dyn KeyStore> = store;
+    let keyring = Keyring::start(Arc::clone(&keys), Arc::clone(clock) as _, config.access.required);
+    let keyring = keyring.await.expect("the keys can be read");
     let keyring = Arc::new(keyring);
     let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
     let tls = config.tls.map(|files| Arc::new(Tls::load(files).expect("the test's certificates are valid")));
@@ -460,10 +469,10 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> Launche
     let task = tokio::spawn(async move {
         let _ = server.run(async { drop(stopped.await) }).await;
     });
-    Launched { url, buffer, keyring, tls, running: Running { stop, task } }
+    Launched { url, buffer, keyring, keys, tls, running: Running { stop, task } }
 }
 
-/// A client that knows how to do TLS, which reqwest's own constructor expects somebody to have said.
+/// Makes a client with TLS. reqwest's own constructor needs a default cryptography provider for the process.
 pub(crate) fn http() -> reqwest::Client {
     forebay_client::install_tls_provider();
     reqwest::Client::new()
@@ -476,7 +485,7 @@ async fn read(response: reqwest::Response) -> Answer {
     Answer { status, json }
 }
 
-/// A text in an answer.
+/// Returns a text field of an answer.
 #[track_caller]
 pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is not text"))
@@ -518,9 +527,10 @@ pub(crate) fn with(mut value: Value, fields: Value) -> Value {
     value
 }
 
-/// Waits until a condition that another task brings about holds; fails after ten seconds.
+/// Waits until a condition holds that another task brings about. Fails after two minutes, because the time depends on
+/// the load of the machine.
 pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + Duration::from_mins(2);
     while !holds().await {
         assert!(tokio::time::Instant::now() < deadline, "{what} did not come about");
         tokio::task::yield_now().await;

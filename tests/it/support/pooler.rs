@@ -1,6 +1,7 @@
-//! A throwaway `PgBouncer` in front of a test's database, which gives every transaction another connection to the server.
+//! A temporary `PgBouncer` in front of a test's database, which gives every transaction another connection to the
+//! server.
 //!
-//! Like a cluster it belongs to a supervising shell, so that it ends with the tests, however they end.
+//! A supervising shell owns it, like a cluster, so that it ends with the tests however they end.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -25,7 +26,7 @@ kill -9 "$server"
 cd / && rm -rf "$folder"
 "#;
 
-/// A `PgBouncer` with `pool_mode = transaction`; it goes when this is dropped.
+/// A `PgBouncer` with `pool_mode = transaction`. It ends when this is dropped.
 pub(crate) struct Pooler {
     folder: PathBuf,
     database: String,
@@ -33,11 +34,11 @@ pub(crate) struct Pooler {
 }
 
 impl Pooler {
-    /// Starts one in front of a database of a test's cluster; blocks until it accepts connections.
+    /// Starts one in front of a database of a test's cluster. Blocks until it accepts connections.
     ///
     /// # Panics
     ///
-    /// When no `PgBouncer` can be found or started: a test that needs it never passes without it.
+    /// If no `PgBouncer` can be found or started, because a test that needs it must not pass without it.
     pub(crate) fn start(database_url: &str) -> Self {
         Self::try_start(database_url).unwrap_or_else(|error| panic!("no PgBouncer to test with: {error:#}"))
     }
@@ -46,7 +47,8 @@ impl Pooler {
         let (address, cluster) = database_url.split_once("?host=").context("the cluster listens in a folder")?;
         let database = address.rsplit('/').next().context("the URL names a database")?.to_owned();
         let folder = tempfile::Builder::new().prefix("forebay-pool-").tempdir_in("/tmp").context("make a folder")?;
-        // Fewer connections than transactions, handed out in turn: none finds what it left on a connection before.
+        // There are fewer connections than transactions, and they are assigned in turn, so no transaction finds what it
+        // left on a connection.
         let configuration = format!(
             "[databases]\n* = host={cluster} port=5432 user=forebay\n[pgbouncer]\nlisten_addr =\nlisten_port = 6432\n\
              unix_socket_dir = {folder}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 5\n\
@@ -54,7 +56,7 @@ impl Pooler {
             folder = folder.path().display()
         );
         fs::write(folder.path().join("pgbouncer.ini"), configuration).context("write the configuration")?;
-        // It refuses to run as root, as the server does.
+        // PgBouncer refuses to run as root, as the server does.
         let account = Account::for_server(folder.path())?;
         let program = program(&account, folder.path())?;
         let mut supervisor = account
@@ -76,7 +78,7 @@ impl Pooler {
         Ok(Self { folder, database, supervisor })
     }
 
-    /// The URL of the database behind it.
+    /// The URL of the database through the pooler.
     pub(crate) fn url(&self) -> String {
         format!("postgres://forebay@localhost:6432/{}?host={}", self.database, self.folder.display())
     }
@@ -89,7 +91,7 @@ impl Drop for Pooler {
     }
 }
 
-/// The program of this machine, or else a copy in `folder` when `account` cannot read it.
+/// The program of this machine, or a copy in `folder` if `account` cannot read it.
 fn program(account: &Account, folder: &Path) -> anyhow::Result<PathBuf> {
     let program = pgbouncer_bin(&[])?;
     let version = account.command(&program).arg("--version").current_dir(folder).output();
@@ -99,7 +101,7 @@ fn program(account: &Account, folder: &Path) -> anyhow::Result<PathBuf> {
     pgbouncer_bin(&["--copy-to".as_ref(), folder])
 }
 
-/// Asks `scripts/pgbouncer-bin`, which also honours `FOREBAY_PGBOUNCER`.
+/// Runs `scripts/pgbouncer-bin`, which also reads `FOREBAY_PGBOUNCER`.
 fn pgbouncer_bin(arguments: &[&Path]) -> anyhow::Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/pgbouncer-bin");
     let output = Command::new(&script)

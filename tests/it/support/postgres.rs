@@ -1,9 +1,8 @@
-//! Throwaway Postgres clusters, so that tests run against a real server that nobody set up.
+//! Temporary Postgres clusters, so that tests use a real server without any set-up.
 //!
-//! Separate from the rest of the support code because a cluster is a process that has to end
-//! with the tests, however they end. Statics are never dropped and `kill -9` runs no
-//! destructors, so the server belongs to a supervising shell that the test process talks to
-//! through a pipe: when the pipe closes, the shell stops the server and removes its folder.
+//! This is separate from the other support code because a cluster is a process that must end with the tests, however
+//! they end. Statics are never dropped and `kill -9` runs no destructors. So the server belongs to a supervising shell
+//! with a pipe to the test process: when the pipe closes, the shell stops the server and removes its folder.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -21,12 +20,12 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 ///
 /// # Panics
 ///
-/// When no server can be found or started: a test that needs Postgres never passes without it.
+/// If no server can be found or started, because a test that needs Postgres must not pass without it.
 pub(crate) async fn fresh_database() -> String {
     static SHARED: OnceLock<Result<Cluster, String>> = OnceLock::new();
 
-    // Every test has a runtime of its own, so the cluster is bound to none of them. A failure is
-    // kept as well: the tests after the first one fail at once, with the same message.
+    // Every test has its own runtime, so the cluster belongs to none of them. A failure is stored too, so that later
+    // tests fail at once with the same message.
     let start = || SHARED.get_or_init(|| Cluster::start().map_err(|error| format!("{error:#}")));
     let shared = tokio::task::spawn_blocking(start).await.expect("starting a cluster returns its errors");
     match shared {
@@ -35,7 +34,7 @@ pub(crate) async fn fresh_database() -> String {
     }
 }
 
-/// Takes everything out of a database whose schema is there; a new one takes ten times as long.
+/// Empties a database that has the schema. Making a new database takes ten times as long.
 pub(crate) async fn empty(url: &str) {
     const EMPTY: &str = "\
         DO $$
@@ -53,7 +52,7 @@ pub(crate) async fn empty(url: &str) {
     connection.close().await.expect("the server is running");
 }
 
-/// Keeps the server from gathering statistics of a database whose schema is there, and from tidying up.
+/// Keeps the server from gathering statistics and vacuuming in a database that has the schema.
 pub(crate) async fn without_autovacuum(url: &str) {
     const SWITCH_OFF: &str = "\
         DO $$
@@ -70,8 +69,8 @@ pub(crate) async fn without_autovacuum(url: &str) {
 
 /// What the server runs with, besides its defaults.
 ///
-/// `fsync` and `synchronous_commit` stay on, since the service refuses to start without them;
-/// the cluster is made cheap by leaving out what only replicas need.
+/// `fsync` and `synchronous_commit` stay on, because the service refuses to start without them. To make the cluster
+/// cheap, only what replicas need is turned off.
 const SETTINGS: &str = "\
 listen_addresses = ''
 port = 5432
@@ -85,9 +84,8 @@ synchronous_commit = on
 
 /// Makes the cluster, then runs `pg_ctl` with each line it reads and answers with the exit status.
 ///
-/// Making it here means that a test process killed in the middle leaves nothing behind either. The
-/// signals that end a terminal's jobs, and the broken pipe of an answer that nobody reads, must
-/// not end the shell before it has cleaned up.
+/// The shell makes the folder itself, so that a test process that is killed leaves nothing behind. The signals that end
+/// a terminal's jobs, and a broken pipe, must not end the shell before it has cleaned up.
 const SUPERVISOR: &str = r#"
 trap '' HUP INT TERM PIPE
 bin=$1 settings=$2 folder=$PWD
@@ -105,22 +103,22 @@ done
 cd / && rm -rf "$folder"
 "#;
 
-/// A server with its data, listening on a Unix socket in its folder; both go when this is dropped.
+/// A server with its data, listening on a Unix socket in its folder. Both are removed when this is dropped.
 pub(crate) struct Cluster {
     folder: PathBuf,
     supervisor: Child,
 }
 
 impl Cluster {
-    /// Makes a cluster and starts its server; blocks until it accepts connections.
+    /// Makes a cluster and starts its server. Blocks until it accepts connections.
     pub(crate) fn start() -> anyhow::Result<Self> {
         Self::start_with(|_| Vec::new())
     }
 
-    /// With environment variables for the server, which may name files in the cluster's folder.
+    /// The same with environment variables for the server, which may name files in the cluster's folder.
     pub(crate) fn start_with(environment: impl FnOnce(&Path) -> Vec<(String, String)>) -> anyhow::Result<Self> {
-        // A socket's path has at most 107 bytes (103 on macOS), so TMPDIR is not asked. Long runs that do not test the
-        // disk may be given a folder in memory.
+        // The path of a Unix socket has at most 107 bytes (103 on macOS), so TMPDIR is ignored. Long runs that do not
+        // test the disk may use a folder in memory.
         let parent = std::env::var_os("FOREBAY_POSTGRES_FOLDER").unwrap_or_else(|| "/tmp".into());
         let folder =
             tempfile::Builder::new().prefix("forebay-pg-").tempdir_in(parent).context("make the cluster's folder")?;
@@ -133,8 +131,8 @@ impl Cluster {
             .arg(SETTINGS)
             .envs(environment(folder.path()))
             .current_dir(folder.path())
-            // An interrupt from the terminal goes to the tests alone. Nothing of theirs is held
-            // open either, or `cargo test | less` would wait for the server.
+            // An interrupt from the terminal reaches only the tests. The server holds no file of the tests open,
+            // because `cargo test | less` would wait for it.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -152,7 +150,7 @@ impl Cluster {
         writeln!(stdin, "{arguments}").context("ask the supervisor")?;
         let stdout = self.supervisor.stdout.as_mut().context("stdout is piped")?;
         let mut status = String::new();
-        // At most one answer is under way, so the reader cannot swallow the next one.
+        // At most one answer is outstanding, so the reader cannot consume the next one.
         BufReader::new(stdout).read_line(&mut status).context("hear from the supervisor")?;
         if status.trim() != "0" {
             let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
@@ -163,7 +161,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What the server has written to its log.
+    /// The log of the server.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).expect("the log is text that the tests may read")
     }
@@ -177,26 +175,26 @@ impl Cluster {
         let mut connection = PgConnection::connect(&self.url("postgres"))
             .await
             .expect("the server accepts connections once pg_ctl has returned");
-        // Nothing ever connects to template0, so tests can create from it at the same time;
-        // template1 is refused as a source while autovacuum or anyone else is in it.
+        // Nothing ever connects to template0, so tests can copy it at the same time. Postgres refuses to copy template1
+        // while autovacuum or anyone else is connected to it.
         let create = AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE template0"));
         sqlx::raw_sql(create).execute(&mut connection).await.expect("the name is new and the user is a superuser");
-        // A dropped connection leaves its server process waiting; the limit counts those.
+        // The server process of a dropped connection ends later, and until then counts against the limit.
         connection.close().await.expect("the server is running");
         self.url(&name)
     }
 
-    /// The host and the port are spelled out because sqlx takes what is missing from `PGHOST` and
-    /// its like. The folder's name is letters and digits, so nothing in it needs encoding.
+    /// Host and port are explicit, because sqlx would take missing ones from `PGHOST` and similar variables. The
+    /// folder's name has only letters and digits, so nothing needs encoding.
     fn url(&self, database: &str) -> String {
         let folder = self.folder.display();
         format!("postgres://forebay@localhost:5432/{database}?host={folder}")
     }
 }
 
-/// Whom the server runs as.
+/// The account that the server runs as.
 ///
-/// Postgres refuses to run as root, which is what tests in a container often are.
+/// Postgres refuses to run as root, and tests in a container often are root.
 pub(super) enum Account {
     /// The user that runs the tests.
     Own,
@@ -205,7 +203,7 @@ pub(super) enum Account {
 }
 
 impl Account {
-    /// Picks the account and hands it `folder`, which the tests' own user has just made.
+    /// Chooses the account and gives it ownership of `folder`, which the tests' own user has just made.
     pub(super) fn for_server(folder: &Path) -> anyhow::Result<Self> {
         let made_by = fs::metadata(folder).context("look at the cluster's folder")?;
         if made_by.uid() != 0 {
@@ -219,7 +217,7 @@ impl Account {
         Ok(Self::Unprivileged { user, group })
     }
 
-    /// A command run as this account, in an environment that cannot change how Postgres behaves.
+    /// A command that runs as this account, in an environment that cannot change the behaviour of Postgres.
     pub(super) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env_clear().env("LC_ALL", "C");
@@ -237,8 +235,8 @@ fn id(which: &str, name: &str) -> Option<u32> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// The folder of the server's binaries: those of the machine, or else a copy in `folder` when
-/// `account` cannot read them, as in a checkout below `/root`.
+/// The folder of the server's binaries: those of the machine, or a copy in `folder` if `account` cannot read them, as
+/// in a checkout below `/root`.
 fn installation(account: &Account, folder: &Path) -> anyhow::Result<PathBuf> {
     let binaries = postgres_bin(&[])?;
     let version = account.command(binaries.join("initdb")).arg("--version").current_dir(folder).output();
@@ -248,7 +246,7 @@ fn installation(account: &Account, folder: &Path) -> anyhow::Result<PathBuf> {
     postgres_bin(&["--copy-to".as_ref(), folder])
 }
 
-/// Asks `scripts/postgres-bin`, which also honours `FOREBAY_POSTGRES_BIN`.
+/// Runs `scripts/postgres-bin`, which also reads `FOREBAY_POSTGRES_BIN`.
 fn postgres_bin(arguments: &[&Path]) -> anyhow::Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/postgres-bin");
     let output = Command::new(&script)

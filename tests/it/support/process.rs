@@ -1,4 +1,4 @@
-//! The real binary as a process, for tests that kill it, starve it, read its log or run several.
+//! The real binary as a process, for tests that kill it, limit its resources, read its log or run several.
 
 use std::{
     process::{ExitStatus, Stdio},
@@ -15,7 +15,7 @@ use tokio::{
 
 use super::text;
 
-/// How long a process may take to end: twice what it gives its requests and its store.
+/// The time that a process may take to end: twice the time that it gives its requests and its store.
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The service as a process of its own.
@@ -32,7 +32,7 @@ impl Service {
         Self::try_start(database, &[]).await.expect("it serves before it ends")
     }
 
-    /// With more arguments and environment variables.
+    /// Starts it with more arguments and environment variables.
     pub(crate) async fn start_with(database: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(["--listen", "127.0.0.1:0", "--database", database]).args(arguments);
@@ -40,7 +40,7 @@ impl Service {
         Self::spawn(command).await.expect("it serves before it ends")
     }
 
-    /// Starts with an environment; how it ended, if it ended before it served.
+    /// Starts it with an environment. Returns its exit status if it ended before it served.
     pub(crate) async fn try_start(database: &str, environment: &[(&str, &str)]) -> Result<Self, ExitStatus> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(["--listen", "127.0.0.1:0", "--database", database, "--log", "json"]);
@@ -48,7 +48,7 @@ impl Service {
         Self::spawn(command).await
     }
 
-    /// Starts a command that serves in the end.
+    /// Starts a command that eventually serves.
     pub(crate) async fn spawn(mut command: Command) -> Result<Self, ExitStatus> {
         let mut process = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().expect("the binary starts");
         let mut lines = BufReader::new(process.stderr.take().expect("its log is a pipe")).lines();
@@ -58,7 +58,7 @@ impl Service {
             keep(&log, line);
             let Some(address) = address else { continue };
             let kept = Arc::clone(&log);
-            // Somebody has to read the log, or a full pipe would stop the service.
+            // The log is read continuously, because a full pipe would block the service.
             let reader = tokio::spawn(async move {
                 while let Ok(Some(line)) = lines.next_line().await {
                     keep(&kept, line);
@@ -69,30 +69,30 @@ impl Service {
         Err(process.wait().await.expect("a process ends"))
     }
 
-    /// The number of the process.
+    /// The process id.
     pub(crate) fn id(&self) -> u32 {
         self.process.id().expect("the process was not waited for")
     }
 
-    /// The most memory that it ever had, in bytes, as Linux counts.
+    /// The peak memory of the process in bytes, from Linux.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("the process runs");
         let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel counts the peak");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number of KiB") << 10
     }
 
-    /// SIGKILL: nothing is flushed, nobody is told.
+    /// Sends SIGKILL, so that nothing is flushed.
     pub(crate) async fn kill(mut self) {
         self.process.kill().await.expect("the process can be killed");
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM and returns the exit status.
     pub(crate) async fn stop(self) -> ExitStatus {
         self.signal("TERM").await;
         self.ended().await
     }
 
-    /// SIGTERM: it stops gracefully; its whole log.
+    /// Stops it gracefully with SIGTERM and returns its whole log.
     pub(crate) async fn terminate(mut self) -> Vec<String> {
         self.signal("TERM").await;
         let status = self.process.wait().await.expect("a process ends");
@@ -104,24 +104,24 @@ impl Service {
     /// Sends a signal by its name.
     pub(crate) async fn signal(&self, name: &str) {
         if let Some(id) = self.process.id() {
-            // Gone already is as good as told.
+            // A process that has already ended needs no signal.
             let _ = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).output().await;
         }
     }
 
-    /// How it ended, of its own accord or not.
+    /// Waits for the process to end and returns its exit status.
     pub(crate) async fn ended(mut self) -> ExitStatus {
         let ended = tokio::time::timeout(PATIENCE, self.process.wait()).await;
         let status = ended.unwrap_or_else(|_| panic!("it does not end; its log:\n{}", self.log()));
         status.expect("its status can be read")
     }
 
-    /// Whether it is still there.
+    /// Whether the process is still running.
     pub(crate) fn runs(&mut self) -> bool {
         self.process.try_wait().expect("its state can be read").is_none()
     }
 
-    /// What it has logged so far.
+    /// The log so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().expect("no reader panics").join("\n")
     }
@@ -131,7 +131,7 @@ fn keep(log: &Mutex<Vec<String>>, line: String) {
     log.lock().expect("no reader panics").push(line);
 }
 
-/// The address in the line of either format that says that the service serves.
+/// The address in the line, of either log format, that says that the service serves.
 fn listen_address(line: &str) -> Option<String> {
     if let Ok(event) = serde_json::from_str::<Value>(line) {
         return (event["message"] == "serving").then(|| text(&event["listen"]).to_owned());

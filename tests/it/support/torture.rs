@@ -1,21 +1,21 @@
-//! Long versions: what `make torture` asks of tests that otherwise run for seconds.
+//! Long versions of tests that otherwise run for seconds, for `make torture`.
 //!
-//! `FOREBAY_TORTURE` asks for the long version, `FOREBAY_SEED` names what randomness starts from, and
-//! `FOREBAY_REPORT` a file that gets a line for each count.
+//! `FOREBAY_TORTURE` selects the long version, `FOREBAY_SEED` is the seed of random numbers, and `FOREBAY_REPORT` is a
+//! file that gets a line for each count.
 
 use std::io::Write as _;
 
-/// The short size, or the long one where it is asked for.
+/// Returns the short size, or the long size if the long version is selected.
 pub(crate) fn size(short: usize, long: usize) -> usize {
     if std::env::var_os("FOREBAY_TORTURE").is_some() { long } else { short }
 }
 
-/// What randomness starts from.
+/// The seed of random numbers.
 pub(crate) fn seed() -> u64 {
     std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7)
 }
 
-/// Tells how much was tried: `what`, how many, and what came of it.
+/// Reports a count: `what` was tried, how many times, and with which outcome.
 pub(crate) fn report(what: &str, count: usize, outcome: &str) {
     eprintln!("{what}: {count} ({outcome})");
     let Some(path) = std::env::var_os("FOREBAY_REPORT") else { return };

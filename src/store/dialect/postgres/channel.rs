@@ -1,51 +1,44 @@
-//! The way to the other replicas: `LISTEN` and `NOTIFY`.
+//! The connection to the other replicas: `LISTEN` and `NOTIFY`.
 //!
-//! Never inside a transaction that changes anything: commits with a `NOTIFY` in them go one by one, on the whole server.
+//! `NOTIFY` never runs inside a transaction that changes anything, because the server commits transactions with a
+//! `NOTIFY` one at a time.
 
 use std::{io, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{
-    PgPool, Row as _,
+    PgPool,
     postgres::{PgListener, PgNotification, PgPoolOptions},
 };
 use uuid::Uuid;
 
-use super::{ACQUIRE_TIMEOUT, BEGIN_WRITE};
-use crate::{
-    buffer::{
-        ids::PolicyName,
-        replicas::{Awaited, Heard, WakeUp},
-    },
-    store::{Peers, StoreError},
+use super::{ACQUIRE_TIMEOUT, BEGIN_WRITE, session};
+use crate::buffer::{
+    ids::PolicyName,
+    port::{Peers, StoreError},
+    replicas::{Awaited, Notification, WakeUp},
 };
 
-/// The channel; every database has its own of this name.
+/// The name of the channel. Channels of different databases are separate.
 const CHANNEL: &str = "forebay";
 
-/// Pause before listening again.
+/// Pause before the next attempt to listen.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// Pause before trying to listen again where a pooler is in between: that seldom changes while the service runs.
+/// Pause before the next attempt to listen behind a pooler, which is seldom removed while the service runs.
 const ASK_POOLER_AGAIN: Duration = Duration::from_mins(1);
 
-/// A setting that a session of the server has only if it was begun by this connection: a pooler refuses or drops it.
-const MARK: &str = "forebay.listener";
-const READ_MARK: &str = "SELECT current_setting('forebay.listener', true)";
-
-/// SQLSTATE with which `PgBouncer` refuses a startup parameter that it does not know.
-const PROTOCOL_VIOLATION: &str = "08P01";
-
-/// Silence after which the connection is tried: networks forget connections that say nothing, and tell neither end.
+/// Time without a notification after which the connection is tested. Networks drop idle connections without telling
+/// either end.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Time that an echo has to come back.
+/// How long an echo may take to come back.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is told to find out whether anything is heard; it wakes nobody.
+/// The payload of the test message. It wakes no waiter.
 const ECHO: &str = "echo";
 
-/// Tells through any connection, and listens on one of its own.
+/// Publishes on any connection of the pool, and listens on a connection of its own.
 pub(super) struct Channel {
     pool: PgPool,
 }
@@ -55,47 +48,47 @@ impl Channel {
         Self { pool }
     }
 
-    /// Listens, and again whenever that fails.
-    async fn keep_listening(&self, heard: &(dyn Fn(Heard) + Send + Sync)) {
+    /// Listens, and tries again whenever that fails.
+    async fn keep_listening(&self, notify: &(dyn Fn(Notification) + Send + Sync)) {
         let mut fails = false;
         loop {
             let (error, pause) = match self.subscribe().await {
                 Ok(Some(listener)) => {
                     if fails {
-                        tracing::info!("other replicas are heard again");
+                        tracing::info!("notifications of other replicas are received again");
                     }
                     fails = false;
-                    // What was told while nobody listened is lost.
-                    heard(Heard::Gap);
-                    (self.hear(listener, heard).await.to_string(), LISTEN_AGAIN)
+                    // Notifications that were published while nothing listened are lost.
+                    notify(Notification::Lagged);
+                    (self.hear(listener, notify).await.to_string(), LISTEN_AGAIN)
                 }
                 Ok(None) => ("a pooler such as PgBouncer is in between".to_owned(), ASK_POOLER_AGAIN),
                 Err(error) => (error.to_string(), LISTEN_AGAIN),
             };
             if !fails {
-                tracing::warn!(error, "other replicas are not heard: waiters find by looking what happens there");
+                tracing::warn!(error, "notifications of other replicas are lost; waiters poll");
             }
             fails = true;
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// Listens on a connection of its own; not where that is a pooler's.
+    /// Opens a connection of its own and listens on it. None if it leads to a pooler.
     ///
-    /// A pooler that gives each transaction another connection to the server takes a `LISTEN` without a word. It then
-    /// sends what is notified to whoever has that connection at the time, in the middle of other answers.
+    /// A pooler that gives each transaction another session accepts a `LISTEN`. It then sends the notifications to the
+    /// client that uses that session at the time, in the middle of other answers.
     async fn subscribe(&self) -> Result<Option<PgListener>, sqlx::Error> {
-        let mark = Uuid::new_v4().to_string();
-        let options = self.pool.connect_options().as_ref().clone().options([(MARK, &mark)]);
-        // A pool for each connection: in one for all, a connection that does not even end would keep the place.
+        let mark = Uuid::new_v4();
+        let options = session::mark_with(self.pool.connect_options().as_ref().clone(), mark);
+        // Each attempt has a pool of its own. In a shared pool, a connection that cannot be closed would keep the only
+        // slot.
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(ACQUIRE_TIMEOUT);
         let pool = match pool.connect_with(options).await {
-            Err(error) if is_refused_parameter(&error) => return Ok(None),
+            Err(error) if session::is_refused_parameter(&error) => return Ok(None),
             connected => connected?,
         };
         let mut listener = PgListener::connect_with(&pool).await?;
-        let row = sqlx::raw_sql(READ_MARK).fetch_one(&mut listener).await?;
-        if row.try_get::<Option<String>, _>(0)? != Some(mark) {
+        if !session::has_mark(&mut listener, mark).await? {
             return Ok(None);
         }
         listener.eager_reconnect(false);
@@ -104,12 +97,12 @@ impl Channel {
         Ok(Some(listener))
     }
 
-    /// Hands over what is told until the connection is lost; how that showed.
-    async fn hear(&self, mut listener: PgListener, heard: &(dyn Fn(Heard) + Send + Sync)) -> sqlx::Error {
+    /// Passes notifications on until the connection is lost. Returns the error that showed the loss.
+    async fn hear(&self, mut listener: PgListener, notify: &(dyn Fn(Notification) + Send + Sync)) -> sqlx::Error {
         loop {
             match self.next(&mut listener).await {
-                // Anybody may notify: what cannot be read is for somebody else, or for a later version.
-                Ok(told) => parse(told.payload()).into_iter().for_each(|wake_up| heard(Heard::WakeUp(wake_up))),
+                // Any client may notify. A payload that cannot be read is from another program or a later version.
+                Ok(told) => parse(told.payload()).into_iter().for_each(|wake_up| notify(Notification::WakeUp(wake_up))),
                 Err(error) => return error,
             }
         }
@@ -122,18 +115,18 @@ impl Channel {
         }
     }
 
-    /// Tells something, and hears that or what was told before it.
+    /// Publishes a test message, and returns the next notification, which is the message or an earlier one.
     async fn echo(&self, listener: &mut PgListener) -> Result<PgNotification, sqlx::Error> {
         self.notify(vec![ECHO.to_owned()]).await?;
         match tokio::time::timeout(ECHO_TIMEOUT, listener.try_recv()).await {
             Ok(told) => unless_lost(told),
-            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no notification comes through").into()),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no notification was received").into()),
         }
     }
 
     async fn notify(&self, payloads: Vec<String>) -> Result<(), sqlx::Error> {
         let pool = self.pool.clone();
-        // A caller that is dropped in the middle would leave a connection in an unknown state.
+        // If the caller were dropped in between, the connection would be left in an unknown state.
         let task = tokio::spawn(async move {
             let mut transaction = pool.begin_with(BEGIN_WRITE).await?;
             sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::TEXT[]) AS payload")
@@ -149,11 +142,7 @@ impl Channel {
     }
 }
 
-fn is_refused_parameter(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some(PROTOCOL_VIOLATION))
-}
-
-/// A listener says with nothing that its connection is gone.
+/// A listener returns none when its connection is lost.
 fn unless_lost(told: Result<Option<PgNotification>, sqlx::Error>) -> Result<PgNotification, sqlx::Error> {
     told?.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted).into())
 }
@@ -181,13 +170,13 @@ fn parse(payload: &str) -> Option<WakeUp> {
 
 #[async_trait]
 impl Peers for Channel {
-    async fn tell(&self, wake_ups: Vec<WakeUp>) -> Result<(), StoreError> {
+    async fn publish(&self, wake_ups: Vec<WakeUp>) -> Result<(), StoreError> {
         Ok(self.notify(wake_ups.iter().map(payload).collect()).await?)
     }
 
-    async fn listen(&self, heard: &(dyn Fn(Heard) + Send + Sync)) {
-        // Nothing but the end of the pool ends it.
-        let _ = self.pool.close_event().do_until(self.keep_listening(heard)).await;
+    async fn listen(&self, notify: &(dyn Fn(Notification) + Send + Sync)) {
+        // Only the end of the pool ends the loop.
+        let _ = self.pool.close_event().do_until(self.keep_listening(notify)).await;
     }
 }
 

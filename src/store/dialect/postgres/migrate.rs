@@ -1,14 +1,15 @@
-//! What happens before the first transaction: settings are checked, and the schema is brought up to date.
+//! Steps before the first transaction: the settings are checked, and the schema is brought up to date.
 
 use sqlx::{Connection as _, PgConnection, Row as _, migrate::MigrateError, postgres::PgConnectOptions};
 
 use crate::store::OpenError;
 
-/// Begins the transaction of the migrations, and waits for its turn where several replicas start at once.
+/// Begins the transaction of the migrations. If several replicas start at once, each waits until the one before is
+/// done.
 ///
-/// The lock ends with the transaction: one that belongs to a session would stay behind in a pooler's. Named statements
-/// that others left in the session would be in the way of the migrator's. Notices about tables that are there tell
-/// nothing.
+/// The lock ends with the transaction. A lock of a session would stay behind in a pooler's session. Named statements
+/// that others left in the session would conflict with the migrator's. Notices that tables already exist are not
+/// useful.
 const BEGIN: &str = "
     BEGIN ISOLATION LEVEL READ COMMITTED;
     SET LOCAL client_min_messages = 'error';
@@ -16,7 +17,8 @@ const BEGIN: &str = "
     SELECT pg_advisory_xact_lock(7308896101216);
 ";
 
-/// Checks and migrates on a connection of its own, so that a database which cannot be reached is reported as it is.
+/// Checks and migrates on a connection of its own, so that the error of a database that cannot be reached is reported
+/// unchanged.
 pub(super) async fn prepare(options: &PgConnectOptions, name: &str) -> Result<(), OpenError> {
     let database = |source| OpenError::Database { name: name.to_owned(), source };
     let mut connection = PgConnection::connect_with(options).await.map_err(database)?;
@@ -25,7 +27,7 @@ pub(super) async fn prepare(options: &PgConnectOptions, name: &str) -> Result<()
     }
     let mut transaction = connection.begin_with(BEGIN).await.map_err(database)?;
     migrate(&mut transaction).await.map_err(|source| OpenError::schema(name, source))?;
-    // The migrator names its statements, and a pooler would keep them.
+    // The migrator names its statements, and a pooler would keep them in its session.
     sqlx::raw_sql("DEALLOCATE ALL").execute(&mut *transaction).await.map_err(database)?;
     transaction.commit().await.map_err(database)?;
     connection.close().await.map_err(database)

@@ -1,7 +1,7 @@
-//! One connection before the pool: what a server answers at once, in words that say what to do.
+//! One connection before the pool is opened, which turns the server's first answer into an error that says what to do.
 //!
-//! It is separate from the pool because that one tries again for as long as a request may wait, and then says only that
-//! it timed out.
+//! It is separate from the pool, because the pool tries again for as long as a request may wait, and then only reports
+//! a timeout.
 
 use std::{io::ErrorKind, time::Duration};
 
@@ -10,22 +10,22 @@ use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 use super::Postgres;
 use crate::store::{OpenError, redact};
 
-/// How long a server may take to let this service in.
+/// How long connecting to the server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Postgres {
-    /// Whether the URL can be read.
+    /// Checks that the URL can be parsed.
     pub(in crate::store) fn check_url(url: &str) -> Result<(), OpenError> {
         options(url).map(drop)
     }
 
-    /// Connects once; whether the database is still without this service's schema.
+    /// Connects once. Returns whether the database does not have this service's schema yet.
     pub(in crate::store) async fn probe(url: &str) -> Result<bool, OpenError> {
         let options = options(url)?;
         let unreachable = |why: String| OpenError::Unreachable { name: redact(url), why };
         let look = async {
             let mut connection = PgConnection::connect_with(&options).await?;
-            // Without a prepared statement, so that a pooler may stand between.
+            // This uses no prepared statement, so that it works behind a pooler.
             let found =
                 sqlx::raw_sql("SELECT to_regclass('_sqlx_migrations')::TEXT").fetch_one(&mut connection).await?;
             let table: Option<String> = found.try_get(0)?;
@@ -39,11 +39,12 @@ impl Postgres {
     }
 }
 
-/// How every connection is made.
+/// The options of every connection.
 pub(super) fn options(url: &str) -> Result<PgConnectOptions, OpenError> {
     let settings = |error: sqlx::Error| OpenError::Settings(format!("database URL {}: {error}", redact(url)));
     let options: PgConnectOptions = url.parse().map_err(settings)?;
-    // PgBouncer refuses startup parameters that it does not know, and this one only concerns numbers as text.
+    // PgBouncer refuses startup parameters that it does not know. This one only affects numbers in text form, which are
+    // not used.
     Ok(options.application_name("forebay").extra_float_digits(None))
 }
 

@@ -1,7 +1,7 @@
-//! Connections whose statements run where they are called: on the writer's own thread, or on that of who reads.
+//! Connections that run statements on the calling thread: the writer's own thread, or the thread of a reader.
 //!
-//! Through sqlx each would be handed to another thread and back, and its rows one by one, which costs more than most of
-//! them.
+//! With sqlx, each statement would be handed to another thread and back, and its rows one by one, which costs more than
+//! most statements.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -18,37 +18,34 @@ use rusqlite::{
 
 use super::{BUSY_TIMEOUT, WAL_BYTES_MAX};
 use crate::{
-    buffer::ids::KeyForm,
-    store::{
-        StoreError,
-        sql::{Arg, Cell, Connection, Row, Statement, json_id_keys, json_keys},
-    },
+    buffer::{ids::KeyForm, port::StoreError},
+    store::sql::{Arg, Cell, Connection, Row, Statement, json_id_keys, json_keys},
 };
 
-/// Statements that stay prepared: more than there are.
+/// Number of statements that stay prepared: more than the service has.
 const STATEMENTS_MAX: usize = 256;
 
-/// KiB of pages that the writer keeps: the inner pages of the indexes of ten million rollouts, and what commits after
-/// each other touch again.
+/// KiB of pages that the writer caches: the inner pages of the indexes of ten million rollouts, and the pages that
+/// successive commits change again.
 const CACHE_KIB: i64 = 32 << 10;
 
 /// A connection to a file that exists.
 pub(super) struct Direct {
     connection: rusqlite::Connection,
     key_form: KeyForm,
-    /// By the place of the statement's text in memory, since that is the same whenever it runs.
+    /// By the address of the statement's text, which is the same for every run.
     shapes: HashMap<(usize, usize), Arc<Shape>>,
 }
 
-/// What a statement takes and gives, asked of SQLite once.
+/// The parameters and columns of a statement, which SQLite is asked for once.
 struct Shape {
-    /// The argument of each parameter: to SQLite `$2` is a name, and its place is that of its first mention.
+    /// The argument of each parameter. SQLite treats `$2` as a name and numbers parameters by their first mention.
     args: Vec<usize>,
     columns: Arc<[String]>,
 }
 
 impl Direct {
-    /// The one that writes.
+    /// Opens the connection that writes.
     pub(super) fn writing(path: &Path, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
         let opened = Self::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE, key_form)?;
         let connection = &opened.connection;
@@ -57,14 +54,15 @@ impl Direct {
         connection.pragma_update(None, "foreign_keys", true)?;
         connection.pragma_update(None, "journal_size_limit", WAL_BYTES_MAX as i64)?;
         connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
-        // Savepoints keep the pages that they may restore: in memory, not in files that are made and removed each time.
+        // Savepoints keep copies of pages. They stay in memory instead of in files that would be created and removed
+        // each time.
         connection.pragma_update(None, "temp_store", "MEMORY")?;
-        // The writer looks after the log itself.
+        // The writer copies the log back into the database itself.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         Ok(opened)
     }
 
-    /// One that only reads: how the file is organised is the writer's to set.
+    /// Opens a connection that only reads. The writer sets how the file is organised.
     pub(super) fn reading(path: &Path, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
         Self::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY, key_form)
     }
@@ -80,9 +78,9 @@ impl Direct {
         self.connection.close().map_err(|(_, error)| error)
     }
 
-    /// A statement with its arguments bound.
+    /// Prepares a statement and binds its arguments.
     fn prepare(&mut self, statement: Statement, args: &[Arg]) -> Result<(CachedStatement<'_>, Arc<Shape>), StoreError> {
-        // As sqlx tells about those of the readers.
+        // Logged in the form in which sqlx logs the statements of the readers.
         tracing::debug!(target: "sqlx::query", summary = statement.sqlite.lines().next(), db.statement = statement.sqlite);
         let mut prepared = self.connection.prepare_cached(statement.sqlite)?;
         let shape = match self.shapes.entry((statement.sqlite.as_ptr() as usize, statement.sqlite.len())) {

@@ -1,7 +1,7 @@
-//! The files of a database: which process has them, and whether they are still in their places.
+//! The files of a database: which process holds them, and whether they are still in place.
 //!
-//! Separate from the connections, because all of this has to be known before SQLite opens anything: opening a file
-//! replays whatever log lies beside it.
+//! Separate from the connections, because all of this must be known before SQLite opens a file: opening replays any log
+//! beside it.
 
 use std::{
     fs::File,
@@ -14,13 +14,13 @@ use std::{
 use super::log_mark::{Accepted, FileMark, HEADER_BYTES};
 use crate::store::OpenError;
 
-/// Length up to which a write-ahead log holds nothing: its header alone.
+/// Length up to which a write-ahead log is empty: it has only its header.
 const EMPTY_WAL_BYTES: u64 = 32;
 
-/// Permissions with which SQLite makes its files, less the process's mask.
+/// Permissions with which SQLite creates its files, before the process's umask is applied.
 const MODE: u32 = 0o644;
 
-/// Where the files of a database are.
+/// The paths of a database's files.
 #[derive(Clone, Debug)]
 pub(in crate::store) struct Names {
     pub(in crate::store) database: PathBuf,
@@ -30,7 +30,8 @@ pub(in crate::store) struct Names {
 }
 
 impl Names {
-    /// Those of the file that a path leads to: SQLite keeps the log beside the file, not beside a symbolic link to it.
+    /// The paths for the file that a path leads to. SQLite keeps the log beside the file itself, not beside a symbolic
+    /// link to it.
     pub(in crate::store) fn of(path: &Path) -> Result<Self, OpenError> {
         let failed = |source| OpenError::file(path, source);
         let database = match path.canonicalize() {
@@ -44,7 +45,7 @@ impl Names {
         Ok(Self { wal: beside("-wal"), shm: beside("-shm"), lock: beside(".lock"), database })
     }
 
-    /// Whether there is a log with something in it.
+    /// Whether there is a log that is not empty.
     pub(in crate::store) fn has_log(&self) -> Result<bool, OpenError> {
         match std::fs::metadata(&self.wal) {
             Ok(metadata) => Ok(metadata.len() > EMPTY_WAL_BYTES),
@@ -54,12 +55,12 @@ impl Names {
     }
 }
 
-/// The folder in which a file is.
+/// The folder that contains a file.
 pub(in crate::store) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A name and more.
+/// A path with a suffix appended to its name.
 pub(in crate::store) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
@@ -71,16 +72,17 @@ pub(in crate::store) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// The files, held by this process alone for as long as this lives.
+/// The files, which only this process holds as long as this value lives.
 ///
-/// It has to outlive every connection: when a process closes any descriptor of a file, the system drops all the
-/// record locks of the process on it, which are those of SQLite.
+/// It must outlive every connection. When a process closes any descriptor of a file, the operating system drops all
+/// record locks of the process on it, and SQLite uses such locks.
 #[derive(Debug)]
 pub(in crate::store) struct Files {
     pub(in crate::store) names: Names,
-    /// Locked by path, so that a database that does not exist can be locked too. It says which files the log belongs to.
+    /// The lock file, locked by path, so that a database that does not exist can be locked too. It records which files
+    /// the log belongs to.
     lock: File,
-    /// The database, locked as the file that it is, whatever names lead to it.
+    /// The database, locked by its file, so that other names of the file are locked, too.
     database: OnceLock<File>,
     accepted: Mutex<Accepted>,
     /// The log and the shared memory that SQLite has open.
@@ -91,7 +93,7 @@ pub(in crate::store) struct Files {
 type Place = (u64, u64);
 
 impl Files {
-    /// Takes the files at a path, or says who has them. The database may be missing.
+    /// Holds the files at a path, or fails if another process holds them. The database may be missing.
     pub(in crate::store) fn hold(path: &Path) -> Result<Self, OpenError> {
         let names = Names::of(path)?;
         let lock = File::options().read(true).write(true).create(true).truncate(false).mode(MODE).open(&names.lock);
@@ -108,8 +110,8 @@ impl Files {
         Ok(files)
     }
 
-    /// Takes the files at a path to open them: creates the database where there is none, and refuses a log that does
-    /// not belong to it, which SQLite would replay into it.
+    /// Holds the files at a path to open them. Creates the database if there is none. Refuses a log that does not
+    /// belong to the database, because SQLite would replay it into the file.
     pub(super) fn claim(path: &Path) -> Result<Self, OpenError> {
         let files = Self::hold(path)?;
         let has_log = files.names.has_log()?;
@@ -127,7 +129,8 @@ impl Files {
         Ok(files)
     }
 
-    /// Refuses a log that does not belong to the database at a path, without taking the files: somebody may serve them.
+    /// Refuses a log that does not belong to the database at a path, without holding the files, because a running
+    /// service may hold them.
     pub(in crate::store) fn check_log(path: &Path) -> Result<(), OpenError> {
         let names = Names::of(path)?;
         let unreadable = |source| OpenError::file(path, source);
@@ -144,7 +147,7 @@ impl Files {
     }
 
     fn keep(&self, database: File) -> Result<(), OpenError> {
-        // Elsewhere than on Linux the two kinds of lock are one, and this would lock SQLite out.
+        // On other systems than Linux, both kinds of lock are the same, and this lock would lock SQLite out.
         if cfg!(target_os = "linux") {
             take(&database, &self.names.database)?;
         }
@@ -152,7 +155,7 @@ impl Files {
         if names > 1 {
             tracing::warn!(
                 database = %self.names.database.display(), names,
-                "the database has several names (hard links): its log is beside this one, and is not found by another"
+                "the database has several names (hard links): SQLite looks for the log beside the name that is opened"
             );
         }
         self.database.set(database).map_err(|_| OpenError::Settings("the database is already held".to_owned()))
@@ -168,7 +171,7 @@ impl Files {
         Ok(())
     }
 
-    /// What the database says of itself; none where it is missing or empty.
+    /// The numbers in the database's header; none if the file is missing or empty.
     fn mark(&self) -> Result<Option<FileMark>, OpenError> {
         let Some(file) = self.database.get() else { return Ok(None) };
         let mut header = [0; HEADER_BYTES];
@@ -179,8 +182,8 @@ impl Files {
         }
     }
 
-    /// Announces a new session, whose number the database gets next: the log may belong to the file as it is, and as it
-    /// will be.
+    /// Notes a new session, whose number is written into the database next. The log may belong to the file as it is now
+    /// and as it will be.
     pub(super) fn begin_session(&self) -> Result<u32, OpenError> {
         let session = super::log_mark::new_session();
         self.accept(match self.mark()? {
@@ -190,7 +193,8 @@ impl Files {
         Ok(session)
     }
 
-    /// The database has the session's number, and the log is empty: from here on it belongs to this file alone.
+    /// Notes that the database has the session's number and that the log is empty. From then on the log belongs to this
+    /// file alone.
     pub(super) fn settle_session(&self) -> Result<(), OpenError> {
         match self.mark()? {
             Some(mark) => self.accept(Accepted::only(mark)),
@@ -198,7 +202,7 @@ impl Files {
         }
     }
 
-    /// Ties the log to the database as it is, so that it belongs to nothing that takes the place of that.
+    /// Ties the log to the database as it is now, so that it does not belong to a file that replaces the database.
     pub(in crate::store) fn pin_log(&self) -> Result<(), OpenError> {
         match self.mark()? {
             Some(mark) if self.accepted().accept(mark) => self.accept(Accepted::only(mark)),
@@ -207,19 +211,19 @@ impl Files {
         }
     }
 
-    /// From here on the log belongs to no file.
+    /// Notes that the log belongs to no file.
     pub(super) fn disown_log(&self) -> Result<(), OpenError> {
         self.accept(Accepted::nothing())
     }
 
-    /// Remembers which log and shared memory SQLite has opened.
+    /// Remembers the log and the shared memory that SQLite has opened.
     pub(super) fn remember_opened(&self) -> Result<(), OpenError> {
         let place = |path: &Path| place(path).map_err(|source| OpenError::file(path, source));
         let opened = [place(&self.names.wal)?, place(&self.names.shm)?];
         self.opened.set(opened).map_err(|_| OpenError::Settings("the database is already open".to_owned()))
     }
 
-    /// Whether the files that SQLite has open are still those at their names. What is written to others is lost.
+    /// Checks that the files that SQLite has open still have their names. Writes to other files would be lost.
     pub(super) fn verify(&self) -> Result<(), Displaced> {
         let displaced = |path: &Path, why| Displaced { name: path.display().to_string(), why };
         let names = &self.names;
@@ -238,13 +242,13 @@ impl Files {
         if self.is_intact() { Ok(()) } else { Err(displaced(&names.database, "was overwritten")) }
     }
 
-    /// Whether the database that is held is the one that was opened, whatever names it has.
+    /// Whether the open database file is still the one that was opened, even if it has another name.
     pub(super) fn is_intact(&self) -> bool {
         matches!(self.mark(), Ok(Some(mark)) if self.accepted().accept(mark))
     }
 }
 
-/// A file of a database that is being served is not where it was.
+/// A file of a database that is being served was removed, replaced or overwritten.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} {why} while the database was served")]
 pub(super) struct Displaced {
@@ -256,7 +260,7 @@ impl Names {
     fn foreign_log(&self) -> OpenError {
         let (database, wal, lock) = (self.database.display(), self.wal.display(), self.lock.display());
         OpenError::Log(format!(
-            "the log {wal} does not belong to {database}: the database was replaced, and the log of the one before is \
+            "the log {wal} does not belong to {database}: the database was replaced, but the log of the old one is \
              still there. Nothing was changed. To put a copy in place, use `forebay restore COPY --database \
              sqlite:{database}`. If {database} is the copy already, move {wal} away. If both files were moved here \
              together, move {lock} away"
@@ -266,14 +270,14 @@ impl Names {
     fn log_without_database(&self) -> OpenError {
         let (database, wal) = (self.database.display(), self.wal.display());
         OpenError::Log(format!(
-            "the log {wal} is there, and its database {database} is missing or empty. Nothing was changed. Bring the \
+            "the log {wal} exists, but its database {database} is missing or empty. Nothing was changed. Bring the \
              database back, or put a copy in place with `forebay restore COPY --database sqlite:{database}`; to begin \
              with an empty database, move the log away"
         ))
     }
 }
 
-/// One process per file: two writers would not see each other's queues, waiters and clocks.
+/// Lets only one process use a file: two writers would not see each other's queues, waiters and clocks.
 fn take(file: &File, database: &Path) -> Result<(), OpenError> {
     match file.try_lock() {
         Ok(()) => Ok(()),

@@ -1,9 +1,9 @@
-//! Which database file a write-ahead log belongs to.
+//! The note about which database file a write-ahead log belongs to.
 //!
-//! SQLite replays whatever log it finds beside a file, also where the file was replaced by a copy, which that destroys.
-//! So every session writes a random number into the file (`user_version`), and notes in the lock file which file the log
-//! belongs to: the one with this number and this version of the schema. Copies have other numbers: `forebay backup`
-//! gives them one, and the copies of SQLite's own tools have another version of the schema.
+//! SQLite replays any log that it finds beside a file. If the file was replaced by a copy, that destroys the copy.
+//! Every session therefore writes a random number into the file (`user_version`), and notes in the lock file that the
+//! log belongs to the file with this number and this version of the schema. Copies differ in one of them: `forebay
+//! backup` gives a copy another number, and copies made with SQLite's own tools have another version of the schema.
 
 use std::{
     fmt::Write as _,
@@ -16,17 +16,17 @@ use std::{
 /// Bytes of the header of a database file.
 pub(super) const HEADER_BYTES: usize = 100;
 
-/// Offsets of two numbers in the header, big-endian, of four bytes each.
+/// Offsets in the header of two numbers of four bytes each, big-endian.
 const SCHEMA_VERSION_AT: usize = 40;
 const USER_VERSION_AT: usize = 60;
 
 /// Bytes of the note: less than a sector, so that it is written whole or not at all.
 const NOTE_BYTES: usize = 256;
 
-/// Sessions in a note: starts that did not get to their end, one after the other.
+/// The most sessions in a note. There are several after successive starts that did not finish.
 const SESSIONS_MAX: usize = 8;
 
-/// What a database file says of itself.
+/// The numbers in the header of a database file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileMark {
     pub(super) session: u32,
@@ -40,15 +40,15 @@ impl FileMark {
     }
 }
 
-/// The number of files that no session of this version has marked yet.
+/// The number of files that no session of this version has marked.
 const UNMARKED: u32 = 0;
 
-/// A number that no file has, and never that of unmarked ones.
+/// A number that no file has yet. It is never the number of unmarked files.
 pub(super) fn new_session() -> u32 {
     rand::random_range(1..=u32::MAX)
 }
 
-/// Gives a copy that nobody has open a number of its own, so that no log belongs to it.
+/// Gives a copy that no process has open a number of its own, so that no log belongs to it.
 pub(in crate::store) fn mark_copy(path: &Path) -> io::Result<()> {
     let file = File::options().write(true).open(path)?;
     file.write_all_at(&new_session().to_be_bytes(), USER_VERSION_AT as u64)
@@ -57,32 +57,34 @@ pub(in crate::store) fn mark_copy(path: &Path) -> io::Result<()> {
 /// The files that the log belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Accepted {
-    /// Numbers of sessions, where one is known with the version of the schema.
+    /// Numbers of sessions, each with the version of the schema if it is known.
     files: Vec<(u32, Option<u32>)>,
 }
 
 impl Accepted {
-    /// This file alone.
+    /// Accepts only this file.
     pub(super) fn only(mark: FileMark) -> Self {
         Self { files: vec![(mark.session, Some(mark.schema))] }
     }
 
-    /// A file that is being made: until it is marked, it may be empty, and all of it in the log.
+    /// Accepts a file that is being created. Until it is marked, the file may be empty and its whole content in the
+    /// log.
     pub(super) fn first_start(session: u32) -> Self {
         Self { files: vec![(UNMARKED, None), (session, None)] }
     }
 
-    /// Whether the log is of a file that was being made. Nobody was served from that, so nothing of it counts.
+    /// Whether the log belongs to a file that was being created. The service answered no request from it, so its
+    /// content does not matter.
     pub(super) fn is_of_first_start(&self) -> bool {
         matches!(self.files.as_slice(), [(UNMARKED, None), (_, None)])
     }
 
-    /// No file that there is.
+    /// Accepts no file.
     pub(super) fn nothing() -> Self {
         Self { files: vec![(new_session(), None)] }
     }
 
-    /// The same and these, with any version of the schema: it may be migrated meanwhile.
+    /// Accepts these sessions, too, with any version of the schema, because the schema may be migrated meanwhile.
     pub(super) fn and(self, sessions: impl Iterator<Item = u32>) -> Self {
         let mut files: Vec<(u32, Option<u32>)> = Vec::new();
         for session in self.files.into_iter().map(|(session, _)| session).chain(sessions) {
@@ -95,8 +97,8 @@ impl Accepted {
         Self { files }
     }
 
-    /// Whether the log belongs to this file. Where nothing was noted, it does: a log that an earlier version left
-    /// behind, or files that were moved without the lock file.
+    /// Whether the log belongs to this file. Without a note it does: an earlier version left the log, or the files were
+    /// moved without the lock file.
     pub(super) fn accept(&self, mark: FileMark) -> bool {
         let is_this = |&(session, schema): &(u32, Option<u32>)| {
             session == mark.session && schema.is_none_or(|schema| schema == mark.schema)
@@ -111,7 +113,7 @@ impl Accepted {
         Ok(Self::parse(&String::from_utf8_lossy(&note)))
     }
 
-    /// Written in place: a new file would not be the one that is locked.
+    /// Writes in place, because a new file would not be the one that is locked.
     pub(super) fn write(&self, lock: &File) -> io::Result<()> {
         let mut note = String::from("forebay\n");
         for (session, schema) in &self.files {
@@ -152,7 +154,7 @@ mod tests {
         assert!(!accepted.accept(FileMark { session: 5, ..FILE }), "a copy that `forebay backup` made");
         assert!(!accepted.accept(FileMark { schema: 8, ..FILE }), "a copy that another tool made");
         assert!(!written(&Accepted::nothing()).accept(FILE));
-        assert!(written(&Accepted::default()).accept(FILE), "nothing is known of it");
+        assert!(written(&Accepted::default()).accept(FILE), "without a note, every file is accepted");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Databases in temporary folders, for `sqlite::memory:`, and what processes that were killed left behind of theirs.
+//! Databases in temporary folders, for `sqlite::memory:`, and the removal of folders that killed processes left behind.
 
 use std::{
     fs::File,
@@ -11,25 +11,25 @@ use tempfile::TempDir;
 
 use crate::store::OpenError;
 
-/// What names of these folders begin with.
+/// The beginning of the names of these folders.
 const PREFIX: &str = "forebay-temporary-";
 
 /// Name of the database in its folder.
 const NAME: &str = "forebay.db";
 
-/// All that is ever in such a folder, after [`NAME`].
+/// The endings, after [`NAME`], of all files that may be in such a folder.
 const SUFFIXES: [&str; 5] = ["", "-wal", "-shm", "-journal", ".lock"];
 
-/// A folder that is removed with this value, and by another process when this one was killed.
+/// A folder that is removed with this value, or by another process if this one was killed.
 #[derive(Debug)]
 pub(super) struct Temporary {
     folder: TempDir,
-    /// The folder, locked for as long as its process lives.
+    /// The lock on the folder, held as long as its process lives.
     _lock: File,
 }
 
 impl Temporary {
-    /// Makes a folder, and removes those whose processes are gone.
+    /// Creates a folder, and removes those whose processes have ended.
     pub(super) fn new() -> Result<Self, OpenError> {
         let parent = std::env::temp_dir();
         let made = Self::made_in(&parent).map_err(|source| OpenError::file(&parent, source))?;
@@ -40,7 +40,8 @@ impl Temporary {
     fn made_in(parent: &Path) -> io::Result<Self> {
         loop {
             let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
-            // Between the two, another process may take it for abandoned: then there is a next one.
+            // Between creation and lock, another process may have removed the folder as abandoned. Then the next
+            // attempt creates another.
             let lock = match File::open(folder.path()) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened?,
@@ -55,13 +56,14 @@ impl Temporary {
         self.folder.path().join(NAME)
     }
 
-    /// Removes folders that no process holds. What cannot be removed stays: it is somebody else's.
+    /// Removes folders that no process holds. A folder that cannot be removed stays, because it may be another
+    /// program's.
     fn remove_abandoned(&self, parent: &Path) {
         let Ok(own) = std::fs::metadata(self.folder.path()) else { return };
         let Ok(entries) = std::fs::read_dir(parent) else { return };
         for entry in entries.flatten() {
             let is_named_so = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-            // Of another user's folder nothing is believed, not even that it is no link.
+            // Another user's folder is not trusted: it may be replaced by a link at any time.
             let is_ours = || entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own.uid());
             if is_named_so && is_ours() {
                 remove_if_abandoned(&entry.path());
@@ -78,9 +80,9 @@ fn remove_if_abandoned(folder: &Path) {
     for suffix in SUFFIXES {
         let _ = std::fs::remove_file(folder.join(format!("{NAME}{suffix}")));
     }
-    // Fails where there is anything else in it.
+    // This fails if the folder contains anything else.
     if std::fs::remove_dir(folder).is_ok() {
-        tracing::info!(folder = %folder.display(), "removed the temporary database of a process that is gone");
+        tracing::info!(folder = %folder.display(), "removed the temporary database of a process that has ended");
     }
 }
 
@@ -96,7 +98,7 @@ mod tests {
             std::fs::write(made.database(), "data").expect("it can be written");
         }
         std::fs::write(precious.folder.path().join("notes"), "precious").expect("it can be written");
-        // As a kill does it: the lock goes, and the folder stays.
+        // As after a kill: the lock is released, and the folder stays.
         let [abandoned, precious] = [abandoned, precious].map(|Temporary { folder, _lock }| folder.keep());
         let other = parent.path().join("forebay-other");
         std::fs::create_dir(&other).expect("it can be made");

@@ -1,8 +1,8 @@
-//! The writer: it owns one connection and a thread, and commits what waits in its queues in groups.
+//! The writer: it owns one connection and a thread, and commits the commands in its queues in groups.
 //!
-//! It takes commands as it gets to them, control before bulk, runs each so that it can be undone alone, commits once and
-//! then answers everybody: durability costs one fsync per group. A commit with an urgent command takes no more bulk once
-//! it has lasted for a moment. Between commits it looks after the file.
+//! It takes commands while a commit is open, control before bulk. It runs each so that it can be undone alone, commits
+//! all of them once, and then answers them, so a group costs one fsync. A commit that contains an urgent command stops
+//! taking bulk commands after a short time. Between commits the writer maintains the file.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -13,50 +13,54 @@ use std::{
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
+use tracing::{Instrument as _, Span, field};
 
 use super::{Files, PAGE_BYTES, WAL_BYTES_MAX, direct::Direct};
 use crate::{
+    buffer::port::{Health, StoreError},
     metrics::StoreMetrics,
     store::{
-        Health, OpenError, StoreError,
+        OpenError,
         dialect::{Class, Op},
-        health::Vitals,
+        health::HealthReporter,
         rules_cache::RulesCache,
         sql::{Connection as _, Row, Statement, Tx},
         tally::TallyDelta,
     },
+    telemetry,
 };
 
-/// Commands waiting in each queue; beyond it callers wait to enqueue.
+/// Commands waiting in each queue. When a queue is full, callers wait to enqueue.
 const QUEUE_COMMANDS_MAX: usize = 1_024;
 
-/// Commands of one commit: their answers wait for one fsync together.
+/// The most commands of one commit. Their answers wait for one fsync together.
 const COMMIT_COMMANDS_MAX: usize = 64;
 
-/// Payload bytes of one commit.
+/// The most payload bytes of one commit.
 const COMMIT_BYTES_MAX: usize = 8 << 20;
 
-/// How long a commit goes on taking bulk once an urgent command is in it: long enough that a stream of those does not
-/// make every body pay for an fsync of its own.
+/// How long a commit keeps taking bulk commands once it contains an urgent one. It is long enough that a stream of
+/// urgent commands does not make every bulk command pay for its own fsync.
 const URGENT_COMMIT: Duration = Duration::from_millis(5);
 
-/// Pages in the write-ahead log that go back into the database although commands are waiting: 32 MiB. The more they are,
-/// the more often one of them was written again meanwhile.
+/// Number of pages in the write-ahead log at which they are copied back into the database although commands are
+/// waiting: 32 MiB. The larger it is, the more often a page was rewritten before it is copied, which saves copies.
 const WAL_BUSY_PAGES: i64 = (32 << 20) / PAGE_BYTES as i64;
 
-/// Free pages given back to the file system in one slice, of 1 MiB: a few milliseconds, for which a lease may wait.
+/// Gives free pages back to the file system in slices of 1 MiB. A slice takes a few milliseconds, and a lease may have
+/// to wait for it.
 const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
 
-/// Commits between two slices of pages given back while commands keep coming: each slice is a commit of its own.
+/// Commits between two slices while commands keep coming, because each slice is a commit of its own.
 const VACUUM_EVERY_COMMITS: u32 = 8;
 
-/// Free pages that stay while commands keep coming, 16 MiB: the next rollouts need them.
+/// Free pages that are kept while commands keep coming, 16 MiB, because the next rollouts need them.
 const FREE_PAGES_KEPT: i64 = (16 << 20) / PAGE_BYTES as i64;
 
-/// How long the writer waits for a command before it looks after the file.
+/// How long the writer waits for a command before it maintains the file.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// The way to the writer's queues.
+/// The sending ends of the writer's queues.
 #[derive(Debug)]
 pub(super) struct Handle {
     control: mpsc::Sender<Box<dyn Command>>,
@@ -64,17 +68,17 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// Starts the writer: its statements block, and on a thread of its own it does not queue behind the parsing of
-    /// bodies.
+    /// Starts the writer on a thread of its own, because its statements block, and on a shared thread they would wait
+    /// for the parsing of bodies.
     pub(super) fn start(
         connection: Direct,
         rules: Arc<RulesCache>,
         files: Arc<Files>,
         metrics: StoreMetrics,
-        vitals: Vitals,
+        health_reporter: HealthReporter,
     ) -> Result<(Self, std::thread::JoinHandle<()>), OpenError> {
         let failed =
-            |error: std::io::Error| OpenError::Settings(format!("the writer's thread does not start: {error}"));
+            |error: std::io::Error| OpenError::Settings(format!("the writer's thread cannot be started: {error}"));
         let (control, control_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
         let (bulk, bulk_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
         let writer = Writer {
@@ -86,7 +90,7 @@ impl Handle {
             dirty: false,
             commits: 0,
             metrics,
-            vitals,
+            health_reporter,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(failed)?;
         let run = move || runtime.block_on(writer.run());
@@ -100,12 +104,13 @@ impl Handle {
             Class::Control => &self.control,
             Class::Bulk => &self.bulk,
         };
-        let command = Box::new(Pending { op, outcome: None, reply });
+        let command = Box::new(Pending { op, outcome: None, span: Span::current(), reply });
         queue.send(command).await.map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Asks the writer to end; answers once everything in front of that is committed. It copies the log back after.
+    /// Asks the writer to end. Returns once every earlier command is committed. The writer then copies the log back
+    /// into the database.
     pub(super) async fn stop(&self) {
         let (reply, answer) = oneshot::channel();
         if self.control.send(Box::new(Close { reply: Some(reply) })).await.is_ok() {
@@ -117,23 +122,28 @@ impl Handle {
 /// A command of any operation, waiting for its commit.
 #[async_trait]
 pub(super) trait Command: Send {
-    /// Runs the operation; whether it may commit.
+    /// Runs the operation. Returns whether it may be committed.
     async fn run(&mut self, tx: &mut Tx<'_>) -> bool;
 
-    /// Answers after the commit, or with the reason why there was none.
+    /// Answers the caller after the commit, or with the reason why there was none.
     fn answer(self: Box<Self>, committed: Result<(), StoreError>);
 
     fn bytes(&self) -> usize;
 
-    /// Its caller waits for a moment, not for megabytes.
+    /// Whether its caller expects an answer at once and it writes little.
     fn is_urgent(&self) -> bool;
 
-    /// What it says about the store once it is committed: the error with which it ended, or that writing works.
+    /// What it shows about the store once it is committed: the error with which it ended, or that writing works.
     fn finding(&self) -> Option<Result<(), &StoreError>> {
         None
     }
 
-    /// Asks the writer to end instead.
+    /// The span of its caller.
+    fn span(&self) -> Option<&Span> {
+        None
+    }
+
+    /// Whether it asks the writer to end.
     fn closes(&self) -> bool {
         false
     }
@@ -142,6 +152,7 @@ pub(super) trait Command: Send {
 struct Pending<O: Op> {
     op: O,
     outcome: Option<Result<O::Output, StoreError>>,
+    span: Span,
     reply: oneshot::Sender<Result<O::Output, StoreError>>,
 }
 
@@ -151,7 +162,7 @@ impl<O: Op> Command for Pending<O> {
         if O::ABANDONABLE && self.reply.is_closed() {
             return false;
         }
-        // A bug in one operation must not end the writer for all.
+        // A bug in one operation must not end the writer for all callers.
         let run = AssertUnwindSafe(self.op.run(tx)).catch_unwind();
         let outcome = run.await.unwrap_or_else(|_| Err(StoreError::Corrupt("an operation panicked".to_owned())));
         self.outcome.insert(outcome).is_ok()
@@ -159,12 +170,12 @@ impl<O: Op> Command for Pending<O> {
 
     fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
         let outcome = match (committed, self.outcome) {
-            // An operation's own error says more than that of the commit around it.
+            // An operation's own error is more specific than that of its commit.
             (_, Some(Err(error))) | (Err(error), _) => Err(error),
             (Ok(()), Some(output)) => output,
             (Ok(()), None) => Err(StoreError::Closed),
         };
-        // A caller that went away does not change what happened.
+        // If the caller has gone, the outcome is the same.
         let _ = self.reply.send(outcome);
     }
 
@@ -181,6 +192,10 @@ impl<O: Op> Command for Pending<O> {
             Ok(_) => O::PROBES.then_some(Ok(())),
             Err(error) => Some(Err(error)),
         }
+    }
+
+    fn span(&self) -> Option<&Span> {
+        Some(&self.span)
     }
 }
 
@@ -213,10 +228,10 @@ impl Command for Close {
     }
 }
 
-/// What one commit takes along, one command after the other as it gets to them.
+/// The commands of one commit, which it takes one after the other.
 struct Intake {
     commands: Vec<Box<dyn Command>>,
-    /// How many of them were handed out to be run.
+    /// How many of them have been handed out to run.
     begun: usize,
     bytes: usize,
     urgent: bool,
@@ -255,7 +270,7 @@ impl Intake {
     }
 }
 
-/// Whether the writer serves on.
+/// Whether the writer continues.
 #[derive(PartialEq, Eq)]
 enum Goes {
     On,
@@ -269,24 +284,24 @@ struct Writer {
     rules: Arc<RulesCache>,
     /// Held until the connection is closed.
     files: Arc<Files>,
-    /// Commits happened since the log was last copied back.
+    /// Whether commits happened since the log was last copied back.
     dirty: bool,
     /// Commits since pages were last given back.
     commits: u32,
     metrics: StoreMetrics,
-    vitals: Vitals,
+    health_reporter: HealthReporter,
 }
 
 impl Writer {
     async fn run(mut self) {
-        while self.vitals.health() != Health::Broken {
+        while self.health_reporter.health() != Health::Broken {
             let first = tokio::select! {
                 biased;
                 Some(command) = self.control.recv() => command,
                 Some(command) = self.bulk.recv() => command,
                 () = tokio::time::sleep(IDLE) => {
                     self.idle().await;
-                    // Closed queues never wake the branches above: nobody is left to serve.
+                    // Closed queues never complete the branches above, and no caller is left.
                     if self.control.is_closed() && self.bulk.is_closed() {
                         break;
                     }
@@ -298,8 +313,8 @@ impl Writer {
             }
             self.look_after_file().await;
         }
-        if self.vitals.health() == Health::Broken {
-            // Copying the log back would only write more; the next start reads what is on disk.
+        if self.health_reporter.health() == Health::Broken {
+            // Copying the log back would only write more. The next start reads what is on disk.
             return;
         }
         self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
@@ -308,29 +323,35 @@ impl Writer {
         }
     }
 
-    /// Commits `first` and what waits beside it, and answers them all.
+    /// Commits `first` and the commands that wait with it, and answers them all.
     async fn commit(&mut self, first: Box<dyn Command>) -> Goes {
         let mut commands = Intake::new(first);
-        let mut outcome = self.transaction(&mut commands).await;
+        let span = tracing::error_span!("commit", commands = field::Empty);
+        let mut outcome = self.transaction(&mut commands).instrument(span.clone()).await;
         if outcome.is_ok() {
-            // Before anybody is told that something is stored: in files that have lost their names, it is not.
+            // Checked before any caller is answered, because writes to files that have lost their names are lost.
             outcome = self.check_places().await;
         }
         let Intake { commands, started, .. } = commands;
+        for caller in commands.iter().filter_map(|command| command.span()) {
+            span.follows_from(caller);
+        }
+        span.record("commands", commands.len());
         self.metrics.committed(commands.len(), started.elapsed(), outcome.is_ok());
         if let Err(error) = &outcome {
-            tracing::error!(error = %error, commands = commands.len(), "a commit failed");
+            let requests = telemetry::request_ids(&span);
+            tracing::error!(parent: &span, error = %error, request.ids = requests, "a commit failed");
             // After a failed COMMIT SQLite may or may not still be inside the transaction.
             let _ = self.connection.execute(Statement::new("ROLLBACK"), Vec::new()).await;
-            // Keys of rows that are gone will be given to others.
+            // Rows that were rolled back are gone, and other rows will get their keys.
             self.rules.clear();
         }
-        // A write that fails in the middle of an operation may end the whole transaction, and then says why it failed.
+        // A write that fails in the middle of an operation may end the whole transaction. Its error is the reason.
         for finding in commands.iter().filter_map(|command| command.finding()).chain(outcome.as_ref().err().map(Err)) {
             match finding {
-                Ok(()) if outcome.is_ok() => self.vitals.committed(),
+                Ok(()) if outcome.is_ok() => self.health_reporter.committed(),
                 Ok(()) => {}
-                Err(error) => self.vitals.failed(error),
+                Err(error) => self.health_reporter.failed(error),
             }
         }
         self.dirty = true;
@@ -346,7 +367,8 @@ impl Writer {
         let mut tallies = TallyDelta::default();
         let mut is_first = true;
         while let Some(command) = intake.next(&mut self.control, &mut self.bulk) {
-            // A savepoint copies the pages that it may restore. Alone, a command has the whole transaction to undo.
+            // A savepoint copies the pages that it may restore. The first command needs none, because the whole
+            // transaction can be undone.
             if !is_first {
                 self.control_statement("SAVEPOINT command").await?;
             }
@@ -356,7 +378,7 @@ impl Writer {
                 tallies = tx.take_tallies();
             }
             if !commits {
-                // Keys of rows that are gone will be given to others.
+                // Rows that were rolled back are gone, and other rows will get their keys.
                 self.rules.clear();
             }
             match (is_first, commits) {
@@ -385,7 +407,7 @@ impl Writer {
         std::fs::metadata(&self.files.names.wal).map_or(0, |metadata| metadata.len())
     }
 
-    /// What the file needs although commands are waiting.
+    /// Does the maintenance that cannot wait until no command is waiting.
     async fn look_after_file(&mut self) {
         self.checkpoint_when_large().await;
         self.vacuum_when_due().await;
@@ -401,7 +423,8 @@ impl Writer {
         }
     }
 
-    /// Pages that are only in the log. The file's length does not tell: it stays when the log starts again.
+    /// The number of pages that are only in the log. The file's length does not show it, because the file keeps its
+    /// length when the log starts again.
     async fn wal_pages(&mut self) -> i64 {
         let pages = |mut row: Row| Some(row.get::<i64>("log").ok()? - row.get::<i64>("checkpointed").ok()?);
         let rows = self.connection.fetch(Statement::new("PRAGMA wal_checkpoint(NOOP)"), Vec::new()).await;
@@ -410,7 +433,7 @@ impl Writer {
 
     async fn idle(&mut self) {
         if let Err(error) = self.check_places().await {
-            self.vitals.failed(&error);
+            self.health_reporter.failed(&error);
             return;
         }
         if std::mem::take(&mut self.dirty) {
@@ -420,7 +443,7 @@ impl Writer {
         }
     }
 
-    /// Gives all free pages back, slice by slice; once a command waits, the rest has to.
+    /// Gives all free pages back, slice by slice. Stops when a command waits.
     async fn vacuum_until_called(&mut self) {
         let mut free = self.free_pages().await;
         while free > 0 {
@@ -431,7 +454,7 @@ impl Writer {
                 break;
             }
             free = left;
-            // Also for the next pause: what was given back is in the log, and goes from there to the file.
+            // Also set for the next pause: freed pages are in the log, and must be copied back from there.
             self.dirty = true;
             if !(self.control.is_empty() && self.bulk.is_empty()) {
                 break;
@@ -439,7 +462,8 @@ impl Writer {
         }
     }
 
-    /// Gives pages back while commands keep coming, so that what a purge frees does not stay until the load ends.
+    /// Gives pages back while commands keep coming, so that the space that a purge frees does not stay used until the
+    /// load ends.
     async fn vacuum_when_due(&mut self) {
         self.commits += 1;
         if self.commits >= VACUUM_EVERY_COMMITS {
@@ -456,19 +480,20 @@ impl Writer {
         rows.ok().and_then(|rows| rows.into_iter().next()).and_then(pages).unwrap_or(0)
     }
 
-    /// Whether the files are still in their places.
+    /// Checks that the files are still in place.
     async fn check_places(&mut self) -> Result<(), StoreError> {
         let Err(displaced) = self.files.verify() else { return Ok(()) };
-        // The log is open here, whatever became of its name. Copied back, nothing that was acknowledged is lost with it.
+        // The log is open here, even if it has lost its name. Copying it back keeps every acknowledged write in the
+        // database.
         if self.files.is_intact() {
             let copied = self.connection.fetch(Statement::new("PRAGMA wal_checkpoint(TRUNCATE)"), Vec::new()).await;
             if let Err(error) = copied {
-                tracing::error!(error = %error, "the log could not be copied back");
+                tracing::error!(error = %error, "the log could not be copied back into the database");
             }
         }
-        // Another log may be at its name, and is not to be replayed.
+        // Another log may have its name now. It must not be replayed.
         if let Err(error) = self.files.disown_log() {
-            tracing::error!(error = %error, "the log could not be disowned");
+            tracing::error!(error = %error, "the note that the log belongs to no file could not be written");
         }
         Err(StoreError::Displaced(displaced.to_string()))
     }
@@ -476,8 +501,8 @@ impl Writer {
     /// Runs a pragma whose failure costs space, not data.
     async fn maintain(&mut self, pragma: &'static str) {
         if let Err(error) = self.connection.fetch(Statement::new(pragma), Vec::new()).await {
-            self.vitals.failed(&error);
-            tracing::warn!(error = %error, pragma, "looking after the database file failed");
+            self.health_reporter.failed(&error);
+            tracing::warn!(error = %error, pragma, "maintenance of the database file failed");
         }
     }
 }
@@ -489,7 +514,7 @@ mod tests {
     use super::{super::file_options, *};
     use crate::{buffer::ids::KeyForm, metrics::Metrics};
 
-    /// What one commit takes from full queues when it began a while ago: whether each is urgent.
+    /// The commands that a commit takes from full queues when it began `ago`: whether each is urgent.
     fn taken(first: bool, ago: Duration) -> Vec<bool> {
         let (control, mut control_queue) = mpsc::channel::<Box<dyn Command>>(2);
         let (bulk, mut bulk_queue) = mpsc::channel::<Box<dyn Command>>(2);
@@ -551,7 +576,7 @@ mod tests {
             dirty: false,
             commits: 0,
             metrics: Metrics::new().store(),
-            vitals: Vitals::default(),
+            health_reporter: HealthReporter::default(),
         }
     }
 
@@ -560,7 +585,7 @@ mod tests {
         const SLICE: i64 = 64;
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let mut writer = writer(folder.path()).await;
-        // Twice what stays for the next rollouts.
+        // Twice as many free pages as are kept for the next rollouts.
         for sql in ["CREATE TABLE t (body BLOB)", "INSERT INTO t VALUES (zeroblob(33554432))", "DELETE FROM t"] {
             writer.control_statement(sql).await.expect("the file can be written");
         }
@@ -579,6 +604,18 @@ mod tests {
         writer.idle().await;
         let bytes = std::fs::metadata(folder.path().join("x.db")).expect("it is there").len();
         assert!(bytes < 1 << 20, "{bytes} bytes are left");
+    }
+
+    #[tokio::test]
+    async fn a_writer_that_has_nothing_to_do_notices_that_its_file_is_gone() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let mut writer = writer(folder.path()).await;
+        writer.control_statement("CREATE TABLE t (body BLOB)").await.expect("the file can be written");
+        writer.idle().await;
+        assert_eq!(writer.health_reporter.health(), Health::Writable);
+        std::fs::remove_file(folder.path().join("x.db")).expect("it is there");
+        writer.idle().await;
+        assert_eq!(writer.health_reporter.health(), Health::Broken);
     }
 
     #[tokio::test]

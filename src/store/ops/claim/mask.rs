@@ -1,20 +1,20 @@
-//! `staleness.action = "mask"`: what is left of a group's mask is computed when it might go into a batch, and written
-//! when it does, once and for all its deliveries.
+//! `staleness.action = "mask"`: the remaining mask of a group is computed when the group might become part of a batch.
+//! It is written when the group does, and holds for all deliveries.
 
 use super::Ready;
 use crate::{
     buffer::{
         ids::{RolloutPk, Version},
+        port::StoreError,
         staleness::{MaskLeft, mask_below},
     },
     store::{
-        StoreError,
         ops::{pair, trained_spans},
         sql::{Statement, Tx, args},
     },
 };
 
-/// What masking changes in a group.
+/// The changes of masking in a group.
 pub(super) struct Masking {
     /// Trained tokens that were over the bound.
     pub(super) tokens: u64,
@@ -22,10 +22,10 @@ pub(super) struct Masking {
     rollouts: Vec<(RolloutPk, MaskLeft)>,
 }
 
-/// Takes tokens of versions below `oldest` out of the totals of a group.
+/// Removes tokens of versions below `oldest` from the totals of a group.
 ///
-/// A group that nothing is left of stays as it is, and with it over the bound; likewise one whose spans were not
-/// recorded, because the policy did not mask when it was posted.
+/// A group in which no trained token would remain is not changed, so it is over the bound. The same holds for a group
+/// whose spans were not recorded, because the policy did not mask when the group was posted.
 pub(super) async fn apply(tx: &mut Tx<'_>, group: &mut Ready, oldest: Version) -> Result<(), StoreError> {
     const SELECT_SPANS: Statement = Statement::new(
         "-- select_spans
@@ -65,7 +65,7 @@ pub(super) async fn apply(tx: &mut Tx<'_>, group: &mut Ready, oldest: Version) -
     Ok(())
 }
 
-/// Writes what masking changed in the groups of a new batch.
+/// Writes the masking of the groups of a new batch.
 pub(super) async fn write(tx: &mut Tx<'_>, groups: &[Ready]) -> Result<(), StoreError> {
     const MASK_ROLLOUT: Statement = Statement::new(
         "-- mask_rollout

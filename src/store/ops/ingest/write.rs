@@ -1,34 +1,26 @@
-//! Writes down what became of the bundles of one transaction: few statements, whatever their number.
+//! Writes the results of the bundles of one transaction, with few statements for any number of bundles.
 
 use std::{collections::HashMap, sync::LazyLock};
 
-use forebay_client::wire::{GroupState, Verdict};
-
-use super::{GroupWork, Incoming, Keyed, desk::Changes};
+use super::{GroupWork, Incoming, Keyed, decide::Changes};
 use crate::{
     buffer::{
         finalize::{GroupDecision, GroupTotals},
         ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run, Version},
         ingest::{NewRollout, RolloutDecision},
+        port::StoreError,
         seal::{self, RolloutSeal},
         staleness::TrainedSpan,
+        states::GroupState,
     },
     clock::Timestamp,
     store::{
-        StoreError,
-        ops::{
-            group::{self, LockedGroup},
-            name_of,
-        },
-        sql::{
-            Arg,
-            Column::{Blob, Int, Real, Text},
-            InsertRows, Statement, Tx, args, key_list,
-        },
+        ops::group::{self, LockedGroup},
+        sql::{Arg, InsertRows, Statement, Tx, args, key_list},
     },
 };
 
-/// Writes everything: groups before the rollouts that refer to them.
+/// Writes everything. Groups come before the rollouts that refer to them.
 pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp) -> Result<(), StoreError> {
     let Changes { groups, arrived, mut advantages, ready, allowances } = changes;
     allowances.write(tx).await?;
@@ -40,7 +32,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk), now)).collect();
     INSERT_ROLLOUTS.run(tx, rows).await?;
     INSERT_PAYLOADS.run(tx, arrived.iter().filter_map(Arrived::payload_args).collect()).await?;
-    // What is left are those of rollouts that were stored before.
+    // The advantages that are left belong to rollouts that were stored before.
     let mut advantages: Vec<(RolloutPk, f64)> = advantages.into_iter().collect();
     advantages.sort_unstable_by_key(|(rollout, _)| *rollout);
     group::set_advantages(tx, &advantages).await?;
@@ -59,7 +51,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     Ok(())
 }
 
-/// A new rollout and what was decided about it.
+/// A new rollout and the decision about it.
 pub(super) struct Arrived<'b> {
     rollout_pk: RolloutPk,
     rollout_key: IdKey,
@@ -79,7 +71,7 @@ impl<'b> Arrived<'b> {
         decision: &RolloutDecision,
     ) -> Self {
         let LockedGroup { policy_pk, run, group_pk, rules, .. } = group;
-        let delivered = matches!(decision.verdict, Verdict::Kept | Verdict::Masked);
+        let delivered = decision.verdict.takes_place();
         Self {
             rollout_pk,
             rollout_key: incoming.rollout_key,
@@ -94,8 +86,7 @@ impl<'b> Arrived<'b> {
 
     /// Payload bytes that count as not yet trained.
     pub(super) fn live_bytes(&self) -> i64 {
-        let delivered = matches!(self.decision.verdict, Verdict::Kept | Verdict::Masked);
-        if delivered { self.new.payload.body.len() as i64 } else { 0 }
+        if self.decision.verdict.takes_place() { self.new.payload.body.len() as i64 } else { 0 }
     }
 
     fn args(&self, advantage: Option<f64>, now: Timestamp) -> Vec<Arg> {
@@ -118,7 +109,7 @@ impl<'b> Arrived<'b> {
             self.rollout_key.as_bytes(),
             new.rollout_id.as_str(),
             self.group_pk,
-            decision.verdict.as_str(),
+            decision.verdict,
             decision.reason.as_deref(),
             Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
             new.facts.reward,
@@ -148,29 +139,19 @@ impl<'b> Arrived<'b> {
 
 static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
     InsertRows::new(
-        "-- insert_rollouts
-        INSERT INTO rollout (
-            rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
+        "insert_rollouts",
+        "rollout",
+        "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
             advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
-            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal
-        )",
-        &[
-            Int, Int, Int, Blob, Text, Int, Text, Text, Text, Real, Real, Blob, Int, Int, Int, Int, Int, Int, Int, Int,
-            Int, Int, Text, Blob,
-        ],
+            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal",
     )
 });
 
-static INSERT_PAYLOADS: LazyLock<InsertRows> = LazyLock::new(|| {
-    InsertRows::new(
-        "-- insert_payloads
-        INSERT INTO payload (rollout_pk, codec, digest, body)",
-        &[Int, Int, Blob, Blob],
-    )
-});
+static INSERT_PAYLOADS: LazyLock<InsertRows> =
+    LazyLock::new(|| InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body"));
 
-/// Opens groups, in the order of their keys: a replica that opens one of them at once waits here for the other's commit
-/// and then fails the unique index.
+/// Opens groups, in the order of their keys. If another replica opens one of them at the same time, this waits for its
+/// commit and then fails the unique index.
 async fn insert_groups(
     tx: &mut Tx<'_>,
     opened: &[(&Keyed, &GroupWork)],
@@ -179,17 +160,12 @@ async fn insert_groups(
 ) -> Result<(), StoreError> {
     static INSERT_GROUPS: LazyLock<InsertRows> = LazyLock::new(|| {
         InsertRows::new(
-            "-- insert_groups
-            INSERT INTO rollout_group (
-                group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
+            "insert_groups",
+            "rollout_group",
+            "group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
                 size, min_size, kept, masked, dropped, late, payload_bytes, opened_us, deadline_us, decided_us,
                 purge_us, ready_seq, samples, trained_samples, tokens, trained_tokens, reward_sum, reward_count,
-                version_min, version_max, seal, failed_deliveries, delivered
-            )",
-            &[
-                Int, Int, Int, Blob, Text, Int, Text, Text, Text, Text, Int, Int, Int, Int, Int, Int, Int, Int, Int,
-                Int, Int, Int, Int, Int, Int, Int, Real, Int, Int, Int, Blob, Int, Int,
-            ],
+                version_min, version_max, seal, failed_deliveries, delivered",
         )
     });
     let row = |(key, group): &(&Keyed, &GroupWork)| {
@@ -201,7 +177,7 @@ async fn insert_groups(
         let totals = ready.map_or_else(GroupTotals::default, |ready| ready.totals);
         let (oldest, newest) = totals.trained_versions.unzip();
         let seal = ready.map(|ready| seal::of_group(ready.advantages.iter().copied()));
-        let is_open = fill.state == GroupState::Open;
+        let is_open = fill.state.is_open();
         args![
             *group_pk,
             *policy_pk,
@@ -210,7 +186,7 @@ async fn insert_groups(
             group_id.as_str(),
             group.opened_under,
             group.locked.environment.as_deref(),
-            name_of(&fill.state),
+            fill.state,
             group.locked.reason.as_deref(),
             group.locked.failed_names(),
             fill.size,
@@ -241,7 +217,7 @@ async fn insert_groups(
     INSERT_GROUPS.run(tx, opened.iter().map(row).collect()).await
 }
 
-/// Writes what arrived in groups that were stored before.
+/// Writes the new counts of groups that were stored before.
 async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Result<(), StoreError> {
     const WRITE_COUNTS: Statement = Statement {
         sqlite: "-- write_counts
@@ -255,7 +231,7 @@ async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Resul
             SET kept = (v ->> 1)::bigint, masked = (v ->> 2)::bigint, dropped = (v ->> 3)::bigint,
                 late = late + (v ->> 4)::bigint, payload_bytes = (v ->> 5)::bigint
             FROM json_array_elements($1::json) AS v
-            -- The list of keys tells the planner how few rows these are.
+            -- The list of keys shows the planner how few rows these are.
             WHERE rollout_group.group_pk = ANY ($2::bigint[]) AND rollout_group.group_pk = (v ->> 0)::bigint",
     };
     if stored.is_empty() {

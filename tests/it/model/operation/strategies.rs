@@ -1,4 +1,5 @@
-//! How often what is wanted: the weights decide how deep a history gets before a reset or a timeout ends it.
+//! How often each operation is generated. The weights determine how far a history gets before a reset or a timeout ends
+//! it.
 
 use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Status};
 use proptest::{
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::model::view::{PolicyNumber, Rules};
 
-/// Histories of some length.
+/// Histories of a given length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
     let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
     let operations = prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up()];
@@ -23,8 +24,8 @@ pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
         .prop_map(|(rules, operations)| Sequence { rules, operations: operations.into_iter().flatten().collect() })
 }
 
-/// What chance seldom brings about: a batch is trained, its payloads go, its lineage is given up, and the trainer restarts
-/// from where it was forced to.
+/// A sequence that is rare by chance: a batch is trained, its payloads are purged, its lineage is given up, and the
+/// trainer restarts from a forced step.
 fn giving_up() -> impl Strategy<Value = Vec<Operation>> {
     let holder =
         HolderPick { batch: BatchPick::In(BatchState::Leased, 0), lease: LeasePick::Last, epoch: EpochPick::Absent };
@@ -89,7 +90,8 @@ fn rules() -> impl Strategy<Value = Rules> {
     let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
     let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order);
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]), select(vec![0, 1, 2, 2, 20]));
-    // A batch has at most nine rollouts, and a tenth of nine is nothing: a policy that was full opens again below nine.
+    // A batch has at most nine rollouts, and a tenth of nine rounds down to zero, so a full backlog reopens as soon as
+    // it is below nine.
     let backlog = select(vec![None, None, None, Some(9)]);
     let staleness = (select(vec![None, Some(0), Some(0), Some(1), Some(3)]), backlog);
     let weighting = select(vec![

@@ -1,4 +1,4 @@
-//! Batches and leases: what a claim is given, what its holder may do, and what becomes of it when the lease ends.
+//! Batches and leases: what a claim returns, what the holder may do, and what happens when the lease ends.
 
 use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Verdict};
 
@@ -7,17 +7,17 @@ use crate::model::view::{
     Answer, BatchNumber, GroupName, Holder, LeaseNumber, NACK_REASON, PolicyNumber, Refused, Row, millionths,
 };
 
-/// Divisor of `constant` loss weighting, wherever the model's rules use it.
+/// Divisor of the `constant` loss weighting in all rules of the model.
 pub(crate) const LOSS_CONSTANT: f64 = 10.0;
 
-/// Reason of what was delivered in vain too often.
+/// Reason of a batch that had too many failed deliveries.
 const DELIVERIES_USED_UP: &str = "max-deliveries";
 
 /// Reason of a batch whose leases were ended by resumes too often.
 const RESUMES_USED_UP: &str = "max-resumes";
 
 impl Reference {
-    /// The batch that the request holds, one that came back, or a new one.
+    /// Returns the batch that the request holds, a returned batch, or a new one.
     pub(super) fn claim(
         &mut self,
         policy: PolicyNumber,
@@ -27,7 +27,7 @@ impl Reference {
         epoch: Option<i64>,
     ) -> Outcome {
         self.check_epoch(policy, epoch)?;
-        // A lease is lost at its end, swept or not.
+        // A lease is lost when it expires, even before the sweep.
         self.expire_leases(policy);
         let expires_at = Some(self.now + self.policies[policy].rules.ttl_s);
         if let Some(batch) = self.held(policy, consumer, request) {
@@ -64,7 +64,7 @@ impl Reference {
         self.batches.iter().filter(move |(_, batch)| found(batch)).map(|(number, _)| *number)
     }
 
-    /// The live lease of the same request; the scope of a request is policy and consumer.
+    /// The live lease of the same request. A request is identified within its policy and consumer.
     pub(crate) fn held(&self, policy: PolicyNumber, consumer: usize, request: Option<usize>) -> Option<BatchNumber> {
         request?;
         let same = |number: &BatchNumber| {
@@ -74,7 +74,7 @@ impl Reference {
         self.in_state(policy, BatchState::Leased).find(same)
     }
 
-    /// By the step it was last acked at, then the rest in the order they were cut.
+    /// First in the order of the step at which they were last acked, then the others in the order of their cut.
     pub(crate) fn next_returned(&self, policy: PolicyNumber) -> Option<BatchNumber> {
         self.in_state(policy, BatchState::Returned).min_by_key(|number| {
             let step = self.batches[number].step;
@@ -82,8 +82,8 @@ impl Reference {
         })
     }
 
-    /// Exactly `groups` groups in the order of the rules; fewer only when the next would pass
-    /// `max_tokens`, and an oversize group goes alone; `partial` takes what is there.
+    /// Exactly `groups` groups in the order of the rules. Fewer if the next group would exceed `max_tokens`; a group
+    /// that exceeds it alone is a batch of its own. `partial` takes the groups that are ready.
     fn cut(&mut self, policy: PolicyNumber, partial: bool) -> Option<BatchNumber> {
         self.take_out_stale(policy);
         let rules = self.policies[policy].rules.clone();
@@ -121,7 +121,7 @@ impl Reference {
             request: None,
             epoch: 0,
             expires_at: None,
-            // The delivery count of groups that were in a split batch goes on.
+            // The delivery count of groups from a split batch continues.
             attempt: failed_deliveries,
             failed_deliveries,
             resumes: groups.iter().map(|group| self.groups[group].resumes).max().unwrap_or(0),
@@ -149,13 +149,13 @@ impl Reference {
         let mut ready: Vec<usize> = found.map(|(number, _)| *number).collect();
         ready.sort_by_key(|number| self.groups[number].place);
         if self.policies[policy].rules.order == BatchOrder::Freshest {
-            // Stable. What trains nothing has nothing old in it.
+            // The sort is stable. A group that trains nothing counts as fresh.
             ready.sort_by_key(|number| std::cmp::Reverse(self.oldest_trained(*number).unwrap_or(i64::MAX)));
         }
         ready
     }
 
-    /// Versions that the oldest trained token of a group is behind.
+    /// Number of versions that the oldest trained token of a group is behind.
     pub(crate) fn staleness(&self, group: usize) -> i64 {
         let current = self.policies[self.groups[&group].policy].version;
         self.oldest_trained(group).map_or(0, |oldest| (current - oldest).max(0))
@@ -168,13 +168,14 @@ impl Reference {
 
     /// Groups over the staleness bound are never delivered for the first time.
     ///
-    /// Silent: whether a group that is not next in line is tested as well. Here all are, whenever a new batch is cut.
+    /// Not specified: whether groups that are not next in order are tested too. Here all are, whenever a new batch is
+    /// cut.
     fn take_out_stale(&mut self, policy: PolicyNumber) {
         let rules = self.policies[policy].rules.clone();
         let Some(bound) = rules.staleness else { return };
         for number in self.ready(policy) {
             if !self.groups[&number].delivered && self.staleness(number) > bound {
-                // Silent: whose retention counts, the group's or the policy's. Here it is the policy's.
+                // Not specified: whether the retention of the group or of the policy applies. Here it is the policy's.
                 let purge_at = Some(self.now + rules.dropped_s);
                 let group = self.group_mut(number);
                 (group.state, group.purge_at) = (GroupState::Stale, purge_at);
@@ -233,7 +234,7 @@ impl Reference {
         batch.state == BatchState::Leased && batch.expires_at.is_some_and(|end| end > self.now)
     }
 
-    /// Finds the batch of a caller who claims to hold it.
+    /// Finds the batch of a caller and checks its lease and epoch.
     fn batch_of(&self, holder: Holder) -> Result<BatchNumber, Refused> {
         holder.batch.filter(|number| self.batches.contains_key(number)).ok_or(Refused::Unknown)
     }
@@ -243,7 +244,7 @@ impl Reference {
         holder.lease.is_some() && !batch.lease_over && batch.leases.last() == holder.lease.as_ref()
     }
 
-    /// With a lost lease or a superseded epoch nothing changes.
+    /// With a lost lease or a superseded epoch, nothing changes.
     fn check_lease(&self, holder: Holder, number: BatchNumber) -> Result<(), Refused> {
         let batch = &self.batches[&number];
         self.check_epoch(batch.policy, holder.epoch)?;
@@ -263,7 +264,7 @@ impl Reference {
         let batch = &self.batches[&number];
         let acked = matches!(batch.state, BatchState::Trained | BatchState::Checkpointed);
         if acked && self.speaks_for_last_lease(holder, number) {
-            // A repeat is recognised first.
+            // A repeat is recognised before anything else is checked.
             let before = batch.step.expect("an acked batch has a step");
             return if before == step {
                 Ok(Answer::Batch(self.batch_view(number)))
@@ -318,7 +319,8 @@ impl Reference {
             if groups.contains(&group.name) {
                 (group.state, group.reason) = (GroupState::Quarantined, Some(NACK_REASON.to_owned()));
             } else if used_up {
-                // Silent: the others return to their places, but deliveries are limited. Here the limit wins.
+                // Not specified: the other groups return to their places, but deliveries are limited. Here the limit
+                // takes precedence.
                 (group.state, group.reason) = (GroupState::Quarantined, Some(DELIVERIES_USED_UP.to_owned()));
             } else {
                 (group.state, group.batch) = (GroupState::Ready, None);
@@ -327,7 +329,7 @@ impl Reference {
         Ok(Answer::Batch(self.batch_view(number)))
     }
 
-    /// A delivery in vain: the batch comes back, or is quarantined after the last one.
+    /// A failed delivery: the batch is returned, or quarantined after the last permitted one.
     fn fail_delivery(&mut self, number: BatchNumber, reason: Option<&str>) {
         let most = self.policies[self.batches[&number].policy].rules.max_deliveries;
         let batch = self.batch_mut(number);
@@ -348,7 +350,7 @@ impl Reference {
         }
     }
 
-    /// What is quarantined comes back with a fresh count.
+    /// A quarantined batch or group is ready again, with its counts at zero.
     pub(super) fn readmit(&mut self, batch: Option<BatchNumber>) -> Outcome {
         let number = self.batch_of(Holder { batch, lease: None, epoch: None })?;
         let quarantined = |group: &super::Group| group.batch == Some(number) && group.state == GroupState::Quarantined;
@@ -372,7 +374,7 @@ impl Reference {
         Ok(Answer::Batch(self.batch_view(number)))
     }
 
-    /// A resume ends a lease, which a batch survives `max_resumes` times; whether it came back.
+    /// A resume ends a lease, which a batch survives `max_resumes` times. Returns whether the batch came back.
     pub(super) fn revoke(&mut self, number: BatchNumber) -> bool {
         let most = self.policies[self.batches[&number].policy].rules.max_resumes;
         let batch = self.batch_mut(number);
@@ -384,7 +386,7 @@ impl Reference {
         !used_up
     }
 
-    /// A resume takes an acked batch back, which counts nowhere.
+    /// A resume takes back an acked batch. This counts neither as a failed delivery nor towards `max_resumes`.
     pub(super) fn bring_back(&mut self, number: BatchNumber) {
         let batch = self.batch_mut(number);
         batch.state = BatchState::Returned;
@@ -394,7 +396,7 @@ impl Reference {
 }
 
 impl Rollout {
-    /// Trained tokens of the mask as delivered: a masked rollout trains nothing.
+    /// Number of trained tokens of the delivered mask; a masked rollout trains nothing.
     fn delivered_tokens(&self) -> u64 {
         if self.verdict == Verdict::Kept { self.body.trained_tokens() } else { 0 }
     }
@@ -405,7 +407,7 @@ impl Rollout {
 }
 
 impl Cut {
-    /// The table of section 4 of the semantics.
+    /// The table under "Loss weights" in `docs/semantics.md`.
     fn loss_weight(&self, rollout: &Rollout, sample_tokens: u64) -> f64 {
         let (g, n) = (self.rollouts as f64, self.trained_samples as f64);
         let m_i = sample_tokens.max(1) as f64;

@@ -1,4 +1,4 @@
-//! Posts and groups: verdicts, places, and the decision that ends a group's open state.
+//! Posts and groups: verdicts, places, and the decision of a group.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ impl Reference {
 
     /// The first rollout of a group that does not exist opens it and fixes its size.
     ///
-    /// Silent: in which order a bundle opens its groups. Here it is that of their first rollouts in it.
+    /// Not specified: the order in which a bundle opens its groups. Here it is the order of their first rollouts.
     fn open_group(&mut self, before: &Self, post: &Post) -> Result<usize, Refused> {
         let (policy, name) = (post.policy, post.group());
         let rules = self.policies[policy].rules.clone();
@@ -75,7 +75,7 @@ impl Reference {
         UNTRAINED.iter().map(|state| self.in_ledger(policy, *state)).sum()
     }
 
-    /// What a bundle adds to them, state by state: where it completes a group, all of that group counts as added.
+    /// What a bundle adds to the backlog, by state: if it completes a group, the whole group counts as added.
     fn added_to_backlog(&self, before: &Self, policy: PolicyNumber) -> usize {
         let added = |state| self.in_ledger(policy, state).saturating_sub(before.in_ledger(policy, state));
         UNTRAINED.iter().map(|state| added(*state)).sum()
@@ -86,7 +86,7 @@ impl Reference {
         of_policy.filter(|rollout| self.rollout_state(rollout) == state).count()
     }
 
-    /// A rollout of a bundle, of which `before` knows nothing yet.
+    /// A rollout of a bundle; `before` does not know it yet.
     fn post_one(&mut self, before: &Self, index: usize, post: &Post) -> Result<Receipt, Refused> {
         // The identity check comes first.
         if let Some(known) = self.rollout_named(post.policy, post.rollout) {
@@ -153,7 +153,7 @@ impl Reference {
         }
     }
 
-    /// Whether a group has all that it waits for.
+    /// Whether a group is complete.
     fn cause_to_decide(&self, number: usize) -> Option<Cause> {
         let group = &self.groups[&number];
         let arrived = self.arrived(number);
@@ -195,7 +195,7 @@ impl Reference {
         (group.state, group.place, group.decided_at, group.deadline_at) = (GroupState::Ready, place, Some(now), None);
     }
 
-    /// `grpo`: the distance from the mean of all voters in unbiased standard deviations; nobody's to compare with is 0.
+    /// `grpo`: the distance from the mean of all voters in unbiased standard deviations; 0 for a single voter.
     fn set_advantages(&mut self, number: usize) {
         let votes: Vec<f64> = self.members(number, &VOTING).filter_map(|rollout| rollout.body.reward()).collect();
         let count = votes.len() as f64;
@@ -212,7 +212,7 @@ impl Reference {
         }
     }
 
-    /// Discards a group; its rule is what it is counted by.
+    /// Discards a group, which is counted under its rule.
     pub(super) fn discard_for(&mut self, number: usize, reason: &str, rule: &str) {
         let now = self.now;
         let group = self.group_mut(number);
@@ -239,7 +239,7 @@ impl Reference {
         Ok(Answer::Group(self.group_view(number)))
     }
 
-    /// Discards what is in nobody's hands.
+    /// Discards a group that no live batch contains.
     pub(super) fn discard(&mut self, policy: PolicyNumber, name: GroupName) -> Outcome {
         let number = self.group_named(policy, name).ok_or(Refused::Unknown)?;
         match self.groups[&number].state {
@@ -276,7 +276,7 @@ fn trained_versions(body: &Body, current: i64) -> Option<(i64, i64)> {
 
 /// The version of a rollout is its oldest trained one.
 ///
-/// Silent: where nothing is trained. Here it is what was declared, or the oldest span.
+/// Not specified: the version of a rollout that trains nothing. Here it is the declared version, or the oldest span.
 fn version(body: &Body, current: i64) -> i64 {
     let stated = match body.versions {
         Versions::Absent => current,

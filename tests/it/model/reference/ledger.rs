@@ -1,4 +1,4 @@
-//! What the reference shows of itself.
+//! What can be observed of the reference.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ impl Reference {
         }
     }
 
-    /// Where the kept and masked rollouts of a group stand.
+    /// State of the kept and masked rollouts of a group.
     pub(crate) fn group_state(&self, group: usize) -> RolloutState {
         let group = &self.groups[&group];
         match group.state {
@@ -97,7 +97,7 @@ impl Reference {
             state: self.rollout_state(rollout),
             group_reason: group.reason.clone(),
             batches: carried.map(|(number, _)| *number).collect(),
-            // A batch that came back has a step, too, which orders those that go out again.
+            // A returned batch keeps its step, which determines its order of delivery.
             step: batch.filter(|batch| batch.acked_at.is_some()).and_then(|batch| batch.step),
             advantage: rollout.advantage.map(millionths),
             policy_version: rollout.version,

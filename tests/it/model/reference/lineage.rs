@@ -5,7 +5,7 @@ use forebay_client::wire::{BatchState, GroupState};
 use super::{Outcome, Reference};
 use crate::model::view::{Answer, BatchNumber, PolicyNumber, Refused};
 
-/// Reason of what no lineage can learn from any more.
+/// Reason of a batch that no lineage can be trained on any more.
 const LINEAGE_GAP: &str = "lineage-gap";
 
 impl Reference {
@@ -27,7 +27,8 @@ impl Reference {
             (policy.version, policy.version_step, policy.version_uri) = (version, step, uri);
             return Ok(Answer::Published { new: true });
         }
-        // Silent: whether a repeat that names no step is identical. Here it is: what is absent is not compared.
+        // Not specified: whether a repeat without a step is identical. Here it is, because absent fields are not
+        // compared.
         let same_step = step.is_none() || step == policy.version_step;
         if version == policy.version && uri == policy.version_uri && same_step {
             Ok(Answer::Published { new: false })
@@ -36,7 +37,7 @@ impl Reference {
         }
     }
 
-    /// What was acked at or before the step is settled.
+    /// Settles what was acked at or before the step.
     pub(super) fn checkpoint(&mut self, policy: PolicyNumber, step: i64, force: bool, epoch: Option<i64>) -> Outcome {
         self.check_epoch(policy, epoch)?;
         self.check_known(policy, Some(step), force)?;
@@ -46,10 +47,11 @@ impl Reference {
         Ok(Answer::Settled { last, batches })
     }
 
-    /// Above the last acked step of a policy that has acked, only who insists is right about a step.
+    /// If the policy has acked, a step above the last acked one needs `force`.
     ///
-    /// Silent: what the last acked step is after a forced checkpoint above it, and after a resume from nothing. Here the
-    /// forced step counts, so that its trainer can resume from it, and after a resume from nothing every step is above.
+    /// Not specified: the last acked step after a forced checkpoint above it, and after a resume without a step. Here
+    /// the forced step counts, so that its trainer can resume from it, and after a resume without a step every step is
+    /// above.
     fn check_known(&self, policy: PolicyNumber, step: Option<i64>, force: bool) -> Result<(), Refused> {
         let policy = &self.policies[policy];
         let last = policy.acked_step.max(policy.checkpoint_step);
@@ -61,7 +63,7 @@ impl Reference {
         self.check_known(policy, step, false).is_err()
     }
 
-    /// Whether a forced resume of the run has given something up.
+    /// Whether a forced resume of the run has given up a batch.
     pub(crate) fn gave_up(&self, policy: PolicyNumber) -> bool {
         let mut discarded = self.in_state(policy, BatchState::Discarded);
         discarded.any(|number| self.batches[&number].reason.as_deref() == Some(LINEAGE_GAP))
@@ -73,18 +75,18 @@ impl Reference {
         for &number in &acked {
             self.batch_mut(number).state = BatchState::Checkpointed;
             self.schedule_purge(number, Some(self.now + rules.settled_s));
-            // Where the payloads went before, the tombstone had waited for this.
+            // If the payloads were purged earlier, the tombstone was kept for this.
             self.let_tombstones_go(number, self.now + rules.tombstone_s);
         }
         acked.len() as u64
     }
 
-    /// Batches of the run in a state, whose step is one of these.
+    /// Batches of the run in a state with one of these steps.
     fn acked_in(&self, policy: PolicyNumber, state: BatchState, of: impl Fn(i64) -> bool) -> Vec<BatchNumber> {
         self.in_state(policy, state).filter(|number| self.batches[number].step.is_some_and(&of)).collect()
     }
 
-    /// A trainer starts from its checkpoint of a step, or from nothing.
+    /// A trainer starts from its checkpoint of a step, or without a checkpoint.
     pub(super) fn resume(
         &mut self,
         policy: PolicyNumber,
@@ -113,7 +115,8 @@ impl Reference {
         if !gone.is_empty() && !force {
             return Err(Refused::LineageGap);
         }
-        // A lease is lost at its end, swept or not: what expired before has failed, and is not revoked.
+        // A lease is lost when it expires, even before the sweep: a lease that expired earlier has failed and is not
+        // revoked.
         self.expire_leases(policy);
         if let Some(step) = step {
             self.settle(policy, step);
@@ -138,10 +141,10 @@ impl Reference {
         Ok(Answer::Resumed { epoch: policy.epoch, version, returned, quarantined, undeliverable })
     }
 
-    /// What a lineage trained that is given up now, and that cannot be delivered to another.
+    /// Discards what the abandoned lineage trained and what cannot be delivered again.
     ///
-    /// Silent: what becomes of it. Here it is discarded, so that no resume asks for it again and no checkpoint settles
-    /// it; what was settled stays so.
+    /// Not specified: what happens to such a batch. Here it is discarded, so that no resume asks for it again and no
+    /// checkpoint settles it. Settled batches stay settled.
     fn abandon(&mut self, number: BatchNumber) {
         if self.batches[&number].state != BatchState::Trained {
             return;
@@ -158,9 +161,9 @@ impl Reference {
         (batch.state, batch.reason, batch.lease_over) = (BatchState::Discarded, Some(LINEAGE_GAP.to_owned()), true);
     }
 
-    /// Back to the newest version published with a step at or before this one; later ones are forgotten.
+    /// Returns to the newest version published with a step at or before this one; later versions are forgotten.
     ///
-    /// Silent: a version published before any ack has no step. Here it belongs to every lineage of the run.
+    /// Not specified: a version published before any ack has no step. Here it belongs to every lineage of the run.
     fn rewind(&mut self, policy: PolicyNumber, step: Option<i64>) -> i64 {
         let policy = &mut self.policies[policy];
         policy.versions.retain(|_, (published, _)| match (*published, step) {
@@ -174,14 +177,14 @@ impl Reference {
         version
     }
 
-    /// A new run: what lives is discarded, steps and versions start over, the epoch goes on counting.
+    /// Starts a new run: live data is discarded, steps and versions start again, and the epoch continues to count.
     pub(super) fn reset(&mut self, number: PolicyNumber, epoch: Option<i64>) -> Outcome {
         self.check_epoch(number, epoch)?;
         let (run, dropped_s) = (self.policies[number].run, self.policies[number].rules.dropped_s);
         let live: Vec<usize> = self.groups.keys().copied().filter(|group| self.lives_in(*group, number, run)).collect();
         for &group in &live {
             self.discard_for(group, "reset", "reset");
-            // Silent: whose retention counts, the group's or the policy's. Here it is the policy's.
+            // Not specified: whether the retention of the group or of the policy applies. Here it is the policy's.
             let purge_at = Some(self.now + dropped_s);
             self.group_mut(group).purge_at = purge_at;
         }
@@ -193,7 +196,7 @@ impl Reference {
                 (batch.lease_over, batch.expires_at) = (true, None);
             }
         }
-        // No resume can ask for what the old run trained any more.
+        // No resume can ask for batches of the old run any more.
         let tombstone_s = self.policies[number].rules.tombstone_s;
         let trained: Vec<BatchNumber> = self.in_state(number, BatchState::Trained).collect();
         for batch in trained {
@@ -209,7 +212,7 @@ impl Reference {
         Ok(Answer::Reset { run: policy.run, epoch: policy.epoch, discarded: live.len() as u64 })
     }
 
-    /// Whether a group is not yet trained and may still be.
+    /// Whether a group is not yet trained and can still be trained.
     pub(crate) fn lives_in(&self, group: usize, policy: PolicyNumber, run: i64) -> bool {
         let group = &self.groups[&group];
         let lives = match group.state {

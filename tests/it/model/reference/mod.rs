@@ -1,11 +1,12 @@
-//! The reference: what the buffer promises, written down as plainly as possible.
+//! The reference: the behaviour of the buffer, written as simply as possible.
 //!
-//! Separate from the buffer in every respect, because it is the oracle that the buffer is compared with: no SQL, no
-//! async, nothing shared but the names of states on the wire, and no cleverness. It is written from the contract
-//! (README, sections 3 to 5; semantics, sections 1 to 4). Where the contract leaves a choice, a comment that starts with
-//! "Silent:" says what was chosen.
+//! The reference is the oracle that the buffer is compared with, so it is separate in every respect: no SQL, no async,
+//! no shared code except the names of states on the wire, and no optimisation. It follows the contract: `docs/api.md`,
+//! and `docs/semantics.md` up to staleness. Where the contract leaves a choice, a comment that starts with "Not
+//! specified:" says what was chosen.
 //!
-//! One file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`]; what it shows is [`ledger`].
+//! There is one file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`]; [`ledger`] returns what can be
+//! observed.
 
 mod batches;
 mod ingest;
@@ -20,7 +21,7 @@ use forebay_client::wire::{BatchState, GroupState, LossWeighting, Verdict};
 pub(crate) use self::batches::LOSS_CONSTANT;
 use super::view::{Answer, BatchNumber, Body, Call, GroupName, LeaseNumber, PolicyNumber, Refused, Rules};
 
-/// A refusal leaves no trace, so whatever changes something before it is certain works on a copy.
+/// A refusal must change nothing, so a call that changes something before it is certain to succeed works on a copy.
 type Outcome = Result<Answer, Refused>;
 
 /// The whole buffer.
@@ -35,7 +36,7 @@ pub(crate) struct Reference {
     pub(crate) groups: BTreeMap<usize, Group>,
     /// In the order in which they were cut.
     pub(crate) batches: BTreeMap<BatchNumber, Batch>,
-    /// Numbers are never given twice, although what they stood for may be forgotten.
+    /// Numbers are never used twice, even after their objects are forgotten.
     arrivals: usize,
     openings: usize,
     readies: usize,
@@ -51,15 +52,15 @@ pub(crate) struct Policy {
     pub(crate) version: i64,
     pub(crate) version_step: Option<i64>,
     pub(crate) version_uri: Option<usize>,
-    /// Versions that the lineage remembers, with their steps and places.
+    /// Versions that the lineage remembers, with their steps and URIs.
     versions: BTreeMap<i64, (Option<i64>, Option<usize>)>,
     pub(crate) acked_step: Option<i64>,
-    /// The run has acked at all.
+    /// Whether the run has ever acked.
     has_acked: bool,
     pub(crate) checkpoint_step: Option<i64>,
     received: i64,
     forgotten: i64,
-    /// Rollouts and groups that each rule took out, ever.
+    /// Number of rollouts and groups that each rule has dropped.
     dropped: BTreeMap<String, i64>,
 }
 
@@ -75,7 +76,7 @@ pub(crate) struct Rollout {
     reason: Option<String>,
     version: i64,
     version_assumed: bool,
-    /// Oldest and newest version of a trained token of the mask as delivered.
+    /// Oldest and newest version of a trained token of the delivered mask.
     trained_versions: Option<(i64, i64)>,
     advantage: Option<f64>,
     received_at: i64,
@@ -86,7 +87,7 @@ pub(crate) struct Group {
     pub(crate) policy: PolicyNumber,
     pub(crate) run: i64,
     pub(crate) name: GroupName,
-    /// Those of the policy when it was opened.
+    /// The rules of the policy when the group was opened.
     rules: Rules,
     pub(crate) size: u32,
     pub(crate) state: GroupState,
@@ -94,13 +95,13 @@ pub(crate) struct Group {
     opened_at: i64,
     deadline_at: Option<i64>,
     decided_at: Option<i64>,
-    /// Its place in the line of ready groups, kept for ever.
+    /// Its position in the order of ready groups, which never changes.
     place: usize,
-    /// It was delivered once: its staleness is tested no more.
+    /// Whether it was delivered once; its staleness is then not tested any more.
     pub(crate) delivered: bool,
     failed_deliveries: u32,
     resumes: u32,
-    /// The last batch that it was cut into, unless it returned to its place.
+    /// The last batch that it was cut into, unless it returned to the ready groups.
     pub(crate) batch: Option<BatchNumber>,
     purge_at: Option<i64>,
     purged_at: Option<i64>,
@@ -111,13 +112,13 @@ pub(crate) struct Group {
 pub(crate) struct Batch {
     pub(crate) policy: PolicyNumber,
     run: i64,
-    /// As it was cut; groups that are forgotten leave the list.
+    /// The groups as the batch was cut; forgotten groups are removed from the list.
     pub(crate) carried: Vec<usize>,
     pub(crate) state: BatchState,
     reason: Option<String>,
-    /// Every lease that was granted on it, the current one last.
+    /// Every lease of the batch, in order; the last is the current one.
     pub(crate) leases: Vec<LeaseNumber>,
-    /// The last lease was given up, taken away or lost.
+    /// Whether the last lease was given back, revoked or lost.
     lease_over: bool,
     consumer: usize,
     request: Option<usize>,
@@ -125,7 +126,7 @@ pub(crate) struct Batch {
     expires_at: Option<i64>,
     attempt: u32,
     failed_deliveries: u32,
-    /// Leases that a resume ended.
+    /// Number of leases that resumes ended.
     resumes: u32,
     pub(crate) step: Option<i64>,
     acked_at: Option<i64>,
@@ -133,7 +134,7 @@ pub(crate) struct Batch {
     cut: Cut,
 }
 
-/// What is fixed when a batch is cut.
+/// Values that are fixed when a batch is cut.
 #[derive(Clone, Debug)]
 struct Cut {
     groups: usize,
@@ -179,7 +180,7 @@ impl Reference {
         }
     }
 
-    /// Answers a call and changes as the buffer should.
+    /// Answers a call and changes its state as the buffer should.
     pub(crate) fn apply(&mut self, call: &Call) -> Answer {
         let outcome = match call {
             Call::Post(bundle) => self.post(bundle),
@@ -213,7 +214,7 @@ impl Reference {
         outcome.unwrap_or_else(Answer::Refused)
     }
 
-    /// A caller who names an epoch that is not the current one speaks for a lineage that is over.
+    /// Refuses a caller whose epoch is not the current one.
     fn check_epoch(&self, policy: PolicyNumber, epoch: Option<i64>) -> Result<(), Refused> {
         match epoch {
             Some(epoch) if epoch != self.policies[policy].epoch => Err(Refused::Superseded),
@@ -221,14 +222,14 @@ impl Reference {
         }
     }
 
-    /// The group of this name in the current run: ids of different runs never meet.
+    /// The group with this name in the current run; ids of different runs are independent.
     pub(crate) fn group_named(&self, policy: PolicyNumber, name: GroupName) -> Option<usize> {
         let run = self.policies[policy].run;
         let found = |group: &Group| group.policy == policy && group.run == run && group.name == name;
         self.groups.iter().find(|(_, group)| found(group)).map(|(number, _)| *number)
     }
 
-    /// The rollout of this name in the current run.
+    /// The rollout with this name in the current run.
     pub(crate) fn rollout_named(&self, policy: PolicyNumber, name: usize) -> Option<&Rollout> {
         let run = self.policies[policy].run;
         self.rollouts.values().find(|rollout| rollout.policy == policy && rollout.run == run && rollout.name == name)
@@ -263,7 +264,7 @@ impl Reference {
     }
 }
 
-/// Verdicts of the rollouts that a group is made of.
+/// Verdicts of the rollouts that belong to a group.
 const VOTING: [Verdict; 2] = [Verdict::Kept, Verdict::Masked];
 
 impl Body {

@@ -1,4 +1,4 @@
-//! What time alone does: leases end, groups time out, payloads are purged, tombstones forgotten.
+//! The effects of time: leases expire, groups time out, payloads are purged, tombstones are forgotten.
 
 use forebay_client::wire::{BatchState, GroupState};
 
@@ -15,7 +15,7 @@ impl Reference {
         self.forget();
     }
 
-    /// What a sweep would find to do now.
+    /// What a sweep at this time would do.
     pub(crate) fn due(&self) -> Vec<&'static str> {
         let now = self.now;
         let at_hand = |at: Option<i64>| at.is_some_and(|at| at <= now);
@@ -38,7 +38,7 @@ impl Reference {
         due
     }
 
-    /// In the order of their deadlines, then of their opening: the order in which they become ready.
+    /// In the order of their deadlines, then of their opening, which is the order in which they become ready.
     fn decide_overdue(&mut self) {
         let now = self.now;
         let deadline = |(number, group): (&usize, &super::Group)| {
@@ -55,7 +55,7 @@ impl Reference {
         let due: Vec<usize> = self.groups.keys().copied().filter(|number| self.is_purgeable(*number)).collect();
         for number in due {
             let tombstone_s = self.groups[&number].rules.tombstone_s;
-            // The tombstone of what is not settled stays until it is: a resume below it must find the gap.
+            // The tombstone of a batch stays until it is settled, because a resume below it must find the gap.
             let forget_at = (!self.is_unsettled(number)).then_some(self.now + tombstone_s);
             let now = self.now;
             let group = self.group_mut(number);
@@ -87,11 +87,11 @@ impl Reference {
                 batch.carried.retain(|group| *group != number);
             }
         }
-        // A batch goes with the last of its groups.
+        // A batch is removed with the last of its groups.
         self.batches.retain(|_, batch| !batch.carried.is_empty());
     }
 
-    /// Schedules or cancels the purge of what a batch holds.
+    /// Schedules or cancels the purge of a batch's payloads.
     pub(super) fn schedule_purge(&mut self, batch: BatchNumber, at: Option<i64>) {
         for group in self.held_by(batch) {
             let group = self.group_mut(group);
@@ -101,7 +101,7 @@ impl Reference {
         }
     }
 
-    /// The tombstones of purged groups of a batch need to wait for nothing but the time.
+    /// The tombstones of purged groups of this batch now depend only on time.
     pub(super) fn let_tombstones_go(&mut self, batch: BatchNumber, at: i64) {
         for group in self.held_by(batch) {
             let group = self.group_mut(group);

@@ -1,0 +1,95 @@
+//! The columns that a stream may have, their allowed types, and names of types for error messages.
+//!
+//! It is separate because the Rust implementation of Arrow has its own names for types, while users know the names of
+//! Python.
+
+use arrow_schema::{DataType, Fields};
+
+/// The supported columns, with their types as the documentation names them.
+pub(super) const COLUMNS: &[(&str, &str)] = &[
+    ("policy", "utf8"),
+    ("rollout_id", "utf8"),
+    ("group_id", "utf8"),
+    ("group_size", "int32, uint32 or int64"),
+    ("environment", "utf8"),
+    ("policy_version", "int64 or int32"),
+    ("admission_id", "utf8"),
+    ("status", "utf8"),
+    ("reward", "float64"),
+    ("reward_components", "utf8 that holds JSON"),
+    ("temperature", "float32"),
+    ("top_p", "float32"),
+    ("top_k", "int32 or int64"),
+    ("segment", "int32 or int64"),
+    ("kind", "utf8"),
+    ("tokens", "list<int32>"),
+    ("response_length", "int32, uint32 or int64"),
+    ("loss_mask", "list<uint8>"),
+    ("logprobs", "list<float32>"),
+    ("teacher_logprobs", "list<float32>"),
+    ("values", "list<float32>"),
+    ("versions", "list<struct<version: int64, start: int64, length: int64>>"),
+    ("messages", "utf8 that holds JSON"),
+    ("metadata", "utf8 that holds JSON"),
+];
+
+/// Whether a column may have this type.
+pub(super) fn takes(name: &str, found: &DataType) -> bool {
+    let is_list_of = |item: &DataType| matches!(found, DataType::List(field) | DataType::LargeList(field) if field.data_type() == item);
+    match name {
+        "group_size" | "response_length" => matches!(found, DataType::Int32 | DataType::UInt32 | DataType::Int64),
+        "policy_version" | "segment" | "top_k" => matches!(found, DataType::Int32 | DataType::Int64),
+        "reward" => *found == DataType::Float64,
+        "temperature" | "top_p" => *found == DataType::Float32,
+        "tokens" => is_list_of(&DataType::Int32),
+        "loss_mask" => is_list_of(&DataType::UInt8),
+        "logprobs" | "teacher_logprobs" | "values" => is_list_of(&DataType::Float32),
+        "versions" => matches!(found, DataType::List(field) | DataType::LargeList(field) if is_span(field.data_type())),
+        _ => matches!(found, DataType::Utf8 | DataType::LargeUtf8),
+    }
+}
+
+/// The name of a type, in the style of [`COLUMNS`].
+pub(super) fn name_of(found: &DataType) -> String {
+    let name = match found {
+        DataType::Null => "null",
+        DataType::Boolean => "bool",
+        DataType::Int8 => "int8",
+        DataType::Int16 => "int16",
+        DataType::Int32 => "int32",
+        DataType::Int64 => "int64",
+        DataType::UInt8 => "uint8",
+        DataType::UInt16 => "uint16",
+        DataType::UInt32 => "uint32",
+        DataType::UInt64 => "uint64",
+        DataType::Float16 => "float16",
+        DataType::Float32 => "float32",
+        DataType::Float64 => "float64",
+        DataType::Utf8 => "utf8",
+        DataType::LargeUtf8 => "large_utf8",
+        DataType::Utf8View => "utf8_view",
+        DataType::Binary => "binary",
+        DataType::LargeBinary => "large_binary",
+        DataType::BinaryView => "binary_view",
+        DataType::List(item) => return format!("list<{}>", name_of(item.data_type())),
+        DataType::LargeList(item) => return format!("large_list<{}>", name_of(item.data_type())),
+        DataType::FixedSizeList(item, _) => return format!("fixed_size_list<{}>", name_of(item.data_type())),
+        DataType::Struct(fields) => return format!("struct<{}>", names_of(fields)),
+        DataType::Dictionary(_, values) => return format!("dictionary<{}>", name_of(values)),
+        _ => "another type",
+    };
+    name.to_owned()
+}
+
+fn names_of(fields: &Fields) -> String {
+    let names: Vec<String> =
+        fields.iter().map(|field| format!("{}: {}", field.name(), name_of(field.data_type()))).collect();
+    names.join(", ")
+}
+
+fn is_span(found: &DataType) -> bool {
+    let DataType::Struct(fields) = found else { return false };
+    let names = ["version", "start", "length"];
+    fields.len() == names.len()
+        && fields.iter().zip(names).all(|(field, name)| field.name() == name && *field.data_type() == DataType::Int64)
+}

@@ -1,0 +1,226 @@
+//! Waking: requests that wait for a batch or a version are woken when it may be available.
+//!
+//! A waiter registers before it checks, so an event between the check and the wait is not lost. Events at other
+//! replicas arrive through [`replicas`](crate::buffer::replicas). Waiters also poll, by default every 500 ms, because
+//! these notifications can be lost.
+
+use std::{
+    collections::HashMap,
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::buffer::{ids::PolicyName, replicas::Awaited};
+
+/// Random factor of the poll interval, so that waiters do not all poll at once.
+const POLL_JITTER: std::ops::Range<f64> = 0.7..1.3;
+
+/// The waiters of all policies.
+#[derive(Debug)]
+pub(in crate::buffer) struct Wakers {
+    poll_interval: Duration,
+    /// Policies that have a [`Watch`]. Dropping the last watch of a policy removes its entry. Watches are cloned only
+    /// under this lock, so the count of references shows which watch is the last.
+    by_policy: Mutex<HashMap<PolicyName, Arc<Waker>>>,
+    /// Ends all waits when the service stops.
+    closing: Notify,
+    closed: std::sync::atomic::AtomicBool,
+}
+
+/// The waiters of one policy.
+#[derive(Debug, Default)]
+pub(in crate::buffer) struct Waker {
+    batches: Notify,
+    versions: Notify,
+    /// One claim at a time: a second one would only wait for the lock on the policy's row.
+    pub(in crate::buffer) turn: tokio::sync::Mutex<()>,
+}
+
+/// A reference to the waiters of a policy, held while a request checks or waits.
+#[derive(Debug)]
+pub(in crate::buffer) struct Watch<'w> {
+    wakers: &'w Wakers,
+    policy: &'w PolicyName,
+    waker: Arc<Waker>,
+}
+
+impl Deref for Watch<'_> {
+    type Target = Waker;
+
+    fn deref(&self) -> &Waker {
+        &self.waker
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let mut by_policy = self.wakers.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
+        // One reference is this watch's, and one is the map's.
+        if Arc::strong_count(&self.waker) == 2 {
+            by_policy.remove(self.policy);
+        }
+    }
+}
+
+/// A wake-up for a batch. If the request that took it is dropped before it checks, the next waiter is woken instead.
+#[derive(Debug)]
+pub(in crate::buffer) struct PassOn<'w> {
+    wakers: &'w Wakers,
+    policy: &'w PolicyName,
+    kept: bool,
+}
+
+impl PassOn<'_> {
+    /// Keeps the wake-up, because the request that took it has checked.
+    pub(in crate::buffer) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for PassOn<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.wakers.batch(self.policy);
+        }
+    }
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::buffer) enum Woken {
+    /// Something may have happened: check again.
+    Recheck,
+    /// The time is over, or the service stops: check a last time.
+    DeadlinePassed,
+}
+
+impl Wakers {
+    /// Starts without waiters. When nothing wakes waiters, they poll at this interval, on average.
+    pub(in crate::buffer) fn new(poll_interval: Duration) -> Self {
+        Self { poll_interval, by_policy: Mutex::default(), closing: Notify::new(), closed: false.into() }
+    }
+
+    /// The waiters of a policy. Events from now on wake this watch, too.
+    pub(in crate::buffer) fn watch<'w>(&'w self, policy: &'w PolicyName) -> Watch<'w> {
+        let mut by_policy = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner);
+        let waker = Arc::clone(by_policy.entry(policy.clone()).or_default());
+        Watch { wakers: self, policy, waker }
+    }
+
+    fn with_existing(&self, policy: &PolicyName, wake: impl FnOnce(&Waker)) {
+        if let Some(waker) = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).get(policy) {
+            wake(waker);
+        }
+    }
+
+    /// Wakes the waiters for this.
+    pub(in crate::buffer) fn wake(&self, awaited: Awaited, policy: &PolicyName) {
+        match awaited {
+            Awaited::Batch => self.batch(policy),
+            Awaited::Version => self.version(policy),
+        }
+    }
+
+    /// Wakes waiters when anything may have happened: all that wait for a version, and the first of each policy that
+    /// waits for a batch. The first wakes the next.
+    pub(in crate::buffer) fn wake_all(&self) {
+        for waker in self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            waker.batches.notify_one();
+            waker.versions.notify_waiters();
+        }
+    }
+
+    /// A batch may be ready: wakes one waiter.
+    pub(in crate::buffer) fn batch(&self, policy: &PolicyName) {
+        self.with_existing(policy, |waker| waker.batches.notify_one());
+    }
+
+    /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
+    pub(in crate::buffer) fn pass_on<'w>(&'w self, policy: &'w PolicyName) -> PassOn<'w> {
+        PassOn { wakers: self, policy, kept: false }
+    }
+
+    /// The version changed: wakes all waiters for it.
+    fn version(&self, policy: &PolicyName) {
+        self.with_existing(policy, |waker| waker.versions.notify_waiters());
+    }
+
+    /// Ends all waits.
+    pub(in crate::buffer) fn close(&self) {
+        self.closed.store(true, std::sync::atomic::Ordering::Release);
+        self.closing.notify_waiters();
+    }
+
+    /// Waits for a batch.
+    pub(in crate::buffer) async fn wait_for_batch(&self, waker: &Waker, deadline: Instant) -> Woken {
+        self.wait(waker.batches.notified(), deadline).await
+    }
+
+    /// Calls `look` until it answers something or the deadline has passed. A change of the version triggers the next
+    /// call.
+    pub(in crate::buffer) async fn until_version<T, E, F>(
+        &self,
+        waker: &Waker,
+        deadline: Instant,
+        mut look: impl FnMut() -> F,
+    ) -> Result<Option<T>, E>
+    where
+        F: Future<Output = Result<Option<T>, E>>,
+    {
+        loop {
+            let notified = waker.versions.notified();
+            tokio::pin!(notified);
+            // Registered before the check, because `notify_waiters` wakes only waiters that are already registered.
+            notified.as_mut().enable();
+            if let Some(found) = look().await? {
+                return Ok(Some(found));
+            }
+            if self.wait(notified, deadline).await == Woken::DeadlinePassed {
+                return look().await;
+            }
+        }
+    }
+
+    async fn wait(&self, notified: impl Future<Output = ()>, deadline: Instant) -> Woken {
+        let closing = self.closing.notified();
+        tokio::pin!(closing);
+        closing.as_mut().enable();
+        if self.closed.load(std::sync::atomic::Ordering::Acquire) || Instant::now() >= deadline {
+            return Woken::DeadlinePassed;
+        }
+        let poll_at = Instant::now() + self.poll_interval.mul_f64(rand::random_range(POLL_JITTER));
+        tokio::select! {
+            () = notified => Woken::Recheck,
+            () = closing => Woken::DeadlinePassed,
+            () = tokio::time::sleep_until(deadline.min(poll_at)) => {
+                if Instant::now() >= deadline { Woken::DeadlinePassed } else { Woken::Recheck }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_that_nobody_watches_take_no_memory() {
+        let wakers = Wakers::new(Duration::from_secs(1));
+        let policies: Vec<_> = (0..300).map(|index| PolicyName::parse(&format!("p{index}")).expect("a name")).collect();
+        let entries = || wakers.by_policy.lock().expect("nobody panicked").len();
+        for policy in &policies {
+            let first = wakers.watch(policy);
+            let second = wakers.watch(policy);
+            assert!(Arc::ptr_eq(&first.waker, &second.waker), "all wait in one line");
+            drop(first);
+            wakers.batch(policy);
+            wakers.version(policy);
+            assert_eq!(entries(), 1, "a watch is left");
+            drop(second);
+            assert_eq!(entries(), 0);
+        }
+    }
+}

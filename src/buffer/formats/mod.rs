@@ -1,0 +1,14 @@
+//! Formats that are stored or hashed. Two versions of the service must agree on all of them.
+
+pub mod canonical;
+
+pub(in crate::buffer) mod codes;
+
+pub(in crate::buffer) mod columns;
+
+pub mod payload;
+
+pub mod seal;
+
+#[cfg(test)]
+mod golden;

@@ -1,0 +1,402 @@
+//! The stored form of a trajectory's bulk: packed columns behind a small header, with a digest.
+//!
+//! Only [`samples`](crate::buffer::samples) reads payloads. The form is: `u32 length of the first part | u32 length of
+//! the second part | header JSON | ids and masks | floats`, little-endian. Ids take as few bytes as they fit, and masks
+//! take one bit per token. The first two parts are compressed where that saves enough: ids of text shrink to half,
+//! while log-probabilities do not compress. The digest covers all bytes, so damage is found before anything is decoded.
+
+use std::{borrow::Cow, cell::RefCell};
+
+use bytes::{Buf, BufMut, Bytes};
+use forebay_client::wire::{Sampling, Segment, Status, VersionSpan};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::buffer::{
+    formats::columns::{bits, from_little_endian, id_bytes, ids, little_endian, put_bits, put_ids},
+    trajectory::Trajectory,
+};
+
+/// Higher levels cost more time than the space they save is worth.
+const ZSTD_LEVEL: i32 = 1;
+
+/// Parts up to this length are not compressed, because that would save too little.
+const PLAIN_BYTES_MAX: usize = 1 << 10;
+
+/// Flag in the length of a part: the part is a zstd frame.
+const COMPRESSED: u32 = 1 << 31;
+
+/// A payload as the store keeps it.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    /// The form of `body`; none when the store named one that is not known.
+    pub codec: Option<Codec>,
+    /// BLAKE3 hash of `body`.
+    pub digest: [u8; 32],
+    /// The bytes in the form that `codec` names.
+    pub body: Bytes,
+    /// The number of bytes that it unpacks to.
+    pub unpacked_bytes: usize,
+}
+
+/// Forms of a payload's body. The numbers are stored in the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// One zstd frame of a header and full-width columns. Replicas of every version read it.
+    Zstd = 1,
+    /// A header and narrow columns.
+    Columns = 2,
+}
+
+impl Codec {
+    /// The form that a number stands for.
+    #[must_use]
+    pub fn from_number(number: i64) -> Option<Self> {
+        [Self::Zstd, Self::Columns].into_iter().find(|codec| *codec as i64 == number)
+    }
+}
+
+/// A payload or row differs from what was stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the stored data is damaged: {0}")]
+pub struct Damaged(pub(in crate::buffer) &'static str);
+
+/// The bulk of a trajectory, as sent.
+#[derive(Debug)]
+pub struct Unpacked {
+    /// Label of the environment.
+    pub environment: Option<String>,
+    /// How the execution ended.
+    pub status: Status,
+    /// How tokens were sampled.
+    pub sampling: Sampling,
+    /// Chat messages.
+    pub messages: Option<Box<RawValue>>,
+    /// Free-form object.
+    pub metadata: Option<Box<RawValue>>,
+    /// Training sequences in order.
+    pub segments: Vec<Segment>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    environment: Option<String>,
+    status: Status,
+    sampling: Sampling,
+    reward_components: std::collections::BTreeMap<String, f64>,
+    messages: Option<Box<RawValue>>,
+    metadata: Option<Box<RawValue>>,
+    segments: Vec<SegmentHeader>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SegmentHeader {
+    kind: Option<String>,
+    tokens: usize,
+    response: usize,
+    logprobs: bool,
+    teacher_logprobs: bool,
+    values: bool,
+    versions: Option<Vec<VersionSpan>>,
+    /// The number of bytes of each token id.
+    #[serde(default = "full_width")]
+    id_bytes: u8,
+}
+
+fn full_width() -> u8 {
+    4
+}
+
+impl Payload {
+    /// Packs a trajectory. This takes milliseconds for long ones, so async workers must not call it.
+    #[must_use]
+    pub fn pack(trajectory: &Trajectory, codec: Codec) -> Self {
+        match codec {
+            Codec::Zstd => Self::wide(trajectory),
+            Codec::Columns => Self::narrow(trajectory),
+        }
+    }
+
+    fn wide(trajectory: &Trajectory) -> Self {
+        let header = serde_json::to_vec(&header(trajectory)).expect("a header is text, numbers and checked JSON");
+        let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
+        // 9 bytes per token is exact for a trajectory with logprobs that is all response.
+        let mut packed = Vec::with_capacity(4 + header.len() + 9 * tokens);
+        packed.put_u32_le(header.len() as u32);
+        packed.put_slice(&header);
+        for segment in &trajectory.segments {
+            packed.put_slice(&little_endian(&segment.tokens));
+            packed.put_slice(&segment.loss_mask);
+            floats(segment).for_each(|column| packed.put_slice(&little_endian(column)));
+        }
+        let body = zstd::bulk::compress(&packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");
+        Self { unpacked_bytes: packed.len(), ..Self::claimed(Codec::Zstd, body) }
+    }
+
+    fn narrow(trajectory: &Trajectory) -> Self {
+        let described = header(trajectory);
+        let header = serde_json::to_vec(&described).expect("a header is text, numbers and checked JSON");
+        let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
+        let mut narrow = Vec::with_capacity(4 * tokens);
+        for (segment, described) in trajectory.segments.iter().zip(&described.segments) {
+            put_ids(&mut narrow, &segment.tokens, described.id_bytes);
+            put_bits(&mut narrow, &segment.loss_mask);
+        }
+        let floats = || trajectory.segments.iter().flat_map(floats);
+        let float_bytes = 4 * floats().map(Vec::len).sum::<usize>();
+        let masks: usize = trajectory.segments.iter().map(|segment| segment.loss_mask.len()).sum();
+        let unpacked_bytes = header.len() + 4 * tokens + masks + float_bytes;
+        let (header_length, header) = part(&header);
+        let (narrow_length, narrow) = part(&narrow);
+        let mut body = Vec::with_capacity(8 + header.len() + narrow.len() + float_bytes);
+        body.put_u32_le(header_length);
+        body.put_u32_le(narrow_length);
+        body.put_slice(&header);
+        body.put_slice(&narrow);
+        floats().for_each(|column| body.put_slice(&little_endian(column)));
+        Self { unpacked_bytes, ..Self::claimed(Codec::Columns, body) }
+    }
+
+    /// A body with its digest, without checks. Tests use it to make data that was damaged before its digest was
+    /// computed.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn claimed(codec: Codec, body: Vec<u8>) -> Self {
+        Self {
+            codec: Some(codec),
+            digest: *blake3::hash(&body).as_bytes(),
+            unpacked_bytes: body.len(),
+            body: body.into(),
+        }
+    }
+
+    /// Checks the digest, and unpacks.
+    pub fn unpack(&self) -> Result<Unpacked, Damaged> {
+        if blake3::hash(&self.body) != blake3::Hash::from_bytes(self.digest) {
+            return Err(Damaged("its digest differs"));
+        }
+        match self.codec {
+            None => Err(Damaged("its form is unknown")),
+            Some(Codec::Zstd) => {
+                let packed = decompress(&self.body)?;
+                let mut rest = packed.as_slice();
+                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
+                let header = take(&mut rest, header_length)?;
+                unpack(header, &mut Wide { rest })
+            }
+            Some(Codec::Columns) => {
+                let mut rest = &self.body[..];
+                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                let header = take_part(&mut rest, header_length)?;
+                let narrow = take_part(&mut rest, narrow_length)?;
+                unpack(&header, &mut Narrow { narrow: &narrow, floats: rest })
+            }
+        }
+    }
+}
+
+/// The columns of floats that the segment has, in the order in which they are written.
+fn floats(segment: &Segment) -> impl Iterator<Item = &Vec<f32>> {
+    [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
+}
+
+/// A part as it is stored, and its length with the flag that says whether it is compressed.
+fn part(plain: &[u8]) -> (u32, Cow<'_, [u8]>) {
+    thread_local! {
+        static COMPRESSOR: RefCell<zstd::bulk::Compressor<'static>> = RefCell::new(
+            zstd::bulk::Compressor::new(ZSTD_LEVEL).expect("zstd has this level")
+        );
+    }
+    if plain.len() > PLAIN_BYTES_MAX {
+        let compressed = COMPRESSOR.with_borrow_mut(|compressor| compressor.compress(plain));
+        let compressed = compressed.expect("compressing memory into memory cannot fail");
+        // Decompressing costs time, too, so a small saving is not worth it.
+        if compressed.len() < plain.len() / 8 * 7 {
+            return (compressed.len() as u32 | COMPRESSED, Cow::Owned(compressed));
+        }
+    }
+    (plain.len() as u32, Cow::Borrowed(plain))
+}
+
+fn take_part<'a>(rest: &mut &'a [u8], length: u32) -> Result<Cow<'a, [u8]>, Damaged> {
+    let stored = take(rest, (length & !COMPRESSED) as usize)?;
+    if length & COMPRESSED == 0 { Ok(Cow::Borrowed(stored)) } else { decompress(stored).map(Cow::Owned) }
+}
+
+const TOO_SHORT: Damaged = Damaged("it is too short");
+
+fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
+    const DAMAGED: Damaged = Damaged("it does not decompress");
+    thread_local! {
+        static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> =
+            RefCell::new(zstd::bulk::Decompressor::new().expect("a decompressor takes only memory"));
+    }
+    // zstd records the content size in a frame that was compressed from memory.
+    let length = zstd::zstd_safe::get_frame_content_size(bytes).ok().flatten().ok_or(DAMAGED)?;
+    let mut plain = Vec::new();
+    plain.try_reserve_exact(usize::try_from(length).map_err(|_| DAMAGED)?).map_err(|_| DAMAGED)?;
+    DECOMPRESSOR
+        .with_borrow_mut(|decompressor| decompressor.decompress_to_buffer(bytes, &mut plain))
+        .map_err(|_| DAMAGED)?;
+    Ok(plain)
+}
+
+/// Readers of columns, which come segment after segment in the order in which they were written.
+trait Columns {
+    fn ids(&mut self, count: usize, width: u8) -> Result<Vec<i32>, Damaged>;
+    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged>;
+    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged>;
+}
+
+/// Columns as version 0.1 wrote them: in one sequence, at full width.
+struct Wide<'a> {
+    rest: &'a [u8],
+}
+
+impl Columns for Wide<'_> {
+    fn ids(&mut self, count: usize, _width: u8) -> Result<Vec<i32>, Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(from_little_endian)
+    }
+
+    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged> {
+        take(&mut self.rest, count).map(<[u8]>::to_vec)
+    }
+
+    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(from_little_endian)
+    }
+}
+
+/// Columns as they are written now.
+struct Narrow<'a> {
+    narrow: &'a [u8],
+    floats: &'a [u8],
+}
+
+impl Columns for Narrow<'_> {
+    fn ids(&mut self, count: usize, width: u8) -> Result<Vec<i32>, Damaged> {
+        take(&mut self.narrow, count.saturating_mul(width.into())).map(|bytes| ids(bytes, width))
+    }
+
+    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged> {
+        take(&mut self.narrow, count.div_ceil(8)).map(|bytes| bits(bytes, count))
+    }
+
+    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged> {
+        take(&mut self.floats, count.saturating_mul(4)).map(from_little_endian)
+    }
+}
+
+fn unpack(header: &[u8], columns: &mut impl Columns) -> Result<Unpacked, Damaged> {
+    let header: Header = serde_json::from_slice(header).map_err(|_| Damaged("its header is malformed"))?;
+    let segments = header.segments.into_iter().map(|segment| unpack_segment(columns, segment));
+    Ok(Unpacked {
+        segments: segments.collect::<Result<_, _>>()?,
+        environment: header.environment,
+        status: header.status,
+        sampling: header.sampling,
+        messages: header.messages,
+        metadata: header.metadata,
+    })
+}
+
+fn header(trajectory: &Trajectory) -> Header {
+    let segments = trajectory.segments.iter().map(|segment| SegmentHeader {
+        kind: segment.kind.clone(),
+        tokens: segment.tokens.len(),
+        response: segment.loss_mask.len(),
+        logprobs: segment.logprobs.is_some(),
+        teacher_logprobs: segment.teacher_logprobs.is_some(),
+        values: segment.values.is_some(),
+        versions: segment.versions.clone(),
+        id_bytes: id_bytes(&segment.tokens),
+    });
+    Header {
+        environment: trajectory.facts.environment.clone(),
+        status: trajectory.facts.status,
+        sampling: trajectory.sampling,
+        reward_components: trajectory.facts.reward_components.clone(),
+        messages: trajectory.messages.clone(),
+        metadata: trajectory.facts.metadata.clone(),
+        segments: segments.collect(),
+    }
+}
+
+fn unpack_segment(columns: &mut impl Columns, header: SegmentHeader) -> Result<Segment, Damaged> {
+    let tokens = columns.ids(header.tokens, header.id_bytes)?;
+    let loss_mask = columns.mask(header.response)?;
+    let mut floats = |present: bool| present.then(|| columns.floats(header.response)).transpose();
+    Ok(Segment {
+        logprobs: floats(header.logprobs)?,
+        teacher_logprobs: floats(header.teacher_logprobs)?,
+        values: floats(header.values)?,
+        tokens,
+        loss_mask,
+        kind: header.kind,
+        versions: header.versions,
+        response_length: None,
+    })
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Damaged> {
+    let (head, tail) = rest.split_at_checked(length).ok_or(TOO_SHORT)?;
+    *rest = tail;
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_client::wire;
+
+    use super::*;
+    use crate::buffer::trajectory::TrajectoryLimits;
+
+    const LIMITS: TrajectoryLimits =
+        TrajectoryLimits { tokens_max: 100_000, segments_max: 8, metadata_bytes_max: 100_000 };
+
+    /// Two segments with ids of the given number of bits, and metadata that is long enough to be compressed.
+    fn trajectory(bits: u32) -> Trajectory {
+        let id = |index: i32| (index % 500) << (bits - 9);
+        let segment = |response: usize| Segment {
+            tokens: (0..=response as i32).map(id).collect(),
+            loss_mask: (0..response).map(|index| u8::from(index % 3 > 0)).collect(),
+            logprobs: Some((0..response).map(|index| -(index as f32).sqrt()).collect()),
+            ..Segment::default()
+        };
+        let metadata = serde_json::value::to_raw_value(&serde_json::json!({"note": "again ".repeat(1_000)}));
+        let sent = wire::Trajectory {
+            segments: vec![segment(5_001), segment(3)],
+            metadata: Some(metadata.expect("it is JSON")),
+            ..wire::Trajectory::default()
+        };
+        Trajectory::parse(sent, &LIMITS).expect("it is valid")
+    }
+
+    #[test]
+    fn every_form_comes_back_as_it_was_sent() {
+        for bits in [16, 17, 24, 25, 31] {
+            let trajectory = trajectory(bits);
+            for codec in [Codec::Zstd, Codec::Columns] {
+                let unpacked = Payload::pack(&trajectory, codec).unpack().expect("it is not damaged");
+                assert_eq!(unpacked.segments, trajectory.segments, "{bits} {codec:?}");
+                let metadata = unpacked.metadata.expect("metadata was sent");
+                assert_eq!(Some(metadata.get()), trajectory.facts.metadata.as_deref().map(RawValue::get));
+            }
+        }
+    }
+
+    #[test]
+    fn what_repeats_is_compressed_and_floats_are_not() {
+        let payload = Payload::pack(&trajectory(17), Codec::Columns);
+        let floats = 4 * 5_004;
+        assert!(payload.body.len() > floats, "floats are not compressed");
+        assert!(payload.body.len() < floats + 5_006, "less than a byte per id");
+    }
+
+    #[test]
+    fn a_form_that_is_not_known_is_damage() {
+        let payload = Payload { codec: Codec::from_number(3), ..Payload::pack(&trajectory(17), Codec::Columns) };
+        assert_eq!(payload.unpack().err(), Some(Damaged("its form is unknown")));
+    }
+}

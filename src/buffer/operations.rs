@@ -1,0 +1,312 @@
+//! Everything that the service can do with a buffer, in the order of the stages. Each operation calls the function of
+//! the same name in the file of its stage, in a span of the same name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use forebay_client::wire;
+use serde_json::Value;
+use tracing::instrument;
+
+use super::{
+    Buffer,
+    admission::{self, Admitted},
+    coordination::service_time,
+    ids::{BatchId, CallerId, Epoch, GroupId, PolicyName, RolloutId, Step, Version},
+    ingest::{self, NewRollout},
+    lease::{self, Holder, LeaseRequest, Leased},
+    ledger, lineage,
+    policies::{self, PolicyOverview},
+    port::{
+        Batch, BatchFilter, BundleOutcome, Checkpointed, Group, GroupFilter, Ingested, Page, Publish, ResetDone,
+        Resumed, RulesWritten, StoreError, Story, StoryFilter,
+    },
+    refusal::{BufferError, Refusal},
+    replicas,
+    rules::{Rules, unused},
+    samples::{self, SampleReader, ShardTotals},
+    shard::Shard,
+    sweep,
+    tally::Tallies,
+};
+
+impl Buffer {
+    /// Reserves room for rollouts that are about to start. The reservation lasts as long as their group may take.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn admit(&self, policy: PolicyName, rollouts: u32) -> Result<Admitted, BufferError> {
+        admission::admit(self, policy, rollouts).await
+    }
+
+    /// Validates and packs trajectories that were posted together. The pointers of violations start with the index in
+    /// the bundle.
+    ///
+    /// This takes milliseconds for long trajectories, so async workers must not call it.
+    pub fn prepare(&self, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
+        ingest::prepare(self, bundle)
+    }
+
+    /// Stores a bundle, all or nothing. When it returns, every group that the bundle completes is decided.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn ingest(&self, bundle: Vec<NewRollout>) -> Result<Vec<Ingested>, BufferError> {
+        ingest::ingest(self, bundle).await
+    }
+
+    /// Stores bundles that do not depend on each other, in order, with as few commits as possible.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn ingest_all(&self, bundles: Vec<Vec<NewRollout>>) -> Result<Vec<BundleOutcome>, BufferError> {
+        ingest::ingest_all(self, bundles).await
+    }
+
+    /// The next batch, or none when no batch became ready in time.
+    ///
+    /// If the caller drops the future while it waits, no batch was claimed. `is_still_permitted` is called before every
+    /// claim, because a permission can end during the wait.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %request.policy))]
+    pub async fn lease(
+        &self,
+        request: LeaseRequest,
+        is_still_permitted: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Option<Leased>, BufferError> {
+        lease::lease(self, request, is_still_permitted).await
+    }
+
+    /// Heartbeat: the lease now expires `ttl_s` from now.
+    #[instrument(level = "debug", skip_all, fields(batch.id = %holder.batch_id))]
+    pub async fn extend(&self, holder: Holder, ttl_s: u64) -> Result<Batch, BufferError> {
+        lease::extend(self, holder, ttl_s).await
+    }
+
+    /// Records that an optimizer step consumed the batch.
+    #[instrument(level = "debug", skip_all, fields(batch.id = %holder.batch_id))]
+    pub async fn ack(&self, holder: Holder, step: Step) -> Result<Batch, BufferError> {
+        lease::ack(self, holder, step).await
+    }
+
+    /// Gives the batch back; the named groups are quarantined.
+    #[instrument(level = "debug", skip_all, fields(batch.id = %holder.batch_id))]
+    pub async fn nack(
+        &self,
+        holder: Holder,
+        reason: Option<String>,
+        groups: Vec<GroupId>,
+    ) -> Result<Batch, BufferError> {
+        lease::nack(self, holder, reason, groups).await
+    }
+
+    /// Makes a quarantined batch, or the quarantined groups of a split batch, available again with a fresh count.
+    #[instrument(level = "debug", skip_all, fields(batch.id = %batch_id))]
+    pub async fn readmit(&self, batch_id: BatchId) -> Result<Batch, BufferError> {
+        lease::readmit(self, batch_id).await
+    }
+
+    /// One batch.
+    #[instrument(level = "debug", skip_all, fields(batch.id = %batch_id))]
+    pub async fn batch(&self, batch_id: BatchId) -> Result<Batch, BufferError> {
+        lease::batch(self, batch_id).await
+    }
+
+    /// Batches in the order in which they were cut.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn batches(&self, filter: BatchFilter) -> Result<Page<Batch>, BufferError> {
+        lease::batches(self, filter).await
+    }
+
+    /// Opens a shard of a batch for reading; needs no lease.
+    #[instrument(level = "debug", skip_all, fields(batch.id = %batch_id))]
+    pub async fn samples(&self, batch_id: BatchId, shard: Shard) -> Result<SampleReader, BufferError> {
+        samples::samples(self, batch_id, shard).await
+    }
+
+    /// The totals of each of the `count` shards of a batch.
+    #[instrument(level = "debug", skip_all, fields(batch.id = %batch.batch_id))]
+    pub async fn shards(&self, batch: &Batch, count: u32) -> Result<Vec<ShardTotals>, BufferError> {
+        samples::shards(self, batch, count).await
+    }
+
+    /// Records that the trainer has saved `step` durably. A step above the last acked one is refused unless forced.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn checkpoint(
+        &self,
+        policy: PolicyName,
+        step: Step,
+        force: bool,
+        epoch: Option<Epoch>,
+    ) -> Result<Checkpointed, BufferError> {
+        lineage::checkpoint(self, policy, step, force, epoch).await
+    }
+
+    /// Restarts a trainer from its checkpoint of `step`, or from nothing.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn resume(
+        &self,
+        policy: PolicyName,
+        step: Option<Step>,
+        force: bool,
+        epoch: Option<Epoch>,
+    ) -> Result<Resumed, BufferError> {
+        lineage::resume(self, policy, step, force, epoch).await
+    }
+
+    /// Starts the policy afresh.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn reset(&self, policy: PolicyName, epoch: Option<Epoch>) -> Result<ResetDone, BufferError> {
+        lineage::reset(self, policy, epoch).await
+    }
+
+    /// Publishes a weight version. True unless it was an identical repeat.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn publish(&self, publish: Publish) -> Result<bool, BufferError> {
+        lineage::publish(self, publish).await
+    }
+
+    /// Sweeps until the future is dropped. Expired leases come back within a second.
+    pub async fn run_sweeper(&self) {
+        sweep::run_sweeper(self).await;
+    }
+
+    /// Sweeps once: expired leases, overdue groups, and payloads and tombstones whose retention is over.
+    pub async fn sweep(&self) -> Result<(), StoreError> {
+        sweep::sweep(self).await
+    }
+
+    /// Adds appended changes to the tallies, if the store appends changes.
+    pub async fn fold_tallies(&self) -> Result<(), StoreError> {
+        sweep::fold_tallies(self).await
+    }
+
+    /// Writes rules. Rules that decide groups apply to groups opened from now on; all other rules apply from the next
+    /// call on.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %name))]
+    pub async fn put_policy(&self, name: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, BufferError> {
+        policies::put_policy(self, name, rules).await
+    }
+
+    /// Changes the rules of a policy by a JSON merge patch. `parse` checks the resulting rules, which may take longer
+    /// than an async worker should be blocked.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %name))]
+    pub async fn patch_policy(
+        &self,
+        name: PolicyName,
+        patch: Value,
+        parse: fn(Value) -> Result<Rules, Refusal>,
+    ) -> Result<(), BufferError> {
+        policies::patch_policy(self, name, patch, parse).await
+    }
+
+    /// One policy.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %name))]
+    pub async fn policy(&self, name: &PolicyName) -> Result<PolicyOverview, BufferError> {
+        policies::policy(self, name).await
+    }
+
+    /// One policy, once its version is above `version`, or below it because a resume or reset lowered it.
+    ///
+    /// None when neither happened in time. A request that waits takes a slot in the share of its caller.
+    /// `is_still_permitted` is called before the answer, because a permission can end during the wait.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %name))]
+    pub async fn policy_above(
+        &self,
+        name: &PolicyName,
+        version: Version,
+        wait: Duration,
+        caller: Option<&CallerId>,
+        is_still_permitted: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Option<PolicyOverview>, BufferError> {
+        policies::policy_above(self, name, version, wait, caller, is_still_permitted).await
+    }
+
+    /// Policies after a name that the caller may see, in order.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn policies(
+        &self,
+        after: String,
+        limit: u32,
+        sees: impl Fn(&PolicyName) -> bool,
+    ) -> Result<Vec<PolicyOverview>, BufferError> {
+        policies::policies(self, after, limit, sees).await
+    }
+
+    /// The history of a rollout, in the current run of its policy.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn story(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<Story, BufferError> {
+        ledger::story(self, policy, rollout_id).await
+    }
+
+    /// Rollouts in the order in which they arrived.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, BufferError> {
+        ledger::stories(self, filter).await
+    }
+
+    /// Groups in the order in which they were opened.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, BufferError> {
+        ledger::groups(self, filter).await
+    }
+
+    /// Decides an open group now, as if it had timed out.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn close_group(&self, policy: PolicyName, group_id: GroupId) -> Result<Group, BufferError> {
+        ledger::close_group(self, policy, group_id).await
+    }
+
+    /// Discards a group that is open, ready or quarantined.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn discard_group(
+        &self,
+        policy: PolicyName,
+        group_id: GroupId,
+        reason: String,
+    ) -> Result<Group, BufferError> {
+        ledger::discard_group(self, policy, group_id, reason).await
+    }
+
+    /// Tallies of every policy.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn stats(&self) -> Result<BTreeMap<PolicyName, Tallies>, BufferError> {
+        ledger::stats(self).await
+    }
+
+    /// Updates the gauges from the tallies before a scrape.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn refresh_gauges(&self) -> Result<(), BufferError> {
+        ledger::refresh_gauges(self).await
+    }
+
+    /// Deletes unused rules until the future is dropped.
+    pub async fn run_rules_cleanup(&self) {
+        unused::run_rules_cleanup(self).await;
+    }
+
+    /// Deletes those rules of `superseded`, found by an earlier check, that no group uses. Returns all rules that no
+    /// policy uses now. Replaced rules never become those of a policy again.
+    pub async fn forget_rules(&self, superseded: &BTreeSet<i64>) -> Result<BTreeSet<i64>, StoreError> {
+        unused::forget_rules(self, superseded).await
+    }
+
+    /// Publishes events of this replica to the other replicas and receives their notifications, until the future is
+    /// dropped.
+    ///
+    /// Returns at once if the database belongs to one process.
+    pub async fn run_replicas(&self) {
+        replicas::run_replicas(self).await;
+    }
+
+    /// Keeps service time correct until the future is dropped.
+    pub async fn run_clock(&self) {
+        service_time::run_clock(self).await;
+    }
+
+    /// Stores the time that was reached, for the next start.
+    pub async fn stop_clock(&self) -> Result<(), StoreError> {
+        service_time::stop_clock(self).await
+    }
+
+    /// Checks the database's clock, and answers replicas that have asked for a check.
+    pub async fn check_clock(&self) -> Result<(), StoreError> {
+        service_time::check_clock(self).await
+    }
+}

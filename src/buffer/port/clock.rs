@@ -1,0 +1,44 @@
+//! Service time in the store: the clock that replicas share.
+
+use async_trait::async_trait;
+
+use super::StoreError;
+use crate::clock::Timestamp;
+
+/// The clock that replicas share.
+#[async_trait]
+pub trait ClockStore: Send + Sync {
+    /// Reads the clock, and the time that the service has reached.
+    async fn read_clock(&self) -> Result<ClockReading, StoreError>;
+    /// Stores the time that the service has reached, if anything else was written since the last mark or if the mark
+    /// answers a question.
+    async fn mark_clock(&self, now: Timestamp, answers: Option<i64>) -> Result<(), StoreError>;
+    /// Replaces the offset of service time at a time that was reached. False if another replica has replaced it before.
+    async fn correct_clock(&self, from_us: i64, to_us: i64, now: Timestamp) -> Result<bool, StoreError>;
+    /// Asks running replicas to check the clock. Returns the number of the question.
+    async fn ask_clock(&self) -> Result<i64, StoreError>;
+}
+
+/// A reading of the clock that replicas share.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClockReading {
+    /// The database's clock; none if the database belongs to one process.
+    pub database: Option<Timestamp>,
+    /// The offset that is added to it.
+    pub offset_us: i64,
+    /// A time that the service has reached; none before the first mark.
+    pub latest: Option<Timestamp>,
+    /// Number of the last question of a starting replica.
+    pub asked: i64,
+    /// Number of the last question that a running replica has answered.
+    pub answered: i64,
+}
+
+impl ClockReading {
+    /// Service time by the database's clock.
+    #[must_use]
+    pub fn time(&self) -> Option<Timestamp> {
+        let database = self.database?;
+        Some(Timestamp::from_micros(database.as_micros().saturating_add(self.offset_us)))
+    }
+}

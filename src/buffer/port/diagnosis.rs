@@ -1,0 +1,44 @@
+//! Diagnosis in the store: whether its rows agree with each other.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use super::{BatchMember, StoreError};
+use crate::buffer::{
+    ids::{GroupPk, PolicyName},
+    tally::{Tallies, Tally},
+};
+
+/// Reads for diagnosis. No request of a client waits for them.
+#[async_trait]
+pub trait DiagnosisStore: Send + Sync {
+    /// Reads every row and compares it with the rows that refer to it.
+    async fn examine(&self) -> Result<Examination, StoreError>;
+    /// Faults that the database finds in its own file.
+    async fn integrity(&self) -> Result<Vec<String>, StoreError>;
+    /// The rollouts with payloads of the first `groups` groups after a group.
+    async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError>;
+}
+
+/// The result of reading every row in one snapshot.
+#[derive(Clone, Debug)]
+pub struct Examination {
+    /// The tallies as they are stored.
+    pub tallies: BTreeMap<PolicyName, Tallies>,
+    /// The same counts, counted from the rows.
+    pub counted: BTreeMap<PolicyName, BTreeMap<Tally, i64>>,
+    /// Rows that contradict others.
+    pub contradictions: Vec<Contradiction>,
+}
+
+/// Rows that contradict others.
+#[derive(Clone, Debug)]
+pub struct Contradiction {
+    /// What is wrong with them.
+    pub what: &'static str,
+    /// How many there are at least.
+    pub at_least: i64,
+    /// The first of them.
+    pub named: Vec<String>,
+}

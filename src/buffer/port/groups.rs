@@ -1,0 +1,97 @@
+//! Stage 3 in the store: groups are decided or discarded outside of ingest.
+
+use async_trait::async_trait;
+
+use super::{Answer, StoreError};
+use crate::{
+    buffer::{
+        finalize::Cause,
+        ids::{BatchId, GroupId, GroupPk, PolicyName, Run},
+        ingest::GroupFill,
+    },
+    clock::Timestamp,
+};
+
+/// The stage of the decision, for groups that no post decides.
+#[async_trait]
+pub trait GroupStore: Send + Sync {
+    /// Decides an open group as if it had timed out.
+    async fn close_group(&self, close: CloseGroup) -> Answer<Group>;
+    /// Discards a group that is open, ready or quarantined.
+    async fn discard_group(&self, discard: DiscardGroup) -> Answer<Group>;
+    /// Sweep: open groups past their deadline, up to `limit`.
+    async fn overdue_groups(&self, now: Timestamp, limit: u32) -> Result<Vec<GroupPk>, StoreError>;
+    /// Sweep: decides an overdue group. None if it was decided in the meantime.
+    async fn decide_overdue(
+        &self,
+        group: GroupPk,
+        cause: Cause,
+        now: Timestamp,
+    ) -> Result<Option<DecidedGroup>, StoreError>;
+    /// Sweep: discards groups that a concurrent post added to a run that `reset` had just ended.
+    async fn discard_stragglers(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
+}
+
+/// A request to decide an open group.
+#[derive(Clone, Debug)]
+pub struct CloseGroup {
+    /// Policy.
+    pub policy: PolicyName,
+    /// The group.
+    pub group_id: GroupId,
+    /// The time of the request.
+    pub now: Timestamp,
+}
+
+/// A request to discard a group.
+#[derive(Clone, Debug)]
+pub struct DiscardGroup {
+    /// Policy.
+    pub policy: PolicyName,
+    /// The group.
+    pub group_id: GroupId,
+    /// The reason that the caller gave.
+    pub reason: String,
+    /// The time of the request.
+    pub now: Timestamp,
+}
+
+/// A group that the sweep decided.
+#[derive(Clone, Debug)]
+pub struct DecidedGroup {
+    /// Its policy.
+    pub policy: PolicyName,
+    /// The group as decided.
+    pub group: Group,
+}
+
+/// A group in the ledger.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The cursor of its entry.
+    pub group_pk: GroupPk,
+    /// The run of the policy that it belongs to.
+    pub run: Run,
+    /// Its id.
+    pub group_id: String,
+    /// Its places and rollouts.
+    pub fill: GroupFill,
+    /// Why it was discarded or quarantined.
+    pub reason: Option<String>,
+    /// Group filters that could not be evaluated.
+    pub failed_filters: Vec<String>,
+    /// Environment of its first rollout.
+    pub environment: Option<String>,
+    /// The number of rollouts that suffice.
+    pub min_size: u32,
+    /// The number of rollouts that arrived after the decision.
+    pub late: u32,
+    /// Its batch.
+    pub batch_id: Option<BatchId>,
+    /// The arrival of its first rollout.
+    pub opened_at: Timestamp,
+    /// The time at which it is decided at the latest.
+    pub deadline_at: Option<Timestamp>,
+    /// The time of its decision.
+    pub decided_at: Option<Timestamp>,
+}

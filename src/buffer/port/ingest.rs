@@ -1,0 +1,75 @@
+//! Stage 2 in the store: bundles of rollouts, each stored whole or not at all.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::StoreError;
+use crate::{
+    buffer::{
+        admission::Gates,
+        ids::{GroupId, PolicyName, RolloutId},
+        ingest::{GroupFill, NewRollout, RolloutDecision},
+        payload::Codec,
+        refusal::Refusal,
+        states::GroupState,
+        warnings::Warning,
+    },
+    clock::Timestamp,
+};
+
+/// The stage of ingest.
+#[async_trait]
+pub trait IngestStore: Send + Sync {
+    /// The form in which the store wants payloads to be packed.
+    fn payload_codec(&self) -> Codec;
+    /// Stores bundles, each all or nothing, and decides the groups that they complete.
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError>;
+}
+
+/// Bundles to ingest in one transaction, each all or nothing on its own.
+#[derive(Clone)]
+pub struct Ingest {
+    /// Rollouts posted together.
+    pub bundles: Arc<Vec<Vec<NewRollout>>>,
+    /// The policies that this process has found full.
+    pub gates: Arc<Gates>,
+    /// The time of their arrival.
+    pub now: Timestamp,
+}
+
+impl Ingest {
+    /// The number of payload bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bundles.iter().flatten().map(|new| new.payload.body.len()).sum()
+    }
+}
+
+/// The outcome of one bundle.
+pub type BundleOutcome = Result<Vec<Ingested>, Refusal>;
+
+/// The outcome of one rollout.
+#[derive(Clone, Debug)]
+pub struct Ingested {
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Its id.
+    pub rollout_id: RolloutId,
+    /// Its group.
+    pub group_id: GroupId,
+    /// The verdict, from this post or from the first post of the rollout.
+    pub decision: RolloutDecision,
+    /// Warnings for its producer.
+    pub warnings: Vec<Warning>,
+    /// Whether it was already stored.
+    pub duplicate: bool,
+    /// The group after the post.
+    pub fill: GroupFill,
+    /// The state of the group, if this post decided it.
+    pub decided: Option<GroupState>,
+    /// The reason, if this post discarded the group.
+    pub discarded: Option<String>,
+    /// Group filters that could not be evaluated in this decision.
+    pub failed_group_filters: Vec<String>,
+}

@@ -1,0 +1,198 @@
+//! Stages 4 and 5 in the store: batches are cut and delivered under leases.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use super::{Answer, Page, StoreError};
+use crate::{
+    buffer::{
+        ids::{
+            BatchId, BatchPk, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, PolicyPk, RequestId, Step, Version,
+        },
+        states::BatchState,
+        weights::BatchWeights,
+    },
+    clock::Timestamp,
+};
+
+/// The stages of the cut and the delivery.
+#[async_trait]
+pub trait LeaseStore: Send + Sync {
+    /// Gives the batch that the request holds already, else one that came back, else a new one.
+    async fn claim(&self, claim: Claim) -> Answer<ClaimAnswer>;
+    /// Heartbeat.
+    async fn extend(&self, extend: Extend) -> Answer<Batch>;
+    /// Records that a step consumed the batch.
+    async fn ack(&self, ack: Ack) -> Answer<Batch>;
+    /// Gives the batch back. The named groups are quarantined and the batch is split.
+    async fn nack(&self, nack: Nack) -> Answer<Batch>;
+    /// Makes a quarantined batch, or the quarantined groups of a split batch, available again with a fresh count.
+    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch>;
+    /// Sweep: takes back expired leases, up to `limit`.
+    async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Vec<ExpiredLeases>, StoreError>;
+    /// One batch.
+    async fn batch(&self, batch_id: BatchId) -> Result<Option<Batch>, StoreError>;
+    /// Batches in the order in which they were cut.
+    async fn batches(&self, filter: BatchFilter) -> Result<Page<Batch>, StoreError>;
+}
+
+/// A request for a batch.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Policy.
+    pub policy: PolicyName,
+    /// The consumer that asks.
+    pub consumer: Option<ConsumerName>,
+    /// Makes the claim repeatable.
+    pub request_id: Option<RequestId>,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// Whether a batch with fewer groups is accepted.
+    pub partial: bool,
+    /// The id of the batch, if a new one is cut.
+    pub batch_id: BatchId,
+    /// The token of the lease, if one is granted.
+    pub lease: LeaseToken,
+    /// The time of the request.
+    pub now: Timestamp,
+}
+
+/// The answer to a claim, and what the claim changed besides.
+#[derive(Clone, Debug)]
+pub struct ClaimAnswer {
+    /// The batch, if there is one.
+    pub claimed: Claimed,
+    /// Leases of the policy that the claim found expired.
+    pub expired: u64,
+    /// Ready groups that the claim found over the staleness bound.
+    pub stale: u64,
+}
+
+/// The result of a claim.
+#[derive(Clone, Debug)]
+pub enum Claimed {
+    /// The same request holds this batch already; its lease is renewed.
+    Held(Box<Batch>),
+    /// A batch that is new or came back.
+    Granted(Box<Batch>),
+    /// There is no batch to give yet.
+    Nothing,
+}
+
+/// Proof that the caller holds a lease.
+#[derive(Clone, Debug)]
+pub struct LeaseProof {
+    /// The batch.
+    pub batch_id: BatchId,
+    /// The token.
+    pub lease: LeaseToken,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// The time of the call.
+    pub now: Timestamp,
+}
+
+/// A request to extend a lease.
+#[derive(Clone, Debug)]
+pub struct Extend {
+    /// The holder of the lease.
+    pub proof: LeaseProof,
+    /// Seconds from now to the new end of the lease.
+    pub ttl_s: u64,
+}
+
+/// A report that a step consumed a batch.
+#[derive(Clone, Debug)]
+pub struct Ack {
+    /// The holder of the lease.
+    pub proof: LeaseProof,
+    /// The step.
+    pub step: Step,
+}
+
+/// A request to give a batch back.
+#[derive(Clone, Debug)]
+pub struct Nack {
+    /// The holder of the lease.
+    pub proof: LeaseProof,
+    /// The reason that the caller gave.
+    pub reason: Option<String>,
+    /// Groups that cannot be trained.
+    pub groups: Vec<GroupId>,
+}
+
+/// Leases of a policy that one sweep found expired.
+#[derive(Clone, Debug)]
+pub struct ExpiredLeases {
+    /// The policy.
+    pub policy: PolicyName,
+    /// The number of leases.
+    pub leases: u64,
+}
+
+/// A batch's row.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Key of the row.
+    pub batch_pk: BatchPk,
+    /// Its id.
+    pub batch_id: BatchId,
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Key of the policy's row.
+    pub policy_pk: PolicyPk,
+    /// Its state.
+    pub state: BatchState,
+    /// Why it was given back or quarantined.
+    pub reason: Option<String>,
+    /// Token of the last lease.
+    pub lease: Option<LeaseToken>,
+    /// Consumer of the last lease.
+    pub consumer: String,
+    /// Epoch of the last lease.
+    pub epoch: Epoch,
+    /// End of the lease.
+    pub expires_at: Option<Timestamp>,
+    /// Number of the last delivery.
+    pub attempt: u32,
+    /// Deliveries that expired or were given back.
+    pub failed_deliveries: u32,
+    /// Leases that a resume ended.
+    pub resumes: u32,
+    /// Step that consumed it.
+    pub step: Option<Step>,
+    /// The number of its groups, which are whole.
+    pub groups: u32,
+    /// The number of kept and masked rollouts.
+    pub rollouts: u32,
+    /// The number of rows of its samples.
+    pub samples: u32,
+    /// The number of prompt and response tokens.
+    pub tokens: u64,
+    /// The normalisation of its loss.
+    pub weights: BatchWeights,
+    /// The policy's version at the cut.
+    pub version_current: Version,
+    /// Oldest and newest version of a trained token.
+    pub trained_versions: Option<(Version, Version)>,
+    /// Numbers for the trainer's log, JSON.
+    pub metrics: BTreeMap<String, f64>,
+    /// The number of payload bytes.
+    pub live_bytes: i64,
+    /// The time when it was cut.
+    pub created_at: Timestamp,
+}
+
+/// Which batches to list.
+#[derive(Clone, Debug, Default)]
+pub struct BatchFilter {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Only batches in this state.
+    pub state: Option<BatchState>,
+    /// Only batches after this cursor.
+    pub after: i64,
+    /// The most entries of a page.
+    pub limit: u32,
+}

@@ -1,0 +1,122 @@
+//! The ledger in the store: the history of rollouts and groups.
+
+use async_trait::async_trait;
+
+use super::{Group, StoreError};
+use crate::{
+    buffer::{
+        ids::{BatchId, GroupId, PolicyName, RolloutId, RolloutPk, Run, Step, Version},
+        ingest::GroupFill,
+        states::{GroupState, RolloutState, Verdict},
+    },
+    clock::Timestamp,
+};
+
+/// Lists of rollouts and groups.
+#[async_trait]
+pub trait LedgerStore: Send + Sync {
+    /// Rollouts in the order in which they arrived.
+    async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, StoreError>;
+    /// Groups in the order in which they were opened.
+    async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError>;
+}
+
+/// A rollout in the ledger.
+#[derive(Clone, Debug)]
+pub struct Story {
+    /// The cursor of its entry.
+    pub rollout_pk: RolloutPk,
+    /// Policy.
+    pub policy: PolicyName,
+    /// Run.
+    pub run: Run,
+    /// Its id.
+    pub rollout_id: String,
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// The reason of its verdict.
+    pub reason: Option<String>,
+    /// Filters that could not be evaluated.
+    pub failed_filters: Vec<String>,
+    /// Its state.
+    pub state: RolloutState,
+    /// Its group's id.
+    pub group_id: String,
+    /// Its group.
+    pub group: GroupFill,
+    /// Its group's reason.
+    pub group_reason: Option<String>,
+    /// The batches that carried it.
+    pub batches: Vec<BatchId>,
+    /// The step that consumed it.
+    pub step: Option<Step>,
+    /// Reward.
+    pub reward: Option<f64>,
+    /// Advantage.
+    pub advantage: Option<f64>,
+    /// Its version.
+    pub policy_version: Version,
+    /// Whether the version was assumed, because the producer sent none.
+    pub version_assumed: bool,
+    /// The number of its segments.
+    pub segments: u32,
+    /// The number of its tokens.
+    pub tokens: u64,
+    /// The time of its arrival.
+    pub received_at: Timestamp,
+    /// The time of the decision of its group.
+    pub decided_at: Option<Timestamp>,
+    /// The time when its batch was cut.
+    pub batched_at: Option<Timestamp>,
+    /// The time when its batch was acked.
+    pub acked_at: Option<Timestamp>,
+    /// The time when its payload was purged.
+    pub purged_at: Option<Timestamp>,
+}
+
+/// Which rollouts to list.
+#[derive(Clone, Debug, Default)]
+pub struct StoryFilter {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Only the rollout with this id.
+    pub rollout_id: Option<RolloutId>,
+    /// Only rollouts of this group.
+    pub group_id: Option<GroupId>,
+    /// Only rollouts with this verdict.
+    pub verdict: Option<Verdict>,
+    /// Only rollouts with this reason.
+    pub reason: Option<String>,
+    /// Only rollouts in this state.
+    pub state: Option<RolloutState>,
+    /// Only rollouts that this step consumed.
+    pub step: Option<Step>,
+    /// Only rollouts after this cursor.
+    pub after: i64,
+    /// The most entries of a page.
+    pub limit: u32,
+}
+
+/// Which groups to list.
+#[derive(Clone, Debug, Default)]
+pub struct GroupFilter {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Only the group with this id.
+    pub group_id: Option<GroupId>,
+    /// Only groups in this state.
+    pub state: Option<GroupState>,
+    /// Only groups after this cursor.
+    pub after: i64,
+    /// The most entries of a page.
+    pub limit: u32,
+}
+
+/// A page of a list.
+#[derive(Clone, Debug)]
+pub struct Page<T> {
+    /// Entries in the order of the list. A page of a filtered list may be empty although more entries follow.
+    pub entries: Vec<T>,
+    /// Cursor of the next page; none on the last page.
+    pub next: Option<i64>,
+}

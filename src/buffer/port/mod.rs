@@ -1,0 +1,83 @@
+//! The port of the buffer: what it needs from a store, as one small trait per stage.
+//!
+//! The domain owns these traits with their requests and answers, so that it does not depend on a database. `store`
+//! implements them and imports the buffer; the buffer never imports `store`. A method is one atomic operation, and its
+//! effect is durable when it returns. No transaction handle crosses a trait. The decisions that an operation makes
+//! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
+//!
+//! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
+//! [`samples`], [`lineage`], [`ledger`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`health`], [`peers`].
+
+pub mod admission;
+pub mod clock;
+pub mod diagnosis;
+pub mod error;
+pub mod groups;
+pub mod health;
+pub mod ingest;
+pub mod leases;
+pub mod ledger;
+pub mod lineage;
+pub mod peers;
+pub mod policies;
+pub mod samples;
+pub mod sweep;
+
+pub use self::{
+    admission::{AdmissionStore, Admit},
+    clock::{ClockReading, ClockStore},
+    diagnosis::{Contradiction, DiagnosisStore, Examination},
+    error::{DatabaseFailure, StoreError},
+    groups::{CloseGroup, DecidedGroup, DiscardGroup, Group, GroupStore},
+    health::{Health, HealthStore},
+    ingest::{BundleOutcome, Ingest, IngestStore, Ingested},
+    leases::{
+        Ack, Batch, BatchFilter, Claim, ClaimAnswer, Claimed, ExpiredLeases, Extend, LeaseProof, LeaseStore, Nack,
+    },
+    ledger::{GroupFilter, LedgerStore, Page, Story, StoryFilter},
+    lineage::{Checkpoint, Checkpointed, LineageStore, Publish, Reset, ResetDone, Resume, Resumed},
+    peers::Peers,
+    policies::{ExistingPolicy, OpenGroup, Policy, PolicyStore, RulesWritten, WaitingFor, WriteRules},
+    samples::{BatchMember, SampleStore, StoredPayload},
+    sweep::{RulesOfGroups, SweepStore},
+};
+use super::refusal::Refusal;
+
+/// An answer, or a refusal of the domain. A refusal changed nothing.
+pub type Answer<T> = Result<Result<T, Refusal>, StoreError>;
+
+/// Everything that the buffer needs from a store.
+pub trait Store:
+    PolicyStore
+    + AdmissionStore
+    + IngestStore
+    + GroupStore
+    + LeaseStore
+    + SampleStore
+    + LineageStore
+    + LedgerStore
+    + SweepStore
+    + ClockStore
+    + DiagnosisStore
+    + HealthStore
+    + 'static
+{
+}
+
+impl<S> Store for S where
+    S: PolicyStore
+        + AdmissionStore
+        + IngestStore
+        + GroupStore
+        + LeaseStore
+        + SampleStore
+        + LineageStore
+        + LedgerStore
+        + SweepStore
+        + ClockStore
+        + DiagnosisStore
+        + HealthStore
+        + 'static
+{
+}

@@ -1,0 +1,119 @@
+//! Policies in the store: their rules, and the contents of their buffers.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use async_trait::async_trait;
+
+use super::{Answer, StoreError};
+use crate::{
+    buffer::{
+        ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
+        ingest::GroupFill,
+        rules::Rules,
+        tally::Tallies,
+    },
+    clock::Timestamp,
+};
+
+/// Policies and their tallies.
+#[async_trait]
+pub trait PolicyStore: Send + Sync {
+    /// Writes the rules of a policy. The policy is created if it does not exist.
+    async fn write_rules(&self, write: WriteRules) -> Answer<RulesWritten>;
+    /// One policy.
+    async fn policy(&self, name: PolicyName) -> Result<Option<Policy>, StoreError>;
+    /// Policies after a name, in order.
+    async fn policies(&self, after: String, limit: u32) -> Result<Vec<Policy>, StoreError>;
+    /// Tallies of every policy, or of one.
+    async fn tallies(&self, policy: Option<PolicyPk>) -> Result<BTreeMap<PolicyName, Tallies>, StoreError>;
+    /// What the next batch of the policy is waiting for.
+    async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError>;
+}
+
+/// A policy's row.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Key of the row.
+    pub policy_pk: PolicyPk,
+    /// Name.
+    pub name: PolicyName,
+    /// Its rules. They decide groups opened from now on, and apply to the next call on any group otherwise.
+    pub rules: Arc<Rules>,
+    /// Key of the row of the rules.
+    pub rules_pk: i64,
+    /// The number of its fresh starts.
+    pub run: Run,
+    /// Lineage of the weights.
+    pub epoch: Epoch,
+    /// Current weight version.
+    pub version: Version,
+    /// Step at which it was published.
+    pub version_step: Option<Step>,
+    /// Where its weights are.
+    pub version_uri: Option<String>,
+    /// Last acked step.
+    pub acked_step: Option<Step>,
+    /// Last settled step.
+    pub checkpoint_step: Option<Step>,
+    /// Whether the run has acks, so that the ledger knows its steps.
+    pub steps_known: bool,
+    /// Whether a restore began the epoch and no trainer has resumed since.
+    pub restored: bool,
+}
+
+/// A request to write the rules of a policy.
+#[derive(Clone, Debug)]
+pub struct WriteRules {
+    /// Policy.
+    pub policy: PolicyName,
+    /// Its rules.
+    pub rules: Arc<Rules>,
+    /// What happens if the policy exists.
+    pub existing: ExistingPolicy,
+    /// The policy is created only if fewer policies than this exist. None for policies of the configuration.
+    pub policies_max: Option<u32>,
+    /// The time of the request.
+    pub now: Timestamp,
+}
+
+/// What writing rules does to a policy that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExistingPolicy {
+    /// It keeps its rules.
+    Keep,
+    /// Its rules are replaced.
+    Replace,
+    /// Its rules are replaced if they are those of this row.
+    ReplaceOnly(i64),
+}
+
+/// The result of writing rules.
+#[derive(Clone, Debug)]
+pub enum RulesWritten {
+    /// The policy is new.
+    Created,
+    /// The policy existed, with these rules.
+    Existed(Arc<Rules>),
+    /// The policy has other rules than the ones to be replaced; nothing changed.
+    Outdated,
+}
+
+/// What the next batch of a policy is waiting for.
+#[derive(Clone, Debug, Default)]
+pub struct WaitingFor {
+    /// The open groups that lack the fewest rollouts.
+    pub fullest: Vec<OpenGroup>,
+    /// Rollouts and groups that each rule dropped or discarded in the last hour.
+    pub dropped: BTreeMap<String, i64>,
+    /// Groups that went stale in the last hour.
+    pub stale: i64,
+}
+
+/// An open group.
+#[derive(Clone, Debug)]
+pub struct OpenGroup {
+    /// Its id.
+    pub group_id: String,
+    /// Its places and rollouts.
+    pub fill: GroupFill,
+}

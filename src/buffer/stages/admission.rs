@@ -1,0 +1,208 @@
+//! Overload: how much work is accepted, before it starts ([`Buffer::admit`]) and when it is posted ([`Gates`]).
+//!
+//! Separate from [`ingest`](crate::buffer::ingest), which decides about rollouts that were accepted.
+
+use std::{collections::BTreeSet, sync::Mutex};
+
+use forebay_client::wire::BacklogRules;
+
+use crate::{
+    buffer::{
+        Buffer,
+        ids::{AdmissionId, PolicyName, Version},
+        port::Admit,
+        refusal::{BufferError, Refusal},
+        rules::Rules,
+    },
+    clock::Timestamp,
+};
+
+/// The most rollouts of one admission.
+pub const ADMISSION_ROLLOUTS_MAX: u32 = 65_536;
+
+/// A policy that was full takes new groups again when a tenth of its backlog is free. Without this margin, every ack
+/// would let one group in and the next group would be refused.
+const FREE_TO_REOPEN: u64 = 10;
+
+/// Work of a policy that is not yet trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Kept and masked rollouts in groups that are open, ready, leased or returned.
+    pub rollouts: u64,
+    /// Payload bytes of those.
+    pub bytes: u64,
+    /// Rollouts that room is reserved for.
+    pub reserved: u64,
+}
+
+impl Backlog {
+    /// Whether the backlog is below its bounds, so that another group may be opened.
+    #[must_use]
+    pub fn is_below(&self, bounds: &BacklogRules) -> bool {
+        self.rollouts < bounds.max_ready_rollouts && self.bytes < bounds.max_bytes
+    }
+}
+
+impl std::ops::Add for Backlog {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            rollouts: self.rollouts + other.rollouts,
+            bytes: self.bytes + other.bytes,
+            reserved: self.reserved + other.reserved,
+        }
+    }
+}
+
+/// Reserved room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// The id that posts name to use the room.
+    pub admission_id: AdmissionId,
+    /// The number of rollouts, from 0 to the number asked for.
+    pub granted: u32,
+    /// The version of rollouts that are posted without one.
+    pub version: Version,
+    /// The time when unused room is given back.
+    pub expires_at: Timestamp,
+}
+
+/// What an admission means for a rollout that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Room was reserved for the rollout while this version was current.
+    Reserved(Version),
+    /// The admission has expired, is used up, or belongs to another policy or run.
+    Lapsed,
+    /// The rollout names no admission.
+    Unnamed,
+}
+
+impl Room {
+    /// The version that the admission gives to the rollout.
+    #[must_use]
+    pub fn version(self) -> Option<Version> {
+        if let Self::Reserved(version) = self { Some(version) } else { None }
+    }
+}
+
+/// The number of rollouts that may still be started. Rollouts started beyond it would be over the staleness bound, or
+/// over the backlog, before a trainer reaches them.
+///
+/// `(staleness.max + 1) * batch.groups * group.size - (open + ready + leased + returned + reserved)`, and at most the
+/// room that is left below `backlog.max_ready_rollouts`.
+#[must_use]
+pub fn capacity(rules: &Rules, backlog: Backlog) -> u64 {
+    let batch = rules.batch_rollouts();
+    let fresh = rules.staleness.max.map_or(u64::MAX, |max| (u64::from(max) + 1).saturating_mul(batch));
+    fresh.min(rules.backlog.max_ready_rollouts).saturating_sub(backlog.rollouts + backlog.reserved)
+}
+
+/// The policies that were full and whose backlogs are not yet far enough below their bounds. This only prevents rapid
+/// changes between accepting and refusing, so every replica has its own, and a restart forgets it.
+#[derive(Debug, Default)]
+pub struct Gates(Mutex<BTreeSet<PolicyName>>);
+
+impl Gates {
+    /// Refuses another group if the policy is full, given its backlog and the part of the bundle that was accepted so
+    /// far.
+    pub fn admit(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog, bundle: Backlog) -> Result<(), Refusal> {
+        if !bundle.is_below(&rules.backlog) {
+            return Err(Refusal::BundleOverBacklog(policy.clone()));
+        }
+        if !self.is_open(policy, rules, backlog) || !(backlog + bundle).is_below(&rules.backlog) {
+            return Err(Refusal::BacklogFull(policy.clone()));
+        }
+        Ok(())
+    }
+
+    /// Whether a policy takes new groups.
+    pub fn is_open(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> bool {
+        let mut closed = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut bounds = rules.backlog.clone();
+        if closed.contains(policy) {
+            // With less than one batch there is nothing to lease, so no ack would ever reopen the policy.
+            let one_batch = rules.batch_rollouts().min(bounds.max_ready_rollouts);
+            bounds.max_ready_rollouts -=
+                (bounds.max_ready_rollouts / FREE_TO_REOPEN).min(bounds.max_ready_rollouts - one_batch);
+            bounds.max_bytes -= bounds.max_bytes / FREE_TO_REOPEN;
+        }
+        let open = backlog.is_below(&bounds);
+        if open {
+            closed.remove(policy);
+        } else {
+            closed.insert(policy.clone());
+        }
+        open
+    }
+}
+
+pub(in crate::buffer) async fn admit(
+    buffer: &Buffer,
+    policy: PolicyName,
+    rollouts: u32,
+) -> Result<Admitted, BufferError> {
+    let admit = Admit { policy: policy.clone(), rollouts, admission_id: AdmissionId::mint(), now: buffer.clock.now() };
+    let admitted = match buffer.store.admit(admit.clone()).await? {
+        Err(Refusal::UnknownPolicy(_)) => {
+            buffer.create(&policy).await?;
+            buffer.store.admit(admit).await??
+        }
+        answer => answer?,
+    };
+    buffer.metrics.admitted(policy.as_str(), admitted.granted, rollouts);
+    Ok(admitted)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_client::wire::PolicyRules;
+
+    use super::*;
+
+    fn rules(staleness: Option<u32>) -> Rules {
+        let mut rules = PolicyRules::default();
+        (rules.group.size, rules.batch.groups, rules.staleness.max) = (8, 16, staleness);
+        rules.backlog.max_ready_rollouts = 1_000;
+        Rules::parse(rules).expect("these rules can work")
+    }
+
+    #[test]
+    fn capacity_is_what_stays_fresh_less_what_is_there() {
+        // (4 + 1) * 16 * 8 = 640.
+        let backlog = Backlog { rollouts: 500, bytes: 0, reserved: 100 };
+        assert_eq!(capacity(&rules(Some(4)), backlog), 40);
+        assert_eq!(capacity(&rules(Some(4)), Backlog { rollouts: 700, ..backlog }), 0);
+        // Without a staleness bound, only the backlog limits how much is started.
+        assert_eq!(capacity(&rules(None), backlog), 400);
+        assert_eq!(capacity(&rules(Some(100)), backlog), 400);
+    }
+
+    #[test]
+    fn a_gate_that_closed_opens_further_down() {
+        let (gates, policy, rules) = (Gates::default(), PolicyName::default(), rules(None));
+        let at = |rollouts| gates.is_open(&policy, &rules, Backlog { rollouts, ..Backlog::default() });
+        assert_eq!([at(999), at(1_000), at(999), at(900), at(899), at(999)], [true, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_gate_is_open_while_there_is_less_than_one_batch() {
+        let mut wire = PolicyRules::default();
+        (wire.group.size, wire.batch.groups, wire.backlog.max_ready_rollouts) = (2, 10, 20);
+        let rules = Rules::parse(wire).expect("these rules can work");
+        let (gates, policy) = (Gates::default(), PolicyName::default());
+        let at = |rollouts| gates.is_open(&policy, &rules, Backlog { rollouts, ..Backlog::default() });
+        assert_eq!([at(20), at(19), at(18)], [false, true, true]);
+    }
+
+    #[test]
+    fn the_smallest_backlog_opens_again() {
+        let mut wire = PolicyRules::default();
+        wire.backlog.max_ready_rollouts = 1;
+        let rules = Rules::parse(wire).expect("these rules can work");
+        let (gates, policy) = (Gates::default(), PolicyName::default());
+        let at = |rollouts| gates.is_open(&policy, &rules, Backlog { rollouts, ..Backlog::default() });
+        assert_eq!([at(0), at(1), at(0)], [true, false, true]);
+    }
+}

@@ -1,0 +1,186 @@
+//! Stage 5, lease: an exclusive claim on a batch that expires and is fenced by a token, and how it ends.
+//!
+//! The stage before is [`batch`](crate::buffer::batch). [`samples`](crate::buffer::samples) reads the contents of a
+//! leased batch.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::buffer::{
+    Buffer,
+    coordination::wakers::Woken,
+    ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
+    policies,
+    port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page},
+    refusal::{BufferError, Refusal},
+    replicas::{self, Awaited},
+    states::BatchState,
+    sweep,
+};
+
+/// Longest wait for a batch or a version.
+pub const WAIT_MS_MAX: u64 = 60_000;
+
+/// A request for a batch.
+#[derive(Clone, Debug)]
+pub struct LeaseRequest {
+    /// Policy.
+    pub policy: PolicyName,
+    /// The consumer that asks.
+    pub consumer: Option<ConsumerName>,
+    /// Makes the request repeatable.
+    pub request_id: Option<RequestId>,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+    /// Whether the request takes a batch with fewer groups when the time is over.
+    pub partial: bool,
+    /// How long to wait.
+    pub wait: Duration,
+    /// The caller in whose share of the slots the request waits.
+    pub caller: Option<CallerId>,
+}
+
+/// The answer to a request for a batch.
+#[derive(Clone, Debug)]
+pub struct Leased {
+    /// The batch, with its lease.
+    pub batch: Batch,
+    /// Whether the request held it already.
+    pub held: bool,
+}
+
+/// The holder of a lease, as the caller names it.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// The batch.
+    pub batch_id: BatchId,
+    /// The token.
+    pub lease: LeaseToken,
+    /// Epoch of the caller.
+    pub epoch: Option<Epoch>,
+}
+
+pub(in crate::buffer) async fn lease(
+    buffer: &Buffer,
+    request: LeaseRequest,
+    is_still_permitted: impl Fn() -> bool + Send + Sync,
+) -> Result<Option<Leased>, BufferError> {
+    let waker = buffer.wakers.watch(&request.policy);
+    let started = Instant::now();
+    let deadline = started + request.wait;
+    let mut time_is_up = request.wait.is_zero();
+    let mut place = None;
+    loop {
+        // If this future is dropped before its first check, or the check is refused or fails, the next waiter gets its
+        // wake-up.
+        let passed_on = buffer.wakers.pass_on(&request.policy);
+        let answer = {
+            let _turn = waker.turn.lock().await;
+            if !is_still_permitted() {
+                return Err(Refusal::PermissionEnded.into());
+            }
+            let claim = claim(buffer, &request, request.partial && time_is_up);
+            buffer.store.claim(claim).await??
+        };
+        passed_on.keep();
+        sweep::report_expired(buffer, &request.policy, answer.expired);
+        if answer.expired > 0 {
+            // The batches of expired leases came back together, and this request takes at most one of them.
+            replicas::wake(buffer, Awaited::Batch, &request.policy);
+        }
+        buffer.metrics.dropped_many(request.policy.as_str(), "stale", answer.stale);
+        match answer.claimed {
+            Claimed::Held(batch) => {
+                buffer.metrics.lease(batch.policy.as_str(), "held", 1);
+                // A wake-up that this request took was meant for a waiter that needs a new batch.
+                buffer.wakers.batch(&request.policy);
+                return Ok(Some(Leased { batch: *batch, held: true }));
+            }
+            Claimed::Granted(batch) => {
+                report_granted(buffer, &batch, started.elapsed());
+                // One event may have made several batches ready, so the next waiter has to check.
+                buffer.wakers.batch(&request.policy);
+                return Ok(Some(Leased { batch: *batch, held: false }));
+            }
+            Claimed::Nothing if time_is_up => return Ok(None),
+            Claimed::Nothing => {
+                if place.is_none() {
+                    place = Some((buffer.batch_waiters.enter(request.caller.as_ref())?, buffer.metrics.waiting()));
+                }
+                time_is_up = buffer.wakers.wait_for_batch(&waker, deadline).await == Woken::DeadlinePassed;
+            }
+        }
+    }
+}
+
+fn claim(buffer: &Buffer, request: &LeaseRequest, partial: bool) -> Claim {
+    Claim {
+        policy: request.policy.clone(),
+        consumer: request.consumer.clone(),
+        request_id: request.request_id.clone(),
+        epoch: request.epoch,
+        partial,
+        batch_id: BatchId::mint(),
+        lease: LeaseToken::mint(),
+        now: buffer.clock.now(),
+    }
+}
+
+fn report_granted(buffer: &Buffer, batch: &Batch, waited: Duration) {
+    let policy = batch.policy.as_str();
+    let event = if batch.attempt > 1 { "redelivered" } else { "granted" };
+    buffer.metrics.lease(policy, event, 1);
+    let oldest = batch.trained_versions.map_or(batch.version_current, |(oldest, _)| oldest);
+    let staleness = batch.version_current.0.saturating_sub(oldest.0).max(0);
+    buffer.metrics.granted(policy, waited, batch.tokens, staleness);
+}
+
+pub(in crate::buffer) async fn extend(buffer: &Buffer, holder: Holder, ttl_s: u64) -> Result<Batch, BufferError> {
+    let extend = Extend { proof: proof(buffer, holder), ttl_s };
+    Ok(buffer.store.extend(extend).await??)
+}
+
+pub(in crate::buffer) async fn ack(buffer: &Buffer, holder: Holder, step: Step) -> Result<Batch, BufferError> {
+    let ack = Ack { proof: proof(buffer, holder), step };
+    let batch = buffer.store.ack(ack).await??;
+    buffer.metrics.lease(batch.policy.as_str(), "acked", 1);
+    buffer.metrics.acked(batch.policy.as_str(), buffer.clock.now().micros_since(batch.created_at) as f64 / 1e6);
+    Ok(batch)
+}
+
+pub(in crate::buffer) async fn nack(
+    buffer: &Buffer,
+    holder: Holder,
+    reason: Option<String>,
+    groups: Vec<GroupId>,
+) -> Result<Batch, BufferError> {
+    let nack = Nack { proof: proof(buffer, holder), reason, groups };
+    let batch = buffer.store.nack(nack).await??;
+    buffer.metrics.lease(batch.policy.as_str(), "nacked", 1);
+    if batch.state == BatchState::Quarantined {
+        tracing::warn!(batch.id = %batch.batch_id, policy.name = %batch.policy, "batch quarantined: its deliveries are used up");
+    }
+    replicas::wake(buffer, Awaited::Batch, &batch.policy);
+    Ok(batch)
+}
+
+pub(in crate::buffer) async fn readmit(buffer: &Buffer, batch_id: BatchId) -> Result<Batch, BufferError> {
+    let batch = buffer.store.readmit(batch_id).await??;
+    replicas::wake(buffer, Awaited::Batch, &batch.policy);
+    Ok(batch)
+}
+
+pub(in crate::buffer) async fn batch(buffer: &Buffer, batch_id: BatchId) -> Result<Batch, BufferError> {
+    let batch = buffer.store.batch(batch_id).await?;
+    batch.ok_or_else(|| Refusal::Unknown("the batch").into())
+}
+
+pub(in crate::buffer) async fn batches(buffer: &Buffer, filter: BatchFilter) -> Result<Page<Batch>, BufferError> {
+    policies::existing_policy(buffer, &filter.policy).await?;
+    Ok(buffer.store.batches(filter).await?)
+}
+
+fn proof(buffer: &Buffer, holder: Holder) -> LeaseProof {
+    LeaseProof { batch_id: holder.batch_id, lease: holder.lease, epoch: holder.epoch, now: buffer.clock.now() }
+}

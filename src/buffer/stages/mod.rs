@@ -1,0 +1,31 @@
+//! The stages of a rollout, in the order in which it passes them. Each is followed by the calculations that it uses.
+
+pub mod admission;
+
+pub mod trajectory;
+
+pub mod warnings;
+
+pub mod ingest;
+
+pub mod evaluation;
+
+pub mod finalize;
+
+pub mod advantage;
+
+pub mod batch;
+
+pub mod staleness;
+
+pub mod weights;
+
+pub mod lease;
+
+pub mod samples;
+
+pub mod shard;
+
+pub mod lineage;
+
+pub mod sweep;

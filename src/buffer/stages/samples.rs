@@ -1,0 +1,246 @@
+//! Stage 5, samples: the contents of a batch, one row per segment, as sent except for masks and weights.
+//!
+//! Pages are bounded in bytes. The digest of every payload is checked before its page is returned.
+
+pub(in crate::buffer) mod checked;
+
+use forebay_client::wire::{Sample, Segment};
+
+use self::checked::CheckedRollout;
+use crate::buffer::{
+    Buffer,
+    ids::BatchId,
+    payload::Damaged,
+    port::{Batch, BatchMember, StoreError, StoredPayload},
+    refusal::{BufferError, Refusal},
+    replicas::{self, Awaited},
+    shard::{self, Shard},
+    weights::BatchWeights,
+};
+
+/// Bytes of the rows of one page, unless a single rollout has more.
+const PAGE_BYTES: u64 = 8 << 20;
+
+/// Bytes of a row besides its columns of numbers: the ids of its rollout, up to 256 bytes each, and the row itself. In
+/// a rollout of thousands of short segments this is the greatest part.
+const ROW_BYTES: u64 = 1 << 10;
+
+/// The most rollouts of one page.
+const PAGE_ROLLOUTS: usize = 256;
+
+/// A batch that is being read.
+pub struct SampleReader {
+    buffer: Buffer,
+    batch: Batch,
+    members: std::vec::IntoIter<BatchMember>,
+}
+
+/// The totals of one shard of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardTotals {
+    /// The number of whole rollouts.
+    pub rollouts: u32,
+    /// The number of rows.
+    pub samples: u32,
+    /// The number of prompt and response tokens.
+    pub tokens: u64,
+}
+
+pub(in crate::buffer) async fn samples(
+    buffer: &Buffer,
+    batch_id: BatchId,
+    shard: Shard,
+) -> Result<SampleReader, BufferError> {
+    let batch = buffer.batch(batch_id).await?;
+    let members = members(buffer, &batch).await?;
+    let tokens: Vec<u64> = members.iter().map(|member| member.tokens).collect();
+    let belongs = shard.members(&tokens);
+    let members: Vec<_> = members.into_iter().zip(belongs).filter(|(_, yes)| *yes).map(|(member, _)| member).collect();
+    Ok(SampleReader { buffer: buffer.clone(), batch, members: members.into_iter() })
+}
+
+pub(in crate::buffer) async fn shards(
+    buffer: &Buffer,
+    batch: &Batch,
+    count: u32,
+) -> Result<Vec<ShardTotals>, BufferError> {
+    let members = members(buffer, batch).await?;
+    let tokens: Vec<u64> = members.iter().map(|member| member.tokens).collect();
+    let mut totals = vec![ShardTotals::default(); count as usize];
+    for (member, shard) in members.iter().zip(shard::assign(&tokens, count)) {
+        let total = &mut totals[shard as usize];
+        total.rollouts += 1;
+        total.samples += member.segments.max(1);
+        total.tokens += member.tokens;
+    }
+    Ok(totals)
+}
+
+async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {
+    let members = buffer.store.batch_members(batch.clone()).await?.ok_or(Refusal::Purged)?;
+    if let Some(member) = checked::broken_groups(&members).next() {
+        return Err(quarantine(buffer, batch, member, Damaged("its advantages differ from their seal")).await?);
+    }
+    if checked::totals(&members) != (batch.weights.samples, batch.weights.trained_tokens) {
+        let found = format!("the rollouts of batch {} do not add up to its totals", batch.batch_id);
+        return Err(StoreError::Corrupt(found).into());
+    }
+    Ok(members)
+}
+
+/// Quarantines the damaged group before the error is returned.
+async fn quarantine(
+    buffer: &Buffer,
+    batch: &Batch,
+    member: &BatchMember,
+    damage: Damaged,
+) -> Result<BufferError, BufferError> {
+    tracing::error!(
+        batch.id = %batch.batch_id,
+        rollout.id = %member.rollout_id,
+        group.id = %member.group_id,
+        error = %damage,
+        "a group is quarantined"
+    );
+    buffer.store.quarantine_damaged(batch.batch_id, member.group_pk).await?;
+    replicas::wake(buffer, Awaited::Batch, &batch.policy);
+    Ok(Refusal::Damaged.into())
+}
+
+/// The bytes that the rows of a rollout take.
+fn expanded_bytes(member: &BatchMember) -> u64 {
+    member.unpacked_bytes + u64::from(member.segments.max(1)) * ROW_BYTES
+}
+
+/// Rollouts that were read, checked and unpacked. Their rows are built one at a time.
+pub struct Page {
+    rollouts: std::vec::IntoIter<CheckedRollout>,
+    weights: BatchWeights,
+    current: Option<RolloutRows>,
+}
+
+/// A rollout whose stored data is damaged.
+type DamagedMember = (BatchMember, Damaged);
+
+impl SampleReader {
+    /// The next rollouts, or none at the end.
+    pub async fn next_page(&mut self) -> Result<Option<Page>, BufferError> {
+        let page = self.take_page();
+        if page.is_empty() {
+            return Ok(None);
+        }
+        let keys = page.iter().map(|member| member.rollout_pk).collect();
+        let payloads = self.buffer.store.payloads(keys).await?;
+        if payloads.len() != page.len() {
+            return Err(Refusal::Purged.into());
+        }
+        let unpack = move || -> Result<Vec<CheckedRollout>, Box<DamagedMember>> {
+            let check = |(member, stored): (BatchMember, StoredPayload)| {
+                CheckedRollout::new(member.clone(), &stored.payload).map_err(|damage| Box::new((member, damage)))
+            };
+            page.into_iter().zip(payloads).map(check).collect()
+        };
+        match tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)? {
+            Ok(rollouts) => {
+                Ok(Some(Page { rollouts: rollouts.into_iter(), weights: self.batch.weights, current: None }))
+            }
+            Err(found) => Err(quarantine(&self.buffer, &self.batch, &found.0, found.1).await?),
+        }
+    }
+
+    /// The bytes of the rows of the next page; 0 at the end.
+    #[must_use]
+    pub fn next_page_bytes(&self) -> u64 {
+        self.members.as_slice()[..self.next_page_rollouts()].iter().map(expanded_bytes).sum()
+    }
+
+    fn next_page_rollouts(&self) -> usize {
+        let mut bytes = 0;
+        let fits = |member: &&BatchMember| {
+            bytes += expanded_bytes(member);
+            bytes <= PAGE_BYTES
+        };
+        let members = self.members.as_slice();
+        let fitting = members.iter().take(PAGE_ROLLOUTS).take_while(fits).count();
+        fitting.max(1).min(members.len())
+    }
+
+    fn take_page(&mut self) -> Vec<BatchMember> {
+        let rollouts = self.next_page_rollouts();
+        self.members.by_ref().take(rollouts).collect()
+    }
+}
+
+impl Iterator for Page {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        loop {
+            if let Some(row) = self.current.as_mut().and_then(Iterator::next) {
+                return Some(row);
+            }
+            self.current = Some(RolloutRows::new(self.rollouts.next()?, self.weights));
+        }
+    }
+}
+
+/// The rows of one rollout.
+struct RolloutRows {
+    of: CheckedRollout,
+    weights: BatchWeights,
+    /// The segments that are left. A rollout without segments has one row without tokens.
+    segments: std::vec::IntoIter<Option<Segment>>,
+    count: usize,
+    next: usize,
+}
+
+impl RolloutRows {
+    fn new(mut of: CheckedRollout, weights: BatchWeights) -> Self {
+        let segments = std::mem::take(&mut of.rollout.segments);
+        let segments: Vec<Option<Segment>> =
+            if segments.is_empty() { vec![None] } else { segments.into_iter().map(Some).collect() };
+        Self { of, weights, count: segments.len(), segments: segments.into_iter(), next: 0 }
+    }
+}
+
+impl Iterator for RolloutRows {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        let segment = self.segments.next()?;
+        let index = self.next;
+        self.next += 1;
+        let has_tokens = segment.is_some();
+        let segment = segment.unwrap_or_default();
+        let trained = checked::trained_tokens(&segment);
+        // Only the first row carries them. Repeated in every row, they would be most of a batch of long conversations.
+        let (messages, metadata) = (self.of.rollout.messages.take(), self.of.rollout.metadata.take());
+        let CheckedRollout { member, rollout, mask, policy_version } = &self.of;
+        Some(Sample {
+            rollout_id: member.rollout_id.clone(),
+            group_id: member.group_id.clone(),
+            segment: index as i32,
+            segments: self.count as i32,
+            kind: segment.kind,
+            environment: rollout.environment.clone(),
+            verdict: member.verdict.into(),
+            status: rollout.status,
+            tokens: has_tokens.then_some(segment.tokens),
+            response_length: segment.loss_mask.len() as i32,
+            loss_mask: has_tokens.then_some(segment.loss_mask),
+            logprobs: segment.logprobs,
+            teacher_logprobs: segment.teacher_logprobs,
+            values: segment.values,
+            temperature: rollout.sampling.temperature,
+            top_p: rollout.sampling.top_p,
+            top_k: rollout.sampling.top_k,
+            reward: member.reward,
+            advantage: member.advantage as f32,
+            loss_weight: self.weights.of_sample(*mask, trained),
+            policy_version: Some(policy_version.0),
+            versions: segment.versions,
+            messages,
+            metadata,
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! Stage 7, sweep: makes the changes that time alone makes due. Expired work is available again within a second.
+//!
+//! Every replica sweeps. The conditions of the store's statements make concurrent sweeps harmless.
+
+use std::time::{Duration, Instant};
+
+use crate::buffer::{
+    Buffer,
+    finalize::Cause,
+    ids::{GroupPk, PolicyName},
+    ingest,
+    port::{DecidedGroup, ExpiredLeases, StoreError},
+    replicas::{self, Awaited},
+};
+
+/// Pause between sweeps, a quarter of the delay that [`Buffer::run_sweeper`] allows.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The most rows of one kind that one transaction of a sweep changes.
+const SLICE: u32 = 1_000;
+
+pub(in crate::buffer) async fn run_sweeper(buffer: &Buffer) {
+    loop {
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        if !buffer.is_writable()
+            && let Err(error) = buffer.ping().await
+        {
+            tracing::debug!(error = %error, "the store still cannot write");
+            continue;
+        }
+        // Posts and leases read the changes that are not yet added, so these must stay few.
+        if let Err(error) = fold_tallies(buffer).await {
+            tracing::warn!(error = %error, "adding changes to the tallies failed; the next sweep tries again");
+        }
+        let started = Instant::now();
+        let outcome = sweep(buffer).await;
+        buffer.metrics.swept(started.elapsed(), outcome.is_ok());
+        if let Err(error) = outcome {
+            tracing::warn!(error = %error, "a sweep failed; the next one tries again");
+        }
+    }
+}
+
+pub(in crate::buffer) async fn sweep(buffer: &Buffer) -> Result<(), StoreError> {
+    if !buffer.store.anything_due(buffer.clock.now()).await? {
+        return Ok(());
+    }
+    expire_leases(buffer).await?;
+    decide_overdue_groups(buffer).await?;
+    while buffer.store.expire_admissions(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
+    while buffer.store.retire(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
+    while buffer.store.discard_stragglers(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
+    Ok(())
+}
+
+pub(in crate::buffer) async fn fold_tallies(buffer: &Buffer) -> Result<(), StoreError> {
+    buffer.store.fold_tallies().await
+}
+
+async fn expire_leases(buffer: &Buffer) -> Result<(), StoreError> {
+    let expired = buffer.store.expire_leases(buffer.clock.now(), SLICE).await?;
+    for ExpiredLeases { policy, leases } in expired {
+        report_expired(buffer, &policy, leases);
+        replicas::wake(buffer, Awaited::Batch, &policy);
+    }
+    Ok(())
+}
+
+/// Counts expired leases.
+pub(in crate::buffer) fn report_expired(buffer: &Buffer, policy: &PolicyName, leases: u64) {
+    if leases > 0 {
+        tracing::info!(policy.name = %policy, leases, "leases expired");
+        buffer.metrics.lease(policy.as_str(), "expired", leases);
+    }
+}
+
+async fn decide_overdue_groups(buffer: &Buffer) -> Result<(), StoreError> {
+    loop {
+        let now = buffer.clock.now();
+        let overdue = buffer.store.overdue_groups(now, SLICE).await?;
+        let slice = overdue.len();
+        let mut failed = 0;
+        for group in overdue {
+            if let Err(error) = decide_overdue_group(buffer, group).await {
+                // One group that cannot be decided must not hold up the others.
+                failed += 1;
+                tracing::error!(error = %error, group.pk = group.0, "an overdue group cannot be decided");
+            }
+        }
+        if slice < SLICE as usize || failed == slice {
+            return Ok(());
+        }
+    }
+}
+
+async fn decide_overdue_group(buffer: &Buffer, group: GroupPk) -> Result<(), StoreError> {
+    let decided = buffer.store.decide_overdue(group, Cause::TimedOut, buffer.clock.now()).await?;
+    if let Some(DecidedGroup { policy, group }) = decided {
+        ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
+    }
+    Ok(())
+}

@@ -1,0 +1,478 @@
+//! The states of groups, batches and rollouts: their meaning, and who moves them from which state to which.
+//!
+//! Separate from the stages, because every stage reads states that other stages set. The types on the wire have the
+//! same names and are converted here. A method that moves a state returns `None` if the move is not allowed. The
+//! statement that stores the move repeats the condition in its `WHERE` clause.
+//!
+//! Every `match` on a state names all variants, so adding a state gives a list of compiler errors. A test compares the
+//! names with the CHECK constraints of both databases.
+//!
+//! "Rows go" refers to two times of the policy's `retention`: payloads are purged first, and the remaining rows, the
+//! tombstones, are deleted `tombstone_s` later.
+//! tombstones are deleted `tombstone_s` later.
+
+use std::fmt;
+
+use forebay_client::wire::{self, Settle};
+
+/// Declares an enum whose variants have a name, which SQL, tallies, metrics and the wire share.
+macro_rules! named_states {
+    ($(#[$about:meta])* $enum:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $enum { $($(#[$doc])* $variant,)+ }
+
+        impl $enum {
+            /// All variants, in the order of their declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The name in SQL, in tallies and metrics, and on the wire.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+
+            /// The variant with this name.
+            #[must_use]
+            pub fn parse(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|variant| variant.as_str() == name)
+            }
+        }
+
+        impl fmt::Display for $enum {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl From<$enum> for wire::$enum {
+            fn from(state: $enum) -> Self {
+                match state { $($enum::$variant => Self::$variant,)+ }
+            }
+        }
+
+        impl From<wire::$enum> for $enum {
+            fn from(state: wire::$enum) -> Self {
+                match state { $(wire::$enum::$variant => Self::$variant,)+ }
+            }
+        }
+    };
+}
+
+named_states! {
+    /// What ingest decided about a rollout. It never changes.
+    Verdict {
+        /// The rollout takes a place in its group, counts in the advantages and is trained. Its rows go with its group.
+        Kept = "kept",
+        /// The rollout takes a place and counts in the advantages, and none of its tokens are trained. A filter with
+        /// the action `mask` gives this verdict. Its rows go with its group.
+        Masked = "masked",
+        /// A filter with the action `drop` matched, or the rollout has no reward and no filter masked it. Its payload
+        /// is stored only if `retention.dropped_s` is not 0. Its rows go with its group.
+        Dropped = "dropped",
+        /// The group was decided before the rollout arrived. Payload and rows go as for `dropped`.
+        Late = "late",
+    }
+}
+
+impl Verdict {
+    /// Whether the rollout takes a place in its group and is delivered with it.
+    #[must_use]
+    pub const fn takes_place(self) -> bool {
+        match self {
+            Self::Kept | Self::Masked => true,
+            Self::Dropped | Self::Late => false,
+        }
+    }
+}
+
+named_states! {
+    /// The state of a group.
+    GroupState {
+        /// The group takes rollouts.
+        ///
+        /// In: ingest, with the first rollout. Out: a decision (complete, out of places or posts, overdue, closed by
+        /// hand) makes it `ready` or `discarded`; a discard by hand, a reset and, for groups of earlier runs, the sweep
+        /// make it `discarded`. Rows stay.
+        Open = "open",
+        /// The group is decided and waits for a batch.
+        ///
+        /// In: a decision; the split of its batch; a readmission from quarantine. Out: a claim makes it `batched` or,
+        /// over the staleness bound, `stale`; a discard by hand, a reset and, for groups of earlier runs, the sweep
+        /// make it `discarded`. Rows stay.
+        Ready = "ready",
+        /// The group is part of a batch, whose state says the rest.
+        ///
+        /// In: a claim that cuts a batch. Out: the split of the batch makes it `ready` or `quarantined`; a reset,
+        /// unless the batch is trained, and a forced resume that gives the batch up make it `discarded`. Rows go by the
+        /// batch's state.
+        Batched = "batched",
+        /// The group was over the staleness bound when its turn came. Final.
+        ///
+        /// In: a claim. Payloads go after `retention.dropped_s`.
+        Stale = "stale",
+        /// A decision, a caller or the end of a run discarded the group, with a reason. Final.
+        ///
+        /// In: a decision, a discard by hand, a reset, a forced resume, the sweep. Payloads go after
+        /// `retention.dropped_s`; those of a batch that was given up went before.
+        Discarded = "discarded",
+        /// A trainer or the check of a payload found the group unusable, or the deliveries of its batch were used up
+        /// when that was split.
+        ///
+        /// In: the split of its batch. Out: a readmission makes it `ready`, a discard by hand and a reset make it
+        /// `discarded`. Rows stay.
+        Quarantined = "quarantined",
+    }
+}
+
+impl GroupState {
+    /// Whether new rollouts take places in the group.
+    #[must_use]
+    pub const fn is_open(self) -> bool {
+        match self {
+            Self::Open => true,
+            Self::Ready | Self::Batched | Self::Stale | Self::Discarded | Self::Quarantined => false,
+        }
+    }
+
+    /// The state after a move; none if the move is not allowed.
+    #[must_use]
+    pub const fn after(self, by: GroupMove) -> Option<Self> {
+        use GroupMove as M;
+        match self {
+            Self::Open => match by {
+                M::Accept => Some(Self::Ready),
+                M::Reject | M::Discard | M::Straggle | M::Reset => Some(Self::Discarded),
+                M::Cut | M::GoStale | M::PutBack | M::Quarantine | M::Readmit | M::GiveUp => None,
+            },
+            Self::Ready => match by {
+                M::Cut => Some(Self::Batched),
+                M::GoStale => Some(Self::Stale),
+                M::Discard | M::Straggle | M::Reset => Some(Self::Discarded),
+                M::Accept | M::Reject | M::PutBack | M::Quarantine | M::Readmit | M::GiveUp => None,
+            },
+            Self::Batched => match by {
+                M::PutBack => Some(Self::Ready),
+                M::Quarantine => Some(Self::Quarantined),
+                M::Reset | M::GiveUp => Some(Self::Discarded),
+                M::Accept | M::Reject | M::Cut | M::GoStale | M::Readmit | M::Discard | M::Straggle => None,
+            },
+            Self::Quarantined => match by {
+                M::Readmit => Some(Self::Ready),
+                M::Discard | M::Reset => Some(Self::Discarded),
+                M::Accept | M::Reject | M::Cut | M::GoStale | M::PutBack | M::Quarantine | M::Straggle | M::GiveUp => {
+                    None
+                }
+            },
+            Self::Stale | Self::Discarded => None,
+        }
+    }
+}
+
+/// What moves a group to another state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupMove {
+    /// A decision (stage 3) makes the group ready.
+    Accept,
+    /// A decision (stage 3) discards the group.
+    Reject,
+    /// A claim cuts a batch that the group is part of.
+    Cut,
+    /// A claim finds the group over the staleness bound.
+    GoStale,
+    /// The group's batch is split because of other groups.
+    PutBack,
+    /// The group's batch is split because of the group, or after its last delivery.
+    Quarantine,
+    /// An operator readmits the quarantined groups of a split batch.
+    Readmit,
+    /// A caller of the API discards the group.
+    Discard,
+    /// The sweep, or the decision of an overdue group, finds that a reset has ended the group's run.
+    Straggle,
+    /// A reset ends the group's run.
+    Reset,
+    /// A forced resume gives up the lineage that trained the group's batch, whose payloads are purged.
+    GiveUp,
+}
+
+named_states! {
+    /// The state of a batch. Its row is deleted with the tombstone of the last group that it carried.
+    BatchState {
+        /// A trainer holds the batch until its lease expires.
+        ///
+        /// In: a claim. Out: an ack makes it `trained`, or `checkpointed` where the policy settles with the ack; a
+        /// nack, an expiry, a resume and a restore make it `returned`; the last failed delivery and the last resume
+        /// that the policy allows make it `quarantined`; a nack that names groups and a damaged payload make it
+        /// `split`; a reset makes it `discarded`. Rows stay.
+        Leased = "leased",
+        /// The batch waits for its next delivery, and is delivered before any new batch.
+        ///
+        /// In: as above; a readmission; a resume that brings back what was acked. Out: a claim makes it `leased`, a
+        /// damaged payload `split`, a reset `discarded`. Rows stay.
+        Returned = "returned",
+        /// The batch is acked by a step that no checkpoint covers.
+        ///
+        /// In: an ack. Out: a checkpoint, or a resume from its step or a later one, makes it `checkpointed`; a resume
+        /// from an earlier step makes it `returned` or, forced and without payloads, `discarded`. Payloads go
+        /// `retention.trained_s` after the ack; tombstones wait until the batch is settled or its run is over.
+        Trained = "trained",
+        /// The batch is settled.
+        ///
+        /// In: a checkpoint, a resume, an ack where the policy settles with the ack. Out: a forced resume from an
+        /// earlier step makes it `returned`. Payloads go `retention.settled_s` after it is settled.
+        Checkpointed = "checkpointed",
+        /// The deliveries of the batch, or the resumes that may end its leases, are used up.
+        ///
+        /// In: the last of them. Out: a readmission makes it `returned`, a reset `discarded`. Rows stay.
+        Quarantined = "quarantined",
+        /// The batch was dissolved: each of its groups now has a state of its own. Final.
+        ///
+        /// In: a nack that names groups, or a damaged payload. Its row waits for the groups that it carried.
+        Split = "split",
+        /// The groups of the batch were discarded with it. Final.
+        ///
+        /// In: a reset, or a forced resume. Its row waits for the groups that it carried.
+        Discarded = "discarded",
+    }
+}
+
+impl BatchState {
+    /// Whether an optimizer step has consumed the batch.
+    #[must_use]
+    pub const fn is_acked(self) -> bool {
+        match self {
+            Self::Trained | Self::Checkpointed => true,
+            Self::Leased | Self::Returned | Self::Quarantined | Self::Split | Self::Discarded => false,
+        }
+    }
+
+    /// The state after a move; none if the move is not allowed.
+    #[must_use]
+    pub const fn after(self, by: BatchMove) -> Option<Self> {
+        use BatchMove as M;
+        match self {
+            Self::Leased => match by {
+                M::Return => Some(Self::Returned),
+                M::UseUp => Some(Self::Quarantined),
+                M::Ack(Settle::Checkpoint) => Some(Self::Trained),
+                M::Ack(Settle::Ack) => Some(Self::Checkpointed),
+                M::Split => Some(Self::Split),
+                M::Reset => Some(Self::Discarded),
+                M::Lease | M::Settle | M::BringBack | M::Readmit | M::GiveUp => None,
+            },
+            Self::Returned => match by {
+                M::Lease => Some(Self::Leased),
+                M::Split => Some(Self::Split),
+                M::Reset => Some(Self::Discarded),
+                M::Return | M::UseUp | M::Ack(_) | M::Settle | M::BringBack | M::Readmit | M::GiveUp => None,
+            },
+            Self::Trained => match by {
+                M::Settle => Some(Self::Checkpointed),
+                M::BringBack => Some(Self::Returned),
+                M::GiveUp => Some(Self::Discarded),
+                M::Lease | M::Return | M::UseUp | M::Ack(_) | M::Split | M::Readmit | M::Reset => None,
+            },
+            Self::Checkpointed => match by {
+                M::BringBack => Some(Self::Returned),
+                M::Lease
+                | M::Return
+                | M::UseUp
+                | M::Ack(_)
+                | M::Settle
+                | M::Split
+                | M::Readmit
+                | M::GiveUp
+                | M::Reset => None,
+            },
+            Self::Quarantined => match by {
+                M::Readmit => Some(Self::Returned),
+                M::Reset => Some(Self::Discarded),
+                M::Lease | M::Return | M::UseUp | M::Ack(_) | M::Settle | M::BringBack | M::Split | M::GiveUp => None,
+            },
+            Self::Split | Self::Discarded => None,
+        }
+    }
+}
+
+/// What moves a batch to another state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchMove {
+    /// A claim delivers a batch that came back.
+    Lease,
+    /// A lease ends without an ack: by expiry, nack, resume or restore.
+    Return,
+    /// A lease ends without an ack, and it was the last one that the policy's rules allow.
+    UseUp,
+    /// An ack by the holder of the lease, under the policy's rule for settling.
+    Ack(Settle),
+    /// A checkpoint of the step that consumed the batch or of a later one, or a resume from there.
+    Settle,
+    /// A resume from an earlier step than the one that consumed the batch.
+    BringBack,
+    /// A nack names groups of the batch, or a payload of the batch is damaged.
+    Split,
+    /// An operator readmits the batch.
+    Readmit,
+    /// A forced resume gives up the lineage that trained the batch, whose payloads are purged.
+    GiveUp,
+    /// A reset ends the batch's run.
+    Reset,
+}
+
+named_states! {
+    /// The state of a rollout. It is not stored: [`rollout_state`] derives it. The sum over all states, plus the
+    /// rollouts whose tombstones were deleted, is the number of rollouts received.
+    RolloutState {
+        /// In an open group.
+        Open = "open",
+        /// In a ready group.
+        Ready = "ready",
+        /// In a leased batch.
+        Leased = "leased",
+        /// In a batch that came back.
+        Returned = "returned",
+        /// In a batch acked by a step that is not settled.
+        Trained = "trained",
+        /// In a settled batch.
+        Checkpointed = "checkpointed",
+        /// In a discarded group.
+        Discarded = "discarded",
+        /// In a stale group.
+        Stale = "stale",
+        /// In a quarantined group or batch.
+        Quarantined = "quarantined",
+        /// A rule refused it at ingest.
+        Dropped = "dropped",
+        /// It arrived after its group was decided.
+        Late = "late",
+    }
+}
+
+impl RolloutState {
+    /// Whether the rollout waits to be trained, so that it counts in its policy's backlog and its payload bytes count
+    /// as live.
+    #[must_use]
+    pub const fn is_live(self) -> bool {
+        match self {
+            Self::Open | Self::Ready | Self::Leased | Self::Returned => true,
+            Self::Trained
+            | Self::Checkpointed
+            | Self::Discarded
+            | Self::Stale
+            | Self::Quarantined
+            | Self::Dropped
+            | Self::Late => false,
+        }
+    }
+}
+
+/// The state of a rollout, from its verdict, the state of its group and the state of the batch that its group is part
+/// of.
+///
+/// None if these contradict each other: a group that is part of a batch needs a batch that still has its groups.
+#[must_use]
+pub const fn rollout_state(verdict: Verdict, group: GroupState, batch: Option<BatchState>) -> Option<RolloutState> {
+    match verdict {
+        Verdict::Kept | Verdict::Masked => members_state(group, batch),
+        Verdict::Dropped => Some(RolloutState::Dropped),
+        Verdict::Late => Some(RolloutState::Late),
+    }
+}
+
+/// The state of the kept and masked rollouts of a group; see [`rollout_state`].
+#[must_use]
+pub const fn members_state(group: GroupState, batch: Option<BatchState>) -> Option<RolloutState> {
+    match group {
+        GroupState::Open => Some(RolloutState::Open),
+        GroupState::Ready => Some(RolloutState::Ready),
+        GroupState::Stale => Some(RolloutState::Stale),
+        GroupState::Discarded => Some(RolloutState::Discarded),
+        GroupState::Quarantined => Some(RolloutState::Quarantined),
+        GroupState::Batched => match batch {
+            Some(BatchState::Leased) => Some(RolloutState::Leased),
+            Some(BatchState::Returned) => Some(RolloutState::Returned),
+            Some(BatchState::Trained) => Some(RolloutState::Trained),
+            Some(BatchState::Checkpointed) => Some(RolloutState::Checkpointed),
+            Some(BatchState::Quarantined) => Some(RolloutState::Quarantined),
+            Some(BatchState::Discarded) => Some(RolloutState::Discarded),
+            Some(BatchState::Split) | None => None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP_MOVES: [GroupMove; 11] = [
+        GroupMove::Accept,
+        GroupMove::Reject,
+        GroupMove::Cut,
+        GroupMove::GoStale,
+        GroupMove::PutBack,
+        GroupMove::Quarantine,
+        GroupMove::Readmit,
+        GroupMove::Discard,
+        GroupMove::Straggle,
+        GroupMove::Reset,
+        GroupMove::GiveUp,
+    ];
+
+    const BATCH_MOVES: [BatchMove; 11] = [
+        BatchMove::Lease,
+        BatchMove::Return,
+        BatchMove::UseUp,
+        BatchMove::Ack(Settle::Checkpoint),
+        BatchMove::Ack(Settle::Ack),
+        BatchMove::Settle,
+        BatchMove::BringBack,
+        BatchMove::Split,
+        BatchMove::Readmit,
+        BatchMove::GiveUp,
+        BatchMove::Reset,
+    ];
+
+    #[test]
+    fn only_final_states_are_never_left() {
+        let is_final = |state: &&GroupState| GROUP_MOVES.iter().all(|by| state.after(*by).is_none());
+        let groups: Vec<&GroupState> = GroupState::ALL.iter().filter(is_final).collect();
+        assert_eq!(groups, [&GroupState::Stale, &GroupState::Discarded]);
+        let is_final = |state: &&BatchState| BATCH_MOVES.iter().all(|by| state.after(*by).is_none());
+        let batches: Vec<&BatchState> = BatchState::ALL.iter().filter(is_final).collect();
+        assert_eq!(batches, [&BatchState::Split, &BatchState::Discarded]);
+    }
+
+    #[test]
+    fn every_state_but_the_first_is_reached() {
+        for to in GroupState::ALL.iter().filter(|state| **state != GroupState::Open) {
+            let reaches = |from: &GroupState| GROUP_MOVES.iter().any(|by| from.after(*by) == Some(*to));
+            assert!(GroupState::ALL.iter().any(reaches), "{to}");
+        }
+        for to in BatchState::ALL {
+            let reaches = |from: &BatchState| BATCH_MOVES.iter().any(|by| from.after(*by) == Some(*to));
+            assert!(BatchState::ALL.iter().any(reaches), "{to}");
+        }
+    }
+
+    #[test]
+    fn what_is_trained_or_final_is_not_live() {
+        let live: Vec<&RolloutState> = RolloutState::ALL.iter().filter(|state| state.is_live()).collect();
+        let expected = [RolloutState::Open, RolloutState::Ready, RolloutState::Leased, RolloutState::Returned];
+        assert_eq!(live, expected.iter().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_rollout_stands_where_its_verdict_its_group_and_its_batch_put_it() {
+        for group in GroupState::ALL {
+            assert_eq!(rollout_state(Verdict::Dropped, *group, None), Some(RolloutState::Dropped));
+            assert_eq!(rollout_state(Verdict::Late, *group, None), Some(RolloutState::Late));
+        }
+        let batched = |batch| rollout_state(Verdict::Kept, GroupState::Batched, batch);
+        assert_eq!(batched(Some(BatchState::Quarantined)), Some(RolloutState::Quarantined));
+        assert_eq!([batched(None), batched(Some(BatchState::Split))], [None, None]);
+        // The state of the batch that a group was removed from does not matter.
+        let ready = rollout_state(Verdict::Masked, GroupState::Ready, Some(BatchState::Split));
+        assert_eq!(ready, Some(RolloutState::Ready));
+    }
+}

@@ -1,0 +1,75 @@
+//! `forebay backup`, `restore` and `doctor`: copies of a database, and its diagnosis.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    path::Path,
+};
+
+use anyhow::{Context as _, bail};
+use forebay::{
+    buffer::doctor::{self, Diagnosis},
+    clock::{AnchoredClock, Clock as _},
+    metrics::Metrics,
+    store,
+};
+
+/// `forebay backup`: makes a copy and prints its path to standard output.
+pub(crate) fn backup(database: &str, to: &Path) -> anyhow::Result<()> {
+    let bytes = store::backup(database, to)?;
+    let to = to.display();
+    eprintln!("{bytes} bytes; check it with: forebay doctor --database sqlite:{to}; use it with: forebay restore {to}");
+    crate::print(&format!("{to}\n"))
+}
+
+/// `forebay restore`: replaces the database and prints its path to standard output.
+pub(crate) async fn restore(database: &str, copy: &Path) -> anyhow::Result<()> {
+    eprintln!("checking {} and copying it beside the database", copy.display());
+    let now = AnchoredClock::new().now();
+    let restored = store::restore(database, copy, now, Metrics::new().store()).await?;
+    eprintln!(
+        "restored {}: all of its {} policies have begun a new epoch, so running trainers are refused until they \
+         resume",
+        copy.display(),
+        restored.policies
+    );
+    if let Some(replaced) = restored.replaced {
+        eprintln!(
+            "the previous database is kept as {0} (and {0}-wal): delete it when you no longer need it",
+            replaced.display()
+        );
+    }
+    crate::print(&format!("{}\n", restored.database.display()))
+}
+
+/// `forebay doctor`: prints a table to standard output, and fails if anything is wrong.
+pub(crate) async fn doctor(database: &str) -> anyhow::Result<()> {
+    // A missing database must not be created, because a new, empty one would always be healthy.
+    let store = store::open_existing(database, Metrics::new().store()).await?;
+    let shows_progress = std::io::stderr().is_terminal();
+    let progress = |rollouts: u64| {
+        if shows_progress {
+            eprint!("\r{rollouts} rollouts read");
+            let _ = std::io::stderr().flush();
+        }
+    };
+    let diagnosis = doctor::examine(&*store, progress).await.context("the database cannot be read")?;
+    store.close().await;
+    if shows_progress {
+        eprintln!();
+    }
+    crate::print(&table(&diagnosis))?;
+    if !diagnosis.is_healthy() {
+        bail!("the database is damaged: the problems are listed above");
+    }
+    Ok(())
+}
+
+fn table(diagnosis: &Diagnosis) -> String {
+    let mut lines = Vec::new();
+    for part in &diagnosis.parts {
+        let verdict = if part.findings.is_empty() { "ok" } else { "BAD" };
+        lines.push(format!("{:<10} {verdict:<4} {}\n", part.name, part.extent));
+        lines.extend(part.findings.iter().map(|finding| format!("           - {finding}\n")));
+    }
+    lines.concat()
+}

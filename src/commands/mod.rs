@@ -1,0 +1,9 @@
+//! The subcommands of the binary.
+
+pub(crate) mod serve;
+
+pub(crate) mod keys;
+
+pub(crate) mod maintenance;
+
+pub(crate) mod bench;

@@ -1,0 +1,209 @@
+//! `forebay serve`: reads the configuration, starts the log, opens the store, binds and serves. It also writes the port
+//! file and handles SIGHUP.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use forebay::{
+    access::keyring::Keyring,
+    api::Access,
+    buffer::{Buffer, port::StoreError},
+    clock::AnchoredClock,
+    config::{Config, DEFAULT_DATABASE, check_listen, is_loopback},
+    metrics::Metrics,
+    server::Server,
+    store,
+    telemetry::{self, LogFormat},
+    tls::Tls,
+};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+};
+
+/// The most policies that are counted at start, so that the time to start does not grow with their number.
+const POLICIES_MAX: u32 = 1_000;
+
+#[derive(Args)]
+pub(crate) struct ServeArgs {
+    /// Configuration file (TOML); every key has a default
+    #[arg(long, env = "FOREBAY_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Address to listen on [default: 127.0.0.1:8080]
+    #[arg(long, env = "FOREBAY_LISTEN", value_name = "ADDR")]
+    listen: Option<String>,
+    /// `sqlite:PATH`, `sqlite::memory:` (a temporary file, deleted at exit) or `postgres://...` [default:
+    /// sqlite:data/forebay.db]
+    #[arg(long, env = "FOREBAY_DATABASE", hide_env_values = true, value_name = "URL")]
+    database: Option<String>,
+    /// Format of the log [default: text]
+    #[arg(long, env = "FOREBAY_LOG", value_name = "FORMAT")]
+    log: Option<LogFormat>,
+    /// Write the bound address to this file once the service accepts requests; the file is removed when the service
+    /// stops
+    #[arg(long, env = "FOREBAY_PORT_FILE", value_name = "FILE")]
+    port_file: Option<PathBuf>,
+    /// Allow serving without keys on an address that other machines can reach
+    #[arg(long, env = "FOREBAY_INSECURE")]
+    insecure: bool,
+}
+
+/// `forebay serve`: serves until a signal stops it.
+pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let outcome = runtime.block_on(serve_until_stopped(args));
+    // Tasks that did not end within the shutdown timeout are abandoned.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
+    let mut config = Config::load(args.config.as_deref()).context("the configuration cannot be used")?;
+    config.listen = args.listen.unwrap_or(config.listen);
+    config.database = args.database.map_or(config.database, Into::into);
+    telemetry::start(args.log.unwrap_or(config.log));
+
+    // Signal handlers are installed before the store opens, so that no signal is missed meanwhile.
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+
+    let tls = config.tls.map(Tls::load).transpose().context("TLS cannot be used")?.map(Arc::new);
+    tokio::spawn(reload_at(hangups, tls.clone()));
+    let listener = bind(&config.listen).await?;
+    let address = listener.local_addr().context("the listener has no address")?;
+    let metrics = Arc::new(Metrics::new());
+    make_default_folder(config.database.reveal())?;
+    let opened = store::open_or_create(config.database.reveal(), metrics.store()).await?;
+    let clock = Arc::new(AnchoredClock::new());
+    let buffer = Buffer::start(
+        opened.store.clone(),
+        Arc::clone(&clock) as _,
+        Arc::clone(&metrics),
+        config.buffer,
+        config.policies,
+    )
+    .await
+    .context("the store cannot be used")?;
+    let is_reachable = !is_loopback(&address);
+    // A service that other machines can reach must not become open when its last key is revoked.
+    let required = config.access.required || (is_reachable && !args.insecure);
+    let keyring = Keyring::start(opened.store, clock, required).await.context("the keys cannot be read")?;
+    let keyring = Arc::new(keyring);
+    check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), args.insecure)?;
+    let policies = count_policies(&buffer).await.context("the policies cannot be read")?;
+    let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
+    let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?.with_tls(tls.clone());
+    let port_file = args.port_file.map(|path| PortFile::write(path, address)).transpose()?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    tracing::info!(
+        listen = %address,
+        docs = %format!("{scheme}://{address}/docs"),
+        version = env!("CARGO_PKG_VERSION"),
+        database = ?config.database,
+        database_created = opened.is_new,
+        policies,
+        tls = tls.as_ref().map_or("none", |tls| tls.describe()),
+        keys = keyring.live_keys(),
+        keys_required = keyring.is_required(),
+        "serving"
+    );
+    let outcome = server.run(shutdown).await;
+    drop(port_file);
+    Ok(outcome?)
+}
+
+/// Creates the folder of the default database. Other folders are not created, because their path may be mistyped.
+pub(super) fn make_default_folder(database: &str) -> anyhow::Result<()> {
+    let path = database.strip_prefix("sqlite:").filter(|_| database == DEFAULT_DATABASE);
+    match path.and_then(|path| Path::new(path).parent()) {
+        Some(folder) => std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display())),
+        None => Ok(()),
+    }
+}
+
+async fn bind(listen: &str) -> anyhow::Result<TcpListener> {
+    check_listen(listen).map_err(anyhow::Error::msg)?;
+    let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen)
+        .await
+        .with_context(|| format!("the host of `{listen}` is not known"))?
+        .collect();
+    TcpListener::bind(addresses.as_slice()).await.with_context(|| format!("cannot listen on {listen}"))
+}
+
+/// Refuses to serve other machines while no keys exist, unless `--insecure` is given. No connection has been accepted
+/// yet.
+fn check_reach(address: SocketAddr, has_keys: bool, is_encrypted: bool, insecure: bool) -> anyhow::Result<()> {
+    if is_loopback(&address) {
+        return Ok(());
+    }
+    if !has_keys && !insecure {
+        bail!(
+            "{address} can be reached from other machines, and there are no keys: create one with \
+             `forebay keys create --role admin --name NAME`, listen on 127.0.0.1, or add --insecure"
+        );
+    }
+    if !has_keys {
+        tracing::warn!(listen = %address, "no keys exist: every client that can reach the service may do everything");
+    } else if !is_encrypted {
+        tracing::warn!(listen = %address, "keys and trajectories are sent unencrypted: configure [tls] or a TLS proxy");
+    }
+    Ok(())
+}
+
+/// A file that contains the bound address while the service runs.
+struct PortFile(PathBuf);
+
+impl PortFile {
+    /// Writes the file atomically, so that readers never see a partial address.
+    fn write(path: PathBuf, address: SocketAddr) -> anyhow::Result<Self> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = Path::new(&partial);
+        std::fs::write(partial, format!("{address}\n"))
+            .and_then(|()| std::fs::rename(partial, &path))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for PortFile {
+    fn drop(&mut self) {
+        // A file left behind would name a service that no longer runs. Errors are ignored, because the file may be gone
+        // already.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Reloads the certificates on SIGHUP, which `systemctl reload` and `logrotate` send.
+async fn reload_at(mut hangups: Signal, tls: Option<Arc<Tls>>) {
+    while hangups.recv().await.is_some() {
+        let Some(tls) = tls.clone() else {
+            tracing::info!("SIGHUP is ignored: there are no certificates to reload and no log file to reopen");
+            continue;
+        };
+        match tokio::task::spawn_blocking(move || tls.renew()).await {
+            Ok(Ok(renewed)) => tracing::info!(renewed, "SIGHUP: the certificates were read again"),
+            Ok(Err(error)) => {
+                tracing::warn!(error = %error, "SIGHUP: certificate reload failed; the old certificates stay in use");
+            }
+            Err(error) => tracing::error!(error = %error, "SIGHUP: the certificate reload did not finish"),
+        }
+    }
+}
+
+/// The number of policies in the database, at most one page.
+async fn count_policies(buffer: &Buffer) -> Result<usize, StoreError> {
+    Ok(buffer.store().policies(String::new(), POLICIES_MAX).await?.len())
+}

@@ -1,0 +1,352 @@
+//! Decides one bundle after the other from the stored data, without the store.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use super::{GroupWork, Incoming, Keyed, Stored, read::Snapshot, write::Arrived};
+use crate::{
+    buffer::{
+        admission::{Gates, Room},
+        evaluation::EvaluationRequest,
+        finalize::{self, GroupDecision, GroupSnapshot, Member},
+        ids::{GroupPk, PolicyPk, RolloutPk},
+        ingest::{self, GroupFill, NewRollout, RolloutDecision},
+        port::{BundleOutcome, Ingested, Policy},
+        refusal::Refusal,
+        states::{GroupState, RolloutState, Verdict},
+        tally::Tally,
+    },
+    clock::Timestamp,
+    store::{
+        ops::{
+            admission::{Allowances, Rooms, added_backlog},
+            group::{self, LockedGroup},
+        },
+        tally::TallyDelta,
+    },
+};
+
+/// Decides bundles in the order in which they arrived.
+pub(super) struct Decider<'b> {
+    snapshot: Snapshot,
+    gates: &'b Gates,
+    now: Timestamp,
+    arrived: Vec<Arrived<'b>>,
+    advantages: HashMap<RolloutPk, f64>,
+    ready: Vec<Keyed>,
+}
+
+/// The changes to write.
+pub(super) struct Changes<'b> {
+    /// Groups that were changed, and groups that were only locked.
+    pub(super) groups: BTreeMap<Keyed, GroupWork>,
+    /// New rollouts, in the order of their arrival.
+    pub(super) arrived: Vec<Arrived<'b>>,
+    /// Advantages in groups that became ready: of new rollouts and of stored ones.
+    pub(super) advantages: HashMap<RolloutPk, f64>,
+    /// Groups that became ready, in this order.
+    pub(super) ready: Vec<Keyed>,
+    pub(super) allowances: Allowances,
+}
+
+/// The changes of one bundle, until all of it is accepted.
+struct Draft<'b> {
+    rooms: Rooms,
+    groups: BTreeMap<Keyed, GroupWork>,
+    stored: HashMap<Keyed, Stored>,
+    arrived: Vec<Arrived<'b>>,
+    advantages: Vec<(RolloutPk, f64)>,
+    ready: Vec<Keyed>,
+    tallies: TallyDelta,
+}
+
+impl<'b> Decider<'b> {
+    pub(super) fn new(snapshot: Snapshot, gates: &'b Gates, now: Timestamp) -> Self {
+        Self { snapshot, gates, now, arrived: Vec::new(), advantages: HashMap::new(), ready: Vec::new() }
+    }
+
+    pub(super) fn into_changes(self) -> Changes<'b> {
+        let Self { snapshot: Snapshot { groups, allowances, .. }, arrived, advantages, ready, .. } = self;
+        Changes { groups, arrived, advantages, ready, allowances }
+    }
+
+    /// Decides a bundle, all or nothing.
+    pub(super) fn bundle(&mut self, bundle: &[Incoming<'b>], tallies: &mut TallyDelta) -> BundleOutcome {
+        let mut draft = self.draft(bundle)?;
+        let mut receipts = Vec::with_capacity(bundle.len());
+        for (index, incoming) in bundle.iter().enumerate() {
+            receipts.push(self.rollout(&mut draft, index, incoming, tallies)?);
+        }
+        self.accept(draft, tallies);
+        Ok(receipts)
+    }
+
+    fn draft(&mut self, bundle: &[Incoming<'b>]) -> Result<Draft<'b>, Refusal> {
+        if let Some(incoming) =
+            bundle.iter().find(|incoming| !self.snapshot.policies.contains_key(&incoming.new.policy))
+        {
+            return Err(Refusal::UnknownPolicy(incoming.new.policy.clone()));
+        }
+        let newcomers: Vec<&Incoming<'b>> =
+            bundle.iter().filter(|incoming| !self.snapshot.stored.contains_key(&self.rollout_key(incoming))).collect();
+        let rooms = self.snapshot.allowances.rooms(&newcomers);
+        let requests = self.requests(bundle, &rooms);
+        if !requests.is_empty() {
+            return Err(Refusal::NotEvaluated(requests));
+        }
+        Ok(Draft {
+            rooms,
+            groups: BTreeMap::new(),
+            stored: HashMap::new(),
+            arrived: Vec::with_capacity(newcomers.len()),
+            advantages: Vec::new(),
+            ready: Vec::new(),
+            tallies: TallyDelta::default(),
+        })
+    }
+
+    /// The inputs on which the filters of new rollouts must be evaluated, outside of the transaction.
+    fn requests(&self, bundle: &[Incoming<'b>], rooms: &Rooms) -> Vec<EvaluationRequest> {
+        let mut requests = Vec::new();
+        for (index, incoming) in bundle.iter().enumerate() {
+            if self.snapshot.stored.contains_key(&self.rollout_key(incoming)) {
+                continue;
+            }
+            let policy = &self.snapshot.policies[&incoming.new.policy];
+            let group = self.snapshot.groups.get(&self.group_key(incoming));
+            if group.is_some_and(|group| !group.locked.fill.state.is_open()) {
+                continue;
+            }
+            let rules = group.map_or(&policy.rules, |group| &group.locked.rules);
+            let request = ingest::pending_evaluation(rules, incoming.new, rooms.of(incoming), policy.version);
+            let is_current = Arc::ptr_eq(rules, &policy.rules);
+            requests.extend(request.map(|request| EvaluationRequest { index, is_current, ..request }));
+        }
+        requests
+    }
+
+    /// Adds the group of a new rollout to the draft. A new group is opened if the backlog has room for it.
+    fn take_group(&self, draft: &mut Draft<'b>, incoming: &Incoming<'b>, tallies: &TallyDelta) -> Result<(), Refusal> {
+        let key = self.group_key(incoming);
+        if draft.groups.contains_key(&key) {
+            return Ok(());
+        }
+        let group = if let Some(group) = self.snapshot.groups.get(&key) {
+            group.clone()
+        } else {
+            let policy = &self.snapshot.policies[&incoming.new.policy];
+            // Reserved room is available even if the backlog has filled up since.
+            if !matches!(draft.rooms.of(incoming), Room::Reserved(_)) {
+                let backlog = self.snapshot.backlogs[&policy.name].with(policy.policy_pk, tallies);
+                let bundle = added_backlog(policy.policy_pk, &draft.tallies);
+                self.gates.admit(&policy.name, &policy.rules, backlog, bundle)?;
+            }
+            draft.tallies.groups(policy.policy_pk, GroupState::Open, 1);
+            open_group(policy, incoming.new, self.snapshot.group_pks[&key], self.now)
+        };
+        draft.groups.insert(key, group);
+        Ok(())
+    }
+
+    fn rollout(
+        &mut self,
+        draft: &mut Draft<'b>,
+        index: usize,
+        incoming: &Incoming<'b>,
+        tallies: &TallyDelta,
+    ) -> Result<Ingested, Refusal> {
+        let key = self.rollout_key(incoming);
+        if let Some(stored) = draft.stored.get(&key).or_else(|| self.snapshot.stored.get(&key)) {
+            return self.repeat(draft, stored, index, incoming);
+        }
+        let policy = &self.snapshot.policies[&incoming.new.policy];
+        let (group_key, new) = (self.group_key(incoming), incoming.new);
+        let room = draft.rooms.of(incoming);
+        self.take_group(draft, incoming, tallies)?;
+        let group = draft.groups.get_mut(&group_key).expect("the group was just taken");
+        let size = group.locked.fill.size;
+        if new.group_size.is_some_and(|declared| declared != size) {
+            let group_id = group.locked.group_id.clone();
+            return Err(Refusal::GroupSizeConflict { group_id, index, size });
+        }
+        ingest::check(&group.locked.rules, new, room).map_err(|refusal| at_index(refusal, index))?;
+        let decision = ingest::decide(&group.locked.rules, new, room, policy.version, group.locked.fill);
+        let decision = decision.ok_or_else(|| Refusal::NotEvaluated(Vec::new()))?;
+        let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
+        let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
+        group.add(new, rollout_pk, &decision, row.live_bytes());
+        tally_arrival(&mut draft.tallies, policy.policy_pk, new, &decision, row.live_bytes(), self.now);
+        draft.arrived.push(row);
+        let mut decided = None;
+        if group.locked.fill.state.is_open()
+            && let Some(cause) = group.locked.fill.due(group.locked.rules.group.on_drop)
+        {
+            let outcome = finalize::decide(&group.locked.rules, &group.snapshot(), cause, self.now);
+            let decision = group::settle(&mut draft.tallies, &mut group.locked, outcome, self.now);
+            if let GroupDecision::Ready(ready) = &decision {
+                draft.advantages.extend(ready.advantages.iter().copied());
+                draft.ready.push(group_key);
+            }
+            group.decision = Some(decision);
+            decided = Some(group.locked.fill.state);
+        }
+        let receipt = Ingested {
+            policy: new.policy.clone(),
+            rollout_id: new.rollout_id.clone(),
+            group_id: new.group(),
+            warnings: ingest::warnings(new, &decision, policy.version),
+            decision,
+            duplicate: false,
+            fill: group.locked.fill,
+            decided,
+            discarded: decided.and(group.locked.reason.clone()),
+            failed_group_filters: decided.map(|_| group.locked.failed_filters.clone()).unwrap_or_default(),
+        };
+        draft.stored.insert(key, Stored::of(new, group, &receipt));
+        Ok(receipt)
+    }
+
+    /// The receipt for a retry, or the conflict with a different rollout of the same id.
+    fn repeat(
+        &self,
+        draft: &Draft<'b>,
+        stored: &Stored,
+        index: usize,
+        incoming: &Incoming<'b>,
+    ) -> Result<Ingested, Refusal> {
+        let new = incoming.new;
+        if stored.content != new.content.as_bytes() {
+            return Err(Refusal::RolloutConflict {
+                rollout_id: new.rollout_id.to_string(),
+                index,
+                verdict: stored.decision.verdict,
+            });
+        }
+        // An earlier rollout of this transaction may have changed the group.
+        let key = self.group_key(incoming);
+        let now = draft.groups.get(&key).or_else(|| self.snapshot.groups.get(&key));
+        let now = now.filter(|group| group.locked.group_pk == stored.group_pk);
+        Ok(Ingested {
+            policy: new.policy.clone(),
+            rollout_id: new.rollout_id.clone(),
+            group_id: new.group(),
+            warnings: ingest::warnings(new, &stored.decision, self.snapshot.policies[&new.policy].version),
+            decision: stored.decision.clone(),
+            duplicate: true,
+            fill: now.map_or(stored.fill, |group| group.locked.fill),
+            decided: None,
+            discarded: None,
+            failed_group_filters: Vec::new(),
+        })
+    }
+
+    fn accept(&mut self, draft: Draft<'b>, tallies: &mut TallyDelta) {
+        let Draft { rooms, groups, stored, arrived, advantages, ready, tallies: counted } = draft;
+        self.snapshot.allowances.use_up(&rooms, tallies);
+        self.snapshot.groups.extend(groups);
+        self.snapshot.stored.extend(stored);
+        self.arrived.extend(arrived);
+        self.advantages.extend(advantages);
+        self.ready.extend(ready);
+        tallies.merge(counted);
+    }
+
+    fn rollout_key(&self, incoming: &Incoming<'_>) -> Keyed {
+        (self.snapshot.policies[&incoming.new.policy].policy_pk, incoming.rollout_key)
+    }
+
+    fn group_key(&self, incoming: &Incoming<'_>) -> Keyed {
+        (self.snapshot.policies[&incoming.new.policy].policy_pk, incoming.group_key)
+    }
+}
+
+impl Stored {
+    fn of(new: &NewRollout, group: &GroupWork, receipt: &Ingested) -> Self {
+        Self {
+            content: new.content.as_bytes().to_vec(),
+            group_pk: group.locked.group_pk,
+            decision: receipt.decision.clone(),
+            fill: receipt.fill,
+        }
+    }
+}
+
+impl GroupWork {
+    /// Counts a rollout.
+    fn add(&mut self, new: &NewRollout, rollout_pk: RolloutPk, decision: &RolloutDecision, live_bytes: i64) {
+        self.changed = true;
+        self.locked.fill.count(decision.verdict);
+        self.locked.payload_bytes += live_bytes;
+        match decision.verdict {
+            Verdict::Kept | Verdict::Masked => self.members.push(Member {
+                rollout_pk,
+                verdict: decision.verdict,
+                reward: new.facts.reward,
+                segments: new.facts.segments,
+                trained_segments: new.facts.trained_segments,
+                tokens: new.facts.tokens,
+                trained_tokens: new.facts.trained_tokens,
+                trained_versions: decision.trained_versions(),
+            }),
+            Verdict::Late => self.late += 1,
+            Verdict::Dropped => {}
+        }
+    }
+
+    fn snapshot(&self) -> GroupSnapshot {
+        self.locked.snapshot(self.members.clone())
+    }
+}
+
+fn open_group(policy: &Policy, first: &NewRollout, group_pk: GroupPk, now: Timestamp) -> GroupWork {
+    let rules = &policy.rules;
+    let size = first.group_size.unwrap_or(rules.group.size);
+    let locked = LockedGroup {
+        group_pk,
+        policy_pk: policy.policy_pk,
+        run: policy.run,
+        group_id: first.group().as_str().to_owned(),
+        rules: Arc::clone(rules),
+        fill: GroupFill { state: GroupState::Open, size, kept: 0, masked: 0, dropped: 0 },
+        reason: None,
+        min_size: rules.min_size(size),
+        environment: first.facts.environment.clone(),
+        failed_filters: Vec::new(),
+        opened_at: now,
+        payload_bytes: 0,
+    };
+    GroupWork { opened_under: Some(policy.rules_pk), ..GroupWork::stored(locked) }
+}
+
+/// Makes the pointers of violations start with the index of their trajectory. The caller removes it if the body was not
+/// an array.
+fn at_index(refusal: Refusal, index: usize) -> Refusal {
+    let Refusal::Invalid(mut violations) = refusal else { return refusal };
+    for violation in &mut violations {
+        violation.pointer.insert_str(0, &format!("/{index}"));
+    }
+    Refusal::Invalid(violations)
+}
+
+fn tally_arrival(
+    tallies: &mut TallyDelta,
+    policy: PolicyPk,
+    new: &NewRollout,
+    decision: &RolloutDecision,
+    live_bytes: i64,
+    now: Timestamp,
+) {
+    tallies.received(policy, new.facts.reward, now);
+    tallies.add(policy, Tally::LiveBytes, live_bytes);
+    tallies.add(policy, Tally::AssumedVersion, i64::from(decision.versions.assumed));
+    match decision.verdict {
+        Verdict::Kept | Verdict::Masked => tallies.rollouts(policy, RolloutState::Open, 1),
+        Verdict::Late => tallies.rollouts(policy, RolloutState::Late, 1),
+        Verdict::Dropped => {
+            tallies.rollouts(policy, RolloutState::Dropped, 1);
+            tallies.dropped(policy, decision.reason.as_deref().unwrap_or_default(), now);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Reads the stored data for the bundles of one transaction, under locks that keep it current.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::{GroupWork, Incoming, Keyed, Stored};
+use crate::{
+    buffer::{
+        ids::{GroupPk, IdKey, PolicyName},
+        ingest::RolloutDecision,
+        port::{Policy, StoreError},
+        trajectory::ResolvedVersions,
+    },
+    clock::Timestamp,
+    store::{
+        ops::{
+            admission::{Allowances, StoredBacklog},
+            fill, group, names, policy,
+        },
+        sql::{NewKeys, Row, Statement, Tx, args, id_key_list, new_keys},
+    },
+};
+
+/// The stored data.
+pub(super) struct Snapshot {
+    pub(super) policies: BTreeMap<PolicyName, Policy>,
+    pub(super) stored: HashMap<Keyed, Stored>,
+    pub(super) groups: BTreeMap<Keyed, GroupWork>,
+    /// The backlogs of the policies for which groups may be opened.
+    pub(super) backlogs: HashMap<PolicyName, StoredBacklog>,
+    pub(super) allowances: Allowances,
+    /// Keys for the rows of new rollouts, ascending.
+    pub(super) rollout_pks: NewKeys,
+    /// Keys for the rows of groups that do not exist, ascending in the order in which the groups are first named.
+    pub(super) group_pks: HashMap<Keyed, GroupPk>,
+}
+
+impl Snapshot {
+    pub(super) async fn read(
+        tx: &mut Tx<'_>,
+        bundles: &[Vec<Incoming<'_>>],
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        let all: Vec<&Incoming<'_>> = bundles.iter().flatten().collect();
+        let policies = policies(tx, &all).await?;
+        let stored = stored(tx, &policies, &all).await?;
+        let is_new = |incoming: &&&Incoming<'_>| {
+            let policy = policies.get(&incoming.new.policy);
+            policy.is_some_and(|policy| !stored.contains_key(&(policy.policy_pk, incoming.rollout_key)))
+        };
+        let newcomers: Vec<&Incoming<'_>> = all.iter().filter(is_new).copied().collect();
+        let allowances = Allowances::lock(tx, &policies, &newcomers, now).await?;
+        let mut groups = BTreeMap::new();
+        let mut backlogs = HashMap::new();
+        for (name, policy) in &policies {
+            let places = places(name, &newcomers);
+            if places.is_empty() {
+                continue;
+            }
+            let locked = group::lock_all(tx, policy.policy_pk, policy.run, &places.keys().copied().collect()).await?;
+            let mut locked: BTreeMap<IdKey, GroupWork> =
+                locked.into_iter().map(|(key, group)| (key, GroupWork::stored(group))).collect();
+            if locked.len() < places.len() {
+                backlogs.insert(name.clone(), StoredBacklog::read(tx, policy.policy_pk).await?);
+            }
+            read_members(tx, locked.iter_mut().map(|(key, group)| (places[key], group))).await?;
+            groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
+        }
+        let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
+        let mut seen = HashSet::new();
+        let missing: Vec<Keyed> = named.filter(|key| !groups.contains_key(key) && seen.insert(*key)).collect();
+        let group_pks = new_keys(tx, GROUP_PKS, missing.len()).await?;
+        Ok(Self {
+            rollout_pks: new_keys(tx, ROLLOUT_PKS, newcomers.len()).await?,
+            group_pks: missing.into_iter().zip(group_pks.map(GroupPk)).collect(),
+            policies,
+            stored,
+            groups,
+            backlogs,
+            allowances,
+        })
+    }
+}
+
+/// The next keys of a table's rows. SQLite, with its single writer, reads the last key. Postgres uses a sequence, whose
+/// name it looks up once instead of once for each key.
+macro_rules! next_keys {
+    ($table:literal, $column:literal) => {
+        Statement {
+            sqlite: concat!(
+                "-- next_keys
+                SELECT COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
+                FROM sqlite_sequence
+                WHERE name = '",
+                $table,
+                "'"
+            ),
+            postgres: concat!(
+                "-- next_keys
+                SELECT nextval((SELECT pg_get_serial_sequence('",
+                $table,
+                "', '",
+                $column,
+                "')::regclass)) AS last, 1::bigint AS run
+                FROM generate_series(1, $1)"
+            ),
+        }
+    };
+}
+const ROLLOUT_PKS: Statement = next_keys!("rollout", "rollout_pk");
+const GROUP_PKS: Statement = next_keys!("rollout_group", "group_pk");
+
+async fn policies(tx: &mut Tx<'_>, all: &[&Incoming<'_>]) -> Result<BTreeMap<PolicyName, Policy>, StoreError> {
+    let names: BTreeSet<&PolicyName> = all.iter().map(|incoming| &incoming.new.policy).collect();
+    let mut policies = BTreeMap::new();
+    for name in names {
+        if let Some(policy) = policy::find(tx, name).await? {
+            policies.insert(name.clone(), policy);
+        }
+    }
+    Ok(policies)
+}
+
+/// The stored rollouts among those of the bundles.
+async fn stored(
+    tx: &mut Tx<'_>,
+    policies: &BTreeMap<PolicyName, Policy>,
+    all: &[&Incoming<'_>],
+) -> Result<HashMap<Keyed, Stored>, StoreError> {
+    const SELECT_STORED: Statement = Statement {
+        sqlite: "-- select_stored
+            SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
+                r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
+            FROM rollout AS r
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk
+            WHERE r.policy_pk = $1 AND r.run = $2 AND r.rollout_key IN (SELECT unhex(value) FROM json_each($3))",
+        postgres: "-- select_stored
+            SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
+                r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
+            FROM unnest($3::bytea[]) AS k (rollout_key)
+            -- One lookup in the unique index for each key. Without OFFSET and without statistics, the planner would
+            -- read a range of the index once and filter it, because it estimates that as cheap.
+            CROSS JOIN LATERAL (
+                SELECT rollout_pk, rollout_id, content_digest, verdict, reason, failed_filters, policy_version,
+                    version_assumed, group_pk
+                FROM rollout
+                WHERE policy_pk = $1 AND run = $2 AND rollout_key = k.rollout_key
+                OFFSET 0
+            ) AS r
+            JOIN rollout_group AS g ON g.group_pk = r.group_pk",
+    };
+    let mut stored = HashMap::new();
+    for (name, policy) in policies {
+        let of_policy = all.iter().filter(|incoming| incoming.new.policy == *name);
+        let keys: BTreeSet<IdKey> = of_policy.map(|incoming| incoming.rollout_key).collect();
+        let list = id_key_list(keys.iter().copied());
+        for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, list]).await? {
+            let key = tx.key_found(&row.get::<String>("rollout_id")?, |found| keys.contains(found))?;
+            stored.insert((policy.policy_pk, key), read_stored(&mut row)?);
+        }
+    }
+    Ok(stored)
+}
+
+fn read_stored(row: &mut Row) -> Result<Stored, StoreError> {
+    Ok(Stored {
+        content: row.get("content_digest")?,
+        group_pk: row.get("group_pk")?,
+        decision: RolloutDecision {
+            admission_lapsed: false,
+            trained_spans: None,
+            over_budget: Vec::new(),
+            verdict: row.get("verdict")?,
+            reason: row.get("reason")?,
+            failed_filters: names(row.get("failed_filters")?),
+            versions: ResolvedVersions {
+                version: row.get("policy_version")?,
+                trained: None,
+                assumed: row.get("version_assumed")?,
+            },
+        },
+        fill: fill(row, "state")?,
+    })
+}
+
+/// The groups of the new rollouts of a policy, and how many new rollouts each group has.
+fn places(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<IdKey, u32> {
+    let mut places = BTreeMap::new();
+    for incoming in newcomers.iter().filter(|incoming| incoming.new.policy == *policy) {
+        *places.entry(incoming.group_key).or_default() += 1;
+    }
+    places
+}
+
+/// Reads the members of the groups that the new rollouts may complete.
+async fn read_members<'g>(
+    tx: &mut Tx<'_>,
+    groups: impl Iterator<Item = (u32, &'g mut GroupWork)>,
+) -> Result<(), StoreError> {
+    let may_be_due = |(more, group): &(u32, &mut GroupWork)| group.locked.fill.may_be_due(*more);
+    let mut due: Vec<&mut GroupWork> = groups.filter(may_be_due).map(|(_, group)| group).collect();
+    if due.is_empty() {
+        return Ok(());
+    }
+    let mut members = group::members(tx, due.iter().map(|group| group.locked.group_pk)).await?;
+    for group in &mut due {
+        group.members = members.remove(&group.locked.group_pk).unwrap_or_default();
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Rules that no policy and no group uses any more.
+
+use async_trait::async_trait;
+
+use crate::{
+    buffer::{
+        ids::GroupPk,
+        port::{RulesOfGroups, StoreError},
+    },
+    store::{
+        dialect::Op,
+        sql::{Statement, Tx, args, key_list},
+    },
+};
+
+/// Rules that no policy uses now, the oldest first.
+pub(in crate::store) struct SupersededRules {
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for SupersededRules {
+    type Output = Vec<i64>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Vec<i64>, StoreError> {
+        const SELECT_SUPERSEDED_RULES: Statement = Statement::new(
+            "-- select_superseded_rules
+            SELECT rules_pk
+            FROM rules
+            WHERE rules_pk NOT IN (SELECT rules_pk FROM policy)
+            ORDER BY rules_pk
+            LIMIT $1",
+        );
+        let rows = tx.fetch_all(SELECT_SUPERSEDED_RULES, args![self.limit]).await?;
+        rows.into_iter().map(|mut row| row.get("rules_pk")).collect()
+    }
+}
+
+/// The rules of the groups after a group, up to `limit` groups. There is no index for this, because every insert of a
+/// group would pay for it.
+pub(in crate::store) struct FindRulesOfGroups {
+    pub(in crate::store) after: GroupPk,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for FindRulesOfGroups {
+    type Output = RulesOfGroups;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<RulesOfGroups, StoreError> {
+        const SELECT_RULES_OF_GROUPS: Statement = Statement::new(
+            "-- select_rules_of_groups
+            SELECT group_pk, rules_pk
+            FROM rollout_group
+            WHERE group_pk > $1
+            ORDER BY group_pk
+            LIMIT $2",
+        );
+        let mut found = RulesOfGroups::default();
+        for mut row in tx.fetch_all(SELECT_RULES_OF_GROUPS, args![self.after, self.limit]).await? {
+            found.last = Some(row.get("group_pk")?);
+            found.rules.insert(row.get("rules_pk")?);
+        }
+        Ok(found)
+    }
+}
+
+/// Deletes rules that no policy uses. Returns how many were deleted.
+pub(in crate::store) struct ForgetRules(pub(in crate::store) Vec<i64>);
+
+#[async_trait]
+impl Op for ForgetRules {
+    type Output = u64;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
+        const FORGET_RULES: Statement = Statement {
+            sqlite: "-- forget_rules
+                DELETE FROM rules
+                WHERE rules_pk IN (SELECT value FROM json_each($1)) AND rules_pk NOT IN (SELECT rules_pk FROM policy)",
+            postgres: "-- forget_rules
+                DELETE FROM rules
+                WHERE rules_pk = ANY ($1::bigint[])
+                    AND rules_pk NOT IN (SELECT rules_pk FROM policy)",
+        };
+        tx.execute(FORGET_RULES, args![key_list(self.0.iter().copied())]).await
+    }
+}

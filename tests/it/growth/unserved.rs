@@ -1,0 +1,94 @@
+//! Statements that no request runs: those that delete unused rules every ten minutes, and those of a restore.
+//!
+//! They run on a store in this process, where a subscriber receives their texts. In a service they would all be logged
+//! only after it had looked for unused rules twice.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, Once, PoisonError},
+};
+
+use forebay::{
+    buffer::ids::{Epoch, GroupPk},
+    metrics::Metrics,
+    store,
+};
+use tracing::{
+    Event, Metadata, Subscriber,
+    field::{Field, Visit},
+    subscriber::Interest,
+};
+use tracing_subscriber::{Layer, layer::Context, prelude::*};
+
+use super::{Walked, name_of, named_in};
+
+/// Files with statements that no request runs.
+pub(super) const FILES: [&str; 2] = ["unused_rules.rs", "epochs.rs"];
+
+/// Runs the statements on the database of a stopped service. Returns each of them once.
+pub(super) async fn walked(database: &str) -> Vec<Walked> {
+    record();
+    let store = store::open(database, Metrics::new().store()).await.expect("the store opens");
+    let superseded = store.superseded_rules(10).await.expect("answered");
+    assert!(!superseded.is_empty(), "the walk has replaced rules");
+    let found = store.rules_of_groups(GroupPk(0), 10).await.expect("answered");
+    let unused: Vec<i64> = superseded.into_iter().filter(|rules| !found.rules.contains(rules)).collect();
+    store.forget_rules(unused).await.expect("answered");
+    store.begin_epochs(Epoch(1)).await.expect("answered");
+    store.close().await;
+    // Other tests of this process run statements at the same time.
+    let names = named_in(|path| FILES.iter().any(|file| path.ends_with(file)));
+    let dialect = if database.starts_with("postgres") { Dialect::Postgres } else { Dialect::Sqlite };
+    let told = TEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let walked = told.into_iter().filter(|(of, _)| *of == dialect);
+    let walked = walked.filter_map(|(_, text)| Some(Walked { name: name_of(&text)?, text }));
+    walked.filter(|statement| names.contains(&statement.name)).collect()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Dialect {
+    Sqlite,
+    Postgres,
+}
+
+static TEXTS: Mutex<BTreeSet<(Dialect, String)>> = Mutex::new(BTreeSet::new());
+
+/// Starts to collect the texts of this process's named statements.
+fn record() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        tracing_subscriber::registry().with(Recorder).try_init().expect("no test has a subscriber of its own");
+    });
+}
+
+struct Recorder;
+
+impl<S: Subscriber> Layer<S> for Recorder {
+    /// All other events are ignored, so that other tests are not slowed down.
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if metadata.target() == "sqlx::query" { Interest::always() } else { Interest::never() }
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut text = Text(None);
+        event.record(&mut text);
+        // SQLite's statements run without sqlx.
+        let is_ours = event.metadata().module_path().is_some_and(|module| module.starts_with("forebay"));
+        let dialect = if is_ours { Dialect::Sqlite } else { Dialect::Postgres };
+        let text = text.0.map(|text| (dialect, text.trim().to_owned()));
+        TEXTS.lock().unwrap_or_else(PoisonError::into_inner).extend(text);
+    }
+}
+
+/// The statement of an event.
+struct Text(Option<String>);
+
+impl Visit for Text {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "db.statement" {
+            self.0 = Some(value.to_owned());
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+}
