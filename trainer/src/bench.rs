@@ -1,7 +1,7 @@
-//! `bench`: how many tokens a second a training step takes, on rows made by arithmetic.
+//! `bench`: measures how many tokens per second a training step processes, on rows computed by a fixed formula.
 //!
-//! The same rows, microbatches, objective and optimizer are in `trainer/bench/eager.py`, so that the two can be
-//! compared on one machine, and their losses must agree.
+//! `trainer/bench/eager.py` has the same rows, microbatches, objective and optimizer. The two can be compared on one
+//! machine, and their losses must agree.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -19,51 +19,51 @@ use crate::{
 pub struct BenchArgs {
     /// Checkpoint to train.
     pub model: PathBuf,
-    /// Sequences of a batch, 96 to 350 tokens each.
+    /// Number of sequences in a batch, of 96 to 350 tokens each.
     #[arg(long, default_value_t = 32, value_name = "N")]
     pub rows: usize,
-    /// Steps that are measured, after one that warms up.
+    /// Number of measured steps, after one warm-up step.
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub steps: usize,
-    /// Tokens of one microbatch, padding included.
+    /// Number of tokens in one microbatch, including padding.
     #[arg(long, default_value_t = 4_096, value_name = "N")]
     pub microbatch_tokens: usize,
-    /// Keep only what enters each layer, and compute the rest again for the gradients.
+    /// Keep only the inputs of each layer, and recompute the activations for the gradients.
     #[arg(long)]
     pub recompute_layers: bool,
-    /// Where tensors live.
+    /// Device of the tensors.
     #[arg(long, value_enum, default_value_t = DeviceConfig::Auto)]
     pub device: DeviceConfig,
     /// Type that layers compute in.
     #[arg(long, value_enum, default_value_t = ComputeConfig::Auto)]
     pub compute: ComputeConfig,
-    /// Threads of libtorch on the CPU; without it, one per core.
+    /// Number of libtorch's CPU threads; one per core if absent.
     #[arg(long, value_name = "N")]
     pub threads: Option<i32>,
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// What ran.
+    /// The program that was measured.
     pub engine: &'static str,
-    /// Threads on the CPU.
+    /// Number of CPU threads.
     pub threads: i32,
-    /// Parameters of the model.
+    /// Number of parameters of the model.
     pub parameters: usize,
-    /// Tokens of a step.
+    /// Number of tokens in a step.
     pub tokens: usize,
     /// Loss of the first step.
     pub loss_first: f64,
     /// Loss of the last step.
     pub loss_last: f64,
-    /// Seconds of a step, median.
+    /// Median seconds of a step.
     pub seconds_median: f64,
-    /// Tokens of a step over its median time.
+    /// Tokens of a step divided by its median time.
     pub tokens_per_s: f64,
 }
 
-/// Measures gradients and updates of the same batch again and again.
+/// Measures gradients and updates on the same batch repeatedly.
 pub fn bench(args: &BenchArgs) -> Result<Measured, LearnerError> {
     if let Some(threads) = args.threads {
         tch::set_num_threads(threads);
@@ -86,7 +86,8 @@ pub fn bench(args: &BenchArgs) -> Result<Measured, LearnerError> {
         let outcome = learner.gradients(&rows)?;
         learner.apply(&outcome)?;
         losses.extend(outcome.statistics.map(|statistics| statistics.loss));
-        // On a GPU the update is queued; reading the gradients' norm in the next step would wait for it.
+        // On a GPU the update is only queued, and reading the norm of the gradients in the next step would include the
+        // wait for it.
         if let Some((_, tensor)) = learner.parameters().iter().next() {
             tensor.get(0).sum(tch::Kind::Float).double_value(&[]);
         }
@@ -108,7 +109,7 @@ pub fn bench(args: &BenchArgs) -> Result<Measured, LearnerError> {
     })
 }
 
-/// Lengths, ids and numbers by the arithmetic of `eager.py`.
+/// Lengths, ids and numbers, computed by the same formulas as in `eager.py`.
 fn samples(count: usize, vocabulary: usize) -> Vec<Sample> {
     let response_of = |row: usize| 64 + row * 37 % 192;
     let trained: usize = (0..count).map(response_of).sum();

@@ -1,10 +1,11 @@
-//! The trainer's configuration: one TOML file, the most used keys also as flags.
+//! The trainer's configuration: one TOML file; the most common keys are also flags.
 //!
 //! Every key is shown and explained in `configs/trainer.toml`, which a test parses.
 
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -15,7 +16,7 @@ use crate::{
     loss::{Objective, ObjectiveConfig},
     model::ComputeKind,
     optimizer::{OptimizerConfig, Schedule},
-    service::Credentials,
+    service::{Credentials, Patience},
 };
 
 /// Everything that can be configured.
@@ -25,7 +26,7 @@ pub struct TrainConfig {
     /// The service.
     #[serde(default = "default_server")]
     pub server: String,
-    /// How the trainer proves who it is.
+    /// How the trainer authenticates itself.
     #[serde(default)]
     pub credentials: Credentials,
     /// Policy to train.
@@ -37,32 +38,35 @@ pub struct TrainConfig {
     /// Seconds for which a call is repeated while the service does not answer it.
     #[serde(default = "default_patience_s")]
     pub patience_s: u64,
+    /// Seconds without a byte after which a call to the service counts as not answered.
+    #[serde(default = "default_silence_s")]
+    pub silence_s: u64,
     /// Hugging Face checkpoint to start from.
     pub model: PathBuf,
     /// Folder of checkpoints, published versions and metrics.
     pub output: PathBuf,
-    /// Optimizer steps in all.
+    /// Total number of optimizer steps.
     #[serde(default = "default_steps")]
     pub steps: i64,
-    /// Where tensors live.
+    /// Device of the tensors.
     #[serde(default)]
     pub device: DeviceConfig,
-    /// Type that layers compute in; weights and optimizer are float32 always.
+    /// Type in which layers compute; weights and optimizer are always float32.
     #[serde(default)]
     pub compute: ComputeConfig,
     /// Batches.
     #[serde(default)]
     pub data: DataConfig,
-    /// Memory of a step.
+    /// Memory limits of a step.
     #[serde(default)]
     pub memory: MemoryConfig,
-    /// What is learned.
+    /// The objective.
     #[serde(default)]
     pub objective: ObjectiveConfig,
-    /// How it is learned.
+    /// The optimizer.
     #[serde(default)]
     pub optimizer: OptimizerConfig,
-    /// Learning rate over the steps.
+    /// The learning rate schedule.
     #[serde(default)]
     pub schedule: Schedule,
     /// The critic, for the objective `ppo` with values.
@@ -71,7 +75,7 @@ pub struct TrainConfig {
     /// Frozen model that the policy is kept close to.
     #[serde(default)]
     pub reference: Option<PathBuf>,
-    /// Frozen model that is imitated where rows have no teacher's log-probabilities.
+    /// Frozen model whose log-probabilities replace a teacher's where rows have none.
     #[serde(default)]
     pub teacher: Option<PathBuf>,
     /// Saving.
@@ -83,24 +87,26 @@ pub struct TrainConfig {
     /// Address of `/metrics`; none when absent.
     #[serde(default)]
     pub metrics_listen: Option<SocketAddr>,
-    /// Where else steps are told.
+    /// Further outputs of the steps' metrics.
     #[serde(default)]
     pub report: ReportConfig,
 }
 
-/// Where steps are told beside `metrics.jsonl` and `/metrics`.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+/// Outputs of the steps' metrics besides `metrics.jsonl` and `/metrics`.
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReportConfig {
     /// Write event files for `TensorBoard` to `tensorboard/` in the output folder.
     pub tensorboard: bool,
+    /// Write a run of this project in the offline format of Weights & Biases to `wandb/` in the output folder.
+    pub wandb_project: Option<String>,
 }
 
-/// Where tensors live.
+/// Device of the tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceConfig {
-    /// The first GPU, or the CPU without one.
+    /// The first GPU, or the CPU if there is no GPU.
     #[default]
     Auto,
     /// The CPU.
@@ -109,7 +115,7 @@ pub enum DeviceConfig {
     Cuda,
 }
 
-/// Type that layers compute in.
+/// Type in which layers compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeConfig {
@@ -126,13 +132,13 @@ pub enum ComputeConfig {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Batches of one optimizer step.
+    /// Number of batches of one optimizer step.
     pub batches_per_step: usize,
-    /// Batches leased ahead of those in training.
+    /// Number of batches that are leased in addition to those in training.
     pub ahead: usize,
-    /// Seconds of a lease; it is extended three times in each.
+    /// Seconds of a lease; it is extended three times within this time.
     pub lease_ttl_s: u64,
-    /// Longest trained sequence in tokens; the models' `max_position_embeddings` bounds it as well.
+    /// Longest trained sequence in tokens; the `max_position_embeddings` of the models limit it too.
     pub tokens_max: Option<usize>,
 }
 
@@ -142,15 +148,15 @@ impl Default for DataConfig {
     }
 }
 
-/// Memory of a step.
+/// Memory limits of a step.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// Tokens of one microbatch, padding included; a longer sequence goes alone.
+    /// Tokens of one microbatch, including padding; a longer sequence is a microbatch of its own.
     pub microbatch_tokens: usize,
-    /// Logits that exist at once; the head works in chunks of this many.
+    /// Maximum number of logits that exist at once; the head works in chunks of this many.
     pub logits: i64,
-    /// Keep only the inputs of layers and compute the rest again for the gradients.
+    /// Keep only the inputs of layers and recompute the activations for the gradients.
     pub recompute_layers: bool,
 }
 
@@ -164,7 +170,7 @@ impl Default for MemoryConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CriticConfig {
-    /// Checkpoint to start from; the policy's when absent.
+    /// Checkpoint to start from; the policy's if absent.
     #[serde(default)]
     pub model: Option<PathBuf>,
     /// Its optimizer.
@@ -181,7 +187,7 @@ pub struct CriticConfig {
 pub struct CheckpointConfig {
     /// Steps between checkpoints; the last step is always saved.
     pub every: i64,
-    /// Newest checkpoints that are kept.
+    /// Number of the newest checkpoints that are kept.
     pub keep: usize,
 }
 
@@ -197,9 +203,9 @@ impl Default for CheckpointConfig {
 pub struct PublishConfig {
     /// Steps between versions.
     pub every: i64,
-    /// Newest versions that are kept on disk.
+    /// Number of the newest versions that are kept on disk.
     pub keep: usize,
-    /// Seconds that a version waits for engines before agents hear of it.
+    /// Seconds that a version waits for engines before the service is informed.
     pub engine_wait_s: u64,
     /// Inference engines that load each version.
     pub engine: Vec<EngineConfig>,
@@ -227,6 +233,10 @@ fn default_patience_s() -> u64 {
     3_600
 }
 
+fn default_silence_s() -> u64 {
+    120
+}
+
 fn default_steps() -> i64 {
     1_000
 }
@@ -239,29 +249,29 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// It is not a configuration.
+    /// The text is not a configuration.
     #[error("{} is not a trainer's configuration", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The position and the cause.
         source: toml::de::Error,
     },
-    /// A value is out of its range, or two contradict each other.
+    /// A value is outside its range, or two values contradict each other.
     #[error("`{field}` {problem}")]
     Invalid {
         /// The key.
         field: String,
-        /// What is wrong.
+        /// The error.
         problem: String,
     },
 }
 
 impl ConfigError {
-    /// A key that another one needs.
+    /// A key is missing that another key needs.
     #[must_use]
     pub fn missing(field: &str, why: &str) -> Self {
         invalid(field, format!("is missing: {why}"))
@@ -269,7 +279,7 @@ impl ConfigError {
 }
 
 impl TrainConfig {
-    /// The defaults around what has none: the checkpoint to start from and the folder of results.
+    /// All defaults; only the starting checkpoint and the output folder have none.
     #[must_use]
     pub fn new(model: PathBuf, output: PathBuf) -> Self {
         Self {
@@ -278,6 +288,7 @@ impl TrainConfig {
             policy: default_policy(),
             consumer: default_consumer(),
             patience_s: default_patience_s(),
+            silence_s: default_silence_s(),
             model,
             output,
             steps: default_steps(),
@@ -308,11 +319,12 @@ impl TrainConfig {
         Ok(config)
     }
 
-    /// Checks what the types do not say.
+    /// Checks what the types do not express.
     pub fn check(&self) -> Result<(), ConfigError> {
         let positive = [
             ("steps", self.steps),
             ("patience_s", self.patience_s as i64),
+            ("silence_s", self.silence_s as i64),
             ("data.batches_per_step", self.data.batches_per_step as i64),
             ("data.lease_ttl_s", self.data.lease_ttl_s as i64),
             ("data.tokens_max", self.data.tokens_max.map_or(i64::MAX, |tokens| tokens as i64)),
@@ -347,7 +359,13 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Where tensors live on this machine.
+    /// How long calls to the service are repeated.
+    #[must_use]
+    pub fn patience(&self) -> Patience {
+        Patience { call: Duration::from_secs(self.patience_s), silence: Duration::from_secs(self.silence_s) }
+    }
+
+    /// Device of the tensors on this machine.
     pub fn device(&self) -> Result<Device, ConfigError> {
         match self.device {
             DeviceConfig::Cpu => Ok(Device::Cpu),
@@ -357,7 +375,7 @@ impl TrainConfig {
         }
     }
 
-    /// Type that layers compute in on `device`.
+    /// Type in which layers compute on `device`.
     #[must_use]
     pub fn compute(&self, device: Device) -> ComputeKind {
         match self.compute {

@@ -15,16 +15,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
-/// Time for a call that loads nothing.
+/// Timeout of a call that loads nothing.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time for the last attempt to continue an engine, when the trainer ends.
+/// Timeout of the last attempt to continue an engine when the trainer ends.
 const LAST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Attempts of a call that is answered with a failure: `SGLang` refuses to empty its cache while requests run.
+/// Number of attempts of a call that is answered with a failure: `SGLang` refuses to empty its cache while requests
+/// run.
 const ATTEMPTS: u32 = 5;
 
-/// Pause after the first failed attempt; it doubles.
+/// Pause after the first failed attempt; it doubles with each attempt.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Longest pause between attempts to reach an engine that failed.
@@ -33,15 +34,15 @@ const PAUSE_MAX: Duration = Duration::from_mins(1);
 const CONTINUE: &str = "/continue_generation";
 const UPDATE: &str = "/update_weights_from_disk";
 
-/// An inference engine to tell about new weights.
+/// An inference engine that loads new weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Which interface it speaks.
+    /// The interface of the engine.
     pub kind: EngineKind,
     /// Its base URL, e.g. `http://127.0.0.1:30000`.
     pub url: String,
-    /// Seconds that loading may take: weights of many gigabytes are read from disk.
+    /// Seconds that loading may take: many gigabytes of weights are read from disk.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: u64,
 }
@@ -61,17 +62,17 @@ pub enum EngineKind {
 /// Why an engine does not have the new weights.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// It was not reached, did not answer in time, or its answer broke off.
+    /// The engine could not be reached, did not answer in time, or its answer broke off.
     #[error("{call} at {url} was not answered")]
     Transport {
         /// Path of the call.
         call: &'static str,
         /// The engine.
         url: String,
-        /// Why.
+        /// The cause.
         source: reqwest::Error,
     },
-    /// It answered with a failure.
+    /// The engine answered with a failure.
     #[error("{call} at {url} failed with status {status}: {body}")]
     Refused {
         /// Path of the call.
@@ -86,19 +87,19 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether the same weights would be refused again.
+    /// Whether the engine would refuse the same weights again.
     fn is_about_the_weights(&self) -> bool {
         matches!(self, Self::Refused { call: UPDATE, status: ..500, .. })
     }
 }
 
-/// Tells engines about versions.
+/// Informs engines about new versions.
 #[derive(Debug)]
 pub struct Engines {
     workers: Vec<Worker>,
 }
 
-/// The task of one engine, as others see it.
+/// The task of one engine, as the others see it.
 #[derive(Debug)]
 struct Worker {
     engine: Engine,
@@ -114,23 +115,23 @@ struct Wanted {
     version: i64,
 }
 
-/// How far an engine is.
+/// The state of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
-    /// Version that it has.
+    /// Version that the engine has loaded.
     loaded: Option<i64>,
     /// Version that was tried last.
     tried: Option<i64>,
-    /// Whether that failed: then nobody waits for the next.
+    /// Whether the last load failed. The next one is then not waited for.
     is_failing: bool,
-    /// Whether it refused the weights: then it is not tried again with the same.
+    /// Whether the engine refused the weights. The same weights are then not tried again.
     has_refused: bool,
-    /// Whether it is between pause and continue.
+    /// Whether the engine is between pause and continue.
     is_busy: bool,
 }
 
 impl Engines {
-    /// Starts a task for each engine that was configured; may be none.
+    /// Starts a task for each configured engine; there may be none.
     #[must_use]
     pub fn start(runtime: &Handle, told: Vec<EngineConfig>) -> Self {
         Self::with_pause(runtime, told, PAUSE)
@@ -153,8 +154,8 @@ impl Engines {
         Self { workers: workers.collect() }
     }
 
-    /// Has every engine load version `version` from `folder`, all at once. Waits for those that are well, at most `wait`;
-    /// the others catch up.
+    /// Makes every engine load version `version` from `folder`, all at the same time. Waits at most `wait` for the
+    /// engines without a failure; the others catch up later.
     pub async fn load(&self, folder: &Path, version: i64, wait: Duration) {
         let well: Vec<&Worker> = self.workers.iter().filter(|worker| !worker.progress.borrow().is_failing).collect();
         for worker in &self.workers {
@@ -169,8 +170,8 @@ impl Engines {
         }
     }
 
-    /// Waits until every engine has the newest version or has refused it, at most `wait`. Engines that have an older one
-    /// then are logged.
+    /// Waits at most `wait` until every engine has loaded the newest version or has refused it. Logs the engines that
+    /// then have an older version.
     pub async fn settle(&self, wait: Duration) {
         let settled = self.workers.iter().map(|worker| {
             let newest = worker.newest();
@@ -188,7 +189,7 @@ impl Engines {
         }
     }
 
-    /// Gives engines that are being updated `wait` to end that, and then continues those that are still paused.
+    /// Gives engines that are being updated the time `wait` to finish, and then continues those that are still paused.
     pub async fn release(&self, wait: Duration) {
         let idle = self.workers.iter().map(|worker| worker.until(|progress| !progress.is_busy));
         let _ = tokio::time::timeout(wait, futures::future::join_all(idle)).await;
@@ -259,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// Loads a version, and continues the engine whatever became of that.
+    /// Loads a version, and continues the engine whether the load succeeded or not.
     async fn bring_to(&self, next: &Wanted, progress: &watch::Sender<Progress>) -> Result<(), EngineError> {
         progress.send_modify(|progress| progress.is_busy = true);
         let loaded = self.load(next).await;
@@ -300,12 +301,13 @@ impl Engine {
         self.timeout.min(CALL_TIMEOUT)
     }
 
-    /// One call, repeated while it is answered with a failure. A call without an answer is not: the engine hangs.
+    /// Makes one call and repeats it while it is answered with a failure. A call without an answer is not repeated,
+    /// because the engine hangs.
     async fn call(&self, call: &'static str, body: Option<Value>, timeout: Duration) -> Result<(), EngineError> {
         let mut pause = self.pause;
         for attempt in 1.. {
             match self.attempt(call, body.as_ref(), timeout).await {
-                // Not the loading itself: the engine would stay paused for longer.
+                // Loading is not repeated here, because the engine would stay paused for longer.
                 Err(error @ EngineError::Refused { .. }) if attempt < ATTEMPTS && call != UPDATE => {
                     tracing::debug!(%error, attempt, "an engine is asked again");
                     tokio::time::sleep(pause).await;
@@ -327,7 +329,7 @@ impl Engine {
         let response = request.timeout(timeout).send().await.map_err(transport)?;
         let status = response.status();
         let body = response.text().await.map_err(transport)?;
-        // SGLang answers 200 with `success: false` where the weights do not fit.
+        // SGLang answers 200 with `success: false` if the weights do not match its model.
         let says_no = serde_json::from_str::<Value>(&body).is_ok_and(|answer| answer["success"] == false);
         if status.is_success() && !says_no {
             return Ok(());

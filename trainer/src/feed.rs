@@ -1,7 +1,8 @@
-//! Batches, leased ahead: while one is trained the next is already on its way, each kept alive by a heartbeat.
+//! Leases batches ahead: while one batch is trained on, the next is already being fetched. A heartbeat keeps each lease
+//! alive.
 //!
-//! Separate from the loop because it runs beside it. The order of batches is the order of leases: one task takes them
-//! one after the other.
+//! This is separate from the loop because it runs in parallel with it. Batches are ordered by their leases, because one
+//! task leases them one after the other.
 
 use std::{
     sync::Arc,
@@ -20,33 +21,33 @@ use tokio::{
 
 use crate::service::{Service, ServiceError, blames_the_batch};
 
-/// Time that one request for a batch waits at the service; the feed asks again for as long as it lives.
+/// Longest time that one request for a batch waits at the service. The feed repeats the request.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Pause after a request for a batch that was answered before its time: a proxy in between may not wait.
+/// Pause after a request for a batch that was answered too early: a proxy in between may not wait.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A leased batch with its rows. The lease is extended until it is consumed or this is dropped, and the next batch has
-/// no room before this is dropped.
+/// A leased batch with its rows. The lease is extended until the batch is consumed or this is dropped. The next batch
+/// is leased only when this is dropped.
 #[derive(Debug)]
 pub struct Delivery {
     /// The batch, with its lease.
     pub batch: BatchDescriptor,
     /// One row per segment, in the order of the batch.
     pub rows: Vec<Sample>,
-    /// Ends with the lease: a batch that is acked has none to extend.
+    /// The heartbeat ends with the lease: an acked batch has none to extend.
     heartbeat: Option<Heartbeat>,
     _room: OwnedSemaphorePermit,
 }
 
 impl Delivery {
-    /// Whether the lease is known to be lost: what is computed on the rows from now on is for nothing.
+    /// Whether the lease is known to be lost. Computing on the rows is then useless.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.heartbeat.as_ref().is_some_and(Heartbeat::is_lost)
     }
 
-    /// The batch is acked or given back.
+    /// Called when the batch is acked or given back.
     pub fn release(&mut self) {
         self.heartbeat = None;
     }
@@ -59,17 +60,17 @@ pub struct Feed {
     task: JoinHandle<()>,
 }
 
-/// A batch, and how long the trainer stood still for it.
+/// A batch, and how long the trainer waited for it.
 #[derive(Debug)]
 pub struct Fed {
     /// The batch.
     pub delivery: Delivery,
-    /// Time without work.
+    /// Time spent waiting.
     pub waited: Duration,
 }
 
 impl Feed {
-    /// Leases up to `ahead` batches beside the one in training, in lineage `epoch`, each for `ttl` at a time.
+    /// Leases up to `ahead` batches in addition to the one in training, in lineage `epoch`, each for `ttl` at a time.
     #[must_use]
     pub fn start(runtime: &Handle, service: Service, epoch: i64, ahead: usize, ttl: Duration) -> Self {
         let (sender, deliveries) = mpsc::channel(ahead + 1);
@@ -77,7 +78,7 @@ impl Feed {
             let room = Arc::new(Semaphore::new(ahead + 1));
             for number in 1_u64.. {
                 let Ok(room) = Arc::clone(&room).acquire_owned().await else { return };
-                // The same name at every attempt: a lost answer is not a lost batch.
+                // Every attempt has the same request id, so that a batch is not lost with a lost answer.
                 let delivery = next(&service, epoch, &format!("{epoch}-{number}"), ttl, room).await;
                 let ends = delivery.is_err();
                 if sender.send(delivery).await.is_err() || ends {
@@ -88,9 +89,9 @@ impl Feed {
         Self { deliveries, task }
     }
 
-    /// The next batch; `None` when `stop` says so while none is there.
+    /// Returns the next batch, or `None` if `stop` is set while there is none.
     pub fn next(&mut self, runtime: &Handle, stop: &dyn Fn() -> bool) -> Result<Option<Fed>, ServiceError> {
-        /// How soon a wish to stop is noticed.
+        /// How often the stop flag is checked.
         const LOOK: Duration = Duration::from_millis(200);
         let started = Instant::now();
         while !stop() {
@@ -113,7 +114,7 @@ impl Drop for Feed {
     }
 }
 
-/// The next batch whose rows arrive whole.
+/// The next batch whose rows arrive completely.
 async fn next(
     service: &Service,
     epoch: i64,
@@ -126,7 +127,8 @@ async fn next(
             policy: Some(service.policy().to_owned()),
             consumer: Some(service.consumer().to_owned()),
             request_id: Some(format!("{request_id}.{attempt}")),
-            wait_ms: Some(WAIT.as_millis() as u64),
+            // A waiting service sends nothing, and this must not count as silence.
+            wait_ms: Some(WAIT.min(service.silence_timeout() / 2).as_millis() as u64),
             partial: None,
             epoch: Some(epoch),
         };
@@ -142,7 +144,7 @@ async fn next(
         let client = service.client().clone().with_retry(RetryPolicy::default());
         let heartbeat = Heartbeat::start(client, &batch, ttl)?;
         let read = service.patiently("samples", || async {
-            // A batch that is damaged or gone never arrives: the service says so by ending its lease.
+            // A batch that is damaged or gone never arrives; the service reports this by ending its lease.
             if heartbeat.is_lost() { Ok(None) } else { whole(service.client(), &batch).await.map(Some) }
         });
         match read.await {
@@ -158,7 +160,7 @@ async fn next(
     unreachable!("attempts do not run out")
 }
 
-/// The rows of a batch: as many as its descriptor says, or an error.
+/// Reads the rows of a batch. Fails unless there are as many as the descriptor says.
 async fn whole(client: &Client, batch: &BatchDescriptor) -> Result<Vec<Sample>, ClientError> {
     let rows = client.samples(&batch.batch_id).await?;
     let expected = batch.samples as usize;

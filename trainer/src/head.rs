@@ -1,22 +1,23 @@
-//! Stage 3: log-probabilities and entropies of trained tokens, and their gradients, a chunk of logits at a time.
+//! Stage 3: log-probabilities and entropies of trained tokens, and their gradients, computed one chunk of logits at a
+//! time.
 //!
-//! This is separate because the logits are the largest tensor of a step: a recorded log-softmax holds `[N, V]` three
-//! times over. Here nothing is recorded. [`forward`] computes what an objective reads, the objective differentiates
-//! by those `[N]` vectors, and [`HeadForward::backward`] goes on from there in closed form. With z = h W^T / T,
-//! p = softmax(z) and H the entropy of p:
+//! This is separate because the logits are the largest tensor of a step: autograd's log-softmax would hold `[N, V]`
+//! three times. Here autograd records nothing. [`forward`] computes what an objective reads, the objective is
+//! differentiated with respect to those `[N]` vectors, and [`HeadForward::backward`] continues from there with closed
+//! formulas. With z = h W^T / T, p = softmax(z) and H the entropy of p:
 //!
 //! - `d logp / d z_j = onehot(target)_j - p_j`
 //! - `d H / d z_j = -p_j (log p_j + H)`
 //!
-//! Logits are 32-bit floats whatever the model computes in (64-bit where it computes in 64-bit). The previous stage is
-//! [`crate::microbatch`], the next [`crate::loss`].
+//! Logits are 32-bit floats for every compute kind of the model except 64-bit, for which they are 64-bit. The previous
+//! stage is [`crate::microbatch`], the next [`crate::loss`].
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-/// Elements of a block for each thread of a CPU: element-wise passes over 1 MiB find it in the cache.
+/// Elements of a block for each thread of a CPU. A block of 1 MiB stays in the cache between element-wise passes.
 const BLOCK_ELEMENTS: i64 = 1 << 18;
 
-/// What a head turns into log-probabilities.
+/// The inputs of a head.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadInput<'a> {
     /// Hidden states at the predicting positions `[N, H]`.
@@ -25,27 +26,27 @@ pub struct HeadInput<'a> {
     pub weight: &'a Tensor,
     /// Ids to predict `[N]`, i64.
     pub targets: &'a Tensor,
-    /// Divisor of the logits `[N]`, f32; nothing where all are 1.
+    /// Divisor of the logits `[N]`, f32; `None` if all are 1.
     pub temperature: Option<&'a Tensor>,
 }
 
-/// How to go through the head.
+/// Settings of the computation.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadOptions {
-    /// Elements of the logits that may exist at once; a single token always may.
+    /// Maximum number of logits that exist at once; a single token may exceed it.
     pub logits_max: i64,
     /// What entropies are for.
     pub entropy: Entropy,
 }
 
-/// What the entropy over the vocabulary is for: each step up costs another pass over the logits.
+/// How the entropy over the vocabulary is used. Each variant costs one more pass over the logits than the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entropy {
-    /// Nothing: it is not computed.
+    /// The entropy is not computed.
     Unused,
-    /// A statistic: it is computed, and has no gradient.
+    /// The entropy is a statistic: it is computed and has no gradient.
     Reported,
-    /// A term of the loss: [`HeadForward::backward`] takes its gradient.
+    /// The entropy is a term of the loss: [`HeadForward::backward`] takes its gradient.
     Trained,
 }
 
@@ -54,7 +55,7 @@ pub enum Entropy {
 pub struct HeadForward {
     /// Log-probability of each target, f32.
     pub logp: Tensor,
-    /// Entropy of each distribution in nats, f32; nothing where it is unused.
+    /// Entropy of each distribution in nats, f32; `None` if it is unused.
     pub entropy: Option<Tensor>,
     head: Head,
     kept: Option<Tensor>,
@@ -67,25 +68,25 @@ impl Default for HeadOptions {
     }
 }
 
-/// Log-probabilities that are not differentiated: of a frozen model, or before the step.
+/// Computes log-probabilities that are not differentiated: those of a frozen model, or those before the step.
 pub fn log_probabilities(input: &HeadInput, logits_max: i64) -> Tensor {
     no_grad(|| Head::new(input, HeadOptions { logits_max, entropy: Entropy::Unused }).run(false).logp)
 }
 
-/// Log-probabilities, and entropies where asked for, that [`HeadForward::backward`] can differentiate.
+/// Computes log-probabilities, and entropies if requested, that [`HeadForward::backward`] can differentiate.
 ///
-/// Where all logits fit at once, their softmax is kept and the gradient costs two products of matrices; otherwise
-/// every chunk is computed a second time.
+/// If all logits fit at once, their softmax is kept and the gradient costs two matrix products. Otherwise every chunk
+/// is computed a second time.
 #[must_use]
 pub fn forward(input: &HeadInput, options: HeadOptions) -> HeadForward {
     no_grad(|| Head::new(input, options).run(true))
 }
 
 impl HeadForward {
-    /// Gradients by the chain rule from `logp_gradient` = dL/dlogp and `entropy_gradient` = dL/dH, both `[N]`.
+    /// Computes gradients by the chain rule from `logp_gradient` = dL/dlogp and `entropy_gradient` = dL/dH, both `[N]`.
     ///
     /// Adds dL/dW to `weight_gradient` `[V, H]`, f32, and returns dL/dh `[N, H]`, f32. An entropy gradient is read only
-    /// where the entropy was [`Entropy::Trained`].
+    /// if the entropy was [`Entropy::Trained`].
     pub fn backward(
         self,
         logp_gradient: &Tensor,
@@ -111,8 +112,8 @@ impl HeadForward {
     }
 }
 
-/// A scalar whose `backward` deposits `gradient` as the gradient of `value`, of any equal shapes: the bridge from
-/// closed-form gradients back into autograd. Its own number means nothing.
+/// Returns a scalar whose `backward` sets `gradient` as the gradient of `value`, which has the same shape. This passes
+/// closed-form gradients back to autograd; the value of the scalar has no meaning.
 pub fn inject(value: &Tensor, gradient: &Tensor) -> Tensor {
     (value * gradient.detach().to_kind(value.kind())).sum(value.kind())
 }
@@ -127,29 +128,30 @@ struct Head {
     /// Kind of logits and gradients.
     kind: Kind,
     entropy: Entropy,
-    /// Memory of one chunk of logits `[n, V]`, which every chunk overwrites.
+    /// Memory of one chunk of logits `[n, V]`, which is reused for every chunk.
     buffer: Tensor,
 }
 
-/// What one chunk of logits comes down to.
+/// The results of one chunk of logits.
 struct Reduced {
     logp: Tensor,
     entropy: Option<Tensor>,
-    /// Softmax, or log-softmax where the entropy is trained, in the memory of the logits.
+    /// Softmax, or log-softmax if the entropy is trained, stored in the memory of the logits.
     kept: Tensor,
 }
 
-/// Gradients that reach one chunk.
+/// Gradients with respect to the results of one chunk.
 struct Upstream {
     logp: Tensor,
-    /// Gradient by the entropy, and the entropy.
+    /// Gradient with respect to the entropy, and the entropy.
     entropy: Option<(Tensor, Tensor)>,
 }
 
 impl Head {
     fn new(input: &HeadInput, options: HeadOptions) -> Self {
         let kind = if input.hidden.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-        // A GPU multiplies 16-bit operands into 32-bit results; on a CPU 32-bit operands are the way to those.
+        // A GPU multiplies 16-bit operands into 32-bit results. On a CPU the operands are converted to 32 bits for
+        // this.
         let operand = if input.hidden.device().is_cuda() { input.hidden.kind() } else { kind };
         let (tokens, vocabulary) = (input.hidden.size()[0], input.weight.size()[0]);
         let chunk_tokens = (options.logits_max / vocabulary).clamp(1, tokens.max(1));
@@ -188,12 +190,12 @@ impl Head {
         windows(self.hidden.size()[0], self.buffer.size()[0])
     }
 
-    /// Logits over the temperature `[n, V]` of the tokens from `start` on.
+    /// Logits divided by the temperature, `[n, V]`, of the tokens from `start` on.
     fn logits(&self, start: i64, length: i64) -> Tensor {
         let hidden = self.hidden.narrow(0, start, length);
         let temperature = self.temperature.as_ref().map(|temperature| temperature.narrow(0, start, length));
         if self.hidden.kind() == self.kind {
-            // Dividing [n, H] instead of [n, V].
+            // Dividing [n, H] is cheaper than dividing [n, V].
             let hidden = temperature.map_or(hidden.shallow_clone(), |temperature| hidden / temperature);
             return hidden.mm_out(&self.buffer.narrow(0, 0, length), &self.weight.tr());
         }
@@ -204,7 +206,8 @@ impl Head {
         logits
     }
 
-    /// Turns logits `[n, V]` into log-softmax in place, reads off what is asked for, and leaves what is kept in place.
+    /// Turns logits `[n, V]` into log-softmax in place and computes the requested results. What the backward pass needs
+    /// stays in place.
     fn reduce(&self, logits: Tensor, start: i64, keep: bool) -> Reduced {
         let targets = self.targets.narrow(0, start, logits.size()[0]);
         let mut logp = Vec::new();
@@ -227,7 +230,7 @@ impl Head {
         Reduced { logp: Tensor::cat(&logp, 0), entropy, kept: logits }
     }
 
-    /// What [`Head::reduce`] would have kept.
+    /// Recomputes what [`Head::reduce`] would have kept.
     fn recompute(&self, start: i64, length: i64) -> Tensor {
         let logits = self.logits(start, length);
         for (first, tokens) in blocks(&logits) {
@@ -240,7 +243,8 @@ impl Head {
         logits
     }
 
-    /// Turns what was kept of a chunk into dL/dz in place, up to the factor per token `[n, 1]` that it returns.
+    /// Turns the kept softmax or log-softmax of a chunk into dL/dz in place, except for a factor per token `[n, 1]`,
+    /// which is returned.
     fn differentiate(&self, kept: &mut Tensor, upstream: &Upstream, start: i64, length: i64) -> Tensor {
         let targets = self.targets.narrow(0, start, length);
         let over_temperature = |gradient: Tensor| match &self.temperature {
@@ -252,12 +256,12 @@ impl Head {
             differentiate_entropy(kept, upstream, &targets);
             return over_temperature(-logp.ones_like());
         }
-        // p - onehot; its factor -dL/dlogp goes to the [n, H] operands, which spares a pass over [n, V].
+        // p - onehot. Its factor -dL/dlogp is applied to the [n, H] operands, which saves a pass over [n, V].
         let _ = kept.scatter_add_(1, &targets, &(-logp.ones_like()));
         over_temperature(-logp)
     }
 
-    /// dL/dh of one chunk, with dL/dW added to the accumulator; dL/dz is `coefficient * chunk`.
+    /// Returns dL/dh of one chunk and adds dL/dW to the accumulator; dL/dz is `coefficient * chunk`.
     fn multiply(
         &self,
         chunk: &Tensor,
@@ -297,7 +301,8 @@ fn differentiate_entropy(kept: &mut Tensor, upstream: &Upstream, targets: &Tenso
     let _ = kept.scatter_add_(1, targets, &(-logp));
 }
 
-/// Rows of `logits` `[n, V]` that element-wise passes take together: all of them where there is no cache to keep them in.
+/// Number of rows of `logits` `[n, V]` that element-wise passes process together: all rows on a device without a cache
+/// to fill.
 fn blocks(logits: &Tensor) -> Vec<(i64, i64)> {
     let (tokens, vocabulary) = (logits.size()[0], logits.size()[1]);
     let on_cpu = logits.device() == Device::Cpu;
@@ -327,7 +332,7 @@ pub(crate) mod tests {
         entropy_gradient: Tensor,
     }
 
-    /// What autograd over the whole logits says.
+    /// The gradients of autograd over all logits, for comparison.
     struct Expected {
         logp: Tensor,
         entropy: Tensor,
@@ -397,14 +402,15 @@ pub(crate) mod tests {
         }
     }
 
-    /// Numbers between -1.5 and 1.5 without a pattern, f64: the same ones whatever other tests draw meanwhile.
+    /// Numbers between -1.5 and 1.5 without a pattern, f64. They do not depend on what other tests draw at the same
+    /// time.
     pub(crate) fn scattered(size: &[i64], phase: f64) -> Tensor {
         let count = size.iter().product::<i64>();
         let angles = Tensor::arange(count, (Kind::Double, Device::Cpu)) * 12.9898 + phase;
         ((angles.sin() * 43_758.545_3).frac() * 1.5).view(size)
     }
 
-    /// The largest difference is at most `tolerance` of the largest number.
+    /// Checks that the largest difference is at most `tolerance` times the largest number.
     fn close(found: &Tensor, expected: &Tensor, tolerance: f64) {
         assert_eq!((found.size(), found.kind()), (expected.size(), expected.kind()));
         let difference = (found - expected).abs().max().double_value(&[]);
@@ -423,7 +429,7 @@ pub(crate) mod tests {
 
     #[test]
     fn blocks_within_a_chunk_agree_with_autograd() {
-        // Two tokens fill a block, so that five take three.
+        // A block has room for two tokens, so five tokens take three blocks.
         let vocabulary = BLOCK_ELEMENTS * i64::from(tch::get_num_threads().max(1)) / 2;
         let mut case = Case {
             hidden: scattered(&[5, 2], 1.0),
@@ -438,8 +444,8 @@ pub(crate) mod tests {
         for (kind, tolerance) in [(Kind::Double, 1e-12_f64), (Kind::Float, 1e-4)] {
             case.hidden = case.hidden.to_kind(kind);
             case.weight = case.weight.to_kind(kind);
-            // How far sums over a vocabulary are off in 32 bits depends on the order in which the machine's matrix product
-            // adds. Autograd's own error says what can be asked of it.
+            // The error of 32-bit sums over a vocabulary depends on the order in which the machine's matrix product
+            // adds. The error of autograd itself is therefore the measure.
             let plain = case.expected(kind, true);
             let double = |tensor: &Tensor| tensor.to_kind(Kind::Double);
             let near = |found: &Tensor, plain: &Tensor, expected: &Tensor| {

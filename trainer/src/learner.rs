@@ -1,7 +1,7 @@
-//! One optimizer step: gradients of a batch, and moving the weights by them.
+//! One optimizer step: computes the gradients of a batch and updates the weights with them.
 //!
-//! The two are apart because the ack stands between them. Gradients add up over microbatches of whole rows; the weights
-//! of the loss carry the normalisation, so that any split gives the same sum.
+//! The two are separate because the ack comes between them. Gradients are added over microbatches of whole rows. The
+//! weights of the loss contain the normalisation, so every split gives the same sum.
 
 use std::{
     collections::BTreeMap,
@@ -39,19 +39,19 @@ pub struct Learner {
     teacher: Option<Decoder>,
 }
 
-/// A model that is trained.
+/// A trained model.
 #[derive(Debug)]
 struct Trained {
-    /// Name of its tensors in a checkpoint.
+    /// Prefix of its tensors' names in a checkpoint.
     name: &'static str,
     decoder: Decoder,
     optimizer: AdamW,
     schedule: Schedule,
-    /// Checkpoint whose configuration and tokenizer go along.
+    /// Checkpoint whose configuration and tokenizer are copied.
     base: PathBuf,
 }
 
-/// Gradients of a batch, as numbers; the tensors are with the parameters.
+/// Figures of a batch's gradients. The tensors are with the parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct StepOutcome {
     /// Statistics of the loss; `None` for a batch that trains nothing.
@@ -69,7 +69,7 @@ pub struct StepOutcome {
 }
 
 impl StepOutcome {
-    /// Whether the weights may be moved by these gradients.
+    /// Whether the weights may be updated with these gradients.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         let losses = [self.statistics.map(|statistics| statistics.loss), self.value_loss];
@@ -85,7 +85,7 @@ pub enum LearnerError {
     Model {
         /// Its folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: LoadError,
     },
     /// The configuration cannot be used on this machine.
@@ -113,10 +113,10 @@ pub enum LearnerError {
         /// The step.
         step: i64,
     },
-    /// Two models do not speak of the same tokens.
-    #[error("the {role} in {} knows {found} token ids, the policy {expected}: they must have one vocabulary", path.display())]
+    /// Two models have different vocabularies.
+    #[error("the {role} in {} has {found} token ids, the policy {expected}: they must have the same vocabulary", path.display())]
     Vocabulary {
-        /// What the model is for.
+        /// The role of the model.
         role: &'static str,
         /// Its folder.
         path: PathBuf,
@@ -137,7 +137,7 @@ pub enum LearnerError {
 }
 
 impl Learner {
-    /// Starts from the configured model, or goes on from a checkpoint.
+    /// Starts from the configured model, or continues from a checkpoint.
     pub fn open(config: &TrainConfig, checkpoint: Option<&Checkpoint>) -> Result<Self, LearnerError> {
         let device = config.device()?;
         let compute = config.compute(device);
@@ -181,7 +181,7 @@ impl Learner {
         Ok(learner)
     }
 
-    /// Positions that every model was trained for.
+    /// Longest sequence that every model was trained on.
     fn positions_max(&self) -> usize {
         let critic = self.critic.as_ref().map(|critic| &critic.decoder);
         let models = [Some(&self.policy.decoder), critic, self.reference.as_ref(), self.teacher.as_ref()];
@@ -207,7 +207,7 @@ impl Learner {
         self.step
     }
 
-    /// What rows must have to be trained on here.
+    /// The columns that rows need here.
     #[must_use]
     pub fn expected(&self) -> Expected {
         Expected {
@@ -217,7 +217,7 @@ impl Learner {
         }
     }
 
-    /// What the rules of the policy allow that the objective cannot train well, in words.
+    /// Describes what the policy's rules permit although the objective cannot train on it well.
     #[must_use]
     pub fn mismatches(&self, rules: &PolicyRules) -> Vec<String> {
         let needs = self.expected().needs;
@@ -253,7 +253,7 @@ impl Learner {
         self.policy.decoder.parameters()
     }
 
-    /// What a checkpoint holds.
+    /// The contents of a checkpoint.
     #[must_use]
     pub fn state(&self) -> State<'_> {
         let models = || std::iter::once(&self.policy).chain(&self.critic);
@@ -267,14 +267,14 @@ impl Learner {
         }
     }
 
-    /// The averaged weights of the policy, where an average is kept.
+    /// The averaged weights of the policy, if an average is kept.
     fn average(&self) -> Option<Parameters> {
         let averages: BTreeMap<&str, Tensor> =
             self.policy.optimizer.state().filter_map(|(name, state)| Some((name, state.average?))).collect();
         self.parameters().replaced(|name| averages.get(name).map(Tensor::shallow_clone))
     }
 
-    /// Computes the gradients of a batch in place of those that are there. The weights do not move.
+    /// Computes the gradients of a batch and replaces the existing ones. The weights do not change.
     pub fn gradients(&mut self, batch: &Rows) -> Result<StepOutcome, LearnerError> {
         let rows = batch.trained();
         self.policy.optimizer.zero_grad();
@@ -323,7 +323,7 @@ impl Learner {
         })
     }
 
-    /// The groups whose rows alone give gradients that are not finite.
+    /// The groups whose rows give gradients that are not finite even when they are alone.
     pub fn culprits(&mut self, batch: &Rows) -> Result<Vec<GroupId>, LearnerError> {
         let mut found = Vec::new();
         for group in batch.groups() {
@@ -334,7 +334,7 @@ impl Learner {
         Ok(found)
     }
 
-    /// Moves the weights by the gradients. Only after the batch is acked.
+    /// Updates the weights with the gradients. Call this only after the batch is acked.
     pub fn apply(&mut self, outcome: &StepOutcome) -> Result<(), LearnerError> {
         if outcome.statistics.is_some() {
             let step = self.step as u64;
@@ -372,7 +372,8 @@ impl Learner {
         Ok(statistics)
     }
 
-    /// Gradient of the loss by the hidden states at trained tokens; that of the head is added to `head_gradient`.
+    /// Returns the gradient of the loss with respect to the hidden states at trained tokens. The gradient of the head
+    /// is added to `head_gradient`.
     fn head_gradients(
         &self,
         microbatch: &Microbatch,
@@ -389,7 +390,7 @@ impl Learner {
         let needs_reference = self.objective.kl_loss_coef != 0.0;
         let reference = self.reference.as_ref().filter(|_| needs_reference);
         let reference = reference.map(|model| self.log_probabilities(model, microbatch));
-        // Where advantages are prepared, distillation is part of them.
+        // If advantages are prepared, they already include distillation.
         let teacher = self.teacher.as_ref().filter(|_| self.objective.opd_coef != 0.0 && prepared.is_none());
         let teacher = teacher.map(|model| self.log_probabilities(model, microbatch));
         let advantages = prepared.map(|prepared| microbatch.flatten(&prepared.advantages));
@@ -421,7 +422,7 @@ impl Learner {
         })
     }
 
-    /// Advantages that need the whole batch, from a pass without gradients.
+    /// Computes advantages that need the whole batch, in a pass without gradients.
     fn prepare(&self, rows: &[Row], plan: &[Vec<usize>], old: OldLogprobs) -> Result<Prepared, LearnerError> {
         let columns = || vec![Vec::new(); rows.len()];
         let (mut logp_old, mut logp_reference, mut logp_teacher, mut values) =
@@ -496,7 +497,7 @@ impl Learner {
         })
     }
 
-    /// Gradients of the critic; its loss.
+    /// Computes the gradients of the critic, and its loss.
     fn critic_gradients(&self, critic: &Trained, rows: &[Row], plan: &[Vec<usize>], prepared: &Prepared) -> f64 {
         let mut sum = 0.0;
         for indices in plan {
@@ -515,7 +516,7 @@ impl Learner {
     }
 }
 
-/// What a pass over the whole batch found, by row and trained token.
+/// The results of a pass over the whole batch, by row and trained token.
 struct Prepared {
     logp_old: Option<Vec<Vec<f32>>>,
     advantages: Vec<Vec<f32>>,
@@ -537,7 +538,7 @@ impl Trained {
         Ok(Self { name, decoder, optimizer, schedule, base })
     }
 
-    /// Values at the trained tokens of a microbatch, each read before its token.
+    /// Values at the trained tokens of a microbatch. Each value is read before its token.
     fn values(&self, microbatch: &Microbatch) -> Tensor {
         self.decoder.values(&microbatch.predicting(&self.decoder.hidden(&microbatch.inputs)))
     }
@@ -554,7 +555,7 @@ impl Trained {
         let mut take = |moment: &str, parameter: &str| tensors.remove(&format!("{}.{moment}.{parameter}", self.name));
         let mut saved = BTreeMap::new();
         for (parameter, _) in self.decoder.parameters().iter() {
-            // What is missing is named by the optimizer.
+            // The optimizer names the missing parameter.
             if let (Some(mean), Some(square)) = (take("mean", parameter), take("square", parameter)) {
                 let state = ParameterState { mean, square, average: take("average", parameter) };
                 saved.insert(parameter.to_owned(), state);

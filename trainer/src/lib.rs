@@ -1,19 +1,20 @@
 //! The trainer: a separate process that turns finalized batches into better policies.
 //!
-//! It talks to the buffer over HTTP only, and is the reference for everybody who writes another one. A tour, in the
-//! order in which one step goes through it:
+//! The trainer talks to the buffer only over HTTP, and is the reference for anyone who writes another trainer. This is
+//! the order in which one step uses its modules:
 //!
-//! 1. [`service`] and [`feed`]: one policy of a buffer; batches leased ahead, kept alive by heartbeats.
+//! 1. [`service`] and [`feed`]: one policy of a buffer; batches leased ahead, with heartbeats.
 //! 2. [`rows`] and [`microbatch`]: samples become checked rows, rows become tensors under a token budget.
-//! 3. [`model`] and [`head`]: Hugging Face decoders; log-probabilities over the vocabulary, a chunk at a time.
+//! 3. [`model`] and [`head`]: Hugging Face decoders; log-probabilities over the vocabulary, one chunk at a time.
 //! 4. [`loss`] and [`returns`]: every objective as a pure function of tensors.
 //! 5. [`optimizer`]: updates, gradient clipping, schedules.
-//! 6. [`learner`]: the above as one step: gradients of a batch, and moving the weights by them.
-//! 7. [`state`] and [`checkpoint`]: what survives a crash, and weights as checkpoints that others read.
-//! 8. [`publish`] and [`engine`]: weight versions for agents and inference engines, beside training.
-//! 9. [`train`]: the loop, top to bottom, and [`report`], what it tells.
-//! 10. [`rollout`] and [`generate`]: a small real agent, so that the loop closes on one machine.
-//! 11. [`bench`]: the pace of a step, without a service.
+//! 6. [`learner`]: one step made of the above: gradients of a batch, and the update of the weights.
+//! 7. [`state`] and [`checkpoint`]: the state that survives a crash, and weights as checkpoints that other programs can
+//!    read.
+//! 8. [`publish`] and [`engine`]: weight versions for agents and inference engines, in parallel with training.
+//! 9. [`train`]: the loop, from top to bottom, and [`report`], its metrics.
+//! 10. [`rollout`] and [`generate`]: a small real agent, so that the whole loop runs on one machine.
+//! 11. [`bench`]: measures the speed of a step, without a service.
 
 pub mod service;
 

@@ -1,4 +1,4 @@
-//! Command line, configuration, log; then the loop of the command.
+//! The command line, the configuration and the log; then the command runs.
 
 use std::{
     io::IsTerminal as _,
@@ -28,7 +28,7 @@ use tracing_subscriber::EnvFilter;
 struct CommandLine {
     #[command(subcommand)]
     command: Command,
-    /// How the log looks
+    /// Format of the log
     #[arg(long, global = true, env = "FOREBAY_TRAINER_LOG", value_name = "FORMAT", default_value = "text")]
     log: LogFormat,
 }
@@ -47,9 +47,9 @@ enum Command {
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum LogFormat {
-    /// For people
+    /// Text for people
     Text,
-    /// One object a line
+    /// One JSON object per line
     Json,
 }
 
@@ -58,30 +58,30 @@ struct TrainArgs {
     /// Configuration file (TOML); `configs/trainer.toml` explains every key
     #[arg(long, env = "FOREBAY_TRAINER_CONFIG", value_name = "FILE")]
     config: PathBuf,
-    /// The service, instead of the file's `server`
+    /// URL of the service; overrides `server` of the file
     #[arg(long, env = "FOREBAY_SERVER", value_name = "URL")]
     server: Option<String>,
     #[command(flatten)]
     credentials: Credentials,
-    /// Policy to train, instead of the file's `policy`
+    /// Policy to train; overrides `policy` of the file
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
-    /// Checkpoint to start from, instead of the file's `model`
+    /// Checkpoint to start from; overrides `model` of the file
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
-    /// Optimizer steps in all, instead of the file's `steps`
+    /// Total number of optimizer steps; overrides `steps` of the file
     #[arg(long, value_name = "N")]
     steps: Option<i64>,
-    /// Folder of checkpoints, versions and metrics, instead of the file's `output`
+    /// Folder of checkpoints, versions and metrics; overrides `output` of the file
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Where tensors live, instead of the file's `device`
+    /// Device of the tensors; overrides `device` of the file
     #[arg(long)]
     device: Option<DeviceConfig>,
-    /// Go on although the service has settled steps that the last checkpoint here does not hold
+    /// Continue even if the service has settled steps that are missing in the last checkpoint here
     #[arg(long)]
     force: bool,
-    /// Load everything, lease nothing, and print what would be done
+    /// Load everything, lease nothing, and print what a run would do
     #[arg(long)]
     dry_run: bool,
 }
@@ -134,11 +134,12 @@ fn run_bench(args: &BenchArgs) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{}", serde_json::to_string(&measured)?).context("cannot print")
 }
 
-/// A flag that SIGINT and SIGTERM set; the second one ends the process at once.
+/// Returns a flag that SIGINT and SIGTERM set. The second signal ends the process at once.
 fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // In this order: the first signal finds the flag down and raises it, the second finds it up.
+        // The order matters: the first signal finds the flag unset and sets it, the second finds it set and ends the
+        // process.
         signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
             .context("cannot listen for signals")?;
@@ -149,7 +150,7 @@ fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::default);
-    // A file that a log is redirected to shows no colours, and some terminals are asked not to.
+    // No colours if the log goes to a file, or if NO_COLOR is set.
     let is_colourful = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     match format {
         LogFormat::Text => log.with_target(false).with_ansi(is_colourful).init(),

@@ -1,59 +1,59 @@
-//! Stage 2: rows of one batch grouped under a token budget, and laid out as tensors.
+//! Stage 2: groups the rows of one batch under a token budget and lays them out as tensors.
 //!
-//! This is separate because it alone knows two layouts: padded `[B, S]` for the model, and flat `[N]` over trained
-//! tokens for everything behind it. Only the hidden states that predict a trained token go through the head, which
-//! for long prompts and masked tool results is most of its cost. The previous stage is [`crate::rows`], the next
-//! [`crate::head`].
+//! This is separate because only this stage knows both layouts: padded `[B, S]` for the model, and flat `[N]` over
+//! trained tokens for all later stages. Only the hidden states that predict a trained token go through the head, which
+//! saves most of the head's cost for long prompts and masked tool results. The previous stage is [`crate::rows`], the
+//! next [`crate::head`].
 
 use tch::{Device, Kind, Tensor};
 
 use crate::rows::Row;
 
-/// Fills the places behind the end of a row; causal attention never reads them.
+/// Fills the positions after the end of a row. Causal attention never reads them.
 const PADDING_ID: i64 = 0;
 
-/// Rows that go through the model together.
+/// Rows that go through the model in one pass.
 #[derive(Debug)]
 pub struct Microbatch {
     /// Token ids `[B, S]`, i64, right-padded with 0; S is the longest row's [`Row::inputs`].
     pub inputs: Tensor,
-    /// Places in the `[B * S]` flattened hidden states that predict the flat tokens: `[N]`, i64, ascending.
+    /// Positions in the `[B * S]` flattened hidden states that predict the flat tokens: `[N]`, i64, ascending.
     pub gather: Tensor,
-    /// What the losses read.
+    /// The columns that the losses read.
     pub flat: FlatTokens,
     rows: Vec<usize>,
     counts: Vec<i64>,
 }
 
-/// Columns over the trained tokens of a microbatch, row after row: each `[N]`.
+/// Columns over the trained tokens of a microbatch, row after row: each is `[N]`.
 ///
-/// A mask is not among them: every token here has mask 1. What a token's columns say depends on its row alone, so that
+/// There is no mask column, because every token here has mask 1. The values of a token depend only on its row, so
 /// results do not depend on which rows share a microbatch.
 #[derive(Debug)]
 pub struct FlatTokens {
     /// Ids to predict, i64.
     pub targets: Tensor,
-    /// Row within the microbatch, `0..rows`, i64, ascending. A row is a sequence.
+    /// Row within the microbatch, `0..rows`, i64, ascending. Each row is one sequence.
     pub row: Tensor,
     /// Number of rows B.
     pub rows: i64,
-    /// Position in the response, masked tokens counted, i64.
+    /// Position in the response, counting masked tokens, i64.
     pub position: Tensor,
-    /// Behaviour log-probabilities, f32, 0 at tokens of rows without them; nothing where no row has them.
+    /// Behaviour log-probabilities, f32, 0 at tokens of rows without them; `None` if no row has them.
     pub logp_rollout: Option<Tensor>,
-    /// Which tokens have behaviour log-probabilities; nothing where all have them or none has.
+    /// Which tokens have behaviour log-probabilities; `None` if all have them or none has.
     pub sampled: Option<Sampled>,
-    /// Teacher log-probabilities, f32; nothing unless every row has them.
+    /// Teacher log-probabilities, f32; `None` unless every row has them.
     pub logp_teacher: Option<Tensor>,
     /// Advantage of the rollout, f32.
     pub advantage: Tensor,
     /// Weight in the loss, f32.
     pub loss_weight: Tensor,
-    /// Divisor of the logits, f32; nothing where all are 1.
+    /// Divisor of the logits, f32; `None` if all are 1.
     pub temperature: Option<Tensor>,
 }
 
-/// Tokens of rows with behaviour log-probabilities, where other rows have none.
+/// The tokens that have behaviour log-probabilities, if some rows have none.
 #[derive(Debug)]
 pub struct Sampled {
     /// `[N]`, bool.
@@ -62,10 +62,12 @@ pub struct Sampled {
     pub count: i64,
 }
 
-/// Splits rows into microbatches whose padded size `rows * longest` stays within `tokens_max`; a longer row goes alone.
+/// Splits rows into microbatches whose padded size `rows * longest` is at most `tokens_max`. A longer row is a
+/// microbatch of its own.
 ///
-/// `lengths` are lengths of [`Row::inputs`]. Every index occurs once. Longest rows come first, so that a budget too
-/// large for the device fails at once; equal lengths keep their order, so the same batch gives the same plan.
+/// `lengths` are the lengths of [`Row::inputs`]. Every index occurs once. The longest rows come first, so that a budget
+/// too large for the device fails at once. Equal lengths keep their order, so the same batch always gives the same
+/// plan.
 #[must_use]
 pub fn plan(lengths: &[usize], tokens_max: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..lengths.len()).collect();
@@ -83,7 +85,7 @@ pub fn plan(lengths: &[usize], tokens_max: usize) -> Vec<Vec<usize>> {
 impl Microbatch {
     /// Lays out the rows at `indices` of `rows` on `device`.
     ///
-    /// `indices` must not be empty, which [`plan`] grants.
+    /// `indices` must not be empty; [`plan`] guarantees that.
     #[must_use]
     pub fn new(rows: &[Row], indices: &[usize], device: Device) -> Self {
         let members: Vec<&Row> = indices.iter().map(|&index| &rows[index]).collect();
@@ -118,12 +120,12 @@ impl Microbatch {
         self.counts.iter().sum()
     }
 
-    /// Hidden states `[N, H]` that predict the flat tokens, out of `[B, S, H]`; differentiable.
+    /// Selects the hidden states `[N, H]` that predict the flat tokens from `[B, S, H]`; differentiable.
     pub fn predicting(&self, hidden: &Tensor) -> Tensor {
         hidden.flatten(0, 1).index_select(0, &self.gather)
     }
 
-    /// A flat column `[N]`, f32, from one column over the trained tokens for each row of the batch.
+    /// Makes a flat column `[N]`, f32, from one column over the trained tokens per row of the batch.
     pub fn flatten(&self, columns: &[Vec<f32>]) -> Tensor {
         let flat: Vec<f32> = self.rows.iter().flat_map(|&row| columns[row].iter().copied()).collect();
         debug_assert_eq!(flat.len() as i64, self.trained_tokens(), "a column covers the trained tokens of its row");

@@ -1,9 +1,10 @@
-//! Publishing: a complete checkpoint folder for each weight version, known to the service and to inference engines.
+//! Publishing: writes a complete checkpoint folder for each weight version and informs the service and the inference
+//! engines.
 //!
-//! Separate from saving: what is saved is for this trainer's restart and holds the optimizer, what is published is for
-//! everybody else. Training goes on meanwhile: it hands over a copy of the weights, and a task writes the folder, has the
-//! engines load it, tells the service once and removes old folders. Weights that are handed over while an older version
-//! is on its way wait, and the newest replace those that wait.
+//! This is separate from saving: saved checkpoints are for the trainer's restart and contain the optimizer, and
+//! published versions are for everyone else. Training continues meanwhile. It passes a copy of the weights to a task,
+//! which writes the folder, makes the engines load it, informs the service once and removes old folders. If weights
+//! arrive while an older version is being published, they wait, and newer weights replace those that wait.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,16 +22,16 @@ use crate::{
     state::remove_hidden,
 };
 
-/// Where versions are published.
+/// Settings of publishing.
 #[derive(Clone, Debug)]
 pub struct PublishOptions {
     /// Folder of the versions.
     pub folder: PathBuf,
-    /// Checkpoint whose configuration and tokenizer go along.
+    /// Checkpoint whose configuration and tokenizer are copied.
     pub base: PathBuf,
-    /// Newest versions that stay on disk.
+    /// Number of the newest versions that stay on disk.
     pub keep: usize,
-    /// Longest time that a version waits for engines before agents hear of it.
+    /// Longest time that a version waits for engines before the service is informed.
     pub engine_wait: Duration,
 }
 
@@ -47,7 +48,7 @@ pub struct Publisher {
 /// Weights to publish.
 #[derive(Debug)]
 struct Job {
-    /// Taken by the task, so that the copy is freed when its folder is written.
+    /// The task takes the weights, so that the copy is freed when the folder is written.
     parameters: Mutex<Option<Parameters>>,
     step: i64,
 }
@@ -55,40 +56,39 @@ struct Job {
 /// Why a version is not published.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// Its folder cannot be written.
+    /// The folder of the version cannot be written.
     #[error("version {version} cannot be written")]
     Write {
         /// The version.
         version: i64,
-        /// Why.
+        /// The cause.
         source: CheckpointError,
     },
     /// A file operation failed.
     #[error("cannot {what} {}", folder.display())]
     Folder {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On which folder.
+        /// The folder.
         folder: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The task ended on its own.
+    /// The task ended unexpectedly.
     #[error("publishing ended")]
     Task(#[source] tokio::task::JoinError),
-    /// The service refuses it.
+    /// The service refused the version.
     #[error(transparent)]
     Service(#[from] ServiceError),
 }
 
 impl Publisher {
-    /// Removes what trainers that were killed while they published have left in `folder`. Nobody else may be publishing
-    /// there.
+    /// Removes partial folders that killed trainers have left in `folder`. No other trainer may be publishing there.
     pub fn remove_partial(folder: &Path) -> Result<(), PublishError> {
         remove_hidden(folder, checkpoint::PARTIAL).map_err(failed("remove partial versions from", folder))
     }
 
-    /// Starts the task; `newest` is the version that is known to the service.
+    /// Starts the task. `newest` is the version that the service knows already.
     #[must_use]
     pub fn start(
         runtime: &Handle,
@@ -104,13 +104,14 @@ impl Publisher {
         Self { jobs, newest, engines, options, task: runtime.spawn(task.run(told)) }
     }
 
-    /// The newest version that the service was told of.
+    /// The newest version that the service has accepted.
     #[must_use]
     pub fn newest(&self) -> Lineage {
         *self.newest.borrow()
     }
 
-    /// Has the weights after `step` published, in place of any that still wait. An error is that of an earlier version.
+    /// Publishes the weights after `step`, and replaces weights that still wait. An error belongs to an earlier
+    /// version.
     pub fn publish(&mut self, runtime: &Handle, parameters: &Parameters, step: i64) -> Result<(), PublishError> {
         if self.task.is_finished() {
             return runtime.block_on(join(&mut self.task));
@@ -120,7 +121,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Has engines load the version that the service knows already: they may have been started since.
+    /// Makes engines load the version that the service knows already, because they may have been started since then.
     pub async fn tell_engines_again(&self) {
         let newest = self.newest();
         let folder = folder_of(&self.options.folder, newest.version);
@@ -129,7 +130,7 @@ impl Publisher {
         }
     }
 
-    /// Waits until what was handed over is published. Nothing can be handed over any more.
+    /// Waits until all weights that were passed are published. No more weights can be passed after that.
     pub async fn finish(&mut self) -> Result<(), PublishError> {
         let closed = watch::channel(None).0;
         drop(std::mem::replace(&mut self.jobs, closed));
@@ -138,7 +139,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Gives up what is not published yet, and leaves no engine paused that answers within `wait`.
+    /// Abandons what is not published yet, and continues every paused engine that answers within `wait`.
     pub async fn abandon(self, wait: Duration) {
         self.task.abort();
         self.engines.release(wait).await;
@@ -178,7 +179,7 @@ impl Task {
             .await
             .map_err(PublishError::Task)??;
         let folder = std::fs::canonicalize(&folder).map_err(failed("find", &folder))?;
-        // Engines first: when agents hear of the version, it is there.
+        // The engines are first, so that they have the version before agents learn of it.
         self.engines.load(&folder, next.version, self.options.engine_wait).await;
         self.service.publish(next.version, next.step, file_uri(&folder), next.epoch).await?;
         self.published.send_replace(next);
@@ -186,7 +187,8 @@ impl Task {
         self.prune(next.version)
     }
 
-    /// Removes what is neither new nor needed: agents that still load an old version look again and find a newer one.
+    /// Removes folders that are neither new nor needed. Agents that are still loading an old version retry and find a
+    /// newer one.
     fn prune(&self, newest: i64) -> Result<(), PublishError> {
         let mut versions: Vec<(i64, PathBuf)> = std::fs::read_dir(&self.options.folder)
             .map_err(failed("list", &self.options.folder))?
@@ -202,7 +204,7 @@ impl Task {
 }
 
 fn write(parameters: &Parameters, base: &Path, target: &Path, version: i64) -> Result<(), PublishError> {
-    // A version of a lineage that was given up; its successor takes its number.
+    // A version of an abandoned lineage; its successor uses the same number.
     if target.exists() {
         std::fs::remove_dir_all(target).map_err(failed("remove", target))?;
     }
@@ -214,7 +216,7 @@ fn folder_of(folder: &Path, version: i64) -> PathBuf {
     folder.join(format!("v{version:06}"))
 }
 
-/// What a version is of.
+/// The identity of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lineage {
     /// Number of the version.
@@ -234,7 +236,7 @@ fn version_of(folder: &Path) -> Option<(i64, PathBuf)> {
     Some((version, folder.to_owned()))
 }
 
-/// `file://` with what a URI cannot hold as it is escaped (RFC 3986).
+/// A `file://` URI, with escapes for characters that a URI cannot contain (RFC 3986).
 fn file_uri(path: &Path) -> String {
     use std::{fmt::Write as _, os::unix::ffi::OsStrExt as _};
     let mut uri = String::from("file://");

@@ -1,7 +1,7 @@
-//! Reproducible randomness: one generator, whose streams are independent.
+//! Reproducible random numbers: one generator with independent streams.
 //!
-//! libtorch's own generator is global to the process and differs between devices, so
-//! that a seed would mean little.
+//! libtorch's own generator is global to the process and differs between devices, so a seed would not make a run
+//! reproducible.
 
 use std::f64::consts::TAU;
 
@@ -21,13 +21,12 @@ impl Random {
         Self(generator)
     }
 
-    /// Uniform in [0, 1), of 32 random bits.
+    /// Uniform in [0, 1), from 32 random bits.
     pub(crate) fn uniform(&mut self) -> f64 {
         f64::from(self.0.random::<u32>()) / 2f64.powi(32)
     }
 
-    /// Standard normal numbers of shape `shape`, float32 on the CPU, by the transform of
-    /// Box and Muller.
+    /// Standard normal numbers of shape `shape`, float32 on the CPU, by the Box-Muller transform.
     pub(crate) fn normal(&mut self, shape: &[i64]) -> Tensor {
         let length = shape.iter().product::<i64>();
         let pairs = (length + 1) / 2;

@@ -2,7 +2,9 @@
 //!
 //! Separate from the loop, which hands over one [`StepReport`] a step and knows nothing of where it goes.
 
+mod protobuf;
 mod tensorboard;
+mod wandb;
 
 use std::{
     fs::{File, OpenOptions},
@@ -16,9 +18,12 @@ use axum::{Router, extract::State, http::header, routing::get};
 use indicatif::{ProgressBar, ProgressStyle};
 use prometheus::{Gauge, IntCounter, IntGauge, Registry, TextEncoder};
 use serde::Serialize;
+use serde_json::Value;
 use tokio::runtime::Handle;
 
-use self::tensorboard::EventFile;
+pub use self::wandb::RunDescription;
+
+use self::{tensorboard::EventFile, wandb::RunFile};
 use crate::loss::StepStatistics;
 
 /// The bar that is on the screen, if any: lines of the log are printed above it.
@@ -94,6 +99,7 @@ pub struct StepReport {
 pub struct Reporter {
     lines: Option<File>,
     events: Option<EventFile>,
+    run: Option<RunFile>,
     metrics: Arc<TrainerMetrics>,
     bar: ProgressBar,
 }
@@ -109,7 +115,7 @@ impl Reporter {
         if !bar.is_hidden() {
             *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
         }
-        Self { lines: None, events: None, metrics: Arc::new(TrainerMetrics::new()), bar }
+        Self { lines: None, events: None, run: None, metrics: Arc::new(TrainerMetrics::new()), bar }
     }
 
     /// From now on appends lines to `path`, of steps above `done`: those that are there already are removed.
@@ -123,6 +129,14 @@ impl Reporter {
     /// From now on writes a new event file for `TensorBoard` in `folder`, of steps above `done`.
     pub fn write_events(&mut self, folder: &Path, done: i64) -> io::Result<()> {
         self.events = Some(EventFile::create(folder, done)?);
+        Ok(())
+    }
+
+    /// From now on writes a run for Weights & Biases in `folder`, with the steps that are in `lines` already.
+    pub fn write_run(&mut self, folder: &Path, description: &RunDescription, lines: &Path) -> io::Result<()> {
+        let text = std::fs::read_to_string(lines)?;
+        let done: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        self.run = Some(RunFile::create(folder, description, &done)?);
         Ok(())
     }
 
@@ -147,16 +161,14 @@ impl Reporter {
             line.push(b'\n');
             lines.write_all(&line)?;
         }
+        let value = serde_json::to_value(report)?;
         if let Some(events) = &mut self.events {
-            let report = serde_json::to_value(report)?;
-            let numbers: Vec<(&str, f64)> = report
-                .as_object()
-                .into_iter()
-                .flatten()
-                .filter(|(name, _)| *name != "step")
-                .filter_map(|(name, value)| Some((name.as_str(), value.as_f64()?)))
-                .collect();
-            events.step(report["step"].as_i64().unwrap_or(0), &numbers)?;
+            let numbers: Vec<(&str, f64)> =
+                numbers(&value).filter_map(|(name, number)| Some((name, number.as_f64()?))).collect();
+            events.step(report.step, &numbers)?;
+        }
+        if let Some(run) = &mut self.run {
+            run.step(&value)?;
         }
         self.bar.set_position(report.step.max(0) as u64);
         self.bar.set_message(format!(
@@ -202,11 +214,22 @@ impl Reporter {
         self.metrics.saved_step.set(step);
     }
 
+    /// Training has ended well.
+    pub fn end(&mut self) -> io::Result<()> {
+        self.run.as_mut().map_or(Ok(()), RunFile::end)
+    }
+
     /// Leaves the bar as it is.
     pub fn finish(&self) {
         self.bar.abandon();
         *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
+}
+
+/// The numbers of a report beside its step, by name.
+fn numbers(report: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let all = report.as_object().into_iter().flatten();
+    all.filter(|(name, value)| *name != "step" && value.is_number()).map(|(name, value)| (name.as_str(), value))
 }
 
 /// Removes the reports of steps above `done`, which a trainer that was killed has made and this one makes again, and a
@@ -217,9 +240,8 @@ fn forget_steps_above(path: &Path, done: i64) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    let is_done = |line: &&str| {
-        serde_json::from_str::<serde_json::Value>(line).is_ok_and(|report| report["step"].as_i64() <= Some(done))
-    };
+    let is_done =
+        |line: &&str| serde_json::from_str::<Value>(line).is_ok_and(|report| report["step"].as_i64() <= Some(done));
     let kept: String = text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter(is_done).collect();
     if kept.len() == text.len() {
         return Ok(());

@@ -1,44 +1,44 @@
-//! Stage 4: advantages per token for objectives that need the whole batch first: REINFORCE++ and PPO.
+//! Stage 4: advantages per token for the objectives that need the whole batch first: REINFORCE++ and PPO.
 //!
-//! This is separate from [`crate::loss`] because it reads whole sequences and whole batches, runs once before the
-//! first microbatch and is never differentiated; only the critic's loss at the end is. Columns over the trained tokens
-//! of a row go to the flat layout by [`crate::microbatch::Microbatch::flatten`].
+//! This is separate from [`crate::loss`] because it reads whole sequences and whole batches, runs once before the first
+//! microbatch, and is never differentiated, except for the critic's loss at the end.
+//! [`crate::microbatch::Microbatch::flatten`] converts columns over the trained tokens of a row to the flat layout.
 
 use tch::{Kind, Tensor};
 
-/// Added to the variance before its root, as in slime.
+/// Added to the variance before the square root, as in slime.
 const VARIANCE_EPSILON: f64 = 1e-8;
 
-/// What one sequence earned. Columns cover its K trained tokens.
+/// The rewards of one sequence. Columns cover its K trained tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a> {
-    /// Reward of the rollout; it arrives at the last trained token.
+    /// Reward of the rollout; it is assigned to the last trained token.
     pub reward: f64,
-    /// Positions in the response, ascending, masked tokens counted.
+    /// Positions in the response, ascending, counting masked tokens.
     pub positions: &'a [i64],
-    /// k1 = `logp_old` - `logp_ref`; nothing where rewards carry no penalty.
+    /// k1 = `logp_old` - `logp_ref`; `None` if rewards have no penalty.
     pub kl: Option<&'a [f32]>,
-    /// `logp_old` - `logp_teacher` of on-policy distillation; nothing where none is distilled.
+    /// `logp_old` - `logp_teacher` of on-policy distillation; `None` without distillation.
     pub gap: Option<&'a [f32]>,
 }
 
-/// How rewards spread over tokens.
+/// How rewards are distributed over tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Discounting {
     /// Penalty per nat of k1.
     pub kl_coef: f64,
     /// Discount per step.
     pub gamma: f64,
-    /// Decay of the advantage estimate per step; PPO alone reads it.
+    /// Decay of the advantage estimate per step; used only by PPO.
     pub lambda: f64,
-    /// On-policy distillation per nat of the gap to the teacher.
+    /// On-policy distillation, per nat of the difference to the teacher.
     pub opd_coef: f64,
 }
 
-/// What a critic makes of one sequence: both of length K.
+/// The critic's results for one sequence: both of length K.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
-    /// Advantages, not whitened.
+    /// Advantages before whitening.
     pub advantages: Vec<f64>,
     /// Targets of the critic: advantages + values.
     pub returns: Vec<f64>,
@@ -53,8 +53,8 @@ pub struct ValueLoss {
     pub clipped: Tensor,
 }
 
-/// Advantages of REINFORCE++ (Hu 2025): discounted returns of -`kl_coef` k1 + reward, less the teacher's term, whitened
-/// over the whole batch. The order is that of slime's `compute_advantages_and_returns`.
+/// Advantages of REINFORCE++ (Hu 2025): discounted returns of -`kl_coef` k1 + reward, minus the teacher's term,
+/// whitened over the whole batch. The order of these operations is that of slime's `compute_advantages_and_returns`.
 #[must_use]
 pub fn reinforce_plus_plus(batch: &[Sequence], discounting: Discounting) -> Vec<Vec<f64>> {
     let mut advantages: Vec<Vec<f64>> =
@@ -64,8 +64,8 @@ pub fn reinforce_plus_plus(batch: &[Sequence], discounting: Discounting) -> Vec<
     advantages
 }
 
-/// Takes `opd_coef * (logp_old - logp_teacher)` off the advantages: before they are whitened, and not off the returns
-/// that a critic learns.
+/// Subtracts `opd_coef * (logp_old - logp_teacher)` from the advantages before whitening. The returns that a critic
+/// learns are not changed.
 pub fn distill(advantages: &mut [Vec<f64>], batch: &[Sequence], opd_coef: f64) {
     for (advantages, sequence) in advantages.iter_mut().zip(batch) {
         for (advantage, &gap) in advantages.iter_mut().zip(sequence.gap.unwrap_or_default()) {
@@ -76,7 +76,7 @@ pub fn distill(advantages: &mut [Vec<f64>], batch: &[Sequence], opd_coef: f64) {
 
 /// Returns of REINFORCE++ before whitening: `G_t = r_t + gamma G_{t+1}` over the response.
 ///
-/// Masked tokens earn nothing and take a step of the discount all the same.
+/// Masked tokens have no reward, but each is a step of the discount.
 #[must_use]
 pub fn discounted_returns(sequence: &Sequence, discounting: Discounting) -> Vec<f64> {
     let mut returns = token_rewards(sequence, discounting.kl_coef);
@@ -89,8 +89,8 @@ pub fn discounted_returns(sequence: &Sequence, discounting: Discounting) -> Vec<
 
 /// Generalised advantage estimates (Schulman et al. 2016) at the trained tokens of one sequence.
 ///
-/// `values` `[K]` were read before each of them. Masked tokens are no steps: the value after a trained token is the
-/// value before the next one, and 0 after the last.
+/// `values` `[K]` were read before each of them. Masked tokens are not steps: the value after a trained token is the
+/// value before the next trained one, and 0 after the last.
 #[must_use]
 pub fn generalized_advantages(sequence: &Sequence, values: &[f32], discounting: Discounting) -> Estimate {
     let Discounting { kl_coef, gamma, lambda, .. } = discounting;

@@ -1,7 +1,7 @@
-//! Stage 1: from the service's `/samples` rows to training rows. The next stage is [`crate::microbatch`].
+//! Stage 1: converts rows of the service's `/samples` to training rows. The next stage is [`crate::microbatch`].
 //!
-//! This is separate because it is the only place that trusts nothing: a [`Row`] is checked once and holds per-token
-//! columns at its trained tokens alone, so that what a producer wrote at masked tokens cannot reach a loss.
+//! This is separate because it is the only place that handles unchecked data. A [`Row`] is checked once and contains
+//! per-token columns only at its trained tokens, so values that a producer wrote at masked tokens cannot reach a loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,20 +9,20 @@ use std::ops::RangeInclusive;
 
 use forebay_client::wire::{Sample, VersionSpan};
 
-/// Log-probabilities that a model can have computed: above 0 by no more than rounding, and not a placeholder for "never
+/// Range of log-probabilities that a model can have computed: above 0 only by rounding, and no placeholder for "never
 /// sampled", whose importance ratio would be meaningless.
 const LOGPROBS: RangeInclusive<f32> = -1_000.0..=0.01;
 
-/// The rows of one batch that train something, and statistics over all of its rows.
+/// The rows of one batch with trained tokens, and statistics over all of its rows.
 #[derive(Debug)]
 pub struct Rows {
     trained: Vec<Row>,
     statistics: BatchStatistics,
 }
 
-/// One sequence (= segment) with at least one trained token.
+/// One sequence, which is one segment, with at least one trained token.
 ///
-/// Per-token columns cover the K response tokens with mask 1, in order; [`Row::positions`] says where they stand in
+/// Per-token columns cover the K response tokens with mask 1, in order. [`Row::positions`] contains their positions in
 /// the response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -39,7 +39,7 @@ pub struct Row {
     teacher_logprobs: Option<Vec<f32>>,
     values: Option<Vec<f32>>,
     temperature: f32,
-    /// Whether `top_p` or `top_k` left tokens out.
+    /// Whether `top_p` or `top_k` excluded tokens.
     is_top_sampled: bool,
     reward: Option<f64>,
     advantage: f32,
@@ -48,18 +48,18 @@ pub struct Row {
     versions: Vec<VersionSpan>,
 }
 
-/// Name of a rollout within its policy.
+/// Id of a rollout within its policy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RolloutId(String);
 
-/// Name of a group of rollouts within its policy.
+/// Id of a group of rollouts within its policy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(String);
 
-/// What rows must have to be trained on.
+/// Requirements for rows that are trained on.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
-    /// Token ids that the model knows.
+    /// Size of the model's vocabulary.
     pub vocabulary: usize,
     /// Longest trained sequence, prompt and response, in tokens.
     pub tokens_max: usize,
@@ -67,7 +67,7 @@ pub struct Expected {
     pub needs: Needs,
 }
 
-/// Columns that must be on every trained row; each with what in the configuration reads it.
+/// Columns that every trained row must have, each with the setting that reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Behaviour log-probabilities.
@@ -78,54 +78,54 @@ pub struct Needs {
     pub reward: Option<&'static str>,
 }
 
-/// What a batch held, whether it trains or not. A rollout counts once, however many rows it has.
+/// Statistics of all rows of a batch, trained or not. A rollout counts once, however many rows it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BatchStatistics {
-    /// Rollouts.
+    /// Number of rollouts.
     pub rollouts: usize,
-    /// Rollouts with a trained token.
+    /// Number of rollouts with a trained token.
     pub rollouts_trained: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Rows without tokens: they count in the rewards alone.
+    /// Number of rows without tokens, which count only in the rewards.
     pub rows_without_tokens: usize,
-    /// Prompt and response tokens.
+    /// Number of prompt and response tokens.
     pub tokens: usize,
-    /// Tokens with mask 1.
+    /// Number of tokens with mask 1.
     pub tokens_trained: usize,
-    /// Trained rows without behaviour log-probabilities: their ratio is 1.
+    /// Number of trained rows without behaviour log-probabilities; their ratio is 1.
     pub rows_without_logprobs: usize,
-    /// Trained rows that were not sampled from the full vocabulary: their log-probabilities are of another distribution
-    /// than the model's, and every ratio is biased.
+    /// Number of trained rows that were not sampled from the full vocabulary. Their log-probabilities belong to another
+    /// distribution than the model's, so every ratio is biased.
     pub rows_top_sampled: usize,
     /// Mean reward of the rollouts that have one.
     pub reward_mean: Option<f64>,
     /// Mean reward of the rollouts that have one and a trained token.
     pub reward_trained_mean: Option<f64>,
-    /// Mean over trained rollouts of current version - version of the rollout.
+    /// Mean over trained rollouts of the current version minus the version of the rollout.
     pub staleness_mean: Option<f64>,
-    /// Its largest value.
+    /// Largest staleness of a trained rollout.
     pub staleness_max: Option<i64>,
 }
 
-/// Rows that cannot be trained on, all of them.
+/// The errors of all rows that cannot be trained on.
 #[derive(Debug, thiserror::Error)]
 #[error("{} rows of the batch are malformed, first: {}", .violations.len(), .violations.first().map(ToString::to_string).unwrap_or_default())]
 pub struct RowsError {
-    /// What is wrong, in the order of the rows; never empty.
+    /// The errors, in the order of the rows; never empty.
     pub violations: Vec<RowViolation>,
 }
 
-/// What is wrong with one field of one row.
+/// An error in one field of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowViolation {
-    /// Place of the row in the batch, from 0.
+    /// Position of the row in the batch, from 0.
     pub row: usize,
     /// Rollout of the row.
     pub rollout_id: RolloutId,
     /// The field's name on the wire.
     pub field: &'static str,
-    /// What it should have been.
+    /// The expected value.
     pub reason: String,
 }
 
@@ -144,7 +144,7 @@ impl RowsError {
 }
 
 impl Rows {
-    /// Checks and converts the rows of a batch; `version_current` is the policy's version against which staleness is
+    /// Checks and converts the rows of a batch. `version_current` is the policy's version against which staleness is
     /// measured.
     pub fn read(samples: &[Sample], expected: &Expected, version_current: i64) -> Result<Self, RowsError> {
         let mut violations = Vec::new();
@@ -162,8 +162,8 @@ impl Rows {
         Ok(Self { trained, statistics })
     }
 
-    /// The rows of several batches as those of one step: each batch counts alike, so its loss weights are divided by their
-    /// number.
+    /// Combines the rows of several batches into those of one step. Every batch has the same weight, so loss weights
+    /// are divided by the number of batches.
     #[must_use]
     pub fn merge(batches: &[&Self]) -> Self {
         let share = 1.0 / batches.len().max(1) as f64;
@@ -175,7 +175,7 @@ impl Rows {
         Self { trained, statistics: BatchStatistics::merge(batches) }
     }
 
-    /// The trained rows of one group alone, with the statistics of all.
+    /// The trained rows of one group, with the statistics of the whole batch.
     #[must_use]
     pub fn of_group(&self, group: &GroupId) -> Self {
         let trained = self.trained.iter().filter(|row| row.group_id == *group).cloned().collect();
@@ -202,7 +202,7 @@ impl Rows {
 }
 
 impl Row {
-    /// `None` for a row that trains nothing.
+    /// Returns `None` for a row without trained tokens.
     fn read(index: usize, sample: &Sample, expected: &Expected) -> Result<Option<Self>, Vec<RowViolation>> {
         let mut check = Check { row: index, sample, violations: Vec::new() };
         let shape = check.shape(expected.vocabulary);
@@ -246,7 +246,7 @@ impl Row {
         }))
     }
 
-    /// Place of the row in the batch as delivered, from 0.
+    /// Position of the row in the batch as delivered, from 0.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
@@ -264,14 +264,14 @@ impl Row {
         &self.group_id
     }
 
-    /// Place of the segment in its rollout, from 0.
+    /// Position of the segment in its rollout, from 0.
     #[must_use]
     pub fn segment(&self) -> i32 {
         self.segment
     }
 
-    /// Token ids that a model must read to predict every trained token: everything before the last one. What follows
-    /// is never looked at by causal attention, so its forward pass is saved.
+    /// Token ids that a model must read to predict every trained token: all tokens before the last trained one. Causal
+    /// attention does not use later tokens, so leaving them out saves work.
     #[must_use]
     pub fn inputs(&self) -> &[i64] {
         &self.inputs
@@ -283,7 +283,7 @@ impl Row {
         self.prompt_length
     }
 
-    /// Number of response tokens, masked ones included.
+    /// Number of response tokens, including masked ones.
     #[must_use]
     pub fn response_length(&self) -> usize {
         self.response_length
@@ -355,7 +355,7 @@ impl Row {
         self.policy_version
     }
 
-    /// Version spans over the response as sent; empty when none were.
+    /// Version spans over the response as the producer sent them; empty if it sent none.
     #[must_use]
     pub fn versions(&self) -> &[VersionSpan] {
         &self.versions
@@ -437,7 +437,7 @@ impl fmt::Display for RowViolation {
     }
 }
 
-/// Collects what is wrong with one row.
+/// Collects the errors of one row.
 struct Check<'a> {
     row: usize,
     sample: &'a Sample,
@@ -445,7 +445,7 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    /// Tokens and mask where they fit each other; nothing for a row without tokens.
+    /// Returns tokens and mask if they match each other; `None` for a row without tokens.
     fn shape(&mut self, vocabulary: usize) -> Option<(&'a [i32], &'a [u8])> {
         let tokens = self.sample.tokens.as_deref()?;
         let Some(mask) = self.sample.loss_mask.as_deref() else {
@@ -485,7 +485,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What the objective and the model need of a row with a trained token.
+    /// Checks what the objective and the model need of a row with a trained token.
     fn trainable(&mut self, length: usize, expected: &Expected) {
         if length > expected.tokens_max {
             self.refuse("tokens", format!("has {length} entries, at most {} can be trained", expected.tokens_max));
@@ -503,7 +503,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The entries of a column of log-probabilities at the trained tokens.
+    /// Returns the entries of a column of log-probabilities at the trained tokens.
     fn logprobs(
         &mut self,
         field: &'static str,
@@ -520,7 +520,7 @@ impl<'a> Check<'a> {
         Some(kept)
     }
 
-    /// The entries of a per-token column at the trained tokens.
+    /// Returns the entries of a per-token column at the trained tokens.
     fn column(
         &mut self,
         field: &'static str,

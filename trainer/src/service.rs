@@ -1,9 +1,9 @@
-//! The service as the trainer sees it: one policy, and calls that wait until they are answered.
+//! The trainer's client of the service: one policy, and calls that are repeated until they are answered.
 //!
-//! Separate from the loop so that the loop says what it does and this what to do when the service is not reached. Only a
-//! problem document is the service's own refusal. Whatever else comes back (no connection, a proxy's page, a body that
-//! is cut off, a status without a problem document) says nothing about the call: the call is repeated with back-off,
-//! which every call here allows, until the configured patience is used up.
+//! This is separate from the loop, so that the loop contains the steps and this module the handling of an unreachable
+//! service. Only a problem document is a refusal by the service itself. Any other failure (no connection, a proxy's
+//! page, a body that is cut off, a status without a problem document) says nothing about the call. The call is then
+//! repeated with back-off, which is safe for every call here, until the configured patience is used up.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,29 +15,30 @@ use std::{
 };
 
 use forebay_client::{
-    Client, ClientError, ClientOptions, RetryPolicy,
+    Client, ClientError, ClientOptions, RetryPolicy, SILENCE_TIMEOUT,
     wire::{
         AckRequest, ApiKey, BatchDescriptor, CheckpointRequest, NackRequest, PolicyStatus, ResumeRequest,
         ResumeResponse, VersionRequest,
     },
 };
 
-/// Pause after the first call that failed; it doubles with every further one.
+/// Pause after the first failed attempt; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest pause between two attempts: a service that is back is noticed within seconds.
+/// Longest pause between two attempts, so that a service that is back is noticed within seconds.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Patience with answers that are not the service's before it has answered once: then the URL or the key is likely wrong.
+/// Patience with answers that are not the service's, before the service has answered once. In this case the URL or the
+/// key is probably wrong.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Problem types that say that the request did not reach what it was meant for.
+/// Problem types that mean that the request did not reach its target.
 const MISROUTED: [&str; 3] = ["no-such-route", "method-not-allowed", "not-acceptable"];
 
-/// Problem types with which the service says that a batch cannot be read.
+/// Problem types that mean that a batch cannot be read.
 const ABOUT_THE_BATCH: [&str; 4] = ["not-found", "batch-state", "purged", "damaged"];
 
-/// Characters of a reason; the service takes 1,024 bytes.
+/// Maximum number of characters of a reason; the service accepts 1,024 bytes.
 const REASON_CHARS_MAX: usize = 250;
 
 /// One policy of a Forebay service.
@@ -47,34 +48,48 @@ pub struct Service {
     url: String,
     policy: String,
     consumer: String,
-    patience: Duration,
+    patience: Patience,
     /// Whether the service has answered a call.
     reached: Arc<AtomicBool>,
 }
 
-/// How the trainer proves who it is, and whom it believes. Printed without the key.
+/// How long calls to the service are repeated.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Time for which a call is repeated before it fails.
+    pub call: Duration,
+    /// Time without a byte after which an attempt counts as failed.
+    pub silence: Duration,
+}
+
+impl Patience {
+    /// Repeats calls without a time limit.
+    pub const ENDLESS: Self = Self { call: Duration::MAX, silence: SILENCE_TIMEOUT };
+}
+
+/// How the trainer authenticates itself, and which certificates it trusts. The key is never printed.
 #[derive(Clone, Debug, Default, serde::Deserialize, clap::Args)]
 #[serde(default, deny_unknown_fields)]
 pub struct Credentials {
-    /// A key of the service; in the variable rather than here, where `ps` shows it
+    /// Key for the service; prefer the environment variable, because `ps` shows arguments
     #[arg(long, env = "FOREBAY_KEY", hide_env_values = true, value_name = "KEY")]
     pub key: Option<ApiKey>,
-    /// Authority (PEM) of the service's certificate, instead of the system's
+    /// Certificate authority (PEM) of the service's certificate, instead of the system's
     #[arg(long, env = "FOREBAY_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// Certificate and private key (PEM) for a service that demands them
+    /// Certificate and private key (PEM), for a service that requires a client certificate
     #[arg(long, env = "FOREBAY_IDENTITY", value_name = "FILE")]
     pub identity: Option<PathBuf>,
 }
 
 impl Credentials {
-    /// These, and the others where these say nothing.
+    /// Returns these options, completed by the others where these are absent.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
         Self { key: self.key.or(others.key), ca: self.ca.or(others.ca), identity: self.identity.or(others.identity) }
     }
 
-    fn options(&self) -> Result<ClientOptions, ServiceError> {
+    fn options(&self, silence: Duration) -> Result<ClientOptions, ServiceError> {
         let read = |path: &Path| {
             std::fs::read(path).map_err(|source| ServiceError::Credentials { path: path.to_owned(), source })
         };
@@ -82,23 +97,24 @@ impl Credentials {
             key: self.key.clone(),
             ca_pem: self.ca.as_deref().map(read).transpose()?,
             identity_pem: self.identity.as_deref().map(read).transpose()?,
+            silence_timeout: silence,
         })
     }
 }
 
-/// What became of an ack.
+/// The result of an ack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acked {
-    /// The batch is consumed by the step: the weights may move.
+    /// The step has consumed the batch: the weights may be updated.
     Consumed,
-    /// The lease was lost: somebody else may train the batch, and its gradients are discarded.
+    /// The lease was lost: another trainer may train on the batch, and its gradients are discarded.
     Lost,
 }
 
-/// Why the trainer cannot go on.
+/// Why the trainer cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The client refuses to make the call, or the service refuses what it asks.
+    /// The client refuses to make the call, or the service refuses it.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// A certificate cannot be read.
@@ -106,13 +122,13 @@ pub enum ServiceError {
     Credentials {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// Another trainer has resumed this policy.
     #[error("another trainer has taken over policy `{0}`: its resume began a newer epoch")]
     Superseded(String),
-    /// The buffer has settled steps that this trainer's last checkpoint does not hold.
+    /// The buffer has settled steps that are missing in this trainer's last checkpoint.
     #[error(
         "the last checkpoint here is of {step}, but the service has settled later steps of policy `{policy}`: \
          restore a later checkpoint, or start again with --force to go on with what can still be delivered"
@@ -123,16 +139,16 @@ pub enum ServiceError {
         /// The policy.
         policy: String,
     },
-    /// The service was not reached for longer than the configured patience, or something else answered in its place.
+    /// The service did not answer for longer than the configured patience, or something else answered in its place.
     #[error("gave up on `{call}` at {url} after {seconds} s without an answer of the service")]
     GaveUp {
-        /// What was asked.
+        /// The call.
         call: &'static str,
         /// Base URL of the service.
         url: String,
         /// Time since the first attempt.
         seconds: u64,
-        /// What came back last.
+        /// The last failure.
         source: ClientError,
     },
     /// The service does not know the policy.
@@ -143,19 +159,19 @@ pub enum ServiceError {
 }
 
 impl Service {
-    /// A policy of the service at `url`; `consumer` names this trainer in leases.
+    /// Creates a client for a policy of the service at `url`; `consumer` names this trainer in leases.
     ///
-    /// A call is repeated for `patience` before it fails.
+    /// A failing call is repeated for as long as `patience` allows.
     pub fn new(
         url: &str,
         policy: &str,
         consumer: &str,
         credentials: &Credentials,
-        patience: Duration,
+        patience: Patience,
     ) -> Result<Self, ServiceError> {
         Ok(Self {
-            // Attempts are counted in one place, here: the client's own would hide from the log for how long it is away.
-            client: Client::with_options(url, &credentials.options()?)?.with_retry(RetryPolicy::none()),
+            // Only this module repeats calls. Repeats by the client would not appear in the log.
+            client: Client::with_options(url, &credentials.options(patience.silence)?)?.with_retry(RetryPolicy::none()),
             url: url.to_owned(),
             policy: policy.to_owned(),
             consumer: consumer.to_owned(),
@@ -164,7 +180,7 @@ impl Service {
         })
     }
 
-    /// The client below, for calls that need no patience.
+    /// The underlying client, for calls that are not repeated here.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -182,13 +198,20 @@ impl Service {
         &self.consumer
     }
 
-    /// Where the policy stands.
+    /// Time without a byte after which an attempt counts as failed.
+    #[must_use]
+    pub fn silence_timeout(&self) -> Duration {
+        self.patience.silence
+    }
+
+    /// Returns the status of the policy.
     pub async fn status(&self) -> Result<PolicyStatus, ServiceError> {
         let status = self.patiently("status", || self.client.policy(&self.policy)).await?;
         status.ok_or_else(|| ServiceError::UnknownPolicy(self.policy.clone()))
     }
 
-    /// Starts from the checkpoint of `step`; `None` starts from nothing. The answer's epoch is the one to go on with.
+    /// Resumes from the checkpoint of `step`, or without a checkpoint if it is `None`. The trainer uses the epoch in
+    /// the answer from then on.
     pub async fn resume(&self, step: Option<i64>, force: bool) -> Result<ResumeResponse, ServiceError> {
         let request = ResumeRequest { step, force: force.then_some(true), epoch: None };
         let answer = self.patiently("resume", || self.client.resume(&self.policy, &request)).await;
@@ -201,7 +224,7 @@ impl Service {
         })
     }
 
-    /// The batch was consumed by optimizer step `step`.
+    /// Reports that optimizer step `step` consumed the batch.
     pub async fn ack(&self, batch: &BatchDescriptor, step: i64) -> Result<Acked, ServiceError> {
         let lease = batch.lease.clone().ok_or_else(|| ClientError::NoLease { batch_id: batch.batch_id.clone() })?;
         let request = AckRequest { lease, step, epoch: Some(batch.epoch) };
@@ -212,7 +235,7 @@ impl Service {
         }
     }
 
-    /// Gives a batch back; named groups are quarantined. A lease that is lost anyway is no error.
+    /// Gives a batch back; the named groups are quarantined. A lease that is already lost is no error.
     pub async fn nack(
         &self,
         batch: &BatchDescriptor,
@@ -224,7 +247,7 @@ impl Service {
         let request = NackRequest { lease, reason, groups, epoch: Some(batch.epoch) };
         match self.patiently("nack", || self.client.nack(&batch.batch_id, &request)).await {
             Ok(_) => Ok(()),
-            // The lease is over in any case; a repeat of a call whose answer was lost is refused like this.
+            // The lease is over in any case. A repeat of a call whose answer was lost is refused in the same way.
             Err(ServiceError::Client(refused))
                 if refused.kind() == Some("lease-lost") || blames_the_batch(&refused) =>
             {
@@ -234,19 +257,19 @@ impl Service {
         }
     }
 
-    /// Step `step` is saved durably.
+    /// Reports that step `step` is saved durably.
     pub async fn checkpointed(&self, step: i64, epoch: i64) -> Result<(), ServiceError> {
         let request = CheckpointRequest { step, force: None, epoch: Some(epoch) };
         self.patiently("checkpoint", || self.client.checkpoint(&self.policy, &request)).await.map(drop)
     }
 
-    /// The weights after step `step` are version `version`, found at `uri`.
+    /// Publishes the weights after step `step` as version `version`, stored at `uri`.
     pub async fn publish(&self, version: i64, step: i64, uri: String, epoch: i64) -> Result<(), ServiceError> {
         let request = VersionRequest { version, step: Some(step), uri: Some(uri), epoch: Some(epoch) };
         self.patiently("publish", || self.client.publish(&self.policy, &request)).await.map(drop)
     }
 
-    /// Makes a call until the service answers it, for as long as the patience lasts.
+    /// Repeats a call until the service answers it, for as long as the patience lasts.
     pub(crate) async fn patiently<T, F>(
         &self,
         name: &'static str,
@@ -292,21 +315,21 @@ impl Service {
             other => matches!(other, ClientError::Malformed { .. }),
         };
         if misdirected && !self.reached.load(Ordering::Relaxed) {
-            self.patience.min(START_PATIENCE)
+            self.patience.call.min(START_PATIENCE)
         } else {
-            self.patience
+            self.patience.call
         }
     }
 }
 
-/// Whether the service has decided on the call, so that the same call would be answered alike.
+/// Whether the service has decided on the call, so that a repeat would get the same answer.
 fn is_decided(error: &ClientError) -> bool {
     match error {
         ClientError::Refused(problem) => {
             let is_passing = matches!(problem.status, 401 | 403 | 407 | 408 | 421 | 429 | 500..);
             problem.kind == "damaged" || !(is_passing || MISROUTED.contains(&problem.kind.as_str()))
         }
-        // A certificate is renewed while trainers run; each attempt warns what is wrong with it.
+        // A certificate may be renewed while trainers run. Each attempt logs what is wrong with it.
         ClientError::Transport(_)
         | ClientError::Certificate(_)
         | ClientError::Unexpected { .. }
@@ -322,7 +345,7 @@ fn is_decided(error: &ClientError) -> bool {
     }
 }
 
-/// Whether the service says that the batch, and not the way to it, is what cannot be read.
+/// Whether the service says that the batch itself cannot be read, and not only that the transfer failed.
 pub(crate) fn blames_the_batch(error: &ClientError) -> bool {
     error.kind().is_some_and(|kind| ABOUT_THE_BATCH.contains(&kind))
 }

@@ -1,4 +1,4 @@
-//! What a trainer needs to go on exactly where it was: weights, optimizer, step.
+//! The state that a trainer needs to continue exactly where it was: weights, optimizer and step.
 //!
 //! ```text
 //! checkpoints/step-00000040/
@@ -9,8 +9,9 @@
 //!     trainer.json            step, format, BLAKE3 digest of every other file
 //! ```
 //!
-//! A checkpoint appears whole or not at all: it is written aside, reaches the disk, and is then renamed. Its digests are
-//! compared before it is used. Random numbers need no state of their own: they are drawn from the seed and the step.
+//! A checkpoint appears complete or not at all: it is written to a hidden folder, synced to the disk, and then renamed.
+//! Its digests are checked before it is used. Random numbers need no state of their own, because they are drawn from
+//! the seed and the step.
 
 use std::{
     collections::BTreeMap,
@@ -51,23 +52,23 @@ pub struct Checkpoints {
 pub struct Checkpoint {
     /// Optimizer step.
     pub step: i64,
-    /// Updates of the optimizer: batches that train nothing are steps without one.
+    /// Number of optimizer updates. Steps whose batches train nothing have no update.
     pub optimizer_steps: i64,
     folder: PathBuf,
 }
 
-/// What is written.
+/// The contents of a checkpoint to write.
 #[derive(Debug)]
 pub struct State<'a> {
     /// Optimizer step.
     pub step: i64,
-    /// Weights, and the checkpoint whose configuration and tokenizer go along.
+    /// Weights, and the checkpoint whose configuration and tokenizer are copied.
     pub model: (&'a Parameters, &'a Path),
-    /// Likewise of the critic.
+    /// The same for the critic.
     pub critic: Option<(&'a Parameters, &'a Path)>,
-    /// Averaged weights of the policy, where an average is kept.
+    /// Averaged weights of the policy, if an average is kept.
     pub average: Option<Parameters>,
-    /// Updates of the optimizer.
+    /// Number of optimizer updates.
     pub optimizer_steps: i64,
     /// Tensors of the optimizers, by name.
     pub optimizer: Vec<(String, Tensor)>,
@@ -78,7 +79,7 @@ struct About {
     format: u32,
     step: i64,
     optimizer_steps: i64,
-    /// Digests of the files, by path in the folder. Trainers that wrote none are still read.
+    /// Digests of the files, by path in the folder. Checkpoints of older trainers without digests can still be read.
     #[serde(default)]
     digests: BTreeMap<String, String>,
 }
@@ -89,32 +90,32 @@ pub enum StateError {
     /// A file operation failed.
     #[error("cannot {what} {}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The weights cannot be written or read.
     #[error(transparent)]
     Weights(#[from] CheckpointError),
-    /// The moments cannot be written or read.
+    /// The optimizer's moments cannot be written or read.
     #[error("the optimizer's state in {} cannot be used", path.display())]
     Optimizer {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: tch::TchError,
     },
-    /// The newest checkpoint is not as it was written.
+    /// The newest checkpoint is damaged.
     #[error("the newest checkpoint is damaged: {} {reason}. {way_back}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         reason: String,
-        /// What can be done.
+        /// What the user can do.
         way_back: String,
     },
     /// Another version of the trainer wrote it.
@@ -122,19 +123,19 @@ pub enum StateError {
     Format {
         /// The file.
         path: PathBuf,
-        /// Its number.
+        /// The format number of the checkpoint.
         found: u32,
     },
 }
 
 impl Checkpoints {
-    /// Checkpoints below `folder`, of which the newest `keep` stay.
+    /// Opens the checkpoints below `folder`, of which the newest `keep` are kept.
     #[must_use]
     pub fn new(folder: PathBuf, keep: usize) -> Self {
         Self { folder, keep: keep.max(1) }
     }
 
-    /// The newest one, if there is any, once its files are found to be as they were written.
+    /// Returns the newest checkpoint, if there is one, after checking its digests.
     pub fn latest(&self) -> Result<Option<Checkpoint>, StateError> {
         let mut all = self.all()?;
         let Some((step, folder)) = all.pop() else { return Ok(None) };
@@ -148,17 +149,17 @@ impl Checkpoints {
         }
     }
 
-    /// Step of the oldest one that is kept: whatever is acked up to it, no fall back can ask for.
+    /// Step of the oldest checkpoint that is kept. No restart can ask for batches that were acked at or before it.
     pub fn oldest_step(&self) -> Result<Option<i64>, StateError> {
         Ok(self.all()?.first().map(|(step, _)| *step))
     }
 
-    /// Removes what trainers that were killed while they saved have left. Nobody else may be saving here.
+    /// Removes partial folders that killed trainers have left. No other trainer may be saving here.
     pub fn remove_partial(&self) -> Result<(), StateError> {
         remove_hidden(&self.folder, PARTIAL).map_err(failed("remove partial checkpoints from", &self.folder))
     }
 
-    /// Every complete one, oldest first.
+    /// Every complete checkpoint, oldest first.
     fn all(&self) -> Result<Vec<(i64, PathBuf)>, StateError> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -175,11 +176,11 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Writes a checkpoint durably and removes those that are too old.
+    /// Writes a checkpoint durably and removes checkpoints that are too old.
     pub fn save(&self, state: &State<'_>) -> Result<(), StateError> {
         let target = self.folder.join(format!("step-{:08}", state.step));
         if target.exists() {
-            // The same step of the same lineage: nothing goes on from an older checkpoint while this one is there.
+            // This is the same step of the same lineage, because no run continues from an older checkpoint while this one exists.
             return Ok(());
         }
         fs::create_dir_all(&self.folder).map_err(failed("create", &self.folder))?;
@@ -220,7 +221,7 @@ impl Checkpoints {
 }
 
 impl Checkpoint {
-    /// The folder of all of it.
+    /// The folder of the checkpoint.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -246,7 +247,7 @@ impl Checkpoint {
     }
 }
 
-/// A checkpoint whose files are as they were written.
+/// Opens a checkpoint after checking its files against their digests.
 fn open(step: i64, folder: PathBuf) -> Result<Checkpoint, StateError> {
     let damaged =
         |path: &Path, reason: String| StateError::Damaged { path: path.to_owned(), reason, way_back: String::new() };

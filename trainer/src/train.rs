@@ -1,8 +1,8 @@
-//! The loop: lease, gradients, ack, and only then move the weights.
+//! The loop: lease, compute gradients, ack, and only then update the weights.
 //!
-//! The rule that makes it safe to kill at any moment: weights never hold data that is not acked, a step counts as saved
-//! only when its checkpoint is on disk, and a restart tells the service which step that is. Whatever was acked after
-//! it comes back, in order.
+//! One rule makes it safe to kill the trainer at any moment: the weights never contain data that is not acked, a step
+//! counts as saved only when its checkpoint is on disk, and a restart tells the service which step that is. All batches
+//! that were acked after it come back, in order.
 
 mod dry_run;
 mod gather;
@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::json;
 use tokio::runtime::{Handle, Runtime};
 
 pub use self::dry_run::{DryRun, dry_run};
@@ -24,16 +25,16 @@ use crate::{
     feed::Feed,
     learner::{Learner, LearnerError, StepOutcome},
     publish::{Lineage, PublishError, PublishOptions, Publisher},
-    report::{Reporter, StepReport},
+    report::{Reporter, RunDescription, StepReport},
     rows::Rows,
     service::{Acked, Service, ServiceError},
     state::{Checkpoints, StateError},
 };
 
-/// Time that a call to the service may still take once the trainer is told to stop.
+/// Time that a call to the service may still take once the trainer is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// How soon a wish to stop is noticed.
+/// How often the stop flag is checked.
 const STOP_LOOK: Duration = Duration::from_millis(200);
 
 /// Why training ended early.
@@ -47,13 +48,13 @@ pub enum TrainError {
     Output {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Another process trains there.
+    /// Another process trains in this output folder.
     #[error("{} is in use by another trainer", .0.display())]
     Locked(PathBuf),
-    /// The runtime does not start.
+    /// The runtime cannot be started.
     #[error("cannot start the runtime")]
     Runtime(#[source] std::io::Error),
     /// The model cannot be loaded or does not fit the configuration, or training has diverged.
@@ -65,30 +66,30 @@ pub enum TrainError {
     /// A version cannot be published.
     #[error(transparent)]
     Publish(#[from] PublishError),
-    /// The service refuses to go on, or is not reached.
+    /// The service refuses a call, or is not reached.
     #[error(transparent)]
     Service(#[from] ServiceError),
-    /// The trainer was told to stop while the service did not answer.
+    /// The trainer was stopped while the service did not answer.
     #[error("told to stop while the service did not answer; what was acked and is not saved comes back")]
     Stopped,
-    /// Batch after batch cannot be trained, so that the fault is likely not theirs.
+    /// Many batches in a row cannot be trained on, so the cause is probably elsewhere.
     #[error(
         "{refused} batches in a row could not be trained, the last was {batch_id}: {reason}. The fault is likely in the \
          model or the configuration, and giving back more batches would quarantine them. Groups that were quarantined \
          come back with POST /batches/{{id}}/readmit"
     )]
     Refused {
-        /// Batches without one in between that was trained.
+        /// Number of consecutive batches that could not be trained on.
         refused: u32,
         /// The last of them.
         batch_id: String,
-        /// What was wrong with it.
+        /// The error in it.
         reason: String,
     },
 }
 
 impl TrainError {
-    /// Whether the weights are those of an acked step and the lineage is this trainer's: then they are worth saving.
+    /// Whether the weights are those of an acked step and the lineage is this trainer's, so that they are worth saving.
     fn leaves_a_step_to_save(&self) -> bool {
         match self {
             Self::Stopped | Self::Refused { .. } => true,
@@ -98,17 +99,17 @@ impl TrainError {
     }
 }
 
-/// Trains until the configured number of steps is done, or `stop` says so: then the last step is saved.
+/// Trains until the configured number of steps is done or `stop` is set, and then saves the last step.
 ///
-/// With `force` a lineage gap is accepted: steps that the service has settled and this trainer has lost stay lost. When
-/// the service has forgotten what this trainer did, because it was restored from a copy, training goes on from the last
-/// checkpoint, as after a crash.
+/// With `force` a lineage gap is accepted: steps that the service has settled and this trainer has lost stay lost. If
+/// the service has forgotten this trainer's steps because it was restored from a backup, training continues from the
+/// last checkpoint, as after a crash.
 pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Result<(), TrainError> {
     config.check()?;
     let _lock = lock(&config.output)?;
     let runtime = Runtime::new().map_err(TrainError::Runtime)?;
-    let patience = Duration::from_secs(config.patience_s);
-    let service = Service::new(&config.server, &config.policy, &config.consumer, &config.credentials, patience)?;
+    let service =
+        Service::new(&config.server, &config.policy, &config.consumer, &config.credentials, config.patience())?;
     let checkpoints = Checkpoints::new(config.output.join("checkpoints"), config.checkpoint.keep);
     checkpoints.remove_partial()?;
     Publisher::remove_partial(&config.output.join("published"))?;
@@ -135,7 +136,7 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
                     error = crate::chain(&error),
                     "the service has forgotten what was done: going on from the last checkpoint"
                 );
-                // Steps that are saved here are beyond what the service knows of.
+                // The steps that are saved here are later than those that the service knows.
                 force = true;
             }
             outcome => return outcome,
@@ -155,7 +156,7 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Resumes from the last checkpoint and trains; the epoch that began, and how it ended.
+    /// Resumes from the last checkpoint and trains. Returns the epoch that began and the result.
     fn train(self, force: bool, reporter: &mut Reporter) -> Result<(i64, Result<(), TrainError>), TrainError> {
         let Self { runtime, stop, config, service, checkpoints, lines } = self;
         let last = checkpoints.latest()?;
@@ -166,6 +167,11 @@ impl Life<'_> {
         if config.report.tensorboard {
             let folder = config.output.join("tensorboard");
             let opened = reporter.write_events(&folder, learner.step());
+            opened.map_err(|source| unwritten(&folder, source))?;
+        }
+        if let Some(project) = &config.report.wandb_project {
+            let folder = config.output.join("wandb");
+            let opened = reporter.write_run(&folder, &described(config, project), lines);
             opened.map_err(|source| unwritten(&folder, source))?;
         }
         let newest = Lineage { version: resumed.version, step: learner.step(), epoch: resumed.epoch };
@@ -191,7 +197,7 @@ impl Life<'_> {
         Ok((resumed.epoch, trainer.end(&learner, outcome)))
     }
 
-    /// Whether an error says that the service knows less than it did, and not that another trainer took over.
+    /// Whether an error means that the service has lost data, and not that another trainer took over.
     fn is_forgotten(self, epoch: i64, error: &TrainError) -> bool {
         let (TrainError::Service(error) | TrainError::Publish(PublishError::Service(error))) = error else {
             return false;
@@ -201,10 +207,29 @@ impl Life<'_> {
                 let status = wait(self.runtime, self.stop, self.service.status());
                 status.is_ok_and(|status| status.restored || status.epoch < epoch)
             }
-            // A batch that was leased is known for as long as the service remembers anything of it.
+            // A trainer only names batches that it leased, so an unknown batch means that the service has lost data.
             ServiceError::Client(refused) => refused.kind() == Some("not-found"),
             _ => false,
         }
+    }
+}
+
+/// The run as shown by Weights & Biases.
+fn described(config: &TrainConfig, project: &str) -> RunDescription {
+    let name =
+        config.output.file_name().map_or_else(|| config.policy.clone(), |name| name.to_string_lossy().into_owned());
+    RunDescription {
+        project: project.to_owned(),
+        name,
+        config: json!({
+            "policy": config.policy,
+            "model": config.model,
+            "steps": config.steps,
+            "batches_per_step": config.data.batches_per_step,
+            "objective": config.objective,
+            "optimizer": config.optimizer,
+            "schedule": config.schedule,
+        }),
     }
 }
 
@@ -212,7 +237,7 @@ fn unwritten(path: &Path, source: std::io::Error) -> TrainError {
     TrainError::Output { path: path.to_owned(), source }
 }
 
-/// One process per output folder: two would remove each other's checkpoints.
+/// Locks the output folder, because two processes would remove each other's checkpoints.
 fn lock(output: &Path) -> Result<File, TrainError> {
     let path = output.join(".lock");
     let opened = std::fs::create_dir_all(output).and_then(|()| File::create(&path));
@@ -224,7 +249,7 @@ fn lock(output: &Path) -> Result<File, TrainError> {
     }
 }
 
-/// Waits for a call; once the trainer is told to stop, not for much longer.
+/// Waits for a call, but only a short time once the trainer is stopped.
 fn wait<T, E>(
     runtime: &Handle,
     stop: &dyn Fn() -> bool,
@@ -247,15 +272,15 @@ where
     })
 }
 
-/// What the loop's calls have in common.
+/// State that the loop's calls share.
 struct Trainer<'a> {
     life: Life<'a>,
     publisher: Publisher,
     /// Lineage of this trainer.
     epoch: i64,
-    /// Last step that was handed over to be published.
+    /// Last step that was passed to the publisher.
     published: Option<i64>,
-    /// Last step that is saved and that the service was told of.
+    /// Last step that is saved and that the service knows.
     saved: i64,
     reporter: &'a mut Reporter,
 }
@@ -275,12 +300,12 @@ impl Trainer<'_> {
         self.publish(learner)
     }
 
-    /// Ends well once the last version is published; or with the error, once what is worth saving is saved.
+    /// Returns success once the last version is published, or the error once everything worth saving is saved.
     fn end(self, learner: &Learner, outcome: Result<(), TrainError>) -> Result<(), TrainError> {
-        let Self { life: Life { runtime, stop, checkpoints, .. }, mut publisher, reporter, saved, .. } = self;
+        let Self { life: Life { runtime, stop, checkpoints, lines, .. }, mut publisher, reporter, saved, .. } = self;
         reporter.finish();
         let outcome = outcome.and_then(|()| wait(runtime, stop, publisher.finish()));
-        let Err(error) = outcome else { return Ok(()) };
+        let Err(error) = outcome else { return reporter.end().map_err(|source| unwritten(lines, source)) };
         if error.leaves_a_step_to_save() && learner.step() > saved {
             checkpoints.save(&learner.state())?;
         }
@@ -294,7 +319,7 @@ impl Trainer<'_> {
         for mismatch in learner.mismatches(&status.rules) {
             tracing::warn!(policy = self.life.service.policy(), "{mismatch}");
         }
-        // The life before may have ended between saving a step and publishing it.
+        // The previous process may have ended between saving a step and publishing it.
         let step = learner.step();
         let due = step % self.life.config.publish.every == 0 || step >= self.life.config.steps;
         let is_published = status.version_step == Some(step) && status.version_uri.is_some();
@@ -338,8 +363,8 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Acks the batches of a step. Those whose lease was lost take no part in it: the gradients are computed again on the
-    /// others, which are acked. `None` when none is left.
+    /// Acks the batches of a step. Batches whose lease was lost are left out: the gradients are computed again on the
+    /// others, which are acked. Returns `None` if none is left.
     fn ack(
         &mut self,
         gathered: Gathered,
@@ -374,7 +399,7 @@ impl Trainer<'_> {
         self.reporter.lost();
     }
 
-    /// Has the weights published, unless they are.
+    /// Publishes the weights, unless they are published already.
     fn publish(&mut self, learner: &Learner) -> Result<(), TrainError> {
         let step = learner.step();
         if self.published != Some(step) {
@@ -384,7 +409,7 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Saves the step and settles the oldest one that is kept, so that going back to it is no lineage gap.
+    /// Saves the step and settles the oldest checkpoint that is kept, so that returning to it is no lineage gap.
     fn save(&mut self, learner: &Learner) -> Result<(), TrainError> {
         let step = learner.step();
         if step == self.saved {
@@ -399,14 +424,14 @@ impl Trainer<'_> {
     }
 }
 
-/// Where the time went, in seconds.
+/// Where the time was spent, in seconds.
 #[derive(Clone, Copy)]
 struct Pace {
     /// Since the start.
     seconds: f64,
-    /// Without data before the step.
+    /// Waiting for data before the step.
     waited: f64,
-    /// Since the step before.
+    /// Since the previous step.
     whole: f64,
 }
 

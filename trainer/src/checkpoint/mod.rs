@@ -1,8 +1,8 @@
 //! Checkpoints as folders in the layout of Hugging Face: `config.json`, the tokenizer,
 //! and the weights in one or more safetensors files.
 //!
-//! A [`Reader`] takes single tensors out of such a folder; [`write()`] makes a new folder
-//! from an old one and changed weights. Both hold one tensor at a time.
+//! A [`Reader`] reads single tensors from such a folder. [`write()`] makes a new folder from an old one and changed
+//! weights. Both keep only one tensor in memory at a time.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ pub use read::Reader;
 pub(crate) use write::PARTIAL;
 pub use write::{Storage, WriteOptions, write};
 
-/// The weights of a checkpoint that is not sharded.
+/// File of the weights of a checkpoint that is not sharded.
 const SINGLE_FILE: &str = "model.safetensors";
-/// Which shard holds which tensor.
+/// File that maps each tensor to its shard.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Why a checkpoint could not be read or written.
@@ -28,11 +28,11 @@ pub enum CheckpointError {
     /// A file or folder could not be read or written.
     #[error("cannot {action} {path}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// With what.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The index of the shards is damaged.
@@ -40,7 +40,7 @@ pub enum CheckpointError {
     Index {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The error in it.
         reason: String,
     },
     /// A safetensors file is damaged.
@@ -48,7 +48,7 @@ pub enum CheckpointError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The error in it.
         reason: String,
     },
     /// The model has a tensor that the checkpoint does not.
@@ -58,7 +58,7 @@ pub enum CheckpointError {
     #[error("the checkpoint has tensor `{0}`, which its model does not use")]
     Unexpected(String),
     /// A tensor has another shape than the model's.
-    #[error("tensor `{name}` has shape {found:?} and should have {expected:?}")]
+    #[error("tensor `{name}` has shape {found:?} but the model needs {expected:?}")]
     Shape {
         /// The tensor.
         name: String,
@@ -75,15 +75,15 @@ pub enum CheckpointError {
         /// Its type.
         dtype: Dtype,
     },
-    /// A tensor is not finite in the type that it would be written in. Nothing was written.
-    #[error("tensor `{name}` holds numbers that are not finite as {dtype:?}: it is not written")]
+    /// A tensor contains NaN or infinity in the type of the file. Nothing was written.
+    #[error("tensor `{name}` contains NaN or infinity when converted to {dtype:?}, so the checkpoint was not written")]
     NotFinite {
         /// The tensor.
         name: String,
         /// The type.
         dtype: Dtype,
     },
-    /// A checkpoint never replaces one that is there.
+    /// The target exists already; a checkpoint never replaces another one.
     #[error("{0} exists already")]
     Exists(PathBuf),
     /// The library could not write a shard.
@@ -91,7 +91,7 @@ pub enum CheckpointError {
     Serialize {
         /// The file.
         path: PathBuf,
-        /// What the library says.
+        /// The error of the library.
         source: SafeTensorError,
     },
     /// libtorch could not convert a tensor.
@@ -99,18 +99,18 @@ pub enum CheckpointError {
     Convert {
         /// The tensor.
         name: String,
-        /// What libtorch says.
+        /// The error of libtorch.
         source: tch::TchError,
     },
 }
 
-/// Adds to an error of the system what was tried with which file.
+/// Adds the operation and the file to an error of the operating system.
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::Io { action, path, source }
 }
 
-/// libtorch's name of a type that weights are stored in.
+/// libtorch's name for a type in which weights are stored.
 fn kind_of(name: &str, dtype: Dtype) -> Result<Kind, CheckpointError> {
     match dtype {
         Dtype::F32 => Ok(Kind::Float),

@@ -1,4 +1,4 @@
-//! Reading: which file holds a tensor and where, then the tensor itself.
+//! Reads a checkpoint: finds the file and position of each tensor, then reads the tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 use super::{CheckpointError, INDEX_FILE, SINGLE_FILE, failed, kind_of};
 use crate::model::ParameterSpec;
 
-/// A header longer than this is refused, as the format's own library does.
+/// Longest header that is accepted; the library of the format has the same limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// The tensors of one checkpoint, whose headers have been read.
@@ -24,7 +24,7 @@ pub struct Reader {
 #[derive(Debug)]
 struct Location {
     path: PathBuf,
-    /// Where the file's data start, in bytes.
+    /// Where the data of the file begin, in bytes.
     data_start: u64,
     info: TensorInfo,
 }
@@ -78,7 +78,7 @@ impl Reader {
     pub(crate) fn refuse_unexpected(&self, specs: &[ParameterSpec], ignore_head: bool) -> Result<(), CheckpointError> {
         let expected: BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
         let unexpected = self.names().find(|name| {
-            // Old checkpoints store the frequencies, which follow from the configuration.
+            // Old checkpoints store the frequencies, which can be computed from the configuration.
             let known = name.ends_with(".rotary_emb.inv_freq") || (ignore_head && *name == "lm_head.weight");
             !known && !expected.contains(name)
         });
@@ -100,7 +100,7 @@ impl Location {
     }
 }
 
-/// The one file, or all that the index names.
+/// The single file of weights, or all files that the index names.
 fn weight_files(folder: &Path) -> Result<BTreeSet<PathBuf>, CheckpointError> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -117,7 +117,7 @@ fn weight_files(folder: &Path) -> Result<BTreeSet<PathBuf>, CheckpointError> {
         .map_err(|error| CheckpointError::Index { path: path.clone(), reason: error.to_string() })?;
     let mut files = BTreeSet::new();
     for file in index.weight_map.into_values() {
-        // A name with a folder in it could lead anywhere.
+        // A name that contains a folder could point outside the checkpoint.
         if Path::new(&file).file_name() != Some(file.as_ref()) {
             return Err(CheckpointError::Index { path, reason: format!("{file:?} is not the name of a file") });
         }
@@ -126,7 +126,7 @@ fn weight_files(folder: &Path) -> Result<BTreeSet<PathBuf>, CheckpointError> {
     Ok(files)
 }
 
-/// Where the data of a safetensors file start, and its header.
+/// Returns where the data of a safetensors file begin, and its header.
 fn read_header(path: &Path) -> Result<(u64, Metadata), CheckpointError> {
     let damaged = |reason: String| CheckpointError::Damaged { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(failed("open", path))?;

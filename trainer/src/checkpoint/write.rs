@@ -1,7 +1,7 @@
-//! Writing: a new folder appears whole or not at all.
+//! Writes a checkpoint. The new folder appears complete or not at all.
 //!
-//! Everything goes into a hidden folder beside the target, reaches the disk, and is
-//! then renamed. A crash leaves at most the hidden folder behind.
+//! The files are written to a hidden folder beside the target and synced to the disk, and then the folder is renamed. A
+//! crash leaves at most the hidden folder behind.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -16,23 +16,23 @@ use tch::{Device, Kind, Tensor};
 use super::{CheckpointError, INDEX_FILE, Reader, SINGLE_FILE, failed, kind_of};
 use crate::model::Parameters;
 
-/// Files of a source that are larger are not taken along: they are weights in some
-/// other format. The largest tokenizers have some 35 MB.
+/// Larger files of a source are not copied, because they are weights in another format. The largest tokenizers have
+/// about 35 MB.
 const COMPANION_BYTES_MAX: u64 = 256 << 20;
 
-/// Ends of the names of files that hold weights, or say where they are.
+/// Endings of the names of files that contain weights or an index of weights.
 const WEIGHT_FILE_ENDS: &[&str] = &[".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"];
 
 /// Beginning of the name of a checkpoint that is being written.
 pub(crate) const PARTIAL: &str = ".checkpoint-";
 
-/// The type that weights are written in.
+/// The type in which weights are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
-    /// Each tensor in its type in the source; a tensor that the source lacks in the type
-    /// of the source's first.
+    /// Each tensor keeps its type from the source. A tensor that the source lacks gets the type of the source's first
+    /// tensor.
     AsSource,
-    /// All as f32, exactly as they are in training.
+    /// All tensors as f32, exactly as they are in training.
     Float32,
 }
 
@@ -41,21 +41,21 @@ pub enum Storage {
 pub struct WriteOptions {
     /// The type of the weights.
     pub storage: Storage,
-    /// A file of weights gets no more tensors when it would grow beyond this.
+    /// Upper bound of a weight file in bytes; a tensor that would exceed it goes to the next file.
     pub shard_bytes_max: u64,
 }
 
 impl Default for WriteOptions {
-    /// As in the source, in files of 4 GiB: what some file systems and uploads bear.
+    /// Types as in the source, in files of at most 4 GiB, which all common file systems and uploads accept.
     fn default() -> Self {
         Self { storage: Storage::AsSource, shard_bytes_max: 4 << 30 }
     }
 }
 
-/// Writes `parameters` as a new checkpoint `target`, taking `config.json`, the tokenizer
-/// and all other companions unchanged from the checkpoint `source`.
+/// Writes `parameters` as a new checkpoint `target`. `config.json`, the tokenizer and all other companions are copied
+/// unchanged from the checkpoint `source`.
 ///
-/// Fails with [`CheckpointError::Exists`] if `target` is there.
+/// Fails with [`CheckpointError::Exists`] if `target` exists.
 pub fn write(
     parameters: &Parameters,
     source: &Path,
@@ -85,7 +85,7 @@ pub fn write(
     sync(partial.path())?;
 
     fs::rename(partial.path(), target).map_err(failed("rename to", target))?;
-    // It is no longer where its guard would remove it.
+    // The folder has been renamed, so its guard has nothing to remove.
     let _renamed = partial.keep();
     sync(parent)
 }
@@ -94,7 +94,7 @@ fn copy_companions(source: &Path, target: &Path) -> Result<(), CheckpointError> 
     for entry in fs::read_dir(source).map_err(failed("list", source))? {
         let path = entry.map_err(failed("list", source))?.path();
         let Some(name) = path.file_name() else { continue };
-        // Through links: the cache of a hub has nothing else.
+        // Links are followed, because the cache of a hub consists of links.
         let metadata = fs::metadata(&path).map_err(failed("read", &path))?;
         let lossy = name.to_string_lossy();
         let weights = WEIGHT_FILE_ENDS.iter().any(|end| lossy.ends_with(end));
@@ -112,7 +112,7 @@ fn copy_companions(source: &Path, target: &Path) -> Result<(), CheckpointError> 
     Ok(())
 }
 
-/// A tensor to write, converted when the file asks for its bytes.
+/// A tensor to write, which is converted when its bytes are needed.
 struct Entry<'parameters> {
     name: &'parameters str,
     tensor: &'parameters Tensor,
@@ -122,7 +122,7 @@ struct Entry<'parameters> {
 }
 
 impl Entry<'_> {
-    /// Also in the type of the file, which may hold less than float32.
+    /// Checks the numbers after conversion too, because the type of the file may have a smaller range than float32.
     fn is_finite(&self) -> bool {
         self.tensor.detach().to_kind(self.kind).isfinite().all().int64_value(&[]) == 1
     }
@@ -185,7 +185,7 @@ fn write_weights(entries: Vec<Entry<'_>>, folder: &Path, shard_bytes_max: u64) -
     sync(&path)
 }
 
-/// Cuts the list into runs of at most `bytes_max`, or of one larger tensor.
+/// Splits the list into shards of at most `bytes_max`, or of one tensor that is larger.
 fn into_shards(entries: Vec<Entry<'_>>, bytes_max: u64) -> Vec<Vec<Entry<'_>>> {
     let mut shards: Vec<Vec<Entry<'_>>> = vec![Vec::new()];
     let mut bytes = 0;
@@ -208,7 +208,7 @@ fn write_shard(shard: &[Entry<'_>], path: &Path) -> Result<(), CheckpointError> 
         SafeTensorError::IoError(source) => CheckpointError::Io { action: "write", path: path.into(), source },
         source => CheckpointError::Serialize { path: path.into(), source },
     })?;
-    // The library makes files that only their owner reads, unlike all others here.
+    // The library creates files that only their owner can read. All other files here can be read by others.
     copy_mode(&path.with_file_name("config.json"), path).map_err(failed("open to others", path))?;
     sync(path)
 }
@@ -217,7 +217,7 @@ fn copy_mode(from: &Path, to: &Path) -> io::Result<()> {
     fs::set_permissions(to, fs::metadata(from)?.permissions())
 }
 
-/// Waits until a file's contents, or a folder's entries, are on the disk.
+/// Waits until the contents of a file, or the entries of a folder, are on the disk.
 fn sync(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(failed("sync", path))
 }

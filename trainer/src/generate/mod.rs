@@ -1,8 +1,7 @@
-//! Sampling sequences from a [`Decoder`](crate::model::Decoder), and going on after a
-//! tool has answered.
+//! Samples sequences from a [`Decoder`](crate::model::Decoder), and continues them after a tool has answered.
 //!
-//! A [`Session`] holds sequences, its rows, with their keys and values. The caller
-//! appends tokens to a row and lets some rows generate, as often as it likes:
+//! A [`Session`] contains sequences, called rows, with their keys and values. The caller appends tokens to a row and
+//! lets some rows generate, any number of times:
 //!
 //! ```no_run
 //! # use forebay_trainer::generate::{GenerateError, Sampling, Session};
@@ -21,24 +20,24 @@ mod session;
 
 pub use session::{Completion, Finish, Session};
 
-/// How tokens are drawn.
+/// How tokens are sampled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by; positive. A `top_k` of 1 always takes the likeliest.
+    /// Divisor of the logits; positive. With a `top_k` of 1 the most probable token is always taken.
     pub temperature: f64,
-    /// Draw among this many likeliest tokens only.
+    /// Sample only among this many most probable tokens.
     pub top_k: Option<usize>,
-    /// Draw among the likeliest tokens that together reach this probability only, in
-    /// (0, 1]; counted among those that `top_k` leaves.
+    /// Sample only among the most probable tokens whose total probability reaches this value, in (0, 1]. Applied to the
+    /// tokens that `top_k` leaves.
     pub top_p: Option<f64>,
-    /// Ids that end a sequence; they are part of it.
+    /// Ids that end a sequence. The ending id is part of the sequence.
     pub stop_tokens: Vec<i64>,
-    /// A row ends after so many tokens at the latest; at least 1.
+    /// Maximum number of tokens that a row generates in one call; at least 1.
     pub new_tokens_max: usize,
 }
 
 impl Default for Sampling {
-    /// Temperature 1 over the whole vocabulary, 256 tokens, no stop.
+    /// Temperature 1 over the whole vocabulary, at most 256 tokens, no stop tokens.
     fn default() -> Self {
         Self { temperature: 1.0, top_k: None, top_p: None, stop_tokens: Vec::new(), new_tokens_max: 256 }
     }
@@ -47,7 +46,7 @@ impl Default for Sampling {
 /// Why a session refused a call.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GenerateError {
-    /// A setting is out of its range.
+    /// A setting is outside its range.
     #[error("{setting} is {value}; it must be {range}")]
     Setting {
         /// The setting.
@@ -57,10 +56,10 @@ pub enum GenerateError {
         /// Its range.
         range: &'static str,
     },
-    /// There is no such row, or it is named twice.
+    /// The row does not exist, or it is named twice.
     #[error("row {0} does not exist or is named twice")]
     Row(usize),
-    /// A row needs at least one token to go on from.
+    /// A row needs at least one token before it can generate.
     #[error("row {0} is empty")]
     Empty(usize),
     /// An id outside the vocabulary.

@@ -1,7 +1,7 @@
-//! One draw per row, by inverting the cumulative distribution.
+//! Draws one token per row, by inverting the cumulative distribution.
 //!
-//! One uniform number decides a token. The same number gives the same token on every
-//! device, up to rounding, which libtorch's own draws do not promise.
+//! One uniform number determines one token. The same number gives the same token on every device, up to rounding, which
+//! libtorch's own sampling does not guarantee.
 
 use tch::{Kind, Tensor};
 
@@ -30,16 +30,16 @@ pub(super) fn sample(logits: &Tensor, sampling: &Sampling, uniforms: &[f64]) -> 
     (to_vec(&tokens), to_vec(&chosen))
 }
 
-/// The first place where the cumulative sum of `weights` (`[B, n]` float64) exceeds the
-/// share `uniforms` (`[B, 1]`) of their total. `[B, 1]` i64.
+/// Returns the first position where the cumulative sum of `weights` (`[B, n]` float64) exceeds the share `uniforms`
+/// (`[B, 1]`) of their total. `[B, 1]` i64.
 fn invert(weights: &Tensor, uniforms: &Tensor) -> Tensor {
     let cumulative = weights.cumsum(-1, Kind::Double);
     let total = cumulative.narrow(-1, -1, 1);
-    // A place of weight 0 exceeds nothing that the place before does not.
+    // At a position of weight 0 the cumulative sum is the same as at the position before, so it is never chosen.
     (total * uniforms).searchsorted(&cumulative, false, true, "right", None::<&Tensor>)
 }
 
-/// Sets to 0 the weights (`[B, n]`, descending) after those that reach `top_p` of all.
+/// Sets the weights (`[B, n]`, descending) to 0 after those whose sum reaches `top_p` of the total.
 fn nucleus(weights: &Tensor, top_p: f64) -> Tensor {
     let cumulative = weights.cumsum(-1, Kind::Double);
     let before = &cumulative - weights;
@@ -58,7 +58,7 @@ where
 mod tests {
     use super::*;
 
-    /// One row of these probabilities; drawn with each of `uniforms`.
+    /// Samples one row of these probabilities with each of `uniforms`.
     fn draws(sampling: &Sampling, uniforms: &[f64]) -> Vec<i64> {
         let probabilities: [f32; 4] = [0.1, 0.5, 0.0, 0.4];
         let logits = Tensor::from_slice(&probabilities).log().repeat([uniforms.len() as i64, 1]);
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn top_k_leaves_the_likeliest() {
         let sampling = Sampling { top_k: Some(2), ..Sampling::default() };
-        // 5/9 and 4/9 of the rest.
+        // The remaining two have probabilities 5/9 and 4/9.
         assert_eq!(draws(&sampling, &[0.0, 0.55, 0.56, 0.99]), [1, 1, 3, 3]);
         let greedy = Sampling { top_k: Some(1), ..Sampling::default() };
         assert_eq!(draws(&greedy, &[0.0, 0.5, 0.99]), [1, 1, 1]);

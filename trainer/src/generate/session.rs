@@ -1,7 +1,7 @@
-//! The rows of a session, and the loop that lets them generate.
+//! The rows of a session, and the loop in which they generate.
 //!
-//! The rows that run occupy the first rows of the cache. One that ends is exchanged
-//! with the last that runs, and costs nothing from then on but its memory.
+//! The running rows occupy the first rows of the cache. A row that ends is exchanged with the last running row, and
+//! from then on costs only memory.
 
 use std::collections::BTreeMap;
 
@@ -12,29 +12,29 @@ use super::{GenerateError, Sampling};
 use crate::model::{Decoder, KvCache};
 use crate::random::Random;
 
-/// So many tokens go through the model at once, over all rows: enough to fill a GPU, and
-/// a bound on the memory for long prompts.
+/// Number of tokens that go through the model at once, over all rows: enough to use a GPU fully, and a bound on the
+/// memory for long prompts.
 const FEED_TOKENS_MAX: usize = 16_384;
 
 /// Why a row stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// It drew a stop token.
+    /// The row drew a stop token.
     Stop,
-    /// It drew as many tokens as it may.
+    /// The row drew the maximum number of tokens.
     Length,
 }
 
-/// What a row drew in one call.
+/// The tokens that a row drew in one call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
     /// The row.
     pub row: usize,
-    /// The tokens drawn, a stop token included.
+    /// The tokens drawn, including a stop token.
     pub tokens: Vec<i64>,
-    /// Of each token, its log-probability at the temperature over the whole vocabulary.
+    /// Log-probability of each token, at the temperature and over the whole vocabulary.
     pub logprobs: Vec<f32>,
-    /// Why it stopped.
+    /// Why the row stopped.
     pub finish: Finish,
 }
 
@@ -44,20 +44,20 @@ pub struct Session<'decoder> {
     decoder: &'decoder Decoder,
     rows: Vec<Row>,
     cache: KvCache,
-    /// Which row of the session each row of the cache belongs to.
+    /// The session's row that each row of the cache belongs to.
     slots: Vec<usize>,
 }
 
 #[derive(Debug)]
 struct Row {
     tokens: Vec<i64>,
-    /// Its own stream, so that what it draws does not depend on which other rows run.
+    /// Each row has its own random stream, so that its tokens do not depend on which other rows run.
     random: Random,
 }
 
 impl<'decoder> Session<'decoder> {
-    /// A session with a row for each prompt. Equal seeds, prompts and calls give equal
-    /// tokens, as long as the decoder computes alike.
+    /// Creates a session with one row for each prompt. Equal seeds, prompts and calls give equal tokens, provided that
+    /// the decoder computes the same numbers.
     pub fn new(decoder: &'decoder Decoder, prompts: &[Vec<i64>], seed: u64) -> Result<Self, GenerateError> {
         for prompt in prompts {
             check_tokens(decoder, prompt)?;
@@ -74,7 +74,7 @@ impl<'decoder> Session<'decoder> {
         })
     }
 
-    /// All tokens of a row: its prompt, what it drew and what was appended.
+    /// All tokens of a row: its prompt, the tokens it drew and the tokens that were appended.
     #[must_use]
     pub fn tokens(&self, row: usize) -> &[i64] {
         &self.rows[row].tokens
@@ -88,8 +88,7 @@ impl<'decoder> Session<'decoder> {
         Ok(())
     }
 
-    /// Lets the rows `rows` draw until each stops. The completions come in the order of
-    /// `rows`.
+    /// Lets `rows` generate until each of them stops. Returns the completions in the order of `rows`.
     pub fn generate(&mut self, rows: &[usize], sampling: &Sampling) -> Result<Vec<Completion>, GenerateError> {
         sampling.check()?;
         let mut completions = self.open(rows)?;
@@ -98,7 +97,7 @@ impl<'decoder> Session<'decoder> {
             let hidden = self.feed(running, FEED_TOKENS_MAX);
             let uniforms: Vec<f64> = self.slots[..running].iter().map(|&row| self.rows[row].random.uniform()).collect();
             let (tokens, logprobs) = sample(&self.cache.logits(&hidden), sampling, &uniforms);
-            // From the last, so that an exchange moves no row that is still to be looked at.
+            // Iterates from the last row, so that an exchange moves no row that has not been visited yet.
             for slot in (0..running).rev() {
                 let row = self.slots[slot];
                 self.rows[row].tokens.push(tokens[slot]);
@@ -112,7 +111,7 @@ impl<'decoder> Session<'decoder> {
         Ok(rows.iter().filter_map(|row| completions.remove(row)).collect())
     }
 
-    /// An empty completion for each row, if the rows can generate.
+    /// Returns an empty completion for each row, if the rows can generate.
     fn open(&self, rows: &[usize]) -> Result<BTreeMap<usize, Completion>, GenerateError> {
         let mut completions = BTreeMap::new();
         for &row in rows {
@@ -128,7 +127,7 @@ impl<'decoder> Session<'decoder> {
         Ok(completions)
     }
 
-    /// Gives `rows` the first rows of the cache; returns how many they are.
+    /// Moves `rows` to the first rows of the cache and returns their number.
     fn move_to_front(&mut self, rows: &[usize]) -> usize {
         for (slot, row) in rows.iter().enumerate() {
             let current = self.slots.iter().position(|at| at == row).expect("every row has a slot");
@@ -142,9 +141,8 @@ impl<'decoder> Session<'decoder> {
         self.cache.swap(first, second);
     }
 
-    /// Runs what the cache lacks of the first `running` rows, which is at least the last
-    /// token of each, in pieces of about `tokens_max` tokens over all rows. Returns the
-    /// state of each row's last token, `[running, H]`.
+    /// Runs the tokens of the first `running` rows that are not in the cache, at least the last token of each, in
+    /// pieces of about `tokens_max` tokens over all rows. Returns the state of each row's last token, `[running, H]`.
     fn feed(&mut self, running: usize, tokens_max: usize) -> Tensor {
         let step = (tokens_max / running).max(1);
         let mut last: Vec<Option<Tensor>> = (0..running).map(|_| None).collect();
@@ -171,7 +169,7 @@ impl<'decoder> Session<'decoder> {
         Tensor::stack(&last, 0)
     }
 
-    /// The next tokens, at most `most`, of the row at `slot` that the cache lacks.
+    /// The next tokens, at most `most`, of the row at `slot` that are not in the cache.
     fn lacking(&self, slot: usize, most: usize) -> &[i64] {
         let tokens = &self.rows[self.slots[slot]].tokens[self.cache.length(slot)..];
         &tokens[..tokens.len().min(most)]
@@ -179,7 +177,7 @@ impl<'decoder> Session<'decoder> {
 }
 
 impl Completion {
-    /// Adds a token; returns whether it was the last.
+    /// Adds a token. Returns whether it was the last one.
     fn push(&mut self, token: i64, logprob: f32, sampling: &Sampling) -> bool {
         self.tokens.push(token);
         self.logprobs.push(logprob);

@@ -1,34 +1,34 @@
-//! What an objective is made of, as a run's configuration says it.
+//! The settings of an objective in the configuration of a run.
 
 use serde::{Deserialize, Serialize};
 
 use crate::returns::Discounting;
 use crate::rows::Needs;
 
-/// Objective and everything that is added to it. Names and defaults are the field's.
+/// The objective and all its additional terms. Names and defaults are the usual ones in the literature.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ObjectiveConfig {
     /// The policy term.
     pub objective: Objective,
-    /// Clip of the ratio below 1.
+    /// Lower clip of the ratio, as a distance from 1.
     pub eps_low: f64,
-    /// Clip of the ratio above 1; `eps_low` when absent.
+    /// Upper clip of the ratio, as a distance from 1; `eps_low` if absent.
     pub eps_high: Option<f64>,
-    /// Dual clip: bound of the loss over |A| where A < 0, above 1; off when absent.
+    /// Dual clip: bound of the loss divided by |A| for A < 0, above 1; disabled if absent.
     pub clip_c: Option<f64>,
-    /// Denominator of the ratio; when absent, `recompute` with a correction, else `rollout` and, for a row without
-    /// `logprobs`, the weights at the start of the step.
+    /// Denominator of the ratio. If absent: `recompute` with a correction, otherwise `rollout`, and for a row without
+    /// `logprobs` the weights at the start of the step.
     pub old_logprobs: Option<OldLogprobs>,
     /// Off-policy correction of the policy term.
     pub correction: Option<Correction>,
-    /// Weight of the entropy, which is taken off the loss.
+    /// Weight of the entropy, which is subtracted from the loss.
     pub entropy_coef: f64,
-    /// Weight of the divergence from the frozen reference in the loss.
+    /// Weight in the loss of the divergence from the frozen reference.
     pub kl_loss_coef: f64,
-    /// Its estimator.
+    /// Estimator of the divergence.
     pub kl_loss_type: KlEstimator,
-    /// On-policy distillation: weight of `logp_old - logp_teacher`, which is taken off the advantages.
+    /// On-policy distillation: weight of `logp_old - logp_teacher`, which is subtracted from the advantages.
     pub opd_coef: f64,
     /// Penalty on k1 in the rewards per token of `ppo` and `reinforce_plus_plus`.
     pub kl_coef: f64,
@@ -36,7 +36,7 @@ pub struct ObjectiveConfig {
     pub gamma: f64,
     /// Decay of the advantage estimates of `ppo`.
     pub lambda: f64,
-    /// Whitens the advantages of `ppo` over the batch; `reinforce_plus_plus` always does.
+    /// Whether the advantages of `ppo` are whitened over the batch; those of `reinforce_plus_plus` always are.
     pub whiten_advantages: bool,
     /// Clip of the critic's values around those of the batch.
     pub value_clip: f64,
@@ -59,15 +59,15 @@ pub enum Objective {
     Reinforce,
     /// Clipped surrogate on whitened discounted returns (Hu 2025).
     ReinforcePlusPlus,
-    /// Likelihood alone; advantages are not read.
+    /// Maximum likelihood; advantages are not read.
     Sft,
 }
 
-/// Where `logp_old` comes from.
+/// The source of `logp_old`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OldLogprobs {
-    /// The rows: the ratio is against the behaviour policy, and its clip corrects stale data.
+    /// The rows: the ratio is relative to the behaviour policy, and its clip corrects stale data.
     Rollout,
     /// The weights at the start of the step.
     Recompute,
@@ -77,13 +77,13 @@ pub enum OldLogprobs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
-    /// d; refused as a loss.
+    /// d; not accepted as a loss.
     K1,
     /// d^2 / 2.
     K2,
     /// exp(-d) - 1 + d.
     K3,
-    /// k3 within [-10, 10].
+    /// k3, clamped to [-10, 10].
     #[default]
     LowVarKl,
 }
@@ -114,7 +114,7 @@ pub struct Tis {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Decoupled {
-    /// Tokens with w above it get 0.
+    /// Tokens whose w is above this get factor 0.
     pub cap: f64,
 }
 
@@ -122,28 +122,28 @@ pub struct Decoupled {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mis {
-    /// What w is taken of.
+    /// Level at which w is computed.
     pub level: MisLevel,
     /// Lower bound.
     pub low: f64,
     /// Upper bound.
     pub high: f64,
-    /// What happens outside the bounds.
+    /// What happens to a w outside the bounds.
     pub outside: MisOutside,
-    /// A token with its own w below it zeroes its sequence; 0 is off.
+    /// A token whose own w is below this sets the factor of its whole sequence to 0; 0 disables this.
     pub veto: f64,
 }
 
-/// What a weight is taken of.
+/// Level at which a weight is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MisLevel {
-    /// The token.
+    /// Per token.
     #[default]
     Token,
-    /// The sequence: product over its trained tokens.
+    /// Per sequence: the product over its trained tokens.
     Product,
-    /// The sequence: geometric mean over its trained tokens.
+    /// Per sequence: the geometric mean over its trained tokens.
     Geometric,
 }
 
@@ -151,14 +151,14 @@ pub enum MisLevel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MisOutside {
-    /// It becomes the bound.
+    /// The weight is set to the bound.
     #[default]
     Clip,
-    /// It becomes 0.
+    /// The weight is set to 0.
     Zero,
 }
 
-/// An objective that cannot be trained, or not on these rows.
+/// The objective cannot be trained, or not with these rows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct ConfigError {
@@ -169,7 +169,7 @@ pub struct ConfigError {
 }
 
 impl Default for ObjectiveConfig {
-    /// GRPO with a clip of 0.2 and nothing added.
+    /// GRPO with a clip of 0.2 and no additional terms.
     fn default() -> Self {
         Self {
             objective: Objective::default(),
@@ -210,7 +210,7 @@ impl Default for Mis {
 }
 
 impl ObjectiveConfig {
-    /// Refuses numbers out of range, and terms that the objective would ignore.
+    /// Refuses numbers outside their ranges, and terms that the objective would ignore.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_ranges()?;
         let shaped = matches!(self.objective, Objective::Ppo | Objective::ReinforcePlusPlus);
@@ -239,7 +239,8 @@ impl ObjectiveConfig {
         Ok(())
     }
 
-    /// Columns that the objective reads on every trained row; `frozen_teacher` says that a model provides for the teacher.
+    /// Columns that the objective reads on every trained row; `frozen_teacher` means that a model replaces the teacher
+    /// column.
     #[must_use]
     pub fn needs(&self, frozen_teacher: bool) -> Needs {
         let rollout = self.old_logprobs == Some(OldLogprobs::Rollout) && self.reads_old_logprobs();
@@ -255,7 +256,7 @@ impl ObjectiveConfig {
         }
     }
 
-    /// Where `logp_old` of rows with `logprobs` comes from.
+    /// The source of `logp_old` for rows with `logprobs`.
     #[must_use]
     pub fn old_logprobs(&self) -> OldLogprobs {
         match self.old_logprobs {
@@ -271,20 +272,20 @@ impl ObjectiveConfig {
         self.eps_high.unwrap_or(self.eps_low)
     }
 
-    /// Whether `logp_old` decides anything.
+    /// Whether `logp_old` affects the result.
     #[must_use]
     pub fn reads_old_logprobs(&self) -> bool {
         self.opd_coef != 0.0 || !matches!(self.objective, Objective::Reinforce | Objective::Sft)
     }
 
-    /// Whether advantages need the whole batch before its first microbatch, and so a pass of their own for recomputed
+    /// Whether advantages need the whole batch before its first microbatch, and so a separate pass that recomputes
     /// log-probabilities.
     #[must_use]
     pub fn needs_whole_batch(&self) -> bool {
         matches!(self.objective, Objective::Ppo | Objective::ReinforcePlusPlus)
     }
 
-    /// How rewards spread over tokens.
+    /// How rewards are distributed over tokens.
     #[must_use]
     pub fn discounting(&self) -> Discounting {
         Discounting { kl_coef: self.kl_coef, gamma: self.gamma, lambda: self.lambda, opd_coef: self.opd_coef }

@@ -1,5 +1,5 @@
-//! Off-policy corrections: detached weights of the policy term for what separates the trainer's log-probabilities
-//! from the sampler's.
+//! Off-policy corrections: detached weights of the policy term for the difference between the trainer's and the
+//! sampler's log-probabilities.
 
 use tch::{Kind, Tensor};
 
@@ -11,11 +11,11 @@ use crate::microbatch::FlatTokens;
 pub struct Corrected {
     /// The factor.
     pub weight: Tensor,
-    /// 1 where the rules set it to 0, 0 elsewhere.
+    /// 1 where a rule set the factor to 0, 0 elsewhere.
     pub zeroed: Tensor,
 }
 
-/// Factors from `log_weight = logp_old - logp_rollout`, `[N]`: `w = exp(log_weight)`.
+/// Computes factors from `log_weight = logp_old - logp_rollout`, `[N]`: `w = exp(log_weight)`.
 pub(super) fn correct(correction: &Correction, tokens: &FlatTokens, log_weight: &Tensor) -> Corrected {
     let log_weight = log_weight.detach();
     match correction {
@@ -25,7 +25,7 @@ pub(super) fn correct(correction: &Correction, tokens: &FlatTokens, log_weight: 
     }
 }
 
-/// Truncated importance sampling (Yao et al. 2025): w within bounds.
+/// Truncated importance sampling (Yao et al. 2025): w, clamped to bounds.
 fn truncated(tis: Tis, log_weight: &Tensor) -> Corrected {
     let weight = weights(log_weight).clamp(tis.low, tis.high);
     Corrected { zeroed: weight.zeros_like(), weight }
@@ -38,8 +38,8 @@ fn decouple(decoupled: Decoupled, log_weight: &Tensor) -> Corrected {
     zero(&weight, &zeroed)
 }
 
-/// Masked importance sampling (Liu et al. 2025): w of the token or its sequence, clipped to bounds or 0 outside, and 0
-/// for a sequence with a token that the trainer finds all but impossible.
+/// Masked importance sampling (Liu et al. 2025): w of the token or its sequence, clipped to the bounds or 0 outside of
+/// them, and 0 for a sequence with a token whose own w is below the veto.
 fn mask(mis: Mis, tokens: &FlatTokens, log_weight: &Tensor) -> Corrected {
     let level = match mis.level {
         MisLevel::Token => log_weight.shallow_clone(),

@@ -1,9 +1,10 @@
 //! Stage 5: objectives over the flat trained tokens of a microbatch.
 //!
-//! The loss of a step is `sum_i loss_weight_i * sum_t m_it * l_it`; the weights carry the normalisation, so losses,
-//! gradients and statistics of microbatches add up to those of the batch on any split into whole rows. This is pure
+//! The loss of a step is `sum_i loss_weight_i * sum_t m_it * l_it`. The weights contain the normalisation, so losses,
+//! gradients and statistics of microbatches add up to those of the batch for every split into whole rows. This is
 //! arithmetic on `[N]` vectors and separate from the model, so that every formula is tested on numbers. The previous
-//! stage is [`crate::head`], or [`crate::returns`] where advantages need the whole batch; [`crate::optimizer`] is next.
+//! stage is [`crate::head`], or [`crate::returns`] if advantages need the whole batch; the next is
+//! [`crate::optimizer`].
 
 mod config;
 mod correction;
@@ -22,36 +23,36 @@ pub use config::{
 pub use correction::Corrected;
 pub use statistics::{LossStatistics, StepStatistics};
 
-/// Bound of log-ratios before they are exponentiated: beyond it a 32-bit gradient would be infinite or not a number.
+/// Bound of log-ratios before they are exponentiated. Above it, a 32-bit gradient would be infinite or NaN.
 const LOG_RATIO_MAX: f64 = 20.0;
 
-/// What an objective reads; everything is `[N]` over the trained tokens and on one device.
+/// The inputs of an objective; every tensor is `[N]` over the trained tokens, and all are on one device.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInputs<'a> {
     /// Columns of the microbatch.
     pub tokens: &'a FlatTokens,
-    /// Log-probabilities under the weights in training; a leaf that requires gradients.
+    /// Log-probabilities under the trained weights; a leaf that requires gradients.
     pub logp: &'a Tensor,
-    /// Entropies; a leaf that requires gradients where `entropy_coef` is not 0.
+    /// Entropies; a leaf that requires gradients if `entropy_coef` is not 0.
     pub entropy: Option<&'a Tensor>,
-    /// Where `logp_old` comes from.
+    /// The source of `logp_old`.
     pub logp_old: OldPolicy<'a>,
     /// Log-probabilities under a frozen reference.
     pub logp_reference: Option<&'a Tensor>,
-    /// Log-probabilities under a frozen teacher; the rows' own where there is none.
+    /// Log-probabilities under a frozen teacher; the rows' own are used if this is `None`.
     pub logp_teacher: Option<&'a Tensor>,
-    /// Advantages per token that replace the rows' own, what distillation takes off them included.
+    /// Advantages per token that replace the rows' own, including the part that distillation subtracts.
     pub advantages: Option<&'a Tensor>,
 }
 
 /// The policy in the denominator of the ratio.
 #[derive(Clone, Copy, Debug)]
 pub enum OldPolicy<'a> {
-    /// The one that sampled: the rows' `logprobs`, and detach(logp) for a row that has none.
+    /// The policy that sampled: the rows' `logprobs`, and detach(logp) for a row without them.
     Rollout,
-    /// The weights in training, which one step per batch has not changed yet: detach(logp).
+    /// The trained weights, which are unchanged since the start of the step if a batch has one step: detach(logp).
     Current,
-    /// The weights at the start of the step, computed before: `[N]`.
+    /// The weights at the start of the step, with log-probabilities computed before: `[N]`.
     Recomputed(&'a Tensor),
 }
 
@@ -60,7 +61,7 @@ pub enum OldPolicy<'a> {
 pub struct Loss {
     /// Weighted sum over tokens, a scalar; differentiable.
     pub total: Tensor,
-    /// Detached sums that add up over microbatches.
+    /// Detached sums that are added over microbatches.
     pub statistics: LossStatistics,
 }
 
@@ -69,9 +70,9 @@ pub struct Loss {
 pub struct LossGradients {
     /// dL/dlogp `[N]`.
     pub logp: Tensor,
-    /// dL/dH `[N]` where entropy is a term of the loss.
+    /// dL/dH `[N]` if entropy is a term of the loss.
     pub entropy: Option<Tensor>,
-    /// Detached sums that add up over microbatches.
+    /// Detached sums that are added over microbatches.
     pub statistics: LossStatistics,
 }
 
@@ -90,12 +91,12 @@ pub enum LossError {
     /// Entropies were not computed.
     #[error("entropy_coef needs entropies")]
     Entropy,
-    /// `logp_old` is the rollout's, which leaves nothing to correct.
+    /// `logp_old` is the rollout's, so there is nothing to correct.
     #[error("an off-policy correction needs recomputed old_logprobs")]
     Correction,
 }
 
-/// The loss of a microbatch. `config` has been validated.
+/// Computes the loss of a microbatch. `config` has been validated.
 pub fn evaluate(config: &ObjectiveConfig, inputs: &LossInputs) -> Result<Loss, LossError> {
     let tokens = inputs.tokens;
     let logp_old = old_logprobs(inputs);
@@ -136,7 +137,8 @@ pub fn evaluate(config: &ObjectiveConfig, inputs: &LossInputs) -> Result<Loss, L
     Ok(Loss { total, statistics })
 }
 
-/// The loss of a microbatch differentiated by its leaves: what [`crate::head::HeadForward::backward`] takes.
+/// Computes the gradients of a microbatch's loss with respect to its leaves: the arguments of
+/// [`crate::head::HeadForward::backward`].
 ///
 /// `logp` and `entropy` of the inputs need not require gradients here.
 pub fn differentiate(config: &ObjectiveConfig, inputs: &LossInputs) -> Result<LossGradients, LossError> {
@@ -165,7 +167,7 @@ fn old_logprobs(inputs: &LossInputs) -> Tensor {
     }
 }
 
-/// Advantages per token; on-policy distillation takes `opd_coef * (logp_old - logp_teacher)` off the rows' own.
+/// Advantages per token. On-policy distillation subtracts `opd_coef * (logp_old - logp_teacher)` from the rows' own.
 fn advantages(config: &ObjectiveConfig, inputs: &LossInputs, logp_old: &Tensor) -> Result<Tensor, LossError> {
     if let Some(prepared) = inputs.advantages {
         return Ok(prepared.detach());

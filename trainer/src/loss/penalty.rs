@@ -1,10 +1,10 @@
-//! Divergence from a frozen reference, as a term of the loss.
+//! Divergence from a frozen reference model, as a term of the loss.
 
 use tch::Tensor;
 
 use super::KlEstimator;
 
-/// Bound of `low_var_kl` on either side.
+/// Bound of `low_var_kl` in both directions.
 const LOW_VAR_MAX: f64 = 10.0;
 
 /// Schulman's estimators (2020) of KL(policy || reference) per token `[N]`, with `d = logp - logp_reference`; differentiable.

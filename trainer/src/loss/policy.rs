@@ -1,4 +1,4 @@
-//! The policy term: the ratio to the old policy, and the loss per token of every objective.
+//! The policy term: the ratio to the old policy, and the loss per token for each objective.
 
 use tch::{Kind, Tensor};
 
@@ -9,11 +9,12 @@ use crate::microbatch::FlatTokens;
 pub(super) struct Term {
     /// Differentiable.
     pub(super) loss: Tensor,
-    /// 1 where the clip decided, 0 elsewhere; nothing for objectives that do not clip.
+    /// 1 where the clipped value was used, 0 elsewhere; `None` for objectives that do not clip.
     pub(super) clipped: Option<Tensor>,
 }
 
-/// `r = exp(logp - logp_old)`, `[N]`; with GSPO (Zheng et al. 2025) its geometric mean over the sequence, at every token.
+/// `r = exp(logp - logp_old)`, `[N]`. With GSPO (Zheng et al. 2025) every token gets the geometric mean over its
+/// sequence.
 pub(super) fn ratio(config: &ObjectiveConfig, tokens: &FlatTokens, logp: &Tensor, logp_old: &Tensor) -> Tensor {
     let log_ratio = logp - logp_old;
     let log_ratio = if config.objective == Objective::Gspo {
@@ -25,7 +26,7 @@ pub(super) fn ratio(config: &ObjectiveConfig, tokens: &FlatTokens, logp: &Tensor
     log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 }
 
-/// The loss per token.
+/// Computes the loss per token.
 pub(super) fn term(config: &ObjectiveConfig, logp: &Tensor, ratio: &Tensor, advantage: &Tensor) -> Term {
     match config.objective {
         Objective::Sft => Term { loss: -logp, clipped: None },
@@ -38,7 +39,7 @@ pub(super) fn term(config: &ObjectiveConfig, logp: &Tensor, ratio: &Tensor, adva
     }
 }
 
-/// PPO's clipped surrogate (Schulman et al. 2017), the dual clip of Ye et al. 2020 where `clip_c` is set.
+/// PPO's clipped surrogate (Schulman et al. 2017), with the dual clip of Ye et al. 2020 if `clip_c` is set.
 fn clipped(config: &ObjectiveConfig, ratio: &Tensor, advantage: &Tensor) -> Term {
     let direct = -ratio * advantage;
     let bounded = -bound(config, ratio) * advantage;
@@ -51,7 +52,7 @@ fn clipped(config: &ObjectiveConfig, ratio: &Tensor, advantage: &Tensor) -> Term
     Term { loss, clipped: Some(clipped) }
 }
 
-/// CISPO (`MiniMax` 2025): the clipped ratio weighs the gradient of logp and has none itself.
+/// CISPO (`MiniMax` 2025): the clipped ratio weights the gradient of logp and is itself detached.
 fn truncated(config: &ObjectiveConfig, logp: &Tensor, ratio: &Tensor, advantage: &Tensor) -> Term {
     let bounded = bound(config, ratio);
     let clipped = bounded.ne_tensor(ratio).to_kind(Kind::Float);

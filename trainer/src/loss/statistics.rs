@@ -1,4 +1,4 @@
-//! What a step reports about its loss: sums on the device, added over microbatches, read once at the end.
+//! Statistics of a step's loss: sums on the device, added over microbatches and read once at the end.
 
 use serde::Serialize;
 use tch::{Device, Kind, Tensor, no_grad};
@@ -6,10 +6,10 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::{Corrected, penalty};
 use crate::microbatch::Sampled;
 
-/// Columns that are summed over tokens, and divided by their own count of them.
+/// Columns that are summed over tokens. Each is divided by its own number of tokens.
 const COLUMNS: usize = 8;
 
-/// The column that rows without behaviour log-probabilities have no tokens in.
+/// The column that skips the tokens of rows without behaviour log-probabilities.
 const KL_ROLLOUT: usize = 2;
 
 /// Sums over the tokens of some microbatches.
@@ -22,20 +22,22 @@ pub struct LossStatistics {
     ratio_max: Tensor,
 }
 
-/// Statistics of a step. All but the loss are plain means over the trained tokens that have them; `None` where none do.
+/// Statistics of a step. All except the loss are unweighted means over the trained tokens that have them; `None` if no
+/// token has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepStatistics {
     /// Weighted sum over tokens.
     pub loss: f64,
-    /// Tokens with mask 1.
+    /// Number of tokens with mask 1.
     pub trained_tokens: i64,
     /// Mean advantage.
     pub advantage_mean: Option<f64>,
-    /// Share of tokens at which the clip decided.
+    /// Share of tokens for which the clipped value was used.
     pub clip_fraction: Option<f64>,
-    /// k3 estimate of KL(rollout || policy) in nats: `exp(d) - 1 - d`, `d = logp - logp_rollout`; the rollout sampled.
+    /// k3 estimate of KL(rollout || policy) in nats, sampled by the rollout: `exp(d) - 1 - d` with `d = logp -
+    /// logp_rollout`.
     pub kl_rollout: Option<f64>,
-    /// KL to the reference in nats, by the loss's estimator.
+    /// KL to the reference in nats, with the estimator of the loss.
     pub kl_reference: Option<f64>,
     /// Entropy in nats.
     pub entropy: Option<f64>,
@@ -45,11 +47,11 @@ pub struct StepStatistics {
     pub ratio_max: Option<f64>,
     /// Mean factor of the off-policy correction.
     pub correction_mean: Option<f64>,
-    /// Share of tokens whose factor a correction's rules set to 0.
+    /// Share of tokens whose factor was set to 0 by the correction's rules.
     pub correction_zeroed: Option<f64>,
 }
 
-/// What one microbatch shows.
+/// The values of one microbatch.
 pub(super) struct Observed<'a> {
     pub(super) total: &'a Tensor,
     pub(super) logp: &'a Tensor,
@@ -95,7 +97,7 @@ impl LossStatistics {
         })
     }
 
-    /// Sums of no microbatch, on the device of those to come.
+    /// Sums of no microbatch, on the device of the microbatches that will be added.
     #[must_use]
     pub fn empty(device: Device) -> Self {
         Self {
@@ -115,7 +117,7 @@ impl LossStatistics {
         }
     }
 
-    /// Reads the sums from the device and divides them.
+    /// Copies the sums from the device and divides them.
     #[must_use]
     pub fn finish(&self) -> StepStatistics {
         let sum = |column: usize| self.sums.double_value(&[column as i64]);

@@ -1,4 +1,4 @@
-//! Objectives on hand-computed numbers, by finite differences, and over splits of a batch.
+//! Tests of the objectives: numbers computed by hand, finite differences, and splits of a batch.
 
 mod additions;
 mod corrections;
@@ -63,7 +63,7 @@ impl Batch {
         }
     }
 
-    /// Losses per token: the loss with all weight on one token after the other.
+    /// Losses per token, each computed by putting all weight on that token.
     pub(super) fn per_token(&mut self, config: &ObjectiveConfig) -> Vec<f64> {
         let count = self.logp.size()[0];
         let weight = self.tokens.loss_weight.shallow_clone();

@@ -1,8 +1,7 @@
-//! Decoding step by step: keys and values of the tokens so far.
+//! Decoding step by step, with a cache of the keys and values of earlier tokens.
 //!
-//! Rows advance on their own: each has its length, and a token is placed and masked by
-//! the length of its row. What lies beyond a row's length is never seen, and is
-//! overwritten when the row grows.
+//! Rows advance independently: each has its own length, which determines the position and the mask of its next token.
+//! Entries beyond a row's length are never read, and are overwritten when the row grows.
 
 use tch::{Device, Kind, Tensor};
 
@@ -12,15 +11,15 @@ use super::layers::{Stack, attend_causally, repeat_heads};
 /// Capacity grows in steps of this many tokens, so that most steps copy nothing.
 const CAPACITY_STEP: i64 = 32;
 
-/// Keys and values of some sequences, with the weights they were computed by.
+/// Keys and values of some sequences, with the weights that computed them.
 ///
-/// In bfloat16 it holds a copy of the weights in that kind, so that a step does not
-/// round every parameter again. Either way it belongs to the parameters as they were
-/// when it was made: after a step of an optimizer, make a new one.
+/// In bfloat16 the cache holds a copy of the weights in that kind, so that the parameters are not rounded again in each
+/// step. In every kind the cache belongs to the parameters as they were when it was created: create a new one after an
+/// optimizer step.
 #[derive(Debug)]
 pub struct KvCache {
     stack: Stack,
-    /// Of each layer, `[rows, capacity, kv_heads, head_dim]`.
+    /// Per layer: `[rows, capacity, kv_heads, head_dim]`.
     keys: Vec<Tensor>,
     values: Vec<Tensor>,
     lengths: Vec<usize>,
@@ -28,25 +27,25 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// How many sequences it holds.
+    /// Number of sequences.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.lengths.len()
     }
 
-    /// How many tokens of a row it holds.
+    /// Number of tokens of a row.
     #[must_use]
     pub fn length(&self, row: usize) -> usize {
         self.lengths[row]
     }
 
-    /// Logits by the weights of the cache: `[.., H]` to `[.., V]` float32.
+    /// Computes logits with the weights of the cache: `[.., H]` to `[.., V]` float32.
     pub fn logits(&self, hidden: &Tensor) -> Tensor {
         tch::no_grad(|| self.stack.apply_head(hidden))
     }
 
-    /// Exchanges two rows. [`Decoder::extend`] runs the first rows only, so this takes a
-    /// finished row out of the way at the price of copying two.
+    /// Exchanges two rows. [`Decoder::extend`] runs only the first rows, so this moves a finished row out of the way,
+    /// at the cost of copying two rows.
     pub fn swap(&mut self, first: usize, second: usize) {
         if first == second {
             return;
@@ -66,13 +65,14 @@ impl KvCache {
         if length <= self.capacity {
             return;
         }
-        // At least half more than before: all copies together stay linear in the length.
+        // The capacity grows by at least half, so that the total cost of copying stays linear in the length.
         let wanted = length.max(self.capacity * 3 / 2);
         let capacity = (wanted + CAPACITY_STEP - 1) / CAPACITY_STEP * CAPACITY_STEP;
         for tensor in self.keys.iter_mut().chain(&mut self.values) {
             let mut size = tensor.size();
             size[1] = capacity - self.capacity;
-            // Zeros and not whatever is there: a masked NaN would still spread.
+            // The new space is filled with zeros, because uninitialised memory may contain NaN, which spreads even when
+            // masked.
             let more = Tensor::zeros(size, (tensor.kind(), tensor.device()));
             *tensor = Tensor::cat(&[&*tensor, &more], 1);
         }
@@ -80,23 +80,23 @@ impl KvCache {
     }
 }
 
-/// Where the new tokens of one call go and what they see.
+/// The positions of the new tokens of one call, and the tokens that they attend to.
 struct Step {
     /// `[rows, 1]` i64.
     rows: Tensor,
     /// `[rows, S]` i64.
     positions: Tensor,
-    /// Keys up to here are looked at.
+    /// Number of keys that are read.
     reach: i64,
     sight: Sight,
 }
 
 enum Sight {
-    /// All rows are empty: the new tokens see each other, causally.
+    /// All rows are empty: the new tokens attend to each other causally.
     New,
-    /// All rows have the same length and get one token: it sees everything.
+    /// All rows have the same length and get one token, which attends to everything.
     All,
-    /// `[rows, 1, S, reach]` bool, true where a token sees a key.
+    /// `[rows, 1, S, reach]` bool, true where a token attends to a key.
     Masked(Tensor),
 }
 
@@ -118,7 +118,7 @@ impl Step {
         Self { rows: indices(starts.len() as i64).unsqueeze(1), positions, reach, sight }
     }
 
-    /// Stores the new keys and values of a layer and attends.
+    /// Stores the new keys and values of a layer and computes attention.
     fn attend(&self, keys: &mut Tensor, values: &mut Tensor, query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         let places = [Some(&self.rows), Some(&self.positions)];
         let _ = keys.index_put_(&places, &key.transpose(1, 2), false);
@@ -141,14 +141,14 @@ fn attend_cached(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Ten
     if query.size()[2] > 1 {
         return attention(query, &repeat_heads(key, query), &repeat_heads(value, query));
     }
-    // One token per row: the queries that share a head of keys stand in for a sequence,
-    // which spares repeating the whole cache.
+    // There is one token per row, so the queries that share a key head are laid out as a sequence. This avoids
+    // repeating the whole cache.
     let grouped = query.reshape([query.size()[0], key.size()[1], -1, query.size()[3]]);
     attention(&grouped, key, value).reshape(query.size())
 }
 
 impl Decoder {
-    /// An empty cache for `rows` sequences.
+    /// Creates an empty cache for `rows` sequences.
     #[must_use]
     pub fn cache(&self, rows: usize) -> KvCache {
         let _guard = tch::no_grad_guard();
@@ -172,8 +172,8 @@ impl Decoder {
     /// token. Returns the states after the final norm, `[B, S, H]`, outside any graph;
     /// those of padding mean nothing.
     ///
-    /// The first call takes the prompts, later ones a token per row or a further piece.
-    /// A piece of S tokens on rows of L takes B S (L + S) bytes for its mask.
+    /// The first call passes the prompts, later calls one token per row or another piece. The mask of a piece of S
+    /// tokens on rows of length L takes B S (L + S) bytes.
     pub fn extend(&self, tokens: &Tensor, counts: &[usize], cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let (rows, length) = tokens.size2().expect("tokens are [rows, length]");

@@ -1,15 +1,14 @@
 //! The shape of a decoder, parsed from a checkpoint's `config.json`.
 //!
-//! A key that changes what a model computes and that this crate does not know must
-//! never be skipped: the model would load and be quietly wrong. So every key is
-//! either read, known to change nothing, or refused by name.
+//! A key that changes the computation and is unknown to this crate must not be ignored, because the model would load
+//! and silently compute wrong results. So every key is read, known to have no effect, or refused by name.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::rope::RopeScaling;
 
-/// The decoder families, by the name in `architectures` and what sets them apart.
+/// The decoder families, by their name in `architectures`, with their differences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
     /// `LlamaForCausalLM`: optional biases, in attention and in the feed-forward part.
@@ -42,11 +41,11 @@ pub struct ModelConfig {
     pub head_dim: i64,
     /// Added to the mean square in every normalization.
     pub rms_norm_eps: f64,
-    /// The longest sequence that the model was trained for, in tokens. Not enforced.
+    /// The longest sequence that the model was trained on, in tokens. It is not enforced.
     pub max_position_embeddings: i64,
     /// Base of the rotation's frequencies.
     pub rope_theta: f64,
-    /// How the rotation is stretched over more positions.
+    /// How the rotation is extended to more positions.
     pub rope_scaling: RopeScaling,
     /// Biases on the projections to queries, keys and values.
     pub query_key_value_bias: bool,
@@ -54,21 +53,21 @@ pub struct ModelConfig {
     pub attention_output_bias: bool,
     /// Biases on the three projections of the feed-forward part.
     pub mlp_bias: bool,
-    /// The head is the embedding, and has no tensor of its own.
+    /// True if the head is the embedding and has no tensor of its own.
     pub tie_word_embeddings: bool,
     /// Standard deviation of fresh weights.
     pub initializer_range: f64,
-    /// Ids of the tokens that end a sequence; empty when the file names none.
+    /// Ids of the tokens that end a sequence; empty if the file names none.
     pub end_tokens: Vec<i64>,
 }
 
 /// Why a `config.json` was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is not JSON, or not an object.
+    /// The text is not JSON, or not an object.
     #[error("not a JSON object")]
     Syntax(#[from] serde_json::Error),
-    /// A key that must be there is not.
+    /// A required key is missing.
     #[error("`{0}` is missing")]
     Missing(&'static str),
     /// A value has the wrong type.
@@ -76,17 +75,17 @@ pub enum ConfigError {
     Type {
         /// The key.
         key: String,
-        /// What the parser says.
+        /// The error of the parser.
         source: serde_json::Error,
     },
-    /// The value asks for something that is not implemented, or that cannot be.
+    /// The value requires something that is not implemented or not possible.
     #[error("`{key}` is {value}: {reason}")]
     Unsupported {
         /// The key, with its parent for a nested one (`rope_scaling.type`).
         key: String,
         /// The value, as JSON.
         value: String,
-        /// What would be supported.
+        /// The supported values.
         reason: &'static str,
     },
     /// A key that may change what the model computes.
@@ -94,8 +93,8 @@ pub enum ConfigError {
     Unknown(String),
 }
 
-/// Keys that change nothing here: names and versions, how others generate, what others
-/// return, and settings of training that a trainer brings itself.
+/// Keys that have no effect here: names and versions, settings of generation and of returned values, and settings of
+/// training that the trainer's own configuration replaces.
 const WITHOUT_EFFECT: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -109,7 +108,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "label2id",
     "max_length",
     "max_sequence_length",
-    // Qwen's layers from this one on would have a window, which is refused.
+    // From this layer on Qwen would use a sliding window, which is refused.
     "max_window_layers",
     "model_type",
     "output_attentions",
@@ -117,7 +116,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "pad_token_id",
     "problem_type",
     "return_dict",
-    // Read only where `use_sliding_window` is set.
+    // These keys are read only if `use_sliding_window` is set.
     "sliding_window",
     "temperature",
     "tokenizer_class",
@@ -170,14 +169,18 @@ impl ModelConfig {
         keys.require("pretraining_tp", &Value::from(1), "only 1 is supported")?;
         keys.require("use_sliding_window", &Value::from(false), "windowed attention is not supported")?;
         keys.require("use_mrope", &Value::from(false), "positions of several dimensions are not supported")?;
-        keys.require("rope_interleaved", &Value::from(false), "halves are rotated, not neighbours")?;
+        keys.require(
+            "rope_interleaved",
+            &Value::from(false),
+            "only rotation of halves is supported, not of neighbouring pairs",
+        )?;
         full_attention(&mut keys)?;
         keys.finish(WITHOUT_EFFECT)?;
         config.check()?;
         Ok(config)
     }
 
-    /// Checks what the parts of a model take for granted about each other's sizes.
+    /// Checks that the sizes fit each other as the parts of a model assume.
     fn check(&self) -> Result<(), ConfigError> {
         let heads = self.num_key_value_heads;
         if heads < 1 || self.num_attention_heads % heads != 0 {
@@ -187,7 +190,7 @@ impl ModelConfig {
             return Err(unsupported("head_dim", &self.head_dim.into(), "it must be even"));
         }
         if self.mlp_bias && self.architecture != Architecture::Llama {
-            return Err(unsupported("mlp_bias", &true.into(), "only Llama has it"));
+            return Err(unsupported("mlp_bias", &true.into(), "only Llama supports it"));
         }
         Ok(())
     }
@@ -226,7 +229,7 @@ fn rope(keys: &mut Keys, max_position_embeddings: i64) -> Result<(f64, RopeScali
     let mut keys = Keys::new(entries, parent);
     let theta = keys.optional("rope_theta")?.or(top_theta).unwrap_or(10_000.0);
     let scaling = RopeScaling::parse(&mut keys, max_position_embeddings)?;
-    keys.require("partial_rotary_factor", &Value::from(1.0), "heads must be rotated whole")?;
+    keys.require("partial_rotary_factor", &Value::from(1.0), "only rotation of whole heads is supported")?;
     keys.finish(&[])?;
     Ok((theta, scaling))
 }
@@ -257,15 +260,15 @@ pub(super) fn unsupported(key: &str, value: &Value, reason: &'static str) -> Con
     ConfigError::Unsupported { key: key.into(), value: value.to_string(), reason }
 }
 
-/// The keys of an object that nobody has read yet.
+/// The keys of an object that have not been read yet.
 pub(super) struct Keys {
     unread: Map<String, Value>,
     parent: &'static str,
 }
 
 impl Keys {
-    /// Keys whose names in errors start with `parent`. A null counts as absent, as it
-    /// does where these files come from.
+    /// Wraps an object whose keys are shown in errors with the prefix `parent`. Null counts as absent, as it does in
+    /// transformers.
     fn new(mut entries: Map<String, Value>, parent: &'static str) -> Self {
         entries.retain(|_, value| !value.is_null());
         Self { unread: entries, parent }
@@ -291,8 +294,7 @@ impl Keys {
         }
     }
 
-    /// Refuses any value of `key` but the one that is implemented; numbers are
-    /// compared as numbers, so that 1 is 1.0.
+    /// Refuses every value of `key` except the implemented one. Numbers are compared as numbers, so that 1 equals 1.0.
     fn require(&mut self, key: &str, expected: &Value, reason: &'static str) -> Result<(), ConfigError> {
         match self.unread.remove(key) {
             None => Ok(()),

@@ -1,7 +1,7 @@
-//! The parts of a decoder that compute: projections, norms, one layer, and the stack.
+//! The computing parts of a decoder: projections, norms, one layer, and the stack of layers.
 //!
-//! They hold tensors and nothing else. A stack over the parameters themselves is for
-//! training; [`Stack::cast`] makes one over copies for sampling.
+//! They only hold tensors. A stack that shares the parameters is for training; [`Stack::cast`] makes a stack of copies
+//! for sampling.
 
 use tch::{Device, Kind, Tensor};
 
@@ -19,7 +19,7 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// A stack that shares the tensors of `parameters`.
+    /// Creates a stack that shares the tensors of `parameters`.
     pub(super) fn new(config: &ModelConfig, parameters: &Parameters, head: Head) -> Self {
         let get = |name: &str| parameters.get(name).expect("the layout names every parameter").shallow_clone();
         let head = match head {
@@ -35,8 +35,8 @@ impl Stack {
         }
     }
 
-    /// A stack over copies of kind `kind` outside any graph; shares what has the kind
-    /// already. Norms stay float32, in which they compute.
+    /// Creates a stack of copies of kind `kind` outside any graph. Tensors that have this kind already are shared.
+    /// Norms stay float32, the kind in which they compute.
     pub(super) fn cast(&self, kind: Kind) -> Self {
         let _guard = tch::no_grad_guard();
         let embedding = self.embedding.detach().to_kind(kind);
@@ -54,13 +54,13 @@ impl Stack {
         Tensor::embedding(&self.embedding, tokens, -1, false, false).to_kind(kind)
     }
 
-    /// `[.., H]` to what the head makes of it, `[.., V]` or `[.., 1]` float32.
+    /// Applies the head: `[.., H]` to `[.., V]` or `[.., 1]` float32.
     pub(super) fn apply_head(&self, hidden: &Tensor) -> Tensor {
         hidden.linear(&self.head.to_kind(hidden.kind()), None::<&Tensor>).to_kind(Kind::Float)
     }
 }
 
-/// Division by the root mean square, in float32 whatever the kind of its input.
+/// Divides by the root mean square, in float32 for every kind of input.
 #[derive(Debug)]
 pub(super) struct Norm {
     weight: Tensor,
@@ -87,7 +87,7 @@ struct Linear {
 
 impl Linear {
     fn forward(&self, input: &Tensor) -> Tensor {
-        // Inside the graph, so that gradients come back to float32 parameters.
+        // The conversion is part of the graph, so that gradients reach the float32 parameters.
         let kind = input.kind();
         input.linear(&self.weight.to_kind(kind), self.bias.as_ref().map(|bias| bias.to_kind(kind)))
     }
@@ -100,7 +100,7 @@ impl Linear {
     }
 }
 
-/// Attention and a feed-forward part, each behind a norm and around a residual.
+/// Attention and feed-forward, each after a norm and with a residual connection.
 #[derive(Debug)]
 pub(super) struct Layer {
     input_norm: Norm,
@@ -159,8 +159,8 @@ impl Layer {
 
     /// `[B, S, H]` to `[B, S, H]`.
     ///
-    /// `attend` gets rotated queries `[B, heads, S, head_dim]`, rotated keys and values
-    /// `[B, kv_heads, S, head_dim]`, and returns what the queries see, shaped as they are.
+    /// `attend` receives rotated queries `[B, heads, S, head_dim]` and rotated keys and values `[B, kv_heads, S,
+    /// head_dim]`. It returns the result of attention in the shape of the queries.
     pub(super) fn forward(
         &self,
         input: &Tensor,
@@ -185,15 +185,15 @@ impl Layer {
     }
 }
 
-/// Attention of whole sequences, each token to itself and to those before it.
+/// Attention over whole sequences: each token attends to itself and to earlier tokens.
 ///
-/// Right padding needs no mask: no token sees what comes after it.
+/// Right padding needs no mask, because no token attends to later tokens.
 pub(super) fn attend_causally(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
     let attention = |key: &Tensor, value: &Tensor, grouped: bool| {
         Tensor::scaled_dot_product_attention(query, key, value, None::<&Tensor>, 0.0, true, None, grouped)
     };
-    // The fused kernels that know groups; elsewhere asking for groups would take memory
-    // quadratic in the length.
+    // Only these fused kernels support grouped heads. Elsewhere grouped heads would take memory quadratic in the
+    // length.
     let knows_groups = match query.device() {
         Device::Cpu => true,
         Device::Cuda(_) => query.kind() == Kind::BFloat16,

@@ -1,10 +1,9 @@
 //! Decoder-only language models, with the names and the arithmetic of their
 //! checkpoints.
 //!
-//! A [`Decoder`] is built from a [`ModelConfig`] and owns its [`Parameters`]. Training
-//! runs whole sequences through [`Decoder::hidden`], or through
-//! [`Decoder::hidden_recomputed`] where the activations of all layers do not fit;
-//! sampling runs them piece by piece through [`Decoder::extend`] and a [`KvCache`].
+//! A [`Decoder`] is built from a [`ModelConfig`] and owns its [`Parameters`]. Training runs whole sequences through
+//! [`Decoder::hidden`], or through [`Decoder::hidden_recomputed`] if the activations of all layers do not fit in
+//! memory. Sampling runs sequences piece by piece through [`Decoder::extend`] with a [`KvCache`].
 
 mod config;
 mod parameters;

@@ -1,7 +1,7 @@
-//! The trainable tensors of a model, by their names in the checkpoint, in its order.
+//! The trainable tensors of a model, in the order and with the names of the checkpoint.
 //!
-//! Apart from the layers that compute with them, because an optimizer and a checkpoint
-//! see one flat list and care about nothing else.
+//! They are separate from the layers that compute with them, because optimizers and checkpoints need only one flat
+//! list.
 
 use std::collections::HashMap;
 
@@ -33,52 +33,52 @@ impl Parameters {
         self.index.get(name).map(|&index| &self.entries[index].1)
     }
 
-    /// How many tensors there are.
+    /// Number of tensors.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no tensors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// How many numbers there are in all tensors.
+    /// Number of elements in all tensors.
     #[must_use]
     pub fn count(&self) -> usize {
         self.entries.iter().map(|(_, tensor)| tensor.numel()).sum()
     }
 
-    /// Copies on the CPU, for somebody who reads them while these change. They require no gradients.
+    /// Returns copies on the CPU, which can be read while the originals change. They require no gradients.
     #[must_use]
     pub fn copy_to_cpu(&self) -> Self {
         self.map(|tensor| tensor.detach().to_device(Device::Cpu).copy())
     }
 
-    /// The same names with other tensors.
+    /// Returns the same names with other tensors.
     #[must_use]
     pub(crate) fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
         let entries = self.entries.iter().map(|(name, tensor)| (name.clone(), change(tensor))).collect();
         Self { entries, index: self.index.clone() }
     }
 
-    /// The same names with the tensors that `named` has; nothing where it lacks one.
+    /// Returns the same names with the tensors of `named`, or `None` if `named` lacks one.
     #[must_use]
     pub(crate) fn replaced(&self, named: impl Fn(&str) -> Option<Tensor>) -> Option<Self> {
         let entries: Option<Vec<_>> = self.entries.iter().map(|(name, _)| Some((name.clone(), named(name)?))).collect();
         Some(Self { entries: entries?, index: self.index.clone() })
     }
 
-    /// Appends a float32 tensor, which from now on requires gradients.
+    /// Appends a float32 tensor and makes it require gradients.
     pub(super) fn push(&mut self, name: String, tensor: &Tensor) {
         self.index.insert(name.clone(), self.entries.len());
         self.entries.push((name, tensor.set_requires_grad(true)));
     }
 }
 
-/// What a model has on top of the final norm.
+/// What follows the final norm of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
     /// Logits over the vocabulary.
@@ -87,7 +87,7 @@ pub(crate) enum Head {
     Value,
 }
 
-/// How a fresh parameter starts.
+/// How a new parameter is initialised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Initial {
     Normal,
@@ -103,7 +103,7 @@ pub(crate) struct ParameterSpec {
     pub(super) initial: Initial,
 }
 
-/// The name of the critic's head; transformers calls a scalar head the same.
+/// The name of the critic's head; transformers uses the same name for a scalar head.
 pub(super) const VALUE_HEAD: &str = "score.weight";
 pub(super) const LANGUAGE_HEAD: &str = "lm_head.weight";
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";

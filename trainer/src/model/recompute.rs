@@ -1,8 +1,7 @@
-//! Gradients without keeping the activations of every layer.
+//! Computes gradients without keeping the activations of every layer.
 //!
-//! The forward pass keeps only what enters each layer; the backward pass runs the
-//! layers once more, one at a time from the last. It costs a second forward pass and
-//! saves all but one layer's activations.
+//! The forward pass keeps only the input of each layer. The backward pass runs the layers again, one at a time, from
+//! the last to the first. This costs a second forward pass and saves the activations of all layers but one.
 
 use tch::Tensor;
 
@@ -17,14 +16,14 @@ pub struct Recomputed<'decoder> {
     decoder: &'decoder Decoder,
     tokens: Tensor,
     rotation: Rotation,
-    /// What entered each layer, and last the final norm.
+    /// The input of each layer, and last the input of the final norm.
     inputs: Vec<Tensor>,
     hidden: Tensor,
 }
 
 impl Decoder {
-    /// The same numbers as [`Decoder::hidden`], to differentiate with
-    /// [`Recomputed::backward`] in place of libtorch's own pass.
+    /// Computes the same numbers as [`Decoder::hidden`]. Gradients are computed by [`Recomputed::backward`] and not by
+    /// libtorch's own backward pass.
     pub fn hidden_recomputed(&self, tokens: &Tensor) -> Recomputed<'_> {
         let _guard = tch::no_grad_guard();
         let rotation = self.rotation_from_start(tokens);
@@ -39,14 +38,14 @@ impl Decoder {
 }
 
 impl Recomputed<'_> {
-    /// The states, `[B, S, H]`, outside any graph: a loss starts from a detached copy
-    /// that requires gradients, and passes those it gets to [`Recomputed::backward`].
+    /// The states, `[B, S, H]`, outside any graph. Compute the loss from a detached copy that requires gradients, and
+    /// pass the gradients of that copy to [`Recomputed::backward`].
     pub fn hidden(&self) -> &Tensor {
         &self.hidden
     }
 
-    /// Adds to the gradients of the parameters what `gradient` (`[B, S, H]`, of the loss
-    /// by the states) makes of them. The head is not touched, unless it is the embedding.
+    /// Adds to the gradients of the parameters, given `gradient`: the gradient `[B, S, H]` of the loss with respect to
+    /// the states. The head gets no gradient, unless it is the embedding.
     pub fn backward(mut self, gradient: &Tensor) {
         let stack = &self.decoder.stack;
         let last = self.inputs.pop().expect("there is an input of the final norm");
@@ -60,8 +59,8 @@ impl Recomputed<'_> {
     }
 }
 
-/// Runs `function` at `input` once more and returns the gradient by `input`; those by
-/// parameters are added to them.
+/// Runs `function` on `input` again and returns the gradient with respect to `input`. The gradients of parameters are
+/// accumulated in them.
 fn differentiate(input: &Tensor, gradient: &Tensor, function: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
     let leaf = input.detach().set_requires_grad(true);
     let output = tch::with_grad(|| function(&leaf));
@@ -69,7 +68,7 @@ fn differentiate(input: &Tensor, gradient: &Tensor, function: impl FnOnce(&Tenso
     leaf.grad()
 }
 
-/// The scalar's gradient by `output` is `gradient`, exactly and in its kind.
+/// The gradient of this scalar with respect to `output` is exactly `gradient`, in its kind.
 fn pull_back(output: &Tensor, gradient: &Tensor) {
     tch::with_grad(|| (output * gradient.detach()).sum(output.kind()).backward());
 }

@@ -1,8 +1,7 @@
 //! Rotary position embedding: the frequencies of each scaling, and the rotation.
 //!
-//! Frequencies are computed in float32 in the order of operations that checkpoints
-//! were trained with: at position 100,000, one unit in the last place of a frequency
-//! already turns a head by a visible angle.
+//! Frequencies are computed in float32, in the order of operations that checkpoints were trained with. At position
+//! 100,000, a difference of one unit in the last place of a frequency rotates a head by a noticeable angle.
 
 use std::f64::consts::TAU;
 
@@ -11,39 +10,38 @@ use tch::{Device, Kind, Tensor};
 
 use super::config::{ConfigError, Keys, ModelConfig, unsupported};
 
-/// How the frequencies are changed to stretch a model over more positions.
+/// How the frequencies are changed to extend a model to more positions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// The frequencies are not changed.
     None,
-    /// All are divided by the factor.
+    /// All frequencies are divided by the factor.
     Linear {
-        /// How many times further positions reach.
+        /// Factor of the extension in positions.
         factor: f64,
     },
-    /// Low ones are divided, high ones kept, and those between interpolated, as in
-    /// Llama 3.1.
+    /// Low frequencies are divided, high ones kept, and those between are interpolated, as in Llama 3.1.
     Llama3 {
-        /// How many times further positions reach.
+        /// Factor of the extension in positions.
         factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / this` are stretched.
+        /// Wavelengths above `original_max_position_embeddings / this` are scaled.
         low_freq_factor: f64,
         /// Wavelengths below `original_max_position_embeddings / this` are kept.
         high_freq_factor: f64,
-        /// The longest sequence before stretching, in tokens.
+        /// The longest sequence before the extension, in tokens.
         original_max_position_embeddings: f64,
     },
-    /// Interpolated by dimension, with sharper attention (`YaRN`, arXiv 2309.00071).
+    /// Frequencies are interpolated by dimension, with sharper attention (`YaRN`, arXiv 2309.00071).
     Yarn {
-        /// How many times further positions reach.
+        /// Factor of the extension in positions.
         factor: f64,
-        /// What the rotated queries and keys are multiplied by.
+        /// Factor of the rotated queries and keys.
         attention_factor: f64,
-        /// Dimensions that turn more often than this over the original length are kept.
+        /// Dimensions that rotate more often than this over the original length are kept.
         beta_fast: f64,
-        /// Dimensions that turn less often than this over the original length are stretched.
+        /// Dimensions that rotate less often than this over the original length are scaled.
         beta_slow: f64,
-        /// The longest sequence before stretching, in tokens.
+        /// The longest sequence before the extension, in tokens.
         original_max_position_embeddings: f64,
         /// Whether the bounds are rounded outwards to whole dimensions.
         truncate: bool,
@@ -53,7 +51,7 @@ pub enum RopeScaling {
 impl RopeScaling {
     pub(super) fn parse(keys: &mut Keys, max_position_embeddings: i64) -> Result<Self, ConfigError> {
         let kind: Option<String> = keys.optional("rope_type")?;
-        // Old files say `type`, and some say both.
+        // Old files use the key `type`, and some files have both keys.
         let old_kind: Option<String> = keys.optional("type")?;
         match kind.or(old_kind).as_deref() {
             None | Some("default") => Ok(Self::None),
@@ -104,7 +102,7 @@ fn required(keys: &mut Keys, key: &str) -> Result<f64, ConfigError> {
     }
 }
 
-/// The paper's temperature as a factor on queries and keys alike: 0.1 ln s + 1.
+/// The paper's temperature, as a factor of both queries and keys: 0.1 ln s + 1.
 fn yarn_attention(factor: f64, weight: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }
@@ -139,7 +137,7 @@ impl Rope {
                 original_max_position_embeddings,
                 truncate,
             } => {
-                // The dimension that turns so often over the original length.
+                // The dimension that rotates this often over the original length.
                 let dimension = |turns: f64| {
                     let scale = (original_max_position_embeddings / (turns * TAU)).ln();
                     head_dim as f64 * scale / (2.0 * config.rope_theta.ln())
@@ -164,7 +162,7 @@ impl Rope {
     }
 }
 
-/// Keeps the part `kept` of each frequency and divides the rest by `factor`.
+/// Keeps the share `kept` of each frequency and divides the rest by `factor`.
 fn blend(plain: &Tensor, factor: f64, kept: &Tensor) -> Tensor {
     plain * kept + plain / factor * (1.0 - kept)
 }
@@ -177,7 +175,7 @@ fn yarn_ramp(head_dim: i64, mut low: f64, mut high: f64, truncate: bool) -> Tens
     }
     low = low.max(0.0);
     high = high.min(head_dim as f64 - 1.0);
-    // Equal bounds make a step.
+    // Equal bounds give a step function.
     let width = if (high - low).abs() < f64::EPSILON { 0.001 } else { high - low };
     let dimensions = Tensor::arange(head_dim / 2, (Kind::Float, Device::Cpu));
     ((dimensions - low) / width).clamp(0.0, 1.0)
@@ -191,7 +189,7 @@ pub(super) struct Rotation {
 }
 
 impl Rotation {
-    /// Turns `heads` (`[B, heads, S, head_dim]`); dimension i turns with i + `head_dim` / 2.
+    /// Rotates `heads` (`[B, heads, S, head_dim]`); dimension i rotates together with i + `head_dim` / 2.
     pub(super) fn apply(&self, heads: &Tensor) -> Tensor {
         let halves = heads.chunk(2, -1);
         let turned = Tensor::cat(&[&halves[1].neg(), &halves[0]], -1);

@@ -1,7 +1,8 @@
-//! The last stage: gradients clipped by their global norm, `AdamW`, learning rate schedules and an average of the weights.
+//! The last stage: clips gradients by their global norm, applies `AdamW` with a learning rate schedule, and averages
+//! the weights.
 //!
-//! This is separate from libtorch's own optimizers because their state cannot be read or written by name, which a
-//! checkpoint needs, and because a step with a gradient that is not finite must leave everything as it was.
+//! This is separate from libtorch's own optimizers for two reasons: their state cannot be read or written by name,
+//! which a checkpoint needs, and a step with a gradient that is not finite must change nothing.
 
 mod schedule;
 mod step;
@@ -13,7 +14,7 @@ use tch::{Kind, Tensor, no_grad};
 
 pub use schedule::{Decay, Schedule};
 
-/// Added to the norm that gradients are scaled by, as in `PyTorch`.
+/// Added to the norm by which gradients are divided, as in `PyTorch`.
 const NORM_EPSILON: f64 = 1e-6;
 
 /// Hyperparameters of `AdamW` (Loshchilov & Hutter 2019).
@@ -28,9 +29,9 @@ pub struct OptimizerConfig {
     pub eps: f64,
     /// Decoupled decay of matrices; vectors (norms, biases) never decay.
     pub weight_decay: f64,
-    /// Largest global norm of the gradient; 0 leaves it as it is.
+    /// Largest global norm of the gradient; 0 disables clipping.
     pub clip_norm: f64,
-    /// Decay per step of the averaged weights; 0 keeps no average.
+    /// Decay per step of the averaged weights; 0 disables the average.
     pub ema_decay: f64,
 }
 
@@ -42,7 +43,7 @@ pub struct AdamW {
     slots: BTreeMap<String, Slot>,
 }
 
-/// What one step did.
+/// The result of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
     /// Global norm of the gradient before clipping.
@@ -51,18 +52,18 @@ pub struct StepOutcome {
     pub clipped: bool,
 }
 
-/// State of one parameter, for a checkpoint: tensors share memory with the optimizer.
+/// State of one parameter, for a checkpoint. Its tensors share memory with the optimizer.
 #[derive(Debug)]
 pub struct ParameterState {
     /// Mean of gradients.
     pub mean: Tensor,
     /// Mean of squared gradients.
     pub square: Tensor,
-    /// Averaged weights, where an average is kept.
+    /// Averaged weights, if an average is kept.
     pub average: Option<Tensor>,
 }
 
-/// Why the optimizer refused.
+/// Why the optimizer refused a call.
 #[derive(Debug, thiserror::Error)]
 pub enum OptimizerError {
     /// A hyperparameter is out of range.
@@ -72,10 +73,10 @@ pub enum OptimizerError {
         field: &'static str,
         /// Its value.
         value: f64,
-        /// What it should have been.
+        /// The permitted range.
         range: &'static str,
     },
-    /// Small updates vanish in 16-bit weights: they need a 32-bit master copy.
+    /// Small updates are lost in 16-bit weights, which need a 32-bit master copy.
     #[error("parameter {name} is {kind:?}, must be Float or Double")]
     Kind {
         /// The parameter.
@@ -86,7 +87,7 @@ pub enum OptimizerError {
     /// Two parameters share a name.
     #[error("parameter {0} is named twice")]
     Duplicate(String),
-    /// The step was skipped: parameters and moments are as before. Gradients are still there to be cleared.
+    /// The step was skipped: parameters and moments are unchanged. The gradients still have to be cleared.
     #[error("the gradient's norm is {norm}")]
     NonFinite {
         /// The norm.
@@ -95,12 +96,12 @@ pub enum OptimizerError {
     /// No parameter has a gradient.
     #[error("no parameter has a gradient")]
     NoGradient,
-    /// A saved state does not fit.
+    /// A saved state does not match the parameters.
     #[error("state of parameter {name}: {reason}")]
     State {
         /// The parameter.
         name: String,
-        /// What does not fit.
+        /// The difference.
         reason: &'static str,
     },
 }
@@ -115,14 +116,14 @@ struct Slot {
 }
 
 impl Default for OptimizerConfig {
-    /// Betas 0.9 and 0.98, eps 1e-8, weight decay 0.1, norm 1, no average: what slime's recipes use.
+    /// Betas 0.9 and 0.98, eps 1e-8, weight decay 0.1, norm 1, no average: the values of slime's recipes.
     fn default() -> Self {
         Self { beta1: 0.9, beta2: 0.98, eps: 1e-8, weight_decay: 0.1, clip_norm: 1.0, ema_decay: 0.0 }
     }
 }
 
 impl OptimizerConfig {
-    /// Refuses numbers that cannot train.
+    /// Refuses values outside their ranges.
     pub fn validate(&self) -> Result<(), OptimizerError> {
         let decay = 0.0..1.0;
         let positive = |value: f64| value.is_finite() && value >= 0.0;
@@ -142,7 +143,7 @@ impl OptimizerConfig {
 }
 
 impl AdamW {
-    /// An optimizer at step 0. Parameters are leaves that require gradients, f32 or f64.
+    /// Creates an optimizer at step 0. Parameters must be leaves that require gradients, f32 or f64.
     pub fn new(
         config: OptimizerConfig,
         parameters: impl IntoIterator<Item = (String, Tensor)>,
@@ -160,15 +161,15 @@ impl AdamW {
         Ok(Self { config, steps: 0, slots })
     }
 
-    /// Steps taken.
+    /// Number of steps taken.
     #[must_use]
     pub fn steps(&self) -> i64 {
         self.steps
     }
 
-    /// Clips the gradients and takes one step with `learning_rate`. Parameters without a gradient stay as they are.
+    /// Clips the gradients and takes one step with `learning_rate`. Parameters without a gradient are not changed.
     ///
-    /// Reads the norm from the device once. Gradients are scaled in place where they are clipped.
+    /// Reads the norm from the device once. Clipped gradients are scaled in place.
     pub fn step(&mut self, learning_rate: f64) -> Result<StepOutcome, OptimizerError> {
         no_grad(|| {
             let gradient_norm = self.gradient_norm().ok_or(OptimizerError::NoGradient)?;
@@ -186,7 +187,7 @@ impl AdamW {
         })
     }
 
-    /// Global 2-norm of the gradients; `None` where there are none.
+    /// Global 2-norm of the gradients; `None` if no parameter has one.
     #[must_use]
     pub fn gradient_norm(&self) -> Option<f64> {
         let norms: Vec<Tensor> = self
@@ -201,9 +202,10 @@ impl AdamW {
         Some(Tensor::stack(&norms, 0).norm().double_value(&[]))
     }
 
-    /// A tensor with an entry that is not finite, if there is one: a weight, a moment or an average.
+    /// Returns the name of a tensor with an element that is not finite, if there is one: a weight, a moment or an
+    /// average.
     ///
-    /// Reads one number from the device where all are finite.
+    /// Reads only one number from the device if all elements are finite.
     #[must_use]
     pub fn not_finite(&self) -> Option<String> {
         no_grad(|| {
@@ -227,7 +229,7 @@ impl AdamW {
         }
     }
 
-    /// State of every parameter, by name in ascending order.
+    /// State of every parameter, in ascending order of names.
     pub fn state(&self) -> impl Iterator<Item = (&str, ParameterState)> {
         self.slots.iter().map(|(name, slot)| {
             let state = ParameterState {
@@ -239,9 +241,9 @@ impl AdamW {
         })
     }
 
-    /// Puts a saved state back, bit for bit. Nothing changes unless all of it fits the parameters.
+    /// Restores a saved state, bit for bit. Nothing changes unless the whole state matches the parameters.
     ///
-    /// A saved average is ignored where none is kept; an average that was not saved starts at the parameters.
+    /// A saved average is ignored if no average is kept. An average that was not saved starts at the parameters.
     pub fn restore(&mut self, steps: i64, saved: &BTreeMap<String, ParameterState>) -> Result<(), OptimizerError> {
         if let Some(name) = saved.keys().find(|name| !self.slots.contains_key(*name)) {
             return Err(OptimizerError::State { name: name.clone(), reason: "the model has no such parameter" });
@@ -271,7 +273,7 @@ impl Slot {
         Self { mean: zeros.copy(), square: zeros, average, weight_decay, parameter }
     }
 
-    /// Every tensor that a step changes, each with what it is.
+    /// Every tensor that a step changes, with its description.
     fn tensors(&self) -> impl Iterator<Item = (&'static str, Tensor)> + '_ {
         let average = self.average.as_ref().map(|average| ("average of", average.shallow_clone()));
         [
@@ -298,7 +300,7 @@ impl Slot {
     }
 }
 
-/// The largest and the smallest entry: a NaN is both, and no copy is made.
+/// The largest and the smallest element. A NaN appears as both, and no copy is made.
 fn extremes(tensor: &Tensor) -> [Tensor; 2] {
     [tensor.max(), tensor.min()].map(|extreme| extreme.to_kind(Kind::Double))
 }

@@ -1,4 +1,4 @@
-//! Learning rates as a pure function of the step, so that a resumed run needs nothing but its step.
+//! Learning rates as a pure function of the step, so that a resumed run needs only its step number.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,13 +10,13 @@ use super::OptimizerError;
 pub struct Schedule {
     /// Learning rate after the warm-up.
     pub peak: f64,
-    /// Learning rate at and after the end; a constant schedule never gets there.
+    /// Learning rate at the end and after it; not used by a constant schedule.
     pub floor: f64,
     /// Shape of the decay.
     pub decay: Decay,
-    /// Steps of linear warm-up; step 0 already has 1 / `warmup_steps` of the peak.
+    /// Steps of linear warm-up; step 0 has 1 / `warmup_steps` of the peak.
     pub warmup_steps: u64,
-    /// Step at which the floor is reached, warm-up counted.
+    /// Step at which the floor is reached, including the warm-up.
     pub total_steps: u64,
 }
 
@@ -24,17 +24,17 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
-    /// None.
+    /// No decay.
     #[default]
     Constant,
-    /// A straight line.
+    /// A linear decay.
     Linear,
     /// Half a period of a cosine (Loshchilov & Hutter 2017).
     Cosine,
 }
 
 impl Default for Schedule {
-    /// 1e-6 throughout.
+    /// A constant rate of 1e-6.
     fn default() -> Self {
         Self { peak: 1e-6, floor: 0.0, decay: Decay::Constant, warmup_steps: 0, total_steps: 0 }
     }
@@ -56,7 +56,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Learning rate of step `step`, from 0.
+    /// Learning rate of step `step`, counted from 0.
     #[must_use]
     pub fn learning_rate(&self, step: u64) -> f64 {
         if step < self.warmup_steps {

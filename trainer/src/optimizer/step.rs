@@ -1,10 +1,10 @@
-//! The arithmetic of one `AdamW` step. It is separate because it is the part that is tuned to memory traffic.
+//! The arithmetic of one `AdamW` step. It is separate because it is optimised for memory traffic.
 
 use tch::{Device, Tensor};
 
 use super::{OptimizerConfig, Slot};
 
-/// Elements of a block for each thread of a CPU: the tensors of a step then stay in its cache between the passes.
+/// Elements of a block for each thread of a CPU, so that the tensors of a step stay in its cache between the passes.
 const BLOCK_ELEMENTS: i64 = 1 << 16;
 
 /// Scalars of one step, with t its number from 1:
@@ -12,7 +12,7 @@ const BLOCK_ELEMENTS: i64 = 1 << 16;
 /// - m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2
 /// - w = w (1 - lr decay) - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
 pub(super) struct Update {
-    /// Factor of the gradient where its norm was clipped.
+    /// Factor of the gradient; below 1 if its norm was clipped.
     scale: Option<f64>,
     /// 1 - b1.
     mean_rate: f64,
@@ -21,7 +21,7 @@ pub(super) struct Update {
     learning_rate: f64,
     /// -lr sqrt(1 - b2^t) / (1 - b1^t).
     step: f64,
-    /// eps sqrt(1 - b2^t): the root of the unbiased v and eps, both over its factor, which spares a pass.
+    /// eps sqrt(1 - b2^t). The root of the unbiased v plus eps is divided by this common factor, which saves a pass.
     eps: f64,
 }
 
@@ -82,7 +82,7 @@ impl Slot {
 }
 
 impl Block {
-    /// Views in one dimension, for a CPU: a GPU is faster with fewer and larger kernels.
+    /// One-dimensional views, used on a CPU. A GPU is faster with fewer and larger kernels.
     fn flat(&self) -> Option<Self> {
         let tensors = [&self.parameter, &self.gradient, &self.mean, &self.square];
         let fits = |tensor: &&Tensor| tensor.device() == Device::Cpu && tensor.is_contiguous();

@@ -54,7 +54,8 @@ fn unclipped() -> OptimizerConfig {
 
 #[test]
 fn the_first_step_holds_by_hand() {
-    // m / (1 - b1) = g and v / (1 - b2) = g^2, so every weight moves by lr in the direction of -g, after its decay.
+    // m / (1 - b1) = g and v / (1 - b2) = g^2, so every weight first decays and then moves by lr in the direction of
+    // -g.
     let model = Model::new();
     model.train(&mut model.optimizer(unclipped()), 1..=1);
     let moved = |decayed: f64, g: f64| decayed - 0.01 * g / (g.abs() + 1e-8);
@@ -94,7 +95,7 @@ fn clipped_steps_give_the_numbers_of_torch() {
 fn blocks_change_nothing() {
     let start = scattered(&[3, 300_000], 1.0).to_kind(Kind::Float);
     let gradient = scattered(&[3, 300_000], 2.0).to_kind(Kind::Float);
-    // A transposed parameter is not contiguous, and is updated whole.
+    // A transposed parameter is not contiguous, so it is updated as a whole.
     let run = |parameter: Tensor, gradient: Tensor| {
         let parameter = parameter.set_requires_grad(true);
         let named = [("w".to_owned(), parameter.shallow_clone())];

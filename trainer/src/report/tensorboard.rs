@@ -14,6 +14,8 @@ use std::{
 
 use crc::{CRC_32_ISCSI, Crc};
 
+use super::protobuf::{bytes_field, double_field, float_field, int_field};
+
 const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
 /// Added to a rotated CRC, so that the CRC of bytes that hold a CRC is a sound one (TensorFlow's `crc32c::Mask`).
@@ -52,8 +54,7 @@ impl EventFile {
         for (tag, number) in numbers {
             let mut value = Vec::new();
             bytes_field(&mut value, 1, tag.as_bytes());
-            key(&mut value, 2, 5);
-            value.extend((*number as f32).to_le_bytes());
+            float_field(&mut value, 2, *number as f32);
             bytes_field(&mut summary, 1, &value);
         }
         let mut event = event(now(), step);
@@ -74,37 +75,13 @@ fn now() -> Duration {
 
 fn event(now: Duration, step: i64) -> Vec<u8> {
     let mut event = Vec::new();
-    key(&mut event, 1, 1);
-    event.extend(now.as_secs_f64().to_le_bytes());
+    double_field(&mut event, 1, now.as_secs_f64());
     int_field(&mut event, 2, step.max(0) as u64);
     event
 }
 
 fn masked_crc(bytes: &[u8]) -> [u8; 4] {
     CRC.checksum(bytes).rotate_right(15).wrapping_add(MASK_DELTA).to_le_bytes()
-}
-
-fn key(message: &mut Vec<u8>, field: u64, wire_type: u64) {
-    varint(message, field << 3 | wire_type);
-}
-
-fn int_field(message: &mut Vec<u8>, field: u64, value: u64) {
-    key(message, field, 0);
-    varint(message, value);
-}
-
-fn bytes_field(message: &mut Vec<u8>, field: u64, bytes: &[u8]) {
-    key(message, field, 2);
-    varint(message, bytes.len() as u64);
-    message.extend(bytes);
-}
-
-fn varint(message: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        message.push((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    message.push(value as u8);
 }
 
 #[cfg(test)]

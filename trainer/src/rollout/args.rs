@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::task::TaskName;
 use crate::{config::DeviceConfig, service::Credentials};
 
-/// Bytes of a worker's name: ids begin with it and have 256 at most.
+/// Maximum number of bytes of a worker's name. Rollout ids begin with it and have at most 256 bytes.
 const WORKER_BYTES_MAX: usize = 128;
 
 /// Generate trajectories for a policy with its newest weights, until stopped.
@@ -15,52 +15,52 @@ pub struct RolloutArgs {
     #[arg(long, env = "FOREBAY_SERVER", default_value = "http://127.0.0.1:8080", value_name = "URL")]
     pub server: String,
 
-    /// How the worker proves who it is.
+    /// How the worker authenticates itself.
     #[command(flatten)]
     pub credentials: Credentials,
 
-    /// Policy to play for. Its versions must be published as file:// folders that this machine sees.
+    /// Policy to play for. Its versions must be published as file:// folders that this machine can read.
     #[arg(long, env = "FOREBAY_POLICY", default_value = "default", value_name = "NAME")]
     pub policy: String,
 
-    /// What to play.
+    /// Task to play.
     #[arg(long, value_enum, default_value_t = TaskName::Arithmetic)]
     pub task: TaskName,
 
-    /// Rollouts of a group; without it, the size in the policy's rules.
+    /// Number of rollouts of a group; the size in the policy's rules if absent.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub group_size: Option<u32>,
 
-    /// Groups played at once, between two looks for a new version.
+    /// Number of groups played at once, between two checks for a new version.
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub groups: u32,
 
-    /// Divisor of the logits; higher draws unlikelier tokens.
+    /// Divisor of the logits; higher values sample less probable tokens more often.
     #[arg(long, default_value_t = 1.0, value_name = "NUMBER", value_parser = temperature)]
     pub temperature: f32,
 
-    /// Tokens that the model may draw in a turn; without it, as many as the task can use.
+    /// Maximum number of tokens per turn; as many as the task can use if absent.
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub max_new_tokens: Option<usize>,
 
-    /// End after this many rollouts, rounded up to whole rounds; without it, run until stopped.
+    /// Stop after this many rollouts, rounded up to whole rounds; run until stopped if absent.
     #[arg(long, value_name = "N")]
     pub rollouts: Option<u64>,
 
-    /// Seed of everything random: the same seed, worker id and order of versions give the same rollouts. Without it,
-    /// every start plays something else.
+    /// Seed of all random numbers: the same seed, worker id and order of versions give the same rollouts. If absent,
+    /// every start plays different ones.
     #[arg(long, env = "FOREBAY_SEED", value_name = "NUMBER")]
     pub seed: Option<u64>,
 
-    /// Name of this worker; workers of one policy need different ones.
+    /// Name of this worker; workers of one policy need different names.
     #[arg(long, env = "FOREBAY_WORKER", default_value = "rollout-0", value_name = "NAME", value_parser = worker_id)]
     pub worker_id: String,
 
-    /// Where the model runs.
+    /// Device of the model.
     #[arg(long, value_enum, default_value_t = DeviceConfig::Auto)]
     pub device: DeviceConfig,
 
-    /// Threads of libtorch on the CPU; without it, one per core.
+    /// Number of libtorch's CPU threads; one per core if absent.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
     pub threads: Option<i32>,
 }
@@ -68,10 +68,10 @@ pub struct RolloutArgs {
 /// Make a small model of random weights for a task, as a Hugging Face folder.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InitArgs {
-    /// Folder to make; it must not exist.
+    /// Folder to create; it must not exist.
     pub folder: PathBuf,
 
-    /// The task whose characters are the vocabulary.
+    /// Task whose characters are the vocabulary.
     #[arg(long, value_enum, default_value_t = TaskName::Arithmetic)]
     pub task: TaskName,
 
@@ -79,23 +79,23 @@ pub struct InitArgs {
     #[arg(long, value_enum, default_value_t = Family::Llama)]
     pub family: Family,
 
-    /// Width of the residual stream; a multiple of twice the heads.
+    /// Width of the residual stream; a multiple of twice the number of heads.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub hidden: i64,
 
-    /// Width inside the feed-forward part; without it, four times the hidden width.
+    /// Width inside the feed-forward part; four times the hidden width if absent.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub intermediate: Option<i64>,
 
-    /// Layers.
+    /// Number of layers.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub layers: i64,
 
-    /// Heads of attention.
+    /// Number of attention heads.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub heads: i64,
 
-    /// Standard deviation of the weights. Models as small as these learn nothing from the 0.02 of large ones.
+    /// Standard deviation of the weights. Models as small as these do not learn with the 0.02 of large models.
     #[arg(long, default_value_t = 0.1, value_name = "NUMBER", value_parser = deviation)]
     pub initializer_range: f64,
 
@@ -104,15 +104,15 @@ pub struct InitArgs {
     pub seed: u64,
 }
 
-/// Families of models that `init` makes.
+/// Families of models that `init` can create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Family {
-    /// As Llama: no biases.
+    /// Llama: no biases.
     Llama,
-    /// As Qwen 2 and 2.5: biases on queries, keys and values. `transformers` gives it the tokenizer class of Qwen 2,
-    /// which skips characters outside the alphabet.
+    /// Qwen 2 and 2.5: biases on queries, keys and values. `transformers` gives it the tokenizer class of Qwen 2, which
+    /// skips characters outside the alphabet.
     Qwen2,
-    /// As Qwen 3, dense: queries and keys are normalized per head. Its tokenizer class is that of Qwen 2.
+    /// Qwen 3, dense: queries and keys are normalized per head. Its tokenizer class is that of Qwen 2.
     Qwen3,
 }
 

@@ -1,4 +1,5 @@
-//! Follows the policy's version in the background, with long polls: a new one is known the moment it is published.
+//! Follows the policy's version in the background with long polls, so that a new version is known as soon as it is
+//! published.
 
 use std::time::Duration;
 
@@ -7,14 +8,14 @@ use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
 use crate::service::{Service, ServiceError};
 
-/// How long one poll waits. After it the policy is asked for once more: a trainer that went back and came forward
-/// between two polls may have published the same number again.
+/// How long one poll waits. After that the policy itself is fetched: if a trainer resumed from an earlier step and
+/// published again between two polls, the version number may be the same.
 const POLL: Duration = Duration::from_secs(30);
 
-/// How soon a wish to stop is noticed.
+/// How often the stop flag is checked.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Knows where a policy stands, until it is dropped.
+/// Follows the status of a policy until it is dropped.
 #[derive(Debug)]
 pub(super) struct Follower {
     status: watch::Receiver<Option<PolicyStatus>>,
@@ -22,7 +23,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Begins to follow the policy of `service`.
+    /// Starts to follow the policy of `service`.
     pub(super) fn start(runtime: &Handle, service: Service) -> Self {
         let (sender, status) = watch::channel(None);
         let task = runtime.spawn(async move {
@@ -42,10 +43,11 @@ impl Follower {
         self.status.borrow_and_update().clone()
     }
 
-    /// Waits a moment, less if the status changes; returns whether it did. Fails when the service refuses to tell.
+    /// Waits a moment, or less if the status changes. Returns whether it changed. Fails if the service refuses the
+    /// poll.
     pub(super) fn wait(&mut self, runtime: &Handle) -> Result<bool, ServiceError> {
         if self.task.is_finished() {
-            // A task that was aborted or that panicked has no error to tell of.
+            // A task that was aborted or that panicked returns no error to report.
             return runtime.block_on(&mut self.task).map_or(Ok(false), Err);
         }
         let changed = runtime.block_on(async { tokio::time::timeout(LOOK, self.status.changed()).await });
@@ -59,7 +61,7 @@ impl Drop for Follower {
     }
 }
 
-/// The status at once, or when it is no longer `seen`.
+/// Returns the status at once, or, if it is `seen`, once it has changed.
 async fn look(service: &Service, seen: Option<i64>) -> Result<PolicyStatus, ServiceError> {
     if let Some(version) = seen {
         let wait_ms = POLL.as_millis() as u64;

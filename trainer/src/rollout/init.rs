@@ -1,4 +1,4 @@
-//! `init`: a complete checkpoint of random weights, small enough to learn a task within minutes on one core.
+//! `init`: makes a complete checkpoint of random weights, small enough to learn a task within minutes on one core.
 
 use std::{fs, io, path::PathBuf};
 
@@ -14,13 +14,13 @@ use crate::{
     model::{ComputeKind, ConfigError, Decoder, ModelConfig},
 };
 
-/// The longest sequence that the configuration claims; rotations have no table that would end.
+/// The longest sequence in the configuration. Rotations use no table, so nothing limits the length.
 const POSITIONS: i64 = 512;
 
 /// Why no model was made.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// Heads need whole pairs of numbers to rotate.
+    /// The width of a head must be even, because rotation works on pairs.
     #[error("a hidden width of {hidden} does not divide into {heads} heads of even width")]
     Heads {
         /// Width of the residual stream.
@@ -29,7 +29,7 @@ pub enum InitError {
         heads: i64,
     },
     /// The model is not supported.
-    #[error("such a model is not supported")]
+    #[error("a model with these settings is not supported")]
     Config(#[from] ConfigError),
     /// The tokenizer cannot be made or written.
     #[error(transparent)]
@@ -39,7 +39,7 @@ pub enum InitError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The weights cannot be written.
@@ -47,7 +47,7 @@ pub enum InitError {
     Checkpoint(#[from] CheckpointError),
 }
 
-/// Makes the folder that `args` describe, whole or not at all. Equal arguments make equal files.
+/// Makes the folder that `args` describe. The folder appears complete or not at all. Equal arguments make equal files.
 pub fn init(args: &InitArgs) -> Result<(), InitError> {
     let InitArgs { hidden, heads, .. } = *args;
     if hidden % (2 * heads) != 0 {
@@ -57,11 +57,11 @@ pub fn init(args: &InitArgs) -> Result<(), InitError> {
     let config = format!("{:#}\n", model_config(args, &tokenizer));
     let decoder = Decoder::random(ModelConfig::parse(&config)?, Device::Cpu, ComputeKind::Float32, args.seed);
 
-    // Checkpoints are written from a source, whose companions they take along.
+    // A checkpoint is written from a source, whose companion files are copied.
     let source = tempfile::tempdir().map_err(|source| InitError::Write { path: std::env::temp_dir(), source })?;
     tokenizer.save(source.path())?;
     let generation = format!("{:#}\n", generation_config(&tokenizer));
-    // Eight bytes that say how long the header is, and the header: no tensors.
+    // An empty safetensors file: eight bytes with the length of the header, and a header without tensors.
     let no_weights = b"\x02\0\0\0\0\0\0\0{}";
     let files: [(&str, &[u8]); 3] = [
         ("config.json", config.as_bytes()),

@@ -26,15 +26,13 @@ pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::WeightsError;
 pub use worker::{Tally, Worker, WorkerConfig};
 
-use std::time::Duration;
-
 use tch::Device;
 
 use crate::{
     config::DeviceConfig,
     generate::GenerateError,
     model::ComputeKind,
-    service::{Service, ServiceError},
+    service::{Patience, Service, ServiceError},
 };
 
 /// Threads for calls to the service: they wait, and the model needs the cores.
@@ -95,7 +93,7 @@ pub fn rollout(args: &RolloutArgs, stop: &dyn Fn() -> bool) -> Result<Tally, Rol
         .enable_all()
         .build()
         .map_err(RolloutError::Runtime)?;
-    let service = Service::new(&args.server, &args.policy, &args.worker_id, &args.credentials, Duration::MAX)?;
+    let service = Service::new(&args.server, &args.policy, &args.worker_id, &args.credentials, Patience::ENDLESS)?;
     tracing::info!(
         server = args.server,
         policy = args.policy,

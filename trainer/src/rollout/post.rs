@@ -1,7 +1,7 @@
-//! Hands groups in while the next ones are played: at most one round is on its way.
+//! Posts groups while the next ones are played. At most one round is being posted at a time.
 //!
-//! A full backlog or a service that is away holds the worker up here, and nowhere else: what has been played is kept
-//! until it is taken.
+//! A full backlog or an unavailable service blocks the worker only here: groups that have been played are kept until
+//! the service has accepted them.
 
 use std::time::{Duration, Instant};
 
@@ -10,35 +10,35 @@ use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::service::{Service, ServiceError};
 
-/// How soon a wish to stop is noticed.
+/// How often the stop flag is checked.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long a worker that stops still tries to hand in what it has played.
+/// How long a worker that stops still tries to post what it has played.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// What became of the rollouts that were handed in.
+/// What happened to the rollouts that were posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Posted {
-    /// Groups that the service has taken.
+    /// Number of groups that the service accepted.
     pub groups: u64,
-    /// Their rollouts.
+    /// Number of rollouts in these groups.
     pub rollouts: u64,
-    /// Rollouts that it had already.
+    /// Number of rollouts that the service had already.
     pub duplicates: u64,
-    /// Rollouts that a rule dropped, or that came too late for their group.
+    /// Number of rollouts that a rule dropped, or that arrived after their group was decided.
     pub refused: u64,
-    /// Rollouts that were played, and not taken before the worker stopped.
+    /// Number of rollouts that were played but not accepted before the worker stopped.
     pub abandoned: u64,
 }
 
-/// Groups on their way to the service.
+/// Groups that are being posted to the service.
 #[derive(Debug)]
 pub(super) struct Poster {
     runtime: Handle,
     service: Service,
     underway: JoinSet<Result<Vec<Receipt>, ServiceError>>,
     rollouts_underway: u64,
-    /// When a wish to stop was noticed.
+    /// When the worker noticed that it should stop.
     stopping_since: Option<Instant>,
     posted: Posted,
 }
@@ -59,7 +59,7 @@ impl Poster {
         self.posted
     }
 
-    /// Begins to hand in `groups`, each all or nothing, once the round before has been taken.
+    /// Starts to post `groups`, each of them all or nothing, once the previous round has been accepted.
     pub(super) fn send(&mut self, groups: Vec<Vec<Trajectory>>, stop: &dyn Fn() -> bool) -> Result<(), ServiceError> {
         self.settle(stop)?;
         for group in groups {
@@ -71,7 +71,7 @@ impl Poster {
         Ok(())
     }
 
-    /// Waits until everything is taken. Once `stop` says so it waits no longer than [`STOP_GRACE`].
+    /// Waits until all groups are accepted. Once `stop` is set, waits at most [`STOP_GRACE`].
     pub(super) fn settle(&mut self, stop: &dyn Fn() -> bool) -> Result<(), ServiceError> {
         while !self.underway.is_empty() {
             let runtime = self.runtime.clone();
@@ -93,7 +93,7 @@ impl Poster {
             self.posted.duplicates += u64::from(receipt.duplicate);
             self.posted.refused += u64::from(matches!(receipt.verdict, Verdict::Dropped | Verdict::Late));
             for warning in &receipt.warnings {
-                tracing::warn!(rollout.id = receipt.rollout_id, warning, "the service warns");
+                tracing::warn!(rollout.id = receipt.rollout_id, warning, "the service sent a warning");
             }
         }
         let Some(last) = receipts.last().filter(|last| last.group.state == GroupState::Open) else { return };
@@ -107,7 +107,7 @@ impl Poster {
     }
 
     fn abandon(&mut self) {
-        tracing::warn!(rollouts = self.rollouts_underway, "stopped before the service took all that was played");
+        tracing::warn!(rollouts = self.rollouts_underway, "stopped before the service accepted all rollouts");
         self.posted.abandoned += std::mem::take(&mut self.rollouts_underway);
         self.underway = JoinSet::new();
     }

@@ -1,8 +1,8 @@
 //! The character tokenizer of the built-in tasks.
 //!
-//! Our own, because it is a table: reading and writing all that a `tokenizer.json` can hold would be a dependency
-//! many times the size of this file. What it writes is a word-level model over single characters, which the fast
-//! tokenizers of `transformers` load; what it reads is what it writes.
+//! The project has its own tokenizer because it is only a table: a library that reads and writes everything a
+//! `tokenizer.json` can contain would be many times the size of this file. This one writes a word-level model over
+//! single characters, which the fast tokenizers of `transformers` can load, and it reads only what it writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,16 +12,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Pads batches; never part of a text.
+/// Pads batches; it is never part of a text.
 const PAD: &str = "<pad>";
 /// Begins every text.
 const BOS: &str = "<bos>";
 /// Ends a turn of the model.
 const EOS: &str = "<eos>";
-/// Stands for characters outside the alphabet where others encode; this tokenizer refuses them instead.
+/// Replaces characters outside the alphabet in other implementations. This tokenizer refuses such characters.
 const UNKNOWN: &str = "<unk>";
 
-/// Special tokens by id: they come before the characters.
+/// Special tokens, by id. Their ids are below those of the characters.
 const SPECIAL: [&str; 4] = [PAD, BOS, EOS, UNKNOWN];
 const PAD_ID: i64 = 0;
 const BOS_ID: i64 = 1;
@@ -29,7 +29,7 @@ const EOS_ID: i64 = 2;
 
 /// Name of the file in a checkpoint.
 const TOKENIZER_FILE: &str = "tokenizer.json";
-/// Name of the file that tells `transformers` how to load the other.
+/// Name of the file that tells `transformers` how to load the tokenizer.
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// One token per character, after four special ones.
@@ -40,17 +40,17 @@ pub struct Tokenizer {
     ids: BTreeMap<char, i64>,
 }
 
-/// Why a tokenizer could not be made, or a text not be encoded.
+/// Why a tokenizer could not be made, or a text could not be encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// The file could not be read or written.
     #[error("cannot {action} {path}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The file is not JSON.
@@ -58,7 +58,7 @@ pub enum TokenizerError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The error of the parser.
         source: serde_json::Error,
     },
     /// The file describes another kind of tokenizer.
@@ -66,14 +66,14 @@ pub enum TokenizerError {
     Kind {
         /// The file.
         path: PathBuf,
-        /// What is different.
+        /// The difference.
         reason: String,
     },
-    /// An alphabet with a character twice.
-    #[error("the alphabet has {0:?} twice")]
+    /// The alphabet contains a character twice.
+    #[error("the alphabet contains {0:?} twice")]
     Twice(char),
-    /// A character that the alphabet lacks.
-    #[error("the tokenizer has no {0:?}: the model was made for another task")]
+    /// The alphabet does not contain the character.
+    #[error("the tokenizer has no token for {0:?}: the model was made for another task")]
     Unknown(char),
 }
 
@@ -106,7 +106,7 @@ impl Tokenizer {
         if file == tokenizer.to_json() {
             Ok(tokenizer)
         } else {
-            Err(TokenizerError::Kind { path, reason: "something besides the alphabet is different".to_owned() })
+            Err(TokenizerError::Kind { path, reason: "it differs in more than the alphabet".to_owned() })
         }
     }
 
@@ -118,7 +118,7 @@ impl Tokenizer {
             "bos_token": BOS,
             "eos_token": EOS,
             "unk_token": UNKNOWN,
-            // A space is a character here, whatever stands beside it.
+            // A space is an ordinary character here, wherever it occurs.
             "clean_up_tokenization_spaces": false,
         });
         for (file, json) in [(TOKENIZER_FILE, self.to_json()), (TOKENIZER_CONFIG_FILE, config)] {
@@ -166,7 +166,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of tokens; special ones by their names, ids outside the vocabulary as `<unk>`.
+    /// Returns the text of tokens. Special tokens are shown by name, and ids outside the vocabulary as `<unk>`.
     #[must_use]
     pub fn decode(&self, tokens: &[i64]) -> String {
         let mut text = String::new();
@@ -201,7 +201,7 @@ impl Tokenizer {
             "padding": null,
             "added_tokens": added.collect::<Vec<_>>(),
             "normalizer": null,
-            // Every character is a word of its own, line breaks included.
+            // Every character is a word of its own, including line breaks.
             "pre_tokenizer": {
                 "type": "Split", "pattern": { "Regex": "[\\s\\S]" }, "behavior": "Isolated", "invert": false,
             },
@@ -222,7 +222,7 @@ impl Tokenizer {
     }
 }
 
-/// The characters of a `tokenizer.json` in the order of their ids, or what keeps them from being an alphabet.
+/// Returns the characters of a `tokenizer.json` in the order of their ids, or why they are not an alphabet.
 fn alphabet_of(file: &Value) -> Result<String, String> {
     let model = &file["model"];
     if model["type"] != "WordLevel" {
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn saved_tokenizer_is_loaded_alike() {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
-        // Not in the order of their code points, and with what JSON and patterns escape.
+        // The characters are not in the order of their code points, and some need escapes in JSON and patterns.
         let tokenizer = Tokenizer::new("=+9 \"\\\n0é").expect("no character is there twice");
         tokenizer.save(folder.path()).expect("the folder can be written to");
         assert_eq!(Tokenizer::load(folder.path()).expect("it was just written"), tokenizer);
@@ -287,7 +287,7 @@ mod tests {
         };
         assert!(refusal(&|json| json["model"]["type"] = "BPE".into()).contains("its model is \"BPE\""));
         assert!(refusal(&|json| json["model"]["vocab"]["the"] = 16.into()).contains("\"the\""));
-        assert!(refusal(&|json| json["model"]["vocab"]["7"] = 90.into()).contains("different"));
-        assert!(refusal(&|json| json["post_processor"] = Value::Null).contains("different"));
+        assert!(refusal(&|json| json["model"]["vocab"]["7"] = 90.into()).contains("differs"));
+        assert!(refusal(&|json| json["post_processor"] = Value::Null).contains("differs"));
     }
 }

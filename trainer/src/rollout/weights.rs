@@ -1,6 +1,7 @@
-//! A published weight version: which one is current, and loading it from its folder.
+//! Finds the current weight version of a policy and loads it from its folder.
 //!
-//! Apart from the worker, because folders come and go while they are read: the trainer keeps only the newest few.
+//! This is separate from the worker because folders may disappear while they are read: the trainer keeps only the
+//! newest few.
 
 use std::{
     fs, io,
@@ -14,20 +15,21 @@ use tch::Device;
 use super::{Tokenizer, TokenizerError};
 use crate::model::{ComputeKind, Decoder, LoadError};
 
-/// A version as the service knows it. Run and epoch belong to it: a trainer that goes back gives numbers again.
+/// A version as the service reports it. Run and epoch are part of its identity, because a trainer that resumes from an
+/// earlier step uses the same version numbers again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Publication {
-    /// The number that rollouts carry.
+    /// The version number in the rollouts.
     pub(super) version: i64,
     run: i64,
     epoch: i64,
     uri: String,
 }
 
-/// A model that can play.
+/// A model that can play the task.
 #[derive(Debug)]
 pub(super) struct Weights {
-    /// What it was loaded from.
+    /// The version that it was loaded from.
     pub(super) publication: Publication,
     /// The model.
     pub(super) decoder: Decoder,
@@ -38,16 +40,16 @@ pub(super) struct Weights {
 /// Why a published version could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// The folder is not there, or was replaced while it was read: the version is no longer current, or never was on
-    /// this machine.
+    /// The folder does not exist, or was replaced while it was read: the version is no longer current, or its folder is
+    /// on another machine.
     #[error("{} is gone", .0.display())]
     Gone(PathBuf),
-    /// The version is not in a folder.
+    /// The version's URI is not a folder.
     #[error("version {version} is at `{uri}`, and only file:// folders can be loaded")]
     Uri {
         /// The version.
         version: i64,
-        /// Where it is.
+        /// URI of the version.
         uri: String,
     },
     /// Its model cannot be read.
@@ -55,7 +57,7 @@ pub enum WeightsError {
     Model {
         /// The folder.
         folder: PathBuf,
-        /// Why.
+        /// The cause.
         source: LoadError,
     },
     /// Its tokenizer cannot be read.
@@ -64,21 +66,21 @@ pub enum WeightsError {
 }
 
 impl Publication {
-    /// The current version of a policy; `None` while it has no weights.
+    /// Returns the current version of a policy, or `None` if no weights have been published.
     #[must_use]
     pub(super) fn current(status: &PolicyStatus) -> Option<Self> {
         let uri = status.version_uri.clone()?;
         Some(Self { version: status.version, run: status.run, epoch: status.epoch, uri })
     }
 
-    /// Loads it onto `device`.
+    /// Loads the version onto `device`.
     pub(super) fn load(&self, device: Device, compute: ComputeKind) -> Result<Weights, WeightsError> {
         let folder =
             folder_of(&self.uri).ok_or_else(|| WeightsError::Uri { version: self.version, uri: self.uri.clone() })?;
         let gone = || WeightsError::Gone(folder.clone());
         let identity = identity_of(&folder).map_err(|_| gone())?;
         let loaded = read(&folder, device, compute);
-        // Files of a folder that went or came meanwhile are no version at all.
+        // If files of the folder appeared or disappeared during the read, the folder is not one consistent version.
         if identity_of(&folder).ok() != Some(identity) {
             return Err(gone());
         }
@@ -94,7 +96,8 @@ fn read(folder: &Path, device: Device, compute: ComputeKind) -> Result<(Decoder,
     Ok((decoder, tokenizer))
 }
 
-/// What a folder keeps for as long as it exists, and its successor at the same path does not have.
+/// Identifies a folder: the value stays the same as long as the folder exists, and differs for its successor at the
+/// same path.
 fn identity_of(folder: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(folder).map(|metadata| (metadata.dev(), metadata.ino()))
 }

@@ -1,7 +1,7 @@
-//! The loop: load the newest weights, play a round of whole groups, hand them in, look again.
+//! The loop of a worker: load the newest weights, play a round of whole groups, post them, and repeat.
 //!
-//! It needs nothing of a trainer but the versions it publishes. While none comes it goes on playing, until the
-//! service says that the backlog is full; then it waits.
+//! The worker depends only on the versions that a trainer publishes. If no new version appears it continues to play,
+//! until the service reports that the backlog is full; then it waits.
 
 use std::time::{Duration, Instant};
 
@@ -23,59 +23,60 @@ use crate::{
     service::{Service, ServiceError},
 };
 
-/// Time between two lines of progress.
+/// Time between two progress lines of the log.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// Attempts to load a version that is there and cannot be read.
+/// Number of attempts to load a version that exists and cannot be read.
 const LOADS_MAX: u32 = 3;
 
-/// Pause after an attempt to load a version that failed; it grows with every attempt, up to the second.
+/// Pause after a failed attempt to load a version. It grows with every attempt, up to one second.
 const LOAD_PAUSE: Duration = Duration::from_millis(500);
 const LOAD_PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// What a worker plays, and how.
+/// Settings of a worker.
 #[derive(Debug)]
 pub struct WorkerConfig {
     /// The task.
     pub task: Box<dyn Task>,
-    /// Names this worker among those with the same seed: each plays its own problems.
+    /// Distinguishes this worker from others with the same seed: each plays its own problems.
     pub worker: String,
-    /// Names this start of the worker. Together with `worker` it must be unique, because ids begin with both.
+    /// Identifies this start of the worker. Together with `worker` it must be unique, because rollout ids begin with
+    /// both.
     pub session: String,
-    /// Decides, with `worker` and the order of the versions, what is played.
+    /// Determines, with `worker` and the order of the versions, what is played.
     pub seed: u64,
-    /// Rollouts of a group; the size in the policy's rules when absent.
+    /// Number of rollouts of a group; the size in the policy's rules if absent.
     pub group_size: Option<u32>,
-    /// Groups that are played at once.
+    /// Number of groups that are played at once.
     pub groups_per_round: u32,
     /// Divisor of the logits.
     pub temperature: f32,
-    /// Tokens of a turn; the longest turn that makes sense for the task when absent.
+    /// Maximum number of tokens of a turn; the longest useful turn of the task if absent.
     pub turn_tokens_max: Option<usize>,
-    /// Rollouts after which the worker ends, rounded up to whole rounds.
+    /// Number of rollouts after which the worker ends, rounded up to whole rounds.
     pub rollouts_max: Option<u64>,
-    /// Where the model runs.
+    /// Device of the model.
     pub device: Device,
     /// What it computes in.
     pub compute: ComputeKind,
 }
 
-/// What a worker has done.
+/// Totals of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
-    /// Rollouts that were played.
+    /// Number of rollouts that were played.
     pub rollouts: u64,
-    /// Tokens that the model drew.
+    /// Number of tokens that the model drew.
     pub tokens: u64,
     /// Sum of all rewards.
     pub reward: f64,
-    /// Versions that were loaded.
+    /// Number of versions that were loaded.
     pub versions: u64,
-    /// What became of the rollouts.
+    /// What happened to the rollouts.
     pub posted: Posted,
 }
 
-/// An agent that plays for one policy until it is told to stop.
+/// An agent that plays for one policy until it is stopped.
 #[derive(Debug)]
 pub struct Worker {
     config: WorkerConfig,
@@ -83,7 +84,7 @@ pub struct Worker {
     service: Service,
     follower: Follower,
     poster: Poster,
-    /// What everything random derives from.
+    /// The seed that all random numbers derive from.
     seed: u64,
     round: u64,
     tally: Tally,
@@ -91,7 +92,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for the policy of `service`. Calls to the service run on `runtime`.
+    /// Creates a worker for the policy of `service`. Calls to the service run on `runtime`.
     #[must_use]
     pub fn new(runtime: &Handle, service: Service, config: WorkerConfig) -> Self {
         Self {
@@ -107,8 +108,8 @@ impl Worker {
         }
     }
 
-    /// Plays until `stop` says so or the rollouts of the configuration are played; then everything that was played
-    /// has been handed in, unless the service did not take it in the seconds that a stopping worker has for that.
+    /// Plays until `stop` is set or the configured number of rollouts is reached, and then posts everything that was
+    /// played. After `stop`, posting ends after a few seconds even if the service has not accepted everything.
     ///
     /// Must not be called within the runtime.
     pub fn run(mut self, stop: &dyn Fn() -> bool) -> Result<Tally, RolloutError> {
@@ -125,8 +126,8 @@ impl Worker {
         Ok(self.tally)
     }
 
-    /// The weights of the current version, loaded if they are not yet, and the size of a group. Waits for the first
-    /// version; `None` when `stop` says so before it is there.
+    /// Returns the weights of the current version, loading them if necessary, and the size of a group. Waits for the
+    /// first version. Returns `None` if `stop` is set before there is one.
     fn newest<'slot>(
         &mut self,
         weights: &'slot mut Option<Weights>,
@@ -149,7 +150,7 @@ impl Worker {
             if weights.as_ref().is_some_and(|weights| weights.publication == current) {
                 return Ok(weights.as_ref().map(|weights| (weights, group_size)));
             }
-            // Two sets of weights at once might be one too many.
+            // The old weights are freed first, because memory may be too small for two sets.
             *weights = None;
             attempts += 1;
             let error = match current.load(self.config.device, self.config.compute) {
@@ -160,18 +161,19 @@ impl Worker {
                 }
                 Err(error) => error,
             };
-            // Folders go while they are read, and newer ones come; one that stays and cannot be read is an error.
+            // A folder may disappear while it is read because a newer version replaces it. A folder that stays and
+            // cannot be read is an error.
             failures += u32::from(!matches!(error, WeightsError::Gone(_)));
             if failures >= LOADS_MAX {
                 return Err(error.into());
             }
-            tracing::warn!(version = current.version, error = chain(&error), "cannot load the version; looking again");
+            tracing::warn!(version = current.version, error = chain(&error), "cannot load the version; trying again");
             self.pause(LOAD_PAUSE.saturating_mul(attempts).min(LOAD_PAUSE_MAX), stop)?;
         }
         Ok(None)
     }
 
-    /// Plays the next groups of the worker's stream of problems.
+    /// Plays the next groups from the worker's stream of problems.
     fn play_round(&mut self, weights: &Weights, group_size: u32) -> Result<Vec<Vec<Trajectory>>, RolloutError> {
         let (round, groups) = (self.round, self.config.groups_per_round);
         self.round += 1;
@@ -210,7 +212,7 @@ impl Worker {
             .collect())
     }
 
-    /// Waits, less if the policy's status changes or `stop` says so.
+    /// Waits, but not longer than until the policy's status changes or `stop` is set.
     fn pause(&mut self, pause: Duration, stop: &dyn Fn() -> bool) -> Result<(), ServiceError> {
         let started = Instant::now();
         while started.elapsed() < pause && !stop() {
@@ -222,24 +224,24 @@ impl Worker {
     }
 }
 
-/// The size of a group in the policy's rules.
+/// Returns the group size in the policy's rules.
 fn group_size(status: &PolicyStatus) -> u32 {
     status.rules.group.size.max(1)
 }
 
-/// A number for a name, equal on every machine and in every build (64-bit FNV-1a).
+/// Hashes a name to a number that is the same on every machine and in every build (64-bit FNV-1a).
 fn fingerprint(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The seed of what is drawn in a round, from a stream that no problem has: those count up from 0.
+/// The seed of the random numbers of a round. Its stream differs from those of problems, which count up from 0.
 fn round_seed(seed: u64, round: u64) -> u64 {
     let mut random = Random::new(seed, u64::MAX - round);
     let mut half = || (random.uniform() * 2f64.powi(32)) as u64;
     (half() << 32) | half()
 }
 
-/// A line of progress every few seconds.
+/// Writes a progress line every few seconds.
 #[derive(Debug)]
 struct Progress {
     since: Instant,
@@ -277,7 +279,7 @@ mod tests {
 
     #[test]
     fn fingerprints_are_those_of_fnv() {
-        // From the algorithm's published test vectors.
+        // From the published test vectors of the algorithm.
         assert_eq!(fingerprint(""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fingerprint("foobar"), 0x8594_4171_f739_67e8);
     }

@@ -1,4 +1,4 @@
-//! What a run would do: everything is loaded and checked, nothing is leased, written or published.
+//! Reports what a run would do. Everything is loaded and checked; nothing is leased, written or published.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -10,18 +10,18 @@ use crate::{
     config::TrainConfig,
     learner::Learner,
     rows::Needs,
-    service::Service,
+    service::{Patience, Service},
     state::{Checkpoint, Checkpoints},
 };
 
-/// Patience with the service: somebody waits for the answer.
+/// Patience with the service; it is short because a person waits for the result.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a run would do; printed as a few lines for people.
 #[derive(Debug)]
 pub struct DryRun {
     config: TrainConfig,
-    /// Step and folder of the checkpoint that it would go on from.
+    /// Step and folder of the checkpoint that it would continue from.
     from: Option<(i64, PathBuf)>,
     device: String,
     parameters: usize,
@@ -31,14 +31,15 @@ pub struct DryRun {
     warnings: Vec<String>,
 }
 
-/// Loads models and checkpoint, and asks the service where the policy stands. Fails where the run would fail.
+/// Loads models and checkpoint, and reads the policy's status. Fails if the run would fail.
 pub fn dry_run(config: &TrainConfig) -> Result<DryRun, TrainError> {
     config.check()?;
     let device = config.device()?;
     let checkpoint = Checkpoints::new(config.output.join("checkpoints"), config.checkpoint.keep).latest()?;
     let learner = Learner::open(config, checkpoint.as_ref())?;
     let runtime = Runtime::new().map_err(TrainError::Runtime)?;
-    let patience = PATIENCE.min(Duration::from_secs(config.patience_s));
+    let patience = config.patience();
+    let patience = Patience { call: patience.call.min(PATIENCE), ..patience };
     let service = Service::new(&config.server, &config.policy, &config.consumer, &config.credentials, patience)?;
     let status = runtime.block_on(service.status())?;
     let expected = learner.expected();

@@ -1,9 +1,9 @@
-//! The batches of one step, with gradients that the weights may be moved by.
+//! Collects the batches of one step and computes gradients that are safe to use.
 //!
-//! Separate from the loop because most of it is about what cannot be trained: rows without what the objective reads,
-//! gradients that are not finite, leases that were lost. A group that is at fault is given back by name. Where batch
-//! after batch seems to be at fault, the fault is likely elsewhere, and the trainer stops before it has given back
-//! everything that there is.
+//! This is separate from the loop because most of it deals with data that cannot be trained on: rows without columns
+//! that the objective reads, gradients that are not finite, and lost leases. Groups that are the cause are given back
+//! by name. If many batches in a row fail, the cause is probably elsewhere, and the trainer stops before it has given
+//! back all batches.
 
 use std::time::Duration;
 
@@ -14,14 +14,15 @@ use crate::{
     rows::{Rows, RowsError},
 };
 
-/// Batches in a row whose gradients may be infinite or not a number: with two of them the weights are in doubt.
+/// Number of consecutive batches whose gradients may contain NaN or infinity. After two of them the weights are
+/// suspect.
 const NOT_FINITE_MAX: u32 = 2;
 
-/// Batches in a row of which no group can be trained: then likely a wrong model or objective is at fault. A few producers
-/// that send wrong rows make some such batches in a row, seldom as many.
+/// Number of consecutive batches without any trainable group, after which a wrong model or objective is the probable
+/// cause. A few producers that send wrong rows cause some such batches in a row, but seldom this many.
 const MALFORMED_MAX: u32 = 8;
 
-/// A leased batch whose rows can be trained.
+/// A leased batch whose rows can be trained on.
 pub(super) struct Held {
     pub(super) delivery: Delivery,
     pub(super) rows: Rows,
@@ -34,15 +35,15 @@ pub(super) struct Gathered {
     pub(super) outcome: StepOutcome,
 }
 
-/// What is known from one step to the next.
+/// State that is kept from one step to the next.
 #[derive(Default)]
 pub(super) struct Gathering {
     held: Vec<Held>,
     /// Time without data since the last step.
     waited: Duration,
-    /// Batches without finite gradients since the last that had them.
+    /// Number of batches without finite gradients since the last batch with finite ones.
     not_finite: u32,
-    /// Batches without a trainable group since the last that had one.
+    /// Number of batches without a trainable group since the last batch that had one.
     malformed: u32,
 }
 
@@ -52,13 +53,13 @@ impl Gathering {
     }
 }
 
-/// The rows of several batches as those of one step.
+/// Combines the rows of several batches into those of one step.
 pub(super) fn merge(held: &[Held]) -> Rows {
     Rows::merge(&held.iter().map(|held| &held.rows).collect::<Vec<_>>())
 }
 
 impl Trainer<'_> {
-    /// The next batches whose gradients are finite; `None` when the trainer is told to stop before they are there.
+    /// Returns the next batches whose gradients are finite, or `None` if the trainer is stopped before they are there.
     pub(super) fn gather(
         &mut self,
         gathering: &mut Gathering,
@@ -66,7 +67,7 @@ impl Trainer<'_> {
         learner: &mut Learner,
     ) -> Result<Option<Gathered>, TrainError> {
         loop {
-            // Gradients on a batch whose lease is lost would be for nothing.
+            // Gradients of a batch whose lease is lost would be useless.
             for lost in gathering.held.extract_if(.., |held| held.delivery.is_lost()) {
                 self.lost(&lost);
             }
@@ -88,7 +89,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// Holds a batch that can be trained, or gives its malformed groups back by name.
+    /// Keeps a batch that can be trained on, or gives its malformed groups back by name.
     fn admit(&mut self, gathering: &mut Gathering, delivery: Delivery, learner: &Learner) -> Result<(), TrainError> {
         match Rows::read(&delivery.rows, &learner.expected(), self.publisher.newest().version) {
             Ok(rows) => {
@@ -101,7 +102,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// What can be trained and is likely not meant.
+    /// Warns about data that can be trained on but is probably not intended.
     fn warn_of(&self, delivery: &Delivery, rows: &Rows) {
         if !self.life.config.objective.reads_old_logprobs() {
             return;
@@ -137,7 +138,8 @@ impl Trainer<'_> {
         self.nack(delivery, &reason, Some(groups))
     }
 
-    /// Gives back the batches whose gradients are not finite: their groups at fault by name, unless all seem to be.
+    /// Gives back the batches whose gradients are not finite. The groups that cause this are named, unless all groups
+    /// seem to.
     fn refuse(&mut self, gathering: &mut Gathering, learner: &mut Learner) -> Result<(), TrainError> {
         let is_alone = gathering.held.len() == 1;
         let mut whole = Vec::new();
@@ -159,7 +161,7 @@ impl Trainer<'_> {
             }
         }
         if whole.len() == self.life.config.data.batches_per_step {
-            // Each is finite alone, and together they are not.
+            // Each group is finite alone, but together they are not.
             let reason = "the gradients of the step are not finite";
             for held in &whole {
                 self.nack(&held.delivery, reason, None)?;

@@ -49,7 +49,7 @@ enum Nonsense {
     WithoutTail,
     /// The service's answer, broken off in the middle.
     Cut,
-    /// Nothing for a while, and then the end of the connection.
+    /// Nothing, for as long as the trainer waits.
     Silence,
 }
 
@@ -123,10 +123,7 @@ async fn pass(State(way): State<Arc<Way>>, request: Request) -> Response {
             let answer = forward(&way.http, &way.target, request).await;
             damage(answer, nonsense).await
         }
-        Nonsense::Silence => {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            broken(Bytes::new())
-        }
+        Nonsense::Silence => std::future::pending().await,
     }
 }
 
@@ -148,7 +145,7 @@ fn broken(bytes: Bytes) -> Response {
     Response::new(Body::from_stream(futures::stream::iter(parts)))
 }
 
-fn write_config(folder: &Path, server: &str, extra: &str) -> String {
+fn write_config(folder: &Path, server: &str, silence_s: u64, extra: &str) -> String {
     let config = format!(
         r#"
         server = "{server}"
@@ -156,6 +153,7 @@ fn write_config(folder: &Path, server: &str, extra: &str) -> String {
         output = "{}"
         steps = {STEPS}
         device = "cpu"
+        silence_s = {silence_s}
         checkpoint = {{ every = 4 }}
         publish = {{ every = 3 }}
         schedule = {{ peak = 1e-3 }}
@@ -179,13 +177,13 @@ async fn ends_as_undisturbed(choose: impl Fn(usize, &str) -> Option<Nonsense> + 
     let (undisturbed, disturbed) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let service = TestService::start(POLICIES).await;
     record(&service.client, 2 * STEPS, 2).await;
-    train_to_the_end(&["train", "--config", &write_config(undisturbed.path(), &service.url, "")]).await;
+    train_to_the_end(&["train", "--config", &write_config(undisturbed.path(), &service.url, 1, "")]).await;
     service.stop().await;
 
     let service = TestService::start(POLICIES).await;
     record(&service.client, 2 * STEPS, 2).await;
     let proxy = Proxy::start(&service, choose).await;
-    train_to_the_end(&["train", "--config", &write_config(disturbed.path(), &proxy.url, "")]).await;
+    train_to_the_end(&["train", "--config", &write_config(disturbed.path(), &proxy.url, 1, "")]).await;
     assert!(proxy.wrong() > 0, "nothing went wrong on the way");
     let quarantined = service.client.groups("default", &[("state", "quarantined")]).await.expect("it answers");
     assert_eq!(quarantined.groups.len(), 0, "no group is at fault");
@@ -208,9 +206,9 @@ async fn nonsense_in_place_of_samples_blames_no_batch() {
         if !is_samples(path) {
             return None;
         }
-        // Two of three answers are nonsense.
+        // Two of three answers are nonsense, of every kind in turn.
         let read = reads.fetch_add(1, Ordering::SeqCst);
-        (read % 3 != 2).then(|| ALL[read % ALL.len()])
+        (read % 3 != 2).then(|| ALL[(read / 3 * 2 + read % 3) % ALL.len()])
     })
     .await;
 }
@@ -234,12 +232,35 @@ async fn a_tail_that_is_missing_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silence_that_lasts_longer_than_a_lease_costs_no_batch() {
+    let service = TestService::start(&format!("{POLICIES}    lease = {{ ttl_s = 3 }}\n")).await;
+    record(&service.client, 2 * STEPS, 2).await;
+    let reads = AtomicUsize::new(0);
+    let proxy = Proxy::start(&service, move |_, path| {
+        (is_samples(path) && reads.fetch_add(1, Ordering::SeqCst) < 2).then_some(Nonsense::Silence)
+    })
+    .await;
+    let folder = tempfile::tempdir().expect("a folder");
+    // Two silences of two seconds outlast the lease.
+    let config = write_config(folder.path(), &proxy.url, 2, "data = { lease_ttl_s = 3 }");
+    let arguments = ["train", "--config", &config];
+    let ended = train_to_the_end(&arguments);
+    tokio::time::timeout(Duration::from_mins(1), ended).await.expect("the silence ends for the trainer");
+    assert_eq!(proxy.wrong(), 2);
+    let batches = service.client.batches("default", &[]).await.expect("it answers").batches;
+    let delivered: Vec<(u32, Option<i64>)> = batches.iter().map(|batch| (batch.attempt, batch.step)).collect();
+    let once: Vec<_> = (1..=STEPS as i64).map(|step| (1, Some(step))).collect();
+    assert_eq!(delivered, once, "every batch is trained under its first lease");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn patience_with_the_way_has_an_end_that_names_it() {
     let service = TestService::start(POLICIES).await;
     record(&service.client, 4, 2).await;
     let proxy = Proxy::start(&service, |_, path| is_samples(path).then_some(Nonsense::Page)).await;
     let folder = tempfile::tempdir().expect("a folder");
-    let config = write_config(folder.path(), &proxy.url, "patience_s = 1");
+    let config = write_config(folder.path(), &proxy.url, 1, "patience_s = 1");
     let output = crate::support::trainer(&["train", "--config", &config]).output().await.expect("the binary starts");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());

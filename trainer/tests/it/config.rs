@@ -51,6 +51,7 @@ fn what_the_shipped_file_leaves_out_can_be_put_in() {
     let config = parse(&all.join("\n")).expect("every key that is shown exists");
     assert!(config.critic.is_some() && config.reference.is_some() && config.publish.engine.len() == 1);
     assert!(config.objective.clip_c.is_some() && config.metrics_listen.is_some());
+    assert!(config.report.wandb_project.is_some());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `kill -9` of the trainer between any two of its calls: the weights that survive are those of an undisturbed run.
+//! `kill -9` of the trainer between any two of its calls: the final weights are those of an undisturbed run.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -42,12 +42,12 @@ fn weights(folder: &Path) -> BTreeMap<String, Tensor> {
     Tensor::read_safetensors(checkpoint).expect("the last step is saved").into_iter().collect()
 }
 
-/// Losses by step, the last life's where a step was done again.
+/// Losses by step. If a step was repeated, the last repetition counts.
 fn losses(folder: &Path) -> Vec<f64> {
     let lines = std::fs::read_to_string(folder.join("run/metrics.jsonl")).expect("steps were reported");
     let mut losses = vec![f64::NAN; STEPS as usize];
     for line in lines.lines() {
-        // A life may end within a line.
+        // A killed trainer may leave an incomplete line.
         let Ok(report) = serde_json::from_str::<serde_json::Value>(line) else { continue };
         let step = report["step"].as_u64().expect("steps are numbers") as usize;
         losses[step - 1] = report["loss"].as_f64().expect("losses are numbers");
@@ -69,7 +69,7 @@ async fn survives(killed: Killed, seed: u64) {
     let config = write_config(disturbed.path(), &gate.url);
     for kill in 0..KILLS {
         let process = trainer(&["train", "--config", &config]).spawn().expect("the binary starts");
-        // The first calls of a life are among those at which it is killed.
+        // The kill points include the first calls after a start.
         let calls = (noise(seed * 100 + kill) * 60.0) as usize;
         assert!(gate.kill_after(calls, process).await, "the trainer ended before kill {kill}");
     }

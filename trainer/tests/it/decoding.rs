@@ -1,4 +1,4 @@
-//! Decoding through the cache equals whole sequences.
+//! Decoding with the cache gives the same results as whole sequences.
 
 use forebay_trainer::model::{Decoder, KvCache};
 use tch::Tensor;
@@ -35,7 +35,7 @@ fn rows_of_different_lengths_advance_on_their_own() {
         let tokens = some_tokens(3, 30);
         let expected = whole(&decoder, &tokens);
         let mut cache = decoder.cache(3);
-        // Prompts, single tokens, pieces, and a row that waits.
+        // Prompts, single tokens, pieces of several tokens, and a row that does not run.
         for counts in [[4, 11, 7], [1, 1, 1], [6, 0, 2], [1, 1, 1], [3, 5, 0], [1, 1, 1]] {
             let width = counts.into_iter().max().expect("three rows") as i64;
             let pieces: Vec<Tensor> =

@@ -161,9 +161,10 @@ async fn an_engine_that_hung_is_not_waited_for_and_catches_up() {
     let engines = engine.engines(1);
     engines.load(Path::new("/runs/v000001"), 1, LONG).await;
     assert_eq!(engine.state(), (None, true), "it has neither the weights nor been continued");
-    // Nobody waits for an engine whose last load failed.
     engines.load(Path::new("/runs/v000002"), 2, LONG).await;
     engines.load(Path::new("/runs/v000003"), 3, LONG).await;
+    // Its task shares this test's thread, so it gets to run only if somebody waits for it.
+    assert_eq!(engine.state(), (None, true), "nobody waits for an engine whose last load failed");
     while engine.state() != (Some(3), false) {
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! Sampling draws from the model, says with which probability, and can be continued.
+//! Sampling draws from the model, returns the log-probability of each token, and can be continued.
 
 use forebay_trainer::generate::{Completion, Finish, GenerateError, Sampling, Session};
 use forebay_trainer::model::Decoder;

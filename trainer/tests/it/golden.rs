@@ -1,11 +1,11 @@
-//! The tiny checkpoints of `tests/golden`, and what transformers computes with them.
+//! The tiny checkpoints of `tests/golden`, and the results of transformers for them.
 
 use std::path::PathBuf;
 
 use forebay_trainer::model::{ComputeKind, Decoder};
 use tch::{Device, Kind, Tensor};
 
-/// A folder of `tests/golden`; `make.py` there says what the tensors are.
+/// A folder of `tests/golden`; `make.py` there describes the tensors.
 pub(crate) struct Golden {
     name: &'static str,
     expected: Vec<(String, Tensor)>,
@@ -47,7 +47,7 @@ impl Golden {
         Tensor::arange(length, (Kind::Int64, Device::Cpu)).lt_tensor(&self.get("lengths").unsqueeze(-1))
     }
 
-    /// The mean cross-entropy over all next tokens, as `make.py` has it.
+    /// The mean cross-entropy over all next tokens, as in `make.py`.
     pub(crate) fn loss(&self, decoder: &Decoder, hidden: &Tensor) -> Tensor {
         let tokens = self.get("tokens");
         let length = tokens.size()[1] - 1;
@@ -67,7 +67,7 @@ pub(crate) fn difference(left: &Tensor, right: &Tensor) -> f64 {
     (left - right).abs().max().double_value(&[])
 }
 
-/// Asserts that two tensors differ by at most `bound`; prints by how much they do.
+/// Asserts that two tensors differ by at most `bound`, and prints the difference.
 pub(crate) fn assert_close(what: &str, left: &Tensor, right: &Tensor, bound: f64) {
     let found = difference(left, right);
     eprintln!("{what}: {found:.2e}");

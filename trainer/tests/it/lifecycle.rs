@@ -4,17 +4,23 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
-use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse as _};
+use axum::{
+    Router,
+    extract::Request,
+    http::{StatusCode, header},
+    response::IntoResponse as _,
+};
 use forebay_client::wire::{BatchState, ResumeRequest, Trajectory};
 use forebay_trainer::{
     config::{DeviceConfig, TrainConfig},
     service::ServiceError,
     train::{TrainError, train},
 };
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::support::{TestService, forward, record, recorded, tiny_model};
@@ -205,6 +211,56 @@ async fn a_trainer_goes_on_from_its_checkpoint_when_the_service_is_restored_from
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trainer_goes_on_from_its_checkpoint_when_the_service_has_forgotten_everything() {
     goes_on_when_the_service(Becomes::Empty).await;
+}
+
+/// Passes calls on, except that the first lease is called lost when it is extended, and its samples arrive when it is
+/// over. Counts the acks.
+async fn lost_lease(service: &TestService, acks: &Arc<AtomicUsize>) -> String {
+    let client = service.client.clone();
+    let (target, http, acks) = (service.url.clone(), crate::support::http(), Arc::clone(acks));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let pass = move |request: Request| {
+        let (client, target, http) = (client.clone(), target.clone(), http.clone());
+        let (acks, is_over) = (Arc::clone(&acks), Arc::clone(&is_over));
+        async move {
+            let path = request.uri().path().to_owned();
+            if path.ends_with("/extend") && !is_over.load(Ordering::SeqCst) {
+                let problem = json!({"type": "lease-lost", "title": "The lease is lost", "status": 409});
+                let kind = [(header::CONTENT_TYPE, "application/problem+json")];
+                return (StatusCode::CONFLICT, kind, problem.to_string()).into_response();
+            }
+            if path.ends_with("/ack") {
+                acks.fetch_add(1, Ordering::SeqCst);
+            }
+            if let Some(batch) = path.strip_prefix("/batches/").and_then(|rest| rest.strip_suffix("/samples")) {
+                eventually("the end of the first lease", || async {
+                    let batch = client.batch(batch).await.expect("it answers").expect("it exists");
+                    is_over.load(Ordering::SeqCst) || batch.state == BatchState::Returned
+                })
+                .await;
+                is_over.store(true, Ordering::SeqCst);
+            }
+            forward(&http, &target, request).await
+        }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(pass)).await });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_whose_lease_is_known_to_be_lost_is_neither_computed_nor_acked() {
+    let service = TestService::start("[policy_defaults]\ngroup = { size = 2 }\nlease = { ttl_s = 2 }").await;
+    record(&service.client, 1, 2).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let acks = Arc::new(AtomicUsize::new(0));
+    let mut config = config(&service, folder.path().join("run"), 1);
+    config.server = lost_lease(&service, &acks).await;
+    config.data.lease_ttl_s = 2;
+    run(config).await.expect("it trains");
+    assert_eq!(acks.load(Ordering::SeqCst), 1, "an ack follows gradients, and the first delivery has none");
+    service.stop().await;
 }
 
 /// Passes calls on, except that no lease is ever extended and the first samples arrive when theirs is over.

@@ -18,3 +18,4 @@ mod refusals;
 mod rollout;
 mod saved;
 mod telling;
+mod wandb;

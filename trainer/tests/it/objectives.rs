@@ -1,4 +1,4 @@
-//! Every objective on batches of the service: it runs through the whole loop and improves what it is to improve.
+//! Every objective on batches of the service: it runs through the whole loop and improves its own measure.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const POLICIES: &str = r#"
     batch = { groups = 2 }
 "#;
 
-/// The same two groups again and again, under new names.
+/// The same two groups repeatedly, under new ids.
 async fn post_the_same(service: &TestService) {
     for step in 0..STEPS {
         for group in 0..2 {
@@ -73,7 +73,7 @@ async fn run(extra: &str) -> Vec<Value> {
     reports
 }
 
-/// `field` is lower at the end than at the start, by at least `margin`.
+/// Checks that `field` is lower at the end than at the start by at least `margin`.
 async fn lowers(field: &str, margin: f64, extra: &str) {
     let reports = run(extra).await;
     let values: Vec<f64> = reports.iter().map(|report| report[field].as_f64().expect("it is reported")).collect();
@@ -124,7 +124,8 @@ async fn ppo_lowers_the_loss_of_its_critic() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn distillation_moves_towards_the_teacher() {
-    // The rows' teacher finds every token likelier than the policy does, so that all advantages are positive.
+    // The rows' teacher gives every token a higher probability than the policy does, so that all advantages are
+    // positive.
     lowers("loss", 0.01, r#"objective = { objective = "reinforce", opd_coef = 1.0, old_logprobs = "rollout" }"#).await;
 }
 

@@ -1,4 +1,4 @@
-//! The models compute what transformers computes.
+//! The models compute the same results as transformers.
 
 use forebay_trainer::model::{ComputeKind, Decoder};
 use tch::{Device, Kind};
@@ -25,7 +25,7 @@ fn gradients_equal_those_of_transformers() {
             assert_eq!(parameter.grad().kind(), Kind::Float);
             let norm = parameter.grad().norm().double_value(&[]);
             let expected = golden.get(&format!("gradient_norm.{name}")).double_value(&[]);
-            // A bias of the keys shifts all scores of a query alike: its gradient is 0 up to rounding.
+            // A bias of the keys shifts all scores of a query by the same amount, so its gradient is 0 up to rounding.
             let relative = (norm - expected).abs() / expected.max(1e-3);
             largest = largest.max(relative);
             assert!(relative < 1e-4, "{}: {name} has {norm:e}, not {expected:e}", golden.name());

@@ -1,4 +1,4 @@
-//! Gradients by recomputation equal those of libtorch's own pass.
+//! Gradients by recomputation equal those of libtorch's own backward pass.
 
 use forebay_trainer::model::{ComputeKind, Decoder};
 use tch::{Device, Tensor};

@@ -7,11 +7,11 @@ use forebay_trainer::{
     config::{DeviceConfig, TrainConfig},
     learner::LearnerError,
     loss::{Correction, Objective, OldLogprobs, Tis},
-    train::{TrainError, train},
+    train::TrainError,
 };
 use serde_json::Value;
 
-use crate::support::{TestService, recorded, tiny_model};
+use crate::support::{TestService, recorded, run, tiny_model};
 
 const PAIRS: &str = r"
     [policy_defaults]
@@ -26,10 +26,6 @@ fn config(service: &TestService, output: &Path, steps: i64) -> TrainConfig {
     config.device = DeviceConfig::Cpu;
     config.patience_s = 30;
     config
-}
-
-async fn run(config: TrainConfig) -> Result<(), TrainError> {
-    tokio::task::spawn_blocking(move || train(&config, false, &|| false)).await.expect("the trainer does not panic")
 }
 
 /// Posts groups of two; `change` may spoil their members.
@@ -102,6 +98,17 @@ async fn a_sequence_beyond_the_bound_costs_its_group() {
         trajectory.segments[0].tokens = [vec![1; 20], trajectory.segments[0].tokens.clone()].concat();
     };
     costs_its_group(|config| config.data.tokens_max = Some(20), longer, "at most 20 can be trained").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequence_beyond_the_models_positions_costs_its_group() {
+    let json = std::fs::read_to_string(tiny_model().join("config.json")).expect("it is there");
+    let config: Value = serde_json::from_str(&json).expect("it is JSON");
+    let positions = config["max_position_embeddings"].as_u64().expect("a number") as usize;
+    let longer = |trajectory: &mut Trajectory| {
+        trajectory.segments[0].tokens = [vec![1; positions], trajectory.segments[0].tokens.clone()].concat();
+    };
+    costs_its_group(|_| {}, longer, &format!("at most {positions} can be trained")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -20,7 +20,7 @@ use forebay_trainer::{
         Family, InitArgs, InitError, RolloutError, Tally, Tokenizer, Worker, WorkerConfig, init,
         task::{Outcome, Problem, Reply, Task, TaskName, Turn},
     },
-    service::{Credentials, Service},
+    service::{Credentials, Patience, Service},
 };
 use tch::{Device, Kind, Tensor};
 use tokio::{runtime::Handle, task::JoinHandle};
@@ -92,7 +92,7 @@ struct Playing {
 impl Playing {
     fn start(service: &TestService, config: WorkerConfig) -> Self {
         let (runtime, stop) = (Handle::current(), Arc::new(AtomicBool::new(false)));
-        let service = Service::new(&service.url, "default", "worker", &Credentials::default(), Duration::MAX)
+        let service = Service::new(&service.url, "default", "worker", &Credentials::default(), Patience::ENDLESS)
             .expect("the URL is valid");
         let stopped = Arc::clone(&stop);
         let play = move || Worker::new(&runtime, service, config).run(&|| stopped.load(Ordering::SeqCst));

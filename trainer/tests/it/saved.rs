@@ -8,11 +8,12 @@ use forebay_trainer::{
     learner::LearnerError,
     model::{ComputeKind, Decoder, LoadError, ModelConfig},
     state::StateError,
-    train::{TrainError, train},
+    train::TrainError,
 };
+use serde_json::{Value, json};
 use tch::Device;
 
-use crate::support::{TestService, record, tiny_model};
+use crate::support::{TestService, record, run, tiny_model};
 
 const PAIRS: &str = "[policy_defaults]\ngroup = { size = 2 }\nretention = { settled_s = 86400 }";
 
@@ -24,10 +25,6 @@ fn config(service: &TestService, output: PathBuf, steps: i64) -> TrainConfig {
     config.checkpoint.every = 2;
     config.patience_s = 30;
     config
-}
-
-async fn run(config: TrainConfig) -> Result<(), TrainError> {
-    tokio::task::spawn_blocking(move || train(&config, false, &|| false)).await.expect("the trainer does not panic")
 }
 
 fn step(output: &Path, step: u64) -> PathBuf {
@@ -67,6 +64,32 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_goes_on_without_a_gap(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_optimizer_whose_saved_state_is_not_finite_is_refused() {
+    let service = TestService::start(PAIRS).await;
+    record(&service.client, 4, 2).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = folder.path().join("run");
+    run(config(&service, output.clone(), 2)).await.expect("it trains");
+    let saved = step(&output, 2);
+    let moments = saved.join("optimizer.safetensors");
+    let mut bytes = std::fs::read(&moments).expect("it is there");
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&[0xff; 4]);
+    std::fs::write(&moments, bytes).expect("it can be written");
+    // A trainer that did not look saved it like this, so that no digest differs.
+    let about = saved.join("trainer.json");
+    let mut told: Value = serde_json::from_slice(&std::fs::read(&about).expect("it is there")).expect("it is JSON");
+    told["digests"] = json!({});
+    std::fs::write(&about, told.to_string()).expect("it can be written");
+    let ended = run(config(&service, output, 4)).await;
+    let Err(TrainError::Learner(LearnerError::NotFinite { path, .. })) = ended else { panic!("{ended:?}") };
+    assert_eq!(path, saved);
+    let status = service.client.policy("default").await.expect("it answers").expect("it exists");
+    assert_eq!(status.version_step, Some(2), "nothing of it is published");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_killed_trainers_left_half_written_is_removed() {
     let service = TestService::start(PAIRS).await;
     record(&service.client, 2, 2).await;
@@ -87,7 +110,7 @@ async fn a_reference_with_another_vocabulary_is_refused() {
     let service = TestService::start(PAIRS).await;
     let folder = tempfile::tempdir().expect("a folder");
     let json = std::fs::read_to_string(tiny_model().join("config.json")).expect("it is there");
-    let mut other: serde_json::Value = serde_json::from_str(&json).expect("it is JSON");
+    let mut other: Value = serde_json::from_str(&json).expect("it is JSON");
     other["vocab_size"] = 65.into();
     let source = folder.path().join("source");
     std::fs::create_dir(&source).expect("a folder can be made");

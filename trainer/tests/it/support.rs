@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -23,6 +24,10 @@ use forebay::{
 use forebay_client::{
     Client,
     wire::{Segment, Status, Trajectory},
+};
+use forebay_trainer::{
+    config::TrainConfig,
+    train::{TrainError, train},
 };
 use tokio::{net::TcpListener, process::Child, process::Command, sync::Notify, sync::oneshot};
 
@@ -54,13 +59,14 @@ impl TestService {
         let metrics = Arc::new(Metrics::new());
         let store = store::open(database, metrics.store()).await.expect("the store opens");
         let clock = Arc::new(AnchoredClock::new());
-        let buffer = Buffer::start(store, clock, Arc::clone(&metrics), config.buffer, config.policies)
-            .await
-            .expect("the store can be used");
+        let buffer =
+            Buffer::start(store.clone(), Arc::clone(&clock) as _, Arc::clone(&metrics), config.buffer, config.policies)
+                .await
+                .expect("the store can be used");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
         let (stop, stopped) = oneshot::channel();
-        let keyring = Keyring::start(buffer.clone(), false).await.expect("the keys can be read");
+        let keyring = Keyring::start(store, clock, false).await.expect("the keys can be read");
         let access = Access { keyring: Arc::new(keyring), hosts: Arc::new([]) };
         let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)
             .expect("a listener has an address");
@@ -137,6 +143,14 @@ pub(crate) fn trainer(arguments: &[&str]) -> Command {
 pub(crate) async fn train_to_the_end(arguments: &[&str]) {
     let output = trainer(arguments).output().await.expect("the binary starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Trains in this process. A trainer that goes on where it should have stopped is stopped, and its result is that it
+/// ended well.
+pub(crate) async fn run(config: TrainConfig) -> Result<(), TrainError> {
+    let began = Instant::now();
+    let stop = move || began.elapsed() > Duration::from_mins(1);
+    tokio::task::spawn_blocking(move || train(&config, false, &stop)).await.expect("the trainer does not panic")
 }
 
 /// Stands between a trainer and the service, and holds the call at which the trainer is to be killed.

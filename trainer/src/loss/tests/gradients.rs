@@ -5,7 +5,7 @@ use crate::microbatch::Microbatch;
 use crate::rows::Rows;
 use crate::rows::tests::{rows, sample};
 
-/// Every objective, with everything that can be added to it.
+/// Every objective, combined with every additional term.
 const CONFIGURATIONS: [&str; 9] = [
     r#"{"eps_high": 0.3, "clip_c": 1.7, "entropy_coef": 0.01, "kl_loss_coef": 0.1, "kl_loss_type": "k3"}"#,
     r#"{"objective": "gspo", "kl_loss_coef": 0.1, "kl_loss_type": "k2"}"#,
@@ -20,7 +20,8 @@ const CONFIGURATIONS: [&str; 9] = [
 
 const STEP: f64 = 1e-6;
 
-/// Three rows away from every kink of the losses: ratios near 1.05, 0.6, 1.6 and 2.2 on both signs of the advantage.
+/// Three rows that are far from every kink of the losses: ratios near 1.05, 0.6, 1.6 and 2.2, with advantages of both
+/// signs.
 fn batch() -> Batch {
     let row = |logs: &[f64], advantage: f64| -> Vec<(f64, f64, f64)> {
         logs.iter().map(|log| (-1.0 + log, -1.0, advantage)).collect()
@@ -34,7 +35,7 @@ fn batch() -> Batch {
     batch
 }
 
-/// With a correction, the old policy lies between the rollout's and the one in training.
+/// With a correction, the old policy lies between the rollout's policy and the trained one.
 fn old_policy(config: &ObjectiveConfig, batch: &mut Batch) {
     if config.correction.is_some() {
         batch.logp_old = Some((batch.logp.detach() - 1.0) * 0.5 - column([0.02, 0.01, 0.1, 0.05, 0.1, 0.2, 0.3]));
@@ -47,7 +48,8 @@ fn gradients_agree_with_finite_differences() {
         let config = config(json);
         let mut batch = batch();
         old_policy(&config, &mut batch);
-        // The difference would see the ratio of cispo move, which is detached: it has its own test by hand.
+        // The finite difference would include the change of cispo's ratio, which is detached. cispo has a test of its
+        // own with numbers computed by hand.
         if config.objective == Objective::Cispo {
             continue;
         }
@@ -78,7 +80,7 @@ fn nudge(column: &Tensor, token: i64, by: f64) -> Tensor {
     moved
 }
 
-/// A batch of four rows with everything on them, whose logits come from a table of hidden states.
+/// A batch of four rows with every column, whose hidden states come from a table.
 struct Run {
     config: ObjectiveConfig,
     rows: Rows,
@@ -97,7 +99,7 @@ impl Run {
     const VOCABULARY: i64 = 40;
     const HIDDEN: i64 = 6;
 
-    /// `garbage` stands at masked tokens: their ids, log-probabilities and teacher.
+    /// `garbage` is written to masked tokens: their ids, log-probabilities and teacher log-probabilities.
     fn new(json: &str, garbage: i32) -> Self {
         let samples = [(3, vec![1, 0, 1, 1, 0, 0]), (1, vec![1]), (5, vec![0, 1]), (2, vec![1, 1, 1, 1])];
         let samples = (0_i32..).zip(samples).map(|(place, (prompt, mask))| {
@@ -130,7 +132,7 @@ impl Run {
         for indices in plan {
             let microbatch = Microbatch::new(self.rows.trained(), indices, Device::Cpu);
             let flat = &microbatch.flat;
-            // Hidden states are looked up by row and position: another split moves none of them.
+            // Hidden states are looked up by row and position, so that they do not depend on the split.
             let states = indices.iter().flat_map(|&row| {
                 self.rows.trained()[row].positions().iter().map(move |position| 16 * row as i64 + position)
             });

@@ -1,4 +1,4 @@
-//! Sums: `7+5=` is to be answered with `12`, in one turn.
+//! Sums: the right answer to `7+5=` is `12`, in one turn.
 
 use std::collections::BTreeMap;
 

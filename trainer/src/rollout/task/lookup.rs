@@ -1,20 +1,20 @@
-//! A secret behind a tool: `3>` asks for entry 3 of a table of digits that the prompt does not show.
+//! A task with a tool: `3>` asks for entry 3 of a table of digits that the prompt does not show.
 //!
-//! The model calls the tool with `?3`, reads its answer `:8>`, and repeats the digit: `8`. An answer without the call
-//! earns nothing, even where it is right, because it can only be a guess.
+//! The model calls the tool with `?3`, reads the tool's answer `:8>`, and repeats the digit: `8`. An answer without the
+//! call gets no reward even if it is right, because it can only be a guess.
 
 use std::collections::BTreeMap;
 
 use super::{Outcome, Problem, Reply, Task, Turn, share_right};
 use crate::random::Random;
 
-/// Entries of the table.
+/// Number of entries of the table.
 const ENTRIES: usize = 10;
 
-/// Calls that the tool answers; one suffices, and a model that calls for ever must come to an end.
+/// Number of calls that the tool answers. One is enough, and the bound ends the rollout of a model that keeps calling.
 const CALLS_MAX: usize = 2;
 
-/// What a perfect call earns: its three tokens of the five that the model has to say.
+/// Reward of a perfect call: three of the five tokens that the model has to generate.
 const CALL_REWARD: f64 = 0.6;
 
 /// The task of asking a tool and repeating its answer.
@@ -89,7 +89,7 @@ fn called_key(turn: &Turn) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Asks for entry 3, which is 8; entry k is otherwise k.
+    /// Plays a problem that asks for entry 3, which is 8; entry k is otherwise k.
     fn reply(turns: &[&str]) -> Reply {
         let mut table = std::array::from_fn(|index| index as u32);
         table[3] = 8;
@@ -117,7 +117,7 @@ mod tests {
     fn a_guess_earns_nothing() {
         assert!(reward(&["8"]).abs() < 1e-12);
         assert_eq!(reply(&["?5"]), Reply::Tool(":5>".to_owned()));
-        // The right answer after the wrong call: the call's question mark is all that counts.
+        // The answer is right but the call was wrong: only the call's question mark earns reward.
         assert!((reward(&["?5", "8"]) - 0.2).abs() < 1e-12);
     }
 

@@ -1,7 +1,7 @@
-//! What rollouts are about: a [`Task`] poses problems, a [`Problem`] answers the model turn by turn.
+//! The content of rollouts: a [`Task`] makes problems, and a [`Problem`] answers the model turn by turn.
 //!
-//! Tasks speak text and know nothing of tokens, weights or the service. Both parts are pure functions: the same seed
-//! poses the same problems, and the same turns get the same reply.
+//! Tasks work on text and know nothing about tokens, weights or the service. Both traits are deterministic: the same
+//! seed makes the same problems, and the same turns get the same reply.
 
 use std::collections::BTreeMap;
 
@@ -13,68 +13,68 @@ pub use lookup::Lookup;
 
 /// A source of problems.
 pub trait Task: std::fmt::Debug + Send {
-    /// Its name on the command line, and the environment of its rollouts.
+    /// Name on the command line, and environment label of the task's rollouts.
     fn name(&self) -> &'static str;
 
-    /// The characters of its prompts, its tools and right answers.
+    /// The characters of prompts, tool answers and right answers.
     fn alphabet(&self) -> &'static str;
 
-    /// Tokens of the longest turn that makes sense, the one that ends it included.
+    /// Number of tokens of the longest useful turn, including the token that ends it.
     fn turn_tokens(&self) -> usize;
 
-    /// Poses problem `number` of the stream `seed`.
+    /// Makes problem `number` of the stream `seed`.
     fn pose(&self, seed: u64, number: u64) -> Box<dyn Problem>;
 }
 
 /// One problem, which every rollout of a group works on.
 pub trait Problem: std::fmt::Debug {
-    /// The text that the model goes on from.
+    /// The prompt: the text that the model continues.
     fn prompt(&self) -> String;
 
-    /// What follows the last of `turns`, all that the model said so far: a tool's answer, or the end.
+    /// Returns the reply to the last of `turns`, which are all turns of the model so far: a tool's answer, or the end.
     ///
-    /// After a turn that was cut off there is nothing but the end.
+    /// After a turn that was cut off, the reply is always the end.
     fn reply(&self, turns: &[Turn]) -> Reply;
 }
 
-/// What the model said in one go.
+/// One turn of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Its words, without the token that ended the turn.
+    /// The text of the turn, without the token that ended it.
     pub text: String,
-    /// Whether it ended the turn itself; otherwise it ran into the bound of its length.
+    /// Whether the model ended the turn itself. Otherwise the turn reached its maximum length.
     pub ended: bool,
 }
 
-/// What follows a turn.
+/// The reply to a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
-    /// A tool answers, and the model goes on after this text.
+    /// A tool answers, and the model continues after this text.
     Tool(String),
     /// The rollout is over.
     End(Outcome),
 }
 
-/// How a rollout went.
+/// The result of a rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// From 0 to 1.
+    /// Reward from 0 to 1.
     pub reward: f64,
     /// Named parts of the reward.
     pub components: BTreeMap<String, f64>,
 }
 
-/// The tasks by their names.
+/// The built-in tasks, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum TaskName {
     /// Sums of two numbers of one digit, answered at once.
     Arithmetic,
-    /// A secret digit that only a tool knows, asked for and then repeated.
+    /// A secret digit that only the tool knows; the model asks for it and repeats it.
     Lookup,
 }
 
 impl TaskName {
-    /// The task of this name.
+    /// Returns the task of this name.
     #[must_use]
     pub fn task(self) -> Box<dyn Task> {
         match self {
@@ -84,9 +84,9 @@ impl TaskName {
     }
 }
 
-/// The share of `expected`, and of the token that ends it, that `turn` has right before its first mistake.
+/// Returns the share of `expected`, including the token that ends it, that `turn` gets right before its first mistake.
 ///
-/// All or nothing would leave a model of random weights without a single success to learn from.
+/// With an all-or-nothing reward, a model of random weights would have no success to learn from.
 fn share_right(turn: &Turn, expected: &str) -> f64 {
     let right = turn.text.chars().zip(expected.chars()).take_while(|(said, wanted)| said == wanted).count();
     let wanted = expected.chars().count();
