@@ -248,6 +248,19 @@ impl Files {
     }
 }
 
+/// Releases the locks explicitly. A lock belongs to the open file, not to one descriptor of it, and a process that this
+/// one has just started has a copy of each descriptor until it runs its own program. Closing alone would keep the files
+/// locked until then.
+impl Drop for Files {
+    fn drop(&mut self) {
+        for file in self.database.get().into_iter().chain([&self.lock]) {
+            if let Err(error) = file.unlock() {
+                tracing::warn!(database = %self.names.database.display(), %error, "a lock was not released");
+            }
+        }
+    }
+}
+
 /// A file of a database that is being served was removed, replaced or overwritten.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} {why} while the database was served")]
@@ -288,4 +301,23 @@ fn take(file: &File, database: &Path) -> Result<(), OpenError> {
 
 fn place(path: &Path) -> io::Result<Place> {
     std::fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A child process has copies of all descriptors between its fork and the start of its own program.
+    #[test]
+    fn files_are_released_while_a_child_process_still_has_copies_of_their_descriptors() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("forebay.db");
+        let files = Files::claim(&path).expect("nobody has the files");
+        assert!(matches!(Files::hold(&path), Err(OpenError::Locked(_))), "the files are held");
+        let database = files.database.get().expect("the database was created");
+        let copies = [&files.lock, database].map(|file| file.try_clone().expect("a descriptor can be copied"));
+        drop(files);
+        Files::hold(&path).expect("the files were released");
+        drop(copies);
+    }
 }
