@@ -371,7 +371,7 @@ impl TrainConfig {
             DeviceConfig::Cpu => Ok(Device::Cpu),
             DeviceConfig::Auto => Ok(Device::cuda_if_available()),
             DeviceConfig::Cuda if tch::Cuda::is_available() => Ok(Device::Cuda(0)),
-            DeviceConfig::Cuda => Err(invalid("device", "is `cuda`, but libtorch finds no GPU here")),
+            DeviceConfig::Cuda => Err(invalid("device", "is `cuda`, but libtorch finds no GPU on this machine")),
         }
     }
 

@@ -165,7 +165,11 @@ impl Engines {
         if tokio::time::timeout(wait, futures::future::join_all(tried)).await.is_err() {
             for worker in well.iter().filter(|worker| worker.progress.borrow().tried < Some(version)) {
                 let engine = &worker.engine.url;
-                tracing::warn!(engine, policy.version = version, "an engine takes long and will catch up");
+                tracing::warn!(
+                    engine,
+                    policy.version = version,
+                    "an engine has not loaded the version in time; it will catch up"
+                );
             }
         }
     }
@@ -184,7 +188,11 @@ impl Engines {
         for worker in &self.workers {
             let loaded = worker.progress.borrow().loaded;
             if loaded < worker.newest() {
-                tracing::error!(engine = worker.engine.url, policy.version = loaded, "an engine is left behind");
+                tracing::error!(
+                    engine = worker.engine.url,
+                    policy.version = loaded,
+                    "an engine does not have the newest version"
+                );
             }
         }
     }
@@ -200,7 +208,7 @@ impl Engines {
                 tracing::error!(
                     engine,
                     error = crate::chain(&error),
-                    "an engine may be left paused: continue it by hand"
+                    "an engine may still be paused: continue it by hand"
                 );
             }
         });
@@ -267,7 +275,12 @@ impl Engine {
         let mut continued = self.attempt(CONTINUE, Some(&json!({})), self.short()).await;
         if let Some(error) = loaded.as_ref().err().or(continued.as_ref().err()) {
             let (engine, error) = (&self.url, crate::chain(error));
-            tracing::error!(engine, policy.version = next.version, error, "an engine is not updated; agents go on");
+            tracing::error!(
+                engine,
+                policy.version = next.version,
+                error,
+                "an engine did not load the version and keeps its old weights"
+            );
         }
         progress.send_modify(|progress| {
             progress.tried = Some(next.version);
@@ -309,7 +322,7 @@ impl Engine {
             match self.attempt(call, body.as_ref(), timeout).await {
                 // Loading is not repeated here, because the engine would stay paused for longer.
                 Err(error @ EngineError::Refused { .. }) if attempt < ATTEMPTS && call != UPDATE => {
-                    tracing::debug!(%error, attempt, "an engine is asked again");
+                    tracing::debug!(%error, attempt, "a call to an engine failed; repeating it");
                     tokio::time::sleep(pause).await;
                     pause *= 2;
                 }

@@ -1,6 +1,7 @@
-//! What a step tells: one line of JSON, the same as Prometheus metrics, and a progress bar for people.
+//! The report of a step: one line of JSON, Prometheus metrics, files for `TensorBoard` and Weights & Biases, and a
+//! progress bar for people.
 //!
-//! Separate from the loop, which hands over one [`StepReport`] a step and knows nothing of where it goes.
+//! This is separate from the loop, which passes one [`StepReport`] per step and does not know where it is written.
 
 mod protobuf;
 mod tensorboard;
@@ -26,10 +27,10 @@ pub use self::wandb::RunDescription;
 use self::{tensorboard::EventFile, wandb::RunFile};
 use crate::loss::StepStatistics;
 
-/// The bar that is on the screen, if any: lines of the log are printed above it.
+/// The progress bar on the screen, if there is one. Lines of the log are printed above it.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Standard error, where the log goes without tearing the progress bar apart.
+/// Standard error, as the log writes to it: the progress bar is hidden while a line is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogWriter;
 
@@ -47,55 +48,55 @@ impl io::Write for LogWriter {
     }
 }
 
-/// One optimizer step. Means over tokens are over trained tokens (mask 1).
+/// The report of one optimizer step. Means over tokens are over trained tokens (mask 1).
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StepReport {
     /// Optimizer step, from 1.
     pub step: i64,
-    /// Weight version that agents had when the step began.
+    /// Newest weight version that was published when the step began.
     pub version: i64,
-    /// Batch that it consumed; several are separated by commas.
+    /// Batch that the step consumed; several ids are separated by commas.
     pub batch_id: String,
     /// Seconds since the trainer started.
     pub seconds: f64,
-    /// Mean reward over all rollouts that were received since the batch before, trained or not.
+    /// Mean reward over all rollouts that were received since the previous batch, trained or not.
     pub reward_all: Option<f64>,
     /// Mean reward over the rollouts of the batch that train a token.
     pub reward_trained: Option<f64>,
-    /// What the loss saw.
+    /// Statistics of the loss.
     #[serde(flatten)]
     pub statistics: StepStatistics,
     /// Loss of the critic.
     pub value_loss: Option<f64>,
     /// Global norm of the gradients before they were clipped, of policy and critic together.
     pub gradient_norm: f64,
-    /// That of the policy.
+    /// Global norm of the gradients of the policy before they were clipped.
     pub policy_gradient_norm: f64,
-    /// That of the critic, if there is one.
+    /// Global norm of the gradients of the critic before they were clipped, if there is a critic.
     pub critic_gradient_norm: Option<f64>,
-    /// Learning rate of the step.
+    /// Learning rate of the policy in this step.
     pub learning_rate: f64,
-    /// Versions between the weights now and those that generated the oldest trained token, mean over rollouts.
+    /// Mean staleness of the trained rollouts: current version minus the version of the oldest trained token.
     pub staleness_mean: f64,
-    /// The same, largest.
+    /// Largest staleness of a trained rollout.
     pub staleness_max: i64,
-    /// Rollouts.
+    /// Number of rollouts, trained or not.
     pub rollouts: usize,
-    /// Trained rows without behaviour log-probabilities, whose ratio is 1.
+    /// Number of trained rows without behaviour log-probabilities. Their ratio is 1.
     pub rows_without_logprobs: usize,
-    /// Trained rows that were sampled with `top_p` or `top_k` below full.
+    /// Number of trained rows that were sampled with a `top_p` or `top_k` that excluded tokens.
     pub rows_top_sampled: usize,
-    /// Prompt and response tokens.
+    /// Number of prompt and response tokens.
     pub tokens: usize,
-    /// Tokens per second of work: time without data does not count.
+    /// Tokens per second, without the time spent waiting for data.
     pub tokens_per_s: f64,
-    /// Seconds without data before the step.
+    /// Seconds spent waiting for data before the step.
     pub waited_s: f64,
-    /// Share of the time since the step before that was spent waiting for data.
+    /// Share of the time since the previous step that was spent waiting for data.
     pub waiting_share: f64,
 }
 
-/// Where reports go.
+/// Writes reports to all configured outputs.
 pub struct Reporter {
     lines: Option<File>,
     events: Option<EventFile>,
@@ -105,7 +106,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Shows a bar up to `steps` where standard error is a terminal.
+    /// Shows a progress bar of `steps` steps if standard error is a terminal. The other outputs are added later.
     #[must_use]
     pub fn new(steps: i64) -> Self {
         let bar = ProgressBar::new(steps.max(0) as u64);
@@ -118,7 +119,8 @@ impl Reporter {
         Self { lines: None, events: None, run: None, metrics: Arc::new(TrainerMetrics::new()), bar }
     }
 
-    /// From now on appends lines to `path`, of steps above `done`: those that are there already are removed.
+    /// From now on appends one line per step to the file at `path`. Existing lines of steps above `done` are removed,
+    /// because these steps are computed again.
     pub fn write_lines(&mut self, path: &Path, done: i64) -> io::Result<()> {
         forget_steps_above(path, done)?;
         self.lines = Some(OpenOptions::new().create(true).append(true).open(path)?);
@@ -126,13 +128,13 @@ impl Reporter {
         Ok(())
     }
 
-    /// From now on writes a new event file for `TensorBoard` in `folder`, of steps above `done`.
+    /// From now on writes a new event file for `TensorBoard` in `folder`. It covers the steps above `done`.
     pub fn write_events(&mut self, folder: &Path, done: i64) -> io::Result<()> {
         self.events = Some(EventFile::create(folder, done)?);
         Ok(())
     }
 
-    /// From now on writes a run for Weights & Biases in `folder`, with the steps that are in `lines` already.
+    /// From now on writes a run for Weights & Biases in `folder`. The run begins with the steps in the file `lines`.
     pub fn write_run(&mut self, folder: &Path, description: &RunDescription, lines: &Path) -> io::Result<()> {
         let text = std::fs::read_to_string(lines)?;
         let done: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
@@ -140,20 +142,20 @@ impl Reporter {
         Ok(())
     }
 
-    /// Serves `/metrics` at `address` for as long as the runtime lives; the address that was bound.
+    /// Serves `/metrics` at `address` until the runtime ends. Returns the address that was bound.
     pub fn serve(&self, runtime: &Handle, address: SocketAddr) -> io::Result<SocketAddr> {
         let listener = runtime.block_on(tokio::net::TcpListener::bind(address))?;
         let bound = listener.local_addr()?;
         let router = Router::new().route("/metrics", get(metrics)).with_state(Arc::clone(&self.metrics));
         runtime.spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "the metrics are no longer served");
+                tracing::error!(%error, "metrics are no longer served");
             }
         });
         Ok(bound)
     }
 
-    /// Reports a step.
+    /// Writes the report of a step to every output.
     pub fn step(&mut self, report: &StepReport) -> io::Result<()> {
         self.metrics.step(report);
         if let Some(lines) = &mut self.lines {
@@ -180,7 +182,7 @@ impl Reporter {
             100.0 * report.waiting_share,
         ));
         if !self.bar.is_hidden() {
-            // Lines would tear the bar apart, and say the same.
+            // The progress bar shows the same numbers.
             return Ok(());
         }
         tracing::info!(
@@ -199,41 +201,41 @@ impl Reporter {
         Ok(())
     }
 
-    /// Counts a batch whose lease was lost while it was computed.
+    /// Counts a batch whose lease was lost before its ack.
     pub fn lost(&self) {
         self.metrics.lost.inc();
     }
 
-    /// Counts a batch that was given back, whole or for some of its groups.
+    /// Counts a batch that was given back, because of all or some of its groups.
     pub fn given_back(&self) {
         self.metrics.given_back.inc();
     }
 
-    /// Counts a saved checkpoint.
+    /// Sets the step of the last saved checkpoint.
     pub fn saved(&self, step: i64) {
         self.metrics.saved_step.set(step);
     }
 
-    /// Training has ended well.
+    /// Marks the run as successful. Called when training has ended without an error.
     pub fn end(&mut self) -> io::Result<()> {
         self.run.as_mut().map_or(Ok(()), RunFile::end)
     }
 
-    /// Leaves the bar as it is.
+    /// Stops drawing the progress bar and leaves its last state on the screen.
     pub fn finish(&self) {
         self.bar.abandon();
         *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// The numbers of a report beside its step, by name.
+/// The numbers of a report by name, without the step.
 fn numbers(report: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let all = report.as_object().into_iter().flatten();
     all.filter(|(name, value)| *name != "step" && value.is_number()).map(|(name, value)| (name.as_str(), value))
 }
 
-/// Removes the reports of steps above `done`, which a trainer that was killed has made and this one makes again, and a
-/// line that was not finished.
+/// Removes an incomplete last line and the lines of steps above `done`. A trainer that was killed wrote these lines, and
+/// the resumed trainer computes these steps again.
 fn forget_steps_above(path: &Path, done: i64) -> io::Result<()> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -259,10 +261,11 @@ async fn metrics(State(metrics): State<Arc<TrainerMetrics>>) -> ([(header::Heade
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }
 
-/// What a gauge shows of a step.
+/// Reads the value of a gauge from a report.
 type Read = fn(&StepReport) -> Option<f64>;
 
-/// The last step as gauges, and sums as counters. No labels: one trainer has one policy.
+/// The Prometheus metrics: values of the last step as gauges, sums as counters. They have no labels, because a trainer
+/// has only one policy.
 struct TrainerMetrics {
     registry: Registry,
     step: IntGauge,
@@ -298,8 +301,9 @@ impl TrainerMetrics {
             registry.register(Box::new(counter.clone())).expect("the name is new");
             counter
         };
-        let waited = prometheus::Counter::new("forebay_trainer_waiting_seconds_total", "Seconds without data.")
-            .expect("the name is valid");
+        let waited =
+            prometheus::Counter::new("forebay_trainer_waiting_seconds_total", "Seconds spent waiting for data.")
+                .expect("the name is valid");
         registry.register(Box::new(waited.clone())).expect("the name is new");
         let gauges = vec![
             gauge("loss", "Loss of the last step.", |r| Some(r.statistics.loss)),
@@ -322,26 +326,33 @@ impl TrainerMetrics {
             gauge("staleness_mean", "Mean staleness of the rollouts of the last batch, in versions.", |r| {
                 Some(r.staleness_mean)
             }),
-            gauge("tokens_per_second", "Tokens per second of work in the last step.", |r| Some(r.tokens_per_s)),
-            gauge("waiting_share", "Share of the last step's time without data.", |r| Some(r.waiting_share)),
+            gauge("tokens_per_second", "Tokens per second in the last step, without waiting.", |r| {
+                Some(r.tokens_per_s)
+            }),
+            gauge("waiting_share", "Share of the last step's time that was spent waiting for data.", |r| {
+                Some(r.waiting_share)
+            }),
         ];
         Self {
             step: int("step", "Last optimizer step."),
-            version: int("version", "Weight version that agents have."),
-            saved_step: int("saved_step", "Last step that is saved."),
+            version: int("version", "Newest weight version that is published."),
+            saved_step: int("saved_step", "Step of the last saved checkpoint."),
             staleness_max: int("staleness_max", "Largest staleness in the last batch, in versions."),
             tokens: counter("tokens_total", "Prompt and response tokens of all steps."),
             trained_tokens: counter("trained_tokens_total", "Tokens with mask 1 of all steps."),
             rollouts: counter("rollouts_total", "Rollouts of all steps."),
-            lost: counter("lost_batches_total", "Batches whose lease was lost while they were computed."),
-            given_back: counter("given_back_batches_total", "Batches given back, whole or for some of their groups."),
+            lost: counter("lost_batches_total", "Batches whose lease was lost before their ack."),
+            given_back: counter(
+                "given_back_batches_total",
+                "Batches given back, because of all or some of their groups.",
+            ),
             rows_without_logprobs: counter(
                 "rows_without_logprobs_total",
                 "Trained rows without behaviour log-probabilities, whose ratio is 1.",
             ),
             rows_top_sampled: counter(
                 "rows_top_sampled_total",
-                "Trained rows that were sampled with top_p or top_k below full.",
+                "Trained rows that were sampled with a top_p or top_k that excluded tokens.",
             ),
             waited,
             gauges,
@@ -354,7 +365,7 @@ impl TrainerMetrics {
         self.version.set(report.version);
         self.staleness_max.set(report.staleness_max);
         for (gauge, read) in &self.gauges {
-            // What a step has no number for keeps the last one.
+            // A gauge keeps its value if the step has none.
             if let Some(value) = read(report) {
                 gauge.set(value);
             }

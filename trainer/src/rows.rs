@@ -449,22 +449,26 @@ impl<'a> Check<'a> {
     fn shape(&mut self, vocabulary: usize) -> Option<(&'a [i32], &'a [u8])> {
         let tokens = self.sample.tokens.as_deref()?;
         let Some(mask) = self.sample.loss_mask.as_deref() else {
-            self.refuse("loss_mask", "is missing though the row has tokens");
+            self.refuse("loss_mask", "is missing although the row has tokens");
             return None;
         };
         if usize::try_from(self.sample.response_length) != Ok(mask.len()) {
-            let reason = format!("has {} entries, response_length is {}", mask.len(), self.sample.response_length);
+            let reason = format!("has {} entries, but response_length is {}", mask.len(), self.sample.response_length);
             self.refuse("loss_mask", reason);
         }
         if mask.is_empty() || mask.len() >= tokens.len() {
-            let reason = format!("must hold a prompt and a response, has {} of which {}", tokens.len(), mask.len());
+            let reason = format!(
+                "has {} entries, of which {} are the response: both need at least one",
+                tokens.len(),
+                mask.len()
+            );
             self.refuse("tokens", reason);
         }
         if mask.iter().any(|&entry| entry > 1) {
-            self.refuse("loss_mask", "holds something else than 0 and 1");
+            self.refuse("loss_mask", "contains a value other than 0 and 1");
         }
         if let Some(id) = tokens.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= vocabulary)) {
-            self.refuse("tokens", format!("holds id {id}, the vocabulary has {vocabulary}"));
+            self.refuse("tokens", format!("contains id {id}, but the vocabulary has {vocabulary}"));
         }
         Some((tokens, mask))
     }
@@ -472,13 +476,13 @@ impl<'a> Check<'a> {
     fn scalars(&mut self) {
         let Sample { temperature, advantage, loss_weight, reward, .. } = *self.sample;
         if !(temperature.is_finite() && temperature > 0.0) {
-            self.refuse("temperature", format!("is {temperature}, not finite and above 0"));
+            self.refuse("temperature", format!("is {temperature}, but must be finite and above 0"));
         }
         if !advantage.is_finite() {
-            self.refuse("advantage", format!("is {advantage}, not finite"));
+            self.refuse("advantage", format!("is {advantage}, but must be finite"));
         }
         if !(loss_weight.is_finite() && loss_weight >= 0.0) {
-            self.refuse("loss_weight", format!("is {loss_weight}, not finite and at least 0"));
+            self.refuse("loss_weight", format!("is {loss_weight}, but must be finite and at least 0"));
         }
         if reward.is_some_and(|reward| !reward.is_finite()) {
             self.refuse("reward", "is not finite");
@@ -488,7 +492,7 @@ impl<'a> Check<'a> {
     /// Checks what the objective and the model need of a row with a trained token.
     fn trainable(&mut self, length: usize, expected: &Expected) {
         if length > expected.tokens_max {
-            self.refuse("tokens", format!("has {length} entries, at most {} can be trained", expected.tokens_max));
+            self.refuse("tokens", format!("has {length} entries, but at most {} can be trained", expected.tokens_max));
         }
         let Needs { logprobs, teacher_logprobs, reward } = expected.needs;
         let columns = [
@@ -515,7 +519,7 @@ impl<'a> Check<'a> {
         let outside = kept.iter().find(|entry| entry.is_finite() && !LOGPROBS.contains(*entry));
         if let Some(entry) = outside {
             let (low, high) = (LOGPROBS.start(), LOGPROBS.end());
-            self.refuse(field, format!("holds {entry} at a trained token, which is not between {low} and {high}"));
+            self.refuse(field, format!("is {entry} at a trained token, but must be between {low} and {high}"));
         }
         Some(kept)
     }
@@ -530,7 +534,7 @@ impl<'a> Check<'a> {
     ) -> Option<Vec<f32>> {
         let column = column?;
         if column.len() != length {
-            self.refuse(field, format!("has {} entries, the response {length}", column.len()));
+            self.refuse(field, format!("has {} entries, but the response has {length}", column.len()));
             return None;
         }
         let kept: Vec<f32> = trained.iter().map(|&t| column[t]).collect();

@@ -131,7 +131,7 @@ pub enum ServiceError {
     /// The buffer has settled steps that are missing in this trainer's last checkpoint.
     #[error(
         "the last checkpoint here is of {step}, but the service has settled later steps of policy `{policy}`: \
-         restore a later checkpoint, or start again with --force to go on with what can still be delivered"
+         restore a later checkpoint, or start again with --force to continue with the batches that can still be delivered"
     )]
     LineageGap {
         /// Step of the last checkpoint, or `nothing`.
@@ -140,7 +140,7 @@ pub enum ServiceError {
         policy: String,
     },
     /// The service did not answer for longer than the configured patience, or something else answered in its place.
-    #[error("gave up on `{call}` at {url} after {seconds} s without an answer of the service")]
+    #[error("gave up on `{call}` at {url} after {seconds} s without an answer from the service")]
     GaveUp {
         /// The call.
         call: &'static str,
@@ -300,7 +300,7 @@ impl Service {
                 call = name,
                 url = self.url,
                 error = crate::chain(&error),
-                "no answer of the service; trying again"
+                "the service did not answer; trying again"
             );
             let asked = error.problem().and_then(|problem| problem.retry_after_s).map_or(pause, Duration::from_secs);
             tokio::time::sleep(asked.clamp(pause, PAUSE_MAX)).await;

@@ -254,7 +254,7 @@ fn open(step: i64, folder: PathBuf) -> Result<Checkpoint, StateError> {
     let path = folder.join(ABOUT);
     let text = fs::read(&path).map_err(|error| damaged(&path, format!("cannot be read ({error})")))?;
     let about: About =
-        serde_json::from_slice(&text).map_err(|error| damaged(&path, format!("is not what was written ({error})")))?;
+        serde_json::from_slice(&text).map_err(|error| damaged(&path, format!("cannot be parsed ({error})")))?;
     if about.format != FORMAT {
         return Err(StateError::Format { path, found: about.format });
     }
@@ -262,7 +262,7 @@ fn open(step: i64, folder: PathBuf) -> Result<Checkpoint, StateError> {
         let path = folder.join(name);
         let found = digest_of(&path).map_err(|error| damaged(&path, format!("cannot be read ({error})")))?;
         if found != *digest {
-            return Err(damaged(&path, "is not what was written: its digest differs".to_owned()));
+            return Err(damaged(&path, "has changed since it was written: its digest differs".to_owned()));
         }
     }
     Ok(Checkpoint { step, optimizer_steps: about.optimizer_steps, folder })
@@ -316,7 +316,7 @@ pub(crate) fn remove_hidden(folder: &Path, prefix: &str) -> io::Result<()> {
     for entry in entries {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(prefix) {
-            tracing::info!(folder = %entry.path().display(), "removing what a killed trainer has left");
+            tracing::info!(folder = %entry.path().display(), "removing a partial folder that a killed trainer left");
             fs::remove_dir_all(entry.path())?;
         }
     }

@@ -70,7 +70,9 @@ pub enum TrainError {
     #[error(transparent)]
     Service(#[from] ServiceError),
     /// The trainer was stopped while the service did not answer.
-    #[error("told to stop while the service did not answer; what was acked and is not saved comes back")]
+    #[error(
+        "stopped while the service did not answer; batches that were acked but not saved are delivered again after the next start"
+    )]
     Stopped,
     /// Many batches in a row cannot be trained on, so the cause is probably elsewhere.
     #[error(
@@ -134,7 +136,7 @@ pub fn train(config: &TrainConfig, force: bool, stop: &dyn Fn() -> bool) -> Resu
             Err(error) if life.is_forgotten(epoch, &error) => {
                 tracing::warn!(
                     error = crate::chain(&error),
-                    "the service has forgotten what was done: going on from the last checkpoint"
+                    "the service has lost steps of this trainer: continuing from the last checkpoint"
                 );
                 // The steps that are saved here are later than those that the service knows.
                 force = true;
@@ -395,7 +397,7 @@ impl Trainer<'_> {
 
     fn lost(&self, held: &Held) {
         let batch_id = &held.delivery.batch.batch_id;
-        tracing::warn!(batch.id = batch_id, "the lease was lost: the batch takes no part in this step");
+        tracing::warn!(batch.id = batch_id, "the lease was lost: the batch is left out of this step");
         self.reporter.lost();
     }
 

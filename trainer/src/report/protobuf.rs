@@ -1,25 +1,28 @@
-//! Protocol buffers as bytes, for the few messages that event files need: a generator would need their whole schemas.
+//! Encodes protocol buffers, field by field.
+//!
+//! There is no code generator, because it would need the complete schemas of `TensorBoard` and Weights & Biases for the
+//! few messages that are written here.
 
-/// An integer field.
+/// Appends an integer field.
 pub(super) fn int_field(message: &mut Vec<u8>, field: u64, value: u64) {
     key(message, field, 0);
     varint(message, value);
 }
 
-/// A field of text, bytes or another message.
+/// Appends a field that contains text, bytes or another message.
 pub(super) fn bytes_field(message: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     key(message, field, 2);
     varint(message, bytes.len() as u64);
     message.extend(bytes);
 }
 
-/// A field of eight bytes.
+/// Appends a field of eight bytes.
 pub(super) fn double_field(message: &mut Vec<u8>, field: u64, value: f64) {
     key(message, field, 1);
     message.extend(value.to_le_bytes());
 }
 
-/// A field of four bytes.
+/// Appends a field of four bytes.
 pub(super) fn float_field(message: &mut Vec<u8>, field: u64, value: f32) {
     key(message, field, 5);
     message.extend(value.to_le_bytes());

@@ -1,9 +1,10 @@
-//! Event files that `TensorBoard` reads: records of protocol buffers, written by hand because a step needs five fields.
+//! Event files for `TensorBoard`.
 //!
-//! A record is its length (u64), the masked CRC-32C of that, the bytes of an `Event`, and their masked CRC-32C, all
-//! little-endian (TensorFlow's `tfrecord`). An `Event` here has `wall_time` (1), `step` (2), `file_version` (3), `summary`
-//! (5) with a `tag` (1) and a `simple_value` (2) per number, and `session_log` (7), which makes `TensorBoard` forget the
-//! steps that a killed trainer has made and this one makes again.
+//! A file is a sequence of records in TensorFlow's `tfrecord` format. A record consists of the length of its data (u64),
+//! the masked CRC-32C of the length, the data, and the masked CRC-32C of the data; all numbers are little-endian. The data
+//! are a protocol buffer `Event`. These fields of it are used: `wall_time` (1), `step` (2), `file_version` (3), `summary`
+//! (5) with a `tag` (1) and a `simple_value` (2) per number, and `session_log` (7). The session log makes `TensorBoard`
+//! discard the steps that a killed trainer wrote and the resumed trainer computes again.
 
 use std::{
     fs::{self, File},
@@ -18,7 +19,8 @@ use super::protobuf::{bytes_field, double_field, float_field, int_field};
 
 const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
-/// Added to a rotated CRC, so that the CRC of bytes that hold a CRC is a sound one (TensorFlow's `crc32c::Mask`).
+/// Added to a rotated CRC (TensorFlow's `crc32c::Mask`), because a CRC over data that contain their own CRC detects
+/// fewer errors.
 const MASK_DELTA: u32 = 0xa282_ead8;
 
 /// `SessionLog.START`.
@@ -31,7 +33,7 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// A new file in `folder`, of steps above `done`.
+    /// Creates a new file in `folder`. It covers the steps above `done`.
     pub(super) fn create(folder: &Path, done: i64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let now = now();
@@ -88,7 +90,7 @@ fn masked_crc(bytes: &[u8]) -> [u8; 4] {
 mod tests {
     use super::*;
 
-    /// The payloads of a file's records, whose checks must be right.
+    /// Returns the data of a file's records, and checks their checksums.
     fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         while !bytes.is_empty() {
@@ -119,7 +121,7 @@ mod tests {
         let [version, start, step] = &records(&fs::read(path).expect("it is there"))[..] else {
             panic!("three records")
         };
-        // Nine bytes of wall time before the rest.
+        // The first nine bytes are the wall time.
         assert_eq!(version[9..], *b"\x10\x00\x1a\x0dbrain.Event:2");
         assert_eq!(start[9..], *b"\x10\x07\x3a\x02\x08\x01");
         let expected = [&b"\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04loss\x15"[..], &(-0.5_f32).to_le_bytes()].concat();

@@ -1,11 +1,13 @@
 //! A run in the offline format of Weights & Biases, which `wandb sync` uploads.
 //!
-//! A file is a log as `LevelDB` has them: a header, then blocks of 32 KiB with records. A record is the CRC-32 (IEEE) of its
-//! type and data, the data's length (u16), the type (u8: 1 whole, 2 first, 3 middle, 4 last part) and the data, all
-//! little-endian.
-//! Data is a protocol buffer `Record` (`wandb_internal.proto`): here a run, its history and summary by step, and its end.
-//! Separate from event files because a run has one file, however often the trainer is started: the steps that are
-//! done are written again from `metrics.jsonl`, without those that a killed trainer has made and this one makes again.
+//! A file is a log in the format of `LevelDB`: a header, and then blocks of 32 KiB with records. A record consists of the
+//! CRC-32 (IEEE) of its type and data, the length of the data (u16), the type (u8: 1 whole, 2 first, 3 middle, 4 last
+//! part) and the data; all numbers are little-endian. The data are a protocol buffer `Record` (`wandb_internal.proto`):
+//! here a run, its history and summary by step, and its end.
+//!
+//! This is separate from event files, because a run has one file even if the trainer is started several times. Each start
+//! writes the file again, beginning with the steps in `metrics.jsonl`. They do not include the steps that a killed
+//! trainer computed and the resumed trainer computes again.
 
 use std::{
     fs::{self, File},
@@ -33,17 +35,17 @@ const RECORD_HEADER_BYTES: usize = 7;
 /// Beginning of the name of a run's folder.
 const FOLDER: &str = "offline-run-";
 
-/// Characters of a run's id; the same as Weights & Biases gives.
+/// Number of characters of a run's id, as in ids that Weights & Biases generates.
 const ID_CHARS: usize = 8;
 
-/// What is known of a run before its first step.
+/// Properties of a run that are known before its first step.
 #[derive(Clone, Debug)]
 pub struct RunDescription {
     /// Project to which the run belongs.
     pub project: String,
-    /// Name that people read.
+    /// Name that is displayed.
     pub name: String,
-    /// What was configured: an object.
+    /// The configuration: a JSON object.
     pub config: Value,
 }
 
@@ -51,14 +53,14 @@ pub struct RunDescription {
 #[derive(Debug)]
 pub(super) struct RunFile {
     file: File,
-    /// Bytes written.
+    /// Number of bytes written.
     length: usize,
-    /// Records written.
+    /// Number of records written.
     records: u64,
 }
 
 impl RunFile {
-    /// The file of the run below `folder`, which is made where there is none, with the steps that are done.
+    /// Opens the run below `folder`, or creates one if there is none, and writes its file with the steps `done`.
     pub(super) fn create(folder: &Path, description: &RunDescription, done: &[Value]) -> io::Result<Self> {
         let now = Timestamp::now();
         let folder = match find(folder)? {
@@ -70,7 +72,7 @@ impl RunFile {
         let name = folder.to_string_lossy();
         let id = name.rsplit('-').next().unwrap_or_default();
         let path = folder.join(format!("run-{id}.wandb"));
-        // The run is not uploaded as it is from now on.
+        // `wandb sync` skips a run that this file marks as uploaded, and the run is about to change.
         match fs::remove_file(path.with_extension("wandb.synced")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -101,7 +103,7 @@ impl RunFile {
         self.append(3, &summary)
     }
 
-    /// The run ended well. A run without this record is taken for one that failed.
+    /// Marks the run as successful. Weights & Biases shows a run without this record as failed.
     pub(super) fn end(&mut self) -> io::Result<()> {
         let mut exit = Vec::new();
         int_field(&mut exit, 1, 0);
@@ -120,7 +122,7 @@ impl RunFile {
     }
 }
 
-/// The run's folder, if there is one: the newest, whose name begins with its date.
+/// Returns the folder of the newest run, if there is one. Names of folders contain the date.
 fn find(folder: &Path) -> io::Result<Option<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -157,7 +159,7 @@ fn run_record(id: &str, description: &RunDescription, now: Timestamp) -> Vec<u8>
     run
 }
 
-/// A key and its value as JSON: an item of a history, a summary or a configuration.
+/// Encodes an item of a history, a summary or a configuration: a key, and its value as JSON.
 fn item(key: &str, json: &str) -> Vec<u8> {
     let mut item = Vec::new();
     bytes_field(&mut item, 1, key.as_bytes());
@@ -165,7 +167,8 @@ fn item(key: &str, json: &str) -> Vec<u8> {
     item
 }
 
-/// The bytes of a record that begins at `offset`: padding where no header fits, and as many parts as there are blocks.
+/// Encodes a record that begins at `offset` of the file. The record has one part in each block that it touches. If a
+/// block has no space for a header, its end is filled with zeros.
 fn frame(offset: usize, mut data: &[u8]) -> Vec<u8> {
     let mut framed = Vec::new();
     let mut is_first = true;

@@ -1,7 +1,7 @@
 //! Plays problems with a model: many rollouts at once, turn by turn, until each has its reward.
 //!
-//! The trajectories hold exactly the tokens that the model saw and drew: nothing is decoded and encoded again on the
-//! way. Apart from the worker, so that it needs no service.
+//! Trajectories contain exactly the tokens that the model read and drew. Tokens are never decoded and encoded again,
+//! which could change them. This is separate from the worker, so that it can be tested without a service.
 
 use std::collections::BTreeMap;
 
@@ -26,26 +26,26 @@ pub struct Agent<'model> {
     pub version: i64,
     /// Its tokenizer.
     pub tokenizer: &'model Tokenizer,
-    /// Divisor of the logits. Single, as it is on the wire: the trainer divides by the same number.
+    /// Divisor of the logits. It is a 32-bit float as on the wire, so that the trainer divides by the same number.
     pub temperature: f32,
-    /// Tokens that it may draw in a turn, the one that ends it included.
+    /// Maximum number of tokens of a turn, including the token that ends it.
     pub turn_tokens_max: usize,
 }
 
-/// One rollout, played to its end.
+/// One finished rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Played {
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
     /// Prompt and response.
     pub tokens: Vec<i64>,
-    /// Per token of the response: 1 where the model drew it, 0 where a tool said it.
+    /// For each token of the response: 1 if the model drew it, 0 if it is part of a tool's answer.
     pub loss_mask: Vec<u8>,
-    /// Per token of the response: its log-probability at the temperature, 0 where a tool said it.
+    /// For each token of the response: its log-probability at the temperature, 0 if it is part of a tool's answer.
     pub logprobs: Vec<f32>,
     /// Whether the model ended its last turn itself.
     pub ended: bool,
-    /// What the task made of it.
+    /// The reward and its components.
     pub outcome: Outcome,
 }
 
@@ -96,7 +96,7 @@ impl Agent<'_> {
         }
     }
 
-    /// A rollout as the service takes it: one segment, all of it drawn from this agent's version.
+    /// Converts a rollout to a trajectory with one segment, whose tokens are all from this agent's version.
     #[must_use]
     pub fn trajectory(&self, played: &Played) -> Trajectory {
         let response_tokens = played.loss_mask.len();
@@ -124,7 +124,7 @@ impl<'problem> Running<'problem> {
         Self { problem, prompt_tokens, turns: Vec::new(), loss_mask: Vec::new(), logprobs: Vec::new(), outcome: None }
     }
 
-    /// Notes what the model drew; returns what a tool answers, unless the rollout is over.
+    /// Adds a turn of the model. Returns the tool's answer, or `None` if the rollout has ended.
     fn take_turn(&mut self, completion: &Completion, tokenizer: &Tokenizer) -> Option<String> {
         self.loss_mask.extend(std::iter::repeat_n(1, completion.tokens.len()));
         self.logprobs.extend_from_slice(&completion.logprobs);
@@ -141,7 +141,7 @@ impl<'problem> Running<'problem> {
         }
     }
 
-    /// Notes that a tool said `tokens` tokens.
+    /// Adds a tool's answer of `tokens` tokens, which are masked.
     fn hear(&mut self, tokens: usize) {
         self.loss_mask.extend(std::iter::repeat_n(0, tokens));
         self.logprobs.extend(std::iter::repeat_n(0.0, tokens));

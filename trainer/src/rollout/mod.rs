@@ -1,8 +1,8 @@
 //! `rollout`: a small agent that generates trajectories for a policy, and `init`, which makes a model for it.
 //!
-//! Read it in this order: a [`task`] poses problems and judges what the model says, a [`Tokenizer`] stands between
-//! its text and the model's tokens, an [`Agent`] plays, and a [`Worker`] does so for ever against a Forebay service,
-//! with the weights that a trainer publishes. [`init`](init()) makes the checkpoint that all of it starts from.
+//! Read it in this order: a [`task`] makes problems and computes rewards, a [`Tokenizer`] converts text to tokens and
+//! back, an [`Agent`] plays problems with a model, and a [`Worker`] repeats this with the weights that a trainer
+//! publishes, and posts the trajectories to a Forebay service. [`init`](init()) makes the first checkpoint.
 
 pub mod task;
 
@@ -35,33 +35,33 @@ use crate::{
     service::{Patience, Service, ServiceError},
 };
 
-/// Threads for calls to the service: they wait, and the model needs the cores.
+/// Number of threads for calls to the service. One is enough, because calls mostly wait, and the model needs the cores.
 const RUNTIME_THREADS: usize = 1;
 
-/// Why a worker came to an end before it was told to.
+/// Why a worker ended before it was told to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum RolloutError {
-    /// The service refuses what the worker asks.
+    /// The service refused a call.
     #[error(transparent)]
     Service(#[from] ServiceError),
-    /// The published weights are there and cannot be used.
+    /// The published weights exist but cannot be used.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The model's tokenizer lacks what the task says.
+    /// The model's tokenizer cannot encode the task's text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The model refuses a prompt or a setting.
-    #[error("the model cannot play")]
+    /// A prompt or a setting does not fit the model.
+    #[error("the model cannot generate")]
     Generate(#[from] GenerateError),
-    /// A GPU was asked for.
-    #[error("libtorch finds no GPU here")]
+    /// The option `--device cuda` was given, but libtorch finds no GPU.
+    #[error("libtorch finds no GPU on this machine")]
     NoGpu,
-    /// The system has no resources for the worker's threads.
+    /// The operating system refused to start threads.
     #[error("cannot start the runtime")]
     Runtime(#[source] std::io::Error),
 }
 
-/// Plays until `stop` says so, or for as many rollouts as `args` say.
+/// Plays until `stop` returns true or the number of rollouts in `args` is reached.
 pub fn rollout(args: &RolloutArgs, stop: &dyn Fn() -> bool) -> Result<Tally, RolloutError> {
     let (device, compute) = match args.device {
         DeviceConfig::Cuda if !tch::Cuda::is_available() => return Err(RolloutError::NoGpu),
@@ -77,7 +77,8 @@ pub fn rollout(args: &RolloutArgs, stop: &dyn Fn() -> bool) -> Result<Tally, Rol
     let config = WorkerConfig {
         task: args.task.task(),
         worker: args.worker_id.clone(),
-        // A worker that is started again must not give its ids again: what it plays now may be something else.
+        // Every start needs new rollout ids: it may play other rollouts than the start before, and the service would
+        // refuse them under the same ids.
         session: format!("{:08x}", rand::random::<u32>()),
         seed: args.seed.unwrap_or_else(rand::random),
         group_size: args.group_size,

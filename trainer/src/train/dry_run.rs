@@ -72,7 +72,7 @@ impl fmt::Display for DryRun {
             self.needs.reward.map(|_| "reward"),
         ];
         let columns: Vec<&str> = columns.into_iter().flatten().collect();
-        let needed = if columns.is_empty() { "no column beside tokens".to_owned() } else { columns.join(", ") };
+        let needed = if columns.is_empty() { "no other columns".to_owned() } else { columns.join(", ") };
         writeln!(out, "rows       at most {} tokens; every trained row needs {needed}", self.tokens_max)?;
         writeln!(
             out,
@@ -88,10 +88,14 @@ impl fmt::Display for DryRun {
         match status.checkpoint_step {
             Some(settled) if settled > step.unwrap_or(-1) => writeln!(
                 out,
-                "resume     would be refused: step {settled} is settled, and no checkpoint here holds it (--force goes on \
-                 with what can still be delivered)"
+                "resume     would be refused: step {settled} is settled, and no checkpoint here contains it (--force \
+                 continues with the batches that can still be delivered)"
             )?,
-            _ => writeln!(out, "resume     begins epoch {} and brings back what was acked since", status.epoch + 1)?,
+            _ => writeln!(
+                out,
+                "resume     begins epoch {} and brings back the batches that were acked after the start",
+                status.epoch + 1
+            )?,
         }
         let engines: Vec<&str> = config.publish.engine.iter().map(|engine| engine.url.as_str()).collect();
         let told = if engines.is_empty() { "no engine".to_owned() } else { engines.join(", ") };

@@ -1,4 +1,4 @@
-//! A way to the service that answers nonsense: pages of a proxy, bodies that are cut off, wrong types, storms, silence.
+//! A proxy that damages answers of the service: other pages, bodies that are cut off, wrong types, no answer at all.
 
 use std::{
     path::Path,
@@ -30,14 +30,14 @@ const POLICIES: &str = r#"
     retention = { settled_s = 86400 }
 "#;
 
-/// What comes back in place of the service's answer.
+/// What the trainer gets in place of the service's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nonsense {
-    /// A proxy's page, as a success.
+    /// An HTML page of a proxy, with status 200.
     Page,
-    /// A proxy's page of a route that it does not know.
+    /// An HTML page of a proxy, with status 404.
     NotFoundPage,
-    /// A proxy that wants to know who asks.
+    /// A proxy that demands authentication.
     Unauthorized,
     /// A gateway that does not reach the service.
     BadGateway,
@@ -47,9 +47,9 @@ enum Nonsense {
     Empty,
     /// The service's answer without its last line.
     WithoutTail,
-    /// The service's answer, broken off in the middle.
+    /// The service's answer, cut off in the middle.
     Cut,
-    /// Nothing, for as long as the trainer waits.
+    /// No answer, for as long as the trainer waits.
     Silence,
 }
 
@@ -65,7 +65,7 @@ const ALL: [Nonsense; 9] = [
     Nonsense::Silence,
 ];
 
-/// Which calls go wrong.
+/// Chooses by number and path which calls are damaged, and how.
 type Choose = dyn Fn(usize, &str) -> Option<Nonsense> + Send + Sync;
 
 struct Way {
@@ -119,7 +119,7 @@ async fn pass(State(way): State<Arc<Way>>, request: Request) -> Response {
         Nonsense::WrongTypes => ([(header::CONTENT_TYPE, "application/json")], "{\"batch_id\": 7}\n").into_response(),
         Nonsense::Empty => StatusCode::OK.into_response(),
         Nonsense::WithoutTail | Nonsense::Cut => {
-            // The call reaches the service, as far as it goes.
+            // The service handles the call; only its answer is damaged.
             let answer = forward(&way.http, &way.target, request).await;
             damage(answer, nonsense).await
         }
@@ -172,7 +172,8 @@ fn weights(folder: &Path) -> Vec<u8> {
     std::fs::read(file).expect("the last step is saved")
 }
 
-/// Trains through the way that `choose` describes and compares with a run that nothing disturbs.
+/// Trains through a proxy that damages the calls that `choose` names, and compares the result with that of an
+/// undisturbed run.
 async fn ends_as_undisturbed(choose: impl Fn(usize, &str) -> Option<Nonsense> + Send + Sync + 'static) {
     let (undisturbed, disturbed) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let service = TestService::start(POLICIES).await;
@@ -206,7 +207,7 @@ async fn nonsense_in_place_of_samples_blames_no_batch() {
         if !is_samples(path) {
             return None;
         }
-        // Two of three answers are nonsense, of every kind in turn.
+        // Two of three answers are damaged, with every kind of damage in turn.
         let read = reads.fetch_add(1, Ordering::SeqCst);
         (read % 3 != 2).then(|| ALL[(read / 3 * 2 + read % 3) % ALL.len()])
     })
@@ -216,7 +217,7 @@ async fn nonsense_in_place_of_samples_blames_no_batch() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nonsense_on_any_call_ends_no_trainer() {
     ends_as_undisturbed(|call, _| {
-        // Whatever the first calls are, they are among those that go wrong.
+        // The damaged calls include the first calls after a start.
         (noise(call as u64 * 7 + 3) < 0.4).then(|| ALL[(noise(call as u64 * 7 + 4) * ALL.len() as f64) as usize])
     })
     .await;

@@ -1,4 +1,4 @@
-//! The configuration that people start from.
+//! The configuration files that users start from.
 
 use std::path::{Path, PathBuf};
 
@@ -38,14 +38,15 @@ fn what_the_shipped_file_leaves_out_can_be_put_in() {
     let all: Vec<String> = shipped()
         .lines()
         .filter(|line| {
-            // One key is shown in three forms, and one does not go with the first of them.
+            // The file shows three values of the key `correction`, of which the first is put in. `old_logprobs`
+            // contradicts that value.
             let is_correction = line.starts_with("# correction");
             corrections += usize::from(is_correction);
             let is_another = is_correction && corrections > 1;
             !is_another && !line.starts_with("# old_logprobs")
         })
         .map(|line| if is_key(line) { line["# ".len()..].to_owned() } else { line.to_owned() })
-        // The one that a critic goes with.
+        // Only this objective accepts a critic.
         .map(|line| if line == "objective = \"grpo\"" { "objective = \"ppo\"".to_owned() } else { line })
         .collect();
     let config = parse(&all.join("\n")).expect("every key that is shown exists");

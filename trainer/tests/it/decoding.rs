@@ -1,4 +1,4 @@
-//! Decoding with the cache gives the same results as whole sequences.
+//! Decoding with the cache gives the same results as computing whole sequences.
 
 use forebay_trainer::model::{Decoder, KvCache};
 use tch::Tensor;

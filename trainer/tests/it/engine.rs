@@ -1,4 +1,5 @@
-//! Inference engines: told in order, asked again, never left paused, never waited for in vain.
+//! Inference engines: calls are made in the right order, failed calls are repeated, no engine stays paused, and nothing
+//! waits for an engine that has failed.
 
 use std::{
     path::Path,
@@ -20,27 +21,27 @@ use crate::support::{TestService, record, tiny_model};
 /// Longer than any test runs.
 const LONG: Duration = Duration::from_mins(2);
 
-/// What a stand-in does instead of answering well.
+/// What a stand-in for an engine does instead of succeeding.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It answers with status 500.
+    /// The engine answers with status 500.
     Fails,
-    /// It answers that the weights do not fit.
+    /// The engine answers that the weights do not fit its model.
     Refuses,
-    /// It takes the call, and never answers.
+    /// The engine accepts the call and never answers.
     Hangs,
 }
 
 #[derive(Default)]
 struct Calls {
     made: Vec<(String, Value)>,
-    /// Faults by path, and how many calls have them.
+    /// Path, number of calls that fail, and the fault.
     faults: Vec<(&'static str, usize, Fault)>,
     is_paused: bool,
     version: Option<i64>,
 }
 
-/// An engine that does as `SGLang` does, as far as it is told.
+/// A server with the interface of `SGLang`, and with the faults that a test chooses.
 struct StandIn {
     url: String,
     calls: Arc<Mutex<Calls>>,
@@ -82,7 +83,7 @@ async fn answer(State(calls): State<Arc<Mutex<Calls>>>, uri: Uri, body: Bytes) -
     let fault = {
         let mut calls = calls.lock().expect("no call panics");
         calls.made.push((uri.path().to_owned(), body.clone()));
-        // An engine may be paused although nobody hears so.
+        // An engine may be paused although its answer is lost.
         match uri.path() {
             "/pause_generation" => calls.is_paused = true,
             "/continue_generation" if calls.faults.iter().all(|(path, left, _)| *path != uri.path() || *left == 0) => {
@@ -155,7 +156,7 @@ async fn an_engine_is_continued_until_it_answers() {
 
 #[tokio::test]
 async fn an_engine_that_hung_is_not_waited_for_and_catches_up() {
-    // It takes the call that pauses it, and hangs; so does the first attempt to continue it.
+    // The engine hangs in the call that pauses it, and in the first attempt to continue it.
     let faults = vec![("/pause_generation", 1, Fault::Hangs), ("/continue_generation", 1, Fault::Hangs)];
     let engine = StandIn::start(faults).await;
     let engines = engine.engines(1);
@@ -163,7 +164,7 @@ async fn an_engine_that_hung_is_not_waited_for_and_catches_up() {
     assert_eq!(engine.state(), (None, true), "it has neither the weights nor been continued");
     engines.load(Path::new("/runs/v000002"), 2, LONG).await;
     engines.load(Path::new("/runs/v000003"), 3, LONG).await;
-    // Its task shares this test's thread, so it gets to run only if somebody waits for it.
+    // The engine's task shares this test's thread, so it runs only if the test waits.
     assert_eq!(engine.state(), (None, true), "nobody waits for an engine whose last load failed");
     while engine.state() != (Some(3), false) {
         tokio::task::yield_now().await;
@@ -218,7 +219,7 @@ async fn a_stop_is_not_held_up_by_an_engine_that_hangs() {
     config.publish.engine_wait_s = 3_600;
     let has_trained =
         move || std::fs::read_to_string(output.join("metrics.jsonl")).is_ok_and(|text| text.ends_with('\n'));
-    // Told to stop after the first step, it ends; how is up to what was under way.
+    // The trainer ends after it is told to stop. Whether it ends with an error depends on what was in progress.
     let ended = tokio::task::spawn_blocking(move || train(&config, false, &has_trained)).await;
     drop(ended.expect("the trainer does not panic"));
     assert!(folder.path().join("run/checkpoints/step-00000001").exists(), "the step is saved");

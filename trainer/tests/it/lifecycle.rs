@@ -1,4 +1,4 @@
-//! Beginnings and ends of a trainer: taking over, giving back, stopping.
+//! A trainer starts, takes over from another one, gives batches back, and stops.
 
 use std::{
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ fn config(service: &TestService, output: PathBuf, steps: i64) -> TrainConfig {
     config
 }
 
-/// Trains on a thread of its own until the flag is up.
+/// Trains on a thread of its own until `stop` is set.
 fn start(config: TrainConfig, stop: &Arc<AtomicBool>) -> JoinHandle<Result<(), TrainError>> {
     let stop = Arc::clone(stop);
     tokio::task::spawn_blocking(move || train(&config, false, &|| stop.load(Ordering::Relaxed)))
@@ -52,7 +52,7 @@ fn steps_reported(output: &Path) -> usize {
     std::fs::read_to_string(output.join("metrics.jsonl")).map_or(0, |lines| lines.lines().count())
 }
 
-/// Looks again until it holds; a deadline turns a hang into a failure.
+/// Waits until the condition holds. Fails after a deadline, so that a hang is a failure.
 async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let looking = async {
         while !holds().await {
@@ -67,7 +67,7 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut(
 async fn a_group_that_cannot_be_trained_is_given_back_by_name_and_the_others_go_on() {
     let service = TestService::start(POLICIES).await;
     let mut foreign: Vec<Trajectory> = (0..2).map(|member| recorded(0, member)).collect();
-    // No such token in the model's vocabulary.
+    // This token is not in the model's vocabulary.
     foreign[1].segments[0].tokens[0] = 1_000;
     service.client.post_bundle(&foreign).await.expect("the service does not know the vocabulary");
     for group in 1..3 {
@@ -90,7 +90,7 @@ async fn a_trainer_stops_when_another_takes_over() {
     let version = || async { service.client.policy("default").await.expect("it answers").expect("it exists").version };
     eventually("the trainer's first version", || async { version().await == 1 }).await;
     service.client.resume("default", &ResumeRequest::default()).await.expect("another trainer resumes");
-    // What wakes its long poll; it is refused because its epoch is over.
+    // A ready group wakes the first trainer's long poll. Its call is then refused because its epoch has ended.
     record(&service.client, 1, 2).await;
     let ended = trainer.await.expect("the trainer does not panic");
     assert!(matches!(ended, Err(TrainError::Service(ServiceError::Superseded(_)))), "{ended:?}");
@@ -145,7 +145,7 @@ async fn a_folder_has_one_trainer_at_a_time() {
     service.stop().await;
 }
 
-/// Passes calls on to a service that may be another one later.
+/// A proxy to a service that the test may replace by another one.
 async fn switchable(target: &Arc<Mutex<String>>) -> String {
     let (target, http) = (Arc::clone(target), crate::support::http());
     let pass = move |request: Request| {
@@ -158,12 +158,12 @@ async fn switchable(target: &Arc<Mutex<String>>) -> String {
     url
 }
 
-/// What the service is after three steps of a trainer that stays alive.
+/// What replaces the service after three steps, while the trainer stays alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Becomes {
-    /// The copy that was made before the first of them, restored.
+    /// A service on a copy of the database that was made before the first step.
     Copy,
-    /// One that knows nothing.
+    /// A service on an empty database.
     Empty,
 }
 
@@ -213,8 +213,8 @@ async fn a_trainer_goes_on_from_its_checkpoint_when_the_service_has_forgotten_ev
     goes_on_when_the_service(Becomes::Empty).await;
 }
 
-/// Passes calls on, except that the first lease is called lost when it is extended, and its samples arrive when it is
-/// over. Counts the acks.
+/// A proxy that answers the first lease's extension with `lease-lost`, and delivers its samples only when the lease has
+/// ended. It counts the acks.
 async fn lost_lease(service: &TestService, acks: &Arc<AtomicUsize>) -> String {
     let client = service.client.clone();
     let (target, http, acks) = (service.url.clone(), crate::support::http(), Arc::clone(acks));
@@ -263,7 +263,7 @@ async fn a_batch_whose_lease_is_known_to_be_lost_is_neither_computed_nor_acked()
     service.stop().await;
 }
 
-/// Passes calls on, except that no lease is ever extended and the first samples arrive when theirs is over.
+/// A proxy that never lets a lease be extended, and delivers the first samples only when their lease has ended.
 async fn slow_path(service: &TestService) -> String {
     let client = service.client.clone();
     let (target, http) = (service.url.clone(), crate::support::http());

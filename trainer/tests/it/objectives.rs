@@ -1,4 +1,4 @@
-//! Every objective on batches of the service: it runs through the whole loop and improves its own measure.
+//! Every objective on batches of the service: training with it improves the metric that it optimizes.
 
 use std::path::Path;
 

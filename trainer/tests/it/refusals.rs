@@ -1,4 +1,4 @@
-//! What cannot be trained costs the group that is at fault, and a fault of the trainer costs no group.
+//! If a group cannot be trained, only this group is given back. If the trainer is at fault, no group is lost.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn config(service: &TestService, output: &Path, steps: i64) -> TrainConfig {
     config
 }
 
-/// Posts groups of two; `change` may spoil their members.
+/// Posts groups of two. `change` may make their members untrainable.
 async fn post(service: &TestService, groups: u64, change: impl Fn(u64, u64, &mut Trajectory)) {
     for group in 0..groups {
         let member = |member| {
@@ -54,7 +54,8 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder can be made")
 }
 
-/// Trains three groups of which the first lacks something, in batches of two.
+/// Trains three groups in batches of two. `spoil` makes the first group untrainable, and only that group must be given
+/// back.
 async fn costs_its_group(change: impl Fn(&mut TrainConfig), spoil: impl Fn(&mut Trajectory), named: &str) {
     let service = TestService::start(PAIRS).await;
     post(&service, 5, |group, member, trajectory| {
@@ -93,7 +94,7 @@ async fn a_row_without_a_teacher_costs_its_group() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sequence_beyond_the_bound_costs_its_group() {
-    // Every other row has at most 15 tokens.
+    // All other rows have at most 15 tokens.
     let longer = |trajectory: &mut Trajectory| {
         trajectory.segments[0].tokens = [vec![1; 20], trajectory.segments[0].tokens.clone()].concat();
     };
@@ -122,7 +123,7 @@ async fn a_group_whose_gradients_are_not_finite_is_given_back_by_name() {
         "#,
     )
     .await;
-    // Finite as a number, and beyond all bounds once it is squared.
+    // This reward is finite, but its square is not.
     post(&service, 5, |group, _, trajectory| trajectory.reward = Some(if group == 1 { 3e38 } else { 1.0 })).await;
     let folder = folder();
     run(config(&service, folder.path(), 2)).await.expect("the other groups can be trained");
@@ -228,7 +229,7 @@ async fn two_batches_in_a_row_without_finite_gradients_stop_the_trainer() {
     post(&service, 40, |_, _, _| {}).await;
     let folder = folder();
     let mut config = config(&service, folder.path(), 20);
-    // Weights that are finite, and too large to compute with.
+    // With this rate the weights are finite after the first step, but too large to compute with.
     config.schedule.peak = 1e30;
     let ended = run(config).await;
     assert!(matches!(ended, Err(TrainError::Refused { refused: 2, .. })), "{ended:?}");

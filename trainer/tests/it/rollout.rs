@@ -29,7 +29,7 @@ use crate::support::TestService;
 
 const GROUP_SIZE: u32 = 4;
 
-/// A batch is a group; tokens, log-probabilities and versions must be there.
+/// A batch is one group; tokens, log-probabilities and versions are required.
 const POLICIES: &str = r#"
     [policy_defaults]
     require = ["tokens", "logprobs", "policy_version"]
@@ -48,13 +48,13 @@ fn init_args(folder: &Path, task: TaskName, seed: u64) -> InitArgs {
         intermediate: None,
         layers: 1,
         heads: 2,
-        // Large weights: models of different seeds behave differently.
+        // With weights this large, models of different seeds behave differently.
         initializer_range: 0.5,
         seed,
     }
 }
 
-/// A fresh model in `folder`, and its place as it is published.
+/// Creates a new model in `folder`. Returns its path and the URI under which it is published.
 fn model(folder: &Path, name: &str, task: TaskName, seed: u64) -> (PathBuf, String) {
     let path = folder.join(name);
     init(&init_args(&path, task, seed)).expect("the folder can be written to");
@@ -83,7 +83,7 @@ fn config(task: TaskName, rollouts_max: Option<u64>) -> WorkerConfig {
     }
 }
 
-/// A worker that plays in a thread of its own, as the command does.
+/// A worker that plays in a thread of its own, as the command `rollout` does.
 struct Playing {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Tally, RolloutError>>,
@@ -109,12 +109,12 @@ impl Playing {
     }
 }
 
-/// Plays to the end of the configuration.
+/// Plays until the configured number of rollouts is reached.
 async fn play(service: &TestService, config: WorkerConfig) -> Tally {
     Playing::start(service, config).end().await.expect("the worker ends without an error")
 }
 
-/// The next batch, which must come, with its rows.
+/// Leases the next batch and reads its rows. Fails if there is no batch.
 async fn lease(client: &Client) -> (BatchDescriptor, Vec<Sample>) {
     let request = BatchRequest { wait_ms: Some(30_000), ..BatchRequest::default() };
     let batch = client.lease(&request).await.expect("the service answers").expect("a group becomes ready");
@@ -128,7 +128,7 @@ async fn ack(client: &Client, batch: &BatchDescriptor, step: i64) {
     client.ack(&batch.batch_id, &request).await.expect("the lease is alive");
 }
 
-/// Waits until `what` is so; fails after a time that only a hanging worker needs.
+/// Waits until the condition holds. Fails after a deadline that only a worker that hangs exceeds.
 async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     let patience = async {
         while !so().await {
@@ -183,7 +183,7 @@ async fn logprobs_are_those_of_a_forward_pass_and_tools_are_masked() {
     service.stop().await;
 }
 
-/// A task whose tool answers the first two turns, whatever they say.
+/// A task whose tool answers the first two turns, whatever they contain.
 #[derive(Debug)]
 struct Chatty;
 
@@ -218,7 +218,7 @@ impl Problem for Chatty {
     }
 }
 
-/// What is masked in a row, as text.
+/// The masked tokens of a row, as text.
 fn tool_said(row: &Sample, tokenizer: &Tokenizer) -> String {
     let (tokens, mask) = (row.tokens.as_ref().expect("sent"), row.loss_mask.as_ref().expect("sent"));
     let response = tokens[tokens.len() - mask.len()..].iter().zip(mask);
@@ -269,7 +269,7 @@ async fn worker_waits_for_the_first_version_and_follows_the_next() {
         assert_eq!(newer[0].policy_version, Some(1), "no version was skipped or made up");
         newer = next().await;
     }
-    // It is the second version's weights that gave these tokens, not only its number.
+    // The second version's weights gave these tokens: the number alone would not prove it.
     let decoder = Decoder::load(&path, Device::Cpu, ComputeKind::Float32).expect("it was just written");
     for row in &newer {
         assert_eq!(spans(row), [(2, 0, i64::from(row.response_length))]);
@@ -303,7 +303,7 @@ async fn the_same_seed_plays_the_same_and_a_repeat_is_recognised() {
     publish(&service.client, 1, &model(folder.path(), "v1", TaskName::Arithmetic, 1).1).await;
     let first = play(&service, config(TaskName::Arithmetic, Some(16))).await;
     assert_eq!(first.posted.duplicates, 0);
-    // Any other token or number under the same ids would be a conflict.
+    // If any token or number differed, the service would answer with a conflict.
     let second = play(&service, config(TaskName::Arithmetic, Some(16))).await;
     assert_eq!((second.posted.rollouts, second.posted.duplicates), (16, 16));
     assert_eq!(received(&service.client).await, 16);

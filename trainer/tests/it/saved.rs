@@ -1,4 +1,5 @@
-//! What is on disk between two lives of a trainer: damage is named, leftovers go, a fall back is no gap.
+//! Checkpoints between two starts of a trainer: an error names the damaged file, partial folders are removed, and
+//! continuing from an older checkpoint leaves no gap.
 
 use std::path::{Path, PathBuf};
 
@@ -76,7 +77,7 @@ async fn an_optimizer_whose_saved_state_is_not_finite_is_refused() {
     let end = bytes.len();
     bytes[end - 4..].copy_from_slice(&[0xff; 4]);
     std::fs::write(&moments, bytes).expect("it can be written");
-    // A trainer that did not look saved it like this, so that no digest differs.
+    // The checkpoint has no digests, so the check of digests cannot find this damage.
     let about = saved.join("trainer.json");
     let mut told: Value = serde_json::from_slice(&std::fs::read(&about).expect("it is there")).expect("it is JSON");
     told["digests"] = json!({});

@@ -80,7 +80,7 @@ impl TestService {
         Self { url, client, stop: Some(stop), task }
     }
 
-    /// Stops and forgets everything.
+    /// Stops the service. A database in memory is lost with it.
     pub(crate) async fn stop(mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
@@ -89,14 +89,14 @@ impl TestService {
     }
 }
 
-/// A number in [0, 1) from a place: tests need variety, not chance.
+/// A number in [0, 1) that depends only on `place`, so that tests have varied data and are reproducible.
 pub(crate) fn noise(place: u64) -> f64 {
     let mixed = place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     ((mixed ^ (mixed >> 32)) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A trajectory as some agent may have recorded it: prompts and responses of several lengths, a masked stretch.
+/// A trajectory as an agent may have recorded it. Lengths of prompts and responses vary, and some tokens are masked.
 pub(crate) fn recorded(group: u64, member: u64) -> Trajectory {
     let place = group * 1_000 + member * 100;
     let prompt = 3 + group % 4;
@@ -134,26 +134,26 @@ pub(crate) async fn record(client: &Client, groups: u64, size: u64) {
 pub(crate) fn trainer(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-trainer"));
     command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    // One thread: sums of floats depend on how they are split.
+    // One thread, because sums of floats depend on how they are split.
     command.env("OMP_NUM_THREADS", "1").env("RUST_LOG", "warn");
     command
 }
 
-/// Runs the trainer to its end.
+/// Runs the trainer until it ends. It must end without an error.
 pub(crate) async fn train_to_the_end(arguments: &[&str]) {
     let output = trainer(arguments).output().await.expect("the binary starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Trains in this process. A trainer that goes on where it should have stopped is stopped, and its result is that it
-/// ended well.
+/// Trains in this process. A trainer that continues although it should have failed is stopped after a minute and then
+/// returns success, so that the test fails.
 pub(crate) async fn run(config: TrainConfig) -> Result<(), TrainError> {
     let began = Instant::now();
     let stop = move || began.elapsed() > Duration::from_mins(1);
     tokio::task::spawn_blocking(move || train(&config, false, &stop)).await.expect("the trainer does not panic")
 }
 
-/// Stands between a trainer and the service, and holds the call at which the trainer is to be killed.
+/// A proxy between a trainer and the service. It holds the call at which the trainer is to be killed.
 pub(crate) struct Gate {
     pub(crate) url: String,
     state: Arc<GateState>,
@@ -168,12 +168,12 @@ struct GateState {
     reached: Notify,
 }
 
-/// Whether the call that the trainer is killed at takes effect.
+/// Whether the call at which the trainer is killed takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Killed {
-    /// It never reaches the service.
+    /// The call never reaches the service.
     Before,
-    /// Its answer never reaches the trainer.
+    /// The service handles the call, but its answer never reaches the trainer.
     After,
 }
 
@@ -194,7 +194,7 @@ impl Gate {
         Self { url, state }
     }
 
-    /// Lets `calls` more calls pass and kills the trainer at the next one; false when it ended before.
+    /// Lets `calls` more calls pass and kills the trainer at the next one. Returns false if the trainer ended before.
     pub(crate) async fn kill_after(&self, calls: usize, mut process: Child) -> bool {
         self.state.fatal.store(self.state.calls.load(Ordering::SeqCst) + calls + 1, Ordering::SeqCst);
         tokio::select! {
@@ -220,7 +220,7 @@ async fn pass(State(gate): State<Arc<GateState>>, request: Request, killed: Kill
     if fatal { never.await } else { answer }
 }
 
-/// Passes a call on to the service at `target`, and its whole answer back.
+/// Forwards a call to the service at `target` and returns the complete answer.
 pub(crate) async fn forward(http: &reqwest::Client, target: &str, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.expect("the trainer sends whole bodies");
@@ -241,7 +241,7 @@ pub(crate) async fn forward(http: &reqwest::Client, target: &str, request: Reque
     response.body(Body::from(bytes)).expect("what came can be passed on")
 }
 
-/// A client that knows how to do TLS, which reqwest's own constructor expects somebody to have said.
+/// An HTTP client. The TLS provider must be installed before reqwest creates one.
 pub(crate) fn http() -> reqwest::Client {
     forebay_client::install_tls_provider();
     reqwest::Client::new()

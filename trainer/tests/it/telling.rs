@@ -73,7 +73,7 @@ async fn a_redirected_log_has_no_colours() {
 #[tokio::test]
 async fn a_service_that_is_not_there_is_named_with_the_cause() {
     let folder = folder();
-    // Nothing listens on the port of a listener that was dropped.
+    // Nothing listens on this port, because its listener was dropped at once.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free").local_addr().expect("it has one");
     let url = format!("http://{gone}");
     let config = write_config(folder.path(), &url, "patience_s = 1");

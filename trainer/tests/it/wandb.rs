@@ -38,7 +38,7 @@ fn only_run(folder: &Path) -> PathBuf {
     run.join(format!("run-{id}.wandb"))
 }
 
-/// What wandb finds in a file.
+/// The records that the package `wandb` reads from a file.
 fn read(file: &Path) -> Vec<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/read_wandb.py");
     let lines = output_of(Command::new(python()).arg(script).arg(file));
@@ -94,7 +94,7 @@ async fn wandb_reads_each_step_of_a_run_once_although_one_was_made_twice() {
         if steps == 3 {
             let file = only_run(&output.join("wandb"));
             std::fs::write(file.with_extension("wandb.synced"), "").expect("it can be written");
-            // As if the trainer had been killed before it saved its third step.
+            // The third step's checkpoint is removed, as if the trainer had been killed before it was saved.
             std::fs::remove_dir_all(output.join("checkpoints/step-00000003")).expect("it was saved");
         }
     }
@@ -125,7 +125,7 @@ fn wandb_reads_records_that_cross_the_ends_of_blocks() {
     let lines = folder.path().join("metrics.jsonl");
     let mut reporter = Reporter::new(400);
     reporter.write_lines(&lines, 0).expect("it can be written");
-    // Records of many lengths, and one that is longer than two blocks.
+    // Records have many lengths, and one is longer than two blocks.
     let config = json!({"notes": "n".repeat(70_000)});
     let description = RunDescription { project: "p".to_owned(), name: "n".to_owned(), config: config.clone() };
     reporter.write_run(&folder.path().join("wandb"), &description, &lines).expect("it can be written");
