@@ -328,8 +328,8 @@ fn describe(batch: Batch, now: Timestamp) -> BatchDescriptor {
         tokens: batch.tokens,
         policy_version: VersionRange {
             current: batch.version_current.0,
-            min: batch.trained_versions.map(|(oldest, _)| oldest.0),
-            max: batch.trained_versions.map(|(_, newest)| newest.0),
+            min: batch.trained_versions.map(|versions| versions.oldest.0),
+            max: batch.trained_versions.map(|versions| versions.newest.0),
         },
         metrics: batch.metrics,
         shards: None,

@@ -16,7 +16,7 @@ use super::{
     group_commit::GroupCommit,
     ops::{
         admission::ExpireAdmissions,
-        clock::{AskClock, CorrectClock, MarkClock, ReadClock},
+        clock::{AskClock, MarkClock, ReadClock},
         epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
         group::{DecideOverdue, OverdueGroups},
@@ -40,11 +40,11 @@ use crate::{
         payload::Codec,
         port::{
             Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Checkpoint,
-            Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, DecidedGroup, DiagnosisStore,
-            DiscardGroup, Examination, ExpiredLeases, Extend, Group, GroupFilter, GroupStore, Health, HealthStore,
-            Ingest, IngestStore, LeaseStore, LedgerStore, LineageStore, Nack, Page, Peers, Policy, PolicyStore,
-            Publish, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, StoreError,
-            StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+            Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock, DecidedGroup,
+            DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, Group, GroupFilter, GroupStore, Health,
+            HealthStore, Ingest, IngestStore, LeaseStore, LedgerStore, LineageStore, Nack, Page, Peers, Policy,
+            PolicyStore, Publish, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore,
+            StoreError, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         tally::Tallies,
     },
@@ -278,8 +278,8 @@ impl<D: Dialect> ClockStore for SqlStore<D> {
         self.dialect.write(MarkClock { now, answers }).await
     }
 
-    async fn correct_clock(&self, from_us: i64, to_us: i64, now: Timestamp) -> Result<bool, StoreError> {
-        self.dialect.write(CorrectClock { from_us, to_us, now }).await
+    async fn correct_clock(&self, correct: CorrectClock) -> Result<bool, StoreError> {
+        self.dialect.write(correct).await
     }
 
     async fn ask_clock(&self) -> Result<i64, StoreError> {

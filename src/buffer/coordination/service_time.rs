@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::{
     buffer::{
         Buffer,
-        port::{ClockReading, StoreError},
+        port::{ClockReading, CorrectClock, StoreError},
     },
     clock::Timestamp,
 };
@@ -168,11 +168,12 @@ pub(in crate::buffer) async fn check_clock(buffer: &Buffer) -> Result<(), StoreE
 /// Compensates for a step of the database's clock. False if another replica was faster.
 async fn correct(buffer: &Buffer, reading: &ClockReading, time: Timestamp, is: Timestamp) -> Result<bool, StoreError> {
     let step_us = time.micros_since(is);
-    let corrected = buffer.store.correct_clock(reading.offset_us, reading.offset_us - step_us, is).await?;
+    let to_us = reading.offset_us - step_us;
+    let corrected = buffer.store.correct_clock(CorrectClock { from_us: reading.offset_us, to_us, now: is }).await?;
     if corrected {
         tracing::warn!(
             step_us,
-            offset_us = reading.offset_us - step_us,
+            offset_us = to_us,
             "the database's clock was stepped; service time continues without a step"
         );
     }

@@ -83,7 +83,7 @@ fn contents_have_the_digests_that_earlier_versions_stored() {
 
 #[test]
 fn rollouts_have_the_seals_that_earlier_versions_stored() {
-    let spans = [TrainedSpan(0, 5, 1), TrainedSpan(0, 6, 2)];
+    let spans = [(0, 5, 1), (0, 6, 2)].map(TrainedSpan::from);
     let full = RolloutSeal {
         rollout_id: "rollout",
         group_id: "group",

@@ -45,9 +45,9 @@ impl RolloutSeal<'_> {
         hasher.option(self.reward, float);
         hasher.int(self.policy_version.0);
         hasher.option(self.trained_spans, |hasher, spans| {
-            for &TrainedSpan(segment, version, tokens) in spans {
+            for &TrainedSpan { segment, version, tokens } in spans {
                 hasher.int(segment.into());
-                hasher.int(version);
+                hasher.int(version.0);
                 hasher.int(tokens as i64);
             }
         });

@@ -13,10 +13,21 @@ pub trait ClockStore: Send + Sync {
     /// Stores the time that the service has reached, if anything else was written since the last mark or if the mark
     /// answers a question.
     async fn mark_clock(&self, now: Timestamp, answers: Option<i64>) -> Result<(), StoreError>;
-    /// Replaces the offset of service time at a time that was reached. False if another replica has replaced it before.
-    async fn correct_clock(&self, from_us: i64, to_us: i64, now: Timestamp) -> Result<bool, StoreError>;
+    /// Replaces the offset of service time. False if another replica has replaced it before.
+    async fn correct_clock(&self, correct: CorrectClock) -> Result<bool, StoreError>;
     /// Asks running replicas to check the clock. Returns the number of the question.
     async fn ask_clock(&self) -> Result<i64, StoreError>;
+}
+
+/// A request to replace the offset of service time.
+#[derive(Clone, Copy, Debug)]
+pub struct CorrectClock {
+    /// The offset that is replaced.
+    pub from_us: i64,
+    /// The offset that replaces it.
+    pub to_us: i64,
+    /// The time that the service has reached.
+    pub now: Timestamp,
 }
 
 /// A reading of the clock that replicas share.

@@ -10,6 +10,7 @@ use crate::{
         ids::{
             BatchId, BatchPk, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, PolicyPk, RequestId, Step, Version,
         },
+        staleness::TrainedVersions,
         states::BatchState,
         weights::BatchWeights,
     },
@@ -174,8 +175,8 @@ pub struct Batch {
     pub weights: BatchWeights,
     /// The policy's version at the cut.
     pub version_current: Version,
-    /// Oldest and newest version of a trained token.
-    pub trained_versions: Option<(Version, Version)>,
+    /// Versions of its trained tokens.
+    pub trained_versions: Option<TrainedVersions>,
     /// Numbers for the trainer's log, JSON.
     pub metrics: BTreeMap<String, f64>,
     /// The number of payload bytes.

@@ -26,7 +26,7 @@ pub mod sweep;
 
 pub use self::{
     admission::{AdmissionStore, Admit},
-    clock::{ClockReading, ClockStore},
+    clock::{ClockReading, ClockStore, CorrectClock},
     diagnosis::{Contradiction, DiagnosisStore, Examination},
     error::{DatabaseFailure, StoreError},
     groups::{CloseGroup, DecidedGroup, DiscardGroup, Group, GroupStore},

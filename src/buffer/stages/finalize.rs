@@ -6,9 +6,10 @@ use crate::{
     buffer::{
         advantage::advantages,
         filter::{Evaluation, GroupFacts},
-        ids::{RolloutPk, Version},
+        ids::RolloutPk,
         ingest::FAILED_FILTERS_MAX,
         rules::Rules,
+        staleness::TrainedVersions,
         states::Verdict,
     },
     clock::Timestamp,
@@ -69,8 +70,8 @@ pub struct Member {
     pub tokens: u64,
     /// Response tokens with mask 1, as sent.
     pub trained_tokens: u64,
-    /// Oldest and newest version of a trained token, as delivered.
-    pub trained_versions: Option<(Version, Version)>,
+    /// Versions of its trained tokens, as delivered.
+    pub trained_versions: Option<TrainedVersions>,
 }
 
 /// The result of deciding a group.
@@ -121,8 +122,8 @@ pub struct GroupTotals {
     pub reward_sum: f64,
     /// Kept rollouts.
     pub reward_count: u64,
-    /// Oldest and newest version of a trained token; none if no token is trained.
-    pub trained_versions: Option<(Version, Version)>,
+    /// Versions of trained tokens; none if no token is trained.
+    pub trained_versions: Option<TrainedVersions>,
 }
 
 /// Decides a group. The checks run in this order: too few rollouts, no trained token, the group filters. If none
@@ -164,10 +165,7 @@ fn totals(members: &[Member]) -> GroupTotals {
         totals.trained_tokens += member.trained_tokens;
         totals.reward_sum += member.reward.unwrap_or(0.0);
         totals.reward_count += 1;
-        totals.trained_versions = match (totals.trained_versions, member.trained_versions) {
-            (Some((old, new)), Some((older, newer))) => Some((old.min(older), new.max(newer))),
-            (left, right) => left.or(right),
-        };
+        totals.trained_versions = TrainedVersions::of_all([totals.trained_versions, member.trained_versions]);
     }
     totals
 }

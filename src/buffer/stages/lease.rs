@@ -131,7 +131,7 @@ fn report_granted(buffer: &Buffer, batch: &Batch, waited: Duration) {
     let policy = batch.policy.as_str();
     let event = if batch.attempt > 1 { "redelivered" } else { "granted" };
     buffer.metrics.lease(policy, event, 1);
-    let oldest = batch.trained_versions.map_or(batch.version_current, |(oldest, _)| oldest);
+    let oldest = batch.trained_versions.map_or(batch.version_current, |versions| versions.oldest);
     let staleness = batch.version_current.0.saturating_sub(oldest.0).max(0);
     buffer.metrics.granted(policy, waited, batch.tokens, staleness);
 }

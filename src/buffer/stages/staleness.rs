@@ -8,16 +8,56 @@ use serde::{Deserialize, Serialize};
 
 use crate::buffer::ids::Version;
 
-/// Trained tokens of a segment that one version generated.
+/// Trained tokens of a segment that one version generated. It is stored as an array of its fields in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrainedSpan(
+#[serde(from = "(u32, i64, u64)", into = "(u32, i64, u64)")]
+pub struct TrainedSpan {
     /// Index of the segment.
-    pub u32,
+    pub segment: u32,
     /// The version.
-    pub i64,
+    pub version: Version,
     /// Tokens with mask 1.
-    pub u64,
-);
+    pub tokens: u64,
+}
+
+impl From<(u32, i64, u64)> for TrainedSpan {
+    fn from((segment, version, tokens): (u32, i64, u64)) -> Self {
+        Self { segment, version: Version(version), tokens }
+    }
+}
+
+impl From<TrainedSpan> for (u32, i64, u64) {
+    fn from(span: TrainedSpan) -> Self {
+        (span.segment, span.version.0, span.tokens)
+    }
+}
+
+/// The oldest and the newest version of some trained tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainedVersions {
+    /// The oldest version.
+    pub oldest: Version,
+    /// The newest version.
+    pub newest: Version,
+}
+
+impl TrainedVersions {
+    /// The versions of tokens that one version generated.
+    #[must_use]
+    pub fn one(version: Version) -> Self {
+        Self { oldest: version, newest: version }
+    }
+
+    /// The versions of several sets of tokens together; none if no token is trained.
+    #[must_use]
+    pub fn of_all(sets: impl IntoIterator<Item = Option<Self>>) -> Option<Self> {
+        let both = |one: Self, other: Self| Self {
+            oldest: one.oldest.min(other.oldest),
+            newest: one.newest.max(other.newest),
+        };
+        sets.into_iter().flatten().reduce(both)
+    }
+}
 
 /// The mask of a rollout after stale tokens were masked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,8 +66,8 @@ pub struct MaskLeft {
     pub trained_segments: u32,
     /// Tokens with mask 1.
     pub trained_tokens: u64,
-    /// Oldest and newest version of these tokens.
-    pub trained_versions: Option<(Version, Version)>,
+    /// The versions of these tokens.
+    pub trained_versions: Option<TrainedVersions>,
 }
 
 /// The oldest version that is within the staleness bound.
@@ -41,13 +81,12 @@ pub fn oldest_fresh(current: Version, max: u32) -> Version {
 pub fn mask_below(spans: &[TrainedSpan], oldest: Version) -> MaskLeft {
     let mut left = MaskLeft::default();
     let mut last_segment = None;
-    for &TrainedSpan(segment, version, tokens) in spans.iter().filter(|span| span.1 >= oldest.0) {
-        left.trained_segments += u32::from(last_segment.replace(segment) != Some(segment));
-        left.trained_tokens += tokens;
-        let version = Version(version);
-        left.trained_versions =
-            Some(left.trained_versions.map_or((version, version), |(old, new)| (old.min(version), new.max(version))));
+    let fresh = || spans.iter().filter(|span| span.version >= oldest);
+    for span in fresh() {
+        left.trained_segments += u32::from(last_segment.replace(span.segment) != Some(span.segment));
+        left.trained_tokens += span.tokens;
     }
+    left.trained_versions = TrainedVersions::of_all(fresh().map(|span| Some(TrainedVersions::one(span.version))));
     left
 }
 
@@ -57,13 +96,13 @@ mod tests {
 
     #[test]
     fn what_is_fresh_is_left() {
-        let spans = [TrainedSpan(0, 3, 10), TrainedSpan(0, 5, 2), TrainedSpan(1, 4, 7), TrainedSpan(2, 6, 1)];
+        let spans = [(0, 3, 10), (0, 5, 2), (1, 4, 7), (2, 6, 1)].map(TrainedSpan::from);
         let whole = mask_below(&spans, Version(3));
         assert_eq!((whole.trained_segments, whole.trained_tokens), (3, 20));
-        assert_eq!(whole.trained_versions, Some((Version(3), Version(6))));
+        assert_eq!(whole.trained_versions, Some(TrainedVersions { oldest: Version(3), newest: Version(6) }));
         let left = mask_below(&spans, oldest_fresh(Version(7), 2));
         assert_eq!((left.trained_segments, left.trained_tokens), (2, 3));
-        assert_eq!(left.trained_versions, Some((Version(5), Version(6))));
+        assert_eq!(left.trained_versions, Some(TrainedVersions { oldest: Version(5), newest: Version(6) }));
         assert_eq!(mask_below(&spans, Version(7)), MaskLeft::default());
     }
 }

@@ -12,7 +12,7 @@ use crate::buffer::{
     canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
     formats::{codes, columns::little_endian},
     ids::{AdmissionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
-    staleness::TrainedSpan,
+    staleness::{TrainedSpan, TrainedVersions},
     warnings::{LOGPROB_MAX, Warning, version_warning, warnings},
 };
 
@@ -85,15 +85,23 @@ pub struct Facts {
     /// Warnings that do not depend on the policy.
     pub warnings: Vec<Warning>,
     /// Trained tokens by segment and version. The version is none for tokens that no span describes.
-    spans: Vec<(u32, Option<i64>, u64)>,
+    spans: Vec<UnresolvedSpan>,
+}
+
+/// Trained tokens of a segment that one version generated, which may be absent.
+#[derive(Debug, Clone, Copy)]
+struct UnresolvedSpan {
+    segment: u32,
+    version: Option<Version>,
+    tokens: u64,
 }
 
 /// The weight versions that generated a rollout, before an absent one is resolved.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct VersionFacts {
     declared: Option<i64>,
-    /// Oldest and newest version of a span with a trained token.
-    trained_spans: Option<(i64, i64)>,
+    /// Versions of spans with a trained token.
+    trained_spans: Option<TrainedVersions>,
     /// Oldest version of a span.
     oldest_span: Option<i64>,
     /// Newest version of a span.
@@ -108,8 +116,8 @@ pub struct VersionFacts {
 pub struct ResolvedVersions {
     /// The rollout's version: its oldest span with a trained token.
     pub version: Version,
-    /// Oldest and newest version of a trained token; none if no token is trained.
-    pub trained: Option<(Version, Version)>,
+    /// Versions of its trained tokens; none if no token is trained.
+    pub trained: Option<TrainedVersions>,
     /// Whether the producer sent no version and the current version stands in.
     pub assumed: bool,
 }
@@ -118,20 +126,12 @@ impl VersionFacts {
     /// Resolves an absent version to the one of the admission, or else to the one that is current at arrival.
     #[must_use]
     pub fn resolve(&self, admitted: Option<Version>, current: Version) -> ResolvedVersions {
-        let stated = self.stated(admitted, current).0;
+        let stated = self.stated(admitted, current);
         let assumed = self.declared.is_none() && admitted.is_none() && self.uncovered;
-        let trained = match (self.trained_spans, self.uncovered && self.trains) {
-            (Some((oldest, newest)), true) => Some((oldest.min(stated), newest.max(stated))),
-            (Some(span), false) => Some(span),
-            (None, true) => Some((stated, stated)),
-            (None, false) => None,
-        };
-        let fallback = if self.uncovered { stated } else { self.oldest_span.unwrap_or(stated) };
-        ResolvedVersions {
-            version: Version(trained.map_or(fallback, |(oldest, _)| oldest)),
-            trained: trained.map(|(oldest, newest)| (Version(oldest), Version(newest))),
-            assumed,
-        }
+        let without_span = (self.uncovered && self.trains).then(|| TrainedVersions::one(stated));
+        let trained = TrainedVersions::of_all([self.trained_spans, without_span]);
+        let fallback = if self.uncovered { stated } else { self.oldest_span.map_or(stated, Version) };
+        ResolvedVersions { version: trained.map_or(fallback, |trained| trained.oldest), trained, assumed }
     }
 
     /// A warning about the versions, given the current version.
@@ -161,10 +161,12 @@ impl Facts {
     /// Trained tokens by segment and version, in order; `stated` is the version of tokens that no span describes.
     #[must_use]
     pub fn trained_spans(&self, stated: Version) -> Vec<TrainedSpan> {
-        let span = |&(segment, version, trained): &(u32, Option<i64>, u64)| {
-            TrainedSpan(segment, version.unwrap_or(stated.0), trained)
+        let resolve = |&UnresolvedSpan { segment, version, tokens }: &UnresolvedSpan| TrainedSpan {
+            segment,
+            version: version.unwrap_or(stated),
+            tokens,
         };
-        self.spans.iter().map(span).collect()
+        self.spans.iter().map(resolve).collect()
     }
 
     /// Whether a required column is present. A rollout without generated tokens needs no column except its version.
@@ -421,14 +423,15 @@ fn facts(sent: &wire::Trajectory) -> Facts {
     }
 }
 
-fn trained_spans(segments: &[Segment]) -> Vec<(u32, Option<i64>, u64)> {
-    let mut found: Vec<(u32, Option<i64>, u64)> = Vec::new();
-    let mut add = |segment: usize, version: Option<i64>, mask: &[u8]| {
-        let trained = mask.iter().map(|&bit| u64::from(bit)).sum();
+fn trained_spans(segments: &[Segment]) -> Vec<UnresolvedSpan> {
+    let mut found: Vec<UnresolvedSpan> = Vec::new();
+    let mut add = |segment: usize, version: Option<Version>, mask: &[u8]| {
+        let segment = segment as u32;
+        let tokens = mask.iter().map(|&bit| u64::from(bit)).sum();
         match found.last_mut() {
-            _ if trained == 0 => {}
-            Some(last) if (last.0, last.1) == (segment as u32, version) => last.2 += trained,
-            _ => found.push((segment as u32, version, trained)),
+            _ if tokens == 0 => {}
+            Some(last) if (last.segment, last.version) == (segment, version) => last.tokens += tokens,
+            _ => found.push(UnresolvedSpan { segment, version, tokens }),
         }
     };
     for (index, segment) in segments.iter().enumerate() {
@@ -437,7 +440,7 @@ fn trained_spans(segments: &[Segment]) -> Vec<(u32, Option<i64>, u64)> {
             None => add(index, None, mask),
             Some(spans) => {
                 for &wire::VersionSpan(version, start, length) in spans {
-                    add(index, Some(version), &mask[start as usize..(start + length) as usize]);
+                    add(index, Some(Version(version)), &mask[start as usize..(start + length) as usize]);
                 }
             }
         }
@@ -462,9 +465,8 @@ fn version_facts(sent: &wire::Trajectory) -> VersionFacts {
             facts.newest_span = facts.newest_span.max(Some(version));
             facts.oldest_span = Some(facts.oldest_span.map_or(version, |oldest| oldest.min(version)));
             if segment.loss_mask[start as usize..(start + length) as usize].contains(&1) {
-                facts.trained_spans = Some(
-                    facts.trained_spans.map_or((version, version), |(old, new)| (old.min(version), new.max(version))),
-                );
+                let trained = Some(TrainedVersions::one(Version(version)));
+                facts.trained_spans = TrainedVersions::of_all([facts.trained_spans, trained]);
             }
         }
     }

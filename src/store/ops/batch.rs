@@ -2,7 +2,7 @@
 
 use forebay_client::wire::LossWeighting;
 
-use super::{claim::line, members_state, pair};
+use super::{claim::line, members_state, trained_versions};
 use crate::{
     buffer::{
         ids::{BatchId, BatchPk, GroupPk, LeaseToken, PolicyName, PolicyPk},
@@ -70,7 +70,7 @@ pub(super) fn read(mut row: Row) -> Result<Batch, StoreError> {
             trained_tokens: row.get("weight_tokens")?,
         },
         version_current: row.get("version_current")?,
-        trained_versions: pair(&mut row, "version_min", "version_max")?,
+        trained_versions: trained_versions(&mut row)?,
         metrics: serde_json::from_str(&metrics).map_err(|error| StoreError::Corrupt(error.to_string()))?,
         live_bytes: row.get("live_bytes")?,
         created_at: row.get("created_us")?,

@@ -15,14 +15,14 @@ use self::{
     line::{Found, Line},
     mask::Masking,
 };
-use super::{batch, name_of, pair, policy, sweep};
+use super::{batch, name_of, policy, sweep, trained_versions};
 use crate::{
     buffer::{
         batch::cut,
         ids::{BatchPk, ConsumerName, GroupPk, RequestId, Version},
         port::{Batch, Claim, ClaimAnswer, Claimed, Policy, StoreError},
         refusal::Refusal,
-        staleness::oldest_fresh,
+        staleness::{TrainedVersions, oldest_fresh},
         states::{BatchMove, BatchState, GroupMove, GroupState},
         tally::Tally,
         weights::BatchWeights,
@@ -151,7 +151,7 @@ struct Ready {
     trained_tokens: u64,
     reward_sum: f64,
     reward_count: i64,
-    versions: Option<(Version, Version)>,
+    versions: Option<TrainedVersions>,
     payload_bytes: i64,
     failed_deliveries: u32,
     resumes: u32,
@@ -163,7 +163,7 @@ struct Ready {
 impl Ready {
     /// How many versions its oldest trained token is behind.
     fn staleness(&self, current: Version) -> i64 {
-        self.versions.map_or(0, |(oldest, _)| current.0.saturating_sub(oldest.0).max(0))
+        self.versions.map_or(0, |versions| current.0.saturating_sub(versions.oldest.0).max(0))
     }
 
     /// Whether it is over a staleness bound. The bound applies only to the first delivery.
@@ -297,7 +297,7 @@ async fn take_out_left_behind(
     let oldest = oldest_fresh(policy.version, max);
     // A group whose newest token is fresh keeps some tokens when it is masked, so it stays until its turn.
     let stays = |group: &Ready| {
-        staleness.action == StalenessAction::Mask && group.versions.is_some_and(|(_, newest)| newest >= oldest)
+        staleness.action == StalenessAction::Mask && group.versions.is_some_and(|versions| versions.newest >= oldest)
     };
     loop {
         let values = args![policy.policy_pk, policy.run, oldest, LOOKAHEAD_GROUPS];
@@ -323,7 +323,7 @@ fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
         trained_tokens: row.get("trained_tokens")?,
         reward_sum: row.get("reward_sum")?,
         reward_count: row.get("reward_count")?,
-        versions: pair(&mut row, "version_min", "version_max")?,
+        versions: trained_versions(&mut row)?,
         payload_bytes: row.get("payload_bytes")?,
         failed_deliveries: row.get("failed_deliveries")?,
         resumes: row.get("resumes")?,
@@ -384,8 +384,7 @@ async fn insert_batch(
         trained_tokens: sum(|group| group.trained_tokens),
     };
     let metrics = metrics(tx, policy, groups, line).await?;
-    let oldest = groups.iter().filter_map(|group| group.versions).map(|(oldest, _)| oldest).min();
-    let newest = groups.iter().filter_map(|group| group.versions).map(|(_, newest)| newest).max();
+    let versions = TrainedVersions::of_all(groups.iter().map(|group| group.versions));
     let values = args![
         claim.batch_id.as_bytes(),
         policy.policy_pk,
@@ -407,8 +406,8 @@ async fn insert_batch(
         weights.samples,
         weights.trained_tokens,
         policy.version,
-        oldest,
-        newest,
+        versions.map(|versions| versions.oldest),
+        versions.map(|versions| versions.newest),
         serde_json::to_string(&metrics).expect("names and finite numbers always serialize"),
         groups.iter().map(|group| group.payload_bytes).sum::<i64>(),
         claim.now,

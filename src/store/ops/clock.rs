@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 
 use crate::{
-    buffer::port::{ClockReading, StoreError},
+    buffer::port::{ClockReading, CorrectClock, StoreError},
     clock::Timestamp,
     store::{
         dialect::Op,
@@ -65,12 +65,6 @@ impl Op for MarkClock {
         );
         tx.execute(MARK_CLOCK, args![self.now, self.answers.unwrap_or(0)]).await.map(drop)
     }
-}
-
-pub(in crate::store) struct CorrectClock {
-    pub(in crate::store) from_us: i64,
-    pub(in crate::store) to_us: i64,
-    pub(in crate::store) now: Timestamp,
 }
 
 #[async_trait]

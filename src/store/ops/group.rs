@@ -7,7 +7,7 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{fill, ledger, pair, policy};
+use super::{fill, ledger, policy, trained_versions};
 use crate::{
     buffer::{
         finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, Member, ReadyGroup},
@@ -211,7 +211,7 @@ pub(super) async fn members(
             trained_segments: row.get("trained_segments")?,
             tokens: row.get("tokens")?,
             trained_tokens: row.get("trained_tokens")?,
-            trained_versions: pair(&mut row, "version_min", "version_max")?,
+            trained_versions: trained_versions(&mut row)?,
         });
     }
     Ok(members)
@@ -310,7 +310,6 @@ pub(super) async fn write_ready(
         WHERE group_pk = $1 AND state = 'open'",
     );
     let totals = &ready.totals;
-    let (oldest, newest) = totals.trained_versions.unzip();
     let values = args![
         group.group_pk,
         sequence,
@@ -321,8 +320,8 @@ pub(super) async fn write_ready(
         totals.trained_tokens,
         totals.reward_sum,
         totals.reward_count,
-        oldest,
-        newest,
+        totals.trained_versions.map(|versions| versions.oldest),
+        totals.trained_versions.map(|versions| versions.newest),
         group.failed_names(),
         &seal::of_group(ready.advantages.iter().copied())[..],
     ];

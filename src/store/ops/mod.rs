@@ -24,9 +24,10 @@ pub(super) mod unused_rules;
 
 use super::sql::Row;
 use crate::buffer::{
+    ids::Version,
     ingest::GroupFill,
     port::StoreError,
-    staleness::TrainedSpan,
+    staleness::{TrainedSpan, TrainedVersions},
     states::{self, BatchState, GroupState, RolloutState},
 };
 
@@ -69,8 +70,8 @@ fn trained_spans(row: &mut Row) -> Result<Option<Vec<TrainedSpan>>, StoreError> 
     spans.map(Some).map_err(|error| StoreError::Corrupt(format!("column `trained_spans`: {error}")))
 }
 
-/// A pair of nullable columns that are null together.
-fn pair<T: super::sql::FromCell>(row: &mut Row, first: &str, second: &str) -> Result<Option<(T, T)>, StoreError> {
-    let (first, second): (Option<T>, Option<T>) = (row.get(first)?, row.get(second)?);
-    Ok(first.zip(second))
+/// The versions of trained tokens, in two columns that are null together.
+fn trained_versions(row: &mut Row) -> Result<Option<TrainedVersions>, StoreError> {
+    let (oldest, newest): (Option<Version>, Option<Version>) = (row.get("version_min")?, row.get("version_max")?);
+    Ok(oldest.zip(newest).map(|(oldest, newest)| TrainedVersions { oldest, newest }))
 }

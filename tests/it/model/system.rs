@@ -405,7 +405,6 @@ impl System {
     }
 
     fn batch_view(&self, batch: &Batch) -> BatchView {
-        let versions = batch.trained_versions;
         BatchView {
             batch: self.batch_number(batch.batch_id),
             policy: (0..POLICIES).find(|number| policy_name(*number) == batch.policy).expect("policies are numbered"),
@@ -421,7 +420,7 @@ impl System {
             samples: batch.samples as usize,
             tokens: batch.tokens,
             version_current: batch.version_current.0,
-            trained_versions: versions.map(|(oldest, newest)| (oldest.0, newest.0)),
+            trained_versions: batch.trained_versions.map(|versions| (versions.oldest.0, versions.newest.0)),
             created_at: self.seconds(batch.created_at),
         }
     }

@@ -16,7 +16,7 @@ use crate::buffer::{
     ids::Version,
     refusal::Refusal,
     rules::Rules,
-    staleness::TrainedSpan,
+    staleness::{TrainedSpan, TrainedVersions},
     states::{GroupState, Verdict},
     trajectory::{Facts, ResolvedVersions},
     warnings::Warning,
@@ -110,7 +110,7 @@ pub struct RolloutDecision {
 impl RolloutDecision {
     /// Trained versions as they will be delivered. A masked rollout trains no token.
     #[must_use]
-    pub fn trained_versions(&self) -> Option<(Version, Version)> {
+    pub fn trained_versions(&self) -> Option<TrainedVersions> {
         self.versions.trained.filter(|_| self.verdict == Verdict::Kept)
     }
 }

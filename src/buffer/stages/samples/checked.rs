@@ -57,7 +57,7 @@ impl CheckedRollout {
         }
         // A rollout's version is the oldest version of its trained tokens, with the mask as delivered.
         let left = member.mask_below.and_then(|oldest| mask_below(spans, oldest).trained_versions);
-        let policy_version = left.map_or(member.policy_version, |(oldest, _)| oldest);
+        let policy_version = left.map_or(member.policy_version, |versions| versions.oldest);
         Ok(Self { member, rollout, mask, policy_version })
     }
 }
@@ -89,8 +89,8 @@ pub(super) fn totals(members: &[BatchMember]) -> (u64, u64) {
 fn mask_stale(segment: &mut Segment, index: u32, trained: &[TrainedSpan], oldest: Version) {
     let Some(spans) = &segment.versions else {
         // If no span describes the segment, one version generated all of it.
-        let version = trained.iter().find(|span| span.0 == index).map(|span| span.1);
-        if version.is_some_and(|version| version < oldest.0) {
+        let version = trained.iter().find(|span| span.segment == index).map(|span| span.version);
+        if version.is_some_and(|version| version < oldest) {
             segment.loss_mask.fill(0);
         }
         return;

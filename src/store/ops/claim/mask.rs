@@ -6,10 +6,10 @@ use crate::{
     buffer::{
         ids::{RolloutPk, Version},
         port::StoreError,
-        staleness::{MaskLeft, mask_below},
+        staleness::{MaskLeft, TrainedVersions, mask_below},
     },
     store::{
-        ops::{pair, trained_spans},
+        ops::{trained_spans, trained_versions},
         sql::{Statement, Tx, args},
     },
 };
@@ -35,26 +35,23 @@ pub(super) async fn apply(tx: &mut Tx<'_>, group: &mut Ready, oldest: Version) -
         ORDER BY rollout_pk",
     );
     let (mut samples, mut tokens) = (0, 0);
-    let mut versions: Option<(Version, Version)> = None;
+    let mut versions = None;
     let mut rollouts = Vec::new();
     for mut row in tx.fetch_all(SELECT_SPANS, args![group.group_pk]).await? {
         let before: (u32, u64) = (row.get("trained_segments")?, row.get("trained_tokens")?);
         let mut left = MaskLeft {
             trained_segments: before.0,
             trained_tokens: before.1,
-            trained_versions: pair(&mut row, "version_min", "version_max")?,
+            trained_versions: trained_versions(&mut row)?,
         };
-        if left.trained_versions.is_some_and(|(old, _)| old < oldest) {
+        if left.trained_versions.is_some_and(|versions| versions.oldest < oldest) {
             let Some(spans) = trained_spans(&mut row)? else { return Ok(()) };
             left = mask_below(&spans, oldest);
             samples += u64::from(before.0.max(1) - left.trained_segments.max(1));
             tokens += before.1 - left.trained_tokens;
             rollouts.push((row.get("rollout_pk")?, left));
         }
-        versions = match (versions, left.trained_versions) {
-            (Some((old, new)), Some((older, newer))) => Some((old.min(older), new.max(newer))),
-            (one, other) => one.or(other),
-        };
+        versions = TrainedVersions::of_all([versions, left.trained_versions]);
     }
     if versions.is_some() {
         group.trained_samples -= samples;
@@ -82,12 +79,23 @@ pub(super) async fn write(tx: &mut Tx<'_>, groups: &[Ready]) -> Result<(), Store
     for group in groups {
         let Some(masking) = &group.masking else { continue };
         for (rollout_pk, left) in &masking.rollouts {
-            let (oldest, newest) = left.trained_versions.unzip();
-            let values = args![*rollout_pk, left.trained_segments, left.trained_tokens, oldest, newest];
+            let values = args![
+                *rollout_pk,
+                left.trained_segments,
+                left.trained_tokens,
+                left.trained_versions.map(|versions| versions.oldest),
+                left.trained_versions.map(|versions| versions.newest),
+            ];
             tx.guarded(MASK_ROLLOUT, values, 1).await?;
         }
-        let (oldest, newest) = group.versions.unzip();
-        let values = args![group.group_pk, group.trained_samples, group.trained_tokens, oldest, newest, masking.oldest];
+        let values = args![
+            group.group_pk,
+            group.trained_samples,
+            group.trained_tokens,
+            group.versions.map(|versions| versions.oldest),
+            group.versions.map(|versions| versions.newest),
+            masking.oldest,
+        ];
         tx.guarded(MASK_GROUP, values, 1).await?;
     }
     Ok(())

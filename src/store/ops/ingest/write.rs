@@ -6,7 +6,7 @@ use super::{GroupWork, Incoming, Keyed, decide::Changes};
 use crate::{
     buffer::{
         finalize::{GroupDecision, GroupTotals},
-        ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run, Version},
+        ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
         ingest::{NewRollout, RolloutDecision},
         port::StoreError,
         seal::{self, RolloutSeal},
@@ -101,7 +101,7 @@ impl<'b> Arrived<'b> {
             payload: &new.payload.digest,
         }
         .checksum();
-        let (oldest, newest): (Option<Version>, Option<Version>) = decision.trained_versions().unzip();
+        let trained_versions = decision.trained_versions();
         args![
             self.rollout_pk,
             self.policy_pk,
@@ -117,8 +117,8 @@ impl<'b> Arrived<'b> {
             new.content.as_bytes(),
             decision.versions.version,
             decision.versions.assumed,
-            oldest,
-            newest,
+            trained_versions.map(|versions| versions.oldest),
+            trained_versions.map(|versions| versions.newest),
             new.facts.segments,
             new.facts.trained_segments,
             new.facts.tokens,
@@ -175,7 +175,6 @@ async fn insert_groups(
             Some(GroupDecision::Discard(_)) | None => None,
         };
         let totals = ready.map_or_else(GroupTotals::default, |ready| ready.totals);
-        let (oldest, newest) = totals.trained_versions.unzip();
         let seal = ready.map(|ready| seal::of_group(ready.advantages.iter().copied()));
         let is_open = fill.state.is_open();
         args![
@@ -207,8 +206,8 @@ async fn insert_groups(
             totals.trained_tokens,
             totals.reward_sum,
             totals.reward_count,
-            oldest,
-            newest,
+            totals.trained_versions.map(|versions| versions.oldest),
+            totals.trained_versions.map(|versions| versions.newest),
             seal.as_ref().map(|seal| &seal[..]),
             0_i64,
             0_i64,
