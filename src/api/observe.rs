@@ -19,6 +19,7 @@ use super::{
     budget::{self, HeldByRequest},
     problem,
 };
+use crate::telemetry;
 
 const REQUEST_ID: &str = "x-request-id";
 
@@ -46,6 +47,7 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
         http.status = tracing::field::Empty,
         key.id = tracing::field::Empty
     );
+    telemetry::continue_trace(&span, request.headers());
     let received = metrics.request_bytes.with_label_values(&labels);
     request = request.map(|body| count_bytes(body, received));
 

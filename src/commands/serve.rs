@@ -66,7 +66,8 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let mut config = Config::load(args.config.as_deref()).context("the configuration cannot be used")?;
     config.listen = args.listen.unwrap_or(config.listen);
     config.database = args.database.map_or(config.database, Into::into);
-    telemetry::start(args.log.unwrap_or(config.log));
+    // It lives until the end, so that the spans of the last requests are exported.
+    let _telemetry = telemetry::start(args.log.unwrap_or(config.log));
 
     // Signal handlers are installed before the store opens, so that no signal is missed meanwhile.
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;

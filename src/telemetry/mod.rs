@@ -1,7 +1,9 @@
 //! The log. It is structured and goes to standard error, because commands print their results to standard output.
 //!
-//! [`requests`] adds the ids of requests to log lines that concern several requests.
+//! [`requests`] adds the ids of requests to log lines that concern several requests. [`otlp`] exports spans to a
+//! collector, if one is configured.
 
+mod otlp;
 mod requests;
 
 use std::io::IsTerminal as _;
@@ -11,7 +13,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util:
 
 #[cfg(test)]
 pub(crate) use self::requests::RequestIdsLayer;
-pub(crate) use self::requests::request_ids;
+pub(crate) use self::{otlp::continue_trace, requests::request_ids};
 use crate::panics;
 
 /// The format of the log.
@@ -25,8 +27,17 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts the log. `RUST_LOG` sets the filter; the default is `info`.
-pub fn start(format: LogFormat) {
+/// The running export of spans. Dropping it exports the spans that are left and blocks the thread meanwhile, at most five
+/// seconds.
+#[derive(Debug)]
+#[must_use = "the last spans are exported when it is dropped"]
+pub struct Telemetry {
+    _export: Option<otlp::Export>,
+}
+
+/// Starts the log, and the export of spans if the environment names a collector. `RUST_LOG` sets the filter of the log;
+/// the default is `info`.
+pub fn start(format: LogFormat) -> Telemetry {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,sqlx=warn"));
     // Colours are only used on a terminal. A file or a pipe gets plain text.
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
@@ -35,13 +46,21 @@ pub fn start(format: LogFormat) {
         // The current span is left out, because the list of spans already contains it.
         LogFormat::Json => log.json().flatten_event(true).with_current_span(false).boxed(),
     };
+    let export = otlp::Export::start();
+    let exported = export.as_ref().ok().and_then(Option::as_ref);
     let started = tracing_subscriber::registry()
         .with(log.with_filter(filter))
         .with(requests::RequestIdsLayer::filtered())
+        .with(exported.map(otlp::Export::layer))
         .try_init();
     panics::log();
     if let Err(error) = started {
         // This happens only if one process starts the log twice, as tests do. The first log stays in use.
         tracing::debug!(error = %error, "the log is already started");
     }
+    let export = export.unwrap_or_else(|error| {
+        tracing::error!(%error, "spans are not exported: the OTEL_EXPORTER_OTLP variables cannot be used");
+        None
+    });
+    Telemetry { _export: export }
 }
