@@ -69,7 +69,8 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     span.in_scope(|| {
         tracing::debug!(http.status = status.as_u16(), elapsed_ms = elapsed.as_millis() as u64, "answered");
     });
-    span.record("http.status", status.as_u16());
+    // Signed, because numbers without a sign are exported as text.
+    span.record("http.status", i64::from(status.as_u16()));
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }

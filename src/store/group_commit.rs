@@ -59,7 +59,7 @@ impl GroupCommit {
         if taken.is_empty() {
             return;
         }
-        let span = tracing::error_span!(parent: None, "group_commit", posts = taken.len());
+        let span = tracing::error_span!(parent: None, "group_commit", posts = taken.len() as i64);
         for waiting in &taken {
             span.follows_from(&waiting.span);
         }

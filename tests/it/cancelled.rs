@@ -210,7 +210,6 @@ async fn the_waiter_that_stays_gets_the_batch(backend: Backend) {
         let request = app.http.post(format!("{}/batches", app.url)).json(&json!({"wait_ms": 60_000}));
         async move { request.send().await.expect("the server answers").json::<Value>().await.expect("a batch") }
     };
-    let mut nobodys = 0;
     for round in 0..60 {
         // The waiters that came first are woken first.
         let moments: Vec<u64> = (0..4).map(|_| random.random_range(0..15_000)).collect();
@@ -236,8 +235,8 @@ async fn the_waiter_that_stays_gets_the_batch(backend: Backend) {
         let batch = tokio::time::timeout(patience, async {
             tokio::select! {
                 batch = &mut staying => batch,
+                // The waiter that was woken disconnected between the claim of the batch and its answer.
                 () = granted_to_nobody(&app) => {
-                    nobodys += 1;
                     app.pass_s(61.0).await;
                     staying.await
                 }
@@ -246,9 +245,43 @@ async fn the_waiter_that_stays_gets_the_batch(backend: Backend) {
         let batch = batch.await.expect("a wake-up was lost").expect("the waiter only waits");
         app.ack(&batch, round + 1).await.expect(200);
     }
-    assert!(nobodys < 30, "{nobodys} of 60 batches were leased to nobody");
     idle(&app).await;
     app.finish().await;
+}
+
+/// Waiters disconnect before a group becomes ready. The batch goes to the waiter that stays, and never to one of them.
+async fn the_waiters_that_left_get_nothing(backend: Backend) {
+    let app = TestApp::start_with(backend, NEVER_POLL).await;
+    let lease = || {
+        let request = app.http.post(format!("{}/batches", app.url)).json(&json!({"wait_ms": 60_000}));
+        tokio::spawn(async move { request.send().await.expect("the server answers").json::<Value>().await })
+    };
+    for round in 0..10 {
+        // The waiters that came first are woken first.
+        let leaving: Vec<_> = (0..4).map(|_| lease()).collect();
+        eventually("the first", || async { app.metrics().await.contains("forebay_waiters 4\n") }).await;
+        let mut staying = lease();
+        eventually("the last", || async { app.metrics().await.contains("forebay_waiters 5\n") }).await;
+        leaving.iter().for_each(tokio::task::JoinHandle::abort);
+        eventually("the one that stays", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
+        app.accept(rollout(&format!("r{round}"), 1.0)).await;
+        let batch = tokio::select! {
+            batch = &mut staying => batch.expect("the waiter only waits").expect("a batch"),
+            () = granted_to_nobody(&app) => panic!("a batch was leased to a waiter that had left"),
+        };
+        app.ack(&batch, round + 1).await.expect(200);
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_left_get_nothing_on_sqlite() {
+    the_waiters_that_left_get_nothing(Backend::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_left_get_nothing_on_postgres() {
+    the_waiters_that_left_get_nothing(Backend::Postgres).await;
 }
 
 /// Returns when no group is ready any more although the waiter still waits.

@@ -336,7 +336,7 @@ impl Writer {
         for caller in commands.iter().filter_map(|command| command.span()) {
             span.follows_from(caller);
         }
-        span.record("commands", commands.len());
+        span.record("commands", commands.len() as i64);
         self.metrics.committed(commands.len(), started.elapsed(), outcome.is_ok());
         if let Err(error) = &outcome {
             let requests = telemetry::request_ids(&span);
