@@ -96,8 +96,8 @@ async fn spans_are_exported_to_the_collector_that_the_environment_names() {
     assert!(refused.parent_span_id.is_empty(), "a request without a trace begins one");
     // One commit stores posts of several requests, so it is linked to them instead of being a child of one.
     let commits = spans.iter().filter(|span| span.name == "group_commit");
-    let linked: Vec<_> = commits.flat_map(|commit| &commit.links).map(|link| &link.span_id).collect();
-    assert_eq!(linked, [&accepted.span_id]);
+    let linked: Vec<_> = commits.flat_map(|commit| &commit.links).map(|link| hex(&link.trace_id)).collect();
+    assert_eq!(linked, [trace]);
 
     let requests = collector.requests();
     let resource = requests[0].resource_spans[0].resource.as_ref().expect("the resource is named");
