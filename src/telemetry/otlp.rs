@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName};
 use opentelemetry::{
     KeyValue, Value,
     propagation::{Extractor, TextMapPropagator as _},
@@ -47,8 +47,7 @@ pub(super) struct Export {
 impl Export {
     /// Starts the export if the environment names an endpoint.
     pub(super) fn start() -> Result<Option<Self>, ExporterBuildError> {
-        let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        if !ENDPOINTS.iter().any(|name| is_set(&name)) {
+        if !ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty())) {
             return Ok(None);
         }
         forebay_client::install_tls_provider();
@@ -105,7 +104,7 @@ impl Extractor for Headers<'_> {
     }
 
     fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(|name| name.as_str()).collect()
+        self.0.keys().map(HeaderName::as_str).collect()
     }
 }
 
