@@ -77,8 +77,8 @@ async fn spans_are_exported_to_the_collector_that_the_environment_names() {
     let environment = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint.as_str())];
     let service = Service::start_with("sqlite::memory:", &[], &environment).await;
     let url = format!("{}/trajectories", service.url);
-    let trace = "0af7651916cd43dd8448eb211c80319c";
-    let sent = crate::support::http().post(&url).header("traceparent", format!("00-{trace}-b7ad6b7169203331-01"));
+    let (trace, parent) = (0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128, 0xb7ad_6b71_6920_3331_u64);
+    let sent = crate::support::http().post(&url).header("traceparent", format!("00-{trace:032x}-{parent:016x}-01"));
     assert_eq!(sent.json(&rollout("a", 1.0)).send().await.expect("the service answers").status(), 201);
     let sent = crate::support::http().post(&url).json(&json!({"status": "odd"}));
     assert_eq!(sent.send().await.expect("the service answers").status(), 422);
@@ -87,8 +87,8 @@ async fn spans_are_exported_to_the_collector_that_the_environment_names() {
     let spans = collector.spans();
     let posts: Vec<_> = spans.iter().filter(|span| span.name == "POST /trajectories").collect();
     let [accepted, refused] = posts.as_slice() else { panic!("two posts, not {posts:#?}") };
-    assert_eq!(hex(&accepted.trace_id), trace, "the trace of the caller goes on");
-    assert_eq!(hex(&accepted.parent_span_id), "b7ad6b7169203331");
+    assert_eq!(accepted.trace_id, trace.to_be_bytes(), "the trace of the caller goes on");
+    assert_eq!(accepted.parent_span_id, parent.to_be_bytes());
     assert_eq!(accepted.kind, SpanKind::Server as i32);
     assert_eq!(number(accepted, "http.response.status_code"), Some(201));
     assert_eq!(number(refused, "http.response.status_code"), Some(422));
@@ -96,8 +96,8 @@ async fn spans_are_exported_to_the_collector_that_the_environment_names() {
     assert!(refused.parent_span_id.is_empty(), "a request without a trace begins one");
     // One commit stores posts of several requests, so it is linked to them instead of being a child of one.
     let commits = spans.iter().filter(|span| span.name == "group_commit");
-    let linked: Vec<_> = commits.flat_map(|commit| &commit.links).map(|link| hex(&link.trace_id)).collect();
-    assert_eq!(linked, [trace]);
+    let linked: Vec<_> = commits.flat_map(|commit| &commit.links).map(|link| &link.trace_id[..]).collect();
+    assert_eq!(linked, [trace.to_be_bytes()]);
 
     let requests = collector.requests();
     let resource = requests[0].resource_spans[0].resource.as_ref().expect("the resource is named");
@@ -117,10 +117,6 @@ async fn a_collector_that_is_away_is_logged_and_harms_nothing() {
     let log = service.terminate().await;
     let warnings = log.iter().filter(|line| line.contains("spans cannot be exported")).count();
     assert_eq!(warnings, 1, "{log:#?}");
-}
-
-fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn number(span: &OtlpSpan, key: &str) -> Option<i64> {
