@@ -1,15 +1,15 @@
-//! The ceiling: a server in this process that reads every body to its end and does nothing with it.
+//! A server in this process that reads every body completely and does nothing with it.
 //!
-//! What it reaches, no service can on this machine with this generator.
+//! Its throughput is the ceiling: on this machine and with this generator, no service can be faster.
 
 use axum::{Router, body::Body, http::header::CONTENT_TYPE, response::IntoResponse};
 use http_body_util::BodyExt as _;
 use tokio::net::TcpListener;
 
-/// What every protocol takes for success.
+/// An answer that every protocol accepts as success.
 const ANSWER: &str = r#"{"success":true}"#;
 
-/// Starts it on a free port; its URL. It ends with the process.
+/// Starts the server on a free port and returns its URL. The server ends with the process.
 pub(crate) async fn start() -> anyhow::Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);

@@ -1,9 +1,11 @@
-//! Loads a service like agents and trainers do, to size a machine and to compare services: `forebay bench`.
+//! The load generator of `forebay bench`: sends the load of agents and trainers to a service, to measure a machine and
+//! to compare services.
 //!
-//! Separate from the service, which does not carry it. It knows HTTP and nothing of the store, so that it loads any service that speaks one of its protocols. In reading
-//! order: [`workload`] draws groups, a [`protocol`](mod@protocol) writes them down as [`template`]s, [`load`](mod@load) posts them to the
-//! [`target`] and takes batches, [`tally`] counts, [`progress`] and [`report`](mod@report) tell. [`wake`] is a measurement of its own,
-//! [`drain`] a target that shows the ceiling.
+//! This is a separate crate, so that the service does not contain it. It uses only HTTP, so it can load any service that
+//! has one of its protocols. In reading order: [`workload`] draws groups, a [`protocol`](mod@protocol) writes them as
+//! [`template`]s, [`load`](mod@load) posts them to the [`target`] and takes batches, [`tally`] counts, and [`progress`]
+//! and [`report`](mod@report) print. [`wake`] measures how soon a waiting trainer gets its batch, and [`drain`] measures
+//! the ceiling.
 
 mod workload;
 
@@ -45,11 +47,12 @@ use self::{
 /// Longest run: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-/// Load a service like agents and trainers do, and tell how fast it is
+/// Send the load of agents and trainers to a service, and measure its throughput and latencies
 ///
-/// Producers post groups of rollouts with realistic lengths, in a closed loop (as fast as they are answered) or an open
-/// one (`--rate`); trainers take batches meanwhile. The service is a running forebay, or one that speaks the protocol of
-/// slime's rollout buffer or of an Atropos server. The result is a table, and with `--json` a document.
+/// Producers post groups of rollouts with realistic lengths, in a closed loop (as fast as they are answered) or in an
+/// open loop (`--rate`). Trainers take batches at the same time. The service is a running forebay, or a service with the
+/// protocol of slime's rollout buffer or of an Atropos server. The result is a table, and with `--json` also a JSON
+/// document.
 #[derive(Parser)]
 #[command(name = "forebay-bench", version)]
 pub struct BenchArgs {
@@ -61,60 +64,60 @@ pub struct BenchArgs {
     trainers: TrainerArgs,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Write the result as JSON, too; `-` writes it to standard output instead of the table
+    /// Also write the result as JSON to this file; `-` writes it to standard output instead of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 #[derive(Args)]
-#[command(next_help_heading = "What is loaded")]
+#[command(next_help_heading = "Service")]
 struct TargetArgs {
-    /// What the service speaks
+    /// Protocol of the service
     #[arg(long, value_enum, default_value_t = ProtocolName::Forebay)]
     protocol: ProtocolName,
-    /// A running service [default: port 8080 of this machine; 8889 for slime, 8000 for atropos]
+    /// URL of the running service [default: port 8080 of this machine; 8889 for slime, 8000 for atropos]
     #[arg(long, env = "FOREBAY_URL", value_name = "URL")]
     url: Option<String>,
-    /// An admin's key for the running service; in the variable rather than here, where `ps` shows it
+    /// An admin's key for the running service; prefer the environment variable, because `ps` shows arguments
     #[arg(long, env = "FOREBAY_KEY", hide_env_values = true, value_name = "KEY")]
     key: Option<ApiKey>,
-    /// Certificate (PEM) to believe instead of the system's: of the authority that signed the service's, or that one
+    /// Certificate (PEM) to trust instead of the system's: the service's own, or that of the authority that signed it
     #[arg(long, env = "FOREBAY_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Certificate and private key (PEM) for a service that demands them
+    /// Certificate and private key (PEM), for a service that requires client certificates
     #[arg(long, env = "FOREBAY_IDENTITY", value_name = "FILE")]
     identity: Option<PathBuf>,
-    /// No service: read the bodies in this process and do nothing with them, the ceiling of this machine
+    /// Use no service: read the bodies in this process and discard them, to measure the ceiling of this machine
     #[arg(long, conflicts_with_all = ["trainers", "wake", "reset"])]
     drain_only: bool,
-    /// Policy that is loaded (forebay); its rules are overwritten, so its name begins with `bench`
+    /// Policy that is used (forebay); its rules are overwritten, so its name must begin with `bench`
     #[arg(long, default_value = "bench", value_parser = policy_name, value_name = "NAME")]
     policy: String,
-    /// How trajectories and samples are written down (forebay)
+    /// Format of trajectories and samples (forebay)
     #[arg(long, value_enum, default_value_t = Format::Json, value_name = "FORMAT")]
     format: Format,
-    /// Discard first what the policy still holds of runs before (forebay)
+    /// First discard the contents of the policy from earlier runs (forebay)
     #[arg(long)]
     reset: bool,
 }
 
 #[derive(Args)]
-#[command(next_help_heading = "How much load")]
+#[command(next_help_heading = "Load")]
 struct LoadArgs {
-    /// Agents that post at the same time; 0 leaves the service to the trainers
+    /// Number of agents that post at the same time; 0 if only trainers use the service
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(..=10_000), value_name = "N")]
     connections: u16,
-    /// Bodies per second that are due, however fast the service is; latency counts from when a body was due.
-    /// Without it, each connection posts again as soon as it is answered
+    /// Bodies per second that are due, even if the service is slower; a latency begins when its body was due.
+    /// If absent, each connection posts again as soon as it is answered
     #[arg(long, value_parser = number(0.001, 1e6), value_name = "R")]
     rate: Option<f64>,
     /// Seconds to measure
     #[arg(long, default_value_t = 10.0, value_parser = number(0.1, SECONDS_MAX), value_name = "S")]
     duration: f64,
-    /// Seconds of load before that
+    /// Seconds of load before the measurement
     #[arg(long, default_value_t = 2.0, value_parser = number(0.0, SECONDS_MAX), value_name = "S")]
     warmup: f64,
-    /// Post so many bodies and measure them all, however long it takes
+    /// Post this number of bodies and measure all of them
     #[arg(long, conflicts_with_all = ["duration", "warmup"], value_parser = clap::value_parser!(u64).range(1..), value_name = "N")]
     bodies: Option<u64>,
 }
@@ -122,15 +125,15 @@ struct LoadArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Trainers")]
 struct TrainerArgs {
-    /// Trainers that take batches meanwhile: lease, read, ack (forebay), or poll (slime, atropos)
+    /// Number of trainers that take batches at the same time: lease, read, ack (forebay), or poll (slime, atropos)
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1_000), value_name = "N")]
     trainers: u16,
-    /// Groups of a batch (forebay, atropos)
+    /// Number of groups of a batch (forebay, atropos)
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4_096), value_name = "N")]
     batch_groups: u32,
-    /// Instead of load: one group at a time, and how soon a waiting trainer has its batch (forebay)
+    /// Instead of load, post one group at a time and measure how soon a waiting trainer has its batch (forebay)
     ///
-    /// What the policy holds is discarded first. `--bodies` ends it after so many groups.
+    /// The contents of the policy are discarded first. With `--bodies`, the measurement ends after this many groups.
     #[arg(long, conflicts_with_all = ["trainers", "rate", "batch_groups"])]
     wake: bool,
 }
@@ -157,27 +160,27 @@ pub async fn run(args: BenchArgs, out: &mut (dyn Write + Send)) -> anyhow::Resul
 
 fn print(text: &str, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
     match out.write_all(text.as_bytes()) {
-        // A reader that has seen enough is no failure.
+        // It is not an error if the reader of the output closes it early.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         outcome => outcome.context("cannot print"),
     }
 }
 
-/// Refuses what flags alone do not show to be nonsense.
+/// Refuses combinations of options that make no sense.
 fn check(args: &BenchArgs) -> anyhow::Result<()> {
     let protocol = args.target.protocol;
     if args.load.connections == 0 && (args.trainers.trainers == 0 || args.load.bodies.is_some()) {
-        bail!("without connections there must be --trainers, and no --bodies");
+        bail!("--connections 0 needs --trainers, and cannot be combined with --bodies");
     }
     if args.workload.text.is_some() && protocol == ProtocolName::Atropos {
-        bail!("Atropos takes tokens: leave out --text");
+        bail!("--text cannot be used with Atropos, which accepts only tokens");
     }
     if args.trainers.wake && (protocol != ProtocolName::Forebay || args.workload.per_body != PerBody::Group) {
-        bail!("--wake posts whole groups to a forebay: elsewhere no trainer can wait");
+        bail!("--wake needs --protocol forebay and whole groups: trainers of other services cannot wait for a batch");
     }
     let posts_whole_tokens = args.workload.per_body == PerBody::Group && args.workload.text.is_none();
     if args.target.format == Format::Arrow && !(protocol == ProtocolName::Forebay && posts_whole_tokens) {
-        bail!("--format arrow is for whole groups of tokens to a forebay");
+        bail!("--format arrow needs --protocol forebay and whole groups of tokens");
     }
     Ok(())
 }
@@ -259,7 +262,7 @@ impl TargetArgs {
 }
 
 impl LoadArgs {
-    /// A number of bodies is measured from the first one on.
+    /// The warm-up of the run. With `--bodies` there is none: all bodies are measured.
     fn warmup(&self) -> Duration {
         if self.bodies.is_some() { Duration::ZERO } else { Duration::from_secs_f64(self.warmup) }
     }
@@ -269,7 +272,7 @@ impl LoadArgs {
     }
 }
 
-/// A name that no real policy has.
+/// Parses the name of a policy. The prefix protects real policies, whose rules would be overwritten.
 fn policy_name(name: &str) -> Result<String, String> {
     if name.starts_with("bench") { Ok(name.to_owned()) } else { Err("must begin with `bench`".to_owned()) }
 }

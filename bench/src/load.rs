@@ -1,9 +1,9 @@
-//! The load itself: connections that post, trainers that take.
+//! The load: connections that post groups, and trainers that take batches.
 //!
-//! In the closed loop every connection sends its next body as soon as the last one is answered: the most that so many
-//! agents can do. In the open loop bodies are due at a rate, whether or not the service keeps up, and a latency counts from
-//! when its body was due: a service that stalls cannot hide it by slowing the generator down. Previous:
-//! [`crate::template`]; next: [`crate::report`](mod@crate::report).
+//! In the closed loop, every connection sends its next body as soon as the previous one is answered. This is the highest
+//! load that this number of agents can cause. In the open loop, bodies are due at a constant rate even if the service is
+//! slower, and a latency begins when its body was due. So the latencies also show when the service has stalled. The
+//! previous module is [`crate::template`], the next [`crate::report`](mod@crate::report).
 
 use std::{
     sync::{
@@ -24,31 +24,31 @@ use crate::{
     template::{Bodies, Body},
 };
 
-/// The pause before a repeat where the service names none.
+/// Pause before a repeat if the service names none.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Spread over repeats, so that those who were refused together do not come back together.
+/// Random addition to the pause, so that connections that were refused together do not repeat together.
 const JITTER: Duration = Duration::from_millis(100);
 
-/// Connections of one body that may break before the run ends: a service that refuses early may close before its
-/// answer is read, one that has gone does not come back.
+/// Number of broken connections of one body after which the run ends. A service that refuses early may close a
+/// connection before its answer is read; a service that has ended never answers again.
 const BROKEN_MAX: u32 = 20;
 
-/// Connections and trainers; they end with the set.
+/// The tasks of connections and trainers. They end when the set is dropped.
 type Tasks = JoinSet<anyhow::Result<()>>;
 
-/// How much is sent, by how many.
+/// The amount of load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) connections: usize,
     pub(crate) trainers: usize,
-    /// Bodies per second that are due; `None` is the closed loop.
+    /// Bodies per second that are due; `None` for the closed loop.
     pub(crate) rate: Option<f64>,
-    /// Bodies that end the run.
+    /// Number of bodies after which the run ends.
     pub(crate) bodies_max: Option<u64>,
 }
 
-/// What connections and trainers share.
+/// State that connections and trainers share.
 pub(crate) struct Run {
     pub(crate) load: Load,
     pub(crate) target: Target,
@@ -56,7 +56,7 @@ pub(crate) struct Run {
     pub(crate) bodies: Bodies,
     pub(crate) tally: Tally,
     next_body: AtomicU64,
-    /// Connections that go on posting.
+    /// Number of connections that are still posting.
     posting: AtomicUsize,
 }
 
@@ -72,7 +72,7 @@ impl Run {
         Arc::new(Self { load, target, protocol, bodies, tally, next_body: AtomicU64::new(0), posting })
     }
 
-    /// Runs to the end, or to an interrupt. The first error ends it.
+    /// Runs until the end or an interrupt. The first error ends the run.
     pub(crate) async fn finish(self: &Arc<Self>) -> anyhow::Result<()> {
         let mut tasks = Tasks::new();
         for _ in 0..self.load.connections {
@@ -107,7 +107,7 @@ impl Run {
         }
     }
 
-    /// In the open loop, bodies that were due before the end and were not sent.
+    /// In the open loop, the number of bodies that were due before the end but not sent.
     pub(crate) fn behind(&self) -> u64 {
         let Window { start, until, .. } = self.tally.window;
         let (sent, interrupted) =
@@ -130,7 +130,7 @@ impl Run {
         Ok(())
     }
 
-    /// The number of the next body, once it is due, and when that was; `None` when there is none.
+    /// Waits until the next body is due. Returns its number and when it was due, or `None` if there is no further body.
     async fn next(&self) -> Option<(u64, Instant)> {
         let number = self.next_body.fetch_add(1, Ordering::Relaxed);
         if self.load.bodies_max.is_some_and(|most| number >= most) {
@@ -148,7 +148,7 @@ impl Run {
         Some((number, due))
     }
 
-    /// Posts until the body is taken; false when the run was over before.
+    /// Posts a body until it is accepted. Returns false if the run ended before that.
     async fn post(&self, body: &Body) -> anyhow::Result<bool> {
         let mut broken = 0;
         loop {
@@ -175,10 +175,10 @@ impl Run {
         }
     }
 
-    /// Takes one batch after the other, until the time is over, or everything was posted and nothing is left.
+    /// Takes one batch after the other, until the time is over or all groups are posted and no batch is left.
     async fn trainer(&self) -> anyhow::Result<()> {
         while !self.tally.window.is_over() {
-            // Looked at before: what is posted meanwhile is taken in the next round.
+            // This is read before the round, because groups that are posted during the round are taken in the next one.
             let is_last = self.tally.window.until.is_none() && self.posting.load(Ordering::Relaxed) == 0;
             match self.protocol.take().await? {
                 Some(taken) => self.tally.taken(&taken),

@@ -1,4 +1,4 @@
-//! A line a second while the load runs, on standard error: standard output is for the result.
+//! Prints a line per second while the load runs, to standard error, because standard output is for the result.
 
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -7,9 +7,9 @@ use std::{
 
 use crate::{report::count, tally::Tally};
 
-/// Tells how it goes.
+/// Prints the progress of a run.
 pub(crate) struct Progress {
-    /// A terminal shows one line that changes; a file gets them all.
+    /// On a terminal the line is overwritten each time; a file gets all lines.
     is_terminal: bool,
     told: Instant,
 }
@@ -39,7 +39,7 @@ impl Progress {
             recent.failed,
         );
         if self.is_terminal {
-            // The rest of a longer line is erased.
+            // The escape code erases the rest of a longer previous line.
             eprint!("\r{line}\x1b[K");
             let _ = std::io::stderr().flush();
         } else {
@@ -47,7 +47,7 @@ impl Progress {
         }
     }
 
-    /// Leaves the last line where it is.
+    /// Keeps the last line on the screen.
     pub(crate) fn end(&self) {
         if self.is_terminal {
             eprintln!();

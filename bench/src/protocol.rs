@@ -1,6 +1,7 @@
-//! What differs between the services that can be loaded: how groups are written down, and how a trainer gets them back.
+//! The differences between the services that can be loaded: how groups are written, and how a trainer gets batches.
 //!
-//! One file per protocol, of the same shape: what has to be said first, the bodies, one round of a trainer.
+//! There is one file per protocol. All have the same parts: the calls before the load, the bodies, and one round of a
+//! trainer.
 
 mod arrow;
 pub(crate) mod atropos;
@@ -21,10 +22,10 @@ use crate::{
     workload::{Group, PerBody, Rollout},
 };
 
-/// How long a trainer waits before it asks again, where it cannot wait for an answer.
+/// Pause of a trainer before it asks again, for services without long polls.
 const POLL_PAUSE: Duration = Duration::from_millis(50);
 
-/// Which service is loaded.
+/// The protocol of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ProtocolName {
@@ -37,7 +38,7 @@ pub(crate) enum ProtocolName {
 }
 
 impl ProtocolName {
-    /// Where such a service usually listens.
+    /// The usual address of such a service.
     pub(crate) fn usual_url(self) -> &'static str {
         match self {
             Self::Forebay => "http://127.0.0.1:8080",
@@ -47,20 +48,20 @@ impl ProtocolName {
     }
 }
 
-/// How trajectories and samples are written down in our own protocol.
+/// Format of trajectories and samples in Forebay's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Format {
     /// JSON bundles, samples as NDJSON
     Json,
-    /// Arrow IPC streams both ways
+    /// Arrow IPC streams for both
     Arrow,
 }
 
-/// A way to load a service.
+/// The protocol of a service that can be loaded.
 #[async_trait]
 pub(crate) trait Protocol: Send + Sync {
-    /// Says what the service has to hear before the load. Also shows that it is there.
+    /// Makes the calls that the service needs before the load. Fails if the service does not answer.
     async fn prepare(&mut self) -> anyhow::Result<()>;
 
     /// Path that bodies are posted to.
@@ -71,34 +72,35 @@ pub(crate) trait Protocol: Send + Sync {
         "application/json"
     }
 
-    /// A group as bodies, in the order in which they are posted; always the same number.
+    /// Writes a group as bodies, in the order in which they are posted. Their number is the same for every group.
     fn templates(&self, group: &Group, per_body: PerBody) -> Vec<Template>;
 
-    /// Whether an answer of success says that the body was taken.
+    /// Whether an answer with status 2xx means that the body was accepted.
     fn is_taken(&self, _answer: &[u8]) -> bool {
         true
     }
 
-    /// One round of a trainer: the next batch, to its last byte; `None` when there was none for a while.
+    /// One round of a trainer: takes the next batch and reads it completely. Returns `None` if there was no batch for a
+    /// while.
     async fn take(&self) -> anyhow::Result<Option<Taken>>;
 }
 
-/// What a trainer got in one round. What a protocol does not tell is 0.
+/// The result of one round of a trainer. Numbers that a protocol does not report are 0.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) groups: u64,
     pub(crate) rollouts: u64,
     pub(crate) tokens: u64,
     pub(crate) bytes: u64,
-    /// Until the batch was claimed, the wait for it included; `None` where reading claims.
+    /// Time until the batch was claimed, including the wait for it; `None` if the protocol claims by reading.
     pub(crate) lease: Option<Duration>,
-    /// From the request for samples to their last byte.
+    /// Time from the request for samples to their last byte.
     pub(crate) samples: Duration,
-    /// `None` where nothing is acknowledged.
+    /// Time of the ack; `None` if the protocol has no acks.
     pub(crate) ack: Option<Duration>,
 }
 
-/// One body per rollout.
+/// Writes one body per rollout.
 fn one_each(group: &Group, write: impl Fn(&mut Template, usize, &Rollout)) -> Vec<Template> {
     let template = |(index, rollout)| {
         let mut template = Template::new();
@@ -109,7 +111,7 @@ fn one_each(group: &Group, write: impl Fn(&mut Template, usize, &Rollout)) -> Ve
     group.rollouts.iter().enumerate().map(template).collect()
 }
 
-/// Appends `"key": [...]` as Python's `json` writes it: a space after each comma, floats with all their digits.
+/// Appends `"key": [...]` as Python's `json` writes it: with a space after each comma, and floats with all digits.
 fn list<T: Debug>(text: &mut String, key: &str, values: impl IntoIterator<Item = T>) {
     let _ = write!(text, "\"{key}\": ");
     array(text, values);

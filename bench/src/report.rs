@@ -1,4 +1,4 @@
-//! What a run has shown: a table for people, JSON for programs.
+//! The result of a run: a table for people, and JSON for programs.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -13,20 +13,20 @@ use crate::{
     workload::{PerBody, WorkloadArgs},
 };
 
-/// The least that counts as time, so that no rate is infinite.
+/// Shortest time that rates are computed with, so that no rate is infinite.
 const SECONDS_MIN: Duration = Duration::from_millis(1);
 
-/// Everything that a run has shown, and what it was a run of.
+/// The result of a run, with its settings.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) generator: &'static str,
     pub(crate) protocol: ProtocolName,
     pub(crate) format: Format,
-    /// URL of the service; null where bodies were only drained.
+    /// URL of the service; null if bodies were only drained.
     pub(crate) url: Option<String>,
     pub(crate) workload: WorkloadArgs,
     pub(crate) bodies: BodySummary,
-    /// What `tokens` counts, here and below: `tokens` or `words`.
+    /// The unit that `tokens` counts, here and below: `tokens` or `words`.
     pub(crate) unit: &'static str,
     pub(crate) connections: usize,
     pub(crate) trainers: usize,
@@ -37,50 +37,51 @@ pub(crate) struct Report {
     pub(crate) outcome: Outcome,
 }
 
-/// What came out.
+/// The measurements.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Outcome {
-    /// Of load.
+    /// Measurements under load.
     Load(Box<LoadOutcome>),
-    /// Of rounds of one group each.
+    /// Measurements of rounds with one group each.
     Wake { wake: Wake },
 }
 
-/// What came out of load.
+/// Measurements under load.
 #[derive(Debug, Serialize)]
 pub(crate) struct LoadOutcome {
-    /// Seconds that were measured, of the posts.
+    /// Seconds in which posts were measured.
     seconds: f64,
-    /// From the first body to the last, warm-up included: what the service has to have.
+    /// Totals from the first body to the last, including the warm-up: the service must have stored all of them.
     posted: Posted,
     measured: Posted,
     per_s: Rates,
-    /// From when a body was sent first (closed loop) or due (open loop) until it was taken; null without any.
+    /// Time from when a body was first sent (closed loop) or due (open loop) until it was accepted; null if there are
+    /// none.
     latency_ms: Option<LatencySummary>,
-    /// Refusals by status; each was repeated.
+    /// Refusals by status. Each post was repeated.
     refused: BTreeMap<u16, u64>,
-    /// Connections that ended before an answer; each post was repeated.
+    /// Number of connections that ended before an answer. Each post was repeated.
     broken: u64,
-    /// Bodies that waited for a repeat at the end.
+    /// Number of bodies that waited for a repeat at the end.
     abandoned: u64,
-    /// Bodies that were due and not sent.
+    /// Number of bodies that were due but not sent.
     behind: u64,
     delivered: Option<DeliveredOutcome>,
 }
 
-/// What trainers got.
+/// Measurements of trainers.
 #[derive(Debug, Serialize)]
 struct DeliveredOutcome {
-    /// Warm-up included.
+    /// Totals including the warm-up.
     total: Delivered,
     measured: Delivered,
     batches_per_s: f64,
     per_s: Rates,
-    /// The wait for a batch included; null where reading claims.
+    /// Time until a batch was claimed, including the wait for it; null if the protocol claims by reading.
     lease_ms: Option<LatencySummary>,
     samples_ms: Option<LatencySummary>,
-    /// Null where nothing is acknowledged.
+    /// Time of an ack; null if the protocol has no acks.
     ack_ms: Option<LatencySummary>,
 }
 
@@ -109,7 +110,7 @@ impl LoadOutcome {
         let Posted { bodies, rollouts, tokens, bytes } = counts.measured;
         let delivered = (load.trainers > 0).then(|| {
             let measured = counts.delivered_measured;
-            // Of a number of bodies, trainers read the last ones after they were posted.
+            // With --bodies, trainers read the last batches after all bodies were posted.
             let seconds = seconds_to(counts.last_taken);
             DeliveredOutcome {
                 total: counts.delivered,
@@ -146,7 +147,7 @@ fn rates(bodies: Option<u64>, [rollouts, tokens, bytes]: [u64; 3], seconds: f64)
 }
 
 impl Report {
-    /// For people.
+    /// The result as a table.
     pub(crate) fn table(&self) -> String {
         let mut text = self.heading();
         match &self.outcome {
@@ -159,7 +160,7 @@ impl Report {
         text
     }
 
-    /// For programs.
+    /// The result as JSON.
     pub(crate) fn json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a report has only what JSON has") + "\n"
     }
@@ -206,7 +207,7 @@ impl Report {
         }
     }
 
-    /// What a protocol does not tell is left out.
+    /// Formats rates. Numbers that a protocol does not report are left out.
     fn rates(&self, rates: &Rates) -> String {
         let unit = self.unit;
         let known = [
@@ -241,7 +242,7 @@ fn not_taken(outcome: &LoadOutcome) -> String {
     if reasons.is_empty() { "none".to_owned() } else { reasons.join("; ") }
 }
 
-/// A number with three or four digits that mean something.
+/// Formats a number with three or four significant digits.
 pub(crate) fn count(number: f64) -> String {
     match number {
         number if number < 100.0 => format!("{number:.1}"),

@@ -1,4 +1,4 @@
-//! What is counted while the load runs. All connections and trainers write here; progress and the report read.
+//! Counts while the load runs. Connections and trainers write them; progress and report read them.
 
 use std::{
     collections::BTreeMap,
@@ -11,18 +11,18 @@ use serde::Serialize;
 
 use crate::{protocol::Taken, template::Body};
 
-/// Decimal digits that a histogram keeps: a latency is right to a tenth of a percent.
+/// Significant digits of a histogram: a latency is exact to a tenth of a percent.
 const DIGITS: u8 = 3;
 
-/// Microseconds beyond which latencies are all the same: an hour.
+/// Largest latency that is recorded, in microseconds: an hour. Longer ones count as an hour.
 const LATENCY_US_MAX: u64 = 3_600_000_000;
 
-/// The time that is measured: after the warm-up, until the end.
+/// The measured time: from the end of the warm-up to the end of the run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) start: Instant,
     pub(crate) from: Instant,
-    /// `None` where a number of bodies ends the run.
+    /// `None` if the run ends after a number of bodies.
     pub(crate) until: Option<Instant>,
 }
 
@@ -48,7 +48,7 @@ impl Latencies {
         self.0.saturating_record((latency.as_micros() as u64).max(1));
     }
 
-    /// `None` where nothing was recorded.
+    /// Returns `None` if nothing was recorded.
     pub(crate) fn summary(&self) -> Option<LatencySummary> {
         let ms = |us: u64| us as f64 / 1_000.0;
         let at = |quantile| ms(self.0.value_at_quantile(quantile));
@@ -81,7 +81,7 @@ pub(crate) struct LatencySummary {
 pub(crate) struct Posted {
     pub(crate) bodies: u64,
     pub(crate) rollouts: u64,
-    /// Tokens, or words where it is text.
+    /// Number of tokens, or of words of texts.
     pub(crate) tokens: u64,
     pub(crate) bytes: u64,
 }
@@ -95,7 +95,7 @@ impl Posted {
     }
 }
 
-/// Sums over rounds of trainers. What a protocol does not tell is 0.
+/// Sums over rounds of trainers. Numbers that a protocol does not report are 0.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Delivered {
     pub(crate) batches: u64,
@@ -117,19 +117,19 @@ impl Delivered {
 
 /// Everything that was counted.
 pub(crate) struct Counts {
-    /// From the first post to the last, warm-up included.
+    /// Sums from the first post to the last, including the warm-up.
     pub(crate) posted: Posted,
-    /// In the window.
+    /// Sums in the measured time.
     pub(crate) measured: Posted,
     pub(crate) latency: Latencies,
-    /// Since progress was last told.
+    /// Sums since progress was last printed.
     recent: Posted,
     recent_latency: Latencies,
-    /// By status; each was repeated.
+    /// Refusals by status. Each post was repeated.
     pub(crate) refused: BTreeMap<u16, u64>,
-    /// Posts whose connection ended before the answer; each was repeated.
+    /// Number of posts whose connection ended before the answer. Each was repeated.
     pub(crate) broken: u64,
-    /// Bodies that waited for a repeat when the run was over.
+    /// Number of bodies that waited for a repeat when the run ended.
     pub(crate) abandoned: u64,
     pub(crate) delivered: Delivered,
     pub(crate) delivered_measured: Delivered,
@@ -140,16 +140,16 @@ pub(crate) struct Counts {
     pub(crate) last_posted: Instant,
     /// When the last batch was read and acked.
     pub(crate) last_taken: Instant,
-    /// When somebody had seen enough.
+    /// When the user interrupted the run.
     pub(crate) interrupted: Option<Instant>,
 }
 
-/// What progress shows of the time since it was last told.
+/// Counts since progress was last printed.
 pub(crate) struct Recent {
     pub(crate) posted: Posted,
     pub(crate) latency: Option<LatencySummary>,
     pub(crate) delivered: u64,
-    /// Refused and broken, since the start.
+    /// Number of refusals and broken connections since the start.
     pub(crate) failed: u64,
 }
 
@@ -182,7 +182,7 @@ impl Tally {
         Self { window, counts: Mutex::new(counts) }
     }
 
-    /// A body was answered; its latency counts from when it was due.
+    /// Counts a body that was answered. Its latency begins when it was due.
     pub(crate) fn posted(&self, body: &Body, due: Instant) {
         let now = Instant::now();
         self.write(|counts| {
@@ -213,7 +213,7 @@ impl Tally {
         self.write(|counts| counts.abandoned += 1);
     }
 
-    /// A trainer's round is over.
+    /// Counts a round of a trainer.
     pub(crate) fn taken(&self, taken: &Taken) {
         let now = Instant::now();
         self.write(|counts| {
@@ -228,7 +228,7 @@ impl Tally {
         });
     }
 
-    /// What happened since this was last asked.
+    /// Returns the counts since the last call.
     pub(crate) fn recent(&self) -> Recent {
         self.write(|counts| Recent {
             posted: std::mem::take(&mut counts.recent),
@@ -238,7 +238,7 @@ impl Tally {
         })
     }
 
-    /// Looks at the counts, or changes them.
+    /// Reads or changes the counts.
     pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Counts) -> T) -> T {
         change(&mut self.counts.lock().expect("nothing panics while it counts"))
     }

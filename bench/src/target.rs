@@ -1,4 +1,4 @@
-//! The service under load, over HTTP: what it answers, and what its silence means.
+//! The HTTP client for the service under load.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use serde_json::Value;
 
 use crate::{protocol::ProtocolName, template::Body};
 
-/// Silence after which a connection counts as broken.
+/// Time without a byte after which a connection counts as broken.
 const SILENCE_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Characters of an unexpected answer that its error quotes: a whole problem document, in most cases.
 const EXCERPT_CHARS: usize = 1_000;
 
-/// Bytes that tell what kind of answer begins.
+/// Number of bytes of an answer that are kept, to see what kind of answer it is.
 const BEGINNING_BYTES: usize = 64;
 
-/// Where the service is, and how to talk to it.
+/// The address of the service, and a client for it.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) url: String,
@@ -33,18 +33,18 @@ pub(crate) struct Target {
 
 /// How a post ended.
 pub(crate) enum Answer {
-    /// 2xx, with its body.
+    /// The status was 2xx. Contains the body of the answer.
     Accepted(Bytes),
-    /// 429 or 503: to be repeated after a while.
+    /// The status was 429 or 503, so the post is repeated later.
     Refused { status: u16, retry_after: Option<Duration> },
-    /// The connection ended before the answer: what became of the body is not known.
+    /// The connection ended before the answer, so it is not known whether the body was stored.
     Broken(reqwest::Error),
 }
 
-/// An answer that was read to its end and not kept.
+/// An answer that was read completely and not kept.
 pub(crate) struct Read {
     pub(crate) bytes: u64,
-    /// Without white space.
+    /// The first characters of the answer, without white space.
     beginning: String,
 }
 
@@ -68,18 +68,18 @@ impl Target {
             .default_headers(headers)
             .read_timeout(SILENCE_TIMEOUT)
             .tls_backend_preconfigured(options.tls(url.starts_with("https:"))?)
-            // A load that goes through a proxy measures the proxy.
+            // No proxy is used, because its speed would be measured instead of the service's.
             .no_proxy();
         let http = http.build().context("no HTTP client can be made")?;
         Ok(Self { url: url.trim_end_matches('/').to_owned(), protocol, options, http })
     }
 
-    /// A client of our own protocol for the same service.
+    /// A client of Forebay's API for the same service.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
         Ok(Client::with_options(&self.url, &self.options)?)
     }
 
-    /// Whether anybody is there; says what to do when nobody is.
+    /// Checks that the service can be reached. The error says what to do if it cannot.
     pub(crate) async fn reach(&self, path: &str) -> anyhow::Result<()> {
         let Err(error) = self.http.get(self.at(path)).send().await else { return Ok(()) };
         let error = TransportError::from(error);
@@ -117,23 +117,23 @@ impl Target {
         Ok(response.bytes().await.map_or_else(Answer::Broken, Answer::Accepted))
     }
 
-    /// Posts JSON that has to be accepted; the JSON that answers it.
+    /// Posts JSON, which the service must accept, and returns the JSON of the answer.
     pub(crate) async fn call(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         let response = self.accepted(path, self.http.post(self.at(path)).json(body)).await?;
         response.json().await.with_context(|| format!("the answer to {path} is not JSON"))
     }
 
-    /// Reads an answer to its end.
+    /// Gets a path and reads the answer completely.
     pub(crate) async fn read(&self, path: &str) -> anyhow::Result<Read> {
         self.drain(path, self.http.get(self.at(path))).await
     }
 
-    /// Reads an answer of this media type to its end.
+    /// Gets a path with this media type and reads the answer completely.
     pub(crate) async fn read_as(&self, path: &str, media: &str) -> anyhow::Result<Read> {
         self.drain(path, self.http.get(self.at(path)).header(ACCEPT, media)).await
     }
 
-    /// Reads the answer to posted JSON to its end.
+    /// Posts JSON and reads the answer completely.
     pub(crate) async fn read_answer_to(&self, path: &str, body: &Value) -> anyhow::Result<Read> {
         self.drain(path, self.http.post(self.at(path)).json(body)).await
     }
@@ -166,7 +166,7 @@ fn retry_after(response: &Response) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// An error that shows what was answered.
+/// Makes an error that quotes the answer.
 async fn unexpected(path: &str, response: Response) -> anyhow::Error {
     let status = response.status();
     let body = response.text().await.unwrap_or_default();

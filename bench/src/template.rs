@@ -1,7 +1,8 @@
-//! Bodies that cost nothing to make: they are written before the run, with gaps for the name of their group.
+//! Templates of bodies. They are written before the run, with gaps for the name of their group, so that a body costs
+//! little to make during the run.
 //!
-//! Separate from the protocols, so that none of them can spend the generator's time while the load runs. Previous:
-//! [`crate::workload`]; next: [`crate::load`](mod@crate::load).
+//! This is separate from the protocols, so that no protocol can use the generator's time during the run. The previous
+//! module is [`crate::workload`], the next [`crate::load`](mod@crate::load).
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -11,26 +12,27 @@ use crate::{
     workload::{Rollout, Workload, WorkloadArgs},
 };
 
-/// Different groups that are written before the run: enough that nothing repeats soon.
+/// Maximum number of different groups that are written before the run.
 const GROUPS_MAX: usize = 64;
 
-/// Bytes of templates at which there are enough of them, so that long rollouts do not fill the memory.
+/// Total bytes of templates after which no more are written, so that long rollouts do not fill the memory.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Stands for the name of a group in binary bodies. Names are as long as this, since such a body counts bytes.
+/// Placeholder for the name of a group in binary bodies. All names have the same length as this, because such a body
+/// contains lengths in bytes.
 pub(crate) const NAME: &str = "bench-????????????-????????";
 
-/// Odd, so that it scrambles the numbers below [`NUMBERS`] without making two of them equal.
+/// Factor that scrambles numbers below [`NUMBERS`]. It is odd, so that different numbers stay different.
 const SCRAMBLE: u64 = 0x9E37_79B9_7F4B;
 
-/// Numbers of groups that have names of their own: as many as twelve hexadecimal digits write.
+/// Number of groups that can have different names: as many as twelve hexadecimal digits can express.
 const NUMBERS: u64 = 1 << 48;
 
 /// A body with gaps for the name of its group.
 pub(crate) struct Template {
-    /// The name goes between each two.
+    /// The name is inserted between each two parts.
     pieces: Pieces,
-    /// Tokens of each rollout, or words where it is text.
+    /// Number of tokens of each rollout, or of words of texts.
     lengths: Vec<u64>,
 }
 
@@ -41,12 +43,12 @@ enum Pieces {
 }
 
 impl Template {
-    /// A text, to be appended to.
+    /// An empty text, to which text is appended.
     pub(crate) fn new() -> Self {
         Self { pieces: Pieces::Text(vec![String::new()]), lengths: Vec::new() }
     }
 
-    /// A body in which [`NAME`] stands where the name of its group goes.
+    /// A complete body that contains [`NAME`] in place of the name of its group.
     pub(crate) fn of_bytes(body: &[u8]) -> Self {
         let (mut pieces, mut rest) = (Vec::new(), body);
         while let Some(at) = rest.windows(NAME.len()).position(|window| window == NAME.as_bytes()) {
@@ -64,12 +66,12 @@ impl Template {
         }
     }
 
-    /// Where text is appended.
+    /// The last part of the text, to which text is appended.
     pub(crate) fn text(&mut self) -> &mut String {
         self.texts().last_mut().expect("there is always a piece")
     }
 
-    /// Here goes the name of the group.
+    /// Adds a gap for the name of the group.
     pub(crate) fn gap(&mut self) {
         self.texts().push(String::new());
     }
@@ -100,16 +102,16 @@ pub(crate) struct Body {
     pub(crate) bytes: Bytes,
     pub(crate) media: &'static str,
     pub(crate) rollouts: u64,
-    /// Tokens, or words where it is text.
+    /// Number of tokens, or of words of texts.
     pub(crate) tokens: u64,
 }
 
 /// All bodies of a run, by their number.
 pub(crate) struct Bodies {
-    /// Each group in one or more bodies.
+    /// The templates of each group, in one or more bodies.
     groups: Vec<Vec<Template>>,
     media: &'static str,
-    /// No other run has the same names, or its posts would be taken for repeats.
+    /// Part of all names of this run. It differs from that of other runs, whose posts would otherwise be repeats.
     run: String,
 }
 
@@ -125,12 +127,12 @@ impl Bodies {
         Self { groups, media: protocol.media(), run: format!("{:08x}", rand::random::<u32>()) }
     }
 
-    /// The body with this number: the only place where bodies are made.
+    /// Makes the body with this number.
     pub(crate) fn body(&self, number: u64) -> Body {
         let per_group = self.groups[0].len() as u64;
         let (group, part) = (number / per_group, number % per_group);
         let template = &self.groups[group as usize % self.groups.len()][part as usize];
-        // Names come in no order, as those of tasks do: an index meets each somewhere else.
+        // The order of names is random, like that of real tasks, so each changes another page of an index.
         let scrambled = group.wrapping_mul(SCRAMBLE) % NUMBERS;
         let bytes = template.fill(&format!("bench-{scrambled:012x}-{}", self.run));
         let (rollouts, tokens) = (template.lengths.len() as u64, template.lengths.iter().sum());
@@ -155,13 +157,13 @@ impl Bodies {
     }
 }
 
-/// What the bodies of a run turned out to be.
+/// Statistics of the bodies of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct BodySummary {
-    /// Different bodies; names apart, they repeat in turn.
+    /// Number of different bodies, without the names. They are used in turn.
     pub(crate) templates: usize,
     pub(crate) bytes_mean: usize,
-    /// Tokens of a rollout, or words where it is text.
+    /// Number of tokens of a rollout, or of words of texts.
     pub(crate) rollout_tokens: Lengths,
 }
 

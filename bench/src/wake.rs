@@ -1,6 +1,7 @@
-//! How soon a waiting trainer learns of a batch: from the last post of a group to the descriptor.
+//! Measures how soon a waiting trainer gets its batch: from the last post of a group to the descriptor.
 //!
-//! One producer, one trainer, one group at a time, on an idle service: what is measured is the way, not the queue.
+//! There is one producer, one trainer and one group at a time, on an idle service, so that no time in a queue is
+//! measured.
 
 use std::{
     sync::Arc,
@@ -23,24 +24,24 @@ const WAIT: Duration = Duration::from_secs(10);
 /// Time for the trainer's request to arrive and to wait before the group is posted.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// When a run of rounds ends.
+/// When the rounds end.
 pub(crate) struct Rounds {
     pub(crate) warmup: Duration,
     pub(crate) duration: Duration,
-    /// A number of rounds instead, all of them measured.
+    /// Number of rounds, all of which are measured, instead of a time.
     pub(crate) most: Option<u64>,
 }
 
-/// How long descriptors took.
+/// The times until descriptors arrived.
 #[derive(Debug, Serialize)]
 pub(crate) struct Wake {
-    /// From when the post was answered; 0 where the descriptor came first.
+    /// Time from the answer to the post; 0 if the descriptor arrived first.
     pub(crate) after_answer_ms: LatencySummary,
-    /// From when the post was sent.
+    /// Time from when the post was sent.
     pub(crate) after_post_ms: LatencySummary,
 }
 
-/// Runs rounds to their end.
+/// Runs all rounds.
 pub(crate) async fn measure(
     forebay: Arc<Forebay>,
     target: &Target,
@@ -65,7 +66,7 @@ pub(crate) async fn measure(
         let body = bodies.body(number);
         let sent = Instant::now();
         let Answer::Accepted(_) = target.post(forebay.path(), &body).await? else {
-            bail!("the service is busy: this is measured on an idle one");
+            bail!("--wake needs an idle service, and this one is busy");
         };
         let answered = Instant::now();
         let leased = trainer.await.context("the generator is broken")??;

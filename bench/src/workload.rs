@@ -1,6 +1,7 @@
-//! What the load looks like: groups of rollouts with the lengths of real ones, the same for the same seed.
+//! The workload: groups of rollouts with realistic lengths. The same seed gives the same groups.
 //!
-//! Separate from the protocols, which write the same groups down in different ways. Next: [`crate::template`].
+//! This is separate from the protocols, which write the same groups in different ways. The next module is
+//! [`crate::template`].
 
 use std::f64::consts::TAU;
 
@@ -8,67 +9,68 @@ use clap::{Args, ValueEnum};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde::Serialize;
 
-/// Ids are drawn below this: the size of a common vocabulary. Drawn evenly, which compresses worst.
+/// Ids are drawn below this number, the size of a common vocabulary. The distribution is uniform, because uniform ids
+/// compress worst.
 const VOCABULARY: u32 = 128_000;
 
-/// Tokens of the longest rollout, however unlucky the draw: what the service is made to take.
+/// Maximum number of tokens of a rollout, so that a rare long draw stays below the service's limit.
 const TOKENS_MAX: f64 = 1_048_576.0;
 
-/// Tokens in a row with the same mask: a tool's output comes in one piece.
+/// Number of consecutive tokens with the same mask, because a tool's output is one piece.
 const MASK_RUN: usize = 64;
 
-/// Share of such pieces that nothing is learned from.
+/// Share of such pieces that are masked.
 const MASKED_SHARE: f64 = 1.0 / 7.0;
 
-/// The least log-probability that is drawn.
+/// The smallest log-probability that is drawn.
 const LOGPROB_MIN: f32 = -2.5;
 
-/// Words of texts; common ones, because the length is what matters.
+/// Words of texts. Only their lengths matter.
 const WORDS: [&str; 16] = [
     "the", "value", "of", "this", "function", "is", "not", "what", "test", "expects", "so", "we", "look", "at", "line",
     "again",
 ];
 
-/// What rollouts look like.
+/// The shape of rollouts.
 #[derive(Args, Clone, Debug, Serialize)]
-#[command(next_help_heading = "What rollouts look like")]
+#[command(next_help_heading = "Rollouts")]
 pub(crate) struct WorkloadArgs {
-    /// Tokens of a rollout, prompt and response: the median of a log-normal distribution
+    /// Number of tokens of a rollout, prompt and response: the median of a log-normal distribution
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(2..=1_048_576), value_name = "MEDIAN")]
     pub(crate) tokens: u32,
-    /// Spread of the lengths: the standard deviation of their logarithm; 0 makes all equal
+    /// Spread of the lengths: the standard deviation of their logarithm; 0 makes all lengths equal
     #[arg(long, default_value_t = 0.7, value_parser = number(0.0, 4.0), value_name = "S")]
     pub(crate) sigma: f64,
-    /// Share of the tokens that is prompt; at least one token is
+    /// Share of the tokens that are the prompt, which has at least one token
     #[arg(long, default_value_t = 0.1, value_parser = number(0.0, 0.99), value_name = "SHARE")]
     pub(crate) prompt: f64,
-    /// Segments of a rollout, each with a prompt of its own; slime and atropos get them as one
+    /// Number of segments of a rollout, each with its own prompt; slime and atropos get them as one segment
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_024), value_name = "N")]
     pub(crate) segments: u32,
-    /// Rollouts of a group
+    /// Number of rollouts of a group
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_024), value_name = "N")]
     pub(crate) group_size: u32,
     /// Send no behaviour log-probabilities
     #[arg(long)]
     pub(crate) no_logprobs: bool,
-    /// Send chat messages of so many words (the median again) instead of tokens; slime's environments do
+    /// Send chat messages with this median number of words instead of tokens, as slime's environments do
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=1_048_576), value_name = "WORDS")]
     pub(crate) text: Option<u32>,
-    /// What a body holds; slime always gets single rollouts
+    /// Contents of a body; slime always gets single rollouts
     #[arg(long, value_enum, default_value_t = PerBody::Group)]
     pub(crate) per_body: PerBody,
-    /// The same seed makes the same lengths, ids and rewards
+    /// Seed of all random numbers: the same seed gives the same lengths, ids and rewards
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
-/// What one post holds.
+/// The contents of one post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PerBody {
     /// A whole group
     Group,
-    /// One rollout; the posts of a group follow each other
+    /// One rollout; the rollouts of a group are posted one after the other
     Rollout,
 }
 
@@ -77,13 +79,13 @@ pub(crate) struct Group {
     pub(crate) rollouts: Vec<Rollout>,
 }
 
-/// What one agent has done.
+/// One rollout.
 pub(crate) struct Rollout {
     pub(crate) reward: f64,
     pub(crate) content: Content,
 }
 
-/// What a rollout consists of.
+/// The contents of a rollout.
 pub(crate) enum Content {
     /// Token ids, as a token-level trainer needs them.
     Tokens(Vec<Segment>),
@@ -95,14 +97,14 @@ pub(crate) enum Content {
 pub(crate) struct Segment {
     /// Prompt and response.
     pub(crate) tokens: Vec<u32>,
-    /// One entry per response token: whether it is trained.
+    /// For each response token, whether it is trained.
     pub(crate) loss_mask: Vec<bool>,
-    /// One entry per response token, where they are sent.
+    /// The log-probability of each response token, if log-probabilities are sent.
     pub(crate) logprobs: Option<Vec<f32>>,
 }
 
 impl Rollout {
-    /// Tokens, or words where it is text.
+    /// Number of tokens, or of words of texts.
     pub(crate) fn length(&self) -> u64 {
         match &self.content {
             Content::Tokens(segments) => segments.iter().map(|segment| segment.tokens.len() as u64).sum(),
@@ -133,13 +135,13 @@ impl Workload {
             Some(median) => self.text(median),
             None => self.tokens(),
         };
-        // Both outcomes in every group, so that no advantage is zero throughout.
+        // Every group has both outcomes, so that its advantages are not all zero.
         Rollout { reward: f64::from(index % 2), content }
     }
 
     fn tokens(&mut self) -> Content {
         let segments = self.args.segments as usize;
-        // Every segment has at least one prompt and one response token.
+        // Every segment has at least one prompt token and one response token.
         let tokens = self.length(self.args.tokens).max(2 * segments);
         let share = |index: usize| tokens / segments + usize::from(index < tokens % segments);
         Content::Tokens((0..segments).map(|index| self.segment(share(index))).collect())
@@ -173,7 +175,7 @@ impl Workload {
         words.join(" ")
     }
 
-    /// A length with this median: `median * exp(sigma * z)` with `z` standard normal (Box and Muller, 1958).
+    /// Draws a length with this median: `median * exp(sigma * z)` with `z` standard normal (Box and Muller, 1958).
     fn length(&mut self, median: u32) -> usize {
         // 1 - u, because the logarithm of 0 is not a number.
         let (u, v): (f64, f64) = (1.0 - self.random.random::<f64>(), self.random.random());

@@ -1,4 +1,4 @@
-//! A group as an Arrow stream: our own protocol without its JSON.
+//! Groups as Arrow streams, in Forebay's protocol.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! An Atropos API server: scored groups in, batches of a fixed number of sequences out.
+//! The protocol of an Atropos API server: scored groups are posted, and trainers get batches with a fixed number of
+//! sequences.
 
 use std::{fmt::Write as _, time::Instant};
 
@@ -12,21 +13,21 @@ use crate::{
     workload::{Content, Group, PerBody, Rollout, Segment},
 };
 
-/// What Atropos puts where a token is not trained.
+/// Atropos' mask value for a token that is not trained.
 const MASKED: i64 = -100;
 
-/// What Atropos puts where a token has no log-probability.
+/// Atropos' value for a token without a log-probability.
 const NO_LOGPROB: f64 = 1.0;
 
-/// Steps that the trainer announces: more than any run takes.
+/// Number of steps that the trainer announces, larger than in any run.
 const STEPS: u32 = 1_000_000_000;
 
-/// A server that speaks Atropos' protocol.
+/// A server with Atropos' protocol.
 pub(crate) struct Atropos {
     target: Target,
     group_size: u32,
     batch_groups: u32,
-    /// What the server calls us, once it has registered us.
+    /// The id that the server gives to this environment when it is registered.
     environment: Option<i64>,
 }
 
@@ -98,7 +99,7 @@ fn logprobs(segment: &Segment) -> impl Iterator<Item = f64> {
 
 #[async_trait]
 impl Protocol for Atropos {
-    /// A trainer registers and asks for its first batch; before that, no environment may register.
+    /// Registers a trainer and asks for its first batch. Before that, no environment can register.
     async fn prepare(&mut self) -> anyhow::Result<()> {
         self.target.reach("/info").await?;
         let trainer = json!({

@@ -1,4 +1,4 @@
-//! Our own protocol: bundles of whole groups, and trainers that follow the rule of the README.
+//! Forebay's protocol: bundles of whole groups, and trainers that follow the rule in `docs/trainers.md`.
 
 use std::{
     fmt::Write as _,
@@ -23,10 +23,10 @@ use crate::{
     workload::{Content, Group, PerBody, Rollout, Segment},
 };
 
-/// How long a trainer waits for a batch before it looks whether the run is over.
+/// How long a trainer waits for a batch before it checks whether the run has ended.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Not to be reached: it is the service that is measured, not its patience.
+/// A backlog that no run reaches, because refused posts would change the measurement.
 const BACKLOG: BacklogRules = BacklogRules { max_ready_rollouts: 1_000_000_000, max_bytes: 1_000_000_000_000 };
 
 /// A Forebay service and the policy that is loaded.
@@ -63,24 +63,24 @@ impl Forebay {
         })
     }
 
-    /// Without tokens: chat messages are enough.
+    /// Requires no tokens, for runs that post only chat messages.
     pub(crate) fn of_text(mut self) -> Self {
         self.rules.require = Vec::<Requirement>::new();
         self
     }
 
-    /// Discards first what the policy holds.
+    /// First discards the contents of the policy.
     pub(crate) fn fresh(mut self) -> Self {
         self.is_fresh = true;
         self
     }
 
-    /// In this format.
+    /// Uses this format.
     pub(crate) fn in_format(self, format: Format) -> Self {
         Self { format, ..self }
     }
 
-    /// The next batch and when its descriptor was there.
+    /// Leases the next batch. Returns it with the time when its descriptor arrived.
     pub(crate) async fn lease(&self, wait: Duration) -> anyhow::Result<Option<(BatchDescriptor, Instant)>> {
         let request = BatchRequest {
             policy: Some(self.policy.clone()),

@@ -1,4 +1,5 @@
-//! slime's rollout buffer: single items in, and everything that is ready out, read as it is claimed.
+//! The protocol of slime's rollout buffer: single items are posted, and a trainer claims and reads everything that is
+//! ready in one call.
 
 use std::{fmt::Write as _, time::Instant};
 
@@ -13,13 +14,13 @@ use crate::{
     workload::{Content, Group, PerBody, Rollout, Segment},
 };
 
-/// A buffer that speaks slime's protocol.
+/// A buffer with slime's protocol.
 pub(crate) struct Slime {
     target: Target,
     group_size: u32,
 }
 
-/// The part of every answer that says whether it is one.
+/// The beginning of a successful answer.
 #[derive(Deserialize)]
 struct Success {
     success: bool,
@@ -31,7 +32,7 @@ impl Slime {
     }
 }
 
-/// Field by field what slime's environments send, and for tokens the fields of its `Sample`.
+/// Writes the fields that slime's environments send, and for tokens the fields of its `Sample`.
 fn write(template: &mut Template, index: usize, rollout: &Rollout) {
     template.text().push_str(r#"{"instance_id": ""#);
     template.gap();
@@ -51,7 +52,7 @@ fn write(template: &mut Template, index: usize, rollout: &Rollout) {
     text.push('}');
 }
 
-/// A sample is one sequence: of further segments, everything but their last response is context.
+/// A sample is one sequence. If a rollout has several segments, everything before the last response is context.
 fn write_sample(text: &mut String, segments: &[Segment]) {
     let prompt = segments[0].tokens.len() - segments[0].loss_mask.len();
     let response_length = segments.iter().map(|segment| segment.tokens.len()).sum::<usize>() - prompt;
@@ -77,7 +78,7 @@ fn write_sample(text: &mut String, segments: &[Segment]) {
 impl Protocol for Slime {
     async fn prepare(&mut self) -> anyhow::Result<()> {
         self.target.reach("/").await?;
-        // Its clients send numbers as text.
+        // slime's clients send numbers as text.
         let start = json!({"task_type": "bench", "num_repeat_per_sample": self.group_size.to_string()});
         self.target.call("/start_rollout", &start).await?;
         Ok(())
@@ -98,7 +99,7 @@ impl Protocol for Slime {
     async fn take(&self) -> anyhow::Result<Option<Taken>> {
         let asked = Instant::now();
         let read = self.target.read_answer_to("/get_rollout_data", &json!({})).await?;
-        // The first field of the answer; what follows it may be hundreds of megabytes.
+        // Only the first field of the answer is looked at, because the rest may have hundreds of megabytes.
         if !read.begins_with(r#"{"success":true"#) {
             tokio::time::sleep(POLL_PAUSE).await;
             return Ok(None);

@@ -1,6 +1,6 @@
-//! The program `forebay-bench`: foreign services are spoken to as their formats say, and what it prints is true.
+//! The program `forebay-bench`: its requests to other services have their formats, and its results are right.
 //!
-//! How it loads a Forebay is tested beside the service, in its `tests/it/bench.rs`.
+//! `tests/it/bench.rs` of the service tests the load on a Forebay service.
 
 mod peers;
 
@@ -17,14 +17,14 @@ async fn bench(arguments: &[&str]) -> Output {
     command.output().await.expect("the binary starts")
 }
 
-/// Runs it to a good end; its document.
+/// Runs the program, which must succeed, and returns its JSON document.
 async fn report(arguments: &[&str]) -> Value {
     let output = bench(&[arguments, &["--json", "-"]].concat()).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("standard output is the document and nothing else")
 }
 
-/// Why it did not run.
+/// Runs the program, which must fail, and returns its error.
 async fn complaint(arguments: &[&str]) -> String {
     let output = bench(arguments).await;
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -81,7 +81,8 @@ async fn lengths_are_log_normal_and_repeatable() {
     };
     let drawn = lengths("0.5", "7").await;
     let of = |name: &str| drawn[name].as_f64().expect("a number");
-    // Of 512 draws: the median, the mean exp(sigma^2 / 2) and the 99th percentile exp(2.326 sigma) times it.
+    // The expected values for 512 draws: the median; the mean, exp(sigma^2 / 2) times the median; and the 99th
+    // percentile, exp(2.326 sigma) times the median.
     assert!((900.0..1_100.0).contains(&of("p50")), "{drawn}");
     assert!((1_030.0..1_240.0).contains(&of("mean")), "{drawn}");
     assert!((2_500.0..4_200.0).contains(&of("p99")), "{drawn}");
@@ -95,7 +96,7 @@ async fn lengths_are_log_normal_and_repeatable() {
 async fn an_open_loop_posts_when_bodies_are_due_and_not_before() {
     let report = report(&["--drain-only", "--rate", "50", "--bodies", "6", "--tokens", "20"]).await;
     assert_eq!((&report["posted"]["bodies"], &report["rate"]), (&6.into(), &50.0.into()));
-    // The sixth is due five fiftieths of a second after the first.
+    // The sixth body is due five fiftieths of a second after the first.
     assert!(report["seconds"].as_f64() >= Some(0.1), "{report}");
 }
 

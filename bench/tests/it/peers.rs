@@ -1,4 +1,4 @@
-//! Stand-ins for the services that the generator is compared with: they check what they are sent.
+//! Stand-ins for other services, which check the requests that they get.
 
 pub(crate) mod atropos;
 pub(crate) mod slime;
@@ -13,17 +13,17 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// What a stand-in holds.
+/// The state of a stand-in.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Posted and not yet read.
+    /// Bodies that were posted but not yet read.
     held: Vec<Value>,
     posted: usize,
-    /// What was not as the format says.
+    /// Requests that do not have the service's format.
     wrong: Vec<String>,
-    /// Statuses of the next posts, the last first.
+    /// Statuses of the next posts, in reverse order.
     refuse: Vec<u16>,
-    /// What a trainer registered with.
+    /// The registration of a trainer.
     registered: Option<Value>,
     is_started: bool,
 }
@@ -35,7 +35,7 @@ impl State {
         }
     }
 
-    /// The refusal that is next.
+    /// Returns the next refusal, if there is one.
     fn refusal(&mut self) -> Option<Response> {
         let status = StatusCode::from_u16(self.refuse.pop()?).expect("a status");
         Some((status, [(RETRY_AFTER, "0")], Json(json!({"detail": "not today"}))).into_response())
@@ -47,7 +47,7 @@ impl State {
     }
 }
 
-/// A state that handlers share.
+/// The state that handlers share.
 #[derive(Clone, Default)]
 pub(crate) struct Shared(Arc<Mutex<State>>);
 
@@ -57,7 +57,7 @@ impl Shared {
     }
 }
 
-/// A stand-in that serves.
+/// A stand-in that is running.
 pub(crate) struct Peer {
     pub(crate) url: String,
     state: Shared,
@@ -82,12 +82,12 @@ impl Peer {
         self.state.lock().wrong.clone()
     }
 
-    /// Bodies that were taken.
+    /// Number of bodies that were accepted.
     pub(crate) fn count(&self) -> usize {
         self.state.lock().posted
     }
 
-    /// Bodies that nobody has read.
+    /// Number of bodies that no trainer has read.
     pub(crate) fn left(&self) -> usize {
         self.state.lock().held.len()
     }

@@ -1,4 +1,4 @@
-//! An Atropos API server, as far as the generator goes.
+//! The parts of an Atropos API server that the generator uses.
 
 use axum::{
     Json, Router,
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Shared;
 
-/// What a trainer has to say of itself.
+/// The fields that a trainer must register with.
 const REGISTRATION: [&str; 8] = [
     "wandb_group",
     "wandb_project",
@@ -79,7 +79,7 @@ async fn write(State(peer): State<Shared>, Json(group): Json<Value>) -> Response
     Json(json!({"status": "received"})).into_response()
 }
 
-/// Whole batches only, as many sequences as the trainer has registered.
+/// Returns only whole batches, with as many sequences as the trainer has registered.
 async fn read(State(peer): State<Shared>) -> Json<Value> {
     let mut state = peer.lock();
     let Some(registered) = &state.registered else {

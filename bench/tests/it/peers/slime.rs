@@ -1,4 +1,4 @@
-//! slime's rollout buffer, as far as the generator goes.
+//! The parts of slime's rollout buffer that the generator uses.
 
 use axum::{
     Json, Router,
@@ -59,7 +59,7 @@ async fn write(State(peer): State<Shared>, Json(item): Json<Value>) -> Response 
 
 async fn read(State(peer): State<Shared>, Json(_): Json<Value>) -> String {
     let items = std::mem::take(&mut peer.lock().held);
-    // As text, because the first field of the real answer is `success`, and a map here has its own order.
+    // The answer is written as text, because its first field must be `success`, and a map would be sorted.
     if items.is_empty() {
         return r#"{"success":false,"message":"No data available to read","data":{"data":[],"meta_info":{}}}"#
             .to_owned();
