@@ -13,7 +13,7 @@ fn filter(name: &str, scope: &str, when: &str, action: &str) -> Value {
 }
 
 on_both_stores! {
-    async fn a_transaction_asks_no_filter_but_says_what_is_to_be_asked(app: TestApp) {
+    async fn a_transaction_evaluates_no_filter_and_answers_which_to_evaluate(app: TestApp) {
         app.rules("default", json!({"filter": [filter("low", "rollout", "reward < 0.5", "drop")]})).await;
         let sent: Trajectory = serde_json::from_value(rollout("a", 0.25)).expect("a trajectory");
         let bundles = Arc::new(vec![app.buffer.prepare(vec![sent]).expect("the trajectory is valid")]);
@@ -143,7 +143,7 @@ on_both_stores! {
         assert_eq!(app.accept(tags("y", 0.0)).await["reason"], "low");
     }
 
-    async fn a_group_goes_by_the_filters_that_it_was_opened_under(app: TestApp) {
+    async fn a_group_uses_the_filters_that_it_was_opened_with(app: TestApp) {
         let below = |bound: f64| json!({"group": {"size": 3},
             "filter": [filter("low", "rollout", &format!("reward < {bound:?}"), "drop")]});
         app.rules("default", below(0.25)).await;

@@ -1,4 +1,5 @@
-//! The line of ready groups: claims begin behind what was claimed before, and still find what is in front of that.
+//! The line of ready groups: a claim begins behind the groups that were claimed before, and still finds groups that
+//! return to places in front of them.
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _};
@@ -12,7 +13,7 @@ async fn post(app: &TestApp, groups: impl IntoIterator<Item = &str>) {
     }
 }
 
-/// Leases a batch and acks it; its groups.
+/// Leases a batch and acks it. Returns the ids of its groups.
 async fn train(app: &TestApp, step: i64) -> Vec<String> {
     let batch = app.lease().await;
     app.ack(&batch, step).await.expect(200);
@@ -64,14 +65,14 @@ on_both_stores! {
         app.rules("default", json!({"batch": {"groups": 1}})).await;
         post(app, ["a", "b"]).await;
         assert_eq!(train(app, 1).await, ["a"]);
-        // As a replica of an earlier version puts it back.
+        // A replica of an earlier version would leave such a place when it puts a group back.
         app.tamper("UPDATE policy SET ready_from = 1000000, ready_next = 1000000").await;
         app.pass_s(601.0).await;
         assert_eq!(train(app, 2).await, ["b"]);
     }
 }
 
-/// A database of a server whose only other sessions are those of the test.
+/// A database on a server of its own, on which no other test has sessions.
 async fn alone() -> (Cluster, String) {
     let start = || Cluster::start().expect("a cluster starts");
     let cluster = tokio::task::spawn_blocking(start).await.expect("nothing panics");
@@ -79,7 +80,7 @@ async fn alone() -> (Cluster, String) {
     (cluster, database)
 }
 
-/// Pages of groups and of their indexes that were looked at so far, by sessions of the service that have ended.
+/// Number of pages of the table of groups and of its indexes that ended sessions of the service have read so far.
 async fn pages_of_groups(database: &str) -> i64 {
     const COUNT: &str = "
         SELECT CAST(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read AS BIGINT)
@@ -87,7 +88,7 @@ async fn pages_of_groups(database: &str) -> i64 {
         WHERE relname = 'rollout_group'";
     const SESSIONS: &str = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'forebay'";
     let mut connection = sqlx::PgConnection::connect(database).await.expect("the server accepts");
-    // A session reports what it counted before it is gone.
+    // A session reports its counters before it ends.
     while !sqlx::query(SESSIONS).fetch_all(&mut connection).await.expect("sessions can be read").is_empty() {
         tokio::task::yield_now().await;
     }
@@ -95,7 +96,7 @@ async fn pages_of_groups(database: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_transaction_elsewhere_does_not_make_claims_dear() {
+async fn a_long_transaction_elsewhere_does_not_slow_down_claims() {
     const BATCHES: i64 = 15;
     const GROUPS: i64 = 10;
     const PHASES: i64 = 4;
@@ -105,7 +106,7 @@ async fn a_long_transaction_elsewhere_does_not_make_claims_dear() {
     app.rules("default", json!({"batch": {"groups": GROUPS}})).await;
     let groups = PHASES * BATCHES * GROUPS;
     app.accept(Value::Array((0..groups).map(|group| rollout(&format!("r{group}"), 1.0)).collect())).await;
-    // As pg_dump begins: no entry of a group that is claimed from here on may be removed.
+    // The transaction starts as pg_dump does: entries of groups that are claimed from here on cannot be removed.
     let mut dump = sqlx::PgConnection::connect(&database).await.expect("the server accepts");
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT * FROM policy";
     sqlx::raw_sql(begin).fetch_all(&mut dump).await.expect("the snapshot is taken");

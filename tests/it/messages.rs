@@ -48,7 +48,7 @@ on_both_stores! {
         assert_eq!(named, "rollout `a` does not exist in the current run of policy `other`");
     }
 
-    async fn one_purged_batch_is_not_called_batches(app: TestApp) {
+    async fn one_purged_batch_is_named_in_the_singular(app: TestApp) {
         app.rules("default", json!({"retention": {"trained_s": 10}})).await;
         for step in 1..3 {
             app.accept(rollout(&format!("r{step}"), 1.0)).await;

@@ -74,7 +74,7 @@ on_both_stores! {
         }
     }
 
-    async fn a_rollout_without_a_reward_is_told_that_it_is_dropped(app: TestApp) {
+    async fn a_rollout_without_a_reward_gets_a_warning_that_it_is_dropped(app: TestApp) {
         let filters = json!([{"name": "cut", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"}]);
         app.rules("default", json!({"group": {"size": 2}, "filter": filters})).await;
         let without = |index: usize, status: &str| with(member("g", index, 0.0), json!({"reward": null, "status": status}));
@@ -84,7 +84,7 @@ on_both_stores! {
         assert_eq!((text(&masked["verdict"]), names(&masked)), ("masked", vec![]));
     }
 
-    async fn a_second_pass_is_told_that_it_needs_new_groups(app: TestApp) {
+    async fn a_second_pass_gets_a_warning_that_it_needs_new_groups(app: TestApp) {
         app.accept(group("g", &[1.0, 0.0])).await;
         let late = app.accept(member("g", 2, 1.0)).await;
         assert_eq!((text(&late["verdict"]), names(&late)), ("late", vec!["group-decided"]));

@@ -60,7 +60,7 @@ on_both_stores! {
         assert_eq!(pages(app, "/trajectories?limit=1000&verdict=kept", "trajectories").await, [1000, 1000, 1000, 1000, 498]);
     }
 
-    async fn groups_with_many_late_rollouts_are_walked_alike(app: TestApp) {
+    async fn pages_of_groups_with_many_late_rollouts_are_bounded_too(app: TestApp) {
         let late = |number: usize| with(rollout(&format!("r{number}"), 1.0), json!({"group_id": "g", "group_size": 1}));
         for body in 0..ROLLOUTS / BODY {
             let lines: Vec<String> = (0..BODY).map(|index| late(body * BODY + index).to_string()).collect();

@@ -256,7 +256,7 @@ async fn silence_that_lasts_longer_than_a_lease_costs_no_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn patience_with_the_way_has_an_end_that_names_it() {
+async fn calls_are_repeated_for_a_bounded_time_and_the_error_names_the_service() {
     let service = TestService::start(POLICIES).await;
     record(&service.client, 4, 2).await;
     let proxy = Proxy::start(&service, |_, path| is_samples(path).then_some(Nonsense::Page)).await;

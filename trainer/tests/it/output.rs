@@ -112,7 +112,7 @@ async fn event_files_and_averaged_weights_are_written_where_they_are_asked_for()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gradient_norms_are_told_for_each_model() {
+async fn gradient_norms_are_reported_for_each_model() {
     let service = TestService::start(PAIRS).await;
     record(&service.client, 2, 2).await;
     let folder = folder();
