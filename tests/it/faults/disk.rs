@@ -136,7 +136,8 @@ async fn one_sync_of_a_slow_disk_serves_all_waiting_posts() {
     const POSTS: usize = 48;
     let machine = Machine::new();
     let service = machine.start().await;
-    machine.faults.arm_lasting(Fault::DelayMicros(100_000), Call::Sync, On::Wal);
+    // So slow that many posts arrive during one sync, on a busy machine too.
+    machine.faults.arm_lasting(Fault::DelayMicros(400_000), Call::Sync, On::Wal);
     let posts = (0..POSTS).map(|index| {
         let (machine, service) = (&machine, &service);
         async move { machine.post(service, &rollout(&format!("r{index}"), 1.0)).await.0 }
