@@ -50,9 +50,9 @@ pub(super) struct Budgets {
 impl Budgets {
     pub(super) fn new(bytes: ByteBudgets, metrics: &Metrics) -> Self {
         Self {
-            posts: Budget::new(bytes.posts, metrics.body_bytes_in_flight.clone()),
-            control: Budget::new(bytes.control, metrics.control_bytes_in_flight.clone()),
-            samples: Budget::new(bytes.samples, metrics.samples_bytes_in_flight.clone()),
+            posts: Budget::new(bytes.posts, metrics.http.body_bytes_in_flight.clone()),
+            control: Budget::new(bytes.control, metrics.http.control_bytes_in_flight.clone()),
+            samples: Budget::new(bytes.samples, metrics.http.samples_bytes_in_flight.clone()),
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
         key.id = tracing::field::Empty
     );
     telemetry::continue_trace(&span, request.headers());
-    let received = metrics.request_bytes.with_label_values(&labels);
+    let received = metrics.http.request_bytes.with_label_values(&labels);
     request = request.map(|body| count_bytes(body, received));
 
     let held = HeldByRequest::default();
@@ -63,9 +63,9 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     response = span.in_scope(|| problem::render(response, &request_id, &api));
     drop(held);
 
-    metrics.request_seconds.with_label_values(&labels).observe(elapsed.as_secs_f64());
+    metrics.http.request_seconds.with_label_values(&labels).observe(elapsed.as_secs_f64());
     let status = response.status();
-    metrics.requests.with_label_values(&[verb, &route, status.as_str()]).inc();
+    metrics.http.requests.with_label_values(&[verb, &route, status.as_str()]).inc();
     span.in_scope(|| {
         tracing::debug!(http.status = status.as_u16(), elapsed_ms = elapsed.as_millis() as u64, "answered");
     });
@@ -74,7 +74,7 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    response.map(|body| count_bytes(body, metrics.response_bytes.with_label_values(&labels)))
+    response.map(|body| count_bytes(body, metrics.http.response_bytes.with_label_values(&labels)))
 }
 
 /// The request id that the caller sent if it is safe to log, otherwise a new one.

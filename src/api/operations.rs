@@ -102,11 +102,11 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Failure>
     match tokio::time::timeout(GAUGES_TIMEOUT, api.buffer.refresh_gauges()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            api.metrics.gauge_failures.inc();
+            api.metrics.ledger_not_read();
             tracing::warn!(error = %error, "the ledger's gauges are not up to date");
         }
         Err(_) => {
-            api.metrics.gauge_failures.inc();
+            api.metrics.ledger_not_read();
             tracing::warn!("the ledger's gauges are not up to date: the store did not answer in time");
         }
     }
