@@ -6,9 +6,9 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use forebay_client::wire::{Admission, AdmissionRequest, Problem};
+use forebay_client::wire::{Admission, AdmissionRequest};
 
-use super::{Api, body::Json, guard::Caller, params, problem::Failure};
+use super::{Api, body::Json, guard::Caller, openapi::NoSuchPolicy, params, problem::Failure};
 use crate::buffer::admission::ADMISSION_ROLLOUTS_MAX;
 
 /// Seconds after which a retry may find room: about the time in which a trainer takes a batch.
@@ -30,8 +30,7 @@ const RETRY_AFTER_S: u32 = 5;
     responses(
         (status = 201, description = "Room is reserved", body = Admission),
         (status = 200, description = "There is no room now: `granted` is 0, and `Retry-After` says when to try again", body = Admission),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
     )
 )]
 pub(super) async fn post(

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_client::wire::{
-    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Problem, ShardCount,
+    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, ShardCount,
     VersionRange,
 };
 use serde::Deserialize;
@@ -19,6 +19,7 @@ use super::{
     Api,
     body::Json,
     guard::{Caller, caller_id},
+    openapi::{InvalidQuery, LeaseLost, NoSuchBatch, NoSuchPolicy, Superseded},
     params::{self, BatchPath, Query},
     problem::Failure,
 };
@@ -53,10 +54,9 @@ const NACK_GROUPS_MAX: usize = 65_536;
         (status = 201, description = "A batch and its lease", body = BatchDescriptor),
         (status = 200, description = "The batch that this `request_id` already holds, with a renewed lease", body = BatchDescriptor),
         (status = 204, description = "No batch became ready in time"),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "`too-many-waiters`: no batch is ready, and too many requests are waiting", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        Superseded,
+        (status = 503, description = "`too-many-waiters`: no batch is ready, and too many requests are waiting"),
     )
 )]
 pub(super) async fn lease(
@@ -122,8 +122,8 @@ pub(super) struct BatchQuery {
     params(BatchQuery),
     responses(
         (status = 200, description = "A page of batches, without leases", body = BatchPage),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        InvalidQuery,
     )
 )]
 pub(super) async fn list(
@@ -161,8 +161,8 @@ pub(super) struct ShardsQuery {
     params(("id" = String, Path, description = "Id of the batch"), ShardsQuery),
     responses(
         (status = 200, description = "The batch, without its lease", body = BatchDescriptor),
-        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 410, description = "Shards cannot be counted: the payloads are purged", body = Problem, content_type = "application/problem+json"),
+        NoSuchBatch,
+        (status = 410, description = "Shards cannot be counted: the payloads are purged"),
     )
 )]
 pub(super) async fn get(
@@ -198,9 +198,8 @@ pub(super) async fn get(
     request_body = ExtendRequest,
     responses(
         (status = 200, description = "Extended", body = BatchDescriptor),
-        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost` or `superseded`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchBatch,
+        LeaseLost,
     )
 )]
 pub(super) async fn extend(
@@ -227,9 +226,8 @@ pub(super) async fn extend(
     request_body = AckRequest,
     responses(
         (status = 200, description = "Acked: apply the optimizer step", body = BatchDescriptor),
-        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`, `superseded`, `already-acked` or `step-settled`: discard the gradients and do not apply the step", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchBatch,
+        (status = 409, description = "`lease-lost`, `superseded`, `already-acked` or `step-settled`: discard the gradients and do not apply the step"),
     )
 )]
 pub(super) async fn ack(
@@ -255,9 +253,9 @@ pub(super) async fn ack(
     request_body = NackRequest,
     responses(
         (status = 200, description = "Given back", body = BatchDescriptor),
-        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost` or `superseded`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid, or a group that is not in the batch", body = Problem, content_type = "application/problem+json"),
+        NoSuchBatch,
+        LeaseLost,
+        (status = 422, description = "Invalid, or a group that is not in the batch"),
     )
 )]
 pub(super) async fn nack(
@@ -291,8 +289,8 @@ pub(super) async fn nack(
     params(("id" = String, Path, description = "Id of the batch")),
     responses(
         (status = 200, description = "The batch is back, and its deliveries are counted from 0 again", body = BatchDescriptor),
-        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`batch-state`: neither the batch nor any of its groups is quarantined", body = Problem, content_type = "application/problem+json"),
+        NoSuchBatch,
+        (status = 409, description = "`batch-state`: neither the batch nor any of its groups is quarantined"),
     )
 )]
 pub(super) async fn readmit(

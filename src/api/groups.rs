@@ -1,7 +1,7 @@
 //! `/groups`: lists groups, and closes or discards a group by hand.
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Problem};
+use forebay_client::wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -9,6 +9,7 @@ use super::{
     Api,
     body::Json,
     guard::Caller,
+    openapi::{InvalidQuery, NoSuchGroup, NoSuchPolicy},
     params::{self, Query},
     problem::Failure,
 };
@@ -49,8 +50,8 @@ pub(super) struct GroupQuery {
     params(GroupQuery),
     responses(
         (status = 200, description = "A page of groups", body = GroupPage),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        InvalidQuery,
     )
 )]
 pub(super) async fn list(
@@ -81,9 +82,8 @@ pub(super) async fn list(
     request_body = CloseRequest,
     responses(
         (status = 200, description = "The group after it was decided", body = GroupInfo),
-        (status = 404, description = "No such policy or group", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`group-decided`: the group is not open", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchGroup,
+        (status = 409, description = "`group-decided`: the group is not open"),
     )
 )]
 pub(super) async fn close(
@@ -110,9 +110,8 @@ pub(super) async fn close(
     request_body = DiscardRequest,
     responses(
         (status = 200, description = "The group after it was discarded", body = GroupInfo),
-        (status = 404, description = "No such policy or group", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`group-decided`: the group is in a batch, or in a final state", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchGroup,
+        (status = 409, description = "`group-decided`: the group is in a batch, or in a final state"),
     )
 )]
 pub(super) async fn discard(

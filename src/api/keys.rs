@@ -1,13 +1,14 @@
 //! `/keys`: creates, lists and revokes keys, for operators. `forebay keys` does the same on the command line.
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
-use forebay_client::wire::{KeyCreated, KeyInfo, KeyPage, KeyRequest, Problem};
+use forebay_client::wire::{KeyCreated, KeyInfo, KeyPage, KeyRequest};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::{
     Api,
     body::Json,
+    openapi::InvalidQuery,
     params::{self, KeyPath, Query},
     problem::Failure,
 };
@@ -35,8 +36,7 @@ pub(super) struct KeyQuery {
     request_body = KeyRequest,
     responses(
         (status = 201, description = "The key and its secret", body = KeyCreated),
-        (status = 409, description = "`first-key`: the first key must have role `admin` and all policies; or `too-many-keys`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`first-key`: the first key must have role `admin` and all policies; or `too-many-keys`"),
     )
 )]
 pub(super) async fn create(
@@ -56,7 +56,7 @@ pub(super) async fn create(
     params(KeyQuery),
     responses(
         (status = 200, description = "A page of keys, without secrets", body = KeyPage),
-        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+        InvalidQuery,
     )
 )]
 pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) -> Result<Answer<KeyPage>, Failure> {
@@ -78,7 +78,7 @@ pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) 
     params(("id" = String, Path, description = "Public part of the key")),
     responses(
         (status = 200, description = "The revoked key", body = KeyInfo),
-        (status = 404, description = "No such key", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such key"),
     )
 )]
 pub(super) async fn revoke(State(api): State<Api>, KeyPath(key_id): KeyPath) -> Result<Answer<KeyInfo>, Failure> {

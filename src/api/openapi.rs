@@ -1,14 +1,16 @@
 //! The parts of the `OpenAPI` document that are not routes: the introduction, the keys that each call needs, and the
-//! errors that every call may return.
+//! errors that several calls or all calls may return.
 //!
 //! It is separate from the handlers because it follows from the table of roles, the extractors and the store, which all
-//! handlers share. Otherwise each handler would repeat it.
+//! handlers share. Otherwise each handler would repeat it. A handler declares only the errors of its own call: the types
+//! of this file where other calls have the same error, and otherwise the status with a description. That every error
+//! is a problem document is added here.
 
 use axum::http::Method;
-use forebay_client::wire::PROBLEM_JSON;
+use forebay_client::wire::{PROBLEM_JSON, Problem};
 use serde_json::Value;
 use utoipa::{
-    OpenApi, ToSchema,
+    IntoResponses, OpenApi, ToSchema,
     openapi::{
         Content, OpenApi as Document, Ref, RefOr, ResponseBuilder,
         path::{Operation, PathItem},
@@ -42,7 +44,8 @@ const SCHEME: &str = "key";
         (name = "trainers", description = "Lease and ack batches, record checkpoints and resume"),
         (name = "policies", description = "Rules, versions and status of policies"),
         (name = "operations", description = "Health, metrics and totals"),
-    )
+    ),
+    components(schemas(Problem))
 )]
 struct Frame;
 
@@ -54,6 +57,41 @@ const EXAMPLES: &str = include_str!("examples.json");
 #[schema(value_type = String, format = Binary)]
 #[expect(dead_code, reason = "it only describes a body")]
 pub(super) struct ArrowStream(Vec<u8>);
+
+/// No such policy
+#[derive(IntoResponses)]
+#[response(status = 404)]
+pub(super) struct NoSuchPolicy;
+
+/// No such policy or group
+#[derive(IntoResponses)]
+#[response(status = 404)]
+pub(super) struct NoSuchGroup;
+
+/// No such batch
+#[derive(IntoResponses)]
+#[response(status = 404)]
+pub(super) struct NoSuchBatch;
+
+/// `superseded`
+#[derive(IntoResponses)]
+#[response(status = 409)]
+pub(super) struct Superseded;
+
+/// `lease-lost` or `superseded`
+#[derive(IntoResponses)]
+#[response(status = 409)]
+pub(super) struct LeaseLost;
+
+/// Invalid query
+#[derive(IntoResponses)]
+#[response(status = 422)]
+pub(super) struct InvalidQuery;
+
+/// The rules are invalid
+#[derive(IntoResponses)]
+#[response(status = 422)]
+pub(super) struct InvalidRules;
 
 /// The errors of a call with a body.
 const BODY_PROBLEMS: [(&str, &str); 5] = [
@@ -98,6 +136,7 @@ pub(super) fn complete(mut document: Document) -> Document {
             if operation.request_body.is_some() {
                 add(operation, &BODY_PROBLEMS);
             }
+            give_errors_their_document(operation);
         }
     }
     document
@@ -146,9 +185,19 @@ fn show(content: &mut RefOr<Content>, example: &Value) {
 
 fn add(operation: &mut Operation, problems: &[(&str, &str)]) {
     for (status, description) in problems {
-        operation.responses.responses.entry((*status).to_owned()).or_insert_with(|| {
+        let response = || ResponseBuilder::new().description(*description).build().into();
+        operation.responses.responses.entry((*status).to_owned()).or_insert_with(response);
+    }
+}
+
+/// The body of every error is a problem document.
+fn give_errors_their_document(operation: &mut Operation) {
+    for (status, response) in &mut operation.responses.responses {
+        if let RefOr::T(response) = response
+            && (status.starts_with('4') || status.starts_with('5'))
+        {
             let problem = Content::new(Some(RefOr::Ref(Ref::from_schema_name("Problem"))));
-            ResponseBuilder::new().description(*description).content(PROBLEM_JSON, problem).build().into()
-        });
+            response.content.insert(PROBLEM_JSON.to_owned(), problem.into());
+        }
     }
 }

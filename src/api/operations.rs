@@ -8,7 +8,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use forebay_client::wire::{Health, PolicyStats, Problem, Stats};
+use forebay_client::wire::{Health, PolicyStats, Stats};
 use serde_json::json;
 
 use super::{Api, body, guard::Caller, problem::Failure};
@@ -28,7 +28,6 @@ const GAUGES_TIMEOUT: Duration = Duration::from_secs(2);
     tag = "operations",
     responses(
         (status = 200, description = "Totals", body = Stats),
-        (status = 503, description = "The store cannot answer", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn stats(State(api): State<Api>, Caller(grant): Caller) -> Result<Answer<Stats>, Failure> {
@@ -73,7 +72,7 @@ pub(super) async fn health() -> Answer<Health> {
     tag = "operations",
     responses(
         (status = 200, description = "Ready"),
-        (status = 503, description = "Not ready", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Not ready"),
     )
 )]
 pub(super) async fn ready(State(api): State<Api>) -> Result<Response, Failure> {

@@ -9,8 +9,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_client::wire::{
-    CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, Problem,
-    ReceiptGroup, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting,
+    CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, ReceiptGroup,
+    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -21,6 +21,7 @@ use super::{
     batches::wait_ms,
     body::{Json, JsonAsSent, MergePatch, OptionalJson, parse_value},
     guard::{Caller, caller_id},
+    openapi::{InvalidQuery, InvalidRules, NoSuchPolicy, Superseded},
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
@@ -96,9 +97,9 @@ pub(super) struct WaitQuery {
     responses(
         (status = 200, description = "The policy", body = PolicyStatus),
         (status = 204, description = "No such version in time"),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "`too-many-waiters`: too many requests wait", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        InvalidQuery,
+        (status = 503, description = "`too-many-waiters`: too many requests wait"),
     )
 )]
 pub(super) async fn get(
@@ -138,8 +139,8 @@ pub(super) async fn get(
     responses(
         (status = 201, description = "The policy is new", body = PolicyStatus),
         (status = 200, description = "The rules are replaced", body = PolicyStatus),
-        (status = 409, description = "`too-many-policies`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "The rules are invalid", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "`too-many-policies`"),
+        InvalidRules,
     )
 )]
 pub(super) async fn put(
@@ -179,8 +180,8 @@ pub(super) async fn put(
     )),
     responses(
         (status = 200, description = "The rules are changed", body = PolicyStatus),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "The rules are invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        InvalidRules,
     )
 )]
 pub(super) async fn patch(
@@ -210,9 +211,8 @@ fn parse_rules(value: Value) -> Result<Rules, Refusal> {
     request_body = VersionRequest,
     responses(
         (status = 200, description = "The version is published and current", body = PolicyStatus),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`version-conflict` or `superseded`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        (status = 409, description = "`version-conflict` or `superseded`"),
     )
 )]
 pub(super) async fn publish(
@@ -245,9 +245,8 @@ pub(super) async fn publish(
     request_body = CheckpointRequest,
     responses(
         (status = 200, description = "Settled", body = CheckpointResponse),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`step-unknown` or `superseded`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        (status = 409, description = "`step-unknown` or `superseded`"),
     )
 )]
 pub(super) async fn checkpoint(
@@ -279,9 +278,8 @@ pub(super) async fn checkpoint(
     request_body = ResumeRequest,
     responses(
         (status = 200, description = "Resumed", body = ResumeResponse),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`lineage-gap`, `step-unknown` or `superseded`", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        (status = 409, description = "`lineage-gap`, `step-unknown` or `superseded`"),
     )
 )]
 pub(super) async fn resume(
@@ -315,8 +313,8 @@ pub(super) async fn resume(
     request_body = Option<ResetRequest>,
     responses(
         (status = 200, description = "A new run has begun", body = ResetResponse),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`superseded`", body = Problem, content_type = "application/problem+json"),
+        NoSuchPolicy,
+        Superseded,
     )
 )]
 pub(super) async fn reset(

@@ -14,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::{ARROW_STREAM, Problem, Sample};
+use forebay_client::wire::{ARROW_STREAM, Sample};
 use futures::{TryStreamExt as _, stream};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -25,7 +25,7 @@ use super::{
     arrow, body,
     budget::{Budget, Share, paid},
     compression::Compressor,
-    openapi::ArrowStream,
+    openapi::{ArrowStream, InvalidQuery, NoSuchBatch},
     params::{BatchPath, Query},
     problem::Failure,
 };
@@ -82,11 +82,11 @@ pub(super) struct ShardQuery {
                 (Vec<Sample> = "application/json"),
                 (ArrowStream = "application/vnd.apache.arrow.stream"),
             )),
-        (status = 404, description = "No such batch", body = Problem, content_type = "application/problem+json"),
-        (status = 406, description = "No acceptable representation", body = Problem, content_type = "application/problem+json"),
-        (status = 410, description = "The payloads are purged", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "Other readers use up the byte budget of samples; retry", body = Problem, content_type = "application/problem+json"),
+        NoSuchBatch,
+        (status = 406, description = "No acceptable representation"),
+        (status = 410, description = "The payloads are purged"),
+        InvalidQuery,
+        (status = 503, description = "Other readers use up the byte budget of samples; retry"),
     )
 )]
 pub(super) async fn get(

@@ -11,7 +11,7 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{
-    self, BulkLine, Problem, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
+    self, BulkLine, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
 use serde::Deserialize;
 use tokio::sync::Semaphore;
@@ -24,7 +24,7 @@ use super::{
     bulk::{self, LineWriter},
     decode::{self, Shape},
     guard::Caller,
-    openapi::ArrowStream,
+    openapi::{ArrowStream, InvalidQuery, NoSuchPolicy},
     params::{self, Query},
     problem::Failure,
 };
@@ -81,14 +81,13 @@ const BULK_BYTES: usize = 8 << 20;
         (status = 201, description = "Stored. For a bundle: at least one trajectory was new", body = ReceiptOrBundle),
         (status = 200, description = "All trajectories were stored before. For bulk: one line for each line of the request",
             content((ReceiptOrBundle = "application/json"), (BulkLine = "application/x-ndjson"))),
-        (status = 400, description = "Malformed; nothing was stored", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "No such policy", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "`rollout-conflict` or `group-size-conflict`; nothing was stored", body = Problem, content_type = "application/problem+json"),
-        (status = 413, description = "Too large; nothing was stored", body = Problem, content_type = "application/problem+json"),
-        (status = 415, description = "The media type is not supported", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid: `errors` has a pointer for each violation; nothing was stored", body = Problem, content_type = "application/problem+json"),
-        (status = 429, description = "The policy's backlog is full", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "The byte budget is used up, or the store cannot write", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "Malformed; nothing was stored"),
+        NoSuchPolicy,
+        (status = 409, description = "`rollout-conflict` or `group-size-conflict`; nothing was stored"),
+        (status = 413, description = "Too large; nothing was stored"),
+        (status = 422, description = "Invalid: `errors` has a pointer for each violation; nothing was stored"),
+        (status = 429, description = "The policy's backlog is full"),
+        (status = 503, description = "The byte budget is used up, or the store cannot write"),
     )
 )]
 pub(super) async fn post(
@@ -408,8 +407,8 @@ pub(super) struct StoryQuery {
     params(StoryQuery),
     responses(
         (status = 200, description = "With `rollout_id` the story of one rollout, otherwise a page of stories", body = StoryOrPage),
-        (status = 404, description = "No such policy or rollout", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "Invalid query", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such policy or rollout"),
+        InvalidQuery,
     )
 )]
 pub(super) async fn get(
