@@ -44,6 +44,18 @@ macro_rules! locking {
 }
 pub(super) use locking;
 
+/// A statement about the rows whose keys are in its first argument, a list. The text ends with the column of the keys,
+/// and what follows the list is a second text.
+macro_rules! among_keys {
+    ($sql:expr $(, $rest:expr)?) => {
+        $crate::store::sql::Statement {
+            sqlite: concat!($sql, " IN (SELECT value FROM json_each($1))" $(, $rest)?),
+            postgres: concat!($sql, " = ANY ($1::bigint[])" $(, $rest)?),
+        }
+    };
+}
+pub(super) use among_keys;
+
 /// A value to bind.
 #[derive(Clone, Debug)]
 pub(super) enum Arg {

@@ -21,10 +21,24 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{Arg, Statement, Tx, args, key_list, locking},
+        sql::{Arg, Statement, Tx, among_keys, args, key_list, locking},
         tally::TallyDelta,
     },
 };
+
+/// Admissions with the room that no rollout has used, locked.
+macro_rules! select_admissions {
+    ($name:literal, $tail:literal) => {
+        locking!(concat!(
+            $name,
+            "
+            SELECT admission_pk, policy_pk, granted - used AS unused
+            FROM admission
+            ",
+            $tail
+        ))
+    };
+}
 
 #[async_trait]
 impl Op for Admit {
@@ -36,11 +50,9 @@ impl Op for Admit {
             INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
             VALUES ($1, $2, $3, 0, $4, $5)",
         );
-        const SELECT_EXPIRED: Statement = locking!(
-            "-- select_expired_admissions_of_policy
-            SELECT admission_pk, policy_pk, granted - used AS unused
-            FROM admission
-            WHERE policy_pk = $1 AND expires_us <= $2
+        const SELECT_EXPIRED: Statement = select_admissions!(
+            "-- select_expired_admissions_of_policy",
+            "WHERE policy_pk = $1 AND expires_us <= $2
             ORDER BY admission_pk"
         );
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
@@ -235,26 +247,21 @@ impl Allowances {
 
 /// Gives back the room of a run that has ended.
 pub(super) async fn void(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<(), StoreError> {
-    const SELECT_ALL: Statement = locking!(
-        "-- select_admissions_of_policy
-        SELECT admission_pk, policy_pk, granted - used AS unused
-        FROM admission
-        WHERE policy_pk = $1
-        ORDER BY admission_pk"
+    const SELECT_ALL: Statement = select_admissions!(
+        "-- select_admissions_of_policy",
+        "WHERE policy_pk = $1
+            ORDER BY admission_pk"
     );
     give_back(tx, SELECT_ALL, args![policy]).await.map(drop)
 }
 
 /// Deletes the admissions that a statement selects, and gives their room back.
 async fn give_back(tx: &mut Tx<'_>, select: Statement, values: Vec<Arg>) -> Result<u64, StoreError> {
-    const DELETE_ADMISSIONS: Statement = Statement {
-        sqlite: "-- delete_admissions
-            DELETE FROM admission
-            WHERE admission_pk IN (SELECT value FROM json_each($1))",
-        postgres: "-- delete_admissions
-            DELETE FROM admission
-            WHERE admission_pk = ANY ($1::bigint[])",
-    };
+    const DELETE_ADMISSIONS: Statement = among_keys!(
+        "-- delete_admissions
+        DELETE FROM admission
+        WHERE admission_pk"
+    );
     let mut keys = Vec::new();
     for mut row in tx.fetch_all(select, values).await? {
         keys.push(row.get::<i64>("admission_pk")?);
@@ -277,11 +284,9 @@ impl Op for ExpireAdmissions {
     type Output = u64;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
-        const SELECT_EXPIRED: Statement = locking!(
-            "-- select_expired_admissions
-            SELECT admission_pk, policy_pk, granted - used AS unused
-            FROM admission
-            WHERE expires_us <= $1
+        const SELECT_EXPIRED: Statement = select_admissions!(
+            "-- select_expired_admissions",
+            "WHERE expires_us <= $1
             ORDER BY expires_us
             LIMIT $2"
         );

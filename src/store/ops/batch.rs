@@ -13,7 +13,7 @@ use crate::{
     },
     clock::Timestamp,
     store::{
-        sql::{Row, Statement, Tx, args, key_list, locking},
+        sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
         tally::CountedGroups,
     },
 };
@@ -88,6 +88,21 @@ pub(super) async fn get(tx: &mut Tx<'_>, batch: BatchPk) -> Result<Batch, StoreE
     const SELECT_BATCH_BY_KEY: Statement = Statement::new(select_batch!("WHERE b.batch_pk = $1"));
     read(tx.fetch_one(SELECT_BATCH_BY_KEY, args![batch]).await?)
 }
+
+/// The keys of the batches of a run for which a condition holds.
+macro_rules! select_batches {
+    ($name:literal, $condition:literal) => {
+        Statement::new(concat!(
+            $name,
+            "
+            SELECT batch_pk
+            FROM batch
+            WHERE policy_pk = $1 AND run = $2 AND ",
+            $condition
+        ))
+    };
+}
+pub(super) use select_batches;
 
 /// The state of a batch after a move that the caller has checked.
 pub(super) fn after(batch: &Batch, by: BatchMove) -> Result<BatchState, StoreError> {
@@ -189,15 +204,25 @@ pub(super) struct MemberGroup {
     pub(super) purged: bool,
 }
 
+/// The groups of a batch in a state, locked.
+macro_rules! lock_groups {
+    ($name:literal, $state:literal) => {
+        locking!(concat!(
+            $name,
+            "
+            SELECT group_pk, group_id, ready_seq, kept + masked AS rollouts, payload_bytes, purged_us
+            FROM rollout_group
+            WHERE batch_pk = $1 AND state = ",
+            $state,
+            "
+            ORDER BY group_pk"
+        ))
+    };
+}
+
 /// The current groups of a batch, locked.
 pub(super) async fn members(tx: &mut Tx<'_>, batch: BatchPk) -> Result<Vec<MemberGroup>, StoreError> {
-    const LOCK_MEMBERS: Statement = locking!(
-        "-- lock_member_groups
-        SELECT group_pk, group_id, ready_seq, kept + masked AS rollouts, payload_bytes, purged_us
-        FROM rollout_group
-        WHERE batch_pk = $1 AND state = 'batched'
-        ORDER BY group_pk"
-    );
+    const LOCK_MEMBERS: Statement = lock_groups!("-- lock_member_groups", "'batched'");
     let rows = tx.fetch_all(LOCK_MEMBERS, args![batch]).await?;
     rows.into_iter().map(read_member).collect()
 }
@@ -219,34 +244,24 @@ async fn quarantine(
     ended: Ended,
     reason: Option<&str>,
 ) -> Result<(), StoreError> {
-    const QUARANTINE_GROUPS: Statement = Statement {
-        sqlite: "-- quarantine_groups
-            UPDATE rollout_group
-            SET state = 'quarantined', failed_deliveries = $2, reason = $3, resumes = $4
-            WHERE state = 'batched' AND group_pk IN (SELECT value FROM json_each($1))",
-        postgres: "-- quarantine_groups
-            UPDATE rollout_group
-            SET state = 'quarantined', failed_deliveries = $2, reason = $3, resumes = $4
-            WHERE state = 'batched'
-                AND group_pk = ANY ($1::bigint[])",
-    };
+    const QUARANTINE_GROUPS: Statement = among_keys!(
+        "-- quarantine_groups
+        UPDATE rollout_group
+        SET state = 'quarantined', failed_deliveries = $2, reason = $3, resumes = $4
+        WHERE state = 'batched' AND group_pk"
+    );
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
     tx.guarded(QUARANTINE_GROUPS, args![keys, ended.deliveries, reason, ended.resumes], groups.len()).await
 }
 
 /// Makes groups ready again in their old order, and keeps the count of ended leases.
 async fn put_back(tx: &mut Tx<'_>, policy: PolicyPk, groups: &[MemberGroup], ended: Ended) -> Result<(), StoreError> {
-    const PUT_BACK_GROUPS: Statement = Statement {
-        sqlite: "-- put_back_groups
-            UPDATE rollout_group
-            SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, resumes = $3, reason = NULL
-            WHERE state IN ('batched', 'quarantined') AND group_pk IN (SELECT value FROM json_each($1))",
-        postgres: "-- put_back_groups
-            UPDATE rollout_group
-            SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, resumes = $3, reason = NULL
-            WHERE state IN ('batched', 'quarantined')
-                AND group_pk = ANY ($1::bigint[])",
-    };
+    const PUT_BACK_GROUPS: Statement = among_keys!(
+        "-- put_back_groups
+        UPDATE rollout_group
+        SET state = 'ready', batch_pk = NULL, failed_deliveries = $2, resumes = $3, reason = NULL
+        WHERE state IN ('batched', 'quarantined') AND group_pk"
+    );
     let keys = key_list(groups.iter().map(|group| group.group_pk.0));
     tx.guarded(PUT_BACK_GROUPS, args![keys, ended.deliveries, ended.resumes], groups.len()).await?;
     match groups.iter().map(|group| group.place).min() {
@@ -283,13 +298,7 @@ pub(super) fn counted(state: GroupState, batch: Option<BatchState>, groups: &[Me
 
 /// Makes the quarantined groups of a split batch ready again, with a fresh count.
 pub(super) async fn readmit_groups(tx: &mut Tx<'_>, batch: &Batch) -> Result<usize, StoreError> {
-    const LOCK_QUARANTINED: Statement = locking!(
-        "-- lock_quarantined_groups
-        SELECT group_pk, group_id, ready_seq, kept + masked AS rollouts, payload_bytes, purged_us
-        FROM rollout_group
-        WHERE batch_pk = $1 AND state = 'quarantined'
-        ORDER BY group_pk"
-    );
+    const LOCK_QUARANTINED: Statement = lock_groups!("-- lock_quarantined_groups", "'quarantined'");
     let rows = tx.fetch_all(LOCK_QUARANTINED, args![batch.batch_pk]).await?;
     let groups: Vec<MemberGroup> = rows.into_iter().map(read_member).collect::<Result<_, _>>()?;
     put_back(tx, batch.policy_pk, &groups, Ended::default()).await?;

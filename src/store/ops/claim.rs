@@ -30,7 +30,7 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{Row, Statement, Tx, args, key_list, locking},
+        sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
         tally::{CountedGroups, Recent},
     },
 };
@@ -333,17 +333,12 @@ fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
 }
 
 async fn make_stale(tx: &mut Tx<'_>, policy: &Policy, stale: &[&Ready], now: Timestamp) -> Result<(), StoreError> {
-    const MAKE_STALE: Statement = Statement {
-        sqlite: "-- make_stale
-            UPDATE rollout_group
-            SET state = 'stale', purge_us = $2
-            WHERE state = 'ready' AND group_pk IN (SELECT value FROM json_each($1))",
-        postgres: "-- make_stale
-            UPDATE rollout_group
-            SET state = 'stale', purge_us = $2
-            WHERE state = 'ready'
-                AND group_pk = ANY ($1::bigint[])",
-    };
+    const MAKE_STALE: Statement = among_keys!(
+        "-- make_stale
+        UPDATE rollout_group
+        SET state = 'stale', purge_us = $2
+        WHERE state = 'ready' AND group_pk"
+    );
     let keys = key_list(stale.iter().map(|group| group.group_pk.0));
     let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
     tx.guarded(MAKE_STALE, args![keys, purge_at], stale.len()).await?;
@@ -417,17 +412,12 @@ async fn insert_batch(
 }
 
 async fn fill_batch(tx: &mut Tx<'_>, batch: BatchPk, groups: &[Ready]) -> Result<(), StoreError> {
-    const BATCH_GROUPS: Statement = Statement {
-        sqlite: "-- batch_groups
-            UPDATE rollout_group
-            SET state = 'batched', batch_pk = $2, delivered = 1
-            WHERE state = 'ready' AND group_pk IN (SELECT value FROM json_each($1))",
-        postgres: "-- batch_groups
-            UPDATE rollout_group
-            SET state = 'batched', batch_pk = $2, delivered = 1
-            WHERE state = 'ready'
-                AND group_pk = ANY ($1::bigint[])",
-    };
+    const BATCH_GROUPS: Statement = among_keys!(
+        "-- batch_groups
+        UPDATE rollout_group
+        SET state = 'batched', batch_pk = $2, delivered = 1
+        WHERE state = 'ready' AND group_pk"
+    );
     const PLACE_GROUPS: Statement = Statement {
         sqlite: "-- place_groups
             INSERT INTO batch_group (batch_pk, place, group_pk)

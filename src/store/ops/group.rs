@@ -22,7 +22,7 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_list, locking, new_keys},
+        sql::{NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, locking, new_keys},
         tally::{CountedGroups, TallyDelta},
     },
 };
@@ -182,24 +182,15 @@ pub(super) async fn members(
     tx: &mut Tx<'_>,
     groups: impl IntoIterator<Item = GroupPk>,
 ) -> Result<HashMap<GroupPk, Vec<Member>>, StoreError> {
-    macro_rules! select_members {
-        ($groups:literal) => {
-            concat!(
-                "-- select_members
-                SELECT rollout_pk, group_pk, verdict, reward, segments, trained_segments, tokens, trained_tokens,
-                    version_min, version_max
-                FROM rollout
-                WHERE group_pk ",
-                $groups,
-                " AND verdict IN ('kept', 'masked')
-                ORDER BY group_pk, rollout_pk"
-            )
-        };
-    }
-    const SELECT_MEMBERS: Statement = Statement {
-        sqlite: select_members!("IN (SELECT value FROM json_each($1))"),
-        postgres: select_members!("= ANY ($1::bigint[])"),
-    };
+    const SELECT_MEMBERS: Statement = among_keys!(
+        "-- select_members
+        SELECT rollout_pk, group_pk, verdict, reward, segments, trained_segments, tokens, trained_tokens, version_min,
+            version_max
+        FROM rollout
+        WHERE group_pk",
+        " AND verdict IN ('kept', 'masked')
+        ORDER BY group_pk, rollout_pk"
+    );
     let mut members: HashMap<GroupPk, Vec<Member>> = HashMap::new();
     let keys = key_list(groups.into_iter().map(|group| group.0));
     for mut row in tx.fetch_all(SELECT_MEMBERS, args![keys]).await? {

@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use forebay_client::wire::Settle;
 
-use super::{admission, batch, policy, sweep};
+use super::{
+    admission,
+    batch::{self, select_batches},
+    policy, sweep,
+};
 use crate::{
     buffer::{
         ids::{BatchPk, Epoch, Run, Step, Version},
@@ -17,7 +21,7 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{Arg, Statement, Tx, args, key_list, locking},
+        sql::{Arg, Statement, Tx, among_keys, args, key_list, locking},
         tally::CountedGroups,
     },
 };
@@ -59,12 +63,7 @@ fn check_known(policy: &Policy, step: Option<Step>, force: bool) -> Result<(), R
 
 /// Settles batches that were acked at or before a step.
 async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) -> Result<u64, StoreError> {
-    const SELECT_SETTLED: Statement = Statement::new(
-        "-- select_settled
-        SELECT batch_pk
-        FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND step <= $3",
-    );
+    const SELECT_SETTLED: Statement = select_batches!("-- select_settled", "state = 'trained' AND step <= $3");
     let batches = batch_keys(tx, SELECT_SETTLED, args![policy.policy_pk, policy.run, step]).await?;
     let purge_at = now.plus_seconds(policy.rules.retention.settled_s);
     for &batch_pk in &batches {
@@ -201,18 +200,10 @@ struct AckedAfter {
 }
 
 async fn acked_after(tx: &mut Tx<'_>, resume: &Resume, policy: &Policy) -> Result<AckedAfter, StoreError> {
-    const SELECT_TRAINED_AFTER: Statement = Statement::new(
-        "-- select_trained_after
-        SELECT batch_pk
-        FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'trained' AND step > $3",
-    );
-    const SELECT_SETTLED_AFTER: Statement = Statement::new(
-        "-- select_settled_after
-        SELECT batch_pk
-        FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'checkpointed' AND step > $3",
-    );
+    const SELECT_TRAINED_AFTER: Statement =
+        select_batches!("-- select_trained_after", "state = 'trained' AND step > $3");
+    const SELECT_SETTLED_AFTER: Statement =
+        select_batches!("-- select_settled_after", "state = 'checkpointed' AND step > $3");
     // Steps begin at 0, so a resume from nothing is before all of them.
     let step = resume.step.map_or(-1, |step| step.0);
     let values = || args![policy.policy_pk, policy.run, step];
@@ -237,12 +228,7 @@ async fn is_whole(tx: &mut Tx<'_>, batch_pk: BatchPk) -> Result<bool, StoreError
 
 /// Batches with a lease of the current run.
 pub(super) async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<BatchPk>, StoreError> {
-    const SELECT_LEASED: Statement = Statement::new(
-        "-- select_leased
-        SELECT batch_pk
-        FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'leased'",
-    );
+    const SELECT_LEASED: Statement = select_batches!("-- select_leased", "state = 'leased'");
     batch_keys(tx, SELECT_LEASED, args![policy.policy_pk, policy.run]).await
 }
 
@@ -358,12 +344,7 @@ impl Op for Reset {
             DELETE FROM version
             WHERE policy_pk = $1",
         );
-        const SELECT_TRAINED: Statement = Statement::new(
-            "-- select_trained
-            SELECT batch_pk
-            FROM batch
-            WHERE policy_pk = $1 AND run = $2 AND state = 'trained'",
-        );
+        const SELECT_TRAINED: Statement = select_batches!("-- select_trained", "state = 'trained'");
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
@@ -394,19 +375,13 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
         WHERE policy_pk = $1 AND run = $2 AND state IN ('open', 'ready', 'quarantined', 'batched')
         ORDER BY group_pk"
     );
-    const DISCARD_GROUPS: Statement = Statement {
-        sqlite: "-- discard_groups
-            UPDATE rollout_group
-            SET state = 'discarded', reason = 'reset', decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
-                purge_us = $3
-            WHERE state = $4 AND group_pk IN (SELECT value FROM json_each($1))",
-        postgres: "-- discard_groups
-            UPDATE rollout_group
-            SET state = 'discarded', reason = 'reset', decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
-                purge_us = $3
-            WHERE state = $4
-                AND group_pk = ANY ($1::bigint[])",
-    };
+    const DISCARD_GROUPS: Statement = among_keys!(
+        "-- discard_groups
+        UPDATE rollout_group
+        SET state = 'discarded', reason = 'reset', decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
+            purge_us = $3
+        WHERE state = $4 AND group_pk"
+    );
     let mut live: BTreeMap<(GroupState, Option<BatchState>), (CountedGroups, Vec<i64>)> = BTreeMap::new();
     for mut row in tx.fetch_all(LOCK_LIVE_GROUPS, args![policy.policy_pk, policy.run]).await? {
         let (state, batch): (GroupState, Option<BatchState>) = (row.get("state")?, row.get("batch_state")?);

@@ -17,7 +17,7 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{Row, Statement, Tx, args, key_list},
+        sql::{Row, Statement, Tx, among_keys, args, key_list},
     },
 };
 
@@ -136,18 +136,13 @@ impl Op for ReadPayloads {
     type Output = Vec<StoredPayload>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const SELECT_PAYLOADS: Statement = Statement {
-            sqlite: "-- select_payloads
-                SELECT y.rollout_pk, y.codec, y.digest, y.body, r.unpacked_bytes
-                FROM payload AS y
-                JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
-                WHERE y.rollout_pk IN (SELECT value FROM json_each($1))",
-            postgres: "-- select_payloads
-                SELECT y.rollout_pk, y.codec, y.digest, y.body, r.unpacked_bytes
-                FROM payload AS y
-                JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
-                WHERE y.rollout_pk = ANY ($1::bigint[])",
-        };
+        const SELECT_PAYLOADS: Statement = among_keys!(
+            "-- select_payloads
+            SELECT y.rollout_pk, y.codec, y.digest, y.body, r.unpacked_bytes
+            FROM payload AS y
+            JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
+            WHERE y.rollout_pk"
+        );
         let keys = key_list(self.0.iter().map(|rollout| rollout.0));
         let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(self.0.len());
         for mut row in tx.fetch_all(SELECT_PAYLOADS, args![keys]).await? {

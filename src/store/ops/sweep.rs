@@ -2,7 +2,10 @@
 
 use async_trait::async_trait;
 
-use super::{batch, group, members_state, policy};
+use super::{
+    batch::{self, select_batches},
+    group, members_state, policy,
+};
 use crate::{
     buffer::{
         ids::{BatchPk, GroupId, PolicyPk},
@@ -20,12 +23,8 @@ use crate::{
 
 /// Takes back the expired leases of a policy. Leases of earlier runs ended with their runs.
 pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<u64, StoreError> {
-    const SELECT_EXPIRED: Statement = Statement::new(
-        "-- select_expired_of_policy
-        SELECT batch_pk
-        FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND expires_us <= $3",
-    );
+    const SELECT_EXPIRED: Statement =
+        select_batches!("-- select_expired_of_policy", "state = 'leased' AND expires_us <= $3");
     let rows = tx.fetch_all(SELECT_EXPIRED, args![policy.policy_pk, policy.run, now]).await?;
     let expired = rows.len() as u64;
     for mut row in rows {
@@ -186,14 +185,6 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
         ORDER BY purge_us
         LIMIT $2"
     );
-    const DELETE_PAYLOADS: Statement = Statement {
-        sqlite: "-- delete_payloads
-            DELETE FROM payload
-            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
-        postgres: "-- delete_payloads
-            DELETE FROM payload
-            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
-    };
     const MARK_PURGED: Statement = Statement::new(
         "-- mark_purged
         UPDATE rollout_group
@@ -209,10 +200,22 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
         // gap.
         let unsettled = row.get::<bool>("unsettled")?;
         let forget_at = (!unsettled).then(|| now.plus_seconds(rules.retention.tombstone_s));
-        tx.execute(DELETE_PAYLOADS, args![group_pk]).await?;
+        delete_payloads(tx, group_pk).await?;
         tx.guarded(MARK_PURGED, args![group_pk, now, forget_at], 1).await?;
     }
     Ok(purged)
+}
+
+async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64) -> Result<(), StoreError> {
+    const DELETE_PAYLOADS: Statement = Statement {
+        sqlite: "-- delete_payloads
+            DELETE FROM payload
+            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+        postgres: "-- delete_payloads
+            DELETE FROM payload
+            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
+    };
+    tx.execute(DELETE_PAYLOADS, args![group_pk]).await.map(drop)
 }
 
 /// Deletes tombstones that are due. Their rollouts are counted as forgotten.
@@ -259,14 +262,6 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
 }
 
 async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row) -> Result<(), StoreError> {
-    const FORGET_PAYLOADS: Statement = Statement {
-        sqlite: "-- forget_payloads
-            DELETE FROM payload
-            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
-        postgres: "-- forget_payloads
-            DELETE FROM payload
-            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
-    };
     const FORGET_ROLLOUTS: Statement = Statement::new(
         "-- forget_rollouts
         DELETE FROM rollout
@@ -290,7 +285,8 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row) -> Result
     );
     let group_pk: i64 = row.get("group_pk")?;
     let carriers = tx.fetch_all(SELECT_CARRIERS, args![group_pk]).await?;
-    for statement in [FORGET_PAYLOADS, FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP] {
+    delete_payloads(tx, group_pk).await?;
+    for statement in [FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP] {
         tx.execute(statement, args![group_pk]).await?;
     }
     for mut carrier in carriers {

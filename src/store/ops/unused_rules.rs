@@ -9,7 +9,7 @@ use crate::{
     },
     store::{
         dialect::Op,
-        sql::{Statement, Tx, args, key_list},
+        sql::{Statement, Tx, among_keys, args, key_list},
     },
 };
 
@@ -73,15 +73,12 @@ impl Op for ForgetRules {
     type Output = u64;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
-        const FORGET_RULES: Statement = Statement {
-            sqlite: "-- forget_rules
-                DELETE FROM rules
-                WHERE rules_pk IN (SELECT value FROM json_each($1)) AND rules_pk NOT IN (SELECT rules_pk FROM policy)",
-            postgres: "-- forget_rules
-                DELETE FROM rules
-                WHERE rules_pk = ANY ($1::bigint[])
-                    AND rules_pk NOT IN (SELECT rules_pk FROM policy)",
-        };
+        const FORGET_RULES: Statement = among_keys!(
+            "-- forget_rules
+            DELETE FROM rules
+            WHERE rules_pk",
+            " AND rules_pk NOT IN (SELECT rules_pk FROM policy)"
+        );
         tx.execute(FORGET_RULES, args![key_list(self.0.iter().copied())]).await
     }
 }
