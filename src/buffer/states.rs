@@ -7,9 +7,8 @@
 //! Every `match` on a state names all variants, so adding a state gives a list of compiler errors. A test compares the
 //! names with the CHECK constraints of both databases.
 //!
-//! "Rows go" refers to two times of the policy's `retention`: payloads are purged first, and the remaining rows, the
-//! tombstones, are deleted `tombstone_s` later.
-//! tombstones are deleted `tombstone_s` later.
+//! Each state says when payloads and rows are deleted. "Purged" means that the payloads are deleted, and that the other
+//! rows, the tombstones, are deleted `retention.tombstone_s` later. "Kept" means that nothing is deleted in this state.
 
 use std::fmt;
 
@@ -91,36 +90,36 @@ named_states! {
     GroupState {
         /// The group takes rollouts.
         ///
-        /// In: ingest, with the first rollout. Out: a decision (complete, out of places or posts, overdue, closed by
-        /// hand) makes it `ready` or `discarded`; a discard by hand, a reset and, for groups of earlier runs, the sweep
-        /// make it `discarded`. Rows stay.
+        /// Ingest opens a group with its first rollout. A decision (complete, no places or posts left, overdue, closed
+        /// by a caller) makes it `ready` or `discarded`. A discard by a caller, a reset and, for groups of earlier
+        /// runs, the sweep make it `discarded`. Its rows are kept.
         Open = "open",
         /// The group is decided and waits for a batch.
         ///
-        /// In: a decision; the split of its batch; a readmission from quarantine. Out: a claim makes it `batched` or,
-        /// over the staleness bound, `stale`; a discard by hand, a reset and, for groups of earlier runs, the sweep
-        /// make it `discarded`. Rows stay.
+        /// A decision, the split of its batch or a readmission from quarantine makes a group `ready`. A claim makes it
+        /// `batched` or, over the staleness bound, `stale`. A discard by a caller, a reset and, for groups of earlier
+        /// runs, the sweep make it `discarded`. Its rows are kept.
         Ready = "ready",
-        /// The group is part of a batch, whose state says the rest.
+        /// The group is part of a batch, whose state says more.
         ///
-        /// In: a claim that cuts a batch. Out: the split of the batch makes it `ready` or `quarantined`; a reset,
-        /// unless the batch is trained, and a forced resume that gives the batch up make it `discarded`. Rows go by the
-        /// batch's state.
+        /// A claim that cuts a batch makes its groups `batched`. The split of the batch makes them `ready` or
+        /// `quarantined`. A reset, unless the batch is trained, and a forced resume that discards the batch make them
+        /// `discarded`. When their payloads and rows are deleted depends on the state of the batch.
         Batched = "batched",
-        /// The group was over the staleness bound when its turn came. Final.
+        /// The group was over the staleness bound when it would have been put into a batch. Final.
         ///
-        /// In: a claim. Payloads go after `retention.dropped_s`.
+        /// A claim makes a group `stale`. Its payloads are purged after `retention.dropped_s`.
         Stale = "stale",
         /// A decision, a caller or the end of a run discarded the group, with a reason. Final.
         ///
-        /// In: a decision, a discard by hand, a reset, a forced resume, the sweep. Payloads go after
-        /// `retention.dropped_s`; those of a batch that was given up went before.
+        /// A decision, a discard by a caller, a reset, a forced resume or the sweep makes a group `discarded`. Its
+        /// payloads are purged after `retention.dropped_s`. If a forced resume discarded it, they were purged before.
         Discarded = "discarded",
         /// A trainer or the check of a payload found the group unusable, or the deliveries of its batch were used up
         /// when that was split.
         ///
-        /// In: the split of its batch. Out: a readmission makes it `ready`, a discard by hand and a reset make it
-        /// `discarded`. Rows stay.
+        /// The split of its batch makes a group `quarantined`. A readmission makes it `ready`. A discard by a caller
+        /// and a reset make it `discarded`. Its rows are kept.
         Quarantined = "quarantined",
     }
 }
@@ -201,38 +200,42 @@ named_states! {
     BatchState {
         /// A trainer holds the batch until its lease expires.
         ///
-        /// In: a claim. Out: an ack makes it `trained`, or `checkpointed` where the policy settles with the ack; a
-        /// nack, an expiry, a resume and a restore make it `returned`; the last failed delivery and the last resume
-        /// that the policy allows make it `quarantined`; a nack that names groups and a damaged payload make it
-        /// `split`; a reset makes it `discarded`. Rows stay.
+        /// A claim makes a batch `leased`. An ack makes it `trained`, or `checkpointed` if the policy settles with the
+        /// ack. A nack, an expiry, a resume and a restore make it `returned`, and the last failed delivery or the last
+        /// resume that the policy allows makes it `quarantined`. A nack that names groups and a damaged payload make
+        /// it `split`. A reset makes it `discarded`. Its rows are kept.
         Leased = "leased",
         /// The batch waits for its next delivery, and is delivered before any new batch.
         ///
-        /// In: as above; a readmission; a resume that brings back what was acked. Out: a claim makes it `leased`, a
-        /// damaged payload `split`, a reset `discarded`. Rows stay.
+        /// The end of its lease without an ack, a readmission, or a resume to before the step of its ack makes a batch
+        /// `returned`. A claim makes it `leased`, a damaged payload `split`, a reset `discarded`. Its rows are kept.
         Returned = "returned",
         /// The batch is acked by a step that no checkpoint covers.
         ///
-        /// In: an ack. Out: a checkpoint, or a resume from its step or a later one, makes it `checkpointed`; a resume
-        /// from an earlier step makes it `returned` or, forced and without payloads, `discarded`. Payloads go
-        /// `retention.trained_s` after the ack; tombstones wait until the batch is settled or its run is over.
+        /// An ack makes a batch `trained`. A checkpoint, or a resume from its step or a later one, makes it
+        /// `checkpointed`. A resume from an earlier step makes it `returned`, or `discarded` if the resume is forced
+        /// and the payloads are purged. Payloads are purged `retention.trained_s` after the ack. Tombstones are kept
+        /// until the batch is settled or its run has ended.
         Trained = "trained",
         /// The batch is settled.
         ///
-        /// In: a checkpoint, a resume, an ack where the policy settles with the ack. Out: a forced resume from an
-        /// earlier step makes it `returned`. Payloads go `retention.settled_s` after it is settled.
+        /// A checkpoint, a resume, or an ack if the policy settles with the ack makes a batch `checkpointed`. A forced
+        /// resume from an earlier step makes it `returned`. Payloads are purged `retention.settled_s` after it is
+        /// settled.
         Checkpointed = "checkpointed",
         /// The deliveries of the batch, or the resumes that may end its leases, are used up.
         ///
-        /// In: the last of them. Out: a readmission makes it `returned`, a reset `discarded`. Rows stay.
+        /// The last failed delivery, or the last resume, makes a batch `quarantined`. A readmission makes it `returned`,
+        /// a reset `discarded`. Its rows are kept.
         Quarantined = "quarantined",
         /// The batch was dissolved: each of its groups now has a state of its own. Final.
         ///
-        /// In: a nack that names groups, or a damaged payload. Its row waits for the groups that it carried.
+        /// A nack that names groups, or a damaged payload, makes a batch `split`. Its row is kept as long as the rows of
+        /// its groups.
         Split = "split",
         /// The groups of the batch were discarded with it. Final.
         ///
-        /// In: a reset, or a forced resume. Its row waits for the groups that it carried.
+        /// A reset, or a forced resume, makes a batch `discarded`. Its row is kept as long as the rows of its groups.
         Discarded = "discarded",
     }
 }

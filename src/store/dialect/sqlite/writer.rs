@@ -488,12 +488,12 @@ impl Writer {
         if self.files.is_intact() {
             let copied = self.connection.fetch(Statement::new("PRAGMA wal_checkpoint(TRUNCATE)"), Vec::new()).await;
             if let Err(error) = copied {
-                tracing::error!(error = %error, "the log could not be copied back into the database");
+                tracing::error!(error = %error, "the write-ahead log could not be copied into the database");
             }
         }
         // Another log may have its name now. It must not be replayed.
         if let Err(error) = self.files.disown_log() {
-            tracing::error!(error = %error, "the note that the log belongs to no file could not be written");
+            tracing::error!(error = %error, "the lock file could not be changed to say that the write-ahead log belongs to no database");
         }
         Err(StoreError::Displaced(displaced.to_string()))
     }
