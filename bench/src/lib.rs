@@ -1,11 +1,11 @@
 //! The load generator of `forebay bench`: sends the load of agents and trainers to a service, to measure a machine and
 //! to compare services.
 //!
-//! This is a separate crate, so that the service does not contain it. It uses only HTTP, so it can load any service that
-//! has one of its protocols. In reading order: [`workload`] draws groups, a [`protocol`](mod@protocol) writes them as
-//! [`template`]s, [`load`](mod@load) posts them to the [`target`] and takes batches, [`tally`] counts, and [`progress`]
-//! and [`report`](mod@report) print. [`wake`] measures how soon a waiting trainer gets its batch, and [`drain`] measures
-//! the ceiling.
+//! This is a separate crate, so that the service does not contain it. It uses only HTTP, so it can load any service
+//! that has one of its protocols. In reading order: [`workload`] draws groups, a [`protocol`](mod@protocol) writes them
+//! as [`template`]s, [`load`](mod@load) posts them to the [`target`] and takes batches, [`tally`] counts, and
+//! [`progress`] and [`report`](mod@report) print. [`wake`] measures how soon a waiting trainer gets its batch, and
+//! [`drain`] measures the ceiling.
 
 mod workload;
 
@@ -50,8 +50,8 @@ const SECONDS_MAX: f64 = 86_400.0;
 /// Send the load of agents and trainers to a service, and measure its throughput and latencies
 ///
 /// Producers post groups of rollouts with realistic lengths, in a closed loop (as fast as they are answered) or in an
-/// open loop (`--rate`). Trainers take batches at the same time. The service is a running forebay, or a service with the
-/// protocol of slime's rollout buffer or of an Atropos server. The result is a table, and with `--json` also a JSON
+/// open loop (`--rate`). Trainers take batches at the same time. The service is a running forebay, or a service with
+/// the protocol of slime's rollout buffer or of an Atropos server. The result is a table, and with `--json` also a JSON
 /// document.
 #[derive(Parser)]
 #[command(name = "forebay-bench", version)]

@@ -1,9 +1,9 @@
 //! The load: connections that post groups, and trainers that take batches.
 //!
-//! In the closed loop, every connection sends its next body as soon as the previous one is answered. This is the highest
-//! load that this number of agents can cause. In the open loop, bodies are due at a constant rate even if the service is
-//! slower, and a latency begins when its body was due. So the latencies also show when the service has stalled. The
-//! previous module is [`crate::template`], the next [`crate::report`](mod@crate::report).
+//! In the closed loop, every connection sends its next body as soon as the previous one is answered. This is the
+//! highest load that this number of agents can cause. In the open loop, bodies are due at a constant rate even if the
+//! service is slower, and a latency begins when its body was due. So the latencies also show when the service has
+//! stalled. The previous module is [`crate::template`], the next [`crate::report`](mod@crate::report).
 
 use std::{
     sync::{

@@ -225,13 +225,13 @@ named_states! {
         Checkpointed = "checkpointed",
         /// The deliveries of the batch, or the resumes that may end its leases, are used up.
         ///
-        /// The last failed delivery, or the last resume, makes a batch `quarantined`. A readmission makes it `returned`,
-        /// a reset `discarded`. Its rows are kept.
+        /// The last failed delivery, or the last resume, makes a batch `quarantined`. A readmission makes it
+        /// `returned`, a reset `discarded`. Its rows are kept.
         Quarantined = "quarantined",
         /// The batch was dissolved: each of its groups now has a state of its own. Final.
         ///
-        /// A nack that names groups, or a damaged payload, makes a batch `split`. Its row is kept as long as the rows of
-        /// its groups.
+        /// A nack that names groups, or a damaged payload, makes a batch `split`. Its row is kept as long as the rows
+        /// of its groups.
         Split = "split",
         /// The groups of the batch were discarded with it. Final.
         ///

@@ -234,8 +234,8 @@ fn numbers(report: &Value) -> impl Iterator<Item = (&str, &Value)> {
     all.filter(|(name, value)| *name != "step" && value.is_number()).map(|(name, value)| (name.as_str(), value))
 }
 
-/// Removes an incomplete last line and the lines of steps above `done`. A trainer that was killed wrote these lines, and
-/// the resumed trainer computes these steps again.
+/// Removes an incomplete last line and the lines of steps above `done`. A trainer that was killed wrote these lines,
+/// and the resumed trainer computes these steps again.
 fn forget_steps_above(path: &Path, done: i64) -> io::Result<()> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,

@@ -131,7 +131,8 @@ pub enum ServiceError {
     /// The buffer has settled steps that are missing in this trainer's last checkpoint.
     #[error(
         "the last checkpoint here is of {step}, but the service has settled later steps of policy `{policy}`: \
-         restore a later checkpoint, or start again with --force to continue with the batches that can still be delivered"
+         restore a later checkpoint, or start again with --force to continue with the \
+         batches that can still be delivered"
     )]
     LineageGap {
         /// Step of the last checkpoint, or `nothing`.

@@ -71,7 +71,8 @@ pub enum TrainError {
     Service(#[from] ServiceError),
     /// The trainer was stopped while the service did not answer.
     #[error(
-        "stopped while the service did not answer; batches that were acked but not saved are delivered again after the next start"
+        "stopped while the service did not answer; batches that were acked but not saved are delivered again after the \
+         next start"
     )]
     Stopped,
     /// Many batches in a row cannot be trained on, so the cause is probably elsewhere.

@@ -1,10 +1,11 @@
 //! Event files for `TensorBoard`.
 //!
-//! A file is a sequence of records in TensorFlow's `tfrecord` format. A record consists of the length of its data (u64),
-//! the masked CRC-32C of the length, the data, and the masked CRC-32C of the data; all numbers are little-endian. The data
-//! are a protocol buffer `Event`. These fields of it are used: `wall_time` (1), `step` (2), `file_version` (3), `summary`
-//! (5) with a `tag` (1) and a `simple_value` (2) per number, and `session_log` (7). The session log makes `TensorBoard`
-//! discard the steps that a killed trainer wrote and the resumed trainer computes again.
+//! A file is a sequence of records in TensorFlow's `tfrecord` format. A record consists of the length of its data
+//! (u64), the masked CRC-32C of the length, the data, and the masked CRC-32C of the data; all numbers are
+//! little-endian. The data are a protocol buffer `Event`. These fields of it are used: `wall_time` (1), `step` (2),
+//! `file_version` (3), `summary` (5) with a `tag` (1) and a `simple_value` (2) per number, and `session_log` (7). The
+//! session log makes `TensorBoard` discard the steps that a killed trainer wrote and the resumed trainer computes
+//! again.
 
 use std::{
     fs::{self, File},

@@ -1,13 +1,13 @@
 //! A run in the offline format of Weights & Biases, which `wandb sync` uploads.
 //!
-//! A file is a log in the format of `LevelDB`: a header, and then blocks of 32 KiB with records. A record consists of the
-//! CRC-32 (IEEE) of its type and data, the length of the data (u16), the type (u8: 1 whole, 2 first, 3 middle, 4 last
-//! part) and the data; all numbers are little-endian. The data are a protocol buffer `Record` (`wandb_internal.proto`):
-//! here a run, its history and summary by step, and its end.
+//! A file is a log in the format of `LevelDB`: a header, and then blocks of 32 KiB with records. A record consists of
+//! the CRC-32 (IEEE) of its type and data, the length of the data (u16), the type (u8: 1 whole, 2 first, 3 middle, 4
+//! last part) and the data; all numbers are little-endian. The data are a protocol buffer `Record`
+//! (`wandb_internal.proto`): here a run, its history and summary by step, and its end.
 //!
-//! This is separate from event files, because a run has one file even if the trainer is started several times. Each start
-//! writes the file again, beginning with the steps in `metrics.jsonl`. They do not include the steps that a killed
-//! trainer computed and the resumed trainer computes again.
+//! This is separate from event files, because a run has one file even if the trainer is started several times. Each
+//! start writes the file again, beginning with the steps in `metrics.jsonl`. They do not include the steps that a
+//! killed trainer computed and the resumed trainer computes again.
 
 use std::{
     fs::{self, File},

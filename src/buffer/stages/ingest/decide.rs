@@ -213,7 +213,8 @@ pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) 
             .push(Warning::new(REASON_NO_REWARD, "the rollout has no reward and no filter masks it, so it is dropped"));
     }
     if decision.admission_lapsed {
-        let detail = "the admission that the rollout names is unknown, has expired, is used up, or belongs to another policy or run";
+        let detail = "the admission that the rollout names is unknown, has expired, is used up, or belongs to another \
+                      policy or run";
         warnings.push(Warning::new("admission-lapsed", detail));
     }
     for name in decision.failed_filters.iter().filter(|name| decision.over_budget.contains(name)) {

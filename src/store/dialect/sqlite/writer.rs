@@ -493,7 +493,7 @@ impl Writer {
         }
         // Another log may have its name now. It must not be replayed.
         if let Err(error) = self.files.disown_log() {
-            tracing::error!(error = %error, "the lock file could not be changed to say that the write-ahead log belongs to no database");
+            tracing::error!(error = %error, "the mark of the write-ahead log in the lock file could not be removed");
         }
         Err(StoreError::Displaced(displaced.to_string()))
     }
