@@ -5,6 +5,7 @@
 //! the seeds.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     time::{Duration, Instant},
 };
@@ -12,6 +13,7 @@ use std::{
 use forebay::{
     api::{BodyLimits, ByteBudgets, parsers},
     buffer::{
+        assemble::{After, Assembly, Call, CallSet},
         canonical::ContentDigest,
         filter::Filters,
         ids::{GroupId, KeyForm, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
@@ -218,6 +220,131 @@ impl<'de> serde::Deserialize<'de> for Entries {
         }
 
         deserializer.deserialize_map(Collect)
+    }
+}
+
+/// The most ids of all prompts of a set of calls, so that a set takes little time.
+const PROMPT_IDS_MAX: usize = 1 << 14;
+
+/// A call that is made from bytes.
+#[derive(Clone, Default)]
+struct Recorded {
+    prompt: Vec<i32>,
+    ids: Vec<i32>,
+    logprobs: Vec<f32>,
+    versions: Vec<wire::VersionSpan>,
+    after: Option<(After, usize)>,
+    flags: u8,
+}
+
+impl Recorded {
+    fn full(&self) -> Vec<i32> {
+        [&self.prompt[..], &self.ids].concat()
+    }
+}
+
+/// Reads calls that continue, repeat or nearly repeat each other: four bytes for each, and then its ids.
+fn recorded(mut bytes: &[u8]) -> Vec<Recorded> {
+    let mut calls: Vec<Recorded> = Vec::new();
+    let mut held = 0;
+    while let Some((&[how, pick, lengths, flags], rest)) = bytes.split_first_chunk() {
+        let (tail, rest) = rest.split_at(rest.len().min(usize::from(lengths % 16)));
+        let (ids, rest) = rest.split_at(rest.len().min(usize::from(lengths / 16)));
+        bytes = rest;
+        let few = |ids: &[u8]| ids.iter().map(|id| i32::from(id % 4)).collect::<Vec<_>>();
+        let number = calls.len();
+        let picked = usize::from(pick).checked_rem(number).map(|picked| (picked, &calls[picked]));
+        let common = match picked {
+            None => Vec::new(),
+            Some((_, call)) => match how % 4 {
+                0 => Vec::new(),
+                1 => call.full(),
+                2 => call.full().split_last().map(|(_, rest)| rest.to_vec()).unwrap_or_default(),
+                _ => call.prompt.clone(),
+            },
+        };
+        let is_follower = how % 4 == 1 || (how % 4 == 2 && picked.is_some_and(|(_, call)| !call.ids.is_empty()));
+        let after = picked.filter(|_| is_follower && how >= 128);
+        let after = after.map(|(call, _)| (After { call, trimmed: how % 4 == 2 }, common.len()));
+        let mut prompt = [common, few(tail)].concat();
+        if prompt.is_empty() {
+            prompt.push(0);
+        }
+        held += prompt.len();
+        if held > PROMPT_IDS_MAX {
+            break;
+        }
+        let ids = few(ids);
+        let version = wire::VersionSpan(number as i64, 0, ids.len() as i64);
+        calls.push(Recorded {
+            logprobs: (0..ids.len()).map(|place| -((number * 16 + place) as f32)).collect(),
+            versions: if ids.is_empty() { Vec::new() } else { vec![version] },
+            prompt,
+            ids,
+            after,
+            flags,
+        });
+    }
+    calls
+}
+
+fn assembled(calls: &[Recorded], retries: wire::Retries, backwards: bool) -> (Assembly, Vec<wire::Segment>) {
+    let name = |call: usize| if backwards { calls.len() - 1 - call } else { call };
+    let mut given: Vec<Call<'_>> = calls
+        .iter()
+        .enumerate()
+        .map(|(number, call)| Call {
+            ended: number as u64,
+            after: call.after.map(|(After { call, trimmed }, _)| After { call: name(call), trimmed }),
+            prompt: &call.prompt[call.after.map_or(0, |(_, common)| common)..],
+            ids: &call.ids,
+            logprobs: Some(&call.logprobs),
+            versions: Some(&call.versions),
+            stopped_on_token: call.flags & 1 > 0,
+            agent: [None, Some("a"), Some("b"), None][usize::from(call.flags / 2 % 4)],
+            delivered: call.flags & 8 == 0,
+        })
+        .collect();
+    if backwards {
+        given.reverse();
+    }
+    let set = CallSet::new(given).expect("every call follows an earlier one");
+    let assembly = set.assemble(retries);
+    let segments = assembly.chains.iter().map(|chain| set.segment(chain)).collect();
+    (assembly, segments)
+}
+
+/// Every token that is trained is behind the ids that it was sampled behind, and is trained once; every call is in a
+/// segment or dropped; the order in which calls are given changes nothing.
+pub fn calls(bytes: &[u8]) {
+    let calls = recorded(bytes);
+    for retries in [wire::Retries::Drop, wire::Retries::Keep] {
+        let (assembly, segments) = assembled(&calls, retries, false);
+        assert_eq!(segments, assembled(&calls, retries, true).1);
+        let owned: usize = assembly.chains.iter().map(|chain| chain.calls.len()).sum();
+        assert_eq!(owned + assembly.dropped.len(), calls.len());
+        let mut trained = BTreeSet::new();
+        let mut sampled = 0;
+        for (chain, segment) in assembly.chains.iter().zip(&segments) {
+            assert_eq!((chain.tokens, chain.response), (segment.tokens.len(), segment.loss_mask.len()));
+            sampled += chain.calls.iter().map(|&call| calls[call].ids.len()).sum::<usize>();
+            let logprobs = segment.logprobs.as_ref().expect("every call has log-probabilities");
+            let versions = segment.versions.as_ref().expect("every call has a version");
+            let mut end = 0;
+            for &wire::VersionSpan(_, start, length) in versions {
+                assert!(start == end && length > 0, "spans tile the response");
+                end += length;
+            }
+            assert_eq!(end as usize, chain.response);
+            for place in (0..chain.response).filter(|&place| segment.loss_mask[place] == 1) {
+                let number = -logprobs[place] as usize;
+                let (call, index) = (&calls[number / 16], number % 16);
+                let at = chain.tokens - chain.response + place;
+                assert_eq!(segment.tokens[..=at], [&call.prompt[..], &call.ids[..=index]].concat());
+                assert!(trained.insert(number), "token {index} of call {} is trained twice", number / 16);
+            }
+        }
+        assert_eq!(trained.len() + assembly.trimmed, sampled);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - `stages/`: what happens to a rollout, one file per stage in the order in which a rollout passes them:
 //!   [`admission`], [`trajectory`], [`ingest`], [`finalize`], [`batch`], [`lease`], [`samples`], [`lineage`], [`sweep`].
+//!   Beside them are the calculations that they use, such as [`assemble`], which makes segments of the calls of an agent.
 //! - `rules/`: the [`rules`] of a policy and the [`filter`]s in them.
 //! - `formats/`: what is stored and hashed: [`payload`]s, [`canonical`] content, [`seal`]s.
 //! - `coordination/`: what requests and replicas share: waiters, notifications, and the clock.
@@ -32,8 +33,8 @@ pub use self::{
     formats::{canonical, payload, seal},
     rules::filter,
     stages::{
-        admission, advantage, batch, evaluation, finalize, ingest, lease, lineage, samples, shard, staleness, sweep,
-        trajectory, warnings, weights,
+        admission, advantage, assemble, batch, evaluation, finalize, ingest, lease, lineage, samples, shard, staleness,
+        sweep, trajectory, warnings, weights,
     },
 };
 

@@ -53,13 +53,14 @@ const PIECES: &[&[u8]] = &[
 type Check = fn(&[u8]);
 
 /// Every target with the folder of its seeds.
-const TARGETS: [(&str, Check); 13] = [
+const TARGETS: [(&str, Check); 14] = [
     ("trajectory", checks::trajectory),
     ("bundle", checks::bundle),
     ("lines", checks::lines),
     ("arrow", checks::arrow),
     ("expand", checks::expand),
     ("canonical", checks::canonical),
+    ("calls", checks::calls),
     ("unpack", checks::unpack),
     ("filter", checks::filter),
     ("rules", checks::rules),

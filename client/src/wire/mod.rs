@@ -16,6 +16,7 @@ mod policy;
 mod problem;
 mod rules;
 mod trajectory;
+mod turn;
 
 pub use admission::{Admission, AdmissionRequest};
 pub use batch::{
@@ -35,6 +36,7 @@ pub use policy::{
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
     Advantage, BacklogRules, BatchOrder, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
-    LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Settle, StalenessAction, StalenessRules,
+    LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Retries, Settle, StalenessAction, StalenessRules,
 };
 pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};
+pub use turn::{Assembly, DroppedCalls};

@@ -284,6 +284,20 @@ impl Default for RetentionRules {
     }
 }
 
+/// Whether calls are trained that have the same agent and the same prompt as another one, and that no call continues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Retries {
+    /// Of calls with the same agent and the same prompt, those that a call continues are trained; if there is none, the
+    /// last one that was delivered.
+    #[default]
+    Drop,
+    /// All of them are trained, for agents that sample several candidates with one prompt. A call whose answer was not
+    /// delivered is dropped all the same.
+    Keep,
+}
+
 /// One CEL filter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

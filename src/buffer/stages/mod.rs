@@ -4,6 +4,8 @@ pub mod admission;
 
 pub mod trajectory;
 
+pub mod assemble;
+
 pub mod warnings;
 
 pub mod ingest;
