@@ -18,6 +18,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/python-env snippets > /dev/null
 	./scripts/python-env openapi > /dev/null
 	$(CARGO) test -p forebay-client
+	$(CARGO) test -p forebay-gateway
 	$(CARGO) test -p forebay -p forebay-bench
 
 test-trainer: libtorch ## Run only the trainer's lints and tests
@@ -37,6 +38,7 @@ simulate: ## Draw synchronous and asynchronous training of the same work to docs
 lint: ## Check formatting and run the lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once

@@ -1,0 +1,283 @@
+//! OpenAI chat completions.
+
+use serde_json::{Value, json};
+
+use super::{DialectError, Envelope, SseEvent, fields, tools::Offer};
+use crate::{
+    completion::{Completion, Finish, ToolCall, Usage},
+    json::{Item, Object},
+    request::{Content, Message, Request, Role, Tool, ToolChoice},
+};
+
+/// Types of content parts that are not text.
+const MEDIA: [&str; 8] =
+    ["image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "input_file", "file"];
+
+pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
+    let mut object = Item::body(body)?.object()?;
+    let mut warnings = Vec::new();
+    let replaced = fields::take_sampling(&mut object, &mut warnings)?;
+    for name in ["functions", "function_call"] {
+        if let Some(item) = object.take(name) {
+            return Err(item.invalid("is the deprecated form of `tools` and `tool_choice`"));
+        }
+    }
+    if object.take("web_search_options").is_some() {
+        warnings.push("web_search_options: web search cannot run here and was left out".to_owned());
+    }
+    let model = object.require("model")?.string()?;
+    let messages = messages(&object.require("messages")?)?;
+    let (tools, tool_choice) = tools(&mut object, &mut warnings)?;
+    let stream = object.take_boolean("stream")?.unwrap_or(false);
+    let stream_usage = stream_usage(&mut object)?;
+    let newer = object.take("max_completion_tokens");
+    let older = object.take("max_tokens");
+    let max_tokens = newer.or(older).map(|item| item.positive()).transpose()?;
+    let stop = fields::stop(object.take("stop"))?;
+    let other = object.rest();
+    Ok(Request {
+        model,
+        messages,
+        tools,
+        tool_choice,
+        stream,
+        stream_usage,
+        max_tokens,
+        stop,
+        replaced,
+        other,
+        warnings,
+    })
+}
+
+pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
+    let message = &completion.message;
+    let mut body = json!({"role": "assistant", "content": message.content, "refusal": null});
+    if message.content.is_none() && message.tool_calls.is_empty() {
+        // Agents that read no reasoning expect a text.
+        body["content"] = json!("");
+    }
+    if let Some(reasoning) = &message.reasoning {
+        // Each name is the only one that some clients and engines know.
+        body["reasoning_content"] = json!(reasoning);
+        body["reasoning"] = json!(reasoning);
+    }
+    if !message.tool_calls.is_empty() {
+        body["tool_calls"] = message.tool_calls.iter().map(tool_call).collect();
+    }
+    let answer = json!({
+        "id": format!("chatcmpl-{}", envelope.id),
+        "object": "chat.completion",
+        "created": envelope.created_s,
+        "model": envelope.model,
+        "choices": [{
+            "index": 0,
+            "message": body,
+            "logprobs": null,
+            "finish_reason": finish_reason(completion.outcome()),
+        }],
+        "usage": usage(&completion.usage),
+    });
+    answer.to_string().into_bytes()
+}
+
+pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
+    let message = &completion.message;
+    let delta = |delta: Value| chunk(envelope, json!([{"index": 0, "delta": delta, "finish_reason": null}]));
+    let mut events = vec![SseEvent::unnamed(&delta(json!({"role": "assistant", "content": ""})))];
+    if let Some(reasoning) = &message.reasoning {
+        events.push(SseEvent::unnamed(&delta(json!({"reasoning_content": reasoning, "reasoning": reasoning}))));
+    }
+    if let Some(content) = &message.content {
+        events.push(SseEvent::unnamed(&delta(json!({"content": content}))));
+    }
+    if !message.tool_calls.is_empty() {
+        // All calls in one chunk, because some clients put the pieces of several calls together wrongly.
+        let calls = message.tool_calls.iter().enumerate().map(|(index, call)| {
+            let mut call = tool_call(call);
+            call["index"] = json!(index);
+            call
+        });
+        events.push(SseEvent::unnamed(&delta(json!({"tool_calls": calls.collect::<Value>()}))));
+    }
+    let reason = finish_reason(completion.outcome());
+    let last = chunk(envelope, json!([{"index": 0, "delta": {}, "finish_reason": reason}]));
+    events.push(SseEvent::unnamed(&last).after_commit());
+    if envelope.stream_usage {
+        let mut counts = chunk(envelope, json!([]));
+        counts["usage"] = usage(&completion.usage);
+        events.push(SseEvent::unnamed(&counts).after_commit());
+    }
+    events.push(SseEvent { event: None, data: "[DONE]".to_owned(), after_commit: true });
+    events
+}
+
+pub(super) fn models(names: &[&str], created_s: u64) -> Vec<u8> {
+    let data: Value = names
+        .iter()
+        .map(|name| json!({"id": name, "object": "model", "created": created_s, "owned_by": "forebay"}))
+        .collect();
+    json!({"object": "list", "data": data}).to_string().into_bytes()
+}
+
+fn messages(item: &Item<'_>) -> Result<Vec<Message>, DialectError> {
+    let items = item.array()?;
+    if items.is_empty() {
+        return Err(item.invalid("must not be empty"));
+    }
+    items.iter().map(message).collect()
+}
+
+fn message(item: &Item<'_>) -> Result<Message, DialectError> {
+    let mut object = item.object()?;
+    let role = object.require("role")?;
+    let role = match role.string()?.as_str() {
+        "system" => Role::System,
+        "developer" => Role::Developer,
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "tool" => Role::Tool,
+        other => return Err(role.invalid(format!("is {other:?}, which is no role of a message"))),
+    };
+    if let Some(item) = object.take("function_call") {
+        return Err(item.invalid("is the deprecated form of `tool_calls`"));
+    }
+    let content = match object.take("content") {
+        Some(item) => content(&item)?,
+        None if role == Role::Assistant => Content::Absent,
+        None => return Err(item.invalid("has no content")),
+    };
+    let newer = object.take_string("reasoning")?;
+    let older = object.take_string("reasoning_content")?;
+    let reasoning = older.into_iter().chain(newer).find(|text| !text.is_empty());
+    let calls = object.take("tool_calls");
+    let tool_calls = match &calls {
+        Some(item) => item.array()?.iter().map(read_tool_call).collect::<Result<_, _>>()?,
+        None => Vec::new(),
+    };
+    if let Some(calls) = calls
+        && role != Role::Assistant
+        && !tool_calls.is_empty()
+    {
+        return Err(calls.invalid("belongs only to messages of the assistant"));
+    }
+    let tool_call_id = match role {
+        Role::Tool => Some(object.require("tool_call_id")?.string()?),
+        _ => object.take_string("tool_call_id")?,
+    };
+    Ok(Message { role, content, reasoning, tool_calls, tool_call_id, other: object.rest() })
+}
+
+fn content(item: &Item<'_>) -> Result<Content, DialectError> {
+    if item.is_string() {
+        return Ok(Content::Text(item.string()?));
+    }
+    if !item.is_array() {
+        return Err(item.invalid("must be a string or an array of parts"));
+    }
+    let parts = item.array()?;
+    for part in &parts {
+        let mut object = part.object()?;
+        let kind = object.require("type")?.string()?;
+        if MEDIA.contains(&kind.as_str()) {
+            return Err(part.unsupported(format!("is of type {kind:?}; sessions record text only")));
+        }
+        if kind == "text" {
+            object.require("text")?.string()?;
+        }
+    }
+    Ok(Content::Parts(parts.iter().map(Item::to_raw).collect()))
+}
+
+fn read_tool_call(item: &Item<'_>) -> Result<ToolCall, DialectError> {
+    let mut object = item.object()?;
+    if let Some(kind) = object.take("type")
+        && kind.string()? != "function"
+    {
+        return Err(kind.unsupported("must be \"function\""));
+    }
+    let id = object.require("id")?.string()?;
+    let mut function = object.require("function")?.object()?;
+    let name = function.require("name")?.string()?;
+    let arguments = match function.take("arguments") {
+        Some(item) if item.is_object() => item.verbatim().to_owned(),
+        Some(item) => item.string()?,
+        None => String::new(),
+    };
+    Ok(ToolCall { id, name, arguments })
+}
+
+fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
+    let mut offer = Offer::default();
+    if let Some(list) = object.take("tools") {
+        for item in list.array()? {
+            let mut tool = item.object()?;
+            let kind = tool.require("type")?.string()?;
+            if kind == "function" {
+                let name = tool.require("function")?.object()?.require("name")?.string()?;
+                offer.add(Tool { name, definition: item.to_raw() }, &item)?;
+            } else {
+                offer.leave_out(&kind, &item, warnings);
+            }
+        }
+    }
+    let choice = object.take("tool_choice").map(|item| Ok((tool_choice(&item)?, item))).transpose()?;
+    offer.choose(choice)
+}
+
+fn tool_choice(item: &Item<'_>) -> Result<ToolChoice, DialectError> {
+    if item.is_string() {
+        return match item.string()?.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" => Ok(ToolChoice::Required),
+            _ => Err(item.invalid("must be \"auto\", \"none\", \"required\" or a function")),
+        };
+    }
+    let mut object = item.object()?;
+    let kind = object.require("type")?;
+    if kind.string()? != "function" {
+        return Err(kind.invalid("must be \"function\", because no other tool can run here"));
+    }
+    Ok(ToolChoice::Function(object.require("function")?.object()?.require("name")?.string()?))
+}
+
+fn stream_usage(object: &mut Object<'_>) -> Result<bool, DialectError> {
+    let Some(options) = object.take("stream_options") else { return Ok(false) };
+    Ok(options.object()?.take_boolean("include_usage")?.unwrap_or(false))
+}
+
+fn tool_call(call: &ToolCall) -> Value {
+    json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
+}
+
+fn chunk(envelope: &Envelope, choices: Value) -> Value {
+    let mut chunk = json!({
+        "id": format!("chatcmpl-{}", envelope.id),
+        "object": "chat.completion.chunk",
+        "created": envelope.created_s,
+        "model": envelope.model,
+    });
+    chunk["choices"] = choices;
+    if envelope.stream_usage {
+        chunk["usage"] = Value::Null;
+    }
+    chunk
+}
+
+fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::ToolCalls => "tool_calls",
+    }
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens.unwrap_or(0)},
+    })
+}

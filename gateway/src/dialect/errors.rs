@@ -1,0 +1,188 @@
+//! What an agent is told when its call cannot be answered, in the shape of its dialect.
+//!
+//! The clients of all dialects repeat 408, 409, 429 and every 5xx, and obey `x-should-retry`. So an error that a repeat
+//! cannot cure is a 400 or another 4xx that they do not repeat, and every error says whether to repeat.
+
+use serde_json::{Value, json};
+
+use super::{Dialect, Envelope, SseEvent};
+
+/// Why a call cannot be answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DialectError {
+    /// A field of the body is wrong.
+    #[error("{field}: {why}")]
+    Invalid {
+        /// The path of the field, such as `messages[2].content`.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A field asks for something that sessions cannot do, such as images.
+    #[error("{field}: {why}")]
+    Unsupported {
+        /// The path of the field.
+        field: String,
+        /// What cannot be done.
+        why: String,
+    },
+    /// The conversation is longer than the context, or the session has reached one of its bounds. Agents end their work
+    /// or compact the conversation.
+    #[error("the prompt is too long: {detail}")]
+    ContextLength {
+        /// By how much: see [`DialectError::too_long`].
+        detail: String,
+    },
+    /// The session has ended.
+    #[error("the session is closed: {why}")]
+    Closed {
+        /// How it ended.
+        why: String,
+    },
+    /// The key is missing or wrong.
+    #[error("the key is missing or does not belong to this session")]
+    Unauthorized,
+    /// There is no such session, model or path.
+    #[error("{what} does not exist")]
+    NotFound {
+        /// What was looked for.
+        what: String,
+    },
+    /// The body is larger than the bound.
+    #[error("the body is larger than {bytes_max} bytes")]
+    BodyTooLarge {
+        /// The bound.
+        bytes_max: u64,
+    },
+    /// The call may succeed later: the engine is paused or overloaded.
+    #[error("{why}")]
+    Busy {
+        /// What the call waits for.
+        why: String,
+        /// When to repeat.
+        retry_after_s: u32,
+    },
+    /// The engine's answer cannot be recorded, because it failed the check.
+    #[error("the engine's answer cannot be recorded: {why}")]
+    Untrusted {
+        /// What the check found, with the remedy.
+        why: String,
+    },
+    /// The engine cannot be reached or failed.
+    #[error("the engine failed: {why}")]
+    Upstream {
+        /// How it failed.
+        why: String,
+    },
+    /// The service failed.
+    #[error("internal error")]
+    Internal,
+}
+
+impl DialectError {
+    pub(crate) fn invalid(field: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Invalid { field: field.into(), why: why.into() }
+    }
+
+    pub(crate) fn unsupported(field: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Unsupported { field: field.into(), why: why.into() }
+    }
+
+    /// The prompt has `tokens` tokens, and the context `tokens_max`. Some agents read both numbers from the message.
+    #[must_use]
+    pub fn too_long(tokens: u64, tokens_max: u64) -> Self {
+        Self::ContextLength { detail: format!("{tokens} tokens > {tokens_max} maximum") }
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::Invalid { .. } | Self::ContextLength { .. } | Self::Closed { .. } => 400,
+            Self::Unauthorized => 401,
+            Self::NotFound { .. } => 404,
+            Self::BodyTooLarge { .. } => 413,
+            Self::Unsupported { .. } => 422,
+            Self::Internal => 500,
+            Self::Untrusted { .. } | Self::Upstream { .. } => 502,
+            Self::Busy { .. } => 503,
+        }
+    }
+
+    /// Whether a repeat of the same call may succeed.
+    #[must_use]
+    pub fn should_retry(&self) -> bool {
+        self.status() >= 500
+    }
+
+    /// A stable word for programs: `code` in the dialects of OpenAI.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Invalid { .. } => "invalid-request",
+            Self::Unsupported { .. } => "unsupported",
+            // The word of OpenAI, which agents compare with.
+            Self::ContextLength { .. } => "context_length_exceeded",
+            Self::Closed { .. } => "session-closed",
+            // The word of OpenAI.
+            Self::Unauthorized => "invalid_api_key",
+            Self::NotFound { .. } => "not-found",
+            Self::BodyTooLarge { .. } => "body-too-large",
+            Self::Busy { .. } => "busy",
+            Self::Untrusted { .. } => "upstream-untrusted",
+            Self::Upstream { .. } => "upstream-failed",
+            Self::Internal => "internal",
+        }
+    }
+
+    fn field(&self) -> Option<&str> {
+        match self {
+            Self::Invalid { field, .. } | Self::Unsupported { field, .. } => Some(field),
+            _ => None,
+        }
+    }
+}
+
+/// An error as an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorReply {
+    /// The HTTP status.
+    pub status: u16,
+    /// Names and values: `content-type`, `x-should-retry`, and `retry-after` where waiting helps.
+    pub headers: Vec<(&'static str, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+pub(super) fn reply(dialect: Dialect, error: &DialectError) -> ErrorReply {
+    let mut headers =
+        vec![("content-type", "application/json".to_owned()), ("x-should-retry", error.should_retry().to_string())];
+    if let DialectError::Busy { retry_after_s, .. } = error {
+        headers.push(("retry-after", retry_after_s.to_string()));
+    }
+    ErrorReply { status: error.status(), headers, body: body(dialect, error).to_string().into_bytes() }
+}
+
+pub(super) fn event(dialect: Dialect, error: &DialectError, _envelope: &Envelope) -> SseEvent {
+    match dialect {
+        Dialect::Chat => SseEvent::unnamed(&body(dialect, error)),
+    }
+}
+
+fn body(dialect: Dialect, error: &DialectError) -> Value {
+    match dialect {
+        Dialect::Chat => json!({"error": openai(error)}),
+    }
+}
+
+fn openai(error: &DialectError) -> Value {
+    let kind = if error.should_retry() { "server_error" } else { "invalid_request_error" };
+    let message = match error {
+        // Some agents compare with the beginning of this sentence instead of the code.
+        DialectError::ContextLength { detail } => {
+            format!("This model's maximum context length is exceeded: {detail}")
+        }
+        other => other.to_string(),
+    };
+    json!({"message": message, "type": kind, "param": error.field(), "code": error.code()})
+}

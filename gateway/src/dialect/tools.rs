@@ -1,0 +1,58 @@
+//! Tools and the choice between them, as far as dialects treat them alike.
+//!
+//! Hosted tools (web search, code interpreters, computer use, MCP) run at the provider, so no engine here can run them.
+//! Their definitions are left out with a warning. If the request requires one of them, it is refused.
+
+use crate::{
+    dialect::DialectError,
+    json::Item,
+    request::{Tool, ToolChoice},
+};
+
+/// The tools of a request while they are read.
+#[derive(Default)]
+pub(super) struct Offer {
+    tools: Vec<Tool>,
+    left_out: Vec<String>,
+}
+
+impl Offer {
+    pub(super) fn add(&mut self, tool: Tool, item: &Item<'_>) -> Result<(), DialectError> {
+        if tool.name.is_empty() {
+            return Err(item.invalid("has no name"));
+        }
+        if self.tools.iter().any(|known| known.name == tool.name) {
+            return Err(item.invalid(format!("has the same name as another tool: {:?}", tool.name)));
+        }
+        self.tools.push(tool);
+        Ok(())
+    }
+
+    pub(super) fn leave_out(&mut self, kind: &str, item: &Item<'_>, warnings: &mut Vec<String>) {
+        warnings.push(format!("{}: a tool of type {kind:?} cannot run here and was left out", item.path()));
+        self.left_out.push(kind.to_owned());
+    }
+
+    /// Checks the choice against the tools. Without tools there is nothing to choose, and some engines refuse a choice.
+    pub(super) fn choose(
+        self,
+        choice: Option<(ToolChoice, Item<'_>)>,
+    ) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
+        let Some((choice, item)) = choice else { return Ok((self.tools, None)) };
+        match &choice {
+            ToolChoice::Function(name) if !self.tools.iter().any(|tool| tool.name == *name) => {
+                return Err(item.invalid(format!("names {name:?}, which is no function of `tools`")));
+            }
+            ToolChoice::Required if self.tools.is_empty() && self.left_out.is_empty() => {
+                return Err(item.invalid("requires a tool, but `tools` is empty"));
+            }
+            ToolChoice::Required if self.tools.is_empty() => {
+                let kinds = self.left_out.join(", ");
+                return Err(item.invalid(format!("requires a tool, but none of {kinds} can run here")));
+            }
+            _ => {}
+        }
+        let choice = (!self.tools.is_empty()).then_some(choice);
+        Ok((self.tools, choice))
+    }
+}

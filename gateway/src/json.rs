@@ -1,0 +1,184 @@
+//! Reading JSON without changing it.
+//!
+//! What the gateway does not interpret is passed on with its text and the order of its keys, because a chat template
+//! may print it into the prompt. So bodies are read as borrowed raw values, and only the fields that the gateway
+//! interprets are decoded. Each value knows its path, so that an error can name the field.
+
+use std::collections::BTreeSet;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+use crate::dialect::DialectError;
+
+/// Fields of an object with the text of their values, in the order in which they were sent.
+pub type Fields = Vec<(String, Box<RawValue>)>;
+
+/// A value of a body, with the path that leads to it, such as `messages[2].content`.
+#[derive(Clone)]
+pub(crate) struct Item<'a> {
+    path: String,
+    raw: &'a RawValue,
+}
+
+impl<'a> Item<'a> {
+    /// The whole body.
+    pub(crate) fn body(body: &'a [u8]) -> Result<Self, DialectError> {
+        match serde_json::from_slice(body) {
+            Ok(raw) => Ok(Self { path: String::new(), raw }),
+            Err(error) => Err(DialectError::invalid("body", format!("is not JSON: {error}"))),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        if self.path.is_empty() { "body" } else { &self.path }
+    }
+
+    pub(crate) fn invalid(&self, why: impl Into<String>) -> DialectError {
+        DialectError::invalid(self.path(), why)
+    }
+
+    pub(crate) fn unsupported(&self, why: impl Into<String>) -> DialectError {
+        DialectError::unsupported(self.path(), why)
+    }
+
+    /// The text of the value, as it was sent.
+    pub(crate) fn verbatim(&self) -> &'a str {
+        self.raw.get()
+    }
+
+    pub(crate) fn to_raw(&self) -> Box<RawValue> {
+        self.raw.to_owned()
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.verbatim() == "null"
+    }
+
+    pub(crate) fn is_string(&self) -> bool {
+        self.verbatim().starts_with('"')
+    }
+
+    pub(crate) fn is_array(&self) -> bool {
+        self.verbatim().starts_with('[')
+    }
+
+    pub(crate) fn is_object(&self) -> bool {
+        self.verbatim().starts_with('{')
+    }
+
+    pub(crate) fn string(&self) -> Result<String, DialectError> {
+        self.decode("must be a string")
+    }
+
+    pub(crate) fn boolean(&self) -> Result<bool, DialectError> {
+        self.decode("must be true or false")
+    }
+
+    /// A number of tokens: an integer of at least one.
+    pub(crate) fn positive(&self) -> Result<u32, DialectError> {
+        match self.decode("must be an integer from 1 to 4294967295")? {
+            0 => Err(self.invalid("must be an integer from 1 to 4294967295")),
+            count => Ok(count),
+        }
+    }
+
+    pub(crate) fn number(&self) -> Result<f64, DialectError> {
+        self.decode("must be a number")
+    }
+
+    pub(crate) fn array(&self) -> Result<Vec<Item<'a>>, DialectError> {
+        let values: Vec<&'a RawValue> =
+            serde_json::from_str(self.verbatim()).map_err(|_| self.invalid("must be an array"))?;
+        let items = values.into_iter().enumerate();
+        Ok(items.map(|(index, raw)| Item { path: format!("{}[{index}]", self.path), raw }).collect())
+    }
+
+    pub(crate) fn object(&self) -> Result<Object<'a>, DialectError> {
+        if !self.is_object() {
+            return Err(self.invalid("must be an object"));
+        }
+        let Entries(entries) =
+            serde_json::from_str(self.verbatim()).map_err(|error| self.invalid(error.to_string()))?;
+        let mut names = BTreeSet::new();
+        // The engine might take the other of the two values.
+        if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
+            return Err(self.invalid(format!("has the field {name:?} twice")));
+        }
+        Ok(Object { path: self.path.clone(), entries })
+    }
+
+    fn decode<T: DeserializeOwned>(&self, expected: &str) -> Result<T, DialectError> {
+        serde_json::from_str(self.verbatim()).map_err(|_| self.invalid(expected))
+    }
+}
+
+/// The fields of an object that nobody has taken yet.
+pub(crate) struct Object<'a> {
+    path: String,
+    entries: Vec<(String, &'a RawValue)>,
+}
+
+impl<'a> Object<'a> {
+    /// Takes a field. A field that is null counts as absent.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Item<'a>> {
+        let place = self.entries.iter().position(|(found, _)| found == name)?;
+        let (_, raw) = self.entries.remove(place);
+        let item = Item { path: self.path_of(name), raw };
+        (!item.is_null()).then_some(item)
+    }
+
+    pub(crate) fn require(&mut self, name: &str) -> Result<Item<'a>, DialectError> {
+        self.take(name).ok_or_else(|| DialectError::invalid(self.path_of(name), "is missing"))
+    }
+
+    pub(crate) fn take_string(&mut self, name: &str) -> Result<Option<String>, DialectError> {
+        self.take(name).map(|item| item.string()).transpose()
+    }
+
+    pub(crate) fn take_boolean(&mut self, name: &str) -> Result<Option<bool>, DialectError> {
+        self.take(name).map(|item| item.boolean()).transpose()
+    }
+
+    /// Drops fields. It is for fields that are read by nobody and that the engine must not see.
+    pub(crate) fn discard(&mut self, names: &[&str]) {
+        self.entries.retain(|(name, _)| !names.contains(&name.as_str()));
+    }
+
+    /// The fields that nobody has taken, with their text.
+    pub(crate) fn rest(self) -> Fields {
+        self.entries.into_iter().map(|(name, raw)| (name, raw.to_owned())).collect()
+    }
+
+    fn path_of(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+}
+
+/// The entries of an object in their order, repeated names included.
+struct Entries<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Entries<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Vec<(String, &'de RawValue)>;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(entries)
+            }
+        }
+        deserializer.deserialize_map(InOrder).map(Entries)
+    }
+}

@@ -1,0 +1,24 @@
+//! The dialects of agents and the client of inference engines, for recorded sessions.
+//!
+//! An agent speaks OpenAI chat completions, OpenAI Responses or Anthropic Messages to a session. The service records
+//! the exact token ids of each call. This crate is what lies between the two and needs no database: pure functions for
+//! the dialects, and an HTTP client for engines. It knows neither handlers nor stores nor the buffer.
+//!
+//! A call passes through the modules in this order:
+//!
+//! 1. [`lineage`] reads from the headers which of an agent's sub-agents calls.
+//! 2. [`dialect`] parses the body into one [`Request`], whatever the dialect. At the end it writes the answer, as a
+//!    body or as events.
+//! 3. [`upstream`] sends the request to an engine, checks the answer, and returns a [`Completion`].
+
+mod json;
+
+pub mod completion;
+pub mod dialect;
+pub mod lineage;
+pub mod request;
+
+pub use completion::Completion;
+pub use dialect::{Dialect, DialectError};
+pub use json::Fields;
+pub use request::Request;

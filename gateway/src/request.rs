@@ -1,0 +1,190 @@
+//! The one chat request that every dialect is parsed into.
+//!
+//! It has the shape of chat completions, because that is what engines render. Content parts, tools and unknown fields
+//! keep their text.
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde_json::value::RawValue;
+
+use crate::{completion::ToolCall, json::Fields};
+
+/// A request of an agent.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The model that the agent named. Which policy it stands for is the session's matter.
+    pub model: String,
+    /// The conversation, at least one message. System messages stay where the agent put them.
+    pub messages: Vec<Message>,
+    /// The tools that can be offered to the model.
+    pub tools: Vec<Tool>,
+    /// Whether the model may, must or must not call tools. `None` if there are no tools.
+    pub tool_choice: Option<ToolChoice>,
+    /// Whether the agent wants events.
+    pub stream: bool,
+    /// Whether the events of chat completions should contain the usage.
+    pub stream_usage: bool,
+    /// The agent's bound of sampled tokens.
+    pub max_tokens: Option<u32>,
+    /// Texts that end the answer.
+    pub stop: Vec<String>,
+    /// What the agent asked for that the policy's sampling replaces: temperature, `top_p`, `top_k` and the like.
+    pub replaced: Fields,
+    /// Fields that the gateway does not interpret. They are passed to the engine.
+    pub other: Fields,
+    /// What was left out of the request, in words, each with the field.
+    pub warnings: Vec<String>,
+}
+
+impl Request {
+    /// The bound of sampled tokens in a context that has room for `room` more.
+    #[must_use]
+    pub fn max_tokens_within(&self, room: u32) -> u32 {
+        self.max_tokens.map_or(room, |wanted| wanted.min(room))
+    }
+
+    /// Whether a grammar masks logits. The log-probabilities of such an answer are those under the mask, which a
+    /// trainer does not have, so these calls should be counted.
+    #[must_use]
+    pub fn constrained(&self) -> bool {
+        let forced = matches!(self.tool_choice, Some(ToolChoice::Required | ToolChoice::Function(_)));
+        forced || self.other.iter().any(|(name, value)| masks_logits(name, value.get()))
+    }
+}
+
+fn masks_logits(name: &str, value: &str) -> bool {
+    match name {
+        "response_format" => {
+            #[derive(serde::Deserialize)]
+            struct Format {
+                r#type: String,
+            }
+            !serde_json::from_str::<Format>(value).is_ok_and(|format| format.r#type == "text")
+        }
+        "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" | "json_schema"
+        | "regex" | "ebnf" | "structural_tag" => value != "null",
+        _ => false,
+    }
+}
+
+/// Who wrote a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The operator.
+    System,
+    /// The operator, in the newer word of OpenAI. Engines are sent `system`, because templates do not know this role.
+    Developer,
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+    /// A tool.
+    Tool,
+}
+
+impl Role {
+    /// The role as engines know it.
+    #[must_use]
+    pub fn engine_name(self) -> &'static str {
+        match self {
+            Self::System | Self::Developer => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// One message of the conversation.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Who wrote it.
+    pub role: Role,
+    /// What it says.
+    pub content: Content,
+    /// The reasoning that an assistant's message was sent back with.
+    pub reasoning: Option<String>,
+    /// The tool calls of an assistant's message.
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that a tool's message answers.
+    pub tool_call_id: Option<String>,
+    /// Fields that the gateway does not interpret.
+    pub other: Fields,
+}
+
+impl Message {
+    /// A message with text and nothing else.
+    #[must_use]
+    pub fn text(role: Role, text: impl Into<String>) -> Self {
+        Self { content: Content::Text(text.into()), ..Self::empty(role) }
+    }
+
+    pub(crate) fn empty(role: Role) -> Self {
+        Self {
+            role,
+            content: Content::Absent,
+            reasoning: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            other: Vec::new(),
+        }
+    }
+}
+
+/// What a message says.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// Nothing, as in an assistant's message that only calls tools.
+    Absent,
+    /// A text.
+    Text(String),
+    /// Parts, with their text as it was sent.
+    Parts(Vec<Box<RawValue>>),
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Absent => serializer.serialize_unit(),
+            Self::Text(text) => serializer.serialize_str(text),
+            Self::Parts(parts) => parts.serialize(serializer),
+        }
+    }
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// Its definition in the shape of chat completions.
+    pub definition: Box<RawValue>,
+}
+
+/// Whether the model may call tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// It may.
+    Auto,
+    /// It must not.
+    None,
+    /// It must call at least one.
+    Required,
+    /// It must call this one.
+    Function(String),
+}
+
+impl Serialize for ToolChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::None => serializer.serialize_str("none"),
+            Self::Required => serializer.serialize_str("required"),
+            Self::Function(name) => {
+                let mut map = serializer.serialize_map(Some(2))?;
+                map.serialize_entry("type", "function")?;
+                map.serialize_entry("function", &std::collections::BTreeMap::from([("name", name)]))?;
+                map.end()
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Bodies in the shapes of real clients, written by hand.
+
+use forebay_gateway::Dialect;
+use serde_json::{Value, json};
+
+/// A body that a client could send, with the dialect.
+pub(crate) struct Posted {
+    pub(crate) client: &'static str,
+    pub(crate) dialect: Dialect,
+    pub(crate) body: Value,
+}
+
+/// One body of each client.
+pub(crate) fn all() -> Vec<Posted> {
+    chat().into_iter().collect()
+}
+
+fn shell_tool() -> Value {
+    json!({"type": "function", "function": {
+        "name": "bash",
+        "description": "Runs a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    }})
+}
+
+/// Bodies of clients of chat completions.
+pub(crate) fn chat() -> Vec<Posted> {
+    let body = |client, body| Posted { client, dialect: Dialect::Chat, body };
+    vec![
+        body("openai", json!({"model": "default", "messages": [{"role": "user", "content": "Hi"}]})),
+        body(
+            "langchain",
+            json!({
+                "model": "default", "temperature": 0.7, "n": 1, "presence_penalty": 0.0, "stream": false,
+                "messages": [
+                    {"role": "system", "content": "You compute."},
+                    {"role": "user", "content": "2 + 2?"},
+                    {"role": "assistant", "content": null, "tool_calls": [
+                        {"type": "function", "id": "call_1", "function": {"name": "bash", "arguments": "{\"command\": \"expr 2 + 2\"}"}},
+                    ]},
+                    {"role": "tool", "tool_call_id": "call_1", "content": "4"},
+                ],
+                "tools": [shell_tool()],
+            }),
+        ),
+        body(
+            "smolagents",
+            json!({
+                "model": "default", "stop": ["Observation:", "Calling tools:"], "tool_choice": "required", "temperature": 0.2,
+                "messages": [
+                    {"role": "system", "content": [{"type": "text", "text": "Solve the task."}]},
+                    {"role": "user", "content": [{"type": "text", "text": "New task:\nCount."}]},
+                ],
+                "tools": [shell_tool()],
+            }),
+        ),
+        body(
+            "mini-swe-agent",
+            json!({
+                "model": "default", "temperature": 0.0,
+                "messages": [
+                    {"role": "user", "content": "Fix it."},
+                    {"role": "assistant", "content": "", "reasoning_content": "Look first.", "function_call": null,
+                        "provider_specific_fields": {"refusal": null, "reasoning": "Look first."},
+                        "tool_calls": [{"id": "call_9", "type": "function", "index": 0,
+                            "function": {"name": "bash", "arguments": "{\"command\": \"ls\"}"}}]},
+                    {"role": "tool", "tool_call_id": "call_9", "content": "a.py\n", "extra": {"returncode": 0}},
+                ],
+                "tools": [shell_tool()],
+            }),
+        ),
+        body(
+            "openhands",
+            json!({
+                "model": "default", "max_completion_tokens": 4096, "top_p": 1.0,
+                "messages": [
+                    {"role": "system", "content": [{"type": "text", "text": "You write code.", "cache_control": {"type": "ephemeral"}}]},
+                    {"role": "user", "content": [{"type": "text", "text": "Write."}]},
+                ],
+                "tools": [shell_tool()],
+            }),
+        ),
+        body(
+            "opencode",
+            json!({
+                "model": "default", "max_tokens": 32000, "stream": true, "stream_options": {"include_usage": true},
+                "tool_choice": "auto",
+                "messages": [
+                    {"role": "system", "content": "You are in a terminal."},
+                    {"role": "user", "content": "Go on."},
+                    {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function",
+                        "function": {"name": "bash", "arguments": "{\"command\":\"ls\"}"}}]},
+                    {"role": "tool", "tool_call_id": "c", "content": "README.md"},
+                    {"role": "system", "content": "The user has changed a file."},
+                ],
+                "tools": [shell_tool()],
+            }),
+        ),
+    ]
+}
+
+#[test]
+fn the_bodies_of_all_clients_are_accepted() {
+    for Posted { client, dialect, body } in all() {
+        let request = dialect.parse(body.to_string().as_bytes());
+        let request = request.unwrap_or_else(|error| panic!("{client} is understood, but: {error}"));
+        assert_eq!(request.model, "default", "{client}");
+        assert!(!request.messages.is_empty(), "{client}");
+    }
+}
