@@ -50,7 +50,9 @@ impl ServerCertVerifier for PinnedVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            Err(error) if is_an_authority(&error) && self.named.iter().any(|named| named == end_entity) => {
+            Err(Error::InvalidCertificate(error))
+                if is_an_authority(&error) && self.named.iter().any(|named| named == end_entity) =>
+            {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
             }
@@ -82,25 +84,19 @@ impl ServerCertVerifier for PinnedVerifier {
 }
 
 /// Whether the only error is that the certificate is marked as an authority.
-fn is_an_authority(error: &Error) -> bool {
-    let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
+fn is_an_authority(error: &CertificateError) -> bool {
+    let CertificateError::Other(other) = error else { return false };
     matches!(other.0.downcast_ref::<webpki::Error>(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
 /// Describes the problem with a service's certificate and says how to fix it.
 pub(super) fn describe(error: &CertificateError) -> String {
-    let is_an_authority = match error {
-        CertificateError::Other(other) => {
-            matches!(other.0.downcast_ref::<webpki::Error>(), Some(webpki::Error::CaUsedAsEndEntity))
-        }
-        _ => false,
-    };
     match error {
         CertificateError::UnknownIssuer => {
             "no trusted certificate authority has signed it: give the authority's certificate, or this certificate itself, in the CA file"
                 .to_owned()
         }
-        _ if is_an_authority => {
+        error if is_an_authority(error) => {
             "it is marked as a certificate authority (CA:TRUE) and is not in the CA file: add it to the CA file"
                 .to_owned()
         }
