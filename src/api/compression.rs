@@ -30,16 +30,17 @@ impl Default for Compressors {
 /// One zstd frame. Without [`end`](Self::end) the frame is incomplete, and a reader treats the body as cut off.
 pub(super) struct Compressor {
     encoder: zstd::Encoder<'static, Vec<u8>>,
-    _place: OwnedSemaphorePermit,
+    /// Counts the compressor until it is dropped.
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Compressor {
-    /// Creates a compressor, or nothing if too many are in use. The body is then sent uncompressed, which every client
-    /// accepts.
-    pub(super) fn new(places: &Compressors) -> Option<Self> {
-        let place = Arc::clone(&places.0).try_acquire_owned().ok()?;
+    /// Creates a compressor. None if [`COMPRESSORS_MAX`] are in use: the body is then sent uncompressed, which every
+    /// client accepts.
+    pub(super) fn new(compressors: &Compressors) -> Option<Self> {
+        let permit = Arc::clone(&compressors.0).try_acquire_owned().ok()?;
         let encoder = zstd::Encoder::new(Vec::new(), LEVEL).expect("the level is valid");
-        Some(Self { encoder, _place: place })
+        Some(Self { encoder, _permit: permit })
     }
 
     /// Compresses parts and flushes, so that the client can read all of them without the following ones.
@@ -57,7 +58,7 @@ impl Compressor {
         Ok(compressed)
     }
 
-    /// Ends the frame.
+    /// Ends the frame. Returns its last bytes.
     pub(super) fn end(&mut self) -> Result<Bytes> {
         self.encoder.do_finish()?;
         Ok(self.take())

@@ -83,7 +83,7 @@ pub enum CheckpointError {
         /// The type.
         dtype: Dtype,
     },
-    /// The target exists already; a checkpoint never replaces another one.
+    /// The target exists. A checkpoint never replaces another one.
     #[error("{0} exists already")]
     Exists(PathBuf),
     /// The library could not write a shard.
