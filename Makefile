@@ -23,6 +23,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 
 test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-trainer
 	./scripts/python-env wandb > /dev/null
 	$(CARGO) test -p forebay-trainer
 
@@ -35,11 +36,12 @@ simulate: ## Draw synchronous and asynchronous training of the same work to docs
 	$(CARGO) build --release -p forebay
 	./scripts/simulate --seeds 5 --svg docs/async.svg
 
-lint: ## Check formatting and run the lints
+lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-bench
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once
 	CARGO=$(CARGO) ./scripts/audit

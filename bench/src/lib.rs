@@ -2,10 +2,9 @@
 //! to compare services.
 //!
 //! This is a separate crate, so that the service does not contain it. It uses only HTTP, so it can load any service
-//! that has one of its protocols. In reading order: [`workload`] draws groups, a [`protocol`](mod@protocol) writes them
-//! as [`template`]s, [`load`](mod@load) posts them to the [`target`] and takes batches, [`tally`] counts, and
-//! [`progress`] and [`report`](mod@report) print. [`wake`] measures how soon a waiting trainer gets its batch, and
-//! [`drain`] measures the ceiling.
+//! that has one of its protocols. In reading order: `workload` draws groups, a `protocol` writes them as `template`s,
+//! `load` posts them to the `target` and takes batches, `tally` counts, and `progress` and `report` print. `wake`
+//! measures how soon a waiting trainer gets its batch, and `drain` measures the ceiling.
 
 mod workload;
 

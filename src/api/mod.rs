@@ -1,8 +1,8 @@
 //! The HTTP API: maps requests to domain types and results to responses. There is no SQL and no decision in this
 //! module.
 //!
-//! [`router`] is the table of contents. Each resource has a file with its handlers in the same order. [`guard`] rejects
-//! callers without permission, by the table in [`roles`].
+//! [`router`] is the table of contents. Each resource has a file with its handlers in the same order. `guard` rejects
+//! callers without permission, by the table in `roles`.
 
 mod accept;
 mod admissions;

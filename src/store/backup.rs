@@ -1,6 +1,6 @@
 //! Copies of a SQLite database that is being served: one consistent snapshot, while writes continue.
 //!
-//! Postgres has its own tools for this. The copy is a complete database; [`restore`](super::restore) replaces a
+//! Postgres has its own tools for this. The copy is a complete database; [`restore`](mod@super::restore) replaces a
 //! database with it.
 
 use std::{

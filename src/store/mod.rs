@@ -4,7 +4,7 @@
 //! depend on a database. The decisions that an operation makes under its locks are functions of the buffer's stages.
 //! The store creates no ids, and the time is an argument.
 //!
-//! Read `sql_store.rs` first, which hands each operation to a dialect, then one file of `ops`. [`dialect`] holds
+//! Read `sql_store.rs` first, which hands each operation to a dialect, then one file of `ops`. `dialect` holds
 //! everything in which the databases differ.
 
 mod backup;

@@ -1,6 +1,6 @@
 //! The log. It is structured and goes to standard error, because commands print their results to standard output.
 //!
-//! [`requests`] adds the ids of requests to log lines that concern several requests. [`otlp`] exports spans to a
+//! `requests` adds the ids of requests to log lines that concern several requests. `otlp` exports spans to a
 //! collector, if one is configured.
 
 mod otlp;

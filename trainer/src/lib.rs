@@ -14,7 +14,7 @@
 //! 8. [`publish`] and [`engine`]: weight versions for agents and inference engines, in parallel with training.
 //! 9. [`train`]: the loop, from top to bottom, and [`report`], its metrics.
 //! 10. [`rollout`] and [`generate`]: a small real agent, so that the whole loop runs on one machine.
-//! 11. [`bench`]: measures the speed of a step, without a service.
+//! 11. [`bench`](mod@bench): measures the speed of a step, without a service.
 
 pub mod service;
 

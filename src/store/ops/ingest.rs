@@ -3,7 +3,7 @@
 //!
 //! Posts that wait at the same time share the transaction and its statements. It has three steps, in reading order:
 //! [`read`] reads the stored rows and locks them, [`decide`] decides one bundle after the other without the store, and
-//! [`write`] writes the results. A refused bundle therefore has written nothing, and the final values of a group are
+//! [`write`](mod@write) writes the results. A refused bundle therefore has written nothing, and the final values of a group are
 //! written once.
 //!
 //! Groups are locked in the order of their keys, and new groups are inserted in that order afterwards, so that
