@@ -8,14 +8,14 @@
 //! another one if its prompt begins with all ids of the other one, and nothing is ever repaired:
 //!
 //! 1. A call without completion ids is dropped (`empty`).
-//! 2. [`parents`]: the parent of a call is the call whose prompt and completion are the longest prefix of its prompt.
-//! 3. [`retries`]: a call that nothing continues is dropped if its answer was not delivered (`undelivered`), or if
+//! 2. `parents`: the parent of a call is the call whose prompt and completion are the longest prefix of its prompt.
+//! 3. `retries`: a call that nothing continues is dropped if its answer was not delivered (`undelivered`), or if
 //!    another call with the same prompt took its place (`retry`).
-//! 4. [`chains`]: every call that nothing continues ends a chain. Each call belongs to one chain: the longest one through
+//! 4. `chains`: every call that nothing continues ends a chain. Each call belongs to one chain: the longest one through
 //!    it.
-//! 5. [`segments`]: a chain becomes a segment. Its prompt is the prompt of its first own call.
+//! 5. `segments`: a chain becomes a segment. Its prompt is the prompt of its first own call.
 //!
-//! [`breaks`] reports where histories that should have been continued were not.
+//! `breaks` reports where histories that should have been continued were not.
 
 mod breaks;
 mod chains;
