@@ -7,8 +7,9 @@
 use std::collections::BTreeSet;
 
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, MapAccess, Visitor},
+    ser::SerializeMap,
 };
 use serde_json::value::RawValue;
 
@@ -16,6 +17,16 @@ use crate::dialect::DialectError;
 
 /// Fields of an object with the text of their values, in the order in which they were sent.
 pub type Fields = Vec<(String, Box<RawValue>)>;
+
+/// Serializes a value whose serialization cannot fail.
+pub(crate) fn text(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("strings, numbers and maps with string keys are always JSON")
+}
+
+/// Writes fields into a map that is being serialized.
+pub(crate) fn write_fields<M: SerializeMap>(map: &mut M, fields: &Fields) -> Result<(), M::Error> {
+    fields.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))
+}
 
 /// A value of a body, with the path that leads to it, such as `messages[2].content`.
 #[derive(Clone)]

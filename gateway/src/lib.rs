@@ -10,15 +10,22 @@
 //! 2. [`dialect`] parses the body into one [`Request`], whatever the dialect. At the end it writes the answer, as a
 //!    body or as events.
 //! 3. [`upstream`] sends the request to an engine, checks the answer, and returns a [`Completion`].
+//!
+//! With the feature `test-engine` there is also a fake engine for tests, in the module `engine`.
 
+mod hash;
 mod json;
 
 pub mod completion;
 pub mod dialect;
+#[cfg(feature = "test-engine")]
+pub mod engine;
 pub mod lineage;
 pub mod request;
+pub mod upstream;
 
 pub use completion::Completion;
 pub use dialect::{Dialect, DialectError};
 pub use json::Fields;
 pub use request::Request;
+pub use upstream::{Upstream, UpstreamError};

@@ -221,7 +221,7 @@ fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Too
             }
         }
     }
-    let choice = object.take("tool_choice").map(|item| Ok((tool_choice(&item)?, item))).transpose()?;
+    let choice = object.take("tool_choice").map(|item| tool_choice(&item).map(|choice| (choice, item))).transpose()?;
     offer.choose(choice)
 }
 

@@ -36,7 +36,8 @@ pub(crate) fn chat() -> Vec<Posted> {
                     {"role": "system", "content": "You compute."},
                     {"role": "user", "content": "2 + 2?"},
                     {"role": "assistant", "content": null, "tool_calls": [
-                        {"type": "function", "id": "call_1", "function": {"name": "bash", "arguments": "{\"command\": \"expr 2 + 2\"}"}},
+                        {"type": "function", "id": "call_1",
+                        "function": {"name": "bash", "arguments": "{\"command\": \"expr 2 + 2\"}"}},
                     ]},
                     {"role": "tool", "tool_call_id": "call_1", "content": "4"},
                 ],
@@ -46,7 +47,8 @@ pub(crate) fn chat() -> Vec<Posted> {
         body(
             "smolagents",
             json!({
-                "model": "default", "stop": ["Observation:", "Calling tools:"], "tool_choice": "required", "temperature": 0.2,
+                "model": "default", "temperature": 0.2,
+                "stop": ["Observation:", "Calling tools:"], "tool_choice": "required",
                 "messages": [
                     {"role": "system", "content": [{"type": "text", "text": "Solve the task."}]},
                     {"role": "user", "content": [{"type": "text", "text": "New task:\nCount."}]},
@@ -74,7 +76,9 @@ pub(crate) fn chat() -> Vec<Posted> {
             json!({
                 "model": "default", "max_completion_tokens": 4096, "top_p": 1.0,
                 "messages": [
-                    {"role": "system", "content": [{"type": "text", "text": "You write code.", "cache_control": {"type": "ephemeral"}}]},
+                    {"role": "system", "content": [
+                        {"type": "text", "text": "You write code.", "cache_control": {"type": "ephemeral"}},
+                    ]},
                     {"role": "user", "content": [{"type": "text", "text": "Write."}]},
                 ],
                 "tools": [shell_tool()],

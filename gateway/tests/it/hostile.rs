@@ -59,7 +59,11 @@ proptest! {
     }
 
     #[test]
-    fn a_value_of_another_type_names_its_field(which in any::<Index>(), place in any::<Index>(), piece in any::<Index>()) {
+    fn a_value_of_another_type_names_its_field(
+        which in any::<Index>(),
+        place in any::<Index>(),
+        piece in any::<Index>(),
+    ) {
         let bodies = bodies::all();
         let chosen = which.get(&bodies);
         let mut body = chosen.body.clone();

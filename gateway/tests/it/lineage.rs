@@ -32,9 +32,7 @@ fn sub_agents_and_upkeep_have_labels_of_their_own() {
             Some("main"),
         ),
         (
-            codex(
-                r#"{"thread_id":"t2","parent_thread_id":"t","thread_source":"subagent","subagent_kind":"collab_spawn"}"#,
-            ),
+            codex(r#"{"thread_id":"t2","parent_thread_id":"t","thread_source":"subagent","subagent_kind":"run"}"#),
             Some("agent:t2"),
         ),
         (codex(r#"{"thread_id":"t3","thread_source":"subagent","subagent_kind":"compact"}"#), Some("compact:t3")),

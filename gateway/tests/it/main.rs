@@ -2,8 +2,14 @@
 
 mod bodies;
 mod chat;
+mod checks;
+mod engine;
 mod errors;
 mod hostile;
 mod lineage;
+mod probes;
 mod sse;
 mod support;
+mod transport;
+mod upstream;
+mod versions;

@@ -1,9 +1,13 @@
 //! What the tests share.
 
+use std::time::Duration;
+
 use forebay_gateway::{
-    Completion, Dialect, DialectError, Request,
+    Completion, Dialect, DialectError, Request, Upstream, UpstreamError,
     completion::{AssistantMessage, Finish, StopMatch, ToolCall, Usage, VersionSpan},
     dialect::{Envelope, SseEvent},
+    engine::{EngineKind, FakeEngine},
+    upstream::{Answered, EngineCall, Sampling, UpstreamOptions},
 };
 use serde_json::Value;
 
@@ -60,14 +64,14 @@ pub(crate) fn full_message() -> AssistantMessage {
         content: Some("I look for the größte number – 数字.".to_owned()),
         reasoning: Some("The user wants\nnumbers 🙂.".to_owned()),
         tool_calls: vec![
-            call("call_1", "bash", r#"{"command": "ls -la", "b": 1, "a": 2}"#),
-            call("call_2", "read", "{}"),
+            tool_call("call_1", "bash", r#"{"command": "ls -la", "b": 1, "a": 2}"#),
+            tool_call("call_2", "read", "{}"),
         ],
     }
 }
 
 /// A tool call.
-pub(crate) fn call(id: &str, name: &str, arguments: &str) -> ToolCall {
+pub(crate) fn tool_call(id: &str, name: &str, arguments: &str) -> ToolCall {
     ToolCall { id: id.to_owned(), name: name.to_owned(), arguments: arguments.to_owned() }
 }
 
@@ -79,4 +83,37 @@ pub(crate) fn events(dialect: Dialect, completion: &Completion) -> Vec<SseEvent>
 /// The answer as JSON.
 pub(crate) fn answer(dialect: Dialect, completion: &Completion) -> Value {
     serde_json::from_slice(&dialect.answer(completion, &envelope())).expect("an answer is JSON")
+}
+
+/// All kinds of engines.
+pub(crate) const KINDS: [EngineKind; 3] = [EngineKind::Sglang, EngineKind::Vllm, EngineKind::Openai];
+
+/// Options for these engines, which do not wait before a repeat.
+pub(crate) fn options(kind: EngineKind, engines: &[&FakeEngine]) -> UpstreamOptions {
+    let urls = engines.iter().map(|engine| engine.url());
+    let options = UpstreamOptions::new("test", kind, urls).expect("the engines' URLs are usable");
+    UpstreamOptions { repeat_delay: Duration::ZERO, ..options }
+}
+
+/// An engine, and a client of it.
+pub(crate) async fn start(kind: EngineKind) -> (FakeEngine, Upstream) {
+    let engine = FakeEngine::start(kind).await;
+    let upstream = Upstream::new(options(kind, &[&engine])).expect("the options are usable");
+    (engine, upstream)
+}
+
+/// A request of one question.
+pub(crate) fn question(text: &str) -> Request {
+    parsed(Dialect::Chat, &serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text}]}))
+}
+
+/// A call with room for 1000 tokens, in a session named `session`.
+pub(crate) fn call(request: &Request) -> EngineCall<'_> {
+    let sampling = Sampling { temperature: 0.8, ..Sampling::default() };
+    EngineCall { request, model: "fake", sampling, room: 1000, session: "session", rid: "rid", version: &|| 7 }
+}
+
+/// Asks a question.
+pub(crate) async fn ask(upstream: &Upstream, text: &str) -> Result<Answered, UpstreamError> {
+    upstream.complete(&call(&question(text))).await
 }

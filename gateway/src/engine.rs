@@ -1,0 +1,280 @@
+//! A fake inference engine for tests, over real sockets.
+//!
+//! It speaks the chat endpoints of SGLang and vLLM with the fields that return token ids. Its model is a function: the
+//! log-probability of a token follows from the ids before it ([`model::logprob`]), so a test can check any trained
+//! token against its true context. Tests say what it answers ([`FakeEngine::script`]), and switch its faults on
+//! ([`Switches`]).
+
+pub mod model;
+mod server;
+mod template;
+pub mod tokenizer;
+mod wire;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::Value;
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+
+pub use crate::upstream::EngineKind;
+
+/// A running engine. Dropping it closes its connections.
+#[derive(Debug)]
+pub struct FakeEngine {
+    url: String,
+    state: Arc<State>,
+    task: JoinHandle<()>,
+}
+
+/// What one call is answered with. Without a script, the engine samples by its seed.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    reasoning: Option<String>,
+    content: String,
+    calls: Vec<(String, String)>,
+    in_bytes: bool,
+}
+
+impl Answer {
+    /// A text.
+    #[must_use]
+    pub fn text(text: &str) -> Self {
+        Self { content: text.to_owned(), ..Self::default() }
+    }
+
+    /// The same answer with reasoning before it.
+    #[must_use]
+    pub fn thinking(self, reasoning: &str) -> Self {
+        Self { reasoning: Some(reasoning.to_owned()), ..self }
+    }
+
+    /// The same answer with one more tool call. `arguments` is JSON text, which is kept as it is.
+    #[must_use]
+    pub fn call(mut self, name: &str, arguments: &str) -> Self {
+        self.calls.push((name.to_owned(), arguments.to_owned()));
+        self
+    }
+
+    /// The same answer, sampled as single bytes. When the text comes back in a later prompt, the tokenizer merges
+    /// bytes, so the ids differ.
+    #[must_use]
+    pub fn in_bytes(self) -> Self {
+        Self { in_bytes: true, ..self }
+    }
+}
+
+/// What the engine does, and does wrong. A test changes it at any time; it holds for calls that begin afterwards.
+#[derive(Clone, Debug)]
+pub struct Switches {
+    /// Which sampled answers belong together: the same seed samples the same answer to the same prompt.
+    pub seed: u64,
+    /// The label of the weights.
+    pub weight_version: String,
+    /// From this sampled id on, the weights have another label.
+    pub version_change: Option<(usize, String)>,
+    /// What SGLang says of it. vLLM says nothing.
+    pub version_report: VersionReport,
+    /// The longest prompt plus `max_tokens`.
+    pub context_tokens: usize,
+    /// What is wrong with the ids.
+    pub id_fault: IdFault,
+    /// What is wrong with the log-probabilities.
+    pub logprob_fault: LogprobFault,
+    /// Reports log-probabilities at temperature 1, whatever the temperature is.
+    pub raw_logprobs: bool,
+    /// Replaces the finish reason.
+    pub finish_reason: Option<String>,
+    /// How many of the next calls are aborted after half of their ids.
+    pub aborts: u32,
+    /// Keeps calls waiting until it is off again.
+    pub stall: bool,
+    /// How many of the next connections are closed before the first byte of the answer.
+    pub cuts_before_head: u32,
+    /// How many of the next answers end in the middle of their body.
+    pub cuts_in_body: u32,
+    /// How many of the next calls are answered with this status and body instead.
+    pub failures: Option<(u32, u16, String)>,
+    /// Sends this many bytes of white space behind an answer.
+    pub padding: usize,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            weight_version: "0".to_owned(),
+            version_change: None,
+            version_report: VersionReport::Spans,
+            context_tokens: 65536,
+            id_fault: IdFault::None,
+            logprob_fault: LogprobFault::None,
+            raw_logprobs: false,
+            finish_reason: None,
+            aborts: 0,
+            stall: false,
+            cuts_before_head: 0,
+            cuts_in_body: 0,
+            failures: None,
+            padding: 0,
+        }
+    }
+}
+
+/// What an answer says about the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VersionReport {
+    /// Which ids were sampled by which weights.
+    Spans,
+    /// The weights that sampled the last id.
+    Last,
+    /// Nothing.
+    Nothing,
+}
+
+/// What is wrong with the ids of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdFault {
+    /// Nothing.
+    None,
+    /// Those of the prompt are missing.
+    NoPrompt,
+    /// The sampled ones are missing.
+    NoSampled,
+    /// A router has removed all fields that OpenAI's answers do not have.
+    Router,
+    /// The first sampled one is outside the vocabulary.
+    Foreign,
+}
+
+/// What is wrong with the log-probabilities of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogprobFault {
+    /// Nothing.
+    None,
+    /// The first is -9999.0.
+    Sentinel,
+    /// The last one is missing.
+    Short,
+    /// The last one is missing in `logprobs.content`, but not in `meta_info`.
+    ShortContent,
+    /// The first is 0.5.
+    Positive,
+    /// The first is null.
+    Null,
+    /// There are none.
+    Missing,
+}
+
+/// A request that the engine has received.
+#[derive(Clone, Debug)]
+pub struct Received {
+    /// The path.
+    pub path: String,
+    /// The headers, with names in lower case.
+    pub headers: BTreeMap<String, String>,
+    /// The body as it was sent.
+    pub text: String,
+}
+
+impl Received {
+    /// The body as JSON.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_default()
+    }
+}
+
+/// What has happened so far.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    /// All requests in the order of their arrival.
+    pub received: Vec<Received>,
+    /// Connections that were opened.
+    pub connections: usize,
+    /// Calls that wait because of [`Switches::stall`].
+    pub stalled: usize,
+    /// Calls whose client has closed the connection before the answer.
+    pub abandoned: usize,
+    /// The ids of `/abort_request`.
+    pub aborted: BTreeSet<String>,
+    /// How often all waiting calls were aborted.
+    pub aborts_of_all: u32,
+    /// Ids that the engine has sampled in answers that were not aborted.
+    pub sampled_tokens: usize,
+}
+
+impl Log {
+    /// The calls of chat completions.
+    pub fn calls(&self) -> impl Iterator<Item = &Received> {
+        self.received.iter().filter(|received| received.path == "/v1/chat/completions")
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    kind: EngineKind,
+    /// Everything that a waiting call may wait for.
+    switches: watch::Sender<Switches>,
+    log: watch::Sender<Log>,
+    scripts: Mutex<Vec<(String, Vec<Answer>)>>,
+}
+
+impl State {
+    fn scripts(&self) -> MutexGuard<'_, Vec<(String, Vec<Answer>)>> {
+        self.scripts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FakeEngine {
+    /// Starts an engine on a free port of the loopback interface.
+    pub async fn start(kind: EngineKind) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
+        let address = listener.local_addr().expect("the listener is bound");
+        let state = Arc::new(State {
+            kind,
+            switches: watch::Sender::new(Switches::default()),
+            log: watch::Sender::new(Log::default()),
+            scripts: Mutex::default(),
+        });
+        let task = tokio::spawn(server::run(listener, Arc::clone(&state)));
+        Self { url: format!("http://{address}"), state, task }
+    }
+
+    /// The address.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Changes what the engine does.
+    pub fn switch(&self, change: impl FnOnce(&mut Switches)) {
+        self.state.switches.send_modify(change);
+    }
+
+    /// Says what is answered in conversations in whose first user message `key` occurs: the first answer where the
+    /// conversation has no message of the assistant yet, the second where it has one, and so on. The answer depends on
+    /// nothing else, so a repeated call gets the same one. Behind the last answer the engine samples by its seed.
+    pub fn script(&self, key: &str, answers: impl IntoIterator<Item = Answer>) {
+        self.state.scripts().push((key.to_owned(), answers.into_iter().collect()));
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn log(&self) -> Log {
+        self.state.log.borrow().clone()
+    }
+
+    /// Waits until something has happened.
+    pub async fn wait(&self, until: impl FnMut(&Log) -> bool) {
+        self.state.log.subscribe().wait_for(until).await.expect("the engine exists as long as its log");
+    }
+}
+
+impl Drop for FakeEngine {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,276 @@
+//! The HTTP side of the fake engine.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::{
+    body::{Body, Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, task::JoinSet};
+
+use super::{
+    EngineKind, Received, State, Switches,
+    wire::{ChatRequest, Sampled},
+};
+
+/// The connection is to be closed instead of an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection is cut")]
+struct Cut;
+
+impl From<Infallible> for Cut {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// A body, and whether the connection is cut behind it.
+struct Pieces {
+    body: Option<Bytes>,
+    cut: Option<Cut>,
+    is_flushed: bool,
+}
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        if let Some(body) = self.body.take() {
+            return Poll::Ready(Some(Ok(Frame::data(body))));
+        }
+        if self.cut.is_some() && !self.is_flushed {
+            // hyper writes what it has when a body is not ready. Otherwise the client would not even see the head.
+            self.is_flushed = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(self.cut.take().map(Err))
+    }
+}
+
+pub(super) async fn run(listener: TcpListener, state: Arc<State>) {
+    // Dropping the set closes the connections.
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        state.log.send_modify(|log| log.connections += 1);
+        let state = Arc::clone(&state);
+        connections.spawn(async move {
+            let service = service_fn(|request| serve(&state, request));
+            // A connection that breaks is what some tests want.
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pieces>, Cut> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
+    let path = head.uri.path().to_owned();
+    let headers = head
+        .headers
+        .iter()
+        .map(|(name, value)| (name.as_str().to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
+    let text = String::from_utf8_lossy(&body).into_owned();
+    let received = Received { path: path.clone(), headers: headers.collect(), text };
+    let value = received.json();
+    state.log.send_modify(|log| log.received.push(received));
+    match (head.method, path.as_str()) {
+        (Method::POST, "/v1/chat/completions") => chat(state, &body).await,
+        (Method::GET, "/v1/models") => Ok(reply(200, &json!({"object": "list", "data": [{"id": "fake"}]}))),
+        (Method::GET, "/health") => Ok(reply(200, &json!({}))),
+        (Method::POST, path) => Ok(control(state, path, &value)),
+        _ => Ok(reply(404, &json!({"error": {"message": "no such path"}}))),
+    }
+}
+
+/// What a trainer or an operator sends.
+fn control(state: &State, path: &str, body: &Value) -> Response<Pieces> {
+    match path {
+        "/abort_request" => {
+            let rid = body["rid"].as_str().unwrap_or_default().to_owned();
+            state.log.send_modify(|log| {
+                log.aborted.insert(rid);
+            });
+            if body["abort_all"] == json!(true) {
+                abort_all(state);
+            }
+        }
+        "/pause_generation" | "/pause" => {
+            state.switches.send_modify(|switches| switches.stall = true);
+            if body["mode"].as_str().unwrap_or("abort") == "abort" {
+                abort_all(state);
+            }
+        }
+        "/continue_generation" | "/resume" => state.switches.send_modify(|switches| switches.stall = false),
+        "/update_weight_version" => {
+            let version = body["new_version"].as_str().unwrap_or_default().to_owned();
+            state.switches.send_modify(|switches| switches.weight_version = version);
+            // The default of SGLang, which ends all calls in flight.
+            if body["abort_all_requests"] != json!(false) {
+                abort_all(state);
+            }
+        }
+        _ => return reply(404, &json!({"error": {"message": "no such path"}})),
+    }
+    reply(200, &json!({"success": true}))
+}
+
+/// Aborts all calls that wait now.
+fn abort_all(state: &State) {
+    state.log.send_modify(|log| log.aborts_of_all += 1);
+}
+
+async fn chat(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
+    let guard = Abandoned { state, answered: false };
+    let answer = answer(state, body).await;
+    guard.answered();
+    answer
+}
+
+async fn answer(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
+    if take(state, |switches| &mut switches.cuts_before_head) {
+        return Err(Cut);
+    }
+    if let Some((status, text)) = failure(state) {
+        return Ok(response(status, text.into_bytes(), None));
+    }
+    let request: ChatRequest = match serde_json::from_slice(body) {
+        Ok(request) => request,
+        Err(error) => return Ok(refusal(state.kind, &error.to_string())),
+    };
+    let switches = state.switches.borrow().clone();
+    if let Some(why) = request.refusal(state.kind, &switches) {
+        return Ok(refusal(state.kind, &why));
+    }
+    let mut sampled = sample(state, &request, &switches);
+    let aborted = stall(state, request.rid.as_deref().unwrap_or_default()).await;
+    if aborted || take(state, |switches| &mut switches.aborts) {
+        sampled = sampled.aborted();
+    }
+    if !sampled.is_aborted() {
+        state.log.send_modify(|log| log.sampled_tokens += sampled.ids.len());
+    }
+    // Weights may have changed while the call waited.
+    let switches = state.switches.borrow().clone();
+    let mut text = request.answer(state.kind, sampled, &switches).to_string().into_bytes();
+    text.resize(text.len() + switches.padding, b' ');
+    let cut = take(state, |switches| &mut switches.cuts_in_body).then_some(Cut);
+    Ok(response(200, text, cut))
+}
+
+fn sample(state: &State, request: &ChatRequest, switches: &Switches) -> Sampled {
+    let question = request.question();
+    let scripts = state.scripts();
+    let script = scripts.iter().find(|(key, _)| question.contains(key.as_str()));
+    request.sample(script.and_then(|(_, answers)| answers.get(request.turns())), switches)
+}
+
+/// Waits as long as calls are kept waiting. True if the call was aborted meanwhile.
+async fn stall(state: &State, rid: &str) -> bool {
+    if !state.switches.borrow().stall {
+        return false;
+    }
+    let mut log = state.log.subscribe();
+    let before = log.borrow().aborts_of_all;
+    let _stalled = Stalled::new(state);
+    let mut switches = state.switches.subscribe();
+    tokio::select! {
+        _ = switches.wait_for(|switches| !switches.stall) => false,
+        _ = log.wait_for(|log| log.aborts_of_all > before || log.aborted.contains(rid)) => true,
+    }
+}
+
+/// Uses up one of a number of faults.
+fn take(state: &State, count: impl Fn(&mut Switches) -> &mut u32) -> bool {
+    state.switches.send_if_modified(|switches| {
+        let count = count(switches);
+        let some = *count > 0;
+        *count -= u32::from(some);
+        some
+    })
+}
+
+fn failure(state: &State) -> Option<(u16, String)> {
+    let mut found = None;
+    state.switches.send_if_modified(|switches| {
+        if let Some((count @ 1.., status, text)) = &mut switches.failures {
+            *count -= 1;
+            found = Some((*status, text.clone()));
+        }
+        found.is_some()
+    });
+    found
+}
+
+/// The engines' own shapes of errors.
+fn refusal(kind: EngineKind, why: &str) -> Response<Pieces> {
+    match kind {
+        EngineKind::Sglang => reply(400, &json!({"object": "error", "message": why, "code": 400})),
+        EngineKind::Vllm | EngineKind::Openai => reply(400, &json!({"error": {"message": why, "code": 400}})),
+    }
+}
+
+fn reply(status: u16, body: &Value) -> Response<Pieces> {
+    response(status, body.to_string().into_bytes(), None)
+}
+
+fn response(status: u16, body: Vec<u8>, cut: Option<Cut>) -> Response<Pieces> {
+    let mut body = Bytes::from(body);
+    if cut.is_some() {
+        body.truncate(body.len() / 2);
+    }
+    let mut response = Response::new(Pieces { body: Some(body), cut, is_flushed: false });
+    *response.status_mut() = StatusCode::from_u16(status).expect("the status is one of HTTP");
+    response
+}
+
+/// Counts a call whose connection the client closes.
+struct Abandoned<'a> {
+    state: &'a State,
+    answered: bool,
+}
+
+impl Abandoned<'_> {
+    fn answered(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Abandoned<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.state.log.send_modify(|log| log.abandoned += 1);
+        }
+    }
+}
+
+/// Counts a call as long as it waits.
+struct Stalled<'a>(&'a State);
+
+impl<'a> Stalled<'a> {
+    fn new(state: &'a State) -> Self {
+        state.log.send_modify(|log| log.stalled += 1);
+        Self(state)
+    }
+}
+
+impl Drop for Stalled<'_> {
+    fn drop(&mut self) {
+        self.0.log.send_modify(|log| log.stalled -= 1);
+    }
+}

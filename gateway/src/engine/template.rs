@@ -1,0 +1,144 @@
+//! A chat template in the manner of Qwen3, and the parser of what the model writes.
+//!
+//! Reasoning of turns before the last question of the user is not rendered, as in Qwen3. So a conversation with
+//! reasoning is not always extended by its next prompt.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+
+use super::Answer;
+
+/// A message as the engine reads it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WireMessage {
+    pub(super) role: String,
+    content: Value,
+    reasoning_content: Option<String>,
+    reasoning: Option<String>,
+    tool_calls: Option<Vec<WireCall>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireCall {
+    function: WireFunction,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireFunction {
+    name: String,
+    arguments: String,
+}
+
+impl WireMessage {
+    pub(super) fn text(&self) -> String {
+        match &self.content {
+            Value::String(text) => text.clone(),
+            Value::Array(parts) => {
+                let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+                texts.join("\n")
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+/// The prompt of a conversation, up to where the assistant begins.
+pub(super) fn render(messages: &[WireMessage], tools: &[Box<RawValue>]) -> String {
+    let mut prompt = String::new();
+    let mut messages = messages;
+    let system = messages.split_first().filter(|(first, _)| first.role == "system");
+    if let Some((_, rest)) = system {
+        messages = rest;
+    }
+    let mut head = system.map(|(first, _)| first.text()).unwrap_or_default();
+    if !tools.is_empty() {
+        head += "\n\n# Tools\n";
+        for tool in tools {
+            write!(head, "\n{tool}").expect("a string accepts all text");
+        }
+    }
+    if !head.is_empty() {
+        turn(&mut prompt, "system", &head);
+    }
+    let last_question = messages.iter().rposition(|message| message.role == "user").unwrap_or(0);
+    for (place, message) in messages.iter().enumerate() {
+        match message.role.as_str() {
+            "assistant" => turn(&mut prompt, "assistant", &rendered_turn(message, place > last_question)),
+            "tool" => {
+                turn(&mut prompt, "user", &format!("<tool_response>\n{}\n</tool_response>", message.text()));
+            }
+            role => turn(&mut prompt, role, &message.text()),
+        }
+    }
+    prompt + "<|im_start|>assistant\n"
+}
+
+/// What the model writes for an answer, without the end token.
+pub(super) fn written(answer: &Answer) -> String {
+    let calls = answer.calls.iter().map(|(name, arguments)| (name.as_str(), arguments.as_str()));
+    assistant(answer.reasoning.as_deref(), &answer.content, calls)
+}
+
+/// What a model's text contains.
+#[derive(Debug, Default)]
+pub(super) struct Parsed {
+    pub(super) reasoning: Option<String>,
+    pub(super) content: String,
+    pub(super) calls: Vec<(String, String)>,
+}
+
+/// Reads what the model wrote. An unfinished tool call stays text.
+pub(super) fn parse(text: &str) -> Parsed {
+    let mut parsed = Parsed::default();
+    let mut rest = text;
+    if let Some(thinking) = text.strip_prefix("<think>\n") {
+        let (reasoning, behind) = thinking.split_once("\n</think>\n\n").unwrap_or((thinking, ""));
+        parsed.reasoning = Some(reasoning.to_owned());
+        rest = behind;
+    }
+    while let Some((before, behind)) = rest.split_once("<tool_call>\n") {
+        let Some((body, after)) = behind.split_once("\n</tool_call>") else { break };
+        let Ok(call) = serde_json::from_str::<WrittenCall<'_>>(body) else { break };
+        parsed.content += before.trim_end_matches('\n');
+        parsed.calls.push((call.name, call.arguments.get().to_owned()));
+        rest = after;
+    }
+    parsed.content += rest;
+    parsed
+}
+
+#[derive(Deserialize)]
+struct WrittenCall<'a> {
+    name: String,
+    #[serde(borrow)]
+    arguments: &'a RawValue,
+}
+
+fn rendered_turn(message: &WireMessage, with_reasoning: bool) -> String {
+    let reasoning = message.reasoning_content.as_deref().or(message.reasoning.as_deref());
+    let calls = message.tool_calls.iter().flatten().map(|call| {
+        let function = &call.function;
+        (function.name.as_str(), function.arguments.as_str())
+    });
+    assistant(reasoning.filter(|_| with_reasoning), &message.text(), calls)
+}
+
+fn assistant<'a>(reasoning: Option<&str>, content: &str, calls: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut text = reasoning.map(|reasoning| format!("<think>\n{reasoning}\n</think>\n\n")).unwrap_or_default();
+    text += content;
+    for (place, (name, arguments)) in calls.enumerate() {
+        if place > 0 || !content.is_empty() {
+            text.push('\n');
+        }
+        let call = format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>");
+        text += &call;
+    }
+    text
+}
+
+fn turn(prompt: &mut String, role: &str, text: &str) {
+    write!(prompt, "<|im_start|>{role}\n{text}<|im_end|>\n").expect("a string accepts all text");
+}

@@ -1,0 +1,276 @@
+//! The chat endpoint: from a request to what was sampled, and from there to an answer.
+
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+
+use super::{
+    Answer, EngineKind, IdFault, LogprobFault, Switches, VersionReport,
+    model::{self, Context},
+    template::{self, WireMessage},
+    tokenizer::{self, IM_END, VOCABULARY},
+};
+
+/// The request, as far as the engine uses it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+#[expect(clippy::struct_excessive_bools, reason = "these are the fields of the engines' API")]
+pub(super) struct ChatRequest {
+    pub(super) messages: Vec<WireMessage>,
+    tools: Option<Vec<Box<RawValue>>>,
+    stop: Vec<String>,
+    max_tokens: Option<usize>,
+    temperature: Option<f64>,
+    stream: bool,
+    logprobs: bool,
+    top_logprobs: usize,
+    return_token_ids: bool,
+    return_prompt_token_ids: bool,
+    return_meta_info: bool,
+    pub(super) rid: Option<String>,
+}
+
+/// An answer before it is written.
+#[derive(Debug)]
+pub(super) struct Sampled {
+    prompt: Vec<i32>,
+    pub(super) ids: Vec<i32>,
+    finish: &'static str,
+    matched: Value,
+}
+
+impl ChatRequest {
+    /// What an engine answers with status 400, if anything.
+    pub(super) fn refusal(&self, kind: EngineKind, switches: &Switches) -> Option<String> {
+        if self.messages.is_empty() {
+            return Some("messages must not be empty".to_owned());
+        }
+        let returns = self.return_token_ids || self.return_prompt_token_ids || self.return_meta_info;
+        if self.stream && (kind == EngineKind::Sglang && returns) {
+            return Some("return_token_ids is not supported with stream=true".to_owned());
+        }
+        if self.stream {
+            return Some("the fake engine does not stream".to_owned());
+        }
+        let asked = self.prompt().len() + self.max_tokens.unwrap_or(16);
+        (asked > switches.context_tokens)
+            .then(|| format!("This model's maximum context length is {} tokens, not {asked}.", switches.context_tokens))
+    }
+
+    /// The first text of the user, which names the script.
+    pub(super) fn question(&self) -> String {
+        self.messages.iter().find(|message| message.role == "user").map(WireMessage::text).unwrap_or_default()
+    }
+
+    pub(super) fn turns(&self) -> usize {
+        self.messages.iter().filter(|message| message.role == "assistant").count()
+    }
+
+    pub(super) fn sample(&self, answer: Option<&Answer>, switches: &Switches) -> Sampled {
+        let prompt = self.prompt();
+        let mut ids = match answer {
+            Some(answer) => {
+                let text = template::written(answer);
+                let mut ids = if answer.in_bytes { tokenizer::encode_bytes(&text) } else { tokenizer::encode(&text) };
+                ids.push(IM_END);
+                ids
+            }
+            None => model::sample(&prompt, switches.seed, self.temperature()),
+        };
+        let (mut finish, mut matched) = ("stop", json!(IM_END));
+        if let Some((count, stop)) = self.stopped(&ids) {
+            ids.truncate(count);
+            matched = json!(stop);
+        }
+        // The engine's own default is 16, as in some of vLLM's endpoints.
+        if ids.len() > self.max_tokens.unwrap_or(16) {
+            ids.truncate(self.max_tokens.unwrap_or(16));
+            (finish, matched) = ("length", Value::Null);
+        }
+        Sampled { prompt, ids, finish, matched }
+    }
+
+    pub(super) fn answer(&self, kind: EngineKind, mut sampled: Sampled, switches: &Switches) -> Value {
+        let text = Self::visible(&sampled);
+        let values = self.logprobs(&sampled, switches);
+        if switches.id_fault == IdFault::Foreign
+            && let Some(first) = sampled.ids.first_mut()
+        {
+            *first = VOCABULARY + 7;
+        }
+        let parsed = template::parse(&text);
+        let mut message = json!({"role": "assistant", "content": parsed.content});
+        let reasoning_field = if kind == EngineKind::Sglang { "reasoning_content" } else { "reasoning" };
+        message[reasoning_field] = json!(parsed.reasoning);
+        let mut finish = sampled.finish;
+        if !parsed.calls.is_empty() {
+            let calls = parsed.calls.iter().enumerate().map(|(index, (name, arguments))| {
+                let id = format!("call_{:x}_{index}", Context::new(&sampled.prompt).logprob(0, 1.0).to_bits());
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            });
+            message["tool_calls"] = calls.collect();
+            if finish == "stop" {
+                finish = "tool_calls";
+            }
+        }
+        let finish = switches.finish_reason.as_deref().unwrap_or(finish);
+        let mut choice = json!({"index": 0, "message": message, "finish_reason": finish});
+        if self.logprobs && switches.logprob_fault != LogprobFault::Missing {
+            choice["logprobs"] = json!({"content": self.content(&sampled, &values, switches)});
+        }
+        let mut answer = json!({
+            "id": "chatcmpl-fake", "object": "chat.completion", "created": 0, "model": "fake",
+            "usage": {
+                "prompt_tokens": sampled.prompt.len(), "completion_tokens": sampled.ids.len(),
+                "total_tokens": sampled.prompt.len() + sampled.ids.len(),
+                "prompt_tokens_details": {"cached_tokens": 0},
+            },
+        });
+        match kind {
+            EngineKind::Sglang => self.extend_sglang(&mut answer, &mut choice, &sampled, &values, switches),
+            EngineKind::Vllm | EngineKind::Openai => self.extend_vllm(&mut answer, &mut choice, &sampled, switches),
+        }
+        answer["choices"] = json!([choice]);
+        answer
+    }
+
+    fn extend_sglang(
+        &self,
+        answer: &mut Value,
+        choice: &mut Value,
+        sampled: &Sampled,
+        values: &[Option<f32>],
+        switches: &Switches,
+    ) {
+        choice["matched_stop"] = sampled.matched.clone();
+        if switches.id_fault == IdFault::Router {
+            return;
+        }
+        if self.return_prompt_token_ids && switches.id_fault != IdFault::NoPrompt {
+            choice["prompt_token_ids"] = json!(sampled.prompt);
+        }
+        if self.return_token_ids && switches.id_fault != IdFault::NoSampled {
+            choice["token_ids"] = json!(sampled.ids);
+        }
+        let mut versions = serde_json::Map::new();
+        let last = switches.version_change.as_ref().filter(|(place, _)| *place < sampled.ids.len());
+        let last_label = last.map_or(&switches.weight_version, |(_, label)| label);
+        if switches.version_report != VersionReport::Nothing {
+            versions.insert("weight_version".to_owned(), json!(last_label));
+        }
+        if switches.version_report == VersionReport::Spans {
+            let change = last.map_or(sampled.ids.len(), |(place, _)| *place);
+            let mut spans = vec![json!({"version": switches.weight_version, "start": 0, "end": change})];
+            if change < sampled.ids.len() {
+                spans.push(json!({"version": last_label, "start": change, "end": sampled.ids.len()}));
+            }
+            versions.insert("weight_versions".to_owned(), json!(spans));
+        }
+        if self.return_meta_info {
+            let mut info = versions.clone();
+            info.insert("finish_reason".to_owned(), json!({"type": sampled.finish, "matched": sampled.matched}));
+            if switches.id_fault != IdFault::NoSampled && switches.logprob_fault != LogprobFault::Missing {
+                let mut pairs: Vec<Value> =
+                    sampled.ids.iter().zip(values).map(|(id, value)| json!([value, id, null])).collect();
+                if switches.logprob_fault == LogprobFault::Short {
+                    pairs.pop();
+                }
+                info.insert("output_token_logprobs".to_owned(), json!(pairs));
+            }
+            choice["meta_info"] = json!(info);
+        }
+        answer["metadata"] = json!(versions);
+    }
+
+    fn extend_vllm(&self, answer: &mut Value, choice: &mut Value, sampled: &Sampled, switches: &Switches) {
+        // vLLM names only stop texts and the stop tokens of the request.
+        choice["stop_reason"] = if sampled.matched.is_string() { sampled.matched.clone() } else { Value::Null };
+        if !self.return_token_ids || switches.id_fault == IdFault::Router {
+            return;
+        }
+        if switches.id_fault != IdFault::NoPrompt {
+            answer["prompt_token_ids"] = json!(sampled.prompt);
+        }
+        if switches.id_fault != IdFault::NoSampled {
+            choice["token_ids"] = json!(sampled.ids);
+        }
+    }
+
+    /// The log-probabilities as the engine reports them, right or wrong.
+    fn logprobs(&self, sampled: &Sampled, switches: &Switches) -> Vec<Option<f32>> {
+        let temperature = if switches.raw_logprobs { 1.0 } else { self.temperature() };
+        let mut context = Context::new(&sampled.prompt);
+        let mut values = Vec::new();
+        for &id in &sampled.ids {
+            values.push(Some(context.logprob(id, temperature)));
+            context = context.with(id);
+        }
+        if let Some(first) = values.first_mut() {
+            match switches.logprob_fault {
+                LogprobFault::Sentinel => *first = Some(-9999.0),
+                LogprobFault::Positive => *first = Some(0.5),
+                LogprobFault::Null => *first = None,
+                LogprobFault::None | LogprobFault::Short | LogprobFault::ShortContent | LogprobFault::Missing => {}
+            }
+        }
+        values
+    }
+
+    fn content(&self, sampled: &Sampled, values: &[Option<f32>], switches: &Switches) -> Vec<Value> {
+        let temperature = if switches.raw_logprobs { 1.0 } else { self.temperature() };
+        let mut context = Context::new(&sampled.prompt);
+        let mut entries = Vec::new();
+        for (&id, value) in sampled.ids.iter().zip(values) {
+            let mut entry = json!({"token": tokenizer::decode(&[id]), "logprob": value, "top_logprobs": []});
+            if self.top_logprobs >= 2 {
+                let best = context
+                    .best_two()
+                    .map(|id| json!({"token": tokenizer::decode(&[id]), "logprob": context.logprob(id, temperature)}));
+                entry["top_logprobs"] = json!(best);
+            }
+            entries.push(entry);
+            context = context.with(id);
+        }
+        if matches!(switches.logprob_fault, LogprobFault::Short | LogprobFault::ShortContent) {
+            entries.pop();
+        }
+        entries
+    }
+
+    fn prompt(&self) -> Vec<i32> {
+        tokenizer::encode(&template::render(&self.messages, self.tools.as_deref().unwrap_or_default()))
+    }
+
+    fn temperature(&self) -> f64 {
+        self.temperature.unwrap_or(1.0)
+    }
+
+    /// How many ids lead to the first stop text, and which one it is.
+    fn stopped(&self, ids: &[i32]) -> Option<(usize, &str)> {
+        (1..=ids.len()).find_map(|count| {
+            let text = tokenizer::decode(&ids[..count]);
+            self.stop.iter().find(|stop| text.contains(stop.as_str())).map(|stop| (count, stop.as_str()))
+        })
+    }
+
+    /// The text that the agent sees: without the end token, and up to the stop text.
+    fn visible(sampled: &Sampled) -> String {
+        let ids = sampled.ids.strip_suffix(&[IM_END]).unwrap_or(&sampled.ids);
+        let text = tokenizer::decode(ids);
+        match sampled.matched.as_str().and_then(|stop| text.find(stop)) {
+            Some(place) => text[..place].to_owned(),
+            None => text,
+        }
+    }
+}
+
+impl Sampled {
+    /// The same answer, aborted after half of its ids.
+    pub(super) fn aborted(mut self) -> Self {
+        self.ids.truncate(self.ids.len() / 2);
+        Self { finish: "abort", matched: Value::Null, ..self }
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.finish == "abort"
+    }
+}

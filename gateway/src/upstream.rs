@@ -1,0 +1,141 @@
+//! The client of inference engines, in the mode `observe`: the engine renders the prompt and tells its ids.
+//!
+//! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request,
+//! `transport` sends it, `answer` reads what came back, and `check` makes a [`Completion`] of it or says what is wrong
+//! with it, for which `versions` maps the engine's labels to spans. [`probe`] makes such calls before any agent does.
+
+mod answer;
+mod body;
+mod check;
+mod error;
+mod options;
+pub mod probe;
+mod route;
+mod transport;
+mod versions;
+
+pub use check::Fault;
+pub use error::UpstreamError;
+pub use options::{EngineKind, Secret, UpstreamOptions};
+pub use route::order;
+
+use crate::{completion::Completion, request::Request};
+
+use self::{
+    answer::EngineAnswer,
+    body::TopLogprobs,
+    transport::{Post, Transport},
+};
+
+/// The sampling of a policy. It replaces the agent's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by it.
+    pub temperature: f64,
+    /// 1 for the whole vocabulary.
+    pub top_p: f64,
+    /// -1 for the whole vocabulary.
+    pub top_k: i64,
+}
+
+impl Default for Sampling {
+    /// The distribution of the model itself.
+    fn default() -> Self {
+        Self { temperature: 1.0, top_p: 1.0, top_k: -1 }
+    }
+}
+
+/// One call of an agent, as an engine is asked to answer it.
+#[derive(Clone, Copy)]
+pub struct EngineCall<'a> {
+    /// What the agent sent.
+    pub request: &'a Request,
+    /// The model's name at the engine.
+    pub model: &'a str,
+    /// The policy's sampling.
+    pub sampling: Sampling,
+    /// How many tokens may be sampled before the context is full, at least one.
+    pub room: u32,
+    /// The session. Its calls go to the same worker, which has the prompt in its cache.
+    pub session: &'a str,
+    /// A unique id of the call, by which `SGLang` can abort it.
+    pub rid: &'a str,
+    /// The policy's published version now. It is asked when a generation begins, and stands for what the engine does
+    /// not say.
+    pub version: &'a (dyn Fn() -> i64 + Sync),
+}
+
+/// What an engine answered, and what it took.
+#[derive(Clone, Debug)]
+pub struct Answered {
+    /// The checked answer.
+    pub completion: Completion,
+    /// How often the engine aborted the call, so that it was repeated and a partial answer was discarded.
+    pub aborts: u32,
+    /// How often the call was sent again because a connection broke before the first byte of the answer.
+    pub reconnects: u32,
+}
+
+/// An engine with one or more workers.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    options: UpstreamOptions,
+    transport: Transport,
+}
+
+impl Upstream {
+    /// Creates a client. It does not connect yet.
+    pub fn new(options: UpstreamOptions) -> Result<Self, UpstreamError> {
+        let transport = Transport::new(&options)?;
+        Ok(Self { options, transport })
+    }
+
+    /// What the client was created with.
+    #[must_use]
+    pub fn options(&self) -> &UpstreamOptions {
+        &self.options
+    }
+
+    /// Has the engine answer a call, and checks the answer.
+    ///
+    /// If the engine aborts the call, as it does for some updates of the weights, the partial answer is discarded and
+    /// the call is repeated. Dropping the future cancels the call at the engine.
+    pub async fn complete(&self, call: &EngineCall<'_>) -> Result<Answered, UpstreamError> {
+        self.complete_at(call, &route::order(call.session, &self.options.urls)).await
+    }
+
+    /// Has the first of these workers that can be reached answer a call.
+    async fn complete_at(&self, call: &EngineCall<'_>, workers: &[usize]) -> Result<Answered, UpstreamError> {
+        let (mut aborts, mut reconnects) = (0, 0);
+        loop {
+            let version = (call.version)();
+            let rid = format!("{}-{aborts}", call.rid);
+            let answer = self.answer(call, &rid, TopLogprobs::None, workers, &mut reconnects).await?;
+            if !answer.is_aborted() {
+                let completion = check::completion(&answer, &rid, version, &self.options)
+                    .map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))?;
+                return Ok(Answered { completion, aborts, reconnects });
+            }
+            aborts += 1;
+            tracing::debug!(upstream.name = self.options.name, aborts, "the engine aborted a call");
+            if aborts > self.options.aborts_max {
+                return Err(UpstreamError::Aborted { times: aborts });
+            }
+            tokio::time::sleep(self.options.repeat_delay).await;
+        }
+    }
+
+    async fn answer(
+        &self,
+        call: &EngineCall<'_>,
+        rid: &str,
+        top: TopLogprobs,
+        workers: &[usize],
+        reconnects: &mut u32,
+    ) -> Result<EngineAnswer, UpstreamError> {
+        let body = |rid: &str| body::write(call, self.options.kind, rid, top);
+        let post = Post { workers, session: call.session, rid, body: &body };
+        let bytes = self.transport.post(&post, reconnects).await?;
+        EngineAnswer::read(&bytes).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
+    }
+}

@@ -1,0 +1,173 @@
+//! The request as an engine reads it.
+
+use bytes::Bytes;
+use serde::{Serialize, Serializer, ser::SerializeMap};
+
+use super::{EngineCall, EngineKind};
+use crate::{
+    completion::ToolCall,
+    json,
+    request::{Message, Role},
+};
+
+/// Whether the engine is asked for the log-probabilities of other tokens than the sampled one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TopLogprobs {
+    None,
+    /// Of the two best tokens, for a probe.
+    BestTwo,
+}
+
+/// Names that the gateway writes. A field of the agent with such a name is not passed on.
+const OWN: [&str; 24] = [
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "stream",
+    "stream_options",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "top_logprobs",
+    "return_token_ids",
+    "return_prompt_token_ids",
+    "return_meta_info",
+    "rid",
+    "seed",
+];
+
+pub(super) fn write(call: &EngineCall<'_>, kind: EngineKind, rid: &str, top: TopLogprobs) -> Bytes {
+    json::text(&EngineBody { call, kind, rid, top }).into()
+}
+
+struct EngineBody<'a> {
+    call: &'a EngineCall<'a>,
+    kind: EngineKind,
+    rid: &'a str,
+    top: TopLogprobs,
+}
+
+impl Serialize for EngineBody<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let request = self.call.request;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("model", self.call.model)?;
+        let messages: Vec<_> = request.messages.iter().map(|message| EngineMessage(message, self.kind)).collect();
+        map.serialize_entry("messages", &messages)?;
+        // Some engines refuse an empty list.
+        if !request.tools.is_empty() {
+            let tools: Vec<_> = request.tools.iter().map(|tool| &tool.definition).collect();
+            map.serialize_entry("tools", &tools)?;
+        }
+        if let Some(choice) = &request.tool_choice {
+            map.serialize_entry("tool_choice", choice)?;
+        }
+        map.serialize_entry("max_tokens", &request.max_tokens_within(self.call.room))?;
+        if !request.stop.is_empty() {
+            map.serialize_entry("stop", &request.stop)?;
+        }
+        map.serialize_entry("stream", &false)?;
+        self.sampling(&mut map)?;
+        self.recording(&mut map)?;
+        for (name, value) in request.other.iter().filter(|(name, _)| !OWN.contains(&name.as_str())) {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl EngineBody<'_> {
+    /// Every value is written, because engines take the values that are missing from the model's folder.
+    fn sampling<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        let sampling = self.call.sampling;
+        map.serialize_entry("temperature", &sampling.temperature)?;
+        map.serialize_entry("top_p", &sampling.top_p)?;
+        map.serialize_entry("presence_penalty", &0)?;
+        map.serialize_entry("frequency_penalty", &0)?;
+        match self.kind {
+            EngineKind::Sglang | EngineKind::Vllm => {
+                map.serialize_entry("top_k", &sampling.top_k)?;
+                map.serialize_entry("min_p", &0)?;
+                map.serialize_entry("repetition_penalty", &1)
+            }
+            // OpenAI's own API does not know these fields, so they are sent only where they are needed.
+            EngineKind::Openai if sampling.top_k > 0 => map.serialize_entry("top_k", &sampling.top_k),
+            EngineKind::Openai => Ok(()),
+        }
+    }
+
+    fn recording<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        map.serialize_entry("logprobs", &true)?;
+        match (self.top, self.kind) {
+            (TopLogprobs::BestTwo, _) => map.serialize_entry("top_logprobs", &2)?,
+            (TopLogprobs::None, EngineKind::Vllm) => map.serialize_entry("top_logprobs", &0)?,
+            (TopLogprobs::None, EngineKind::Sglang | EngineKind::Openai) => {}
+        }
+        map.serialize_entry("return_token_ids", &true)?;
+        if self.kind == EngineKind::Sglang {
+            map.serialize_entry("return_prompt_token_ids", &true)?;
+            map.serialize_entry("return_meta_info", &true)?;
+            map.serialize_entry("rid", self.rid)?;
+        }
+        Ok(())
+    }
+}
+
+/// A message, with the names that this engine knows.
+struct EngineMessage<'a>(&'a Message, EngineKind);
+
+impl Serialize for EngineMessage<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(message, kind) = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("role", message.role.engine_name())?;
+        map.serialize_entry("content", &message.content)?;
+        if let (Role::Assistant, Some(reasoning)) = (message.role, &message.reasoning) {
+            map.serialize_entry("reasoning_content", reasoning)?;
+            if *kind != EngineKind::Sglang {
+                // The newer name, which vLLM reads. Older versions and templates read the other.
+                map.serialize_entry("reasoning", reasoning)?;
+            }
+        }
+        if !message.tool_calls.is_empty() {
+            let calls: Vec<_> = message.tool_calls.iter().map(EngineToolCall::from).collect();
+            map.serialize_entry("tool_calls", &calls)?;
+        }
+        if let Some(id) = &message.tool_call_id {
+            map.serialize_entry("tool_call_id", id)?;
+        }
+        json::write_fields(&mut map, &message.other)?;
+        map.end()
+    }
+}
+
+#[derive(Serialize)]
+struct EngineToolCall<'a> {
+    id: &'a str,
+    r#type: &'a str,
+    function: EngineFunction<'a>,
+}
+
+#[derive(Serialize)]
+struct EngineFunction<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
+impl<'a> From<&'a ToolCall> for EngineToolCall<'a> {
+    fn from(call: &'a ToolCall) -> Self {
+        // Engines parse the arguments, and an empty text is no JSON.
+        let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
+        Self { id: &call.id, r#type: "function", function: EngineFunction { name: &call.name, arguments } }
+    }
+}

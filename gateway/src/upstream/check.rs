@@ -1,0 +1,225 @@
+//! The check of an answer, before anything is stored of it.
+//!
+//! A recorded call must name the ids that it was sampled behind, and a log-probability of each sampled id. Nothing is
+//! ever filled in: an answer that lacks something is refused, with what to change.
+
+use serde_json::Value;
+
+use super::{
+    EngineKind, UpstreamOptions,
+    answer::{Choice, EngineAnswer},
+    versions,
+};
+use crate::completion::{Completion, Finish, StopMatch, Usage};
+
+/// How far above zero a log-probability may be. Engines add in 32 bits or less, so certainty may come out as 1e-6.
+const ABOVE_ZERO_MAX: f64 = 1e-3;
+
+/// What vLLM writes if it has no log-probability of a token.
+const NO_LOGPROB: f64 = -9999.0;
+
+/// Why an answer cannot be recorded.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Fault {
+    /// It is no chat completion.
+    #[error("the engine's answer is no chat completion: {why}")]
+    Shape {
+        /// What the parser says.
+        why: String,
+    },
+    /// It does not contain exactly one choice.
+    #[error("the engine's answer has {count} choices instead of one")]
+    Choices {
+        /// How many.
+        count: usize,
+    },
+    /// The ids of the prompt are missing or empty.
+    #[error("the engine's answer has no prompt_token_ids")]
+    PromptIds,
+    /// The sampled ids are missing.
+    #[error("the engine's answer has no token_ids")]
+    TokenIds,
+    /// Two places name different sampled ids.
+    #[error("token_ids and meta_info.output_token_logprobs name different ids from place {index} on")]
+    Conflict {
+        /// The first difference.
+        index: usize,
+    },
+    /// An id is negative, too large, or outside the vocabulary.
+    #[error("the engine's answer contains the id {id}, which is outside the vocabulary")]
+    Vocabulary {
+        /// The id.
+        id: i64,
+    },
+    /// The log-probabilities are missing.
+    #[error("the engine's answer has no log-probabilities")]
+    Logprobs,
+    /// There are more or fewer log-probabilities than sampled ids.
+    #[error("the engine's answer has {logprobs} log-probabilities for {ids} ids")]
+    Lengths {
+        /// Log-probabilities.
+        logprobs: usize,
+        /// Sampled ids.
+        ids: usize,
+    },
+    /// A log-probability is null or no finite number.
+    #[error("log-probability {index} is no finite number")]
+    NotFinite {
+        /// Its place.
+        index: usize,
+    },
+    /// A log-probability is the number that stands for "none".
+    #[error("log-probability {index} is -9999.0, which stands for none")]
+    Sentinel {
+        /// Its place.
+        index: usize,
+    },
+    /// A log-probability is above zero.
+    #[error("log-probability {index} is {value}, which is above zero")]
+    Positive {
+        /// Its place.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+    /// The finish reason is missing or unknown.
+    #[error("the engine's finish_reason is {reason:?}, which is not known")]
+    FinishReason {
+        /// What it says.
+        reason: String,
+    },
+}
+
+impl Fault {
+    /// What to do about it, in words for whoever runs the engine.
+    #[must_use]
+    pub fn remedy(&self, kind: EngineKind) -> &'static str {
+        match (self, kind) {
+            (Self::PromptIds | Self::TokenIds, EngineKind::Sglang) => {
+                "SGLang answers the fields return_prompt_token_ids, return_token_ids and return_meta_info from 0.5.13 \
+                 on; sglang-router removes them, so name the workers themselves in `urls`"
+            }
+            (Self::PromptIds | Self::TokenIds, EngineKind::Vllm | EngineKind::Openai) => {
+                "vLLM answers the field return_token_ids from 0.10.2 on; a router or proxy in between may remove the \
+                 ids, so name the workers themselves in `urls`"
+            }
+            (Self::Logprobs | Self::Lengths { .. }, EngineKind::Sglang) => {
+                "SGLang reports them in meta_info.output_token_logprobs, which routers remove; name the workers \
+                 themselves in `urls`"
+            }
+            (Self::Logprobs | Self::Lengths { .. }, EngineKind::Vllm | EngineKind::Openai) => {
+                "the engine must answer the fields logprobs and top_logprobs; do not start vLLM with --max-logprobs 0"
+            }
+            (Self::NotFinite { .. } | Self::Sentinel { .. }, _) => {
+                "the engine has no log-probability of a token that it sampled; start vLLM with \
+                 --logprobs-mode processed_logprobs and without speculative decoding"
+            }
+            (Self::Positive { .. }, _) => {
+                "the values are logits; start vLLM with --logprobs-mode processed_logprobs, not with a mode of logits"
+            }
+            (Self::Vocabulary { .. }, _) => "check that the configured size of the vocabulary is that of this model",
+            (Self::Conflict { .. } | Self::Choices { .. } | Self::Shape { .. } | Self::FinishReason { .. }, _) => {
+                "check that `kind` names this engine and that `urls` names its workers"
+            }
+        }
+    }
+}
+
+/// Makes a completion of an answer, or says why it cannot be one. `version` is the policy's published version when the
+/// call began.
+pub(super) fn completion(
+    answer: &EngineAnswer,
+    rid: &str,
+    version: i64,
+    options: &UpstreamOptions,
+) -> Result<Completion, Fault> {
+    let choice = answer.only_choice()?;
+    let finish = finish(choice)?;
+    let prompt_tokens = ids(answer.prompt_ids().filter(|ids| !ids.is_empty()).ok_or(Fault::PromptIds)?, options)?;
+    let (sampled, values) = sampled(choice)?;
+    if sampled.is_empty() && answer.completion_tokens().unwrap_or(0) > 0 {
+        return Err(Fault::TokenIds);
+    }
+    let tokens = ids(&sampled, options)?;
+    let logprobs = logprobs(&values, tokens.len())?;
+    let (spans, version_assumed) = versions::spans(&answer.versions(), tokens.len(), version, &options.version_labels);
+    let usage = Usage {
+        prompt_tokens: prompt_tokens.len() as u64,
+        completion_tokens: tokens.len() as u64,
+        cached_tokens: answer.cached_tokens(),
+    };
+    let message = choice.message.as_ref().map(|message| message.read(rid)).unwrap_or_default();
+    let stop_matched = stop_matched(choice, finish);
+    Ok(Completion { prompt_tokens, tokens, logprobs, spans, version_assumed, finish, stop_matched, message, usage })
+}
+
+/// The sampled ids and their log-probabilities.
+fn sampled(choice: &Choice) -> Result<(Vec<i64>, Vec<Option<f64>>), Fault> {
+    let named = choice.sampled_ids();
+    if let Some(pairs) = choice.meta_info.as_ref().and_then(|info| info.output_token_logprobs.as_ref()) {
+        let ids: Vec<i64> = pairs.iter().map(|pair| pair.1).collect();
+        if let Some(index) = named.and_then(|named| difference(named, &ids)) {
+            return Err(Fault::Conflict { index });
+        }
+        return Ok((ids, pairs.iter().map(|pair| pair.0).collect()));
+    }
+    let ids = named.ok_or(Fault::TokenIds)?;
+    let content = choice.logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref());
+    match content {
+        Some(content) => Ok((ids.to_vec(), content.iter().map(|token| token.logprob).collect())),
+        None if ids.is_empty() => Ok((Vec::new(), Vec::new())),
+        None => Err(Fault::Logprobs),
+    }
+}
+
+/// The first place where the named ids differ from those with log-probabilities. The named ids may lack the last one,
+/// because some paths of SGLang leave out the token that ended the answer.
+fn difference(named: &[i64], with_logprobs: &[i64]) -> Option<usize> {
+    let common = named.iter().zip(with_logprobs).take_while(|(a, b)| a == b).count();
+    let trimmed = common == named.len() && named.len() + 1 == with_logprobs.len();
+    let equal = common == named.len() && named.len() == with_logprobs.len();
+    (!trimmed && !equal).then_some(common)
+}
+
+fn ids(ids: &[i64], options: &UpstreamOptions) -> Result<Vec<i32>, Fault> {
+    let size = options.vocabulary.unwrap_or(i32::MAX as u32);
+    let convert = |&id: &i64| match i32::try_from(id) {
+        Ok(valid) if valid >= 0 && (valid as u32) < size => Ok(valid),
+        _ => Err(Fault::Vocabulary { id }),
+    };
+    ids.iter().map(convert).collect()
+}
+
+fn logprobs(values: &[Option<f64>], ids: usize) -> Result<Vec<f32>, Fault> {
+    if values.len() != ids {
+        return Err(Fault::Lengths { logprobs: values.len(), ids });
+    }
+    let check = |(index, value): (usize, &Option<f64>)| match *value {
+        Some(value) if !(value as f32).is_finite() => Err(Fault::NotFinite { index }),
+        Some(value) if value <= NO_LOGPROB => Err(Fault::Sentinel { index }),
+        Some(value) if value > ABOVE_ZERO_MAX => Err(Fault::Positive { index, value }),
+        Some(value) => Ok(value.min(0.0) as f32),
+        None => Err(Fault::NotFinite { index }),
+    };
+    values.iter().enumerate().map(check).collect()
+}
+
+fn finish(choice: &Choice) -> Result<Finish, Fault> {
+    match choice.finish() {
+        Some("stop") => Ok(Finish::Stop),
+        Some("length") => Ok(Finish::Length),
+        Some("tool_calls") => Ok(Finish::ToolCalls),
+        other => Err(Fault::FinishReason { reason: other.unwrap_or("null").to_owned() }),
+    }
+}
+
+fn stop_matched(choice: &Choice, finish: Finish) -> Option<StopMatch> {
+    if finish == Finish::Length {
+        return None;
+    }
+    match choice.stop() {
+        Some(Value::String(text)) => Some(StopMatch::Text(text.clone())),
+        Some(Value::Number(id)) => id.as_i64().and_then(|id| i32::try_from(id).ok()).map(StopMatch::Token),
+        _ => Some(StopMatch::EndOfSequence),
+    }
+}

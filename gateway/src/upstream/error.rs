@@ -1,0 +1,109 @@
+//! Why an engine did not answer a call.
+
+use super::{EngineKind, check::Fault};
+use crate::dialect::DialectError;
+
+/// Why an engine did not answer a call. No message contains a credential or a URL.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum UpstreamError {
+    /// The options cannot be used.
+    #[error("{why}")]
+    Options {
+        /// What is wrong with them.
+        why: String,
+    },
+    /// No connection could be opened, or it broke.
+    #[error("{why}")]
+    Unreachable {
+        /// How it failed.
+        why: String,
+    },
+    /// The engine was silent for longer than the idle timeout.
+    #[error("the engine sent nothing for {seconds} s")]
+    Silent {
+        /// The idle timeout.
+        seconds: u64,
+    },
+    /// The engine refused the request as wrong.
+    #[error("the engine refused the request with status {status}: {message}")]
+    Refused {
+        /// Its status.
+        status: u16,
+        /// Its words, shortened.
+        message: String,
+    },
+    /// The prompt does not fit into the engine's context.
+    #[error("the engine says that the prompt is too long: {message}")]
+    ContextLength {
+        /// Its words, shortened.
+        message: String,
+    },
+    /// The engine is overloaded or paused.
+    #[error("the engine is busy: {message}")]
+    Busy {
+        /// Its words, shortened.
+        message: String,
+        /// When to repeat.
+        retry_after_s: u32,
+    },
+    /// The engine failed.
+    #[error("the engine failed with status {status}: {message}")]
+    Failed {
+        /// Its status.
+        status: u16,
+        /// Its words, shortened.
+        message: String,
+    },
+    /// The answer was larger than the bound.
+    #[error("the answer is larger than {bytes_max} bytes")]
+    TooLarge {
+        /// The bound.
+        bytes_max: usize,
+    },
+    /// The engine aborted the call and all its repeats.
+    #[error("the engine aborted the call {times} times")]
+    Aborted {
+        /// How often.
+        times: u32,
+    },
+    /// The answer cannot be recorded.
+    #[error("{fault}; {remedy}")]
+    Untrusted {
+        /// What is wrong.
+        fault: Fault,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+}
+
+/// When an agent repeats a call that the engine refused for the moment without naming a time.
+pub(super) const RETRY_AFTER_S: u32 = 5;
+
+impl UpstreamError {
+    pub(super) fn untrusted(fault: Fault, kind: EngineKind) -> Self {
+        let remedy = fault.remedy(kind);
+        Self::Untrusted { fault, remedy }
+    }
+}
+
+impl From<&UpstreamError> for DialectError {
+    /// What the agent is told.
+    fn from(error: &UpstreamError) -> Self {
+        let why = error.to_string();
+        match error {
+            UpstreamError::Untrusted { .. } => Self::Untrusted { why },
+            UpstreamError::ContextLength { message } => Self::ContextLength { detail: message.clone() },
+            UpstreamError::Refused { status: 400 | 422, message } => {
+                Self::Invalid { field: "body".to_owned(), why: format!("was refused by the engine: {message}") }
+            }
+            UpstreamError::Busy { retry_after_s, .. } => Self::Busy { why, retry_after_s: *retry_after_s },
+            UpstreamError::Aborted { .. } => Self::Busy { why, retry_after_s: RETRY_AFTER_S },
+            UpstreamError::Options { .. } => Self::Internal,
+            UpstreamError::Unreachable { .. }
+            | UpstreamError::Silent { .. }
+            | UpstreamError::Refused { .. }
+            | UpstreamError::Failed { .. }
+            | UpstreamError::TooLarge { .. } => Self::Upstream { why },
+        }
+    }
+}

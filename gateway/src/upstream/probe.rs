@@ -1,0 +1,205 @@
+//! Calls that find out whether an engine's answers can be recorded, before any agent depends on them.
+//!
+//! A router that removes token ids, or an engine that reports log-probabilities before the temperature, would otherwise
+//! be noticed after hours of rollouts.
+
+use super::{
+    EngineCall, EngineKind, Sampling, TopLogprobs, Upstream, UpstreamError,
+    answer::{EngineAnswer, TopLogprob},
+};
+use crate::request::{Message, Request, Role};
+
+/// Prompts whose next token most models are fairly sure of, but not certain.
+const PROMPTS: [&str; 3] = ["Is water wet? Answer with one word.", "What is 1 + 1?", "Say hello."];
+
+/// The probe needs two best tokens whose log-probabilities differ by this much. Smaller gaps drown in rounding.
+const GAP_MIN: f64 = 0.3;
+
+/// How far the quotient of two gaps may be from 1/2 or 1. Engines compute logits in 16 bits.
+const QUOTIENT_TOLERANCE: f64 = 0.1;
+
+/// What a probe says about an upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Calls can be recorded.
+    Ready,
+    /// The engine answers, but its answers cannot be recorded.
+    Refused {
+        /// What is wrong.
+        problem: String,
+        /// What to change.
+        remedy: String,
+    },
+    /// The engine did not answer.
+    Unreachable {
+        /// Why.
+        why: String,
+    },
+}
+
+/// What an engine's log-probabilities are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogprobScale {
+    /// Log-softmax of logits divided by the temperature, as a trainer computes them.
+    Scaled,
+    /// Log-softmax of the logits themselves. They are right only at temperature 1, and cannot be converted.
+    Raw,
+    /// The probe found no answer.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+}
+
+impl LogprobScale {
+    /// Whether a policy with this sampling can be recorded from such an engine.
+    #[must_use]
+    pub fn verdict(&self, kind: EngineKind, sampling: &Sampling) -> Verdict {
+        let is_one = (sampling.temperature - 1.0).abs() < f64::EPSILON;
+        let truncated = sampling.top_p < 1.0 || sampling.top_k > 0;
+        match self {
+            Self::Scaled if kind == EngineKind::Vllm && truncated => refused(
+                "vLLM's processed log-probabilities contain top_p and top_k, which a trainer's do not",
+                "set top_p = 1 and top_k = -1 in the policy's sampling",
+            ),
+            Self::Raw if !is_one => refused(
+                "the engine reports log-probabilities before the temperature, and the policy's temperature is not 1",
+                match kind {
+                    EngineKind::Vllm => "start vLLM with --logprobs-mode processed_logprobs, or set temperature = 1",
+                    EngineKind::Sglang => {
+                        "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB, or set temperature = 1 in the policy"
+                    }
+                    EngineKind::Openai => "set temperature = 1 in the policy's sampling",
+                },
+            ),
+            Self::Unknown { why } if !is_one => refused(
+                format!("the probe could not tell whether log-probabilities contain the temperature: {why}"),
+                "set temperature = 1 in the policy's sampling, or use an engine that reports top_logprobs",
+            ),
+            Self::Scaled | Self::Raw | Self::Unknown { .. } => Verdict::Ready,
+        }
+    }
+}
+
+fn refused(problem: impl Into<String>, remedy: impl Into<String>) -> Verdict {
+    Verdict::Refused { problem: problem.into(), remedy: remedy.into() }
+}
+
+impl Upstream {
+    /// Samples one token at each worker and checks the answers. The verdict is that of the first worker that is not
+    /// ready.
+    pub async fn probe(&self, model: &str) -> Verdict {
+        let request = request(PROMPTS[0]);
+        for worker in 0..self.options().urls.len() {
+            let verdict = match self.complete_at(&call(&request, model, 1.0), &[worker]).await {
+                Ok(answered) if answered.completion.tokens.len() == 1 => continue,
+                Ok(answered) => refused(
+                    format!("the engine sampled {} tokens instead of one", answered.completion.tokens.len()),
+                    "check that nothing between Forebay and the engine changes max_tokens",
+                ),
+                Err(UpstreamError::Untrusted { fault, remedy }) => refused(fault.to_string(), remedy),
+                Err(error @ UpstreamError::Refused { .. }) => refused(
+                    error.to_string(),
+                    "check the model's name, the key and the kind of the upstream in the configuration",
+                ),
+                Err(error) => Verdict::Unreachable { why: error.to_string() },
+            };
+            return verdict.of_worker(worker, self.options().urls.len());
+        }
+        Verdict::Ready
+    }
+
+    /// Finds out whether log-probabilities contain the temperature: if they do, the gap between the two best tokens is
+    /// half as wide at temperature 2. All workers should be started alike; if they are not, the answer is that of the
+    /// first worker whose log-probabilities are not scaled.
+    pub async fn probe_temperature(&self, model: &str) -> Result<LogprobScale, UpstreamError> {
+        for worker in 0..self.options().urls.len() {
+            let scale = self.scale_of(model, worker).await?;
+            if scale != LogprobScale::Scaled {
+                return Ok(scale);
+            }
+        }
+        Ok(LogprobScale::Scaled)
+    }
+
+    async fn scale_of(&self, model: &str, worker: usize) -> Result<LogprobScale, UpstreamError> {
+        let mut why = String::new();
+        for prompt in PROMPTS {
+            let request = request(prompt);
+            let at_one = self.gap(&call(&request, model, 1.0), worker).await?;
+            let at_two = self.gap(&call(&request, model, 2.0), worker).await?;
+            let (Some(at_one), Some(at_two)) = (at_one, at_two) else {
+                return Ok(LogprobScale::Unknown { why: "the answer has no top_logprobs".to_owned() });
+            };
+            let quotient = at_two / at_one;
+            if at_one < GAP_MIN {
+                why = format!("the two best tokens are almost equally likely (gap {at_one:.3})");
+            } else if (quotient - 0.5).abs() < QUOTIENT_TOLERANCE {
+                return Ok(LogprobScale::Scaled);
+            } else if (quotient - 1.0).abs() < QUOTIENT_TOLERANCE {
+                return Ok(LogprobScale::Raw);
+            } else {
+                why = format!("the gap between the two best tokens changed by the factor {quotient:.3}");
+            }
+        }
+        Ok(LogprobScale::Unknown { why })
+    }
+
+    /// The difference of the two best log-probabilities of the first token.
+    async fn gap(&self, call: &EngineCall<'_>, worker: usize) -> Result<Option<f64>, UpstreamError> {
+        let answer = self.answer(call, call.rid, TopLogprobs::BestTwo, &[worker], &mut 0).await?;
+        Ok(best_two(&answer).map(|(best, second)| best - second))
+    }
+}
+
+impl Verdict {
+    /// Names the worker if there are several.
+    fn of_worker(self, worker: usize, workers: usize) -> Self {
+        let named = |text: String| if workers > 1 { format!("url {} of {workers}: {text}", worker + 1) } else { text };
+        match self {
+            Self::Ready => Self::Ready,
+            Self::Refused { problem, remedy } => Self::Refused { problem: named(problem), remedy },
+            Self::Unreachable { why } => Self::Unreachable { why: named(why) },
+        }
+    }
+}
+
+fn best_two(answer: &EngineAnswer) -> Option<(f64, f64)> {
+    let choice = answer.only_choice().ok()?;
+    let first = choice.logprobs.as_ref()?.content.as_ref()?.first()?;
+    let values = first.top_logprobs.iter().flatten().map(|TopLogprob { logprob }| *logprob);
+    let mut values: Vec<f64> = values.collect::<Option<_>>()?;
+    values.sort_by(|a, b| b.total_cmp(a));
+    match values[..] {
+        [best, second, ..] => Some((best, second)),
+        _ => None,
+    }
+}
+
+fn request(prompt: &str) -> Request {
+    Request {
+        model: String::new(),
+        messages: vec![Message::text(Role::User, prompt)],
+        tools: Vec::new(),
+        tool_choice: None,
+        stream: false,
+        stream_usage: false,
+        max_tokens: Some(1),
+        stop: Vec::new(),
+        replaced: Vec::new(),
+        other: Vec::new(),
+        warnings: Vec::new(),
+    }
+}
+
+fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -> EngineCall<'a> {
+    EngineCall {
+        request,
+        model,
+        sampling: Sampling { temperature, ..Sampling::default() },
+        room: 1,
+        session: "forebay-probe",
+        rid: "forebay-probe",
+        version: &|| 0,
+    }
+}

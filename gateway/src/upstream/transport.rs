@@ -1,0 +1,241 @@
+//! Sending a request and reading the answer.
+//!
+//! There is no timeout of the whole call, because reasoning models are silent for long and then right. A connection
+//! that the pool kept through a pause of the engine may be dead. So a call whose connection breaks before the first
+//! byte of the answer is sent once more on a fresh connection.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use reqwest::{
+    Client, Response, StatusCode, Url,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
+    redirect,
+};
+
+use super::{EngineKind, UpstreamError, UpstreamOptions, error::RETRY_AFTER_S};
+
+/// How long the engine has to confirm that it aborted a call whose agent is gone.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often the system asks whether a silent peer still exists.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// How much of an engine's error is read, and how much of it is repeated to the agent.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+const ERROR_CHARS_MAX: usize = 500;
+
+/// What engines write if a prompt does not fit.
+const CONTEXT_LENGTH: [&str; 4] =
+    ["context length", "context_length", "maximum model length", "longer than the maximum"];
+
+/// The connections to the workers.
+#[derive(Clone, Debug)]
+pub(super) struct Transport {
+    pooled: Client,
+    fresh: Client,
+    kind: EngineKind,
+    /// Each worker's address without a slash at its end and without `/v1`.
+    bases: Vec<String>,
+    answer_bytes_max: usize,
+    idle_timeout: Duration,
+}
+
+/// One request.
+pub(super) struct Post<'a> {
+    /// The workers to try, at least one.
+    pub(super) workers: &'a [usize],
+    pub(super) session: &'a str,
+    pub(super) rid: &'a str,
+    /// Writes the body with a rid. A request that is sent again gets another rid, because the engine may not have
+    /// noticed yet that the first connection broke.
+    pub(super) body: &'a (dyn Fn(&str) -> Bytes + Sync),
+}
+
+impl Transport {
+    pub(super) fn new(options: &UpstreamOptions) -> Result<Self, UpstreamError> {
+        let unusable = |why: String| UpstreamError::Options { why: format!("upstream {:?}: {why}", options.name) };
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(key) = &options.api_key {
+            let value = HeaderValue::from_str(&format!("Bearer {}", key.reveal()));
+            let mut value =
+                value.map_err(|_| unusable("the key contains characters that no header may have".into()))?;
+            // Neither reqwest nor its logs show the value of a sensitive header.
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let encrypted = options.urls.iter().any(|url| url.scheme() == "https");
+        let build = |idle_connections: usize| {
+            Client::builder()
+                .user_agent(concat!("forebay-gateway/", env!("CARGO_PKG_VERSION")))
+                .default_headers(headers.clone())
+                .tls_backend_preconfigured(options.tls.tls(encrypted).map_err(|error| unusable(error.to_string()))?)
+                .connect_timeout(options.connect_timeout)
+                .read_timeout(options.idle_timeout)
+                .tcp_keepalive(KEEPALIVE)
+                .pool_max_idle_per_host(idle_connections)
+                // No engine redirects, and following a redirect would turn a POST into a GET.
+                .redirect(redirect::Policy::none())
+                .build()
+                .map_err(|error| unusable(error.to_string()))
+        };
+        Ok(Self {
+            pooled: build(usize::MAX)?,
+            fresh: build(0)?,
+            kind: options.kind,
+            bases: options.urls.iter().map(base).collect(),
+            answer_bytes_max: options.answer_bytes_max,
+            idle_timeout: options.idle_timeout,
+        })
+    }
+
+    /// Sends a request to the first worker that can be reached, and returns the body of a successful answer.
+    pub(super) async fn post(&self, post: &Post<'_>, reconnects: &mut u32) -> Result<Bytes, UpstreamError> {
+        let first = post.workers[0];
+        let error = match self.exchange(&self.pooled, first, post, post.rid).await? {
+            Ok(body) => return Ok(body),
+            Err(error) => error,
+        };
+        // A worker that accepts no connection is gone, so the next one gets the call.
+        let next = post.workers.get(1).copied().filter(|_| error.is_connect()).unwrap_or(first);
+        tracing::debug!(error = %error.without_url(), "the connection to an engine broke before its answer");
+        *reconnects += 1;
+        let rid = format!("{}-again", post.rid);
+        match self.exchange(&self.fresh, next, post, &rid).await? {
+            Ok(body) => Ok(body),
+            Err(error) => Err(self.broken(error)),
+        }
+    }
+
+    /// Sends a request once. The inner error means that the connection broke before the first byte of the answer.
+    async fn exchange(
+        &self,
+        client: &Client,
+        place: usize,
+        post: &Post<'_>,
+        rid: &str,
+    ) -> Result<Result<Bytes, reqwest::Error>, UpstreamError> {
+        let base = &self.bases[place];
+        let mut cancel = CancelOnDrop { client: &self.fresh, kind: self.kind, base, rid, armed: true };
+        let sent = client
+            .post(format!("{base}/v1/chat/completions"))
+            // SGLang's router and vLLM's router choose the worker by these.
+            .header("x-smg-routing-key", post.session)
+            .header("x-session-id", post.session)
+            .body((post.body)(rid))
+            .send();
+        let response = match sent.await {
+            Ok(response) => response,
+            Err(error) if error.is_timeout() && !error.is_connect() => return Err(self.broken(error)),
+            Err(error) => {
+                cancel.armed = !error.is_connect();
+                return Ok(Err(error));
+            }
+        };
+        let body = self.read(response).await;
+        // An engine that has answered or refused has nothing to cancel.
+        cancel.armed = matches!(
+            body,
+            Err(UpstreamError::Unreachable { .. } | UpstreamError::Silent { .. } | UpstreamError::TooLarge { .. })
+        );
+        body.map(Ok)
+    }
+
+    async fn read(&self, mut response: Response) -> Result<Bytes, UpstreamError> {
+        let status = response.status();
+        if !status.is_success() {
+            return Err(self.refusal(status, response).await);
+        }
+        let too_large = || UpstreamError::TooLarge { bytes_max: self.answer_bytes_max };
+        let announced = response.content_length().unwrap_or(0);
+        if announced > self.answer_bytes_max as u64 {
+            return Err(too_large());
+        }
+        let mut body = BytesMut::with_capacity(announced as usize);
+        while let Some(piece) = response.chunk().await.map_err(|error| self.broken(error))? {
+            if body.len() + piece.len() > self.answer_bytes_max {
+                return Err(too_large());
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok(body.freeze())
+    }
+
+    async fn refusal(&self, status: StatusCode, mut response: Response) -> UpstreamError {
+        let wait = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let mut body = Vec::new();
+        // What cannot be read of an error is not needed.
+        while body.len() < ERROR_BYTES_MAX
+            && let Ok(Some(piece)) = response.chunk().await
+        {
+            body.extend_from_slice(&piece);
+        }
+        let message = message(&body);
+        let lower = message.to_lowercase();
+        match status.as_u16() {
+            400 | 413 | 422 if CONTEXT_LENGTH.iter().any(|phrase| lower.contains(phrase)) => {
+                UpstreamError::ContextLength { message }
+            }
+            429 | 503 => UpstreamError::Busy { message, retry_after_s: wait.unwrap_or(RETRY_AFTER_S) },
+            status @ 400..500 => UpstreamError::Refused { status, message },
+            status => UpstreamError::Failed { status, message },
+        }
+    }
+
+    fn broken(&self, error: reqwest::Error) -> UpstreamError {
+        if error.is_timeout() && !error.is_connect() {
+            return UpstreamError::Silent { seconds: self.idle_timeout.as_secs() };
+        }
+        let error = error.without_url();
+        let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
+        let why = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+        UpstreamError::Unreachable { why }
+    }
+}
+
+/// A worker's address as the beginning of a path.
+fn base(url: &Url) -> String {
+    let text = url.as_str().trim_end_matches('/');
+    text.strip_suffix("/v1").unwrap_or(text).to_owned()
+}
+
+/// The words of an engine's error.
+fn message(body: &[u8]) -> String {
+    let text = match serde_json::from_slice::<serde_json::Value>(body) {
+        Ok(value) => {
+            let places = ["/error/message", "/message", "/detail", "/error"];
+            let found = places.iter().find_map(|place| value.pointer(place)?.as_str());
+            found.map_or_else(|| value.to_string(), str::to_owned)
+        }
+        Err(_) => String::from_utf8_lossy(body).trim().to_owned(),
+    };
+    text.chars().take(ERROR_CHARS_MAX).collect()
+}
+
+/// Tells SGLang to abort a call that was given up. Closing the connection is enough for other engines, and usually for
+/// SGLang as well, but a router in between may keep its own connection open.
+struct CancelOnDrop<'a> {
+    client: &'a Client,
+    kind: EngineKind,
+    base: &'a str,
+    rid: &'a str,
+    armed: bool,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        if !self.armed || self.kind != EngineKind::Sglang {
+            return;
+        }
+        // Outside of a runtime the process is ending.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let body = serde_json::json!({"rid": self.rid}).to_string();
+        let request = self.client.post(format!("{}/abort_request", self.base)).timeout(ABORT_TIMEOUT).body(body);
+        runtime.spawn(async move {
+            if let Err(error) = request.send().await {
+                tracing::debug!(error = %error.without_url(), "an engine did not confirm that it aborted a call");
+            }
+        });
+    }
+}

@@ -1,0 +1,118 @@
+//! The calls that find out whether an engine can be recorded.
+
+use forebay_gateway::{
+    Upstream,
+    engine::{EngineKind, FakeEngine, IdFault, LogprobFault},
+    upstream::{
+        Sampling,
+        probe::{LogprobScale, Verdict},
+    },
+};
+
+use crate::support::{KINDS, options, start};
+
+fn remedy(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Refused { problem, remedy } => format!("{problem}; {remedy}"),
+        other => panic!("the upstream is refused, but: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_reports_everything_is_ready() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        assert_eq!(upstream.probe("fake").await, Verdict::Ready, "{kind:?}");
+        let sent = engine.log().calls().next().expect("the engine was called").json();
+        assert_eq!(sent["max_tokens"], 1);
+        assert_eq!(sent["model"], "fake");
+    }
+}
+
+#[tokio::test]
+async fn a_router_that_removes_ids_is_named() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        engine.switch(|switches| switches.id_fault = IdFault::Router);
+        let text = remedy(upstream.probe("fake").await);
+        assert!(text.contains("prompt_token_ids") && text.contains("router"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn missing_log_probabilities_are_named() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    engine.switch(|switches| switches.logprob_fault = LogprobFault::Sentinel);
+    let text = remedy(upstream.probe("fake").await);
+    assert!(text.contains("--logprobs-mode processed_logprobs"), "{text}");
+}
+
+#[tokio::test]
+async fn a_wrong_model_is_named() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    let text = r#"{"error": {"message": "The model `fake` does not exist."}}"#.to_owned();
+    engine.switch(|switches| switches.failures = Some((1, 404, text)));
+    let text = remedy(upstream.probe("fake").await);
+    assert!(text.contains("does not exist") && text.contains("model's name"), "{text}");
+}
+
+#[tokio::test]
+async fn an_engine_that_is_gone_is_unreachable() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    drop(engine);
+    assert!(matches!(upstream.probe("fake").await, Verdict::Unreachable { .. }));
+}
+
+#[tokio::test]
+async fn every_worker_is_probed_and_the_bad_one_named() {
+    let engines = [FakeEngine::start(EngineKind::Vllm).await, FakeEngine::start(EngineKind::Vllm).await];
+    let upstream = Upstream::new(options(EngineKind::Vllm, &[&engines[0], &engines[1]])).expect("usable options");
+    assert_eq!(upstream.probe("fake").await, Verdict::Ready);
+    engines[1].switch(|switches| switches.id_fault = IdFault::Router);
+    let text = remedy(upstream.probe("fake").await);
+    assert!(text.starts_with("url 2 of 2"), "{text}");
+}
+
+#[tokio::test]
+async fn log_probabilities_before_the_temperature_are_noticed() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        assert_eq!(upstream.probe_temperature("fake").await, Ok(LogprobScale::Scaled), "{kind:?}");
+        engine.switch(|switches| switches.raw_logprobs = true);
+        assert_eq!(upstream.probe_temperature("fake").await, Ok(LogprobScale::Raw), "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_without_top_logprobs_cannot_be_judged() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    engine.switch(|switches| switches.logprob_fault = LogprobFault::Missing);
+    let scale = upstream.probe_temperature("fake").await.expect("the engine answers");
+    assert!(matches!(scale, LogprobScale::Unknown { .. }), "{scale:?}");
+}
+
+#[test]
+fn only_policies_whose_sampling_the_log_probabilities_fit_are_accepted() {
+    let at = |temperature, top_p, top_k| Sampling { temperature, top_p, top_k };
+    let unknown = LogprobScale::Unknown { why: "it rained".to_owned() };
+    let cases = [
+        (&LogprobScale::Scaled, EngineKind::Sglang, at(0.6, 1.0, -1), None),
+        (&LogprobScale::Scaled, EngineKind::Sglang, at(0.6, 0.9, 20), None),
+        (&LogprobScale::Scaled, EngineKind::Vllm, at(0.6, 1.0, -1), None),
+        (&LogprobScale::Scaled, EngineKind::Vllm, at(0.6, 0.9, -1), Some("top_p = 1")),
+        (&LogprobScale::Scaled, EngineKind::Vllm, at(1.0, 1.0, 20), Some("top_k = -1")),
+        (&LogprobScale::Raw, EngineKind::Vllm, at(1.0, 0.9, 20), None),
+        (&LogprobScale::Raw, EngineKind::Vllm, at(0.6, 1.0, -1), Some("--logprobs-mode processed_logprobs")),
+        (&LogprobScale::Raw, EngineKind::Sglang, at(0.6, 1.0, -1), Some("SGLANG_RETURN_ORIGINAL_LOGPROB")),
+        (&LogprobScale::Raw, EngineKind::Openai, at(0.6, 1.0, -1), Some("temperature = 1")),
+        (&unknown, EngineKind::Vllm, at(1.0, 1.0, -1), None),
+        (&unknown, EngineKind::Vllm, at(0.9, 1.0, -1), Some("it rained")),
+    ];
+    for (scale, kind, sampling, expected) in cases {
+        let verdict = scale.verdict(kind, &sampling);
+        match expected {
+            None => assert_eq!(verdict, Verdict::Ready, "{scale:?} {kind:?} {sampling:?}"),
+            Some(words) => assert!(remedy(verdict.clone()).contains(words), "{verdict:?}"),
+        }
+    }
+}

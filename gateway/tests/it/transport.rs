@@ -1,0 +1,273 @@
+//! Connections: retries, cancellation, timeouts, bounds and refusals.
+
+use std::time::Duration;
+
+use forebay_gateway::{
+    DialectError, Upstream, UpstreamError,
+    engine::{Answer, EngineKind, FakeEngine, model::logprob},
+    upstream::{EngineCall, Secret, UpstreamOptions, order},
+};
+
+use crate::support::{KINDS, ask, call, options, question, start};
+
+#[tokio::test]
+async fn a_connection_that_breaks_before_the_answer_is_replaced_once() {
+    let (engine, upstream) = start(EngineKind::Sglang).await;
+    engine.switch(|switches| switches.cuts_before_head = 1);
+    let answered = ask(&upstream, "Hi").await.expect("the second connection works");
+    assert_eq!(answered.reconnects, 1);
+    let log = engine.log();
+    let rids: Vec<_> = log.calls().map(|call| call.json()["rid"].clone()).collect();
+    assert_eq!(rids.len(), 2);
+    assert_ne!(rids[0], rids[1], "the engine may still work on the first");
+
+    engine.switch(|switches| switches.cuts_before_head = 2);
+    let error = ask(&upstream, "Hi").await.expect_err("both connections break");
+    assert!(matches!(error, UpstreamError::Unreachable { .. }), "{error}");
+    assert_eq!(engine.log().calls().count(), 4);
+}
+
+#[tokio::test]
+async fn a_pooled_connection_that_died_costs_no_call() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    ask(&upstream, "Hi").await.expect("the engine answers");
+    assert_eq!(engine.log().connections, 1);
+    ask(&upstream, "Hi").await.expect("the engine answers");
+    assert_eq!(engine.log().connections, 1, "the connection is used again");
+    engine.switch(|switches| switches.cuts_before_head = 1);
+    ask(&upstream, "Hi").await.expect("a fresh connection works");
+    assert_eq!(engine.log().connections, 2);
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_in_the_middle_is_an_error_and_not_repeated() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        engine.switch(|switches| switches.cuts_in_body = 1);
+        let error = ask(&upstream, "Hi").await.expect_err("the answer is cut");
+        assert!(matches!(error, UpstreamError::Unreachable { .. }), "{error}");
+        assert_eq!(engine.log().calls().count(), 1);
+        assert!(DialectError::from(&error).should_retry());
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_is_cancelled_at_the_engine() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        engine.switch(|switches| switches.stall = true);
+        let task = tokio::spawn(async move { ask(&upstream, "Hi").await });
+        engine.wait(|log| log.stalled == 1).await;
+        task.abort();
+        engine.wait(|log| log.abandoned == 1 && log.stalled == 0).await;
+        if kind == EngineKind::Sglang {
+            engine.wait(|log| log.aborted.contains("rid-0")).await;
+        }
+        assert_eq!(engine.log().sampled_tokens, 0, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_was_answered_is_not_cancelled() {
+    let (engine, upstream) = start(EngineKind::Sglang).await;
+    ask(&upstream, "Hi").await.expect("the engine answers");
+    engine.switch(|switches| switches.failures = Some((1, 400, "no".to_owned())));
+    ask(&upstream, "Hi").await.expect_err("the engine refuses");
+    // Two more calls, behind which a cancellation of the first two would have arrived.
+    ask(&upstream, "Hi").await.expect("the engine answers");
+    ask(&upstream, "Hi").await.expect("the engine answers");
+    let log = engine.log();
+    assert_eq!(log.received.len(), log.calls().count(), "there are only the calls: {:?}", log.received);
+}
+
+#[tokio::test]
+async fn an_aborted_call_is_repeated_and_its_partial_answer_discarded() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        engine.script("Talk", [Answer::text("a long answer of many words")]);
+        engine.switch(|switches| switches.aborts = 2);
+        let answered = ask(&upstream, "Talk.").await.expect("the third attempt ends");
+        assert_eq!(answered.aborts, 2);
+        assert_eq!(answered.completion.message.content.as_deref(), Some("a long answer of many words"));
+        let first = answered.completion.tokens[0];
+        let expected = logprob(&answered.completion.prompt_tokens, first, 0.8);
+        assert!((answered.completion.logprobs[0] - expected).abs() < 1e-6);
+    }
+}
+
+#[tokio::test]
+async fn a_weight_update_that_aborts_all_calls_is_not_seen_by_the_agent() {
+    let (engine, upstream) = start(EngineKind::Sglang).await;
+    engine.switch(|switches| switches.stall = true);
+    let (http, url) = (plain_client(), engine.url().to_owned());
+    let task = tokio::spawn(async move { ask(&upstream, "Hi").await });
+    engine.wait(|log| log.stalled == 1).await;
+    let post = |path: &str, body: &str| http.post(format!("{url}{path}")).body(body.to_owned()).send();
+    post("/update_weight_version", r#"{"new_version": "12"}"#).await.expect("the engine accepts it");
+    // The first attempt was aborted, and its repeat waits for the end of the pause.
+    engine.wait(|log| log.calls().count() == 2 && log.stalled == 1).await;
+    post("/continue_generation", "{}").await.expect("the engine accepts it");
+    let answered = task.await.expect("the task ends").expect("the engine answers");
+    assert_eq!((answered.aborts, answered.completion.spans[0].version), (1, 12));
+}
+
+#[tokio::test]
+async fn repeats_of_aborted_calls_are_bounded() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    engine.switch(|switches| switches.aborts = u32::MAX);
+    let options = UpstreamOptions { aborts_max: 3, ..options(EngineKind::Sglang, &[&engine]) };
+    let upstream = Upstream::new(options).expect("the options are usable");
+    let error = ask(&upstream, "Hi").await.expect_err("it never ends");
+    assert_eq!(error, UpstreamError::Aborted { times: 4 });
+    assert_eq!(DialectError::from(&error).status(), 503);
+    assert_eq!(engine.log().calls().count(), 4);
+}
+
+#[tokio::test]
+async fn a_silent_engine_is_given_up_and_not_called_again() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    engine.switch(|switches| switches.stall = true);
+    let options =
+        UpstreamOptions { idle_timeout: Duration::from_millis(50), ..options(EngineKind::Sglang, &[&engine]) };
+    let upstream = Upstream::new(options).expect("the options are usable");
+    let error = ask(&upstream, "Hi").await.expect_err("the engine is silent");
+    assert!(matches!(error, UpstreamError::Silent { .. }), "{error}");
+    engine.wait(|log| log.aborted.contains("rid-0")).await;
+    assert_eq!(engine.log().calls().count(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_larger_than_the_bound_is_not_read() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    engine.switch(|switches| switches.padding = 1 << 20);
+    let options = UpstreamOptions { answer_bytes_max: 1 << 20, ..options(EngineKind::Vllm, &[&engine]) };
+    let upstream = Upstream::new(options).expect("the options are usable");
+    let error = ask(&upstream, "Hi").await.expect_err("the answer is too large");
+    assert_eq!(error, UpstreamError::TooLarge { bytes_max: 1 << 20 });
+}
+
+#[tokio::test]
+async fn refusals_of_the_engine_become_errors_that_agents_understand() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    let cases = [
+        (400, r#"{"error": {"message": "bad template"}}"#, 400, "invalid-request", "bad template"),
+        (
+            400,
+            r#"{"message": "The input is longer than the model's context length"}"#,
+            400,
+            "context_length_exceeded",
+            "context",
+        ),
+        (404, r#"{"error": {"message": "no model"}}"#, 502, "upstream-failed", "no model"),
+        (401, r#"{"error": "Unauthorized"}"#, 502, "upstream-failed", "Unauthorized"),
+        (429, "slow down", 503, "busy", "slow down"),
+        (503, "", 503, "busy", ""),
+        (500, r#"{"detail": "CUDA error"}"#, 502, "upstream-failed", "CUDA error"),
+    ];
+    for (status, text, expected, code, words) in cases {
+        engine.switch(|switches| switches.failures = Some((1, status, text.to_owned())));
+        let error = DialectError::from(&ask(&upstream, "Hi").await.expect_err("the engine refuses"));
+        assert_eq!((error.status(), error.code()), (expected, code), "{status} {text}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_that_does_not_fit_is_the_dialects_own_error() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        engine.switch(|switches| switches.context_tokens = 100);
+        let error = DialectError::from(&ask(&upstream, "Hi").await.expect_err("it does not fit"));
+        assert_eq!(error.code(), "context_length_exceeded", "{kind:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn the_key_of_the_upstream_is_sent_and_appears_in_no_error() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let options =
+        UpstreamOptions { api_key: Some(Secret::new("sk-upstream")), ..options(EngineKind::Vllm, &[&engine]) };
+    let upstream = Upstream::new(options).expect("the options are usable");
+    ask(&upstream, "Hi").await.expect("the engine answers");
+    let log = engine.log();
+    let sent = log.calls().next().expect("the engine was called");
+    assert_eq!(sent.headers.get("authorization").map(String::as_str), Some("Bearer sk-upstream"));
+    engine.switch(|switches| switches.cuts_before_head = 2);
+    let error = ask(&upstream, "Hi").await.expect_err("the connection breaks");
+    for text in [format!("{error} {error:?}"), format!("{upstream:?}")] {
+        assert!(!text.contains("sk-upstream"), "{text}");
+    }
+    assert!(!error.to_string().contains("127.0.0.1"), "{error}");
+}
+
+#[tokio::test]
+async fn the_calls_of_a_session_go_to_one_worker() {
+    let engines = [FakeEngine::start(EngineKind::Vllm).await, FakeEngine::start(EngineKind::Vllm).await];
+    let upstream = Upstream::new(options(EngineKind::Vllm, &[&engines[0], &engines[1]])).expect("usable options");
+    let request = question("Hi");
+    for session in 0..20 {
+        let name = format!("session-{session}");
+        let before: Vec<usize> = engines.iter().map(|engine| engine.log().calls().count()).collect();
+        for _ in 0..3 {
+            upstream.complete(&EngineCall { session: &name, ..call(&request) }).await.expect("an answer");
+        }
+        let after: Vec<usize> = engines.iter().map(|engine| engine.log().calls().count()).collect();
+        let grown: Vec<usize> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+        assert!(grown == [0, 3] || grown == [3, 0], "{grown:?}");
+    }
+    assert!(engines.iter().all(|engine| engine.log().calls().count() > 0), "both workers have sessions");
+}
+
+#[tokio::test]
+async fn a_worker_that_is_gone_is_replaced_by_the_next() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let gone = FakeEngine::start(EngineKind::Vllm).await;
+    let upstream = Upstream::new(options(EngineKind::Vllm, &[&gone, &engine])).expect("usable options");
+    drop(gone);
+    let request = question("Hi");
+    let mut reconnects = 0;
+    for session in 0..20 {
+        let name = format!("session-{session}");
+        let call = EngineCall { session: &name, ..call(&request) };
+        reconnects += upstream.complete(&call).await.expect("the other worker answers").reconnects;
+    }
+    assert!(reconnects > 0, "some sessions belonged to the worker that is gone");
+}
+
+#[test]
+fn only_the_sessions_of_a_removed_worker_move() {
+    let urls = ["http://a", "http://b", "http://c", "http://d"];
+    let mut counts = [0; 4];
+    for session in 0..1000 {
+        let name = format!("session-{session}");
+        let before = order(&name, &urls)[0];
+        let after = order(&name, &urls[..3])[0];
+        counts[before] += 1;
+        assert!(before == 3 || before == after);
+    }
+    assert!(counts.iter().all(|&count| count > 150), "the sessions are spread: {counts:?}");
+}
+
+#[test]
+fn urls_that_cannot_be_used_are_refused() {
+    for url in ["", "ftp://x", "http://user:secret@host", "http://x?y=1", "10.0.0.5:30000"] {
+        let error = UpstreamOptions::new("qwen", EngineKind::Sglang, [url]).expect_err("the URL is not usable");
+        assert!(error.to_string().contains("qwen") && !error.to_string().contains("secret"), "{error}");
+    }
+    UpstreamOptions::new("qwen", EngineKind::Sglang, [""; 0]).expect_err("one URL is needed");
+}
+
+#[tokio::test]
+async fn an_address_may_end_with_the_version_of_the_api() {
+    let engine = FakeEngine::start(EngineKind::Openai).await;
+    let url = format!("{}/v1/", engine.url());
+    let options = UpstreamOptions::new("test", EngineKind::Openai, [url]).expect("the URL is usable");
+    let upstream = Upstream::new(options).expect("the options are usable");
+    ask(&upstream, "Hi").await.expect("the engine answers");
+}
+
+/// A client for the engine's other paths.
+fn plain_client() -> reqwest::Client {
+    forebay_client::install_tls_provider();
+    reqwest::Client::new()
+}
