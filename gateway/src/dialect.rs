@@ -7,11 +7,15 @@
 mod chat;
 mod errors;
 mod fields;
+mod messages;
 mod sse;
 mod tools;
 
 pub use errors::{DialectError, ErrorReply};
+pub use messages::token_count;
 pub use sse::{SseEvent, keep_alive_comment};
+
+use http::HeaderMap;
 
 use crate::{completion::Completion, request::Request};
 
@@ -20,6 +24,8 @@ use crate::{completion::Completion, request::Request};
 pub enum Dialect {
     /// OpenAI chat completions.
     Chat,
+    /// Anthropic Messages.
+    Messages,
 }
 
 /// What an answer contains besides the completion.
@@ -36,10 +42,17 @@ pub struct Envelope {
 }
 
 impl Dialect {
+    /// The dialect in which a client expects the list of models, which has the same path in all dialects.
+    #[must_use]
+    pub fn of_headers(headers: &HeaderMap) -> Self {
+        if headers.contains_key("anthropic-version") { Self::Messages } else { Self::Chat }
+    }
+
     /// Parses the body of a call. An error names the field.
     pub fn parse(self, body: &[u8]) -> Result<Request, DialectError> {
         match self {
             Self::Chat => chat::parse(body),
+            Self::Messages => messages::parse(body),
         }
     }
 
@@ -48,6 +61,7 @@ impl Dialect {
     pub fn answer(self, completion: &Completion, envelope: &Envelope) -> Vec<u8> {
         match self {
             Self::Chat => chat::answer(completion, envelope),
+            Self::Messages => messages::answer(completion, envelope),
         }
     }
 
@@ -59,6 +73,7 @@ impl Dialect {
     pub fn events(self, completion: &Completion, envelope: &Envelope) -> impl Iterator<Item = SseEvent> + use<> {
         let events = match self {
             Self::Chat => chat::events(completion, envelope),
+            Self::Messages => messages::events(completion, envelope),
         };
         events.into_iter()
     }
@@ -68,6 +83,7 @@ impl Dialect {
     pub fn keep_alive(self) -> String {
         match self {
             Self::Chat => keep_alive_comment(),
+            Self::Messages => messages::ping(),
         }
     }
 
@@ -89,6 +105,7 @@ impl Dialect {
     pub fn models(self, names: &[&str], created_s: u64) -> Vec<u8> {
         match self {
             Self::Chat => chat::models(names, created_s),
+            Self::Messages => messages::models(names),
         }
     }
 }

@@ -18,6 +18,11 @@ use crate::dialect::DialectError;
 /// Fields of an object with the text of their values, in the order in which they were sent.
 pub type Fields = Vec<(String, Box<RawValue>)>;
 
+/// Makes a raw value of anything that can be serialized.
+pub(crate) fn raw(value: &impl Serialize) -> Box<RawValue> {
+    serde_json::value::to_raw_value(value).expect("strings, numbers and maps with string keys are always JSON")
+}
+
 /// Serializes a value whose serialization cannot fail.
 pub(crate) fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("strings, numbers and maps with string keys are always JSON")

@@ -6,7 +6,10 @@
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
 
-use crate::{completion::ToolCall, json::Fields};
+use crate::{
+    completion::ToolCall,
+    json::{self, Fields},
+};
 
 /// A request of an agent.
 #[derive(Clone, Debug)]
@@ -158,6 +161,28 @@ pub struct Tool {
     pub name: String,
     /// Its definition in the shape of chat completions.
     pub definition: Box<RawValue>,
+}
+
+impl Tool {
+    /// A tool of its parts. `fields` are those of chat completions' `function` behind the name.
+    pub(crate) fn function(name: String, fields: &Fields) -> Self {
+        struct Function<'a>(&'a str, &'a Fields);
+        impl Serialize for Function<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut map = serializer.serialize_map(None)?;
+                map.serialize_entry("name", self.0)?;
+                json::write_fields(&mut map, self.1)?;
+                map.end()
+            }
+        }
+        #[derive(Serialize)]
+        struct Definition<'a> {
+            r#type: &'a str,
+            function: Function<'a>,
+        }
+        let definition = json::raw(&Definition { r#type: "function", function: Function(&name, fields) });
+        Self { name, definition }
+    }
 }
 
 /// Whether the model may call tools.

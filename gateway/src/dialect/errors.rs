@@ -166,12 +166,14 @@ pub(super) fn reply(dialect: Dialect, error: &DialectError) -> ErrorReply {
 pub(super) fn event(dialect: Dialect, error: &DialectError, _envelope: &Envelope) -> SseEvent {
     match dialect {
         Dialect::Chat => SseEvent::unnamed(&body(dialect, error)),
+        Dialect::Messages => SseEvent::named("error", &body(dialect, error)),
     }
 }
 
 fn body(dialect: Dialect, error: &DialectError) -> Value {
     match dialect {
         Dialect::Chat => json!({"error": openai(error)}),
+        Dialect::Messages => json!({"type": "error", "error": anthropic(error)}),
     }
 }
 
@@ -185,4 +187,21 @@ fn openai(error: &DialectError) -> Value {
         other => other.to_string(),
     };
     json!({"message": message, "type": kind, "param": error.field(), "code": error.code()})
+}
+
+fn anthropic(error: &DialectError) -> Value {
+    let kind = match error.status() {
+        401 => "authentication_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        400..500 => "invalid_request_error",
+        503 => "overloaded_error",
+        _ => "api_error",
+    };
+    let message = match error {
+        // Agents compare with the beginning of this sentence, and read the numbers behind it.
+        DialectError::ContextLength { detail } => format!("prompt is too long: {detail}"),
+        other => other.to_string(),
+    };
+    json!({"type": kind, "message": message})
 }

@@ -21,6 +21,10 @@ impl SseEvent {
         Self { event: None, data: data.to_string(), after_commit: false }
     }
 
+    pub(super) fn named(event: &'static str, data: &Value) -> Self {
+        Self { event: Some(event), ..Self::unnamed(data) }
+    }
+
     #[must_use]
     pub(super) fn after_commit(self) -> Self {
         Self { after_commit: true, ..self }

@@ -3,6 +3,10 @@
 //! Hosted tools (web search, code interpreters, computer use, MCP) run at the provider, so no engine here can run them.
 //! Their definitions are left out with a warning. If the request requires one of them, it is refused.
 
+use std::borrow::Cow;
+
+use serde_json::value::RawValue;
+
 use crate::{
     dialect::DialectError,
     json::Item,
@@ -54,5 +58,21 @@ impl Offer {
         }
         let choice = (!self.tools.is_empty()).then_some(choice);
         Ok((self.tools, choice))
+    }
+}
+
+/// The names of arguments that are no JSON object, in a dialect whose arguments are one.
+const INVALID: &str = "invalid_arguments";
+
+/// The arguments of a call as the text of a JSON object. A model may write anything; if it is no object, the tool finds
+/// the text under a name that it does not know, and can tell the model.
+pub(super) fn object_text(arguments: &str) -> Cow<'_, str> {
+    let trimmed = arguments.trim();
+    if trimmed.is_empty() {
+        return Cow::Borrowed("{}");
+    }
+    match serde_json::from_str::<&RawValue>(trimmed) {
+        Ok(value) if value.get().starts_with('{') => Cow::Borrowed(trimmed),
+        _ => Cow::Owned(serde_json::json!({INVALID: arguments}).to_string()),
     }
 }

@@ -12,7 +12,7 @@ pub(crate) struct Posted {
 
 /// One body of each client.
 pub(crate) fn all() -> Vec<Posted> {
-    chat().into_iter().collect()
+    chat().into_iter().chain(messages()).collect()
 }
 
 fn shell_tool() -> Value {
@@ -98,6 +98,60 @@ pub(crate) fn chat() -> Vec<Posted> {
                     {"role": "system", "content": "The user has changed a file."},
                 ],
                 "tools": [shell_tool()],
+            }),
+        ),
+    ]
+}
+
+/// Bodies of clients of Messages.
+pub(crate) fn messages() -> Vec<Posted> {
+    let body = |client, body| Posted { client, dialect: Dialect::Messages, body };
+    vec![
+        body(
+            "anthropic",
+            json!({
+                "model": "default", "max_tokens": 1024, "messages": [{"role": "user", "content": "Hi"}],
+            }),
+        ),
+        body(
+            "claude-code",
+            json!({
+                "model": "default", "max_tokens": 32000, "stream": true, "temperature": 1,
+                "metadata": {"user_id": "u"},
+                "thinking": {"type": "enabled", "budget_tokens": 31999},
+                "system": [
+                    {"type": "text", "text": "x-anthropic-billing-header: a=1; cch=7;"},
+                    {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+                ],
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "<system-reminder>r</system-reminder>"},
+                        {"type": "text", "text": "Fix it.", "cache_control": {"type": "ephemeral"}}]},
+                    {"role": "assistant", "content": [
+                        {"type": "thinking", "thinking": "Look.", "signature": "forebay-1"},
+                        {"type": "tool_use", "id": "call_1", "name": "Bash", "input": {"command": "ls"}},
+                    ]},
+                    {"role": "user", "content": [
+                        {"type": "tool_result", "tool_use_id": "call_1", "content": "a.py", "is_error": false},
+                    ]},
+                    {"role": "system", "content": [{"type": "text", "text": "The date has changed."}]},
+                ],
+                "tools": [{"name": "Bash", "description": "Runs.", "input_schema": {"type": "object"}}],
+            }),
+        ),
+        body(
+            "langchain-anthropic",
+            json!({
+                "model": "default", "max_tokens": 1024, "system": "You compute.",
+                "tool_choice": {"type": "auto", "disable_parallel_tool_use": false},
+                "messages": [
+                    {"role": "user", "content": "2 + 2?"},
+                    {"role": "assistant", "content": [{"type": "text", "text": "I add."},
+                        {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 2, "b": 2}}]},
+                    {"role": "user", "content": [
+                        {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "4"}]},
+                    ]},
+                ],
+                "tools": [{"name": "add", "input_schema": {"type": "object"}}],
             }),
         ),
     ]

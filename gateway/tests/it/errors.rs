@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use crate::{sse::read, support::envelope};
 
+/// All dialects.
+const DIALECTS: [Dialect; 2] = [Dialect::Chat, Dialect::Messages];
+
 fn header<'a>(reply: &'a ErrorReply, name: &str) -> Option<&'a str> {
     reply.headers.iter().find(|(found, _)| *found == name).map(|(_, value)| value.as_str())
 }
@@ -34,12 +37,15 @@ fn all() -> Vec<(DialectError, u16)> {
 #[test]
 fn every_error_says_whether_to_repeat() {
     for (error, status) in all() {
-        let reply = Dialect::Chat.error(&error);
-        assert_eq!(reply.status, status, "{error}");
-        let expected = if status >= 500 { "true" } else { "false" };
-        assert_eq!(header(&reply, "x-should-retry"), Some(expected), "{error}");
-        assert_eq!(header(&reply, "retry-after").is_some(), status == 503, "{error}");
-        assert!(![408, 409, 429].contains(&reply.status), "clients would repeat {error}");
+        for dialect in DIALECTS {
+            let reply = dialect.error(&error);
+            assert_eq!(reply.status, status, "{error}");
+            let expected = if status >= 500 { "true" } else { "false" };
+            assert_eq!(header(&reply, "x-should-retry"), Some(expected), "{error}");
+            assert_eq!(header(&reply, "retry-after").is_some(), status == 503, "{error}");
+            assert!(![408, 409, 429].contains(&reply.status), "clients would repeat {error}");
+            assert!(body(&reply)["error"]["message"].is_string());
+        }
     }
 }
 
@@ -54,6 +60,30 @@ fn errors_of_chat_completions_have_openais_shape() {
     let untrusted = body(&Dialect::Chat.error(&all()[8].0));
     assert_eq!(untrusted["error"]["code"], "upstream-untrusted");
     assert_eq!(untrusted["error"]["type"], "server_error");
+}
+
+#[test]
+fn errors_of_messages_have_anthropics_shape() {
+    let kinds = all().into_iter().map(|(error, _)| body(&Dialect::Messages.error(&error))["error"]["type"].clone());
+    let expected = [
+        "invalid_request_error",
+        "invalid_request_error",
+        "invalid_request_error",
+        "invalid_request_error",
+        "authentication_error",
+        "not_found_error",
+        "request_too_large",
+        "overloaded_error",
+        "api_error",
+        "api_error",
+        "api_error",
+    ];
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
+    let long = body(&Dialect::Messages.error(&DialectError::too_long(300, 200)));
+    assert_eq!(long["type"], "error");
+    assert_eq!(long["error"]["message"], "prompt is too long: 300 tokens > 200 maximum");
+    let event = Dialect::Messages.error_event(&DialectError::Internal, &envelope());
+    assert_eq!(event.event, Some("error"));
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod engine;
 mod errors;
 mod hostile;
 mod lineage;
+mod messages;
 mod probes;
 mod sse;
 mod support;

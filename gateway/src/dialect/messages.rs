@@ -1,0 +1,404 @@
+//! Anthropic Messages.
+//!
+//! Content is a list of blocks here. Text blocks of one message become one text with a line break between blocks, and
+//! `cache_control` is not read, because agents move it from call to call. A user's message with results of tools
+//! becomes one message for each result and one for the text.
+
+use serde::{Serialize, Serializer, ser::SerializeStruct};
+use serde_json::{Value, json, value::RawValue};
+
+use super::{
+    DialectError, Envelope, SseEvent, fields,
+    tools::{Offer, object_text},
+};
+use crate::{
+    completion::{Completion, Finish, StopMatch, ToolCall},
+    hash::fnv1a,
+    json::{self, Fields, Item, Object},
+    request::{Content, Message, Request, Role, Tool, ToolChoice},
+};
+
+/// Fields that concern Anthropic's service and not the model.
+const SERVICE: [&str; 9] = [
+    "metadata",
+    "service_tier",
+    "container",
+    "context_management",
+    "thinking",
+    "betas",
+    "cache_control",
+    "speed",
+    "inference_geo",
+];
+
+/// Bytes of a body per token, for an estimate. English text has about four.
+const BYTES_PER_TOKEN: u64 = 4;
+
+pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
+    let mut object = Item::body(body)?.object()?;
+    let mut warnings = Vec::new();
+    let replaced = fields::take_sampling(&mut object, &mut warnings)?;
+    if object.take("mcp_servers").is_some_and(|item| item.verbatim() != "[]") {
+        warnings.push("mcp_servers: MCP servers cannot be called from here and were left out".to_owned());
+    }
+    object.discard(&SERVICE);
+    let model = object.require("model")?.string()?;
+    let system = object.take("system").map(|item| text_of(&item)).transpose()?.filter(|text| !text.is_empty());
+    let list = object.require("messages")?;
+    let mut messages: Vec<Message> = system.map(|text| Message::text(Role::System, text)).into_iter().collect();
+    read_messages(&list, &mut messages, &mut warnings)?;
+    let mut extra = Fields::new();
+    let (tools, tool_choice) = tools(&mut object, &mut extra, &mut warnings)?;
+    let stream = object.take_boolean("stream")?.unwrap_or(false);
+    let max_tokens = object.take("max_tokens").map(|item| item.positive()).transpose()?;
+    let stop = fields::stop(object.take("stop_sequences"))?;
+    if let Some(format) = output_format(&mut object)? {
+        extra.push(("response_format".to_owned(), format));
+    }
+    let mut other = object.rest();
+    other.retain(|(name, _)| extra.iter().all(|(own, _)| own != name));
+    other.append(&mut extra);
+    Ok(Request {
+        model,
+        messages,
+        tools,
+        tool_choice,
+        stream,
+        stream_usage: false,
+        max_tokens,
+        stop,
+        replaced,
+        other,
+        warnings,
+    })
+}
+
+pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
+    let (reason, sequence) = stop_reason(completion);
+    let answer = WireMessage {
+        envelope,
+        content: blocks(completion),
+        stop_reason: Some(reason),
+        stop_sequence: sequence,
+        usage: usage(completion),
+    };
+    json::text(&answer).into_bytes()
+}
+
+pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
+    let mut at_start = usage(completion);
+    at_start["output_tokens"] = json!(0);
+    let start = WireMessage { envelope, content: Vec::new(), stop_reason: None, stop_sequence: None, usage: at_start };
+    let start = serde_json::to_value(&start).expect("the message has no content, and the rest is JSON");
+    let mut events = vec![event("message_start", json!({"message": start}))];
+    for (index, block) in blocks(completion).iter().enumerate() {
+        events.push(event("content_block_start", json!({"index": index, "content_block": block.opening()})));
+        for delta in block.deltas() {
+            events.push(event("content_block_delta", json!({"index": index, "delta": delta})));
+        }
+        events.push(event("content_block_stop", json!({"index": index})));
+    }
+    let (reason, sequence) = stop_reason(completion);
+    let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+    events.push(event("message_delta", json!({"delta": delta, "usage": usage(completion)})).after_commit());
+    events.push(event("message_stop", json!({})).after_commit());
+    events
+}
+
+pub(super) fn ping() -> String {
+    event("ping", json!({})).encode()
+}
+
+pub(super) fn models(names: &[&str]) -> Vec<u8> {
+    // Anthropic's documents allow this time where the true one is not known.
+    let entry =
+        |name: &&str| json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"});
+    let data: Vec<Value> = names.iter().map(entry).collect();
+    let list = json!({"data": data, "has_more": false, "first_id": names.first(), "last_id": names.last()});
+    list.to_string().into_bytes()
+}
+
+/// The answer to `messages/count_tokens`: the count if it is known, else an estimate from the size of the body.
+///
+/// It is never zero, because agents compact their conversation by it.
+#[must_use]
+pub fn token_count(body: &[u8], known: Option<u64>) -> Vec<u8> {
+    let count = known.unwrap_or(body.len() as u64 / BYTES_PER_TOKEN).max(1);
+    json!({"input_tokens": count}).to_string().into_bytes()
+}
+
+fn read_messages(list: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<String>) -> Result<(), DialectError> {
+    let items = list.array()?;
+    let Some(newest) = items.last() else { return Err(list.invalid("must not be empty")) };
+    for item in &items {
+        let mut object = item.object()?;
+        let role = object.require("role")?;
+        let content = object.require("content")?;
+        match role.string()?.as_str() {
+            "user" => read_user(&content, messages)?,
+            "assistant" => messages.push(assistant(&content, warnings)?),
+            // Claude Code sends such messages between the others.
+            "system" => messages.push(Message::text(Role::System, text_of(&content)?)),
+            other => return Err(role.invalid(format!("is {other:?}, which is no role of a message"))),
+        }
+    }
+    if newest.object()?.require("role")?.string()? == "assistant" {
+        return Err(newest.invalid("is of the assistant, and continuing a message of the assistant is not possible"));
+    }
+    Ok(())
+}
+
+/// A text, or the text blocks of a list.
+fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
+    if item.is_string() {
+        return item.string();
+    }
+    let mut texts = Vec::new();
+    for block in item.array()? {
+        let mut object = block.object()?;
+        match object.require("type")?.string()?.as_str() {
+            "text" => texts.push(object.require("text")?.string()?),
+            kind => return Err(not_text(&block, kind)),
+        }
+    }
+    Ok(texts.join("\n"))
+}
+
+fn not_text(block: &Item<'_>, kind: &str) -> DialectError {
+    block.unsupported(format!("is of type {kind:?}; sessions record text only"))
+}
+
+fn read_user(content: &Item<'_>, messages: &mut Vec<Message>) -> Result<(), DialectError> {
+    if content.is_string() {
+        messages.push(Message::text(Role::User, content.string()?));
+        return Ok(());
+    }
+    let mut texts = Vec::new();
+    let flush = |texts: &mut Vec<String>, messages: &mut Vec<Message>| {
+        if !texts.is_empty() {
+            messages.push(Message::text(Role::User, std::mem::take(texts).join("\n")));
+        }
+    };
+    let blocks = content.array()?;
+    if blocks.is_empty() {
+        return Err(content.invalid("must not be empty"));
+    }
+    for block in blocks {
+        let mut object = block.object()?;
+        match object.require("type")?.string()?.as_str() {
+            "text" => texts.push(object.require("text")?.string()?),
+            "tool_result" => {
+                flush(&mut texts, messages);
+                let id = object.require("tool_use_id")?.string()?;
+                let text = object.take("content").map(|item| text_of(&item)).transpose()?.unwrap_or_default();
+                messages.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
+            }
+            kind => return Err(not_text(&block, kind)),
+        }
+    }
+    flush(&mut texts, messages);
+    Ok(())
+}
+
+fn assistant(content: &Item<'_>, warnings: &mut Vec<String>) -> Result<Message, DialectError> {
+    let mut message = Message::empty(Role::Assistant);
+    if content.is_string() {
+        message.content = Content::Text(content.string()?);
+        return Ok(message);
+    }
+    let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
+    for block in content.array()? {
+        let mut object = block.object()?;
+        match object.require("type")?.string()?.as_str() {
+            "text" => texts.push(object.require("text")?.string()?),
+            "thinking" => thoughts.push(object.require("thinking")?.string()?),
+            "tool_use" => message.tool_calls.push(tool_use(&mut object)?),
+            // Blocks that only Anthropic's own models and tools make.
+            kind @ ("redacted_thinking"
+            | "server_tool_use"
+            | "mcp_tool_use"
+            | "web_search_tool_result"
+            | "web_fetch_tool_result"
+            | "code_execution_tool_result"
+            | "mcp_tool_result") => {
+                warnings.push(format!("{}: a block of type {kind:?} was left out", block.path()));
+            }
+            kind => return Err(not_text(&block, kind)),
+        }
+    }
+    if !texts.is_empty() {
+        message.content = Content::Text(texts.join("\n"));
+    }
+    message.reasoning = Some(thoughts.join("\n")).filter(|text| !text.is_empty());
+    Ok(message)
+}
+
+fn tool_use(object: &mut Object<'_>) -> Result<ToolCall, DialectError> {
+    let id = object.require("id")?.string()?;
+    let name = object.require("name")?.string()?;
+    let input = object.require("input")?;
+    if !input.is_object() {
+        return Err(input.invalid("must be an object"));
+    }
+    Ok(ToolCall { id, name, arguments: input.verbatim().to_owned() })
+}
+
+fn tools(
+    object: &mut Object<'_>,
+    extra: &mut Fields,
+    warnings: &mut Vec<String>,
+) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
+    let mut offer = Offer::default();
+    if let Some(list) = object.take("tools") {
+        for item in list.array()? {
+            let mut tool = item.object()?;
+            let kind = tool.take_string("type")?;
+            if let Some(kind) = kind.filter(|kind| kind != "custom") {
+                offer.leave_out(&kind, &item, warnings);
+                continue;
+            }
+            let name = tool.require("name")?.string()?;
+            let schema = tool.require("input_schema")?;
+            let mut fields = Fields::new();
+            let mut keep = |name: &str, item: Option<Item<'_>>| {
+                fields.extend(item.map(|item| (name.to_owned(), item.to_raw())));
+            };
+            keep("description", tool.take("description"));
+            keep("parameters", Some(schema));
+            keep("strict", tool.take("strict"));
+            offer.add(Tool::function(name, &fields), &item)?;
+        }
+    }
+    let Some(item) = object.take("tool_choice") else { return offer.choose(None) };
+    let mut choice = item.object()?;
+    let kind = choice.require("type")?;
+    let wanted = match kind.string()?.as_str() {
+        "auto" => ToolChoice::Auto,
+        "any" => ToolChoice::Required,
+        "none" => ToolChoice::None,
+        "tool" => ToolChoice::Function(choice.require("name")?.string()?),
+        _ => return Err(kind.invalid("must be \"auto\", \"any\", \"none\" or \"tool\"")),
+    };
+    if choice.take_boolean("disable_parallel_tool_use")? == Some(true) {
+        extra.push(("parallel_tool_calls".to_owned(), json::raw(&false)));
+    }
+    offer.choose(Some((wanted, item)))
+}
+
+/// The schema that the answer must have, in the shape of chat completions.
+fn output_format(object: &mut Object<'_>) -> Result<Option<Box<RawValue>>, DialectError> {
+    #[derive(Serialize)]
+    struct Format<'a> {
+        r#type: &'a str,
+        json_schema: Schema<'a>,
+    }
+    #[derive(Serialize)]
+    struct Schema<'a> {
+        name: &'a str,
+        schema: Box<RawValue>,
+    }
+    let newer = match object.take("output_config") {
+        Some(config) => config.object()?.take("format"),
+        None => None,
+    };
+    let Some(format) = object.take("output_format").or(newer) else { return Ok(None) };
+    let schema = format.object()?.require("schema")?.to_raw();
+    Ok(Some(json::raw(&Format { r#type: "json_schema", json_schema: Schema { name: "output", schema } })))
+}
+
+/// An answer, in the order of fields of Anthropic's documents.
+struct WireMessage<'a> {
+    envelope: &'a Envelope,
+    content: Vec<Block<'a>>,
+    stop_reason: Option<&'static str>,
+    stop_sequence: Option<&'a str>,
+    usage: Value,
+}
+
+impl Serialize for WireMessage<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Message", 8)?;
+        fields.serialize_field("id", &format!("msg_{}", self.envelope.id))?;
+        fields.serialize_field("type", "message")?;
+        fields.serialize_field("role", "assistant")?;
+        fields.serialize_field("model", &self.envelope.model)?;
+        fields.serialize_field("content", &self.content)?;
+        fields.serialize_field("stop_reason", &self.stop_reason)?;
+        fields.serialize_field("stop_sequence", &self.stop_sequence)?;
+        fields.serialize_field("usage", &self.usage)?;
+        fields.end()
+    }
+}
+
+/// A block of an answer.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Block<'a> {
+    Thinking { thinking: &'a str, signature: String },
+    Text { text: &'a str },
+    ToolUse { id: &'a str, name: &'a str, input: Box<RawValue> },
+}
+
+fn blocks(completion: &Completion) -> Vec<Block<'_>> {
+    let message = &completion.message;
+    let thinking = message.reasoning.iter().map(|thinking| Block::Thinking {
+        thinking,
+        // Clients send it back and never read it. It must not be empty.
+        signature: format!("forebay-{:016x}", fnv1a(thinking.bytes())),
+    });
+    let text = message.content.iter().map(|text| Block::Text { text });
+    let calls = message.tool_calls.iter().map(|call| Block::ToolUse {
+        id: &call.id,
+        name: &call.name,
+        input: RawValue::from_string(object_text(&call.arguments).into_owned()).expect("the text is a JSON object"),
+    });
+    thinking.chain(text).chain(calls).collect()
+}
+
+impl Block<'_> {
+    /// The block as it begins in a stream: empty.
+    fn opening(&self) -> Value {
+        match self {
+            Self::Thinking { .. } => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            Self::Text { .. } => json!({"type": "text", "text": ""}),
+            Self::ToolUse { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+        }
+    }
+
+    fn deltas(&self) -> Vec<Value> {
+        match self {
+            Self::Thinking { thinking, signature } => vec![
+                json!({"type": "thinking_delta", "thinking": thinking}),
+                json!({"type": "signature_delta", "signature": signature}),
+            ],
+            Self::Text { text } => vec![json!({"type": "text_delta", "text": text})],
+            Self::ToolUse { input, .. } => vec![json!({"type": "input_json_delta", "partial_json": input.get()})],
+        }
+    }
+}
+
+fn event(name: &'static str, mut data: Value) -> SseEvent {
+    data["type"] = json!(name);
+    SseEvent::named(name, &data)
+}
+
+fn stop_reason(completion: &Completion) -> (&'static str, Option<&str>) {
+    match (completion.outcome(), &completion.stop_matched) {
+        (Finish::ToolCalls, _) => ("tool_use", None),
+        (Finish::Length, _) => ("max_tokens", None),
+        (Finish::Stop, Some(StopMatch::Text(text))) => ("stop_sequence", Some(text)),
+        (Finish::Stop, _) => ("end_turn", None),
+    }
+}
+
+/// Agents add the three input counts, so the cached ids are not in the first.
+fn usage(completion: &Completion) -> Value {
+    let usage = &completion.usage;
+    let cached = usage.cached_tokens.unwrap_or(0).min(usage.prompt_tokens);
+    json!({
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion_tokens,
+    })
+}

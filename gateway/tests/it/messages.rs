@@ -1,0 +1,358 @@
+//! Anthropic Messages: what is read, what is refused, and what is answered.
+
+use forebay_gateway::{
+    Completion, Dialect,
+    completion::{AssistantMessage, Finish, StopMatch},
+    dialect::token_count,
+    request::{Content, Message, Role, ToolChoice},
+};
+use http::{HeaderMap, HeaderValue};
+use serde_json::{Value, json};
+
+use crate::{
+    sse::{Seen, read_events},
+    support::{answer, completion, events, field_of, full_message, parsed, parsed_text, refused, tool_call},
+};
+
+const MESSAGES: Dialect = Dialect::Messages;
+
+fn body(messages: Value) -> Value {
+    let mut body = json!({"model": "m", "max_tokens": 100});
+    body["messages"] = messages;
+    body
+}
+
+fn with(fields: Value) -> Value {
+    let mut body = body(json!([{"role": "user", "content": "Hi"}]));
+    let Value::Object(fields) = fields else { panic!("fields are an object") };
+    body.as_object_mut().expect("the body is an object").extend(fields);
+    body
+}
+
+fn text(message: &Message) -> &str {
+    match &message.content {
+        Content::Text(text) => text,
+        other => panic!("the content is a text, but: {other:?}"),
+    }
+}
+
+#[test]
+fn blocks_become_messages_in_their_order() {
+    let request = parsed(
+        MESSAGES,
+        &json!({
+            "model": "m",
+            "max_tokens": 50,
+            "system": [{"type": "text", "text": "S1"}, {"type": "text", "text": "S2", "cache_control": {}}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "U1"}, {"type": "text", "text": "U2"}]},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "R", "signature": "x"},
+                    {"type": "text", "text": "A"},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"b": 1, "a": 2}},
+                    {"type": "tool_use", "id": "t2", "name": "g", "input": {}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "one"},
+                    {"type": "tool_result", "tool_use_id": "t2", "is_error": true,
+                        "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "three"}]},
+                    {"type": "text", "text": "Go on."},
+                ]},
+                {"role": "system", "content": "M"},
+            ],
+        }),
+    );
+    let found: Vec<(Role, &str)> = request.messages.iter().map(|message| (message.role, text(message))).collect();
+    let expected = [
+        (Role::System, "S1\nS2"),
+        (Role::User, "U1\nU2"),
+        (Role::Assistant, "A"),
+        (Role::Tool, "one"),
+        (Role::Tool, "two\nthree"),
+        (Role::User, "Go on."),
+        (Role::System, "M"),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(request.messages[2].reasoning.as_deref(), Some("R"));
+    assert_eq!(request.messages[2].tool_calls[1], tool_call("t2", "g", "{}"));
+    assert_eq!(request.messages[4].tool_call_id.as_deref(), Some("t2"));
+}
+
+#[test]
+fn the_arguments_and_schemas_keep_their_text() {
+    let request = parsed_text(
+        MESSAGES,
+        r#"{"model":"m","messages":[{"role":"user","content":"u"},
+            {"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":{"z": 1.50,"a":2}}]},
+            {"role":"user","content":[{"type":"tool_result","tool_use_id":"t"}]}],
+            "tools":[{"name":"f","cache_control":{},"input_schema":{"z":1e2,"a":[ 2 ]},"description":"D"}],
+            "chat_template_kwargs":{"z": true, "a": false}}"#,
+    );
+    assert_eq!(request.messages[1].tool_calls[0].arguments, r#"{"z": 1.50,"a":2}"#);
+    assert!(matches!(request.messages[1].content, Content::Absent));
+    assert_eq!(
+        request.tools[0].definition.get(),
+        r#"{"type":"function","function":{"name":"f","description":"D","parameters":{"z":1e2,"a":[ 2 ]}}}"#
+    );
+    assert_eq!(request.other[0].1.get(), r#"{"z": true, "a": false}"#);
+}
+
+#[test]
+fn a_moved_cache_mark_changes_nothing() {
+    let block = |marked: bool| {
+        let mut block = json!({"type": "text", "text": "U"});
+        if marked {
+            block["cache_control"] = json!({"type": "ephemeral"});
+        }
+        block
+    };
+    let of = |marked| format!("{:?}", parsed(MESSAGES, &body(json!([{"role": "user", "content": [block(marked)]}]))));
+    assert_eq!(of(true), of(false));
+}
+
+#[test]
+fn choices_of_tools_are_translated() {
+    let choice = |choice: Value| {
+        let tool = json!({"name": "f", "input_schema": {"type": "object"}});
+        parsed(MESSAGES, &with(json!({"tools": [tool], "tool_choice": choice})))
+    };
+    assert_eq!(choice(json!({"type": "auto"})).tool_choice, Some(ToolChoice::Auto));
+    assert_eq!(choice(json!({"type": "any"})).tool_choice, Some(ToolChoice::Required));
+    assert_eq!(choice(json!({"type": "none"})).tool_choice, Some(ToolChoice::None));
+    let one = choice(json!({"type": "tool", "name": "f", "disable_parallel_tool_use": true}));
+    assert_eq!(one.tool_choice, Some(ToolChoice::Function("f".to_owned())));
+    assert_eq!((one.other[0].0.as_str(), one.other[0].1.get()), ("parallel_tool_calls", "false"));
+}
+
+#[test]
+fn tools_of_anthropics_service_are_left_out_with_a_warning() {
+    let tools = json!([
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "custom", "name": "f", "input_schema": {}},
+    ]);
+    let request = parsed(MESSAGES, &with(json!({"tools": tools, "mcp_servers": [{"url": "x"}]})));
+    assert_eq!(request.tools.len(), 1);
+    assert_eq!(request.warnings.len(), 2, "{:?}", request.warnings);
+    let only = json!({"tools": [{"type": "computer_20250124", "name": "c"}], "tool_choice": {"type": "any"}});
+    assert_eq!(field_of(&refused(MESSAGES, &with(only))), ("tool_choice", 400));
+}
+
+#[test]
+fn fields_of_anthropics_service_do_not_reach_the_engine() {
+    let fields = json!({
+        "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024}, "service_tier": "auto",
+        "context_management": {}, "temperature": 1, "top_k": 5, "stop_sequences": ["END"], "stream": true,
+        "output_config": {"effort": "high"},
+    });
+    let request = parsed(MESSAGES, &with(fields));
+    assert!(request.other.is_empty(), "{:?}", request.other);
+    assert!(request.stream);
+    assert_eq!(request.stop, ["END"]);
+    assert_eq!(request.max_tokens, Some(100));
+}
+
+#[test]
+fn a_schema_of_the_answer_is_translated_and_noticed() {
+    let format = json!({"type": "json_schema", "schema": {"type": "object"}});
+    for fields in [json!({"output_format": format}), json!({"output_config": {"format": format}})] {
+        let request = parsed(MESSAGES, &with(fields));
+        assert!(request.constrained());
+        let value: Value = serde_json::from_str(request.other[0].1.get()).expect("it is JSON");
+        assert_eq!(value["json_schema"]["schema"]["type"], "object");
+    }
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let user = |content: Value| body(json!([{"role": "user", "content": content}]));
+    let assistant =
+        |content: Value| body(json!([{"role": "assistant", "content": content}, {"role": "user", "content": "x"}]));
+    let cases = [
+        (json!({"messages": []}), "model", 400),
+        (body(json!([])), "messages", 400),
+        (body(json!([{"role": "user"}])), "messages[0].content", 400),
+        (body(json!([{"role": "tool", "content": "x"}])), "messages[0].role", 400),
+        (body(json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "{"}])), "messages[1]", 400),
+        (user(json!([])), "messages[0].content", 400),
+        (user(json!(5)), "messages[0].content", 400),
+        (user(json!([{"type": "image", "source": {}}])), "messages[0].content[0]", 422),
+        (user(json!([{"type": "tool_result"}])), "messages[0].content[0].tool_use_id", 400),
+        (
+            user(json!([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}])),
+            "messages[0].content[0].content[0]",
+            422,
+        ),
+        (
+            assistant(json!([{"type": "tool_use", "id": "t", "name": "f", "input": "x"}])),
+            "messages[0].content[0].input",
+            400,
+        ),
+        (assistant(json!([{"type": "dance"}])), "messages[0].content[0]", 422),
+        (with(json!({"system": [{"type": "image"}]})), "system[0]", 422),
+        (with(json!({"tools": [{"name": "f"}]})), "tools[0].input_schema", 400),
+        (with(json!({"tool_choice": {"type": "some"}})), "tool_choice.type", 400),
+        (with(json!({"stop_sequences": "x", "max_tokens": 0})), "max_tokens", 400),
+        (with(json!({"n": 2})), "n", 400),
+    ];
+    for (body, field, status) in cases {
+        assert_eq!(field_of(&refused(MESSAGES, &body)), (field, status), "{body}");
+    }
+}
+
+#[test]
+fn an_answer_has_thinking_text_and_tools_as_blocks() {
+    let answer = answer(MESSAGES, &completion(full_message()));
+    let kinds: Vec<_> =
+        answer["content"].as_array().expect("blocks").iter().map(|block| block["type"].clone()).collect();
+    assert_eq!(kinds, ["thinking", "text", "tool_use", "tool_use"]);
+    assert!(answer["content"][0]["signature"].as_str().is_some_and(|text| !text.is_empty()));
+    assert_eq!(answer["content"][2]["input"], json!({"command": "ls -la", "b": 1, "a": 2}));
+    assert_eq!(answer["stop_reason"], "tool_use");
+    assert_eq!(
+        (&answer["id"], &answer["type"], &answer["role"]),
+        (&json!("msg_7f3c"), &json!("message"), &json!("assistant"))
+    );
+    let usage = &answer["usage"];
+    assert_eq!(
+        (&usage["input_tokens"], &usage["cache_read_input_tokens"], &usage["output_tokens"]),
+        (&json!(2), &json!(2), &json!(3))
+    );
+}
+
+#[test]
+fn the_arguments_of_an_answer_keep_their_text() {
+    let written = MESSAGES.answer(&completion(full_message()), &crate::support::envelope());
+    let written = String::from_utf8(written).expect("an answer is text");
+    assert!(written.contains(r#""input":{"command": "ls -la", "b": 1, "a": 2}"#), "{written}");
+}
+
+#[test]
+fn arguments_that_are_no_object_reach_the_tool_under_a_name_of_their_own() {
+    for (arguments, expected) in [
+        ("", json!({})),
+        (" ", json!({})),
+        ("{\"a\": ", json!({"invalid_arguments": "{\"a\": "})),
+        ("[1]", json!({"invalid_arguments": "[1]"})),
+    ] {
+        let message =
+            AssistantMessage { tool_calls: vec![tool_call("c", "f", arguments)], ..AssistantMessage::default() };
+        assert_eq!(answer(MESSAGES, &completion(message))["content"][0]["input"], expected);
+    }
+}
+
+#[test]
+fn every_end_has_its_stop_reason() {
+    let message = AssistantMessage { content: Some("a".to_owned()), ..AssistantMessage::default() };
+    let plain = completion(message);
+    let cases = [
+        (plain.clone(), json!(["end_turn", null])),
+        (Completion { finish: Finish::Length, stop_matched: None, ..plain.clone() }, json!(["max_tokens", null])),
+        (
+            Completion { stop_matched: Some(StopMatch::Text("END".to_owned())), ..plain.clone() },
+            json!(["stop_sequence", "END"]),
+        ),
+        // An engine that says "stop" beside tool calls.
+        (Completion { finish: Finish::Stop, ..completion(full_message()) }, json!(["tool_use", null])),
+    ];
+    for (completion, expected) in cases {
+        let answer = answer(MESSAGES, &completion);
+        assert_eq!(json!([answer["stop_reason"], answer["stop_sequence"]]), expected);
+    }
+}
+
+/// The message that a client builds from events, by the rules of Anthropic's documents.
+fn assemble(seen: &[Seen]) -> Value {
+    let mut message = Value::Null;
+    let mut partial = String::new();
+    for event in seen {
+        let data = event.json();
+        assert_eq!(event.event.as_deref(), data["type"].as_str(), "the name is also in the data");
+        let index = data["index"].as_u64().unwrap_or(0) as usize;
+        let kind = data["type"].as_str().expect("each event has a type");
+        match kind {
+            "message_start" => message = data["message"].clone(),
+            "content_block_start" => {
+                let content = message["content"].as_array_mut().expect("a list");
+                assert_eq!(content.len(), index, "blocks come one after the other");
+                content.push(data["content_block"].clone());
+                partial.clear();
+            }
+            "content_block_delta" => {
+                let block = &mut message["content"][index];
+                let delta = &data["delta"];
+                for name in ["text", "thinking", "signature"] {
+                    if let Some(more) = delta[name].as_str() {
+                        block[name] = json!(block[name].as_str().unwrap_or_default().to_owned() + more);
+                    }
+                }
+                partial += delta["partial_json"].as_str().unwrap_or_default();
+            }
+            "content_block_stop" if !partial.is_empty() => {
+                message["content"][index]["input"] = serde_json::from_str(&partial).expect("the pieces are JSON");
+            }
+            "message_delta" => {
+                message["stop_reason"] = data["delta"]["stop_reason"].clone();
+                message["stop_sequence"] = data["delta"]["stop_sequence"].clone();
+                message["usage"] = data["usage"].clone();
+            }
+            _ => {}
+        }
+    }
+    message
+}
+
+#[test]
+fn the_events_make_the_same_message_as_the_answer() {
+    for message in [full_message(), AssistantMessage::default()] {
+        let completion = completion(message);
+        let seen = read_events(MESSAGES, &events(MESSAGES, &completion));
+        assert_eq!(assemble(&seen), answer(MESSAGES, &completion));
+        assert_eq!(seen.last().and_then(|event| event.event.as_deref()), Some("message_stop"));
+        assert_eq!(seen.iter().filter(|event| event.event.as_deref() == Some("message_stop")).count(), 1);
+        assert!(seen.iter().any(|event| event.event.as_deref() == Some("ping")), "keep-alives are pings");
+    }
+}
+
+#[test]
+fn nothing_says_that_the_answer_is_complete_before_the_commit() {
+    let events = events(MESSAGES, &completion(full_message()));
+    let first = events.iter().position(|event| event.after_commit).expect("the end waits for the commit");
+    assert_eq!(events[first].event, Some("message_delta"));
+    assert!(events[first..].iter().all(|event| event.after_commit));
+}
+
+#[test]
+fn an_answer_that_is_sent_back_is_read_as_the_same_turn() {
+    let content = answer(MESSAGES, &completion(full_message()))["content"].take();
+    let request = parsed(
+        MESSAGES,
+        &body(json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "r"}]},
+        ])),
+    );
+    let returned = &request.messages[1];
+    assert_eq!(Some(text(returned)), full_message().content.as_deref());
+    assert_eq!(returned.reasoning, full_message().reasoning);
+    assert_eq!(returned.tool_calls[0].id, "call_1");
+}
+
+#[test]
+fn a_token_count_is_never_zero() {
+    let count = |body: &[u8], known| -> Value { serde_json::from_slice(&token_count(body, known)).expect("JSON") };
+    assert_eq!(count(b"", None)["input_tokens"], 1);
+    assert_eq!(count(&[b'a'; 4000], None)["input_tokens"], 1000);
+    assert_eq!(count(&[b'a'; 4000], Some(123))["input_tokens"], 123);
+    assert_eq!(count(b"", Some(0))["input_tokens"], 1);
+}
+
+#[test]
+fn the_list_of_models_has_the_shape_that_the_client_expects() {
+    let mut headers = HeaderMap::new();
+    assert_eq!(Dialect::of_headers(&headers), Dialect::Chat);
+    headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
+    assert_eq!(Dialect::of_headers(&headers), MESSAGES);
+    let list: Value = serde_json::from_slice(&MESSAGES.models(&["a", "b"], 5)).expect("the list is JSON");
+    assert_eq!((&list["data"][0]["type"], &list["last_id"]), (&json!("model"), &json!("b")));
+}
