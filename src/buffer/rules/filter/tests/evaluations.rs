@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use forebay_client::wire::FilterAction;
+use forebay_client::wire::{FilterAction, FilterScope};
 
-use super::super::{GroupFacts, RolloutFacts};
+use super::super::{GroupFacts, RolloutFacts, variables};
 use super::{
     compile, components, evaluate_group, evaluate_rollout, group_facts, group_rule, metadata, rollout_facts,
     rollout_rule,
@@ -26,7 +26,7 @@ fn filters_are_shared_between_threads() {
 fn every_rollout_variable_has_its_value() {
     let (components, metadata) = (components(), metadata(METADATA));
     let facts = rollout_facts(&components, Some(&metadata));
-    for when in [
+    let expressions = [
         r#"status == "aborted""#,
         "reward == 0.75",
         "reward_components == {'tests': 1.0, 'cost': -0.25}",
@@ -41,9 +41,11 @@ fn every_rollout_variable_has_its_value() {
         "max_segment_tokens == 300",
         "temperature == 0.5",
         "metadata.task == 'swe-17'",
-    ] {
+    ];
+    for when in expressions {
         assert_eq!(evaluate_rollout(when, &facts), Some(true), "{when}");
     }
+    assert_eq!(expressions.map(first_name).as_slice(), variables::names(FilterScope::Rollout));
     assert_eq!(evaluate_rollout("status == 'completed'", &facts), Some(false));
 }
 
@@ -65,7 +67,7 @@ fn absent_facts_are_null() {
 #[test]
 fn every_group_variable_has_its_value() {
     let facts = group_facts(&[0.0, 1.0, 0.5, 0.5]);
-    for when in [
+    let expressions = [
         "size == 8",
         "kept == 6",
         "masked == 2",
@@ -78,9 +80,17 @@ fn every_group_variable_has_its_value() {
         "tokens == 9000",
         "environment == 'swe-bench'",
         "age_s == 12.5",
-    ] {
+    ];
+    for when in expressions {
         assert_eq!(evaluate_group(when, &facts), Some(true), "{when}");
     }
+    assert_eq!(expressions.map(first_name).as_slice(), variables::names(FilterScope::Group));
+}
+
+/// The name with which an expression begins.
+fn first_name(expression: &str) -> &str {
+    let is_of_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    expression.split(|character| !is_of_name(character)).next().unwrap_or_default()
 }
 
 #[test]
