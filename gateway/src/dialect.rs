@@ -68,7 +68,7 @@ impl Dialect {
     /// Writes an answer as events.
     ///
     /// The first event that tells the agent that the answer is complete, and all events behind it, are marked with
-    /// [`SseEvent::after_commit`]. The caller sends them after the completion is stored. The dialect's last event
+    /// `SseEvent::after_commit`. The caller sends them after the completion is stored. The dialect's last event
     /// (`[DONE]`, `message_stop`, `response.completed`) is there exactly once, at the end.
     pub fn events(self, completion: &Completion, envelope: &Envelope) -> impl Iterator<Item = SseEvent> + use<> {
         let events = match self {
