@@ -8,6 +8,7 @@ mod chat;
 mod errors;
 mod fields;
 mod messages;
+mod responses;
 mod sse;
 mod tools;
 
@@ -26,6 +27,8 @@ pub enum Dialect {
     Chat,
     /// Anthropic Messages.
     Messages,
+    /// OpenAI Responses.
+    Responses,
 }
 
 /// What an answer contains besides the completion.
@@ -53,6 +56,7 @@ impl Dialect {
         match self {
             Self::Chat => chat::parse(body),
             Self::Messages => messages::parse(body),
+            Self::Responses => responses::parse(body),
         }
     }
 
@@ -62,18 +66,21 @@ impl Dialect {
         match self {
             Self::Chat => chat::answer(completion, envelope),
             Self::Messages => messages::answer(completion, envelope),
+            Self::Responses => responses::answer(completion, envelope),
         }
     }
 
     /// Writes an answer as events.
     ///
-    /// The first event that tells the agent that the answer is complete, and all events behind it, are marked with
-    /// `SseEvent::after_commit`. The caller sends them after the completion is stored. The dialect's last event
+    /// The first event that the agent may act on, because it contains a tool call or says that the answer is complete,
+    /// and all events behind it, are marked with `SseEvent::after_commit`. The caller sends them after the completion
+    /// is stored. The dialect's last event
     /// (`[DONE]`, `message_stop`, `response.completed`) is there exactly once, at the end.
     pub fn events(self, completion: &Completion, envelope: &Envelope) -> impl Iterator<Item = SseEvent> + use<> {
         let events = match self {
             Self::Chat => chat::events(completion, envelope),
             Self::Messages => messages::events(completion, envelope),
+            Self::Responses => responses::events(completion, envelope),
         };
         events.into_iter()
     }
@@ -82,7 +89,7 @@ impl Dialect {
     #[must_use]
     pub fn keep_alive(self) -> String {
         match self {
-            Self::Chat => keep_alive_comment(),
+            Self::Chat | Self::Responses => keep_alive_comment(),
             Self::Messages => messages::ping(),
         }
     }
@@ -104,7 +111,7 @@ impl Dialect {
     #[must_use]
     pub fn models(self, names: &[&str], created_s: u64) -> Vec<u8> {
         match self {
-            Self::Chat => chat::models(names, created_s),
+            Self::Chat | Self::Responses => chat::models(names, created_s),
             Self::Messages => messages::models(names),
         }
     }

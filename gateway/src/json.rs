@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use serde::{
-    Deserialize, Deserializer, Serialize,
+    Deserialize, Deserializer, Serialize, Serializer,
     de::{DeserializeOwned, MapAccess, Visitor},
     ser::SerializeMap,
 };
@@ -31,6 +31,19 @@ pub(crate) fn text(value: &impl Serialize) -> String {
 /// Writes fields into a map that is being serialized.
 pub(crate) fn write_fields<M: SerializeMap>(map: &mut M, fields: &Fields) -> Result<(), M::Error> {
     fields.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))
+}
+
+/// Makes an object of fields, in their order.
+pub(crate) fn object_of(fields: &Fields) -> Box<RawValue> {
+    struct InOrder<'a>(&'a Fields);
+    impl Serialize for InOrder<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut map = serializer.serialize_map(Some(self.0.len()))?;
+            write_fields(&mut map, self.0)?;
+            map.end()
+        }
+    }
+    raw(&InOrder(fields))
 }
 
 /// A value of a body, with the path that leads to it, such as `messages[2].content`.

@@ -165,23 +165,11 @@ pub struct Tool {
 
 impl Tool {
     /// A tool of its parts. `fields` are those of chat completions' `function` behind the name.
-    pub(crate) fn function(name: String, fields: &Fields) -> Self {
-        struct Function<'a>(&'a str, &'a Fields);
-        impl Serialize for Function<'_> {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let mut map = serializer.serialize_map(None)?;
-                map.serialize_entry("name", self.0)?;
-                json::write_fields(&mut map, self.1)?;
-                map.end()
-            }
-        }
-        #[derive(Serialize)]
-        struct Definition<'a> {
-            r#type: &'a str,
-            function: Function<'a>,
-        }
-        let definition = json::raw(&Definition { r#type: "function", function: Function(&name, fields) });
-        Self { name, definition }
+    pub(crate) fn function(name: String, fields: Fields) -> Self {
+        let function = std::iter::once(("name".to_owned(), json::raw(&name))).chain(fields).collect();
+        let definition =
+            vec![("type".to_owned(), json::raw(&"function")), ("function".to_owned(), json::object_of(&function))];
+        Self { name, definition: json::object_of(&definition) }
     }
 }
 

@@ -98,7 +98,9 @@ pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEve
             call["index"] = json!(index);
             call
         });
-        events.push(SseEvent::unnamed(&delta(json!({"tool_calls": calls.collect::<Value>()}))));
+        let calls = delta(json!({"tool_calls": calls.collect::<Value>()}));
+        // Agents run a tool as soon as they see its call.
+        events.push(SseEvent::unnamed(&calls).after_commit());
     }
     let reason = finish_reason(completion.outcome());
     let last = chunk(envelope, json!([{"index": 0, "delta": {}, "finish_reason": reason}]));

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Dialect, Envelope, SseEvent};
+use super::{Dialect, Envelope, SseEvent, responses};
 
 /// Why a call cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -163,30 +163,32 @@ pub(super) fn reply(dialect: Dialect, error: &DialectError) -> ErrorReply {
     ErrorReply { status: error.status(), headers, body: body(dialect, error).to_string().into_bytes() }
 }
 
-pub(super) fn event(dialect: Dialect, error: &DialectError, _envelope: &Envelope) -> SseEvent {
+pub(super) fn event(dialect: Dialect, error: &DialectError, envelope: &Envelope) -> SseEvent {
     match dialect {
         Dialect::Chat => SseEvent::unnamed(&body(dialect, error)),
         Dialect::Messages => SseEvent::named("error", &body(dialect, error)),
+        Dialect::Responses => responses::failed(error.code(), &openai_message(error), envelope),
     }
 }
 
 fn body(dialect: Dialect, error: &DialectError) -> Value {
     match dialect {
-        Dialect::Chat => json!({"error": openai(error)}),
+        Dialect::Chat | Dialect::Responses => json!({"error": openai(error)}),
         Dialect::Messages => json!({"type": "error", "error": anthropic(error)}),
     }
 }
 
 fn openai(error: &DialectError) -> Value {
     let kind = if error.should_retry() { "server_error" } else { "invalid_request_error" };
-    let message = match error {
+    json!({"message": openai_message(error), "type": kind, "param": error.field(), "code": error.code()})
+}
+
+fn openai_message(error: &DialectError) -> String {
+    match error {
         // Some agents compare with the beginning of this sentence instead of the code.
-        DialectError::ContextLength { detail } => {
-            format!("This model's maximum context length is exceeded: {detail}")
-        }
+        DialectError::ContextLength { detail } => format!("This model's maximum context length is exceeded: {detail}"),
         other => other.to_string(),
-    };
-    json!({"message": message, "type": kind, "param": error.field(), "code": error.code()})
+    }
 }
 
 fn anthropic(error: &DialectError) -> Value {

@@ -92,11 +92,14 @@ pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEve
     let start = serde_json::to_value(&start).expect("the message has no content, and the rest is JSON");
     let mut events = vec![event("message_start", json!({"message": start}))];
     for (index, block) in blocks(completion).iter().enumerate() {
-        events.push(event("content_block_start", json!({"index": index, "content_block": block.opening()})));
-        for delta in block.deltas() {
-            events.push(event("content_block_delta", json!({"index": index, "delta": delta})));
-        }
-        events.push(event("content_block_stop", json!({"index": index})));
+        let deltas = block.deltas().into_iter().map(|delta| json!({"index": index, "delta": delta}));
+        let opening = event("content_block_start", json!({"index": index, "content_block": block.opening()}));
+        let closing = event("content_block_stop", json!({"index": index}));
+        let deltas = deltas.map(|data| event("content_block_delta", data));
+        let whole = std::iter::once(opening).chain(deltas).chain([closing]);
+        // Agents run a tool as soon as they see its call.
+        let waits = matches!(block, Block::ToolUse { .. });
+        events.extend(whole.map(|event| if waits { event.after_commit() } else { event }));
     }
     let (reason, sequence) = stop_reason(completion);
     let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
@@ -266,7 +269,7 @@ fn tools(
             keep("description", tool.take("description"));
             keep("parameters", Some(schema));
             keep("strict", tool.take("strict"));
-            offer.add(Tool::function(name, &fields), &item)?;
+            offer.add(Tool::function(name, fields), &item)?;
         }
     }
     let Some(item) = object.take("tool_choice") else { return offer.choose(None) };

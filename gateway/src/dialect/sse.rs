@@ -11,8 +11,8 @@ pub struct SseEvent {
     pub event: Option<&'static str>,
     /// The data.
     pub data: String,
-    /// Whether the agent may take the answer for complete when it sees this event, so that the completion must be
-    /// stored before.
+    /// Whether the agent may act when it sees this event, or one before it: run a tool, or take the answer for
+    /// complete. The completion must be stored before.
     pub after_commit: bool,
 }
 

@@ -3,7 +3,7 @@
 //! Hosted tools (web search, code interpreters, computer use, MCP) run at the provider, so no engine here can run them.
 //! Their definitions are left out with a warning. If the request requires one of them, it is refused.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use serde_json::value::RawValue;
 
@@ -17,6 +17,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Offer {
     tools: Vec<Tool>,
+    names: BTreeSet<String>,
     left_out: Vec<String>,
 }
 
@@ -25,7 +26,7 @@ impl Offer {
         if tool.name.is_empty() {
             return Err(item.invalid("has no name"));
         }
-        if self.tools.iter().any(|known| known.name == tool.name) {
+        if !self.names.insert(tool.name.clone()) {
             return Err(item.invalid(format!("has the same name as another tool: {:?}", tool.name)));
         }
         self.tools.push(tool);
@@ -44,7 +45,7 @@ impl Offer {
     ) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
         let Some((choice, item)) = choice else { return Ok((self.tools, None)) };
         match &choice {
-            ToolChoice::Function(name) if !self.tools.iter().any(|tool| tool.name == *name) => {
+            ToolChoice::Function(name) if !self.names.contains(name) => {
                 return Err(item.invalid(format!("names {name:?}, which is no function of `tools`")));
             }
             ToolChoice::Required if self.tools.is_empty() && self.left_out.is_empty() => {

@@ -12,7 +12,7 @@ pub(crate) struct Posted {
 
 /// One body of each client.
 pub(crate) fn all() -> Vec<Posted> {
-    chat().into_iter().chain(messages()).collect()
+    chat().into_iter().chain(messages()).chain(responses()).collect()
 }
 
 fn shell_tool() -> Value {
@@ -152,6 +152,45 @@ pub(crate) fn messages() -> Vec<Posted> {
                     ]},
                 ],
                 "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+            }),
+        ),
+    ]
+}
+
+/// Bodies of clients of Responses.
+pub(crate) fn responses() -> Vec<Posted> {
+    let body = |client, body| Posted { client, dialect: Dialect::Responses, body };
+    let tool = json!({"type": "function", "name": "shell", "strict": false, "parameters": {"type": "object"}});
+    vec![
+        body("openai", json!({"model": "default", "input": "Hi"})),
+        body(
+            "openai-agents",
+            json!({
+                "model": "default", "instructions": "You compute.", "include": [], "parallel_tool_calls": false,
+                "input": [
+                    {"role": "user", "content": "2 + 2?"},
+                    {"id": "fc_1", "type": "function_call", "status": "completed", "call_id": "c", "name": "shell",
+                        "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "c", "output": "4"},
+                ],
+                "tools": [tool],
+            }),
+        ),
+        body(
+            "codex",
+            json!({
+                "model": "default", "instructions": "You are in a terminal.", "stream": true, "store": false,
+                "tool_choice": "auto", "parallel_tool_calls": true, "prompt_cache_key": "k",
+                "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "medium", "summary": "auto"},
+                "input": [
+                    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox."}]},
+                    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
+                    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Look."}]},
+                    {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "shell",
+                        "arguments": "{\"command\":[\"ls\"]}"},
+                    {"type": "function_call_output", "call_id": "c", "output": "README.md"},
+                ],
+                "tools": [tool, {"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [tool]}],
             }),
         ),
     ]

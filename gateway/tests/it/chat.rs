@@ -250,16 +250,6 @@ fn the_events_make_the_same_turn_as_the_answer() {
 }
 
 #[test]
-fn nothing_says_that_the_answer_is_complete_before_the_commit() {
-    let events = events(CHAT, &completion(full_message()));
-    let first = events.iter().position(|event| event.after_commit).expect("the end waits for the commit");
-    assert!(events[first..].iter().all(|event| event.after_commit));
-    for event in &events[..first] {
-        assert!(event.data.contains("\"finish_reason\":null"), "{}", event.data);
-    }
-}
-
-#[test]
 fn the_usage_is_streamed_if_it_was_asked_for() {
     let request = parsed(CHAT, &body(json!({"stream": true, "stream_options": {"include_usage": true}})));
     assert!(request.stream && request.stream_usage);

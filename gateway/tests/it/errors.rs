@@ -3,10 +3,10 @@
 use forebay_gateway::{Dialect, DialectError, dialect::ErrorReply};
 use serde_json::Value;
 
-use crate::{sse::read, support::envelope};
-
-/// All dialects.
-const DIALECTS: [Dialect; 2] = [Dialect::Chat, Dialect::Messages];
+use crate::{
+    sse::read,
+    support::{DIALECTS, envelope},
+};
 
 fn header<'a>(reply: &'a ErrorReply, name: &str) -> Option<&'a str> {
     reply.headers.iter().find(|(found, _)| *found == name).map(|(_, value)| value.as_str())

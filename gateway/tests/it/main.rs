@@ -3,13 +3,16 @@
 mod bodies;
 mod chat;
 mod checks;
+mod conversations;
 mod engine;
 mod errors;
 mod hostile;
 mod lineage;
 mod messages;
 mod probes;
+mod responses;
 mod sse;
+mod streams;
 mod support;
 mod transport;
 mod upstream;

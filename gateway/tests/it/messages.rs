@@ -314,14 +314,6 @@ fn the_events_make_the_same_message_as_the_answer() {
 }
 
 #[test]
-fn nothing_says_that_the_answer_is_complete_before_the_commit() {
-    let events = events(MESSAGES, &completion(full_message()));
-    let first = events.iter().position(|event| event.after_commit).expect("the end waits for the commit");
-    assert_eq!(events[first].event, Some("message_delta"));
-    assert!(events[first..].iter().all(|event| event.after_commit));
-}
-
-#[test]
 fn an_answer_that_is_sent_back_is_read_as_the_same_turn() {
     let content = answer(MESSAGES, &completion(full_message()))["content"].take();
     let request = parsed(

@@ -85,6 +85,9 @@ pub(crate) fn answer(dialect: Dialect, completion: &Completion) -> Value {
     serde_json::from_slice(&dialect.answer(completion, &envelope())).expect("an answer is JSON")
 }
 
+/// All dialects.
+pub(crate) const DIALECTS: [Dialect; 3] = [Dialect::Chat, Dialect::Messages, Dialect::Responses];
+
 /// All kinds of engines.
 pub(crate) const KINDS: [EngineKind; 3] = [EngineKind::Sglang, EngineKind::Vllm, EngineKind::Openai];
 

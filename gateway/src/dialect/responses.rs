@@ -1,0 +1,508 @@
+//! OpenAI Responses.
+//!
+//! A conversation is a list of items here. The reasoning, the text and the tool calls of one turn are items of their
+//! own, and become one message of the assistant. Nothing is stored for the agent, so a request must contain the whole
+//! conversation.
+
+use serde_json::{Value, json, value::RawValue};
+
+use super::{DialectError, Envelope, SseEvent, fields, tools::Offer};
+use crate::{
+    completion::{Completion, Finish, ToolCall},
+    json::{self, Fields, Item, Object},
+    request::{Content, Message, Request, Role, Tool, ToolChoice},
+};
+
+/// Fields that concern OpenAI's service and not the model.
+const SERVICE: [&str; 13] = [
+    "metadata",
+    "store",
+    "include",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "truncation",
+    "client_metadata",
+    "stream_options",
+    "max_tool_calls",
+    "context_management",
+    "moderation",
+];
+
+/// Fields that refer to something that the service would have stored.
+const STORED: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
+
+/// Items of tools that run at the provider.
+const HOSTED: [&str; 8] = [
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_call",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+];
+
+pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
+    let mut object = Item::body(body)?.object()?;
+    let mut warnings = Vec::new();
+    let replaced = fields::take_sampling(&mut object, &mut warnings)?;
+    for name in STORED {
+        if let Some(item) = object.take(name) {
+            return Err(item.unsupported("refers to something stored; send the whole conversation in `input`"));
+        }
+    }
+    if let Some(item) = object.take("background")
+        && item.boolean()?
+    {
+        return Err(item.unsupported("must be false, because answers are not stored"));
+    }
+    object.discard(&SERVICE);
+    let model = object.require("model")?.string()?;
+    let instructions = object.take_string("instructions")?.filter(|text| !text.is_empty());
+    let mut messages: Vec<Message> = instructions.map(|text| Message::text(Role::System, text)).into_iter().collect();
+    read_input(&object.require("input")?, &mut messages, &mut warnings)?;
+    let (tools, tool_choice) = tools(&mut object, &mut warnings)?;
+    let stream = object.take_boolean("stream")?.unwrap_or(false);
+    let max_tokens = object.take("max_output_tokens").map(|item| item.positive()).transpose()?;
+    let stop = fields::stop(object.take("stop"))?;
+    let mut extra = Fields::new();
+    extra.extend(response_format(&mut object)?.map(|format| ("response_format".to_owned(), format)));
+    extra.extend(effort(&mut object)?.map(|effort| ("reasoning_effort".to_owned(), effort)));
+    let mut other = object.rest();
+    other.retain(|(name, _)| extra.iter().all(|(own, _)| own != name));
+    other.append(&mut extra);
+    Ok(Request {
+        model,
+        messages,
+        tools,
+        tool_choice,
+        stream,
+        stream_usage: false,
+        max_tokens,
+        stop,
+        replaced,
+        other,
+        warnings,
+    })
+}
+
+pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
+    finished(completion, envelope).to_string().into_bytes()
+}
+
+pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
+    let mut stream = Stream::default();
+    let begun = response(envelope, "in_progress", json!([]));
+    stream.push("response.created", json!({"response": begun}));
+    stream.push("response.in_progress", json!({"response": begun}));
+    for (index, item) in items(completion, envelope).into_iter().enumerate() {
+        stream.item(index, &item);
+    }
+    stream.after_commit = true;
+    // Also where the bound of tokens cut the answer, which its status tells: Codex takes `response.incomplete` for a
+    // broken stream and repeats the call.
+    stream.push("response.completed", json!({"response": finished(completion, envelope)}));
+    stream.events
+}
+
+/// The last event of a stream whose call failed.
+pub(super) fn failed(code: &str, message: &str, envelope: &Envelope) -> SseEvent {
+    let mut response = response(envelope, "failed", json!([]));
+    response["error"] = json!({"code": code, "message": message});
+    let mut stream = Stream::default();
+    stream.push("response.failed", json!({"response": response}));
+    stream.events.remove(0)
+}
+
+fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<String>) -> Result<(), DialectError> {
+    if input.is_string() {
+        messages.push(Message::text(Role::User, input.string()?));
+        return Ok(());
+    }
+    if !input.is_array() {
+        return Err(input.invalid("must be a string or an array of items"));
+    }
+    let items = input.array()?;
+    let mut turn = Turn::default();
+    for item in &items {
+        let mut object = item.object()?;
+        let kind = object.take_string("type")?;
+        match kind.as_deref() {
+            None | Some("message") => match role(&mut object)? {
+                Role::Assistant => turn.text(text_of(&object.require("content")?)?, messages),
+                role => {
+                    turn.finish(messages);
+                    messages.push(Message::text(role, text_of(&object.require("content")?)?));
+                }
+            },
+            Some("reasoning") => turn.reasoning(&reasoning(&mut object)?, messages),
+            Some("function_call") => turn.call(function_call(&mut object)?),
+            Some("function_call_output") => {
+                turn.finish(messages);
+                let id = object.require("call_id")?.string()?;
+                let text = text_of(&object.require("output")?)?;
+                messages.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
+            }
+            Some("item_reference") => {
+                return Err(item.unsupported("refers to an item that is not stored; send the item itself"));
+            }
+            Some(kind) if HOSTED.contains(&kind) => {
+                warnings.push(format!("{}: an item of type {kind:?} was left out", item.path()));
+            }
+            Some(kind) => return Err(item.unsupported(format!("is of type {kind:?}, which sessions do not know"))),
+        }
+    }
+    turn.finish(messages);
+    if items.is_empty() {
+        return Err(input.invalid("must not be empty"));
+    }
+    if messages.is_empty() {
+        return Err(input.invalid("contains no message"));
+    }
+    Ok(())
+}
+
+/// The items of one turn of the assistant, until something else follows.
+#[derive(Default)]
+struct Turn(Option<Message>);
+
+impl Turn {
+    fn message(&mut self) -> &mut Message {
+        self.0.get_or_insert_with(|| Message::empty(Role::Assistant))
+    }
+
+    /// Reasoning begins a turn, so it ends one that already has a text or calls.
+    fn reasoning(&mut self, text: &str, messages: &mut Vec<Message>) {
+        if self.0.as_ref().is_some_and(|message| is_said(message) || !message.tool_calls.is_empty()) {
+            self.finish(messages);
+        }
+        if text.is_empty() {
+            return;
+        }
+        match &mut self.message().reasoning {
+            Some(before) => {
+                before.push('\n');
+                before.push_str(text);
+            }
+            none => *none = Some(text.to_owned()),
+        }
+    }
+
+    /// A turn has one text.
+    fn text(&mut self, text: String, messages: &mut Vec<Message>) {
+        if self.0.as_ref().is_some_and(|message| is_said(message) || !message.tool_calls.is_empty()) {
+            self.finish(messages);
+        }
+        self.message().content = Content::Text(text);
+    }
+
+    fn call(&mut self, call: ToolCall) {
+        self.message().tool_calls.push(call);
+    }
+
+    fn finish(&mut self, messages: &mut Vec<Message>) {
+        messages.extend(self.0.take());
+    }
+}
+
+fn is_said(message: &Message) -> bool {
+    !matches!(message.content, Content::Absent)
+}
+
+fn role(object: &mut Object<'_>) -> Result<Role, DialectError> {
+    let item = object.require("role")?;
+    match item.string()?.as_str() {
+        "system" => Ok(Role::System),
+        "developer" => Ok(Role::Developer),
+        "user" => Ok(Role::User),
+        "assistant" => Ok(Role::Assistant),
+        other => Err(item.invalid(format!("is {other:?}, which is no role of a message"))),
+    }
+}
+
+/// A text, or the text parts of a list.
+fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
+    if item.is_string() {
+        return item.string();
+    }
+    if !item.is_array() {
+        return Err(item.invalid("must be a string or an array of parts"));
+    }
+    let mut texts = Vec::new();
+    for part in item.array()? {
+        let mut object = part.object()?;
+        match object.require("type")?.string()?.as_str() {
+            "input_text" | "output_text" | "text" => texts.push(object.require("text")?.string()?),
+            "refusal" => texts.push(object.require("refusal")?.string()?),
+            kind => return Err(part.unsupported(format!("is of type {kind:?}; sessions record text only"))),
+        }
+    }
+    Ok(texts.join("\n"))
+}
+
+/// The reasoning of an item. Some agents send back only the summary, which is why an answer has the text in both.
+fn reasoning(object: &mut Object<'_>) -> Result<String, DialectError> {
+    for name in ["content", "summary"] {
+        let mut texts = Vec::new();
+        for part in object.take(name).map(|item| item.array()).transpose()?.unwrap_or_default() {
+            texts.push(part.object()?.require("text")?.string()?);
+        }
+        if !texts.is_empty() {
+            return Ok(texts.join("\n"));
+        }
+    }
+    Ok(String::new())
+}
+
+fn function_call(object: &mut Object<'_>) -> Result<ToolCall, DialectError> {
+    let id = object.require("call_id")?.string()?;
+    let name = object.require("name")?.string()?;
+    let arguments = object.take_string("arguments")?.unwrap_or_default();
+    Ok(ToolCall { id, name, arguments })
+}
+
+fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
+    let mut offer = Offer::default();
+    if let Some(list) = object.take("tools") {
+        for item in list.array()? {
+            let mut tool = item.object()?;
+            let kind = tool.require("type")?.string()?;
+            if kind != "function" {
+                offer.leave_out(&kind, &item, warnings);
+                continue;
+            }
+            let name = tool.require("name")?.string()?;
+            let fields = ["description", "parameters", "strict"];
+            let kept = fields.iter().filter_map(|&name| Some((name.to_owned(), tool.take(name)?.to_raw()))).collect();
+            offer.add(Tool::function(name, kept), &item)?;
+        }
+    }
+    let Some(item) = object.take("tool_choice") else { return offer.choose(None) };
+    let wanted = if item.is_string() {
+        match item.string()?.as_str() {
+            "auto" => ToolChoice::Auto,
+            "none" => ToolChoice::None,
+            "required" => ToolChoice::Required,
+            _ => return Err(item.invalid("must be \"auto\", \"none\", \"required\" or a function")),
+        }
+    } else {
+        let mut choice = item.object()?;
+        let kind = choice.require("type")?;
+        if kind.string()? != "function" {
+            return Err(kind.invalid("must be \"function\", because no other tool can run here"));
+        }
+        ToolChoice::Function(choice.require("name")?.string()?)
+    };
+    offer.choose(Some((wanted, item)))
+}
+
+/// The format of the answer's text, in the shape of chat completions.
+fn response_format(object: &mut Object<'_>) -> Result<Option<Box<RawValue>>, DialectError> {
+    let format = match object.take("text") {
+        Some(text) => text.object()?.take("format"),
+        None => None,
+    };
+    let Some(format) = format else { return Ok(None) };
+    let mut fields = format.object()?;
+    let kind = fields.require("type")?;
+    match kind.string()?.as_str() {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(format.to_raw())),
+        "json_schema" => {
+            let schema = json::object_of(&fields.rest());
+            let format: Fields = vec![("type".to_owned(), kind.to_raw()), ("json_schema".to_owned(), schema)];
+            Ok(Some(json::object_of(&format)))
+        }
+        _ => Err(kind.invalid("must be \"text\", \"json_object\" or \"json_schema\"")),
+    }
+}
+
+/// How much the model should reason, if it is a word that engines know.
+fn effort(object: &mut Object<'_>) -> Result<Option<Box<RawValue>>, DialectError> {
+    let Some(reasoning) = object.take("reasoning") else { return Ok(None) };
+    let effort = reasoning.object()?.take("effort");
+    let known = effort.filter(|effort| matches!(effort.verbatim(), "\"low\"" | "\"medium\"" | "\"high\""));
+    Ok(known.map(|effort| effort.to_raw()))
+}
+
+/// An answer with everything but the output of a finished one.
+fn response(envelope: &Envelope, status: &str, output: Value) -> Value {
+    let mut response = json!({
+        "id": format!("resp_{}", envelope.id),
+        "object": "response",
+        "created_at": envelope.created_s,
+        "status": status,
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "instructions": null,
+        "max_output_tokens": null,
+        "metadata": {},
+        "model": envelope.model,
+        "parallel_tool_calls": true,
+        "previous_response_id": null,
+        "reasoning": {"effort": null, "summary": null},
+        "store": false,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+        "usage": null,
+    });
+    response["output"] = output;
+    response
+}
+
+fn finished(completion: &Completion, envelope: &Envelope) -> Value {
+    let output: Value = items(completion, envelope).iter().map(OutputItem::whole).collect();
+    let mut response = response(envelope, status(completion), output);
+    if completion.finish == Finish::Length {
+        response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+    }
+    let usage = &completion.usage;
+    response["usage"] = json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens.unwrap_or(0)},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    });
+    response
+}
+
+fn status(completion: &Completion) -> &'static str {
+    if completion.finish == Finish::Length { "incomplete" } else { "completed" }
+}
+
+/// An item of an answer.
+enum OutputItem<'a> {
+    Reasoning { id: String, text: &'a str },
+    Message { id: String, text: &'a str, status: &'static str },
+    Call { id: String, call: &'a ToolCall },
+}
+
+fn items<'a>(completion: &'a Completion, envelope: &Envelope) -> Vec<OutputItem<'a>> {
+    let id = &envelope.id;
+    let message = &completion.message;
+    let reasoning = message.reasoning.iter().map(|text| OutputItem::Reasoning { id: format!("rs_{id}"), text });
+    // Agents that find no item at all ask again and again.
+    let silent = message.tool_calls.is_empty().then_some("");
+    let text = message.content.as_deref().or(silent).into_iter().map(|text| OutputItem::Message {
+        id: format!("msg_{id}"),
+        text,
+        status: status(completion),
+    });
+    let calls = message.tool_calls.iter().enumerate();
+    let calls = calls.map(|(index, call)| OutputItem::Call { id: format!("fc_{id}_{index}"), call });
+    reasoning.chain(text).chain(calls).collect()
+}
+
+impl OutputItem<'_> {
+    fn id(&self) -> &str {
+        match self {
+            Self::Reasoning { id, .. } | Self::Message { id, .. } | Self::Call { id, .. } => id,
+        }
+    }
+
+    fn whole(&self) -> Value {
+        match self {
+            Self::Reasoning { id, text } => json!({
+                "id": id,
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": text}],
+                "content": [{"type": "reasoning_text", "text": text}],
+                "encrypted_content": null,
+            }),
+            Self::Message { id, text, status } => json!({
+                "id": id,
+                "type": "message",
+                "status": status,
+                "role": "assistant",
+                "content": [output_text(text)],
+            }),
+            Self::Call { id, call } => json!({
+                "id": id,
+                "type": "function_call",
+                "status": "completed",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+            }),
+        }
+    }
+
+    /// The item as it begins in a stream: empty.
+    fn opening(&self) -> Value {
+        let mut item = self.whole();
+        match self {
+            Self::Reasoning { .. } => (item["summary"], item["content"]) = (json!([]), json!([])),
+            Self::Message { .. } => (item["content"], item["status"]) = (json!([]), json!("in_progress")),
+            Self::Call { .. } => (item["arguments"], item["status"]) = (json!(""), json!("in_progress")),
+        }
+        item
+    }
+}
+
+fn output_text(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+/// Events with their numbers.
+#[derive(Default)]
+struct Stream {
+    events: Vec<SseEvent>,
+    after_commit: bool,
+}
+
+impl Stream {
+    fn push(&mut self, name: &'static str, mut data: Value) {
+        data["type"] = json!(name);
+        data["sequence_number"] = json!(self.events.len());
+        let event = SseEvent::named(name, &data);
+        self.events.push(if self.after_commit { event.after_commit() } else { event });
+    }
+
+    fn item(&mut self, index: usize, item: &OutputItem<'_>) {
+        // Agents run a tool as soon as they see its call.
+        self.after_commit |= matches!(item, OutputItem::Call { .. });
+        self.push("response.output_item.added", json!({"output_index": index, "item": item.opening()}));
+        let part = |place: &str, mut fields: Value| {
+            fields["item_id"] = json!(item.id());
+            fields["output_index"] = json!(index);
+            fields[place] = json!(0);
+            fields
+        };
+        match item {
+            OutputItem::Reasoning { text, .. } => {
+                let summary = |text: &str| json!({"part": {"type": "summary_text", "text": text}});
+                self.push("response.reasoning_summary_part.added", part("summary_index", summary("")));
+                self.push("response.reasoning_summary_text.delta", part("summary_index", json!({"delta": text})));
+                self.push("response.reasoning_summary_text.done", part("summary_index", json!({"text": text})));
+                self.push("response.reasoning_summary_part.done", part("summary_index", summary(text)));
+                self.push("response.reasoning_text.delta", part("content_index", json!({"delta": text})));
+                self.push("response.reasoning_text.done", part("content_index", json!({"text": text})));
+            }
+            OutputItem::Message { text, .. } => {
+                let delta = json!({"delta": text, "logprobs": []});
+                let done = json!({"text": text, "logprobs": []});
+                self.push("response.content_part.added", part("content_index", json!({"part": output_text("")})));
+                self.push("response.output_text.delta", part("content_index", delta));
+                self.push("response.output_text.done", part("content_index", done));
+                self.push("response.content_part.done", part("content_index", json!({"part": output_text(text)})));
+            }
+            OutputItem::Call { id, call } => {
+                let mut delta = json!({"item_id": id, "output_index": index});
+                let mut done = delta.clone();
+                delta["delta"] = json!(call.arguments);
+                done["arguments"] = json!(call.arguments);
+                done["name"] = json!(call.name);
+                self.push("response.function_call_arguments.delta", delta);
+                self.push("response.function_call_arguments.done", done);
+            }
+        }
+        self.push("response.output_item.done", json!({"output_index": index, "item": item.whole()}));
+    }
+}
