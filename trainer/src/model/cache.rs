@@ -9,7 +9,7 @@ use super::Decoder;
 use super::layers::{Stack, attend_causally, repeat_heads};
 
 /// Capacity grows in steps of this many tokens, so that most steps copy nothing.
-const CAPACITY_STEP: i64 = 32;
+pub(super) const CAPACITY_STEP: i64 = 32;
 
 /// Keys and values of some sequences, with the weights that computed them.
 ///
@@ -134,7 +134,7 @@ impl Step {
 }
 
 /// Queries `[B, heads, S, D]` over keys and values `[B, kv_heads, L, D]`.
-fn attend_cached(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
+pub(super) fn attend_cached(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
     let attention = |query: &Tensor, key: &Tensor, value: &Tensor| {
         Tensor::scaled_dot_product_attention(query, key, value, mask, 0.0, false, None, false)
     };

@@ -178,6 +178,10 @@ impl Decoder {
         self.rotation(&Tensor::arange(length, (Kind::Int64, self.device)).unsqueeze(0))
     }
 
+    pub(super) fn into_rope(self) -> Rope {
+        self.rope
+    }
+
     pub(super) fn rotation(&self, positions: &Tensor) -> Rotation {
         self.rope.rotation(positions, self.compute)
     }

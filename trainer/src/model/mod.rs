@@ -3,7 +3,8 @@
 //!
 //! A [`Decoder`] is built from a [`ModelConfig`] and owns its [`Parameters`]. Training runs whole sequences through
 //! [`Decoder::hidden`], or through [`Decoder::hidden_recomputed`] if the activations of all layers do not fit in
-//! memory. Sampling runs sequences piece by piece through [`Decoder::extend`] with a [`KvCache`].
+//! memory. Sampling runs sequences piece by piece through [`Decoder::extend`] with a [`KvCache`], or, in a server, through
+//! an [`InferenceModel`] with a [`SequenceCache`] for each sequence.
 
 mod config;
 mod parameters;
@@ -13,11 +14,13 @@ mod layers;
 mod rope;
 
 mod cache;
+mod inference;
 mod recompute;
 
 pub use cache::KvCache;
 pub use config::{Architecture, ConfigError, ModelConfig};
 pub use decoder::{ComputeKind, Decoder, LoadError};
+pub use inference::{InferenceModel, Piece, SequenceCache};
 pub use parameters::Parameters;
 pub use recompute::Recomputed;
 pub use rope::RopeScaling;
