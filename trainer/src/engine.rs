@@ -45,6 +45,22 @@ pub struct EngineConfig {
     /// Seconds that loading may take: many gigabytes of weights are read from disk.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: u64,
+    /// What happens to requests that run when a version is loaded.
+    #[serde(default)]
+    pub pause: PauseMode,
+}
+
+/// What a pause does to the running requests of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseMode {
+    /// They end with the tokens that they have. This is what engines do that know no other mode.
+    #[default]
+    Abort,
+    /// They wait, and their caches of keys and values are computed again.
+    Retract,
+    /// They wait, and keep their caches.
+    InPlace,
 }
 
 fn default_timeout_s() -> u64 {
@@ -145,7 +161,7 @@ impl Engines {
         let workers = told.into_iter().map(|config| {
             let url = config.url.trim_end_matches('/').to_owned();
             let timeout = Duration::from_secs(config.timeout_s);
-            let engine = Engine { http: http.clone(), kind: config.kind, url, timeout, pause };
+            let engine = Engine { http: http.clone(), kind: config.kind, url, timeout, mode: config.pause, pause };
             let (wanted, told) = watch::channel(None);
             let (report, progress) = watch::channel(Progress::default());
             let task = runtime.spawn(engine.clone().run(told, report));
@@ -242,6 +258,8 @@ struct Engine {
     kind: EngineKind,
     url: String,
     timeout: Duration,
+    mode: PauseMode,
+    /// First pause between two attempts.
     pause: Duration,
 }
 
@@ -304,8 +322,11 @@ impl Engine {
 
     async fn load(&self, next: &Wanted) -> Result<(), EngineError> {
         let EngineKind::Sglang = self.kind;
-        self.call("/pause_generation", Some(json!({})), self.short()).await?;
-        self.call("/flush_cache", None, self.short()).await?;
+        self.call("/pause_generation", Some(json!({"mode": self.mode})), self.short()).await?;
+        // SGLang refuses to empty its cache while requests keep theirs.
+        if self.mode != PauseMode::InPlace {
+            self.call("/flush_cache", None, self.short()).await?;
+        }
         let weights = json!({"model_path": next.folder, "weight_version": next.version.to_string()});
         self.call(UPDATE, Some(weights), self.timeout).await
     }

@@ -10,7 +10,7 @@ use std::{
 use axum::{Router, body::Bytes, extract::State, http::StatusCode, http::Uri};
 use forebay_trainer::{
     config::{DeviceConfig, TrainConfig},
-    engine::{EngineConfig, EngineKind, Engines},
+    engine::{EngineConfig, EngineKind, Engines, PauseMode},
     train::train,
 };
 use serde_json::Value;
@@ -58,7 +58,7 @@ impl StandIn {
     }
 
     fn config(&self, timeout_s: u64) -> EngineConfig {
-        EngineConfig { kind: EngineKind::Sglang, url: self.url.clone(), timeout_s }
+        EngineConfig { kind: EngineKind::Sglang, url: self.url.clone(), timeout_s, pause: PauseMode::Abort }
     }
 
     fn engines(&self, timeout_s: u64) -> Engines {
@@ -119,6 +119,18 @@ async fn an_engine_is_paused_flushed_loaded_and_continued() {
     assert_eq!(engine.paths(), expected);
     let weights = engine.look(|calls| calls.made[2].1.clone());
     assert_eq!(weights, serde_json::json!({"model_path": "/runs/v000007", "weight_version": "7"}));
+    assert_eq!(engine.look(|calls| calls.made[0].1.clone()), serde_json::json!({"mode": "abort"}));
+}
+
+#[tokio::test]
+async fn requests_that_keep_their_caches_are_paused_in_place_and_nothing_is_flushed() {
+    let engine = StandIn::start(Vec::new()).await;
+    let config = EngineConfig { pause: PauseMode::InPlace, ..engine.config(60) };
+    let engines = Engines::with_pause(&Handle::current(), vec![config], Duration::from_millis(1));
+    engines.load(Path::new("/runs/v000007"), 7, LONG).await;
+    engines.settle(LONG).await;
+    assert_eq!(engine.paths(), ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]);
+    assert_eq!(engine.look(|calls| calls.made[0].1.clone()), serde_json::json!({"mode": "in_place"}));
 }
 
 #[tokio::test]
