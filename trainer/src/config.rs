@@ -367,21 +367,37 @@ impl TrainConfig {
 
     /// Device of the tensors on this machine.
     pub fn device(&self) -> Result<Device, ConfigError> {
-        match self.device {
-            DeviceConfig::Cpu => Ok(Device::Cpu),
-            DeviceConfig::Auto => Ok(Device::cuda_if_available()),
-            DeviceConfig::Cuda if tch::Cuda::is_available() => Ok(Device::Cuda(0)),
-            DeviceConfig::Cuda => Err(invalid("device", "is `cuda`, but libtorch finds no GPU on this machine")),
-        }
+        let gone = || invalid("device", "is `cuda`, but libtorch finds no GPU on this machine");
+        self.device.find().ok_or_else(gone)
     }
 
     /// Type in which layers compute on `device`.
     #[must_use]
     pub fn compute(&self, device: Device) -> ComputeKind {
-        match self.compute {
-            ComputeConfig::Auto if device.is_cuda() => ComputeKind::Bfloat16,
-            ComputeConfig::Bfloat16 => ComputeKind::Bfloat16,
-            ComputeConfig::Auto | ComputeConfig::Float32 => ComputeKind::Float32,
+        self.compute.kind(device)
+    }
+}
+
+impl DeviceConfig {
+    /// The device on this machine; `None` if it has no GPU, and a GPU was asked for.
+    #[must_use]
+    pub fn find(self) -> Option<Device> {
+        match self {
+            Self::Cpu => Some(Device::Cpu),
+            Self::Auto => Some(Device::cuda_if_available()),
+            Self::Cuda => tch::Cuda::is_available().then_some(Device::Cuda(0)),
+        }
+    }
+}
+
+impl ComputeConfig {
+    /// Type in which layers compute on `device`.
+    #[must_use]
+    pub fn kind(self, device: Device) -> ComputeKind {
+        match self {
+            Self::Auto if device.is_cuda() => ComputeKind::Bfloat16,
+            Self::Bfloat16 => ComputeKind::Bfloat16,
+            Self::Auto | Self::Float32 => ComputeKind::Float32,
         }
     }
 }

@@ -14,7 +14,8 @@
 //! 8. [`publish`] and [`engine`]: weight versions for agents and inference engines, in parallel with training.
 //! 9. [`train`]: the loop, from top to bottom, and [`report`], its metrics.
 //! 10. [`rollout`] and [`generate`]: a small real agent, so that the whole loop runs on one machine.
-//! 11. [`bench`](mod@bench): measures the speed of a step, without a service.
+//! 11. [`serve`](mod@serve): a small inference server, for tests, examples and single machines.
+//! 12. [`bench`](mod@bench): measures the speed of a step, without a service.
 
 pub mod service;
 
@@ -53,6 +54,8 @@ pub mod generate;
 mod random;
 
 pub mod rollout;
+
+pub mod serve;
 
 pub mod bench;
 

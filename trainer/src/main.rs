@@ -17,6 +17,7 @@ use forebay_trainer::{
     config::{DeviceConfig, TrainConfig},
     report::LogWriter,
     rollout::{InitArgs, RolloutArgs, init, rollout},
+    serve::{ServeArgs, serve},
     service::Credentials,
     train::{dry_run, train},
 };
@@ -39,6 +40,8 @@ enum Command {
     Train(TrainArgs),
     /// Play a task with the newest published weights and post the trajectories
     Rollout(RolloutArgs),
+    /// Serve models to agents as an inference engine; for tests, examples and single machines
+    Serve(ServeArgs),
     /// Write a small checkpoint with random weights, to start a demonstration from
     Init(InitArgs),
     /// Measure training steps on this machine, without a service
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
     let outcome = match command_line.command {
         Command::Train(args) => run_train(args),
         Command::Rollout(args) => run_rollout(&args),
+        Command::Serve(args) => run_serve(&args),
         Command::Bench(args) => run_bench(&args),
         Command::Init(args) => init(&args).map_err(anyhow::Error::from),
     };
@@ -126,6 +130,11 @@ fn run_rollout(args: &RolloutArgs) -> anyhow::Result<()> {
     let tally = rollout(args, &|| stop.load(Ordering::Relaxed))?;
     tracing::info!(?tally, "stopped");
     Ok(())
+}
+
+fn run_serve(args: &ServeArgs) -> anyhow::Result<()> {
+    let stop = stop_flag()?;
+    Ok(serve(args, &|| stop.load(Ordering::Relaxed))?)
 }
 
 fn run_bench(args: &BenchArgs) -> anyhow::Result<()> {

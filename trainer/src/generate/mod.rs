@@ -15,7 +15,7 @@
 //! # }
 //! ```
 
-mod sample;
+pub(crate) mod sample;
 mod session;
 
 pub use session::{Completion, Finish, Session};
@@ -73,7 +73,7 @@ pub enum GenerateError {
 }
 
 impl Sampling {
-    fn check(&self) -> Result<(), GenerateError> {
+    pub(crate) fn check(&self) -> Result<(), GenerateError> {
         let refuse = |setting, value, range| Err(GenerateError::Setting { setting, value, range });
         if !(self.temperature > 0.0 && self.temperature.is_finite()) {
             return refuse("temperature", self.temperature, "positive and finite");

@@ -10,7 +10,7 @@ use super::Sampling;
 /// Draws a token for each row of `logits` (`[B, V]` float32) by `uniforms`, one in
 /// [0, 1) per row. Returns the tokens and their log-probabilities at the temperature
 /// over the whole vocabulary, whatever `top_k` and `top_p` exclude.
-pub(super) fn sample(logits: &Tensor, sampling: &Sampling, uniforms: &[f64]) -> (Vec<i64>, Vec<f32>) {
+pub(crate) fn sample(logits: &Tensor, sampling: &Sampling, uniforms: &[f64]) -> (Vec<i64>, Vec<f32>) {
     let _guard = tch::no_grad_guard();
     let logprobs = (logits / sampling.temperature).log_softmax(-1, Kind::Float);
     let uniforms = Tensor::from_slice(uniforms).to_device(logits.device()).unsqueeze(-1);

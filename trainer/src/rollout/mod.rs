@@ -26,12 +26,9 @@ pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::WeightsError;
 pub use worker::{Tally, Worker, WorkerConfig};
 
-use tch::Device;
-
 use crate::{
-    config::DeviceConfig,
+    config::ComputeConfig,
     generate::GenerateError,
-    model::ComputeKind,
     service::{Patience, Service, ServiceError},
 };
 
@@ -63,14 +60,8 @@ pub enum RolloutError {
 
 /// Plays until `stop` returns true or the number of rollouts in `args` is reached.
 pub fn rollout(args: &RolloutArgs, stop: &dyn Fn() -> bool) -> Result<Tally, RolloutError> {
-    let (device, compute) = match args.device {
-        DeviceConfig::Cuda if !tch::Cuda::is_available() => return Err(RolloutError::NoGpu),
-        DeviceConfig::Cpu => (Device::Cpu, ComputeKind::Float32),
-        DeviceConfig::Auto | DeviceConfig::Cuda => match Device::cuda_if_available() {
-            Device::Cpu => (Device::Cpu, ComputeKind::Float32),
-            gpu => (gpu, ComputeKind::Bfloat16),
-        },
-    };
+    let device = args.device.find().ok_or(RolloutError::NoGpu)?;
+    let compute = ComputeConfig::Auto.kind(device);
     if let Some(threads) = args.threads {
         tch::set_num_threads(threads);
     }

@@ -18,4 +18,5 @@ mod recompute;
 mod refusals;
 mod rollout;
 mod saved;
+mod serve;
 mod wandb;
