@@ -22,7 +22,7 @@ use forebay::{
         trajectory::{Trajectory, TrajectoryLimits},
     },
 };
-use forebay_client::wire;
+use forebay_client::wire::{self, Retries};
 
 const LIMITS: TrajectoryLimits =
     TrajectoryLimits { tokens_max: 2_000_000, segments_max: 4_096, metadata_bytes_max: 256 << 10 };
@@ -70,7 +70,11 @@ impl Bodies {
         let json = bodies::json();
         let sent = from_json(&json)?;
         let arrow = bodies::arrow(&sent)?.into();
-        Ok(Self { json, arrow, payloads: pack(sent)?.into_iter().map(|rollout| rollout.payload).collect() })
+        Ok(Self {
+            json,
+            arrow,
+            payloads: pack(sent)?.into_iter().map(|rollout| rollout.form(Retries::default()).payload.clone()).collect(),
+        })
     }
 
     fn go(&self, path: Path) -> anyhow::Result<()> {

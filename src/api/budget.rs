@@ -71,6 +71,11 @@ impl Budget {
         Self { permits: Arc::new(Semaphore::new(permits_max)), permits_max, in_flight }
     }
 
+    /// The whole budget.
+    pub(super) fn bytes(&self) -> usize {
+        self.permits_max * PERMIT_BYTES
+    }
+
     /// Takes bytes, or fails immediately. Waiting would only queue more requests in memory.
     pub(super) fn take(&self, bytes: usize) -> Result<Share, Failure> {
         let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);

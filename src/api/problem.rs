@@ -167,6 +167,7 @@ impl From<Refusal> for Failure {
         let detail = refusal.to_string();
         let (status, kind, title) = match &refusal {
             Refusal::Invalid(_) => (S::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid"),
+            Refusal::NoMemory => (S::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight"),
             Refusal::UnknownPolicy(_) => (S::NOT_FOUND, "unknown-policy", "No such policy"),
             Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => (S::NOT_FOUND, "not-found", "Not found"),
             Refusal::RolloutConflict { .. } => {
@@ -214,7 +215,8 @@ impl From<Refusal> for Failure {
                 pointer: format!("/{index}/group_size"),
                 detail: format!("the group has size {size}, fixed by its first rollout"),
             }]),
-            Refusal::NotEvaluated(_)
+            Refusal::NoMemory
+            | Refusal::NotEvaluated(_)
             | Refusal::BacklogFull(_)
             | Refusal::TooManyWaiters { .. }
             | Refusal::TooManyWaitersOfKey { .. } => failure.retry(),

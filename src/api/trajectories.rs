@@ -1,6 +1,6 @@
 //! `/trajectories`: agents post finished rollouts and look up their state.
 
-use std::{num::NonZero, sync::LazyLock};
+use std::{collections::VecDeque, num::NonZero, sync::LazyLock};
 
 use axum::{
     Extension,
@@ -20,7 +20,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     Api, arrow,
     body::{self, Media, ReadBody},
-    budget::{Budget, IsPaid, paid},
+    budget::{Budget, IsPaid, Share, Shares, paid},
     bulk::{self, LineWriter},
     decode::{self, Shape},
     guard::Caller,
@@ -122,17 +122,19 @@ async fn whole(
     decode: Decode,
 ) -> Result<Response, Failure> {
     let ReadBody { bytes, mut shares } = body;
-    let inline = bytes.len() <= INLINE_BYTES_MAX;
+    let inline = is_short_work([&bytes]);
     let (decoder, grant) = (buffer.clone(), grant.clone());
+    let mut memory = SegmentMemory::new(budget, shares.bytes());
     let read = move || {
         let (sent, shape) = decode(bytes, decoder.trajectory_limits())?;
-        let prepared = prepare(&decoder, &grant, sent).map_err(|refusal| match shape {
+        let prepared = prepare(&decoder, &grant, sent, &mut memory).map_err(|refusal| match shape {
             Shape::Array => Failure::from(refusal),
             Shape::Object => Failure::from(refusal).of_single_object(),
         });
-        Ok::<_, Failure>((prepared?, shape))
+        Ok::<_, Failure>((prepared?, shape, memory))
     };
-    let (bundle, shape) = run(inline, read).await??;
+    let (bundle, shape, memory) = run(inline, read).await??;
+    memory.shares.into_iter().for_each(|share| shares.push(share));
     // The share of the body also covers the receipts, unless they are larger. Then more bytes are taken here, before
     // anything is stored.
     let missing = (bundle.len() * RECEIPT_BYTES).saturating_sub(shares.bytes());
@@ -157,9 +159,43 @@ async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 
     tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped())
 }
 
+/// Whether bodies can be decoded on an async worker thread. Turns cannot, because their segments may be much larger than
+/// the body.
+fn is_short_work<'b>(bodies: impl IntoIterator<Item = &'b Bytes> + Clone) -> bool {
+    let have_turns = |body: &Bytes| std::str::from_utf8(body).is_ok_and(|text| text.contains("\"turns\""));
+    bodies.clone().into_iter().map(Bytes::len).sum::<usize>() <= INLINE_BYTES_MAX && !bodies.into_iter().any(have_turns)
+}
+
+/// Takes memory from the budget for segments that are larger than the turns they are assembled from.
+struct SegmentMemory {
+    budget: Budget,
+    /// The bytes that the request holds already.
+    posted: usize,
+    shares: Vec<Share>,
+}
+
+impl SegmentMemory {
+    fn new(budget: &Budget, posted: usize) -> Self {
+        Self { budget: budget.clone(), posted, shares: Vec::new() }
+    }
+
+    /// Takes bytes, or returns false. One trajectory never needs more than is left of the whole budget, so that it can be
+    /// stored while nothing else is.
+    fn take(&mut self, bytes: usize) -> bool {
+        let left = self.budget.bytes().saturating_sub(self.posted);
+        let wanted = if self.shares.is_empty() { bytes.min(left) } else { bytes };
+        self.budget.take(wanted).map(|share| self.shares.push(share)).is_ok()
+    }
+}
+
 /// Validates and packs trajectories. The caller must be allowed to access all of their policies.
-fn prepare(buffer: &Buffer, grant: &Grant, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
-    let prepared = buffer.prepare(bundle)?;
+fn prepare(
+    buffer: &Buffer,
+    grant: &Grant,
+    bundle: Vec<wire::Trajectory>,
+    memory: &mut SegmentMemory,
+) -> Result<Vec<NewRollout>, Refusal> {
+    let prepared = buffer.prepare_within(bundle, &mut |bytes| memory.take(bytes))?;
     prepared.iter().try_for_each(|rollout| grant.check(&rollout.policy))?;
     Ok(prepared)
 }
@@ -198,6 +234,7 @@ fn receipt(ingested: Ingested) -> Receipt {
             arrived: ingested.fill.arrived(),
             size: ingested.fill.size,
         },
+        assembly: ingested.assembly,
     }
 }
 
@@ -215,11 +252,8 @@ async fn bulk(api: &Api, grant: Grant, body: ReadBody) -> Result<Response, Failu
     shares.push(api.budgets.posts.take(size_of_val(lines.as_slice()))?);
     let window = api.budgets.posts.take(bulk::window_bytes(lines.len().min(BULK_LINES)))?;
     let (writer, answer) = bulk::answer(window, api.limits.read_timeout);
-    let ingest = |buffer: Buffer| async move {
-        let ended = ingest_bulk(&buffer, &grant, lines, writer).await;
-        drop(shares);
-        ended
-    };
+    let budget = api.budgets.posts.clone();
+    let ingest = |buffer: Buffer| async move { ingest_bulk(&buffer, &grant, &budget, shares, lines, writer).await };
     // If the task ends before the first line of the response, its error is the response.
     let ingested = api.run_uncancelled(ingest);
     let answered = answer.into_response();
@@ -237,19 +271,32 @@ async fn bulk(api: &Api, grant: Grant, body: ReadBody) -> Result<Response, Failu
     }
 }
 
-/// Ingests slice by slice: each slice is stored and answered before the next one is decoded.
+/// Ingests slice by slice: each slice is stored and answered before the next one is decoded. The shares of the body are
+/// held until the end.
 async fn ingest_bulk(
     buffer: &Buffer,
     grant: &Grant,
+    budget: &Budget,
+    shares: Shares,
     lines: Vec<(u64, Bytes)>,
     mut writer: LineWriter,
 ) -> Result<(), Failure> {
     for slice in lines.chunks(BULK_LINES) {
-        let inline = slice.iter().map(|(_, line)| line.len()).sum::<usize>() <= INLINE_BYTES_MAX;
-        let (slice, decoder, grant) = (slice.to_vec(), buffer.clone(), grant.clone());
-        let lines = run(inline, move || decode_lines(&decoder, &grant, slice)).await?;
-        for answer in ingest_lines(buffer, lines).await {
-            writer.line(&answer).await;
+        let mut rest: VecDeque<(u64, Bytes)> = slice.to_vec().into();
+        while !rest.is_empty() {
+            let inline = is_short_work(rest.iter().map(|(_, line)| line));
+            let (decoder, grant) = (buffer.clone(), grant.clone());
+            let mut memory = SegmentMemory::new(budget, shares.bytes());
+            let decode = move || {
+                let lines = decode_lines(&decoder, &grant, &mut rest, &mut memory);
+                (lines, rest, memory)
+            };
+            let (lines, left, memory) = run(inline, decode).await?;
+            rest = left;
+            for answer in ingest_lines(buffer, lines).await {
+                writer.line(&answer).await;
+            }
+            drop(memory);
         }
         writer.flush().await;
     }
@@ -269,16 +316,30 @@ pub(super) fn numbered_lines(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Failure>
     Ok(held)
 }
 
-fn decode_lines(buffer: &Buffer, grant: &Grant, lines: Vec<(u64, Bytes)>) -> Vec<Line> {
-    let decode = |(number, line): (u64, Bytes)| {
+/// Decodes lines from the front. If the lines so far hold all the memory for segments that there is, the rest is left for
+/// later.
+fn decode_lines(
+    buffer: &Buffer,
+    grant: &Grant,
+    rest: &mut VecDeque<(u64, Bytes)>,
+    memory: &mut SegmentMemory,
+) -> Vec<Line> {
+    let mut lines = Vec::with_capacity(rest.len());
+    while let Some((number, line)) = rest.pop_front() {
+        let holds_memory = !memory.shares.is_empty();
         let decoded = decode::line(&line, buffer.trajectory_limits());
-        let prepared = decoded.and_then(|trajectory| {
-            let mut one = prepare(buffer, grant, vec![trajectory])?;
-            one.pop().ok_or_else(body::stopped)
+        let prepared = decoded.and_then(|trajectory| match prepare(buffer, grant, vec![trajectory], memory) {
+            Err(Refusal::NoMemory) if holds_memory => Ok(None),
+            Err(refusal) => Err(refusal.into()),
+            Ok(mut one) => one.pop().map(Some).ok_or_else(body::stopped),
         });
-        Line { number, prepared: prepared.map_err(Failure::of_single_object) }
-    };
-    lines.into_iter().map(decode).collect()
+        let Some(prepared) = prepared.transpose() else {
+            rest.push_front((number, line));
+            break;
+        };
+        lines.push(Line { number, prepared: prepared.map_err(Failure::of_single_object) });
+    }
+    lines
 }
 
 async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Vec<BulkLine> {
@@ -289,7 +350,7 @@ async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Vec<BulkLine> {
         match line.prepared {
             Err(failure) => answers.push(refused(line.number, failure)),
             Ok(rollout) => {
-                bytes += rollout.payload.body.len();
+                bytes += rollout.payload_bytes();
                 slice.push((line.number, rollout));
             }
         }

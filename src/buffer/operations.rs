@@ -31,6 +31,7 @@ use super::{
     shard::Shard,
     sweep,
     tally::Tallies,
+    trajectory::Memory,
 };
 
 impl Buffer {
@@ -45,7 +46,17 @@ impl Buffer {
     ///
     /// This takes milliseconds for long trajectories, so async workers must not call it.
     pub fn prepare(&self, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
-        ingest::prepare(self, bundle)
+        self.prepare_within(bundle, &mut |_| true)
+    }
+
+    /// Like [`prepare`](Self::prepare), but asks for memory before segments are assembled that are larger than the turns
+    /// that were posted.
+    pub fn prepare_within(
+        &self,
+        bundle: Vec<wire::Trajectory>,
+        memory: &mut Memory<'_>,
+    ) -> Result<Vec<NewRollout>, Refusal> {
+        ingest::prepare(self, bundle, memory)
     }
 
     /// Stores a bundle, all or nothing. When it returns, every group that the bundle completes is decided.

@@ -26,6 +26,9 @@ pub enum Refusal {
     /// The request contradicts the contract or the policy's rules.
     #[error("the request is invalid")]
     Invalid(Vec<Violation>),
+    /// The segments that the turns of a trajectory would be assembled into are more than the budget has left.
+    #[error("the byte budget is used up and nothing was changed; retry after a pause")]
+    NoMemory,
     /// The policy does not exist, and it may not be created on demand.
     #[error("policy `{0}` does not exist")]
     UnknownPolicy(PolicyName),

@@ -46,6 +46,8 @@ const PIECES: &[&[u8]] = &[
     b"\x28\xb5\x2f\xfd",
     b"\x1f\x8b\x08",
     b"\"segments\":",
+    b"\"turns\":",
+    b"\"after\":",
     b"\"metadata\":",
 ];
 

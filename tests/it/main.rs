@@ -52,6 +52,7 @@ mod steps;
 mod tls;
 mod traces;
 mod trainer_rule;
+mod turns;
 mod upgrade;
 mod waiters;
 mod warnings;

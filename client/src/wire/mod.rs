@@ -36,7 +36,8 @@ pub use policy::{
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
     Advantage, BacklogRules, BatchOrder, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
-    LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Retries, Settle, StalenessAction, StalenessRules,
+    LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Retries, SessionRules, Settle, StalenessAction,
+    StalenessRules,
 };
 pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};
-pub use turn::{Assembly, DroppedCalls};
+pub use turn::{Assembly, DroppedCalls, Turn};

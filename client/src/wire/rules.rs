@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 /// How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
 ///
 /// When rules are replaced, these stay fixed for a group from the arrival of its first rollout: `require`, `filter`,
-/// `group`, `advantage`, `retention.dropped_s` of what is dropped or discarded, and `retention.tombstone_s` of what is
-/// purged. All other rules, including `staleness`, apply to all groups from the next request on.
+/// `group`, `advantage`, `sessions`, `retention.dropped_s` of what is dropped or discarded, and `retention.tombstone_s`
+/// of what is purged. All other rules, including `staleness`, apply to all groups from the next request on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
@@ -41,6 +41,9 @@ pub struct PolicyRules {
     /// How long payloads and ledger rows are kept.
     #[serde(deserialize_with = "super::object::one")]
     pub retention: RetentionRules,
+    /// How the calls of an agent become segments.
+    #[serde(deserialize_with = "super::object::one")]
+    pub sessions: SessionRules,
     /// CEL filters, in order; the first match wins.
     #[serde(deserialize_with = "super::object::many")]
     pub filter: Vec<FilterRule>,
@@ -60,6 +63,7 @@ impl Default for PolicyRules {
             backlog: BacklogRules::default(),
             settle: Settle::default(),
             retention: RetentionRules::default(),
+            sessions: SessionRules::default(),
             filter: Vec::new(),
         }
     }
@@ -282,6 +286,15 @@ impl Default for RetentionRules {
     fn default() -> Self {
         Self { trained_s: 604_800, settled_s: 3600, dropped_s: 0, tombstone_s: 604_800 }
     }
+}
+
+/// How the calls of an agent, which are posted as `turns`, become segments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct SessionRules {
+    /// Whether repeated calls are trained.
+    pub retries: Retries,
 }
 
 /// Whether calls are trained that have the same agent and the same prompt as another one, and that no call continues.

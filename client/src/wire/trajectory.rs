@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{GroupState, Problem};
+use super::{Assembly, GroupState, Problem, Turn};
 
 /// The complete record of one rollout: one execution of an agent by one policy on one task.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -61,6 +61,11 @@ pub struct Trajectory {
     #[serde(default, deserialize_with = "super::object::many_or_none", skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Segment>>))]
     pub segments: Vec<Segment>,
+    /// The calls of the agent to its inference engine, in the order in which they ended. They are sent instead of
+    /// `segments`, and the service assembles the segments from them.
+    #[serde(default, deserialize_with = "super::object::many_or_none", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Turn>>))]
+    pub turns: Vec<Turn>,
     /// Chat messages as a JSON array, returned verbatim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
@@ -209,6 +214,9 @@ pub struct Receipt {
     pub warnings: Vec<String>,
     /// The group after this post.
     pub group: ReceiptGroup,
+    /// What became of the turns; absent if the rollout was posted without turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assembly: Option<Assembly>,
 }
 
 /// The state of a group, as receipts show it.

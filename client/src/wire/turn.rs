@@ -1,6 +1,90 @@
-//! What becomes of the calls of an agent to its inference engine, from which the service assembles segments.
+//! The calls of an agent to its inference engine, from which the service assembles segments.
 
 use serde::{Deserialize, Serialize};
+
+use super::VersionSpan;
+
+/// One call to an inference engine: the ids of its prompt and the ids that were sampled.
+///
+/// The order of the turns in the list is the order in which the calls ended. It decides labels, the order of the
+/// segments, and which one of several retries is kept. It is not part of the content.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Turn {
+    /// Id, unique within the trajectory. Only turns that another turn names in `after` need one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub id: Option<String>,
+    /// The id of another turn of the list. The prompt is then the prompt of that turn, its tokens, and
+    /// `prompt_tokens` behind them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub after: Option<String>,
+    /// Ids of the whole prompt, at least one, or of its part behind `after`.
+    #[serde(default, alias = "prompt_token_ids", deserialize_with = "super::object::or_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<i32>>))]
+    pub prompt_tokens: Vec<i32>,
+    /// Ids that were sampled. A turn without any is counted and dropped.
+    #[serde(alias = "token_ids", alias = "response_token_ids", alias = "output_ids")]
+    pub tokens: Vec<i32>,
+    /// Log-probabilities of `tokens` under the behaviour policy. Either all turns have them or none.
+    #[serde(
+        default,
+        alias = "rollout_log_probs",
+        alias = "log_probs",
+        alias = "response_logprobs",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub logprobs: Option<Vec<f32>>,
+    /// `[version, start, length]` spans that cover `tokens` without gaps or overlaps. If other turns have them and this
+    /// one has none, its version is the `policy_version` of the trajectory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub versions: Option<Vec<VersionSpan>>,
+    /// Why the engine stopped: `stop`, `length`, `tool_calls` or another label.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub finish_reason: Option<String>,
+    /// Whether the last of `tokens` is a stop token; `false` when absent. The next prompt may then have another id in
+    /// its place.
+    #[serde(default, deserialize_with = "super::object::or_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<bool>, default = false))]
+    pub stopped_on_token: bool,
+    /// Name of the agent or sub-agent that made the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub agent: Option<String>,
+    /// Whether the agent received the answer; `true` when absent.
+    #[serde(default = "delivered", deserialize_with = "delivered_unless_false")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<bool>, default = true))]
+    pub delivered: bool,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self {
+            id: None,
+            after: None,
+            prompt_tokens: Vec::new(),
+            tokens: Vec::new(),
+            logprobs: None,
+            versions: None,
+            finish_reason: None,
+            stopped_on_token: false,
+            agent: None,
+            delivered: delivered(),
+        }
+    }
+}
+
+fn delivered() -> bool {
+    true
+}
+
+/// Reads a flag that is true when it is absent or `null`.
+fn delivered_unless_false<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_else(delivered))
+}
 
 /// What became of posted turns. Calls that are in segments and calls that were dropped are together all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

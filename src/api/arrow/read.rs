@@ -299,6 +299,7 @@ impl<'b> Columns<'b> {
                 top_k: self.narrow("top_k", row)?.unwrap_or(whole.top_k),
             },
             segments: self.segment(row)?.into_iter().collect(),
+            turns: Vec::new(),
             messages: self.json("messages", row)?,
             metadata: self.json("metadata", row)?,
         })

@@ -6,7 +6,7 @@
 mod elements;
 mod numbers;
 
-use forebay_client::wire::{Components, Object, Sampling, Segment, Trajectory};
+use forebay_client::wire::{Components, Object, Sampling, Segment, Trajectory, Turn};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -33,7 +33,7 @@ pub(super) fn body(bytes: &[u8], limits: &TrajectoryLimits) -> Option<(Vec<Traje
 /// Limits of a body, which are checked before anything is allocated.
 struct Bounds<'l> {
     limits: &'l TrajectoryLimits,
-    /// Segments that the rest of the body may have.
+    /// Segments and turns that the rest of the body may have.
     segments_left: usize,
 }
 
@@ -71,6 +71,7 @@ fn trajectory(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Trajectory
             b"reward_components" => sent.reward_components = seen.once(9, part::<Components>(text))?.0,
             b"sampling" => sent.sampling = seen.once(10, text.value::<Object<Sampling>>())?.0,
             b"segments" => sent.segments = seen.once(11, segments(text, bounds))?,
+            b"turns" => sent.turns = seen.once(14, turns(text, bounds))?,
             b"messages" => sent.messages = seen.once(12, text.value())?,
             b"metadata" => sent.metadata = seen.once(13, text.value())?,
             _ => return None,
@@ -127,6 +128,49 @@ fn segment(text: &mut Text<'_>, max: usize) -> Option<Segment> {
     (seen.has(TOKENS) && seen.has(LOSS_MASK)).then_some(sent)
 }
 
+fn turns(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Vec<Turn>> {
+    let max = bounds.segments_left.min(bounds.limits.segments_max);
+    let mut tokens_left = bounds.limits.tokens_max;
+    let turns = text.array(max, 1, |text| {
+        let turn = turn(text, tokens_left)?;
+        tokens_left -= turn.prompt_tokens.len() + turn.tokens.len();
+        Some(turn)
+    })?;
+    bounds.segments_left -= turns.len();
+    Some(turns)
+}
+
+/// Parses a turn of at most `max` tokens, with those of its prompt.
+fn turn(text: &mut Text<'_>, max: usize) -> Option<Turn> {
+    const TOKENS: u32 = 3;
+    let mut sent = Turn::default();
+    let mut seen = Seen::default();
+    text.object(|text, name| {
+        match name {
+            b"id" => sent.id = seen.once(0, text.value())?,
+            b"after" => sent.after = seen.once(1, text.value())?,
+            b"prompt_tokens" | b"prompt_token_ids" => {
+                sent.prompt_tokens = seen.once(2, text.ids(max - sent.tokens.len(), 0))?;
+            }
+            b"tokens" | b"token_ids" | b"response_token_ids" | b"output_ids" => {
+                let expected = sent.logprobs.as_ref().map_or(0, Vec::len);
+                sent.tokens = seen.once(TOKENS, text.ids(max - sent.prompt_tokens.len(), expected))?;
+            }
+            b"logprobs" | b"rollout_log_probs" | b"log_probs" | b"response_logprobs" => {
+                seen.once(4, floats(text, max, sent.tokens.len(), &mut sent.logprobs))?;
+            }
+            b"versions" => sent.versions = seen.once(5, part(text))?,
+            b"finish_reason" => sent.finish_reason = seen.once(6, text.value())?,
+            b"stopped_on_token" => sent.stopped_on_token = seen.once(7, text.value())?,
+            b"agent" => sent.agent = seen.once(8, text.value())?,
+            b"delivered" => sent.delivered = seen.once(9, text.value())?,
+            _ => return None,
+        }
+        Some(())
+    })?;
+    seen.has(TOKENS).then_some(sent)
+}
+
 /// Parses a column that may be absent.
 fn floats(text: &mut Text<'_>, max: usize, expected: usize, column: &mut Option<Vec<f32>>) -> Option<()> {
     if text.peek()? == b'n' {
@@ -159,7 +203,12 @@ mod tests {
             "segments": [
                 {"kind": "final", "loss_mask": [1, 0], "tokens": [1, 2, 128000], "log_probs": [-0.1, -1e-07],
                  "teacher_logprobs": null, "values": [0.5,1], "versions": [[3, 0, 2]], "response_length": 2},
-                {"tokens":[],"loss_mask":[]}]} "#;
+                {"tokens":[],"loss_mask":[]}],
+            "turns": [
+                {"id": "a", "prompt_token_ids": [1, 2], "output_ids": [3], "log_probs": [-0.5], "versions": [[3, 0, 1]],
+                 "finish_reason": "stop", "stopped_on_token": true, "agent": "main", "delivered": false},
+                {"logprobs": null, "after": "a", "token_ids": [], "prompt_tokens": [4, 5]},
+                {"response_token_ids": [6]}]} "#;
         for (text, shape) in [(whole.to_owned(), Shape::Object), (format!("[{whole},{whole}]"), Shape::Array)] {
             let (fast, found) = body(text.as_bytes(), &LIMITS).expect("it is a form that is taken");
             assert_eq!(found, shape);

@@ -22,7 +22,8 @@ pub(super) fn check(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(), Failu
     if bytes.len() <= FREE_BYTES {
         return Ok(());
     }
-    let mut count = Count { limits, index: None, body_segments: 0, segments: 0, tokens: 0, excess: None };
+    let list = List::SEGMENTS;
+    let mut count = Count { limits, index: None, list, body_segments: 0, segments: 0, tokens: 0, excess: None };
     let read = Body(&mut count).deserialize(&mut serde_json::Deserializer::from_slice(bytes));
     match (read, count.excess) {
         (Err(_), Some((field, detail))) => {
@@ -38,13 +39,28 @@ struct Count<'l> {
     limits: &'l TrajectoryLimits,
     /// The index of the trajectory in its bundle.
     index: Option<usize>,
+    /// The list that is being read.
+    list: List,
+    /// Segments and turns.
     body_segments: usize,
     segments: usize,
     /// The sum of the lengths of the longest array of each segment, except the current one. No valid column is longer
-    /// than the segment's tokens.
+    /// than the segment's tokens. The prompt of a turn is an array of its own and is counted beside its longest one.
     tokens: usize,
     /// The field that exceeds its limit, and the error.
     excess: Option<(&'static str, String)>,
+}
+
+/// A list of segments or turns.
+#[derive(Clone, Copy)]
+struct List {
+    field: &'static str,
+    units: &'static str,
+}
+
+impl List {
+    const SEGMENTS: Self = Self { field: "/segments", units: "segments" };
+    const TURNS: Self = Self { field: "/turns", units: "turns" };
 }
 
 impl Count<'_> {
@@ -63,11 +79,14 @@ impl Count<'_> {
         Err(E::custom("too much"))
     }
 
-    fn segment<E: serde::de::Error>(&mut self) -> Result<(), E> {
+    fn segment<E: serde::de::Error>(&mut self, tokens: usize) -> Result<(), E> {
+        let List { field, units } = self.list;
         self.segments += 1;
         self.body_segments += 1;
-        self.bound(self.segments, self.limits.segments_max, "/segments", "segments")?;
-        self.bound(self.body_segments, BODY_SEGMENTS_MAX, "/segments", "segments in one body")
+        self.tokens += tokens;
+        self.bound(self.tokens, self.limits.tokens_max, field, "tokens")?;
+        self.bound(self.segments, self.limits.segments_max, field, units)?;
+        self.bound(self.body_segments, BODY_SEGMENTS_MAX, field, &format!("{units} in one body"))
     }
 }
 
@@ -120,7 +139,14 @@ seed! {
             (self.0.segments, self.0.tokens) = (0, 0);
             while let Some(key) = map.next_key::<String>()? {
                 match key.as_str() {
-                    "segments" => map.next_value_seed(Segments(&mut *self.0))?,
+                    "segments" => {
+                        self.0.list = List::SEGMENTS;
+                        map.next_value_seed(Segments(&mut *self.0))?;
+                    }
+                    "turns" => {
+                        self.0.list = List::TURNS;
+                        map.next_value_seed(Segments(&mut *self.0))?;
+                    }
                     "reward_components" => map.next_value_seed(Components(&mut *self.0))?,
                     _ => drop(map.next_value::<IgnoredAny>()?),
                 }
@@ -148,11 +174,11 @@ seed! {
 }
 
 seed! {
+    /// A list of segments or of turns.
     Segments -> () {
         fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-            while let Some(longest) = seq.next_element_seed(Segment(&mut *self.0))? {
-                self.0.tokens += longest;
-                self.0.segment()?;
+            while let Some(tokens) = seq.next_element_seed(Segment(&mut *self.0))? {
+                self.0.segment(tokens)?;
             }
             Ok(())
         }
@@ -164,14 +190,16 @@ seed! {
 }
 
 seed! {
-    /// The length of a segment's longest array.
+    /// The length of the longest array of a segment or turn, and of the prompt of a turn.
     Segment -> usize {
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<usize, A::Error> {
-            let mut longest = 0;
-            while map.next_key::<IgnoredAny>()?.is_some() {
-                longest = map.next_value_seed(Column(&mut *self.0))?.max(longest);
+            let (mut longest, mut prompt) = (0, 0);
+            while let Some(key) = map.next_key::<String>()? {
+                let length = map.next_value_seed(Column(&mut *self.0))?;
+                let part = if key.starts_with("prompt_token") { &mut prompt } else { &mut longest };
+                *part = length.max(*part);
             }
-            Ok(longest)
+            Ok(longest + prompt)
         }
     }
 }
@@ -183,7 +211,7 @@ seed! {
             let mut entries = 0;
             while seq.next_element::<IgnoredAny>()?.is_some() {
                 entries += 1;
-                self.0.bound(self.0.tokens + entries, self.0.limits.tokens_max, "/segments", "tokens")?;
+                self.0.bound(self.0.tokens + entries, self.0.limits.tokens_max, self.0.list.field, "tokens")?;
             }
             Ok(entries)
         }
@@ -247,6 +275,11 @@ mod tests {
         // Values after a null field are counted, too.
         let absent = r#"[{"segments":null,"reward_components":null},{"segments":[{},{},{},{},#"#;
         assert_eq!(excess(absent).as_deref(), Some("/1/segments"));
+        assert_eq!(excess(r#"[{"turns":[{"tokens":[1,2]},{},{},{},#"#).as_deref(), Some("/0/turns"));
+        assert_eq!(
+            excess(r#"{"turns":[{"tokens":[1,2,3,4,5,6],"prompt_tokens":[1,2,3,4,5]},#"#).as_deref(),
+            Some("/turns")
+        );
         let components = (0..65).map(|index| format!("\"{index}\":0,")).collect::<Vec<_>>().concat();
         assert_eq!(excess(&format!(r#"{{"reward_components":{{{components}#"#)).as_deref(), Some("/reward_components"));
     }

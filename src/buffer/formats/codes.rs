@@ -27,3 +27,7 @@ pub(in crate::buffer) fn of_verdict(verdict: Verdict) -> u8 {
         Verdict::Late => 3,
     }
 }
+
+/// Stands before turns in the digest of a trajectory's content, where other trajectories have the number of their
+/// segments.
+pub(in crate::buffer) const TURNS: i64 = -1;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{Sampling, Segment, Status, Trajectory as Sent, VersionSpan};
+use forebay_client::wire::{Sampling, Segment, Status, Trajectory as Sent, Turn, VersionSpan};
 use serde_json::value::RawValue;
 
 use super::{
@@ -79,6 +79,61 @@ fn contents_have_the_digests_that_earlier_versions_stored() {
         hex(parse(least).content.as_bytes()),
         "277a9e77d7653424d3bb8032ea1e8cb01c9bcb829dac30b01ff451506ff32b94"
     );
+}
+
+/// Two turns, the first with a value in every field.
+fn turns() -> Vec<Turn> {
+    let first = Turn {
+        id: Some("c1".to_owned()),
+        after: Some("c2".to_owned()),
+        prompt_tokens: vec![1, 70_000],
+        tokens: vec![11, 12, 9],
+        logprobs: Some(vec![-0.5, -0.25, -0.125]),
+        versions: Some(vec![VersionSpan(5, 0, 1), VersionSpan(6, 1, 2)]),
+        finish_reason: Some("stop".to_owned()),
+        stopped_on_token: true,
+        agent: Some("main".to_owned()),
+        delivered: false,
+    };
+    let second = Turn {
+        id: Some("c2".to_owned()),
+        prompt_tokens: vec![8],
+        tokens: vec![7],
+        logprobs: Some(vec![-1.0]),
+        versions: Some(vec![VersionSpan(5, 0, 1)]),
+        ..Turn::default()
+    };
+    vec![first, second]
+}
+
+#[test]
+fn turns_have_the_digests_that_earlier_versions_stored() {
+    let of = |turns| hex(parse(Sent { segments: Vec::new(), turns, ..full() }).content.as_bytes());
+    let expected = "5a7c007b80fce405558fded24813410466dfc65463b92b3fb28df2dc2ff85fe6";
+    assert_eq!(of(turns()), expected);
+    // The order of the list is not part of the content.
+    assert_eq!(of(turns().into_iter().rev().collect()), expected);
+    let edits: [fn(&mut Turn); 10] = [
+        |turn| turn.id = None,
+        |turn| turn.after = None,
+        |turn| turn.prompt_tokens = vec![1],
+        |turn| turn.tokens[0] = 10,
+        |turn| turn.logprobs = Some(vec![-0.5, -0.25, -0.5]),
+        |turn| turn.versions = Some(vec![VersionSpan(5, 0, 2), VersionSpan(6, 2, 1)]),
+        |turn| turn.finish_reason = Some("length".to_owned()),
+        |turn| turn.stopped_on_token = false,
+        |turn| turn.agent = None,
+        |turn| turn.delivered = true,
+    ];
+    for (field, edit) in edits.into_iter().enumerate() {
+        let mut changed = turns();
+        edit(&mut changed[0]);
+        assert_ne!(of(changed), expected, "field {field}");
+    }
+    // The segments that turns are assembled into are other content than the turns.
+    let assembled = parse(Sent { segments: Vec::new(), turns: turns(), ..full() });
+    let posted = Sent { segments: assembled.segments, ..full() };
+    assert_ne!(hex(parse(posted).content.as_bytes()), expected);
 }
 
 #[test]

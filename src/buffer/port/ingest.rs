@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use forebay_client::wire::Assembly;
 
 use super::StoreError;
 use crate::{
@@ -42,7 +43,7 @@ impl Ingest {
     /// The number of payload bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.bundles.iter().flatten().map(|new| new.payload.body.len()).sum()
+        self.bundles.iter().flatten().map(NewRollout::payload_bytes).sum()
     }
 }
 
@@ -62,6 +63,8 @@ pub struct Ingested {
     pub decision: RolloutDecision,
     /// Warnings for its producer.
     pub warnings: Vec<Warning>,
+    /// What became of its turns, if it was posted as turns.
+    pub assembly: Option<Assembly>,
     /// Whether it was already stored.
     pub duplicate: bool,
     /// The group after the post.

@@ -97,7 +97,9 @@ impl LatestEvaluation {
         };
         let same_versions = !rules.filters().depend_on_versions()
             || (request.versions.version, request.current) == (versions.version, current);
-        let same_rules = std::ptr::eq(&raw const *request.rules, rules) || request.rules.filter == rules.filter;
+        // Rules for sessions decide what the filters of some rollouts look at.
+        let same_rules = std::ptr::eq(&raw const *request.rules, rules)
+            || (&request.rules.filter, &request.rules.sessions) == (&rules.filter, &rules.sessions);
         (same_rules && same_versions).then(|| verdict.clone())
     }
 
@@ -115,7 +117,7 @@ impl fmt::Debug for LatestEvaluation {
 /// Evaluates the filters on a rollout. This takes up to a second for the worst filters, so neither a transaction nor an
 /// async worker may call it.
 pub fn evaluate(new: &NewRollout, request: EvaluationRequest) {
-    let facts = filter_facts(&new.facts, request.versions, request.current);
+    let facts = filter_facts(&new.form(request.rules.sessions.retries).facts, request.versions, request.current);
     let verdict = request.rules.filters().evaluate_rollout(&facts).into();
     *new.evaluation.held() = Some((request, verdict));
 }
@@ -128,7 +130,7 @@ impl LastSeenRules {
     /// The inputs on which the filters of a new rollout will probably be evaluated.
     pub(in crate::buffer) fn request(&self, new: &NewRollout, index: usize) -> Option<EvaluationRequest> {
         let (rules, current) = self.held().get(&new.policy).cloned()?;
-        let versions = new.facts.versions.resolve(None, current);
+        let versions = new.form(rules.sessions.retries).facts.versions.resolve(None, current);
         Some(EvaluationRequest { index, rules, is_current: true, versions, current })
     }
 

@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use forebay_client::wire::{self, Violation};
+use forebay_client::wire::{self, Retries, Violation};
 use tokio::sync::Semaphore;
 
 pub(in crate::buffer) use self::decide::{FAILED_FILTERS_MAX, filter_facts};
@@ -29,7 +29,7 @@ use crate::buffer::{
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
     states::{GroupState, Verdict},
-    trajectory::{Facts, Trajectory, VIOLATIONS_MAX},
+    trajectory::{Facts, Memory, NoMemory, Trajectory, VIOLATIONS_MAX},
 };
 
 /// The rule under which groups discarded by a caller are counted. The reasons that callers give are free text and
@@ -54,31 +54,64 @@ pub struct NewRollout {
     pub group_size: Option<u32>,
     /// The admission that it uses up, if its producer named one.
     pub admission_id: Option<AdmissionId>,
-    /// The facts that rules and the ledger use.
-    pub facts: Facts,
     /// Canonical content.
     pub content: ContentDigest,
-    /// The bulk.
-    pub payload: Payload,
     /// The latest result of its filters.
     pub evaluation: LatestEvaluation,
+    form: Form,
+    /// Its form if the rules keep retries; none if that is the same.
+    with_retries: Option<Box<Form>>,
+}
+
+/// What is stored of a rollout. It depends on the rules whether repeated calls are part of it.
+#[derive(Clone, Debug)]
+pub struct Form {
+    /// The facts that rules and the ledger use.
+    pub facts: Facts,
+    /// The bulk.
+    pub payload: Payload,
+    /// What became of its turns, if it was posted as turns.
+    pub assembly: Option<wire::Assembly>,
 }
 
 impl NewRollout {
     /// Packs a trajectory. This takes milliseconds for long ones, so async workers must not call it.
     #[must_use]
     pub fn pack(trajectory: Trajectory, codec: Codec) -> Self {
+        let payload = Payload::pack(&trajectory, codec);
         Self {
-            payload: Payload::pack(&trajectory, codec),
             policy: trajectory.policy,
             rollout_id: trajectory.rollout_id,
             group_id: trajectory.group_id,
             group_size: trajectory.group_size,
             admission_id: trajectory.admission_id,
-            facts: trajectory.facts,
             content: trajectory.content,
             evaluation: LatestEvaluation::default(),
+            form: Form { facts: trajectory.facts, payload, assembly: trajectory.assembly },
+            with_retries: trajectory.with_retries.map(|other| Box::new(Self::pack(*other, codec).form)),
         }
+    }
+
+    /// What is stored of it under rules with this setting.
+    #[must_use]
+    pub fn form(&self, retries: Retries) -> &Form {
+        match (retries, &self.with_retries) {
+            (Retries::Keep, Some(form)) => form,
+            (Retries::Drop, _) | (Retries::Keep, None) => &self.form,
+        }
+    }
+
+    /// Whether the rules decide about its form.
+    #[must_use]
+    pub fn depends_on_rules(&self) -> bool {
+        self.with_retries.is_some()
+    }
+
+    /// The bytes of its payload, in its larger form.
+    #[must_use]
+    pub fn payload_bytes(&self) -> usize {
+        let bytes = |form: &Form| form.payload.body.len();
+        bytes(&self.form).max(self.with_retries.as_deref().map_or(0, bytes))
     }
 
     /// The group it belongs to. A rollout without a group is a group of its own.
@@ -88,12 +121,16 @@ impl NewRollout {
     }
 }
 
-pub(in crate::buffer) fn prepare(buffer: &Buffer, bundle: Vec<wire::Trajectory>) -> Result<Vec<NewRollout>, Refusal> {
+pub(in crate::buffer) fn prepare(
+    buffer: &Buffer,
+    bundle: Vec<wire::Trajectory>,
+    memory: &mut Memory<'_>,
+) -> Result<Vec<NewRollout>, Refusal> {
     let codec = buffer.store.payload_codec();
     let mut violations = Vec::new();
     let mut prepared = Vec::with_capacity(bundle.len());
     for (index, sent) in bundle.into_iter().enumerate() {
-        match Trajectory::parse(sent, &buffer.options.limits) {
+        match Trajectory::parse_within(sent, &buffer.options.limits, memory).map_err(|NoMemory| Refusal::NoMemory)? {
             Ok(trajectory) => prepared.push(NewRollout::pack(trajectory, codec)),
             Err(found) => violations.extend(found.into_iter().map(|violation| Violation {
                 pointer: format!("/{index}{}", violation.pointer),
@@ -170,7 +207,8 @@ async fn evaluate_filters(
     static CORES: LazyLock<Semaphore> =
         LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
     let bytes_of = |(bundle, request): &(usize, EvaluationRequest)| {
-        let metadata = &bundles[*bundle][request.index].facts.metadata;
+        let form = bundles[*bundle][request.index].form(request.rules.sessions.retries);
+        let metadata = &form.facts.metadata;
         metadata.as_ref().map_or(0, |metadata| metadata.get().len())
     };
     let steps_of = |(_, request): &(usize, EvaluationRequest)| request.rules.filters().typical_rollout_steps();
@@ -234,7 +272,7 @@ fn report_one(buffer: &Buffer, new: &NewRollout, ingested: &Ingested) {
         return;
     }
     let decision = &ingested.decision;
-    buffer.metrics.received(policy, decision.verdict.as_str(), new.facts.tokens);
+    buffer.metrics.received(policy, decision.verdict.as_str(), new.form(decision.retries).facts.tokens);
     for warning in &ingested.warnings {
         buffer.metrics.warned(policy, warning.name);
     }

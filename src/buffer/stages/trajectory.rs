@@ -3,6 +3,8 @@
 //! One constructor checks everything that needs neither rules nor state, and returns every violation. The next stage is
 //! [`ingest`](crate::buffer::ingest).
 
+mod turns;
+
 use std::collections::BTreeMap;
 
 use forebay_client::wire::{self, Requirement, Sampling, Segment, Status, Violation};
@@ -28,9 +30,9 @@ pub const REWARD_COMPONENTS_MAX: usize = 64;
 /// Bounds that an operator sets.
 #[derive(Clone, Copy, Debug)]
 pub struct TrajectoryLimits {
-    /// The most tokens over all segments.
+    /// The most tokens over all segments, and over all turns with their prompts.
     pub tokens_max: usize,
-    /// The most segments.
+    /// The most segments, and the most turns.
     pub segments_max: usize,
     /// The most bytes of `metadata` as sent.
     pub metadata_bytes_max: usize,
@@ -49,7 +51,19 @@ pub struct Trajectory {
     pub(in crate::buffer) segments: Vec<Segment>,
     pub(in crate::buffer) messages: Option<Box<RawValue>>,
     pub(in crate::buffer) content: ContentDigest,
+    /// What became of its turns, if it was posted as turns.
+    pub(in crate::buffer) assembly: Option<wire::Assembly>,
+    /// The same trajectory with the segments that it has if the policy keeps retries; none if they are the same.
+    pub(in crate::buffer) with_retries: Option<Box<Self>>,
 }
+
+/// Asks for this many bytes of memory, for segments that are larger than the turns they are assembled from.
+pub type Memory<'m> = dyn FnMut(usize) -> bool + 'm;
+
+/// There is no memory for the segments that turns would be assembled into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory for the segments that the turns would be assembled into")]
+pub struct NoMemory;
 
 /// The facts about a rollout that rules and the ledger use without reading its payload.
 #[derive(Debug, Clone)]
@@ -187,6 +201,15 @@ impl Facts {
 impl Trajectory {
     /// Checks a trajectory; on failure returns up to [`VIOLATIONS_MAX`] violations with pointers into it.
     pub fn parse(sent: wire::Trajectory, limits: &TrajectoryLimits) -> Result<Self, Vec<Violation>> {
+        Self::parse_within(sent, limits, &mut |_| true).unwrap_or_else(|NoMemory| Err(Vec::new()))
+    }
+
+    /// Like [`parse`](Self::parse), but asks for memory before segments are assembled that are larger than their turns.
+    pub fn parse_within(
+        mut sent: wire::Trajectory,
+        limits: &TrajectoryLimits,
+        memory: &mut Memory<'_>,
+    ) -> Result<Result<Self, Vec<Violation>>, NoMemory> {
         let mut found = Violations::default();
         let policy = found.id("/policy", sent.policy.as_deref(), PolicyName::parse).unwrap_or_default();
         let named_rollout = found.id("/rollout_id", sent.rollout_id.as_deref(), RolloutId::parse);
@@ -195,25 +218,40 @@ impl Trajectory {
         found.text("/environment", sent.environment.as_deref());
         check_scalars(&sent, &mut found);
         check_segments(&sent.segments, limits, &mut found);
+        turns::check(&sent, limits, &mut found);
         let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
         let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
         if !found.0.is_empty() {
-            return Err(found.0);
+            return Ok(Err(found.0));
         }
         let rollout_id = named_rollout.unwrap_or_else(RolloutId::mint);
         let content = digest(&sent, &policy, &rollout_id, messages, metadata);
-        Ok(Self {
+        let checked = |sent: wire::Trajectory, assembly, with_retries| Self {
             facts: facts(&sent),
-            policy,
-            rollout_id,
-            group_id,
+            policy: policy.clone(),
+            rollout_id: rollout_id.clone(),
+            group_id: group_id.clone(),
             group_size: sent.group_size,
             admission_id,
             sampling: sent.sampling,
             segments: sent.segments,
             messages: sent.messages,
             content,
-        })
+            assembly,
+            with_retries,
+        };
+        if sent.turns.is_empty() {
+            return Ok(Ok(checked(sent, None, None)));
+        }
+        let Some(assembled) = turns::assemble(&sent, limits, &mut found, memory)? else {
+            return Ok(Err(found.0));
+        };
+        sent.turns = Vec::new();
+        let with_retries = assembled.with_retries.map(|(segments, counts)| {
+            Box::new(checked(wire::Trajectory { segments, ..sent.clone() }, Some(counts), None))
+        });
+        let sent = wire::Trajectory { segments: assembled.segments, ..sent };
+        Ok(Ok(checked(sent, Some(assembled.counts), with_retries)))
     }
 }
 
@@ -499,9 +537,13 @@ fn digest(
     hasher.float(f64::from(sent.sampling.temperature));
     hasher.float(f64::from(sent.sampling.top_p));
     hasher.int(i64::from(sent.sampling.top_k));
-    hasher.int(sent.segments.len() as i64);
-    for segment in &sent.segments {
-        digest_segment(&mut hasher, segment);
+    if sent.turns.is_empty() {
+        hasher.int(sent.segments.len() as i64);
+        for segment in &sent.segments {
+            digest_segment(&mut hasher, segment);
+        }
+    } else {
+        turns::digest(&mut hasher, &sent.turns);
     }
     hasher.option(messages, |hasher, json| hasher.digest(json.digest));
     hasher.option(metadata, |hasher, json| hasher.digest(json.digest));
@@ -509,19 +551,24 @@ fn digest(
 }
 
 fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
-    let floats = |hasher: &mut Hasher, column: &Vec<f32>| hasher.bytes(&little_endian(column));
     hasher.option(segment.kind.as_deref(), Hasher::text);
     hasher.bytes(&little_endian(&segment.tokens));
     hasher.bytes(&segment.loss_mask);
-    hasher.option(segment.logprobs.as_ref(), floats);
-    hasher.option(segment.teacher_logprobs.as_ref(), floats);
-    hasher.option(segment.values.as_ref(), floats);
-    hasher.option(segment.versions.as_ref(), |hasher, spans| {
-        hasher.int(spans.len() as i64);
-        for wire::VersionSpan(version, start, length) in spans {
-            hasher.int(*version);
-            hasher.int(*start);
-            hasher.int(*length);
-        }
-    });
+    hasher.option(segment.logprobs.as_deref(), floats);
+    hasher.option(segment.teacher_logprobs.as_deref(), floats);
+    hasher.option(segment.values.as_deref(), floats);
+    hasher.option(segment.versions.as_deref(), digest_spans);
+}
+
+fn floats(hasher: &mut Hasher, column: &[f32]) {
+    hasher.bytes(&little_endian(column));
+}
+
+fn digest_spans(hasher: &mut Hasher, spans: &[wire::VersionSpan]) {
+    hasher.int(spans.len() as i64);
+    for wire::VersionSpan(version, start, length) in spans {
+        hasher.int(*version);
+        hasher.int(*start);
+        hasher.int(*length);
+    }
 }

@@ -49,7 +49,7 @@ fn trajectory(rollout_id: &str) -> wire::Trajectory {
 fn packed_bytes(sent: wire::Trajectory) -> u64 {
     let limits = TrajectoryLimits { tokens_max: TOKENS, segments_max: 1, metadata_bytes_max: 0 };
     let parsed = Trajectory::parse(sent, &limits).expect("it is valid");
-    NewRollout::pack(parsed, Codec::Columns).payload.body.len() as u64
+    NewRollout::pack(parsed, Codec::Columns).payload_bytes() as u64
 }
 
 fn as_arrow(sent: &wire::Trajectory) -> Vec<u8> {

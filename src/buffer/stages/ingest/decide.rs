@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use forebay_client::wire::{FilterAction, OnDrop, Requirement, StalenessAction, Violation};
+use forebay_client::wire::{FilterAction, OnDrop, Requirement, Retries, StalenessAction, Violation};
 
-use super::NewRollout;
+use super::{Form, NewRollout};
 use crate::buffer::{
     admission::Room,
     evaluation::{EvaluationRequest, FilterVerdict},
@@ -103,6 +103,8 @@ pub struct RolloutDecision {
     pub versions: ResolvedVersions,
     /// Whether it names an admission that has lapsed.
     pub admission_lapsed: bool,
+    /// Whether its repeated calls are trained, by the rules of its group.
+    pub retries: Retries,
     /// Trained tokens by version, if the policy masks stale tokens.
     pub trained_spans: Option<Vec<TrainedSpan>>,
 }
@@ -121,18 +123,27 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>
     let mut refuse = |pointer: &str, detail: String| {
         violations.push(Violation { pointer: pointer.into(), detail });
     };
+    let Form { facts, assembly, .. } = new.form(rules.sessions.retries);
+    let (list, every, one) = match assembly {
+        None => ("/segments", "every segment", "at least one segment"),
+        Some(_) => ("/turns", "every turn", "at least one turn that is not dropped"),
+    };
     for &requirement in &rules.require {
         // An admission gives the rollout its version.
         let brought = requirement == Requirement::PolicyVersion && room.version().is_some();
-        if !brought && !new.facts.has(requirement) {
+        if !brought && !facts.has(requirement) {
             let name = serde_json::to_value(requirement).unwrap_or_default();
             let name = name.as_str().unwrap_or_default();
-            let (pointer, place) = match name {
-                "tokens" => ("/segments", "at least one segment"),
-                "policy_version" => ("/policy_version", "the trajectory, or as `versions` in every segment"),
-                _ => ("/segments", "every segment"),
-            };
-            refuse(pointer, format!("policy `{}` requires `{name}` in {place}", new.policy));
+            let detail = |place: &str| format!("policy `{}` requires `{name}` in {place}", new.policy);
+            match requirement {
+                Requirement::Tokens => refuse(list, detail(one)),
+                Requirement::PolicyVersion => {
+                    refuse("/policy_version", detail(&format!("the trajectory, or as `versions` in {every}")));
+                }
+                Requirement::Logprobs | Requirement::TeacherLogprobs | Requirement::Values => {
+                    refuse(list, detail(every));
+                }
+            }
         }
     }
     if new.group_id.is_none() && rules.group.size > 1 {
@@ -149,7 +160,7 @@ pub fn pending_evaluation(
     room: Room,
     current: Version,
 ) -> Option<EvaluationRequest> {
-    let versions = new.facts.versions.resolve(room.version(), current);
+    let versions = new.form(rules.sessions.retries).facts.versions.resolve(room.version(), current);
     let not_evaluated = new.evaluation.by(rules, versions, current).is_none();
     not_evaluated.then(|| EvaluationRequest {
         index: 0,
@@ -170,7 +181,9 @@ pub fn decide(
     current: Version,
     group: GroupFill,
 ) -> Option<RolloutDecision> {
-    let versions = new.facts.versions.resolve(room.version(), current);
+    let retries = rules.sessions.retries;
+    let facts = &new.form(retries).facts;
+    let versions = facts.versions.resolve(room.version(), current);
     let admission_lapsed = room == Room::Lapsed;
     if !group.state.is_open() {
         return Some(RolloutDecision {
@@ -180,6 +193,7 @@ pub fn decide(
             over_budget: Vec::new(),
             versions,
             admission_lapsed,
+            retries,
             trained_spans: None,
         });
     }
@@ -187,14 +201,23 @@ pub fn decide(
     let (verdict, reason) = match matched {
         Some((name, FilterAction::Mask)) => (Verdict::Masked, Some(name)),
         Some((name, FilterAction::Drop)) => (Verdict::Dropped, Some(name)),
-        None if new.facts.reward.is_none() => (Verdict::Dropped, Some(REASON_NO_REWARD.to_owned())),
+        None if facts.reward.is_none() => (Verdict::Dropped, Some(REASON_NO_REWARD.to_owned())),
         None => (Verdict::Kept, None),
     };
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).collect();
     let masks = verdict == Verdict::Kept && rules.staleness.action == StalenessAction::Mask;
-    let stated = new.facts.versions.stated(room.version(), current);
-    let trained_spans = masks.then(|| new.facts.trained_spans(stated));
-    Some(RolloutDecision { verdict, reason, failed_filters, over_budget, versions, admission_lapsed, trained_spans })
+    let stated = facts.versions.stated(room.version(), current);
+    let trained_spans = masks.then(|| facts.trained_spans(stated));
+    Some(RolloutDecision {
+        verdict,
+        reason,
+        failed_filters,
+        over_budget,
+        versions,
+        admission_lapsed,
+        retries,
+        trained_spans,
+    })
 }
 
 /// Warnings for the producer of an accepted rollout, given the current version.
@@ -228,8 +251,9 @@ pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) 
         let detail = format!("filter `{name}` could not be evaluated on this rollout and did not match");
         warnings.push(Warning::new("filter-failed", detail));
     }
-    warnings.extend(new.facts.warnings.iter().cloned());
-    warnings.extend(new.facts.versions.warning(current));
+    let facts = &new.form(decision.retries).facts;
+    warnings.extend(facts.warnings.iter().cloned());
+    warnings.extend(facts.versions.warning(current));
     warnings
 }
 

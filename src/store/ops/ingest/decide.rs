@@ -197,6 +197,7 @@ impl<'b> Decider<'b> {
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
             warnings: ingest::warnings(new, &decision, policy.version),
+            assembly: new.form(decision.retries).assembly,
             decision,
             duplicate: false,
             fill: group.locked.fill,
@@ -233,6 +234,7 @@ impl<'b> Decider<'b> {
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
             warnings: ingest::warnings(new, &stored.decision, self.snapshot.policies[&new.policy].version),
+            assembly: new.form(stored.decision.retries).assembly,
             decision: stored.decision.clone(),
             duplicate: true,
             fill: now.map_or(stored.fill, |group| group.locked.fill),
@@ -276,6 +278,7 @@ impl Stored {
 impl GroupWork {
     /// Counts a rollout.
     fn add(&mut self, new: &NewRollout, rollout_pk: RolloutPk, decision: &RolloutDecision, live_bytes: i64) {
+        let facts = &new.form(decision.retries).facts;
         self.changed = true;
         self.locked.fill.count(decision.verdict);
         self.locked.payload_bytes += live_bytes;
@@ -283,11 +286,11 @@ impl GroupWork {
             Verdict::Kept | Verdict::Masked => self.members.push(Member {
                 rollout_pk,
                 verdict: decision.verdict,
-                reward: new.facts.reward,
-                segments: new.facts.segments,
-                trained_segments: new.facts.trained_segments,
-                tokens: new.facts.tokens,
-                trained_tokens: new.facts.trained_tokens,
+                reward: facts.reward,
+                segments: facts.segments,
+                trained_segments: facts.trained_segments,
+                tokens: facts.tokens,
+                trained_tokens: facts.trained_tokens,
                 trained_versions: decision.trained_versions(),
             }),
             Verdict::Late => self.late += 1,
@@ -312,7 +315,7 @@ fn open_group(policy: &Policy, first: &NewRollout, group_pk: GroupPk, now: Times
         fill: GroupFill { state: GroupState::Open, size, kept: 0, masked: 0, dropped: 0 },
         reason: None,
         min_size: rules.min_size(size),
-        environment: first.facts.environment.clone(),
+        environment: first.form(rules.sessions.retries).facts.environment.clone(),
         failed_filters: Vec::new(),
         opened_at: now,
         payload_bytes: 0,
@@ -338,7 +341,7 @@ fn tally_arrival(
     live_bytes: i64,
     now: Timestamp,
 ) {
-    tallies.received(policy, new.facts.reward, now);
+    tallies.received(policy, new.form(decision.retries).facts.reward, now);
     tallies.add(policy, Tally::LiveBytes, live_bytes);
     tallies.add(policy, Tally::AssumedVersion, i64::from(decision.versions.assumed));
     match decision.verdict {

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use forebay_client::wire::Retries;
+
 use super::{GroupWork, Incoming, Keyed, Stored};
 use crate::{
     buffer::{
@@ -129,13 +131,13 @@ async fn stored(
     const SELECT_STORED: Statement = Statement {
         sqlite: "-- select_stored
             SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
-                r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
+                r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
             FROM rollout AS r
             JOIN rollout_group AS g ON g.group_pk = r.group_pk
             WHERE r.policy_pk = $1 AND r.run = $2 AND r.rollout_key IN (SELECT unhex(value) FROM json_each($3))",
         postgres: "-- select_stored
             SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
-                r.policy_version, r.version_assumed, r.group_pk, g.state, g.size, g.kept, g.masked, g.dropped
+                r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
             FROM unnest($3::bytea[]) AS k (rollout_key)
             -- One lookup in the unique index for each key. Without OFFSET and without statistics, the planner would
             -- read a range of the index once and filter it, because it estimates that as cheap.
@@ -150,23 +152,30 @@ async fn stored(
     };
     let mut stored = HashMap::new();
     for (name, policy) in policies {
-        let of_policy = all.iter().filter(|incoming| incoming.new.policy == *name);
-        let keys: BTreeSet<IdKey> = of_policy.map(|incoming| incoming.rollout_key).collect();
+        let of_policy = || all.iter().filter(|incoming| incoming.new.policy == *name);
+        let keys: BTreeSet<IdKey> = of_policy().map(|incoming| incoming.rollout_key).collect();
+        let by_rules = of_policy().filter(|incoming| incoming.new.depends_on_rules());
+        let by_rules: BTreeSet<IdKey> = by_rules.map(|incoming| incoming.rollout_key).collect();
         let list = id_key_list(keys.iter().copied());
         for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, list]).await? {
             let key = tx.key_found(&row.get::<String>("rollout_id")?, |found| keys.contains(found))?;
-            stored.insert((policy.policy_pk, key), read_stored(&mut row)?);
+            let depends_on_rules = by_rules.contains(&key);
+            stored.insert((policy.policy_pk, key), read_stored(tx, &mut row, depends_on_rules).await?);
         }
     }
     Ok(stored)
 }
 
-fn read_stored(row: &mut Row) -> Result<Stored, StoreError> {
+/// Reads a stored rollout. The rules of its group are read only if its receipt depends on them.
+async fn read_stored(tx: &mut Tx<'_>, row: &mut Row, depends_on_rules: bool) -> Result<Stored, StoreError> {
+    let rules_pk = row.get("rules_pk")?;
+    let retries = if depends_on_rules { tx.rules(rules_pk).await?.sessions.retries } else { Retries::default() };
     Ok(Stored {
         content: row.get("content_digest")?,
         group_pk: row.get("group_pk")?,
         decision: RolloutDecision {
             admission_lapsed: false,
+            retries,
             trained_spans: None,
             over_budget: Vec::new(),
             verdict: row.get("verdict")?,

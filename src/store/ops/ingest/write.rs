@@ -7,7 +7,7 @@ use crate::{
     buffer::{
         finalize::{GroupDecision, GroupTotals},
         ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
-        ingest::{NewRollout, RolloutDecision},
+        ingest::{Form, NewRollout, RolloutDecision},
         port::StoreError,
         seal::{self, RolloutSeal},
         staleness::TrainedSpan,
@@ -84,21 +84,27 @@ impl<'b> Arrived<'b> {
         }
     }
 
+    /// What is stored of it by the rules of its group.
+    fn form(&self) -> &'b Form {
+        self.new.form(self.decision.retries)
+    }
+
     /// Payload bytes that count as not yet trained.
     pub(super) fn live_bytes(&self) -> i64 {
-        if self.decision.verdict.takes_place() { self.new.payload.body.len() as i64 } else { 0 }
+        if self.decision.verdict.takes_place() { self.form().payload.body.len() as i64 } else { 0 }
     }
 
     fn args(&self, advantage: Option<f64>, now: Timestamp) -> Vec<Arg> {
         let (new, decision) = (self.new, &self.decision);
+        let Form { facts, payload, .. } = self.form();
         let seal = RolloutSeal {
             rollout_id: new.rollout_id.as_str(),
             group_id: new.group_id.as_ref().map_or(new.rollout_id.as_str(), |group| group.as_str()),
             verdict: decision.verdict,
-            reward: new.facts.reward,
+            reward: facts.reward,
             policy_version: decision.versions.version,
             trained_spans: decision.trained_spans.as_deref(),
-            payload: &new.payload.digest,
+            payload: &payload.digest,
         }
         .checksum();
         let trained_versions = decision.trained_versions();
@@ -112,18 +118,18 @@ impl<'b> Arrived<'b> {
             decision.verdict,
             decision.reason.as_deref(),
             Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
-            new.facts.reward,
+            facts.reward,
             advantage,
             new.content.as_bytes(),
             decision.versions.version,
             decision.versions.assumed,
             trained_versions.map(|versions| versions.oldest),
             trained_versions.map(|versions| versions.newest),
-            new.facts.segments,
-            new.facts.trained_segments,
-            new.facts.tokens,
-            new.facts.trained_tokens,
-            new.payload.unpacked_bytes,
+            facts.segments,
+            facts.trained_segments,
+            facts.tokens,
+            facts.trained_tokens,
+            payload.unpacked_bytes,
             now,
             decision.trained_spans.as_ref().map(|spans| to_json(spans)),
             &seal[..],
@@ -131,7 +137,7 @@ impl<'b> Arrived<'b> {
     }
 
     fn payload_args(&self) -> Option<Vec<Arg>> {
-        let payload = &self.new.payload;
+        let payload = &self.form().payload;
         let codec = payload.codec.map(|codec| codec as i64);
         self.keeps_payload.then(|| args![self.rollout_pk, codec, &payload.digest[..], payload.body.clone()])
     }
