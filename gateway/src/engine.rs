@@ -14,12 +14,16 @@ mod wire;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use serde_json::Value;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 pub use crate::upstream::EngineKind;
+
+/// How long a test waits for something that should happen at once. It is far longer than any load delays it.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A running engine. Dropping it closes its connections.
 #[derive(Debug)]
@@ -267,9 +271,12 @@ impl FakeEngine {
         self.state.log.borrow().clone()
     }
 
-    /// Waits until something has happened.
+    /// Waits until something has happened. Panics if it does not happen at all.
     pub async fn wait(&self, until: impl FnMut(&Log) -> bool) {
-        self.state.log.subscribe().wait_for(until).await.expect("the engine exists as long as its log");
+        let mut log = self.state.log.subscribe();
+        let found = tokio::time::timeout(PATIENCE, log.wait_for(until)).await;
+        let found = found.unwrap_or_else(|_| panic!("this never happened to the engine: {:?}", self.log()));
+        drop(found.expect("the engine exists as long as its log"));
     }
 }
 

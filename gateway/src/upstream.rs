@@ -110,8 +110,12 @@ impl Upstream {
         loop {
             let version = (call.version)();
             let rid = format!("{}-{aborts}", call.rid);
-            let answer = self.answer(call, &rid, TopLogprobs::None, workers, &mut reconnects).await?;
-            if !answer.is_aborted() {
+            let answer = match self.answer(call, &rid, TopLogprobs::None, workers, &mut reconnects).await {
+                // SGLang answers a call that was aborted while it was queued with an error.
+                Err(error) if error.is_abort() => None,
+                answer => Some(answer?).filter(|answer| !answer.is_aborted()),
+            };
+            if let Some(answer) = answer {
                 let completion = check::completion(&answer, &rid, version, &self.options)
                     .map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))?;
                 return Ok(Answered { completion, aborts, reconnects });

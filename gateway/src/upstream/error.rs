@@ -84,6 +84,17 @@ impl UpstreamError {
         let remedy = fault.remedy(kind);
         Self::Untrusted { fault, remedy }
     }
+
+    /// Whether the engine says that it ended the call for its own reasons.
+    pub(super) fn is_abort(&self) -> bool {
+        match self {
+            Self::Busy { message, .. } | Self::Refused { message, .. } | Self::Failed { message, .. } => {
+                let lower = message.to_lowercase();
+                lower.contains("aborted") || lower.starts_with("abort")
+            }
+            _ => false,
+        }
+    }
 }
 
 impl From<&UpstreamError> for DialectError {

@@ -76,7 +76,7 @@ proptest! {
 }
 
 /// The pointers of all values in a body.
-fn pointers(value: &serde_json::Value, at: &str) -> Vec<String> {
+pub(crate) fn pointers(value: &serde_json::Value, at: &str) -> Vec<String> {
     let children: Vec<(String, &serde_json::Value)> = match value {
         serde_json::Value::Object(map) => map.iter().map(|(key, value)| (format!("{at}/{key}"), value)).collect(),
         serde_json::Value::Array(list) => {

@@ -7,6 +7,7 @@ mod conversations;
 mod engine;
 mod errors;
 mod hostile;
+mod hostile_engine;
 mod lineage;
 mod messages;
 mod probes;

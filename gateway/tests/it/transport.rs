@@ -96,6 +96,26 @@ async fn an_aborted_call_is_repeated_and_its_partial_answer_discarded() {
 }
 
 #[tokio::test]
+async fn a_call_that_was_aborted_in_the_engines_queue_is_repeated() {
+    let (engine, upstream) = start(EngineKind::Sglang).await;
+    for (status, text) in
+        [(503, r#"{"detail": "Abort in waiting queue"}"#), (400, r#"{"message": "The request is aborted."}"#)]
+    {
+        engine.switch(|switches| switches.failures = Some((2, status, text.to_owned())));
+        assert_eq!(ask(&upstream, "Hi").await.expect("the third attempt ends").aborts, 2);
+    }
+}
+
+#[tokio::test]
+async fn an_abort_that_only_the_meta_information_names_is_an_abort() {
+    let (engine, upstream) = start(EngineKind::Sglang).await;
+    let text = r#"{"choices": [{"finish_reason": "stop", "prompt_token_ids": [1], "token_ids": [4], "meta_info": {
+        "finish_reason": {"type": "abort"}, "output_token_logprobs": [[-1, 4, null]]}}]}"#;
+    engine.switch(|switches| switches.failures = Some((1, 200, text.to_owned())));
+    assert_eq!(ask(&upstream, "Hi").await.expect("the second attempt ends").aborts, 1);
+}
+
+#[tokio::test]
 async fn a_weight_update_that_aborts_all_calls_is_not_seen_by_the_agent() {
     let (engine, upstream) = start(EngineKind::Sglang).await;
     engine.switch(|switches| switches.stall = true);
