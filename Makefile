@@ -60,8 +60,8 @@ bench-growth: ## Compare operations on an empty ledger and on one with ten milli
 	$(CARGO) build --release -p forebay -p forebay-bench
 	./scripts/growth $(BENCH)
 
-bench-instructions: ## Count instructions per token of parsing and packing, which do not depend on the load; needs valgrind
-	CARGO=$(CARGO) ./scripts/instructions
+bench-instructions: ## Count instructions per token of parsing and packing, which do not depend on the load; READERS=--readers adds libraries; needs valgrind
+	CARGO=$(CARGO) ./scripts/instructions $(READERS)
 
 bench-overload: ## Measure goodput, leases and recovery with ten times the connections that reach the peak
 	$(CARGO) bench -p forebay --bench overload
