@@ -98,3 +98,25 @@ async fn all_dialects_send_the_engine_the_same_request() {
     assert_eq!(sent[0], sent[1]);
     assert_eq!(sent[0], sent[2]);
 }
+
+#[tokio::test]
+async fn a_field_of_the_agent_never_stands_beside_one_of_the_gateway() {
+    for dialect in [Dialect::Messages, Dialect::Responses] {
+        let (engine, upstream) = start(EngineKind::Vllm).await;
+        let mut body = first(dialect);
+        // Names that this dialect does not have, but that engines read.
+        for name in ["max_completion_tokens", "stream_options", "return_meta_info", "logprobs"] {
+            body[name] = json!(false);
+        }
+        if dialect == Dialect::Responses {
+            (body["messages"], body["max_tokens"]) = (json!([]), json!(99_999));
+        }
+        let request = parsed(dialect, &body);
+        upstream.complete(&call(&request)).await.expect("the engine answers");
+        let log = engine.log();
+        let sent = &log.calls().next().expect("the engine was called").text;
+        for (name, count) in [("max_tokens", 1), ("messages", 1), ("logprobs", 1), ("max_completion_tokens", 0)] {
+            assert_eq!(sent.matches(&format!("\"{name}\":")).count(), count, "{dialect:?}: {name} in {sent}");
+        }
+    }
+}

@@ -148,7 +148,7 @@ async fn a_silent_engine_is_given_up_and_not_called_again() {
     let engine = FakeEngine::start(EngineKind::Sglang).await;
     engine.switch(|switches| switches.stall = true);
     let options =
-        UpstreamOptions { idle_timeout: Duration::from_millis(50), ..options(EngineKind::Sglang, &[&engine]) };
+        UpstreamOptions { idle_timeout: Duration::from_millis(500), ..options(EngineKind::Sglang, &[&engine]) };
     let upstream = Upstream::new(options).expect("the options are usable");
     let error = ask(&upstream, "Hi").await.expect_err("the engine is silent");
     assert!(matches!(error, UpstreamError::Silent { .. }), "{error}");
