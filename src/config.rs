@@ -2,6 +2,7 @@
 
 mod collect;
 mod limits;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -18,7 +19,7 @@ use axum::http::uri::Authority;
 use forebay_client::wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
-use self::limits::Limits;
+use self::{limits::Limits, sessions::Sessions};
 use crate::{
     api::BodyLimits,
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
@@ -130,6 +131,7 @@ struct File {
     access: AccessConfig,
     tls: Option<TlsTable>,
     limits: Limits,
+    sessions: Sessions,
     policy_defaults: PolicyRules,
 }
 
@@ -143,6 +145,7 @@ impl Default for File {
             access: AccessConfig::default(),
             tls: None,
             limits: Limits::default(),
+            sessions: Sessions::default(),
             policy_defaults: PolicyRules::default(),
         }
     }
@@ -203,6 +206,7 @@ impl Config {
             violations.push(Violation { pointer: "/database".to_owned(), detail: error.to_string() });
         }
         file.limits.check(&mut violations);
+        file.sessions.check(&mut violations);
         let access = access(file.access, &mut violations);
         let tls = file.tls.and_then(|table| tls_files(table, &mut violations));
         let policy_defaults = rules("/policy_defaults", file.policy_defaults, &mut violations)
@@ -224,6 +228,7 @@ impl Config {
                 auto_create: file.auto_create,
                 policy_defaults,
                 policies_max: file.limits.policies_max(),
+                sessions: file.sessions.limits(),
             },
             policies,
         };

@@ -103,6 +103,14 @@ declare! {
         warnings: IntCounterVec = "forebay_ingest_warnings_total" ["policy", "warning"],
         /// Rollouts that agents asked to be admitted before they started, by outcome.
         admissions: IntCounterVec = "forebay_admissions_total" ["policy", "outcome"],
+        /// Calls of agents that were recorded.
+        session_calls: IntCounterVec = "forebay_session_calls_total" ["policy"],
+        /// Sampled tokens of agents' calls that were recorded.
+        session_tokens: IntCounterVec = "forebay_session_tokens_total" ["policy"],
+        /// Recorded tokens that no segment of their ended session trains, by reason.
+        session_tokens_dropped: IntCounterVec = "forebay_session_tokens_dropped_total" ["policy", "reason"],
+        /// Prompts of ended sessions that differ from what was recorded before them, by cause.
+        session_breaks: IntCounterVec = "forebay_session_breaks_total" ["policy", "cause"],
         /// Events of leases, by event.
         leases: IntCounterVec = "forebay_leases_total" ["policy", "event"],
         /// Tokens of batches leased.
@@ -126,6 +134,8 @@ declare! {
         groups: IntGaugeVec = "forebay_ledger_groups" ["policy", "state"],
         /// Batches by state.
         batches: IntGaugeVec = "forebay_ledger_batches" ["policy", "state"],
+        /// Sessions of agents by state.
+        sessions: IntGaugeVec = "forebay_ledger_sessions" ["policy", "state"],
         /// Rollouts ever received, without duplicates.
         received: IntGaugeVec = "forebay_ledger_received" ["policy"],
         /// Rollouts that are admitted and not yet posted.
@@ -212,6 +222,8 @@ pub struct Ledger {
     pub groups: BTreeMap<String, i64>,
     /// Batches by state.
     pub batches: BTreeMap<String, i64>,
+    /// Sessions by state.
+    pub sessions: BTreeMap<String, i64>,
     /// Rollouts ever received, without duplicates.
     pub received: i64,
     /// Stored payload bytes of rollouts that are not yet trained.
@@ -232,6 +244,7 @@ impl Ledger {
             (&mut self.rollouts, &other.rollouts),
             (&mut self.groups, &other.groups),
             (&mut self.batches, &other.batches),
+            (&mut self.sessions, &other.sessions),
         ];
         for (sums, counts) in families {
             for (state, count) in counts {
@@ -396,6 +409,24 @@ impl Metrics {
         self.flow.admissions.with_label_values(&[policy, "refused"]).inc_by((asked - granted).into());
     }
 
+    /// A call of an agent was recorded.
+    pub fn call_recorded(&self, policy: &str, tokens: u64) {
+        let policy = self.policies.bound(policy);
+        self.flow.session_calls.with_label_values(&[policy]).inc();
+        self.flow.session_tokens.with_label_values(&[policy]).inc_by(tokens);
+    }
+
+    /// A session ended. `dropped` has the tokens that it does not train, by reason.
+    pub fn session_ended(&self, policy: &str, dropped: &[(&str, u64)], breaks: u64) {
+        let policy = self.policies.bound(policy);
+        for (reason, tokens) in dropped.iter().filter(|(_, tokens)| *tokens > 0) {
+            self.flow.session_tokens_dropped.with_label_values(&[policy, *reason]).inc_by(*tokens);
+        }
+        if breaks > 0 {
+            self.flow.session_breaks.with_label_values(&[policy, "tokens"]).inc_by(breaks);
+        }
+    }
+
     /// A batch was granted after a wait.
     pub fn granted(&self, policy: &str, waited: Duration, tokens: u64, staleness: i64) {
         let policy = self.policies.bound(policy);
@@ -445,6 +476,7 @@ impl Metrics {
             (&self.ledger.rollouts, &ledger.rollouts),
             (&self.ledger.groups, &ledger.groups),
             (&self.ledger.batches, &ledger.batches),
+            (&self.ledger.sessions, &ledger.sessions),
         ];
         for (gauges, counts) in families {
             for (state, &count) in counts {

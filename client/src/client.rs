@@ -31,10 +31,12 @@ use self::{
     retry::Repeat,
 };
 use crate::wire::{
-    AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BulkLine, CheckpointRequest,
-    CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, GroupInfo, GroupPage, KeyCreated, KeyInfo,
-    KeyPage, KeyRequest, NackRequest, PolicyList, PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse,
-    ResumeRequest, ResumeResponse, Sample, Stats, Trajectory, TrajectoryPage, TrajectoryStory, VersionRequest,
+    AbortRequest, AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BulkLine,
+    CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FinishRequest, GroupInfo,
+    GroupPage, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList, PolicyRules, PolicyStatus, Receipt,
+    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample, SessionEnded, SessionFinish, SessionInfo,
+    SessionOpened, SessionPage, SessionRequest, SessionTurns, Stats, Trajectory, TrajectoryPage, TrajectoryStory,
+    VersionRequest,
 };
 
 /// Time allowed for opening a connection: long enough to survive a few lost packets, short enough to try another
@@ -190,6 +192,49 @@ impl Client {
             reason: reason.to_owned(),
         };
         self.send(Method::POST, &["groups", "discard"], &request, Repeat::UnlessBegun).await
+    }
+}
+
+/// Calls for producers whose agents' calls the service records.
+impl Client {
+    /// Opens a session. Without a `rollout_id`, a repeat would open another session, so the call is then repeated only if
+    /// the service certainly did not begin it.
+    pub async fn open_session(&self, request: &SessionRequest) -> Result<SessionOpened> {
+        let repeat = if request.rollout_id.is_some() { Repeat::Always } else { Repeat::UnlessBegun };
+        self.send(Method::POST, &["sessions"], request, repeat).await
+    }
+
+    /// Finishes a session: its rollouts are ingested with the reward.
+    pub async fn finish_session(&self, session_id: &str, request: &FinishRequest) -> Result<SessionEnded> {
+        self.send(Method::POST, &["sessions", session_id, "finish"], request, Repeat::Always).await
+    }
+
+    /// Finishes several sessions, all or none.
+    pub async fn finish_sessions(&self, requests: &[SessionFinish]) -> Result<Vec<SessionEnded>> {
+        self.send(Method::POST, &["sessions", "finish"], requests, Repeat::Always).await
+    }
+
+    /// Ends a session without a reward.
+    pub async fn abort_session(&self, session_id: &str, request: &AbortRequest) -> Result<SessionEnded> {
+        self.send(Method::POST, &["sessions", session_id, "abort"], request, Repeat::Always).await
+    }
+
+    /// Returns a session, or `None` if it is not known.
+    pub async fn session(&self, session_id: &str) -> Result<Option<SessionInfo>> {
+        absent_when(NOT_FOUND, self.get(&["sessions", session_id], &[]).await)
+    }
+
+    /// Returns a page of sessions in the order in which they were opened.
+    ///
+    /// `query` filters the page by `state`; `after` and `limit` select the page. A filtered page may be empty; the last
+    /// page is the one without `next`.
+    pub async fn sessions(&self, policy: &str, query: &[(&str, &str)]) -> Result<SessionPage> {
+        self.get(&["sessions"], &of_policy(policy, query)).await
+    }
+
+    /// Returns the recorded calls of a session.
+    pub async fn session_turns(&self, session_id: &str) -> Result<SessionTurns> {
+        self.get(&["sessions", session_id, "turns"], &[]).await
     }
 }
 

@@ -333,6 +333,18 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
     }
 }
 
+/// The body of a control call with several objects.
+pub(super) struct JsonList<T>(pub(super) Vec<T>);
+
+impl<T: DeserializeOwned> FromRequest<Api> for JsonList<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
+        let sent = control::<Vec<Object<T>>>(request, api).await?;
+        Ok(Self(sent.into_iter().map(|Object(one)| one).collect()))
+    }
+}
+
 /// The body of a control call, and the JSON value as it was sent, for calls that must know which fields are present.
 pub(super) struct JsonAsSent<T>(pub(super) T, pub(super) Value);
 

@@ -30,6 +30,7 @@ mod problem;
 mod refusals;
 mod roles;
 mod samples;
+mod sessions;
 mod trajectories;
 
 use std::{
@@ -137,6 +138,12 @@ fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::document())
         .routes(routes!(trajectories::post, trajectories::get))
         .routes(routes!(admissions::post))
+        .routes(routes!(sessions::open, sessions::list))
+        .routes(routes!(sessions::get))
+        .routes(routes!(sessions::turns))
+        .routes(routes!(sessions::finish))
+        .routes(routes!(sessions::finish_all))
+        .routes(routes!(sessions::abort))
         .routes(routes!(groups::list))
         .routes(routes!(groups::close))
         .routes(routes!(groups::discard))

@@ -73,6 +73,17 @@ pub(super) struct NoSuchGroup;
 #[response(status = 404)]
 pub(super) struct NoSuchBatch;
 
+/// No such session
+#[derive(IntoResponses)]
+#[response(status = 404)]
+pub(super) struct NoSuchSession;
+
+/// `session-ended`, `end-conflict`: another request ended the session; `session-reset`; `rollout-conflict`;
+/// `group-size-conflict`
+#[derive(IntoResponses)]
+#[response(status = 409)]
+pub(super) struct SessionConflict;
+
 /// `superseded`
 #[derive(IntoResponses)]
 #[response(status = 409)]

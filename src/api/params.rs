@@ -10,7 +10,8 @@ use super::{Api, explain::explain, guard::Caller, problem::Failure};
 use crate::{
     access::{Grant, key::KeyId},
     buffer::{
-        ids::{BatchId, Epoch, InvalidId, PolicyName, Step, Version},
+        ids::{BatchId, Epoch, InvalidId, PolicyName, SessionId, Step, Version},
+        port::Session,
         refusal::Refusal,
     },
     clock::Timestamp,
@@ -84,6 +85,27 @@ impl FromRequestParts<Api> for BatchPath {
         }
         Ok(Self(id))
     }
+}
+
+/// The session in a path. The caller must be allowed to access all policies whose rollouts it records.
+pub(super) struct SessionPath(pub(super) Box<Session>);
+
+impl FromRequestParts<Api> for SessionPath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let Caller(grant) = Caller::from_request_parts(parts, api).await?;
+        let unknown = || Failure::from(Refusal::Unknown("the session"));
+        // A malformed id is answered like the id of a session that does not exist.
+        let id: SessionId = path(parts, api).await?.parse().map_err(|_| unknown())?;
+        let session = api.buffer.session(id).await?;
+        if sees_session(&grant, &session) { Ok(Self(Box::new(session))) } else { Err(unknown()) }
+    }
+}
+
+/// Whether a caller may access all policies whose rollouts a session records.
+pub(super) fn sees_session(grant: &Grant, session: &Session) -> bool {
+    grant.policies.are_all() || session.policies.iter().all(|policy| grant.sees(&policy.policy))
 }
 
 /// The key in a path.

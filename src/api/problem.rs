@@ -169,7 +169,9 @@ impl From<Refusal> for Failure {
             Refusal::Invalid(_) => (S::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid"),
             Refusal::NoMemory => (S::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight"),
             Refusal::UnknownPolicy(_) => (S::NOT_FOUND, "unknown-policy", "No such policy"),
-            Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => (S::NOT_FOUND, "not-found", "Not found"),
+            Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } | Refusal::UnknownModel(_) => {
+                (S::NOT_FOUND, "not-found", "Not found")
+            }
             Refusal::RolloutConflict { .. } => {
                 (S::CONFLICT, "rollout-conflict", "A different rollout has this identity")
             }
@@ -190,10 +192,20 @@ impl From<Refusal> for Failure {
             Refusal::BatchState(_) => (S::CONFLICT, "batch-state", "The batch's state does not allow this"),
             Refusal::Purged => (S::GONE, "purged", "The payloads are purged"),
             Refusal::Damaged => (S::INTERNAL_SERVER_ERROR, "damaged", "A stored payload is damaged"),
-            Refusal::TooManyKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
+            Refusal::SessionEnded(_) => (S::CONFLICT, "session-ended", "The session has ended"),
+            Refusal::SessionReset(_) => (S::CONFLICT, "session-reset", "A policy of the session was reset"),
+            Refusal::SessionChanged => (S::SERVICE_UNAVAILABLE, "session-changing", "The session keeps changing"),
+            Refusal::SessionConflict(_) => (S::CONFLICT, "session-conflict", "A different session has this rollout"),
+            Refusal::EndConflict(_) => (S::CONFLICT, "end-conflict", "The session ended with other content"),
+            Refusal::NoTurns => (S::UNPROCESSABLE_ENTITY, "no-turns", "The session has no calls"),
+            Refusal::NoRoom(_) => (S::TOO_MANY_REQUESTS, "no-room", "There is no room for another rollout"),
+            Refusal::SessionFull(_) => (S::BAD_REQUEST, "session-full", "The session is full"),
+            Refusal::TooManyKeys(_) | Refusal::TooManySessionKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
             Refusal::TooManyPolicies(_) => (S::CONFLICT, "too-many-policies", "Too many policies"),
             Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),
-            Refusal::PermissionEnded => (S::UNAUTHORIZED, "unauthorized", "A valid key is needed"),
+            Refusal::PermissionEnded | Refusal::UnknownSessionKey => {
+                (S::UNAUTHORIZED, "unauthorized", "A valid key is needed")
+            }
             Refusal::TooManyWaiters { .. } | Refusal::TooManyWaitersOfKey { .. } => {
                 (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting")
             }
@@ -218,6 +230,8 @@ impl From<Refusal> for Failure {
             Refusal::NoMemory
             | Refusal::NotEvaluated(_)
             | Refusal::BacklogFull(_)
+            | Refusal::NoRoom(_)
+            | Refusal::SessionChanged
             | Refusal::TooManyWaiters { .. }
             | Refusal::TooManyWaitersOfKey { .. } => failure.retry(),
             _ => failure,

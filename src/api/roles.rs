@@ -4,7 +4,8 @@
 //! | calls | produce | train | read | admin |
 //! |---|---|---|---|---|
 //! | `POST /admissions`, `POST /trajectories` | x | | | x |
-//! | `GET /trajectories`, `GET /groups` | x | | x | x |
+//! | `POST /sessions`, finish, abort | x | | | x |
+//! | `GET /trajectories`, `GET /groups`, `GET /sessions`, turns | x | | x | x |
 //! | `GET /policies`, `GET /policies/{p}` | x | x | x | x |
 //! | `POST /batches`, extend, ack, nack | | x | | x |
 //! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
@@ -41,6 +42,13 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/admissions", By(&[Produce, Admin])),
     ("POST", "/trajectories", By(&[Produce, Admin])),
     ("GET", "/trajectories", By(&[Produce, Read, Admin])),
+    ("POST", "/sessions", By(&[Produce, Admin])),
+    ("GET", "/sessions", By(&[Produce, Read, Admin])),
+    ("GET", "/sessions/{id}", By(&[Produce, Read, Admin])),
+    ("GET", "/sessions/{id}/turns", By(&[Produce, Read, Admin])),
+    ("POST", "/sessions/{id}/finish", By(&[Produce, Admin])),
+    ("POST", "/sessions/{id}/abort", By(&[Produce, Admin])),
+    ("POST", "/sessions/finish", By(&[Produce, Admin])),
     ("GET", "/groups", By(&[Produce, Read, Admin])),
     ("POST", "/groups/close", By(&[Admin])),
     ("POST", "/groups/discard", By(&[Admin])),

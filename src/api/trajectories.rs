@@ -11,7 +11,7 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{
-    self, BulkLine, Receipt, ReceiptGroup, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
+    self, BulkLine, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
 use serde::Deserialize;
 use tokio::sync::Semaphore;
@@ -208,7 +208,7 @@ impl Shape {
             Self::Object => Failure::from(error).of_single_object(),
         })?;
         let status = if ingested.iter().all(|one| one.duplicate) { StatusCode::OK } else { StatusCode::CREATED };
-        let mut receipts: Vec<Receipt> = ingested.into_iter().map(receipt).collect();
+        let mut receipts: Vec<Receipt> = ingested.iter().map(Ingested::receipt).collect();
         let text = match (self, receipts.pop()) {
             (Self::Object, Some(only)) => serde_json::to_vec(&only),
             (_, last) => {
@@ -217,24 +217,6 @@ impl Shape {
             }
         };
         Ok((status, text.expect("receipts are plain data")))
-    }
-}
-
-fn receipt(ingested: Ingested) -> Receipt {
-    Receipt {
-        policy: ingested.policy.to_string(),
-        rollout_id: ingested.rollout_id.to_string(),
-        group_id: ingested.group_id.to_string(),
-        verdict: ingested.decision.verdict.into(),
-        warnings: ingested.warnings.iter().map(ToString::to_string).collect(),
-        reason: ingested.decision.reason,
-        duplicate: ingested.duplicate,
-        group: ReceiptGroup {
-            state: ingested.fill.state.into(),
-            arrived: ingested.fill.arrived(),
-            size: ingested.fill.size,
-        },
-        assembly: ingested.assembly,
     }
 }
 
@@ -389,7 +371,7 @@ async fn ingest_slice(buffer: &Buffer, slice: Vec<(u64, NewRollout)>, answers: &
 fn accepted(line: u64, ingested: Option<Ingested>) -> BulkLine {
     let Some(ingested) = ingested else { return refused(line, body::stopped()) };
     let status = if ingested.duplicate { StatusCode::OK } else { StatusCode::CREATED };
-    BulkLine { line, status: status.as_u16(), receipt: Some(receipt(ingested)), problem: None }
+    BulkLine { line, status: status.as_u16(), receipt: Some(ingested.receipt()), problem: None }
 }
 
 fn refused(line: u64, failure: Failure) -> BulkLine {

@@ -96,7 +96,12 @@ fn books(examination: &Examination) -> Part {
 /// Whether a tally counts rows. Deleted rollouts have no rows, and some tallies count events instead of states.
 fn is_counted(tally: &Tally) -> bool {
     match tally {
-        Tally::Rollouts(_) | Tally::Groups(_) | Tally::Batches(_) | Tally::LiveBytes | Tally::Reserved => true,
+        Tally::Rollouts(_)
+        | Tally::Groups(_)
+        | Tally::Batches(_)
+        | Tally::Sessions(_)
+        | Tally::LiveBytes
+        | Tally::Reserved => true,
         Tally::Received | Tally::Reward | Tally::AssumedVersion | Tally::Forgotten | Tally::Dropped(_) => false,
     }
 }

@@ -28,6 +28,9 @@ pub enum InvalidId {
     /// Not an admission id.
     #[error("must be the id of an admission")]
     AdmissionId,
+    /// Not the id of a session.
+    #[error("must be the id of a session")]
+    SessionId,
     /// Not the id of a replica.
     #[error("must be the id of a replica")]
     ReplicaId,
@@ -261,6 +264,10 @@ uuid_id! {
     AdmissionId
 }
 uuid_id! {
+    /// The recorded calls of one execution of an agent.
+    SessionId
+}
+uuid_id! {
     /// The identity of one process, from its start to its end, among those that share a database.
     ReplicaId
 }
@@ -341,6 +348,14 @@ number! {
 number! {
     /// Row of a batch in the store; ascending in the order in which batches were cut.
     BatchPk
+}
+number! {
+    /// Row of a session in the store; ascending in the order in which sessions were opened.
+    SessionPk
+}
+number! {
+    /// Row of a recorded call in the store; ascending in the order in which calls were recorded.
+    CallPk
 }
 number! {
     /// Row of a key in the store; ascending in the order in which keys were created.

@@ -83,6 +83,7 @@ fn gauges(tallies: &Tallies) -> Ledger {
         rollouts: tallies.rollouts(),
         groups: tallies.groups(),
         batches: tallies.batches(),
+        sessions: tallies.sessions(),
         received: tallies.received(),
         live_bytes: tallies.count(&Tally::LiveBytes),
         reserved: tallies.count(&Tally::Reserved),

@@ -1,7 +1,8 @@
 //! The domain: from a posted trajectory to an acknowledged batch. No HTTP, no SQL.
 //!
 //! - `stages/`: what happens to a rollout, one file per stage in the order in which a rollout passes them:
-//!   [`admission`], [`trajectory`], [`ingest`], [`finalize`], [`batch`], [`lease`], [`samples`], [`lineage`], [`sweep`].
+//!   [`admission`], [`trajectory`], [`ingest`], [`finalize`], [`batch`], [`lease`], [`samples`], [`lineage`], [`sweep`];
+//!   and [`session`], which assembles trajectories from recorded calls.
 //!   Beside them are the calculations that they use, such as [`assemble`], which makes segments of the calls of an agent.
 //! - `rules/`: the [`rules`] of a policy and the [`filter`]s in them.
 //! - `formats/`: what is stored and hashed: [`payload`]s, [`canonical`] content, [`seal`]s.
@@ -30,11 +31,11 @@ pub mod tally;
 
 pub use self::{
     coordination::replicas,
-    formats::{canonical, payload, seal},
+    formats::{call, canonical, payload, seal},
     rules::filter,
     stages::{
-        admission, advantage, assemble, batch, evaluation, finalize, ingest, lease, lineage, samples, shard, staleness,
-        sweep, trajectory, warnings, weights,
+        admission, advantage, assemble, batch, evaluation, finalize, ingest, lease, lineage, samples, session, shard,
+        staleness, sweep, trajectory, warnings, weights,
     },
 };
 
@@ -51,6 +52,7 @@ use self::{
     refusal::{BufferError, Refusal},
     replicas::Replicas,
     rules::Rules,
+    session::{Delivered, InFlight, PathCache, SessionLimits},
     trajectory::TrajectoryLimits,
 };
 use crate::{
@@ -76,6 +78,8 @@ pub struct BufferOptions {
     pub policy_defaults: Arc<Rules>,
     /// How many policies may exist before callers can create no more.
     pub policies_max: u32,
+    /// Bounds of sessions.
+    pub sessions: SessionLimits,
 }
 
 /// The rollout buffer: everything that the service can do, independent of the transport.
@@ -92,6 +96,9 @@ pub struct Buffer {
     version_waiters: Arc<WaiterSlots>,
     gates: Arc<Gates>,
     last_seen_rules: Arc<LastSeenRules>,
+    in_flight: Arc<InFlight>,
+    call_paths: Arc<PathCache>,
+    delivered: Arc<Delivered>,
     health: watch::Receiver<Health>,
 }
 
@@ -122,6 +129,9 @@ impl Buffer {
             options: Arc::new(options),
             gates: Arc::default(),
             last_seen_rules: Arc::default(),
+            in_flight: Arc::default(),
+            call_paths: Arc::default(),
+            delivered: Arc::default(),
         };
         service_time::start_clock(&buffer).await?;
         for (name, rules) in policies {

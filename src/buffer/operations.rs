@@ -15,19 +15,20 @@ use super::{
     Buffer,
     admission::{self, Admitted},
     coordination::service_time,
-    ids::{BatchId, CallerId, Epoch, GroupId, PolicyName, RolloutId, Step, Version},
+    ids::{BatchId, CallPk, CallerId, Epoch, GroupId, PolicyName, RolloutId, SessionId, Step, Version},
     ingest::{self, NewRollout},
     lease::{self, Holder, LeaseRequest, Leased},
     ledger, lineage,
     policies::{self, PolicyOverview},
     port::{
-        Batch, BatchFilter, BundleOutcome, Checkpointed, Group, GroupFilter, Ingested, Page, Publish, ResetDone,
-        Resumed, RulesWritten, StoreError, Story, StoryFilter,
+        Batch, BatchFilter, BundleOutcome, Checkpointed, Group, GroupFilter, Ingested, Page, Publish, RecordedCall,
+        ResetDone, Resumed, RulesWritten, Session, SessionFilter, StoreError, Story, StoryFilter,
     },
     refusal::{BufferError, Refusal},
     replicas,
     rules::{Rules, unused},
     samples::{self, SampleReader, ShardTotals},
+    session::{self, Abort, CallPermit, Ended, Finish, NewCall, OpenSession, Opened, Replayed, Turn},
     shard::Shard,
     sweep,
     tally::Tallies,
@@ -68,7 +69,73 @@ impl Buffer {
     /// Stores bundles that do not depend on each other, in order, with as few commits as possible.
     #[instrument(level = "debug", skip_all)]
     pub async fn ingest_all(&self, bundles: Vec<Vec<NewRollout>>) -> Result<Vec<BundleOutcome>, BufferError> {
-        ingest::ingest_all(self, bundles).await
+        ingest::ingest_all(self, bundles.into_iter().map(Into::into).collect()).await
+    }
+
+    /// Opens a session and reserves room for its rollouts. Repeated with the same rollout and content, it only creates
+    /// another key.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn open_session(&self, open: OpenSession) -> Result<Opened, BufferError> {
+        session::open(self, open).await
+    }
+
+    /// Permission for a call of the session that has this key; `id` is the session that the caller names.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn session_for_call(&self, id: Option<SessionId>, key: &str) -> Result<CallPermit, BufferError> {
+        session::permit(self, id, key).await
+    }
+
+    /// The recorded answer to a request that its client says it repeats; none if no answer was recorded.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn replay(
+        &self,
+        permit: &CallPermit,
+        body_digest: [u8; 32],
+        retry_count: u32,
+    ) -> Result<Option<Replayed>, BufferError> {
+        session::replay(self, permit, body_digest, retry_count).await
+    }
+
+    /// Records a call. It is durable when this returns.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn record_call(&self, permit: &CallPermit, call: NewCall) -> Result<RecordedCall, BufferError> {
+        session::record(self, permit, call).await
+    }
+
+    /// Notes that the agent received the answer of a call. It is stored with the next sweep, or when a session ends.
+    pub fn mark_delivered(&self, call: CallPk) {
+        session::mark_delivered(self, call);
+    }
+
+    /// Finishes sessions, all or none: their rollouts are ingested as one bundle.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn finish_sessions(&self, finishes: Vec<Finish>) -> Result<Vec<Ended>, BufferError> {
+        session::finish(self, finishes).await
+    }
+
+    /// Ends a session without a reward.
+    #[instrument(level = "debug", skip_all, fields(session.id = %abort.session_id))]
+    pub async fn abort_session(&self, abort: Abort) -> Result<Ended, BufferError> {
+        session::abort(self, abort).await
+    }
+
+    /// One session.
+    #[instrument(level = "debug", skip_all, fields(session.id = %session_id))]
+    pub async fn session(&self, session_id: SessionId) -> Result<Session, BufferError> {
+        Ok(self.store.session(session_id).await?.ok_or(Refusal::Unknown("the session"))?)
+    }
+
+    /// Sessions that record rollouts of a policy, in the order in which they were opened.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn sessions(&self, filter: SessionFilter) -> Result<Page<Session>, BufferError> {
+        policies::existing_policy(self, &filter.policy).await?;
+        Ok(self.store.sessions(filter).await?)
+    }
+
+    /// The recorded calls of a session, and what becomes of them.
+    #[instrument(level = "debug", skip_all, fields(session.id = %session_id))]
+    pub async fn session_turns(&self, session_id: SessionId) -> Result<Vec<Turn>, BufferError> {
+        session::turns(self, session_id).await
     }
 
     /// The next batch, or none when no batch became ready in time.

@@ -6,7 +6,7 @@ use super::{
     evaluation::EvaluationRequest,
     ids::{Epoch, PolicyName, Step, Version},
     port::StoreError,
-    states::{GroupState, Verdict},
+    states::{GroupState, SessionState, Verdict},
 };
 
 /// An answer other than success: a refusal of the domain, or a store that cannot answer.
@@ -140,6 +140,42 @@ pub enum Refusal {
          other key could create the next one"
     )]
     FirstKey,
+    /// The session has ended, or is being finished, so nothing more is recorded.
+    #[error("the session is {0}")]
+    SessionEnded(SessionState),
+    /// A policy of the session was reset since the session was opened.
+    #[error("policy `{0}` was reset since the session was opened, so its rollouts belong to no run")]
+    SessionReset(PolicyName),
+    /// Calls were recorded while the session was assembled.
+    #[error("calls of the session kept being recorded while it was assembled")]
+    SessionChanged,
+    /// A session with the same rollout was opened by another request.
+    #[error("a session of rollout `{0}` was opened by a request with other content")]
+    SessionConflict(String),
+    /// The session was ended by another request.
+    #[error("the session is {0}, by a request with other content")]
+    EndConflict(SessionState),
+    /// No call of the session is in a segment.
+    #[error(
+        "the session has no calls that can be trained: check that the agent uses the session's address, or end the session \
+         with status `failed` or `aborted`"
+    )]
+    NoTurns,
+    /// As much work of the policy as will be fresh, or as its backlog allows, has been started.
+    #[error("policy `{0}` has no room for another rollout")]
+    NoRoom(PolicyName),
+    /// The session has as much as it may hold.
+    #[error("the session has the most {0} that it may have")]
+    SessionFull(&'static str),
+    /// The session has the maximum number of keys.
+    #[error("the session has {0} keys, which is the most that a session may have")]
+    TooManySessionKeys(u32),
+    /// No session has the key.
+    #[error("no session has this key")]
+    UnknownSessionKey,
+    /// The session stands for no model with this name.
+    #[error("the session has no model `{0}`")]
+    UnknownModel(String),
     /// The caller's permission ended while the request waited.
     #[error("the key was revoked, or has expired, while the request waited")]
     PermissionEnded,

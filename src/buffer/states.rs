@@ -383,6 +383,45 @@ pub const fn rollout_state(verdict: Verdict, group: GroupState, batch: Option<Ba
     }
 }
 
+named_states! {
+    /// The state of a session.
+    SessionState {
+        /// The agent makes calls.
+        ///
+        /// In: opening. Out: a finish makes it `finishing`; an abort makes it `aborted`; the sweep makes it `expired`.
+        /// Rows stay.
+        Open = "open",
+        /// A finish has begun: no new call is accepted, and calls in flight may still be recorded.
+        ///
+        /// In: a finish. Out: the same finish, or a repeat of it, makes it `finished`; an abort makes it `aborted`; the
+        /// sweep makes it `expired`. Rows stay.
+        Finishing = "finishing",
+        /// Its trajectories were ingested. Final.
+        ///
+        /// In: a finish. Calls and keys go after `retention.settled_s`, the row `retention.tombstone_s` later.
+        Finished = "finished",
+        /// A caller ended it without a reward, or a reset ended a run of its policies. Final.
+        ///
+        /// In: an abort, a finish after a reset. Rows go as for `finished`.
+        Aborted = "aborted",
+        /// It made no call for too long, or lasted too long. Final.
+        ///
+        /// In: the sweep. Rows go as for `finished`.
+        Expired = "expired",
+    }
+}
+
+impl SessionState {
+    /// Whether calls may still be recorded.
+    #[must_use]
+    pub const fn is_live(self) -> bool {
+        match self {
+            Self::Open | Self::Finishing => true,
+            Self::Finished | Self::Aborted | Self::Expired => false,
+        }
+    }
+}
+
 /// The state of the kept and masked rollouts of a group; see [`rollout_state`].
 #[must_use]
 pub const fn members_state(group: GroupState, batch: Option<BatchState>) -> Option<RolloutState> {

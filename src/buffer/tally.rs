@@ -6,7 +6,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
-use super::states::{BatchState, GroupState, RolloutState};
+use super::states::{BatchState, GroupState, RolloutState, SessionState};
 use crate::clock::Timestamp;
 
 /// The name, beside the states of rollouts, of the tally of rollouts whose tombstones were deleted.
@@ -33,6 +33,8 @@ pub enum Tally {
     Groups(GroupState),
     /// Batches in a state.
     Batches(BatchState),
+    /// Sessions in a state that record rollouts of the policy.
+    Sessions(SessionState),
     /// Rollouts that a rule dropped and groups that a rule discarded.
     Dropped(String),
 }
@@ -50,6 +52,7 @@ impl Tally {
             Self::Forgotten => ("rollout", Some(FORGOTTEN)),
             Self::Groups(state) => ("group", Some(state.as_str())),
             Self::Batches(state) => ("batch", Some(state.as_str())),
+            Self::Sessions(state) => ("session", Some(state.as_str())),
             Self::Dropped(rule) => ("dropped", Some(rule)),
         }
     }
@@ -79,6 +82,7 @@ impl Tally {
             Some(("rollout", state)) => RolloutState::parse(state).map(Self::Rollouts),
             Some(("group", state)) => GroupState::parse(state).map(Self::Groups),
             Some(("batch", state)) => BatchState::parse(state).map(Self::Batches),
+            Some(("session", state)) => SessionState::parse(state).map(Self::Sessions),
             Some(("dropped", rule)) => Some(Self::Dropped(rule.to_owned())),
             Some(_) => None,
         }
@@ -139,6 +143,12 @@ impl Tallies {
         self.family("batch")
     }
 
+    /// Sessions by the names of their states.
+    #[must_use]
+    pub fn sessions(&self) -> BTreeMap<String, i64> {
+        self.family("session")
+    }
+
     /// The number of rollouts and groups that each rule dropped or discarded.
     #[must_use]
     pub fn dropped(&self) -> BTreeMap<String, i64> {
@@ -176,6 +186,7 @@ mod tests {
         all.extend(RolloutState::ALL.iter().map(|state| Tally::Rollouts(*state)));
         all.extend(GroupState::ALL.iter().map(|state| Tally::Groups(*state)));
         all.extend(BatchState::ALL.iter().map(|state| Tally::Batches(*state)));
+        all.extend(SessionState::ALL.iter().map(|state| Tally::Sessions(*state)));
         all.extend(["stale", "a.b", "by-hand"].map(|rule| Tally::Dropped(rule.to_owned())));
         all
     }

@@ -12,10 +12,13 @@ use bytes::Bytes;
 use super::{rules_cache::RulesCache, tally::TallyDelta};
 use crate::{
     buffer::{
-        ids::{BatchId, BatchPk, Epoch, GroupPk, IdKey, KeyForm, KeyPk, PolicyPk, RolloutPk, Run, Step, Version},
+        ids::{
+            AdmissionId, BatchId, BatchPk, CallPk, Epoch, GroupPk, IdKey, KeyForm, KeyPk, PolicyPk, RolloutPk, Run,
+            SessionId, SessionPk, Step, Version,
+        },
         port::StoreError,
         rules::Rules,
-        states::{BatchState, GroupState, Verdict},
+        states::{BatchState, GroupState, SessionState, Verdict},
     },
     clock::Timestamp,
 };
@@ -203,7 +206,7 @@ macro_rules! number_arg {
         }
     )* };
 }
-number_arg!(PolicyPk, GroupPk, RolloutPk, BatchPk, Run, Epoch, Step, Version);
+number_arg!(PolicyPk, GroupPk, RolloutPk, BatchPk, SessionPk, CallPk, Run, Epoch, Step, Version);
 
 macro_rules! state_arg {
     ($($state:ident),*) => { $(
@@ -220,7 +223,7 @@ macro_rules! state_arg {
         }
     )* };
 }
-state_arg!(GroupState, BatchState, Verdict);
+state_arg!(GroupState, BatchState, SessionState, Verdict);
 
 /// The most rows that one statement inserts, so that the memory for one statement stays small compared with a post.
 const ROWS_PER_STATEMENT: usize = 256;
@@ -415,11 +418,16 @@ impl FromCell for Timestamp {
     }
 }
 
-impl FromCell for BatchId {
-    fn from_cell(cell: Cell) -> Option<Self> {
-        <[u8; 16]>::from_cell(cell).map(Self::from_bytes)
-    }
+macro_rules! uuid_cell {
+    ($($id:ident),*) => { $(
+        impl FromCell for $id {
+            fn from_cell(cell: Cell) -> Option<Self> {
+                <[u8; 16]>::from_cell(cell).map(Self::from_bytes)
+            }
+        }
+    )* };
 }
+uuid_cell!(AdmissionId, BatchId, SessionId);
 
 macro_rules! number_cell {
     ($($id:ident),*) => { $(
@@ -430,7 +438,7 @@ macro_rules! number_cell {
         }
     )* };
 }
-number_cell!(PolicyPk, GroupPk, RolloutPk, BatchPk, KeyPk, Run, Epoch, Step, Version);
+number_cell!(PolicyPk, GroupPk, RolloutPk, BatchPk, SessionPk, CallPk, KeyPk, Run, Epoch, Step, Version);
 
 macro_rules! state_cell {
     ($($state:ident),*) => { $(
@@ -441,7 +449,7 @@ macro_rules! state_cell {
         }
     )* };
 }
-state_cell!(GroupState, BatchState, Verdict);
+state_cell!(GroupState, BatchState, SessionState, Verdict);
 
 impl<T: FromCell> FromCell for Option<T> {
     fn from_cell(cell: Cell) -> Option<Self> {

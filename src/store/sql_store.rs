@@ -24,6 +24,10 @@ use super::{
         lease::{QuarantineDamaged, Readmit},
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
+        session::{
+            BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, MarkDelivered, MarkFull,
+            ReopenSessions, RetireSessions,
+        },
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
     },
@@ -36,16 +40,19 @@ use crate::{
     buffer::{
         admission::Admitted,
         finalize::Cause,
-        ids::{BatchId, Epoch, GroupPk, PolicyName, PolicyPk, RolloutPk, Run},
+        ids::{BatchId, CallPk, Epoch, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, SessionId, SessionPk},
         payload::Codec,
         port::{
             Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Checkpoint,
             Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock, DecidedGroup,
-            DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, Group, GroupFilter, GroupStore, Health,
-            HealthStore, Ingest, IngestStore, LeaseStore, LedgerStore, LineageStore, Nack, Page, Peers, Policy,
-            PolicyStore, Publish, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore,
-            StoreError, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+            DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer, Group, GroupFilter,
+            GroupStore, Health, HealthStore, Ingest, IngestStore, LeaseStore, LedgerStore, LineageStore, Nack,
+            NewSession, OpenedSession, Page, Peers, Policy, PolicyStore, Publish, RecordCall, RecordedCall, Reset,
+            ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
+            StoreError, StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor,
+            WriteRules,
         },
+        session::SessionKeyHash,
         tally::Tallies,
     },
     clock::Timestamp,
@@ -262,6 +269,61 @@ impl<D: Dialect> SweepStore for SqlStore<D> {
 
     async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError> {
         self.write(ForgetRules(rules)).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> SessionStore for SqlStore<D> {
+    async fn open_session(&self, open: NewSession) -> Answer<OpenedSession> {
+        self.write(open).await
+    }
+
+    async fn session_of_key(&self, key: SessionKeyHash) -> Result<Option<Session>, StoreError> {
+        self.dialect.read(FindSessionOfKey(key)).await
+    }
+
+    async fn session(&self, session_id: SessionId) -> Result<Option<Session>, StoreError> {
+        self.dialect.read(FindSession(session_id)).await
+    }
+
+    async fn sessions(&self, filter: SessionFilter) -> Result<Page<Session>, StoreError> {
+        self.dialect.read(filter).await
+    }
+
+    async fn record_call(&self, record: RecordCall) -> Answer<RecordedCall> {
+        self.write(record).await
+    }
+
+    async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError> {
+        self.write(MarkFull(session)).await
+    }
+
+    async fn mark_delivered(&self, calls: Vec<CallPk>) -> Result<(), StoreError> {
+        self.write(MarkDelivered(calls)).await
+    }
+
+    async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError> {
+        self.dialect.read(find).await
+    }
+
+    async fn session_calls(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<StoredCall>, StoreError> {
+        self.dialect.read(FindCalls { session, after, limit }).await
+    }
+
+    async fn begin_finish(&self, sessions: Vec<SessionId>) -> Answer<Vec<Session>> {
+        self.write(BeginFinish(sessions)).await
+    }
+
+    async fn reopen_sessions(&self, sessions: Vec<SessionId>) -> Result<(), StoreError> {
+        self.write(ReopenSessions(sessions)).await
+    }
+
+    async fn due_sessions(&self, now: Timestamp, limit: u32) -> Result<Vec<SessionId>, StoreError> {
+        self.dialect.read(DueSessions { now, limit }).await
+    }
+
+    async fn retire_sessions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        self.write(RetireSessions { now, limit }).await
     }
 }
 

@@ -16,7 +16,7 @@ on_both_stores! {
     async fn a_transaction_evaluates_no_filter_and_answers_which_to_evaluate(app: TestApp) {
         app.rules("default", json!({"filter": [filter("low", "rollout", "reward < 0.5", "drop")]})).await;
         let sent: Trajectory = serde_json::from_value(rollout("a", 0.25)).expect("a trajectory");
-        let bundles = Arc::new(vec![app.buffer.prepare(vec![sent]).expect("the trajectory is valid")]);
+        let bundles = Arc::new(vec![app.buffer.prepare(vec![sent]).expect("the trajectory is valid").into()]);
         let store_now = || {
             let ingest = Ingest { bundles: Arc::clone(&bundles), gates: Arc::default(), now: app.buffer.now() };
             app.buffer.store().ingest(ingest)

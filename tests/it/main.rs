@@ -45,6 +45,7 @@ mod readers;
 mod replicas;
 mod restore;
 mod serving;
+mod sessions;
 mod snippets;
 mod staleness;
 mod states;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay::buffer::states::{BatchState, GroupState, Verdict};
+use forebay::buffer::states::{BatchState, GroupState, SessionState, Verdict};
 use sqlx::{Connection as _, Row as _};
 
 use crate::support::{Backend, TestApp};
@@ -48,6 +48,7 @@ async fn check(backend: Backend) {
         ("rollout", "verdict", names(Verdict::ALL, Verdict::as_str)),
         ("rollout_group", "state", names(GroupState::ALL, GroupState::as_str)),
         ("batch", "state", names(BatchState::ALL, BatchState::as_str)),
+        ("session", "state", names(SessionState::ALL, SessionState::as_str)),
     ] {
         assert_eq!(allowed(&app, backend, table, column).await, known, "{table}.{column}");
     }

@@ -15,6 +15,7 @@ mod object;
 mod policy;
 mod problem;
 mod rules;
+mod session;
 mod trajectory;
 mod turn;
 
@@ -38,6 +39,11 @@ pub use rules::{
     Advantage, BacklogRules, BatchOrder, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
     LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Retries, SessionRules, Settle, StalenessAction,
     StalenessRules,
+};
+pub use session::{
+    AbortRequest, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,
+    SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn,
+    SessionTurns,
 };
 pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};
 pub use turn::{Assembly, DroppedCalls, Turn};

@@ -111,6 +111,43 @@ impl<'de> Deserialize<'de> for Components {
     }
 }
 
+/// Reads an object of named objects, or `null`, and refuses duplicate names.
+pub(super) fn named<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, T>, D::Error> {
+    Ok(Option::<Named<T>>::deserialize(deserializer)?.map(|Named(named)| named).unwrap_or_default())
+}
+
+struct Named<T>(BTreeMap<String, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NamedVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for NamedVisitor<T> {
+            type Value = BTreeMap<String, T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of objects")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut named = BTreeMap::new();
+                while let Some((name, Object(value))) = map.next_entry::<String, Object<T>>()? {
+                    match named.entry(name) {
+                        Entry::Vacant(place) => drop(place.insert(value)),
+                        Entry::Occupied(place) => {
+                            return Err(de::Error::custom(format_args!("duplicate field `{}`", place.key())));
+                        }
+                    }
+                }
+                Ok(named)
+            }
+        }
+        deserializer.deserialize_map(NamedVisitor(PhantomData)).map(Self)
+    }
+}
+
 /// Reads an object of named numbers, or `null`.
 pub(super) fn components<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
     let components = Option::<Components>::deserialize(deserializer)?;

@@ -19,6 +19,12 @@ const KEYS_HELD_MAX: usize = 131_072;
 pub struct ContentDigest([u8; 32]);
 
 impl ContentDigest {
+    /// From the 32 bytes of [`Self::as_bytes`].
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The digest's bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {

@@ -2,6 +2,7 @@
 
 pub mod canonical;
 
+pub mod call;
 pub(in crate::buffer) mod codes;
 
 pub(in crate::buffer) mod columns;

@@ -202,7 +202,7 @@ fn floats(segment: &Segment) -> impl Iterator<Item = &Vec<f32>> {
 }
 
 /// A part as it is stored, and its length with the flag that says whether it is compressed.
-fn part(plain: &[u8]) -> (u32, Cow<'_, [u8]>) {
+pub(in crate::buffer) fn part(plain: &[u8]) -> (u32, Cow<'_, [u8]>) {
     thread_local! {
         static COMPRESSOR: RefCell<zstd::bulk::Compressor<'static>> = RefCell::new(
             zstd::bulk::Compressor::new(ZSTD_LEVEL).expect("zstd has this level")
@@ -219,12 +219,12 @@ fn part(plain: &[u8]) -> (u32, Cow<'_, [u8]>) {
     (plain.len() as u32, Cow::Borrowed(plain))
 }
 
-fn take_part<'a>(rest: &mut &'a [u8], length: u32) -> Result<Cow<'a, [u8]>, Damaged> {
+pub(in crate::buffer) fn take_part<'a>(rest: &mut &'a [u8], length: u32) -> Result<Cow<'a, [u8]>, Damaged> {
     let stored = take(rest, (length & !COMPRESSED) as usize)?;
     if length & COMPRESSED == 0 { Ok(Cow::Borrowed(stored)) } else { decompress(stored).map(Cow::Owned) }
 }
 
-const TOO_SHORT: Damaged = Damaged("it is too short");
+pub(in crate::buffer) const TOO_SHORT: Damaged = Damaged("it is too short");
 
 fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
     const DAMAGED: Damaged = Damaged("it does not decompress");
@@ -339,7 +339,7 @@ fn unpack_segment(columns: &mut impl Columns, header: SegmentHeader) -> Result<S
     })
 }
 
-fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Damaged> {
+pub(in crate::buffer) fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Damaged> {
     let (head, tail) = rest.split_at_checked(length).ok_or(TOO_SHORT)?;
     *rest = tail;
     Ok(head)

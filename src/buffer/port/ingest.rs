@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use forebay_client::wire::Assembly;
+use forebay_client::wire::{self, Assembly};
 
-use super::StoreError;
+use super::{EndSession, StoreError};
 use crate::{
     buffer::{
         admission::Gates,
@@ -32,7 +32,7 @@ pub trait IngestStore: Send + Sync {
 #[derive(Clone)]
 pub struct Ingest {
     /// Rollouts posted together.
-    pub bundles: Arc<Vec<Vec<NewRollout>>>,
+    pub bundles: Arc<Vec<Bundle>>,
     /// The policies that this process has found full.
     pub gates: Arc<Gates>,
     /// The time of their arrival.
@@ -43,7 +43,30 @@ impl Ingest {
     /// The number of payload bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.bundles.iter().flatten().map(NewRollout::payload_bytes).sum()
+        self.bundles.iter().flat_map(|bundle| bundle.iter()).map(NewRollout::payload_bytes).sum()
+    }
+}
+
+/// Rollouts that are stored together, and the sessions that end with them.
+#[derive(Clone, Debug, Default)]
+pub struct Bundle {
+    /// The rollouts.
+    pub rollouts: Vec<NewRollout>,
+    /// The sessions that recorded rollouts of the bundle.
+    pub ends: Vec<EndSession>,
+}
+
+impl From<Vec<NewRollout>> for Bundle {
+    fn from(rollouts: Vec<NewRollout>) -> Self {
+        Self { rollouts, ends: Vec::new() }
+    }
+}
+
+impl std::ops::Deref for Bundle {
+    type Target = [NewRollout];
+
+    fn deref(&self) -> &[NewRollout] {
+        &self.rollouts
     }
 }
 
@@ -75,4 +98,26 @@ pub struct Ingested {
     pub discarded: Option<String>,
     /// Group filters that could not be evaluated in this decision.
     pub failed_group_filters: Vec<String>,
+}
+
+impl Ingested {
+    /// The receipt for its producer.
+    #[must_use]
+    pub fn receipt(&self) -> wire::Receipt {
+        wire::Receipt {
+            policy: self.policy.to_string(),
+            rollout_id: self.rollout_id.to_string(),
+            group_id: self.group_id.to_string(),
+            verdict: self.decision.verdict.into(),
+            warnings: self.warnings.iter().map(ToString::to_string).collect(),
+            reason: self.decision.reason.clone(),
+            duplicate: self.duplicate,
+            group: wire::ReceiptGroup {
+                state: self.fill.state.into(),
+                arrived: self.fill.arrived(),
+                size: self.fill.size,
+            },
+            assembly: self.assembly,
+        }
+    }
 }

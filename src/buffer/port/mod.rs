@@ -6,7 +6,7 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`samples`], [`lineage`], [`ledger`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`samples`], [`lineage`], [`ledger`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`peers`].
 
 pub mod admission;
@@ -22,6 +22,7 @@ pub mod lineage;
 pub mod peers;
 pub mod policies;
 pub mod samples;
+pub mod sessions;
 pub mod sweep;
 
 pub use self::{
@@ -31,7 +32,7 @@ pub use self::{
     error::{DatabaseFailure, StoreError},
     groups::{CloseGroup, DecidedGroup, DiscardGroup, Group, GroupStore},
     health::{Health, HealthStore},
-    ingest::{BundleOutcome, Ingest, IngestStore, Ingested},
+    ingest::{Bundle, BundleOutcome, Ingest, IngestStore, Ingested},
     leases::{
         Ack, Batch, BatchFilter, Claim, ClaimAnswer, Claimed, ExpiredLeases, Extend, LeaseProof, LeaseStore, Nack,
     },
@@ -40,6 +41,10 @@ pub use self::{
     peers::Peers,
     policies::{ExistingPolicy, OpenGroup, Policy, PolicyStore, RulesWritten, WaitingFor, WriteRules},
     samples::{BatchMember, SampleStore, StoredPayload},
+    sessions::{
+        CallHead, EndSession, FindAnswer, NewSession, OpenedSession, RecordCall, RecordedCall, Session, SessionBounds,
+        SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer, StoredCall,
+    },
     sweep::{RulesOfGroups, SweepStore},
 };
 use super::refusal::Refusal;
@@ -58,6 +63,7 @@ pub trait Store:
     + LineageStore
     + LedgerStore
     + SweepStore
+    + SessionStore
     + ClockStore
     + DiagnosisStore
     + HealthStore
@@ -75,6 +81,7 @@ impl<S> Store for S where
         + LineageStore
         + LedgerStore
         + SweepStore
+        + SessionStore
         + ClockStore
         + DiagnosisStore
         + HealthStore

@@ -25,7 +25,7 @@ use crate::buffer::{
     evaluation::{self, EvaluationRequest, LatestEvaluation, REEVALUATIONS_MAX},
     ids::{AdmissionId, GroupId, PolicyName, RolloutId},
     payload::{Codec, Payload},
-    port::{BundleOutcome, Ingest, Ingested, StoreError},
+    port::{Bundle, BundleOutcome, Ingest, Ingested, StoreError},
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
     states::{GroupState, Verdict},
@@ -143,13 +143,13 @@ pub(in crate::buffer) fn prepare(
 }
 
 pub(in crate::buffer) async fn ingest(buffer: &Buffer, bundle: Vec<NewRollout>) -> Result<Vec<Ingested>, BufferError> {
-    let outcome = ingest_all(buffer, vec![bundle]).await?.pop();
+    let outcome = ingest_all(buffer, vec![bundle.into()]).await?.pop();
     outcome.ok_or(StoreError::Closed)?.map_err(BufferError::from)
 }
 
 pub(in crate::buffer) async fn ingest_all(
     buffer: &Buffer,
-    bundles: Vec<Vec<NewRollout>>,
+    bundles: Vec<Bundle>,
 ) -> Result<Vec<BundleOutcome>, BufferError> {
     let bundles = Arc::new(bundles);
     evaluate_filters(&bundles, likely_requests(buffer, &bundles)).await?;
@@ -188,7 +188,7 @@ pub(in crate::buffer) async fn ingest_all(
 }
 
 /// The inputs on which the filters of bundles will probably be evaluated, each with the index of its bundle.
-fn likely_requests(buffer: &Buffer, bundles: &[Vec<NewRollout>]) -> Vec<(usize, EvaluationRequest)> {
+fn likely_requests(buffer: &Buffer, bundles: &[Bundle]) -> Vec<(usize, EvaluationRequest)> {
     let mut requests = Vec::new();
     for (bundle, rollouts) in bundles.iter().enumerate() {
         let expected =
@@ -201,7 +201,7 @@ fn likely_requests(buffer: &Buffer, bundles: &[Vec<NewRollout>]) -> Vec<(usize, 
 /// Evaluates filters. Evaluations that may take long run on threads for blocking work, at most as many at once as there
 /// are cores.
 async fn evaluate_filters(
-    bundles: &Arc<Vec<Vec<NewRollout>>>,
+    bundles: &Arc<Vec<Bundle>>,
     requests: Vec<(usize, EvaluationRequest)>,
 ) -> Result<(), BufferError> {
     static CORES: LazyLock<Semaphore> =
@@ -230,10 +230,7 @@ async fn evaluate_filters(
 }
 
 /// Stores bundles of policies that exist.
-async fn ingest_existing(
-    buffer: &Buffer,
-    bundles: Arc<Vec<Vec<NewRollout>>>,
-) -> Result<Vec<BundleOutcome>, BufferError> {
+async fn ingest_existing(buffer: &Buffer, bundles: Arc<Vec<Bundle>>) -> Result<Vec<BundleOutcome>, BufferError> {
     let ingest = Ingest { bundles: Arc::clone(&bundles), gates: Arc::clone(&buffer.gates), now: buffer.clock.now() };
     let outcomes = buffer.store.ingest(ingest).await?;
     report(buffer, &bundles, &outcomes);
@@ -243,7 +240,7 @@ async fn ingest_existing(
 /// Runs the bundles with such an outcome again, and keeps the outcomes of the others.
 async fn ingest_again(
     buffer: &Buffer,
-    bundles: &[Vec<NewRollout>],
+    bundles: &[Bundle],
     outcomes: &mut [BundleOutcome],
     refused: impl Fn(&BundleOutcome) -> bool,
 ) -> Result<(), BufferError> {
@@ -256,7 +253,7 @@ async fn ingest_again(
 }
 
 /// Counts the stored rollouts, and wakes waiters for the groups that became ready.
-fn report(buffer: &Buffer, bundles: &[Vec<NewRollout>], outcomes: &[BundleOutcome]) {
+fn report(buffer: &Buffer, bundles: &[Bundle], outcomes: &[BundleOutcome]) {
     for (bundle, outcome) in bundles.iter().zip(outcomes) {
         let Ok(stored) = outcome else { continue };
         for (new, ingested) in bundle.iter().zip(stored) {

@@ -6,6 +6,8 @@ pub mod trajectory;
 
 pub mod assemble;
 
+pub mod session;
+
 pub mod warnings;
 
 pub mod ingest;

@@ -11,6 +11,7 @@ use crate::buffer::{
     ingest,
     port::{DecidedGroup, ExpiredLeases, StoreError},
     replicas::{self, Awaited},
+    session,
 };
 
 /// Pause between sweeps, a quarter of the delay that [`Buffer::run_sweeper`] allows.
@@ -32,6 +33,9 @@ pub(in crate::buffer) async fn run_sweeper(buffer: &Buffer) {
         if let Err(error) = fold_tallies(buffer).await {
             tracing::warn!(error = %error, "adding changes to the tallies failed; the next sweep tries again");
         }
+        if let Err(error) = session::flush_delivered(buffer).await {
+            tracing::warn!(error = %error, "marking calls as delivered failed; the next sweep tries again");
+        }
         let started = Instant::now();
         let outcome = sweep(buffer).await;
         buffer.metrics.swept(started.elapsed(), outcome.is_ok());
@@ -46,9 +50,11 @@ pub(in crate::buffer) async fn sweep(buffer: &Buffer) -> Result<(), StoreError> 
         return Ok(());
     }
     expire_leases(buffer).await?;
+    session::expire(buffer, SLICE).await?;
     decide_overdue_groups(buffer).await?;
     while buffer.store.expire_admissions(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
     while buffer.store.retire(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
+    while buffer.store.retire_sessions(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
     while buffer.store.discard_stragglers(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
     Ok(())
 }

@@ -45,32 +45,47 @@ impl Op for Admit {
     type Output = Result<Admitted, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const INSERT_ADMISSION: Statement = Statement::new(
-            "-- insert_admission
-            INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
-            VALUES ($1, $2, $3, 0, $4, $5)",
-        );
-        const SELECT_EXPIRED: Statement = select_admissions!(
-            "-- select_expired_admissions_of_policy",
-            "WHERE policy_pk = $1 AND expires_us <= $2
-            ORDER BY admission_pk"
-        );
         let Some(policy) = policy::lock(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
-        // Expired room is given back here, too, in case the sweep has not done so.
-        give_back(tx, SELECT_EXPIRED, args![policy.policy_pk, self.now]).await?;
-        let backlog = backlog(tx, policy.policy_pk).await?;
+        let backlog = room(tx, &policy, self.now).await?;
         let granted = u64::from(self.rollouts).min(capacity(&policy.rules, backlog)) as u32;
         let expires_at = self.now.plus_seconds(policy.rules.group.timeout_s);
         if granted > 0 {
-            let id = self.admission_id.as_bytes();
-            let values = args![id, policy.policy_pk, granted, policy.version, expires_at];
-            tx.guarded(INSERT_ADMISSION, values, 1).await?;
-            tx.tallies().add(policy.policy_pk, Tally::Reserved, i64::from(granted));
+            reserve(tx, &policy, self.admission_id, granted, expires_at).await?;
         }
         Ok(Ok(Admitted { admission_id: self.admission_id, granted, version: policy.version, expires_at }))
     }
+}
+
+/// The backlog of a policy whose row is locked. Expired room is given back here, too, in case the sweep has not done so.
+pub(super) async fn room(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<Backlog, StoreError> {
+    const SELECT_EXPIRED: Statement = select_admissions!(
+        "-- select_expired_admissions_of_policy",
+        "WHERE policy_pk = $1 AND expires_us <= $2
+        ORDER BY admission_pk"
+    );
+    give_back(tx, SELECT_EXPIRED, args![policy.policy_pk, now]).await?;
+    backlog(tx, policy.policy_pk).await
+}
+
+/// Reserves room for rollouts of a policy whose row is locked.
+pub(super) async fn reserve(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    admission_id: AdmissionId,
+    rollouts: u32,
+    expires_at: Timestamp,
+) -> Result<(), StoreError> {
+    const INSERT_ADMISSION: Statement = Statement::new(
+        "-- insert_admission
+        INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
+        VALUES ($1, $2, $3, 0, $4, $5)",
+    );
+    let values = args![admission_id.as_bytes(), policy.policy_pk, rollouts, policy.version, expires_at];
+    tx.guarded(INSERT_ADMISSION, values, 1).await?;
+    tx.tallies().add(policy.policy_pk, Tally::Reserved, i64::from(rollouts));
+    Ok(())
 }
 
 /// The work of a policy that is not yet trained, including the counts of this transaction.

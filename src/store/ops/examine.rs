@@ -36,7 +36,7 @@ impl Op for Examine {
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Examination, StoreError> {
         let mut contradictions = Vec::new();
-        for (what, statement) in CONTRADICTIONS {
+        for (what, statement) in CONTRADICTIONS.iter().chain(SESSION_CONTRADICTIONS) {
             let rows = tx.fetch_all(*statement, args![NAMED_MAX]).await?;
             let Some(rows_found) = rows.len().try_into().ok().filter(|&count: &i64| count > 0) else { continue };
             let named = rows.into_iter().map(|mut row| row.get("name")).collect::<Result<_, _>>()?;
@@ -160,6 +160,86 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
     ),
 ];
 
+/// Contradictions of sessions.
+const SESSION_CONTRADICTIONS: &[(&str, Statement)] = &[
+    (
+        "sessions whose counts differ from their calls",
+        Statement::new(
+            "-- find_miscounted_sessions
+            SELECT CAST(s.session_pk AS TEXT) AS name
+            FROM session AS s
+            WHERE (s.ended_us IS NULL OR s.purge_us IS NOT NULL) AND (s.calls, s.bytes) <> (
+                SELECT COUNT(*),
+                    COALESCE(SUM(length(c.body) + length(c.response) + COALESCE(length(c.request), 0)), 0)
+                FROM session_call AS c
+                WHERE c.session_pk = s.session_pk
+            )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "sessions whose policies have other counts than their calls",
+        Statement::new(
+            "-- find_miscounted_session_policies
+            SELECT CAST(sp.session_pk AS TEXT) AS name
+            FROM session_policy AS sp
+            JOIN session AS s ON s.session_pk = sp.session_pk
+            WHERE (s.ended_us IS NULL OR s.purge_us IS NOT NULL) AND (sp.calls, sp.sampled) <> (
+                SELECT COUNT(*), COALESCE(SUM(c.sampled), 0)
+                FROM session_call AS c
+                WHERE c.session_pk = sp.session_pk AND c.policy_pk = sp.policy_pk
+            )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "calls that share ids with a call that is not before them",
+        Statement::new(
+            "-- find_unfounded_calls
+            SELECT CAST(c.call_pk AS TEXT) AS name
+            FROM session_call AS c
+            WHERE c.parent IS NOT NULL AND NOT EXISTS (
+                SELECT 1
+                FROM session_call AS before
+                WHERE before.session_pk = c.session_pk AND before.seq = c.parent AND before.seq < c.seq
+                    AND before.prompt + before.sampled >= c.shared
+            )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "sessions with keys or calls, but without a row",
+        Statement::new(
+            "-- find_orphaned_calls
+            SELECT CAST(c.session_pk AS TEXT) AS name
+            FROM (SELECT session_pk FROM session_call UNION SELECT session_pk FROM session_key) AS c
+            WHERE NOT EXISTS (SELECT 1 FROM session AS s WHERE s.session_pk = c.session_pk)
+            LIMIT $1",
+        ),
+    ),
+    (
+        "ended sessions that count as live in their groups, or live ones that do not",
+        Statement::new(
+            "-- find_misplaced_sessions
+            SELECT CAST(sp.session_pk AS TEXT) AS name
+            FROM session_policy AS sp
+            JOIN session AS s ON s.session_pk = sp.session_pk
+            WHERE (sp.is_live = 1) <> (s.ended_us IS NULL)
+            LIMIT $1",
+        ),
+    ),
+    (
+        "finished sessions without an answer",
+        Statement::new(
+            "-- find_unanswered_sessions
+            SELECT CAST(session_pk AS TEXT) AS name
+            FROM session
+            WHERE ended_us IS NOT NULL AND (outcome IS NULL OR end_digest IS NULL)
+            LIMIT $1",
+        ),
+    ),
+];
+
 /// Rows with a key that is computed from their name, after a key, at most $2 of them: `pk`, `key`, `name`.
 const KEYED: &[(&str, Statement)] = &[
     (
@@ -250,6 +330,14 @@ async fn recount(tx: &mut Tx<'_>) -> Result<(Counts, Option<Contradiction>), Sto
         JOIN policy AS p ON p.policy_pk = b.policy_pk
         GROUP BY 1, 2",
     );
+    const COUNT_SESSIONS: Statement = Statement::new(
+        "-- count_sessions
+        SELECT p.name AS policy, s.state, COUNT(*) AS value
+        FROM session_policy AS sp
+        JOIN session AS s ON s.session_pk = sp.session_pk
+        JOIN policy AS p ON p.policy_pk = sp.policy_pk
+        GROUP BY 1, 2",
+    );
     const SUM_RESERVED: Statement = Statement::new(
         "-- sum_reserved
         SELECT p.name AS policy, CAST(SUM(a.granted - a.used) AS BIGINT) AS value
@@ -280,6 +368,10 @@ async fn recount(tx: &mut Tx<'_>) -> Result<(Counts, Option<Contradiction>), Sto
     }
     for mut row in tx.fetch_all(COUNT_BATCHES, args![]).await? {
         let tally = Tally::Batches(row.get("state")?);
+        count(&mut counts, &mut row, tally)?;
+    }
+    for mut row in tx.fetch_all(COUNT_SESSIONS, args![]).await? {
+        let tally = Tally::Sessions(row.get("state")?);
         count(&mut counts, &mut row, tally)?;
     }
     for mut row in tx.fetch_all(SUM_RESERVED, args![]).await? {

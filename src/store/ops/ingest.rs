@@ -25,7 +25,7 @@ use crate::{
         finalize::{GroupDecision, Member},
         ids::{GroupPk, IdKey, KeyForm, PolicyPk},
         ingest::{GroupFill, NewRollout, RolloutDecision},
-        port::{BundleOutcome, Ingest, StoreError},
+        port::{Bundle, BundleOutcome, EndSession, Ingest, StoreError},
     },
     store::{
         dialect::{Class, Op},
@@ -51,11 +51,11 @@ impl Op for Posts {
         // All posts come from this process, so their gates are the same. The latest of their times is the time of the
         // transaction.
         let Some(latest) = self.0.iter().max_by_key(|post| post.now) else { return Ok(Vec::new()) };
-        let bundles: Vec<Vec<Incoming<'_>>> = self
+        let bundles: Vec<IncomingBundle<'_>> = self
             .0
             .iter()
             .flat_map(|post| post.bundles.iter())
-            .map(|bundle| bundle.iter().map(|new| Incoming::new(new, form)).collect())
+            .map(|bundle| IncomingBundle::new(bundle, form))
             .collect();
         let snapshot = Snapshot::read(tx, &bundles, latest.now).await?;
         let mut decider = Decider::new(snapshot, &latest.gates, latest.now);
@@ -63,6 +63,18 @@ impl Op for Posts {
             bundles.iter().map(|bundle| decider.bundle(bundle, tx.tallies())).collect::<Vec<_>>().into_iter();
         write::write(tx, decider.into_changes(), latest.now).await?;
         Ok(self.0.iter().map(|post| outcomes.by_ref().take(post.bundles.len()).collect()).collect())
+    }
+}
+
+/// A bundle as posted.
+struct IncomingBundle<'b> {
+    rollouts: Vec<Incoming<'b>>,
+    ends: &'b [EndSession],
+}
+
+impl<'b> IncomingBundle<'b> {
+    fn new(bundle: &'b Bundle, form: KeyForm) -> Self {
+        Self { rollouts: bundle.iter().map(|new| Incoming::new(new, form)).collect(), ends: &bundle.ends }
     }
 }
 

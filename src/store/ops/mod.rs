@@ -19,6 +19,7 @@ pub(super) mod ledger;
 pub(super) mod lineage;
 pub(super) mod policy;
 pub(super) mod samples;
+pub(super) mod session;
 pub(super) mod sweep;
 pub(super) mod unused_rules;
 

@@ -52,6 +52,9 @@ impl Op for AnythingDue {
                 WHEN (SELECT MIN(purge_us) FROM rollout_group WHERE purge_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(forget_us) FROM rollout_group WHERE forget_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(expires_us) FROM admission) <= $1 THEN 1
+                WHEN (SELECT MIN(due_us) FROM session WHERE due_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(purge_us) FROM session WHERE purge_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(forget_us) FROM session WHERE forget_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(minute) FROM recent) <= $2 THEN 1
                 WHEN EXISTS (
                     SELECT 1
@@ -370,7 +373,8 @@ impl Op for Probe {
         const REACH_TABLES: Statement = Statement {
             sqlite: "-- reach_tables\nSELECT 1 AS reached",
             postgres: "-- reach_tables
-                LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, tally_change, recent
+                LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, tally_change, recent,
+                    session, session_policy, session_key, session_call
                 IN ROW EXCLUSIVE MODE NOWAIT",
         };
         const PROBE: Statement = Statement::new("-- probe\nUPDATE policy SET run = run WHERE name = 'default'");

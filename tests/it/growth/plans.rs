@@ -12,8 +12,19 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 
 use super::Walked;
 
-/// Tables with one row for every rollout, group or batch that ever arrived.
-const GROWING: [&str; 6] = ["rollout", "rollout_group", "payload", "batch", "batch_group", "admission"];
+/// Tables with one row for every rollout, group, batch, session or call that ever arrived.
+const GROWING: [&str; 10] = [
+    "rollout",
+    "rollout_group",
+    "payload",
+    "batch",
+    "batch_group",
+    "admission",
+    "session",
+    "session_policy",
+    "session_key",
+    "session_call",
+];
 
 /// Columns that only identify the policy: a search by them alone reads everything that the policy ever had.
 const OWNER: [&str; 2] = ["policy_pk", "run"];
@@ -229,4 +240,28 @@ const FILL: &str = "
     SELECT decode(md5('admission' || n), 'hex'), p.policy_pk, 1, 0, 0, 4000000000000000 + n
     FROM policy AS p, generate_series($FIRST, $LAST) AS n
     WHERE p.name = 'default';
+    INSERT INTO session (
+        session_id, state, spec, content_digest, max_calls, idle_s, calls, bytes, segments, tokens, is_full, opened_us,
+        expires_us, ended_us, end_digest, outcome, purge_us, forget_us
+    )
+    SELECT decode(md5('session' || n), 'hex'), 'finished', '{}', decode('00', 'hex'), 8, 60, 1, 3, 1, n, 0, n, n, n,
+        decode('00', 'hex'), '{}', 4000000000000000 + n, 4000000000000000 + n
+    FROM generate_series($FIRST, $LAST) AS n;
+    INSERT INTO session_policy (
+        session_pk, policy_pk, run, rollout_key, group_key, group_size, admission_id, version, calls, sampled, is_live
+    )
+    SELECT s.session_pk, p.policy_pk, p.run, decode(md5('recorded' || s.tokens), 'hex'),
+        decode(md5('group' || s.tokens), 'hex'), 1, s.session_id, 0, 1, 1, 0
+    FROM session AS s, policy AS p
+    WHERE p.name = 'default' AND s.spec = '{}' AND s.tokens >= $FIRST;
+    INSERT INTO session_key (hash, session_pk)
+    SELECT decode(md5('key' || tokens), 'hex'), session_pk FROM session WHERE spec = '{}' AND tokens >= $FIRST;
+    INSERT INTO session_call (
+        session_pk, seq, policy_pk, shared, prompt, sampled, dialect, model, finish_reason, stopped_on_token, delivered,
+        retry_count, started_us, ended_us, body_digest, digest, body, response
+    )
+    SELECT s.session_pk, 1, 1, 0, 1, 1, 'chat', 'any', 'stop', 1, 1, 0, s.tokens, s.tokens,
+        decode(md5('body' || s.tokens), 'hex'), decode('00', 'hex'), decode('00', 'hex'), decode('00', 'hex')
+    FROM session AS s
+    WHERE s.spec = '{}' AND s.tokens >= $FIRST;
 ";

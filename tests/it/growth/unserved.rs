@@ -1,4 +1,5 @@
-//! Statements that no request runs: those that delete unused rules every ten minutes, and those of a restore.
+//! Statements that no request of the API runs: those that delete unused rules every ten minutes, those of a restore, and
+//! those for calls of agents.
 //!
 //! They run on a store in this process, where a subscriber receives their texts. In a service they would all be logged
 //! only after it had looked for unused rules twice.
@@ -9,7 +10,13 @@ use std::{
 };
 
 use forebay::{
-    buffer::ids::{Epoch, GroupPk},
+    buffer::{
+        call::{CallColumns, pack_text},
+        ids::{Epoch, GroupPk, PolicyName},
+        port::{CallHead, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
+        states::SessionState,
+    },
+    clock::Timestamp,
     metrics::Metrics,
     store,
 };
@@ -23,7 +30,7 @@ use tracing_subscriber::{Layer, layer::Context, prelude::*};
 use super::{Walked, name_of, named_in};
 
 /// Files with statements that no request runs.
-pub(super) const FILES: [&str; 2] = ["unused_rules.rs", "epochs.rs"];
+pub(super) const FILES: [&str; 3] = ["unused_rules.rs", "epochs.rs", "session/calls.rs"];
 
 /// Runs the statements on the database of a stopped service. Returns each of them once.
 pub(super) async fn walked(database: &str) -> Vec<Walked> {
@@ -35,6 +42,7 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     let unused: Vec<i64> = superseded.into_iter().filter(|rules| !found.rules.contains(rules)).collect();
     store.forget_rules(unused).await.expect("answered");
     store.begin_epochs(Epoch(1)).await.expect("answered");
+    record_call(&*store).await;
     store.close().await;
     // Other tests of this process run statements at the same time.
     let names = named_in(|path| FILES.iter().any(|file| path.ends_with(file)));
@@ -43,6 +51,49 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     let walked = told.into_iter().filter(|(of, _)| *of == dialect);
     let walked = walked.filter_map(|(_, text)| Some(Walked { name: name_of(&text)?, text }));
     walked.filter(|statement| names.contains(&statement.name)).collect()
+}
+
+/// Records a call in the session that the walk has left open.
+async fn record_call(store: &dyn Store) {
+    let filter = SessionFilter { state: Some(SessionState::Open), limit: 1, ..SessionFilter::default() };
+    let found = store.sessions(filter).await.expect("answered").entries;
+    let session_pk = found.first().expect("the walk has left a session open").session_pk;
+    let now = Timestamp::from_micros(1);
+    let head = CallHead {
+        agent: None,
+        dialect: "chat".to_owned(),
+        model: "any".to_owned(),
+        finish_reason: "stop".to_owned(),
+        stopped_on_token: true,
+        body_digest: [0; 32],
+        retry_count: 0,
+        started_at: now,
+    };
+    let columns = CallColumns { tail: vec![1], ids: vec![2], logprobs: vec![0.0], ..CallColumns::default() };
+    let (body, digest) = columns.pack();
+    let record = RecordCall {
+        session_pk,
+        policy: PolicyName::default(),
+        head,
+        parent: None,
+        shared: 0,
+        prompt: 1,
+        sampled: 1,
+        body,
+        digest,
+        request: None,
+        response: pack_text("{}"),
+        segments: 1,
+        tokens: 2,
+        bounds: SessionBounds { bytes_max: 1_000, segments_max: 10, tokens_max: 10 },
+        now,
+    };
+    let call = store.record_call(record).await.expect("answered").expect("recorded");
+    store.mark_delivered(vec![call.call_pk]).await.expect("answered");
+    let find = FindAnswer { session_pk, body_digest: [0; 32], retry_count: 1 };
+    assert!(store.answer(find).await.expect("answered").is_some());
+    assert_eq!(store.session_calls(session_pk, 0, 10).await.expect("answered").len(), 1);
+    store.mark_full(session_pk).await.expect("answered");
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

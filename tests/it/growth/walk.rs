@@ -80,6 +80,7 @@ pub(super) async fn all(url: &str) {
     decide(url).await;
     look(url).await;
     give_up(url).await;
+    record(url).await;
     pass_time(url).await;
     // The reset is last, because it leaves the ledger of a run behind.
     start_over(url).await;
@@ -189,6 +190,28 @@ async fn give_up(url: &str) {
     let samples = text(&batch["samples_url"]);
     eventually("the end of a payload", || async { trainer.status(samples).await == 410 }).await;
     trainer.lineage("resume", json!({"step": null, "force": true})).await;
+}
+
+/// Sessions: opened twice, refused their end, aborted, expired and forgotten. No call is recorded.
+async fn record(url: &str) {
+    let retention = json!({"settled_s": 0, "dropped_s": 0, "tombstone_s": 0});
+    let producer = Caller::of(url, "records", json!({"group": {"size": 2}, "retention": retention})).await;
+    let open = |rollout_id: &str, idle_s: u64| json!({"policy": "records", "rollout_id": rollout_id, "group_id": "recorded", "idle_s": idle_s});
+    let aborted = producer.post("/sessions", open("aborted", 600)).await;
+    producer.post("/sessions", open("aborted", 600)).await;
+    let path = format!("/sessions/{}", text(&aborted["session_id"]));
+    producer.get(&path).await;
+    producer.get("/sessions?policy=records&state=open").await;
+    let finish = producer.http.post(format!("{url}{path}/finish")).json(&json!({"reward": 1.0})).send().await;
+    assert_eq!(finish.expect("the service answers").status(), 422, "there are no calls");
+    producer.post(&format!("{path}/abort"), json!({"reason": "no"})).await;
+    let expired = producer.post("/sessions", open("expired", 1)).await;
+    let expired = format!("/sessions/{}", text(&expired["session_id"]));
+    for path in [path, expired] {
+        eventually("the end of a session", || async { producer.status(&path).await == 404 }).await;
+    }
+    // `unserved` records calls in this one.
+    producer.post("/sessions", json!({"rollout_id": "recorded"})).await;
 }
 
 /// Expiry of leases, group timeouts, admissions, payloads and tombstones.

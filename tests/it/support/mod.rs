@@ -431,6 +431,18 @@ impl TestApp {
         }
     }
 
+    /// Reads one value directly from the database.
+    pub(crate) async fn read_value(&self, sql: String) -> i64 {
+        let sql = sqlx::AssertSqlSafe(sql);
+        if self.database.starts_with("sqlite") {
+            let mut connection = sqlx::SqliteConnection::connect(&self.database).await.expect("the file opens");
+            sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect("the statement is valid")
+        } else {
+            let mut connection = sqlx::PgConnection::connect(&self.database).await.expect("the server accepts");
+            sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect("the statement is valid")
+        }
+    }
+
     /// `/metrics` as text, from a service that needs a key.
     pub(crate) async fn metrics_as_admin(&self) -> String {
         let key = self.key(Role::Admin, &["*"]).await;

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{GroupWork, Incoming, Keyed, Stored, read::Snapshot, write::Arrived};
+use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored, read::Snapshot, write::Arrived};
 use crate::{
     buffer::{
         admission::{Gates, Room},
@@ -13,7 +13,7 @@ use crate::{
         finalize::{self, GroupDecision, GroupSnapshot, Member},
         ids::{GroupPk, PolicyPk, RolloutPk},
         ingest::{self, GroupFill, NewRollout, RolloutDecision},
-        port::{BundleOutcome, Ingested, Policy},
+        port::{BundleOutcome, EndSession, Ingested, Policy},
         refusal::Refusal,
         states::{GroupState, RolloutState, Verdict},
         tally::Tally,
@@ -23,6 +23,7 @@ use crate::{
         ops::{
             admission::{Allowances, Rooms, added_backlog},
             group::{self, LockedGroup},
+            session::EndedSession,
         },
         tally::TallyDelta,
     },
@@ -36,6 +37,7 @@ pub(super) struct Decider<'b> {
     arrived: Vec<Arrived<'b>>,
     advantages: HashMap<RolloutPk, f64>,
     ready: Vec<Keyed>,
+    ended: Vec<EndedSession<'b>>,
 }
 
 /// The changes to write.
@@ -49,6 +51,8 @@ pub(super) struct Changes<'b> {
     /// Groups that became ready, in this order.
     pub(super) ready: Vec<Keyed>,
     pub(super) allowances: Allowances,
+    /// Sessions that ended.
+    pub(super) ended: Vec<EndedSession<'b>>,
 }
 
 /// The changes of one bundle, until all of it is accepted.
@@ -64,23 +68,71 @@ struct Draft<'b> {
 
 impl<'b> Decider<'b> {
     pub(super) fn new(snapshot: Snapshot, gates: &'b Gates, now: Timestamp) -> Self {
-        Self { snapshot, gates, now, arrived: Vec::new(), advantages: HashMap::new(), ready: Vec::new() }
+        Self {
+            snapshot,
+            gates,
+            now,
+            arrived: Vec::new(),
+            advantages: HashMap::new(),
+            ready: Vec::new(),
+            ended: Vec::new(),
+        }
     }
 
     pub(super) fn into_changes(self) -> Changes<'b> {
-        let Self { snapshot: Snapshot { groups, allowances, .. }, arrived, advantages, ready, .. } = self;
-        Changes { groups, arrived, advantages, ready, allowances }
+        let Self { snapshot: Snapshot { groups, allowances, .. }, arrived, advantages, ready, ended, .. } = self;
+        Changes { groups, arrived, advantages, ready, allowances, ended }
     }
 
     /// Decides a bundle, all or nothing.
-    pub(super) fn bundle(&mut self, bundle: &[Incoming<'b>], tallies: &mut TallyDelta) -> BundleOutcome {
-        let mut draft = self.draft(bundle)?;
-        let mut receipts = Vec::with_capacity(bundle.len());
-        for (index, incoming) in bundle.iter().enumerate() {
+    pub(super) fn bundle(&mut self, bundle: &IncomingBundle<'b>, tallies: &mut TallyDelta) -> BundleOutcome {
+        let rollouts = &bundle.rollouts;
+        for end in bundle.ends {
+            self.check_end(end)?;
+        }
+        let mut draft = self.draft(rollouts)?;
+        let mut receipts = Vec::with_capacity(rollouts.len());
+        for (index, incoming) in rollouts.iter().enumerate() {
             receipts.push(self.rollout(&mut draft, index, incoming, tallies)?);
         }
         self.accept(draft, tallies);
+        self.end_sessions(bundle.ends, &receipts, tallies);
         Ok(receipts)
+    }
+
+    /// Refuses the end of a session that has ended, has recorded further calls, or belongs to a run that has ended.
+    fn check_end(&self, end: &EndSession) -> Result<(), Refusal> {
+        let session = self.snapshot.sessions.get(&end.session_pk).ok_or(Refusal::Unknown("the session"))?;
+        if !session.state.is_live() {
+            return Err(Refusal::SessionEnded(session.state));
+        }
+        for (policy, run) in &end.runs {
+            if self.snapshot.policies.get(policy).is_none_or(|policy| policy.run != *run) {
+                return Err(Refusal::SessionReset(policy.clone()));
+            }
+        }
+        if session.calls == end.calls { Ok(()) } else { Err(Refusal::SessionChanged) }
+    }
+
+    /// Ends the sessions of a bundle that was accepted.
+    fn end_sessions(&mut self, ends: &'b [EndSession], receipts: &[Ingested], tallies: &mut TallyDelta) {
+        let mut rest = receipts;
+        for end in ends {
+            let (own, others) = rest.split_at(end.rollouts.min(rest.len()));
+            rest = others;
+            let session = self.snapshot.sessions.get_mut(&end.session_pk).expect("the end was checked");
+            for policy in &session.policies {
+                tallies.add(*policy, Tally::Sessions(session.state), -1);
+                tallies.add(*policy, Tally::Sessions(end.state), 1);
+            }
+            session.state = end.state;
+            let retention = end.runs.iter().map(|(policy, _)| &self.snapshot.policies[policy].rules.retention);
+            let settled_s = retention.clone().map(|retention| retention.settled_s).max().unwrap_or(0);
+            let tombstone_s = retention.map(|retention| retention.tombstone_s).max().unwrap_or(0);
+            let purge_at = self.now.plus_seconds(settled_s);
+            let forget_at = purge_at.plus_seconds(tombstone_s);
+            self.ended.push(EndedSession { end, outcome: end.outcome(own), purge_at, forget_at });
+        }
     }
 
     fn draft(&mut self, bundle: &[Incoming<'b>]) -> Result<Draft<'b>, Refusal> {

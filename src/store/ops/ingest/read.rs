@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use forebay_client::wire::Retries;
 
-use super::{GroupWork, Incoming, Keyed, Stored};
+use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored};
 use crate::{
     buffer::{
-        ids::{GroupPk, IdKey, PolicyName},
+        ids::{GroupPk, IdKey, PolicyName, SessionPk},
         ingest::RolloutDecision,
-        port::{Policy, StoreError},
+        port::{EndSession, Policy, StoreError},
         trajectory::ResolvedVersions,
     },
     clock::Timestamp,
@@ -17,6 +17,7 @@ use crate::{
         ops::{
             admission::{Allowances, StoredBacklog},
             fill, group, names, policy,
+            session::{self, EndingSession},
         },
         sql::{NewKeys, Row, Statement, Tx, args, id_key_list, new_keys},
     },
@@ -30,6 +31,8 @@ pub(super) struct Snapshot {
     /// The backlogs of the policies for which groups may be opened.
     pub(super) backlogs: HashMap<PolicyName, StoredBacklog>,
     pub(super) allowances: Allowances,
+    /// The sessions that bundles end.
+    pub(super) sessions: HashMap<SessionPk, EndingSession>,
     /// Keys for the rows of new rollouts, ascending.
     pub(super) rollout_pks: NewKeys,
     /// Keys for the rows of groups that do not exist, ascending in the order in which the groups are first named.
@@ -39,11 +42,13 @@ pub(super) struct Snapshot {
 impl Snapshot {
     pub(super) async fn read(
         tx: &mut Tx<'_>,
-        bundles: &[Vec<Incoming<'_>>],
+        bundles: &[IncomingBundle<'_>],
         now: Timestamp,
     ) -> Result<Self, StoreError> {
-        let all: Vec<&Incoming<'_>> = bundles.iter().flatten().collect();
-        let policies = policies(tx, &all).await?;
+        let all: Vec<&Incoming<'_>> = bundles.iter().flat_map(|bundle| &bundle.rollouts).collect();
+        let ends: Vec<&EndSession> = bundles.iter().flat_map(|bundle| bundle.ends).collect();
+        let policies = policies(tx, &all, &ends).await?;
+        let sessions = session::lock_ending(tx, &ends).await?;
         let stored = stored(tx, &policies, &all).await?;
         let is_new = |incoming: &&&Incoming<'_>| {
             let policy = policies.get(&incoming.new.policy);
@@ -79,6 +84,7 @@ impl Snapshot {
             groups,
             backlogs,
             allowances,
+            sessions,
         })
     }
 }
@@ -111,8 +117,13 @@ macro_rules! next_keys {
 const ROLLOUT_PKS: Statement = next_keys!("rollout", "rollout_pk");
 const GROUP_PKS: Statement = next_keys!("rollout_group", "group_pk");
 
-async fn policies(tx: &mut Tx<'_>, all: &[&Incoming<'_>]) -> Result<BTreeMap<PolicyName, Policy>, StoreError> {
-    let names: BTreeSet<&PolicyName> = all.iter().map(|incoming| &incoming.new.policy).collect();
+async fn policies(
+    tx: &mut Tx<'_>,
+    all: &[&Incoming<'_>],
+    ends: &[&EndSession],
+) -> Result<BTreeMap<PolicyName, Policy>, StoreError> {
+    let mut names: BTreeSet<&PolicyName> = all.iter().map(|incoming| &incoming.new.policy).collect();
+    names.extend(ends.iter().flat_map(|end| &end.runs).map(|(policy, _)| policy));
     let mut policies = BTreeMap::new();
     for name in names {
         if let Some(policy) = policy::find(tx, name).await? {

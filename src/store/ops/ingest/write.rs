@@ -15,14 +15,17 @@ use crate::{
     },
     clock::Timestamp,
     store::{
-        ops::group::{self, LockedGroup},
+        ops::{
+            group::{self, LockedGroup},
+            session,
+        },
         sql::{Arg, InsertRows, Statement, Tx, args, key_list},
     },
 };
 
 /// Writes everything. Groups come before the rollouts that refer to them.
 pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp) -> Result<(), StoreError> {
-    let Changes { groups, arrived, mut advantages, ready, allowances } = changes;
+    let Changes { groups, arrived, mut advantages, ready, allowances, ended } = changes;
     allowances.write(tx).await?;
     let places = group::next_ready(tx, ready.len()).await?;
     let places: HashMap<Keyed, i64> = ready.into_iter().zip(places).collect();
@@ -37,6 +40,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     advantages.sort_unstable_by_key(|(rollout, _)| *rollout);
     group::set_advantages(tx, &advantages).await?;
     write_counts(tx, &stored).await?;
+    session::write_ended(tx, &ended, now).await?;
     for (key, group) in stored {
         match &group.decision {
             Some(GroupDecision::Ready(ready)) => {

@@ -1,0 +1,340 @@
+//! Sessions in the store: the calls of agents, from which rollouts are assembled.
+//!
+//! A session ends in the transaction that ingests its rollouts, so its end is part of [`Ingest`](super::Ingest).
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use forebay_client::wire::SessionAssembly;
+use serde::{Deserialize, Serialize};
+
+use super::{Answer, Ingested, Page, StoreError};
+use crate::{
+    buffer::{
+        call::CallColumns,
+        canonical::ContentDigest,
+        ids::{AdmissionId, CallPk, PolicyName, Run, SessionId, SessionPk, Version},
+        ingest::NewRollout,
+        session::{SessionKeyHash, SessionSpec},
+        states::SessionState,
+    },
+    clock::Timestamp,
+};
+
+/// Sessions and their calls.
+#[async_trait]
+pub trait SessionStore: Send + Sync {
+    /// Opens a session and reserves room for its rollouts, or adds a key to the session that the same request opened.
+    async fn open_session(&self, open: NewSession) -> Answer<OpenedSession>;
+    /// The session with a key.
+    async fn session_of_key(&self, key: SessionKeyHash) -> Result<Option<Session>, StoreError>;
+    /// One session.
+    async fn session(&self, session_id: SessionId) -> Result<Option<Session>, StoreError>;
+    /// Sessions in the order in which they were opened.
+    async fn sessions(&self, filter: SessionFilter) -> Result<Page<Session>, StoreError>;
+    /// Records a call. A call beyond the bounds of the session is refused.
+    async fn record_call(&self, record: RecordCall) -> Answer<RecordedCall>;
+    /// Remembers that a call was refused because a bound was reached.
+    async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError>;
+    /// Marks calls as delivered.
+    async fn mark_delivered(&self, calls: Vec<CallPk>) -> Result<(), StoreError>;
+    /// The last recorded answer to a request that its client repeats.
+    async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError>;
+    /// The calls of a session after a number, in order.
+    async fn session_calls(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<StoredCall>, StoreError>;
+    /// Stops new calls of open sessions. Returns the sessions in the order of the request; a session that has ended is
+    /// returned unchanged.
+    async fn begin_finish(&self, sessions: Vec<SessionId>) -> Answer<Vec<Session>>;
+    /// Permits new calls of sessions whose finish was refused.
+    async fn reopen_sessions(&self, sessions: Vec<SessionId>) -> Result<(), StoreError>;
+    /// Sweep: live sessions that are due, up to `limit`.
+    async fn due_sessions(&self, now: Timestamp, limit: u32) -> Result<Vec<SessionId>, StoreError>;
+    /// Sweep: deletes the calls and rows of ended sessions that are due, up to `limit` sessions each. Returns how many
+    /// were done.
+    async fn retire_sessions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
+}
+
+/// A session to open.
+#[derive(Clone)]
+pub struct NewSession {
+    /// The id of the session, if it is new.
+    pub session_id: SessionId,
+    /// The hash of a new key.
+    pub key: SessionKeyHash,
+    /// Digest of what the producer asked for.
+    pub content: ContentDigest,
+    /// What it records.
+    pub spec: Arc<SessionSpec>,
+    /// A rollout without segments for each policy, in the order of their names. It is checked like the rollout at the
+    /// end of the session.
+    pub probes: Arc<Vec<NewRollout>>,
+    /// The admission of each of these rollouts, if room is reserved.
+    pub admissions: Vec<AdmissionId>,
+    /// The most calls.
+    pub max_calls: u32,
+    /// Seconds without a call after which it expires.
+    pub idle_s: u64,
+    /// When it expires at the latest.
+    pub expires_at: Timestamp,
+    /// The time of the request.
+    pub now: Timestamp,
+}
+
+/// A session that was opened, now or before.
+#[derive(Clone, Debug)]
+pub struct OpenedSession {
+    /// Its id.
+    pub session_id: SessionId,
+    /// When it expires at the latest.
+    pub expires_at: Timestamp,
+    /// Whether it was opened before.
+    pub duplicate: bool,
+}
+
+/// A session as stored.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// Its row.
+    pub session_pk: SessionPk,
+    /// Its id.
+    pub session_id: SessionId,
+    /// Its state.
+    pub state: SessionState,
+    /// Why it was aborted or expired.
+    pub reason: Option<String>,
+    /// What it was opened with.
+    pub spec: Arc<SessionSpec>,
+    /// The policies whose rollouts it records, in the order of their names.
+    pub policies: Vec<SessionPolicy>,
+    /// The most calls.
+    pub max_calls: u32,
+    /// Recorded calls.
+    pub calls: u32,
+    /// Stored bytes of these calls.
+    pub bytes: u64,
+    /// The most segments that the calls can have.
+    pub segments: u64,
+    /// The most tokens that these segments can have.
+    pub tokens: u64,
+    /// Whether a call was refused because a bound was reached.
+    pub is_full: bool,
+    /// When it was opened.
+    pub opened_at: Timestamp,
+    /// When its last recorded call ended.
+    pub last_call_at: Option<Timestamp>,
+    /// When it expires at the latest.
+    pub expires_at: Timestamp,
+    /// When it expires, unless a call is recorded; none once it has ended.
+    pub due_at: Option<Timestamp>,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// Digest of the request that ended it.
+    pub end: Option<ContentDigest>,
+    /// The answer to that request.
+    pub outcome: Option<SessionOutcome>,
+}
+
+/// A policy whose rollout a session records.
+#[derive(Clone, Debug)]
+pub struct SessionPolicy {
+    /// Its name.
+    pub policy: PolicyName,
+    /// Run in which the session was opened.
+    pub run: Run,
+    /// Its current run.
+    pub current_run: Run,
+    /// The version that was current when the session was opened.
+    pub version: Version,
+    /// Its current version.
+    pub current_version: Version,
+    /// The size of the group, which the session was opened with.
+    pub group_size: u32,
+    /// The admission that reserves room.
+    pub admission_id: AdmissionId,
+    /// Recorded calls.
+    pub calls: u32,
+    /// Ids that were sampled in these calls.
+    pub sampled: u64,
+}
+
+/// What became of an ended session, as its row keeps it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionOutcome {
+    /// The receipts of its trajectories, in the order of the policies' names.
+    pub receipts: Vec<forebay_client::wire::Receipt>,
+    /// What became of its calls.
+    pub assembly: SessionAssembly,
+}
+
+/// Which sessions to list.
+#[derive(Clone, Debug, Default)]
+pub struct SessionFilter {
+    /// Only sessions that record rollouts of this policy.
+    pub policy: PolicyName,
+    /// Only sessions in this state.
+    pub state: Option<SessionState>,
+    /// Only sessions after this cursor.
+    pub after: i64,
+    /// The most entries of a page.
+    pub limit: u32,
+}
+
+/// A call to record.
+#[derive(Clone, Debug)]
+pub struct RecordCall {
+    /// Its session.
+    pub session_pk: SessionPk,
+    /// The policy whose rollout it belongs to.
+    pub policy: PolicyName,
+    /// What the row has besides its columns.
+    pub head: CallHead,
+    /// The earlier call that begins with the same ids as the prompt.
+    pub parent: Option<u32>,
+    /// The number of these ids.
+    pub shared: usize,
+    /// The ids of the whole prompt.
+    pub prompt: usize,
+    /// The number of sampled ids.
+    pub sampled: usize,
+    /// Packed columns.
+    pub body: Vec<u8>,
+    /// BLAKE3 hash of `body`.
+    pub digest: [u8; 32],
+    /// Packed text of the request.
+    pub request: Option<Vec<u8>>,
+    /// Packed text of the response.
+    pub response: Vec<u8>,
+    /// By how much the call can increase the segments of the session.
+    pub segments: u64,
+    /// By how much it can increase the tokens of the segments.
+    pub tokens: u64,
+    /// The bounds of the session.
+    pub bounds: SessionBounds,
+    /// The time of the record.
+    pub now: Timestamp,
+}
+
+impl RecordCall {
+    /// The number of stored bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.body.len() + self.response.len() + self.request.as_ref().map_or(0, Vec::len)
+    }
+}
+
+/// What a producer or an operator can read about a call.
+#[derive(Clone, Debug)]
+pub struct CallHead {
+    /// Who made it, if the agent says so.
+    pub agent: Option<String>,
+    /// The API that the agent used.
+    pub dialect: String,
+    /// Name of the model that the agent asked for.
+    pub model: String,
+    /// Why the engine stopped.
+    pub finish_reason: String,
+    /// Whether the last id is a stop token.
+    pub stopped_on_token: bool,
+    /// Digest of the request's body.
+    pub body_digest: [u8; 32],
+    /// How many times the client says that it has repeated the request.
+    pub retry_count: u32,
+    /// When it began.
+    pub started_at: Timestamp,
+}
+
+/// How much a session may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionBounds {
+    /// Stored bytes.
+    pub bytes_max: u64,
+    /// Segments of a trajectory.
+    pub segments_max: u64,
+    /// Tokens of a trajectory.
+    pub tokens_max: u64,
+}
+
+/// A call that was recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedCall {
+    /// Its row.
+    pub call_pk: CallPk,
+    /// Its number in the session, from 1.
+    pub seq: u32,
+}
+
+/// Which answer to find.
+#[derive(Clone, Copy, Debug)]
+pub struct FindAnswer {
+    /// The session.
+    pub session_pk: SessionPk,
+    /// Digest of the request's body.
+    pub body_digest: [u8; 32],
+    /// How many times the client says that it has repeated the request. Only a call with a smaller number is found.
+    pub retry_count: u32,
+}
+
+/// A recorded answer.
+#[derive(Clone, Debug)]
+pub struct StoredAnswer {
+    /// The call.
+    pub call: RecordedCall,
+    /// The API that the agent used.
+    pub dialect: String,
+    /// Packed text of the response.
+    pub response: Vec<u8>,
+}
+
+/// A recorded call.
+#[derive(Clone, Debug)]
+pub struct StoredCall {
+    /// Its number in the session, from 1.
+    pub seq: u32,
+    /// The policy whose rollout it belongs to.
+    pub policy: PolicyName,
+    /// What the row has besides its columns.
+    pub head: CallHead,
+    /// The earlier call that begins with the same ids as the prompt.
+    pub parent: Option<u32>,
+    /// The number of these ids.
+    pub shared: usize,
+    /// The ids of the whole prompt.
+    pub prompt: usize,
+    /// Whether the agent received the answer.
+    pub delivered: bool,
+    /// When it ended.
+    pub ended_at: Timestamp,
+    /// Its columns.
+    pub columns: CallColumns,
+}
+
+/// The end of a session, in the transaction that ingests its rollouts.
+#[derive(Clone, Debug)]
+pub struct EndSession {
+    /// The session.
+    pub session_pk: SessionPk,
+    /// The number of its calls. If more were recorded meanwhile, the end is refused.
+    pub calls: u32,
+    /// The policies with the runs in which the session was opened. If one was reset meanwhile, the end is refused.
+    pub runs: Vec<(PolicyName, Run)>,
+    /// The state after it.
+    pub state: SessionState,
+    /// Why it was aborted or expired.
+    pub reason: Option<String>,
+    /// Digest of the request.
+    pub request: ContentDigest,
+    /// The number of its rollouts in the bundle, which follow those of the session before.
+    pub rollouts: usize,
+    /// What became of its calls.
+    pub assembly: SessionAssembly,
+    /// The admissions that end with it.
+    pub admissions: Vec<AdmissionId>,
+}
+
+impl EndSession {
+    /// The outcome to store, with the results of its rollouts.
+    #[must_use]
+    pub fn outcome(&self, ingested: &[Ingested]) -> SessionOutcome {
+        SessionOutcome { receipts: ingested.iter().map(Ingested::receipt).collect(), assembly: self.assembly }
+    }
+}

@@ -1,0 +1,180 @@
+//! Sessions: the calls of an agent to an inference engine are recorded, and become its rollouts when the session ends.
+//!
+//! It is beside the other stages: opening a session is an [`admission`](super::admission), its end is an
+//! [`ingest`](super::ingest) of trajectories that are assembled from the calls. The agent's requests and the engines
+//! belong to another module; this one receives finished calls.
+//!
+//! - `open`: checks what ingest would refuse at the end, and reserves room.
+//! - [`record`]: permits calls and stores them. [`paths`] finds what a prompt shares with earlier calls.
+//! - `in_flight`: the calls of this process that have not ended.
+//! - [`end`]: assembles the calls and ingests the rollouts; the session ends in the same transaction.
+//! - `calls`: the calls of a session as the assembler needs them.
+
+mod calls;
+mod end;
+mod in_flight;
+mod open;
+mod paths;
+mod record;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use forebay_client::wire::{Requirement, Sampling};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+pub(in crate::buffer) use self::{
+    calls::turns,
+    end::{abort, expire, finish},
+    in_flight::InFlight,
+    open::open,
+    record::{Delivered, PathCache, flush_delivered, mark_delivered, permit, record, replay},
+};
+pub use self::{
+    calls::{CallOutcome, Divergence, Turn},
+    end::{Abort, Ended, Finish},
+    open::{OpenSession, Opened},
+    record::{CallPermit, NewCall, Replayed},
+};
+use super::trajectory::VIOLATIONS_MAX;
+use crate::buffer::{ids::PolicyName, refusal::Refusal, rules::Rules};
+
+/// The most keys of a session: enough for a producer that repeats its request, and a bounded number of rows.
+pub const KEYS_MAX: u32 = 64;
+
+/// The most model names of a session.
+pub const MODELS_MAX: usize = 64;
+
+/// The longest lifetime of a session: 30 days.
+pub const TTL_S_MAX: u64 = 30 * 86_400;
+
+/// The longest time that a finish waits for calls in flight.
+pub const WAIT_MS_MAX: u64 = 600_000;
+
+/// The model name that stands for all other names.
+pub const ANY_MODEL: &str = "*";
+
+/// The prefix of every key of a session. Secret scanners recognise keys by it.
+const KEY_PREFIX: &str = "fbs_";
+
+/// Bounds that an operator sets.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionLimits {
+    /// The most calls of a session.
+    pub calls_max: u32,
+    /// The most stored bytes of the calls of a session.
+    pub bytes_max: u64,
+    /// The most calls of a session that are in flight at once.
+    pub in_flight_max: u32,
+    /// Seconds after which a session expires, if it names none.
+    pub ttl_s: u64,
+    /// Seconds without a call after which a session expires, if it names none.
+    pub idle_s: u64,
+}
+
+/// What a session was opened with, as its row keeps it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionSpec {
+    /// The policies that the model names of the agent stand for. Calls of a model without a policy are not recorded.
+    pub models: BTreeMap<String, Option<String>>,
+    /// Id of the rollout of each policy.
+    pub rollout_id: String,
+    /// Id of the group of each policy, if there is one.
+    pub group_id: Option<String>,
+    /// Label of the environment.
+    pub environment: Option<String>,
+    /// How tokens are sampled.
+    pub sampling: Sampling,
+    /// Free-form object.
+    pub metadata: Option<Box<RawValue>>,
+}
+
+impl SessionSpec {
+    /// The policy that a model name stands for; none if its calls are not recorded.
+    pub fn policy(&self, model: &str) -> Result<Option<&str>, Refusal> {
+        let found = self.models.get(model).or_else(|| self.models.get(ANY_MODEL));
+        found.map(Option::as_deref).ok_or_else(|| Refusal::UnknownModel(model.to_owned()))
+    }
+
+    /// The id of the group of each policy.
+    #[must_use]
+    pub fn group(&self) -> &str {
+        self.group_id.as_deref().unwrap_or(&self.rollout_id)
+    }
+}
+
+/// The key of a session: 256 random bits. It permits calls of the session's agent and nothing else.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SessionKey(String);
+
+impl SessionKey {
+    /// A fresh key.
+    #[must_use]
+    pub fn mint() -> Self {
+        let secret: [u8; 32] = rand::random();
+        Self(format!("{KEY_PREFIX}{}", blake3::Hash::from_bytes(secret).to_hex()))
+    }
+
+    /// The key, for the answer to the producer.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for SessionKey {
+    /// Hides the key: it is a secret and must never reach a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionKey(..)")
+    }
+}
+
+/// The BLAKE3 hash of a key, by which the store finds the session. A caller cannot choose the hash of the key that it
+/// presents, so the time of the lookup reveals nothing about the stored hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionKeyHash([u8; 32]);
+
+impl SessionKeyHash {
+    /// The hash of a key as a caller presents it.
+    #[must_use]
+    pub fn of(key: &str) -> Self {
+        Self(*blake3::hash(key.as_bytes()).as_bytes())
+    }
+
+    /// The 32 bytes that the store keeps.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Refuses a policy that requires what recorded calls do not have.
+pub fn check_rules(policy: &PolicyName, rules: &Rules) -> Result<(), Refusal> {
+    let missing = rules.require.iter().find_map(|requirement| match requirement {
+        Requirement::TeacherLogprobs => Some("teacher_logprobs"),
+        Requirement::Values => Some("values"),
+        Requirement::Tokens | Requirement::Logprobs | Requirement::PolicyVersion => None,
+    });
+    missing.map_or(Ok(()), |name| {
+        let detail = format!("policy `{policy}` requires `{name}`, which recorded calls do not have");
+        Err(Refusal::invalid("/models", detail))
+    })
+}
+
+/// Removes the indexes that the pointers of violations begin with.
+fn without_indexes(refusal: Refusal) -> Refusal {
+    let Refusal::Invalid(violations) = refusal else { return refusal };
+    let mut seen = BTreeSet::new();
+    let mut kept = Vec::new();
+    for mut violation in violations {
+        let rest = violation.pointer.get(1..).and_then(|pointer| pointer.split_once('/'));
+        violation.pointer = rest.map(|(_, rest)| format!("/{rest}")).unwrap_or_default();
+        if seen.insert((violation.pointer.clone(), violation.detail.clone())) && kept.len() < VIOLATIONS_MAX {
+            kept.push(violation);
+        }
+    }
+    Refusal::Invalid(kept)
+}

@@ -1,0 +1,87 @@
+//! The calls of this process that have been permitted and have not ended. A finish waits for them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::watch;
+
+use crate::buffer::ids::SessionId;
+
+/// The calls in flight, by session.
+#[derive(Debug, Default)]
+pub(in crate::buffer) struct InFlight(Mutex<HashMap<SessionId, Arc<Calls>>>);
+
+#[derive(Debug)]
+struct Calls {
+    count: watch::Sender<u32>,
+    cancelled: watch::Sender<bool>,
+}
+
+/// A call in flight. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Guard {
+    session: SessionId,
+    calls: Arc<Calls>,
+    all: Arc<InFlight>,
+}
+
+impl InFlight {
+    /// Counts a call, unless the session has `max` calls in flight.
+    pub(super) fn begin(self: &Arc<Self>, session: SessionId, max: u32) -> Option<Guard> {
+        let mut sessions = self.sessions();
+        let calls = sessions
+            .entry(session)
+            .or_insert_with(|| Arc::new(Calls { count: watch::Sender::new(0), cancelled: watch::Sender::new(false) }));
+        if *calls.count.borrow() >= max {
+            return None;
+        }
+        calls.count.send_modify(|count| *count += 1);
+        Some(Guard { session, calls: Arc::clone(calls), all: Arc::clone(self) })
+    }
+
+    /// Whether a session has calls in flight.
+    pub(super) fn has_calls(&self, session: SessionId) -> bool {
+        self.sessions().contains_key(&session)
+    }
+
+    /// Waits until a session has no calls in flight. Cancels those that are left when the time is over.
+    pub(super) async fn settle(&self, session: SessionId, wait: Duration) {
+        let Some(calls) = self.sessions().get(&session).cloned() else { return };
+        let mut count = calls.count.subscribe();
+        let ended = count.wait_for(|count| *count == 0);
+        if tokio::time::timeout(wait, ended).await.is_err() {
+            calls.cancelled.send_replace(true);
+        }
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Arc<Calls>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Guard {
+    /// Returns when a finish no longer waits for the call, whose answer will not be recorded.
+    pub(super) async fn cancelled(&self) {
+        let mut cancelled = self.calls.cancelled.subscribe();
+        if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut sessions = self.all.sessions();
+        let mut is_last = false;
+        self.calls.count.send_modify(|count| {
+            *count -= 1;
+            is_last = *count == 0;
+        });
+        if is_last {
+            sessions.remove(&self.session);
+        }
+    }
+}

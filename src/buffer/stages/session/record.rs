@@ -1,0 +1,435 @@
+//! Permits calls and records them. A call is durable before the agent sees the end of its answer.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use forebay_client::wire::{Sampling, VersionSpan, Violation};
+
+use super::{
+    SessionKeyHash,
+    calls::SessionCalls,
+    in_flight::Guard,
+    paths::{CallPaths, Shared},
+};
+use crate::{
+    buffer::{
+        Buffer,
+        call::{CallColumns, pack_text, unpack_text},
+        ids::{CallPk, ID_BYTES_MAX, PolicyName, SessionId},
+        port::{CallHead, FindAnswer, RecordCall, RecordedCall, Session, SessionBounds, SessionPolicy, StoreError},
+        refusal::{BufferError, Refusal},
+        states::SessionState,
+        warnings::LOGPROB_MAX,
+    },
+    clock::Timestamp,
+};
+
+/// Ids that the trees of all sessions hold together: 64 MiB.
+const CACHED_IDS_MAX: usize = 16 << 20;
+
+/// Sessions that have a tree.
+const CACHED_SESSIONS_MAX: usize = 4_096;
+
+/// Permission for one call of a session. While it exists, the call is in flight: keep it until the answer is delivered,
+/// so that a finish waits for it.
+#[derive(Debug)]
+pub struct CallPermit {
+    session: Session,
+    guard: Guard,
+}
+
+/// A finished call of an agent.
+#[derive(Clone, Debug, Default)]
+pub struct NewCall {
+    /// The policy whose rollout it belongs to.
+    pub policy: PolicyName,
+    /// Who made it, if the agent says so.
+    pub agent: Option<String>,
+    /// The API that the agent used.
+    pub dialect: String,
+    /// Name of the model that the agent asked for.
+    pub model: String,
+    /// The ids of the whole prompt, as the engine reports them.
+    pub prompt: Vec<i32>,
+    /// The sampled ids.
+    pub ids: Vec<i32>,
+    /// Their log-probabilities.
+    pub logprobs: Vec<f32>,
+    /// The spans of versions that tile `ids`.
+    pub versions: Vec<VersionSpan>,
+    /// Why the engine stopped.
+    pub finish_reason: String,
+    /// The stop sequence that ended the call, if one did.
+    pub stop: Option<String>,
+    /// Whether the last id is a stop token.
+    pub stopped_on_token: bool,
+    /// Digest of the request's body.
+    pub body_digest: [u8; 32],
+    /// How many times the client says that it has repeated the request.
+    pub retry_count: u32,
+    /// When it began; the time of the record if absent.
+    pub started_at: Option<Timestamp>,
+    /// The part of the request that is kept, as JSON.
+    pub request: Option<String>,
+    /// The response, as JSON. A repeated request is answered with it.
+    pub response: String,
+}
+
+/// The recorded answer to a request that its client repeats.
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    /// The call.
+    pub call: RecordedCall,
+    /// The API that the agent used.
+    pub dialect: String,
+    /// The response, as JSON.
+    pub response: String,
+}
+
+impl CallPermit {
+    /// The session.
+    #[must_use]
+    pub fn session_id(&self) -> SessionId {
+        self.session.session_id
+    }
+
+    /// The policy that a model name stands for, with its version; none if calls of the model are not recorded.
+    pub fn policy(&self, model: &str) -> Result<Option<&SessionPolicy>, Refusal> {
+        let Some(name) = self.session.spec.policy(model)? else { return Ok(None) };
+        let found = self.session.policies.iter().find(|policy| policy.policy.as_str() == name);
+        found.map(Some).ok_or_else(|| Refusal::UnknownModel(model.to_owned()))
+    }
+
+    /// The model names of the session.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.session.spec.models.keys().map(String::as_str)
+    }
+
+    /// How tokens are sampled.
+    #[must_use]
+    pub fn sampling(&self) -> Sampling {
+        self.session.spec.sampling
+    }
+
+    /// How many more calls the session may have.
+    #[must_use]
+    pub fn calls_left(&self) -> u32 {
+        self.session.max_calls.saturating_sub(self.session.calls)
+    }
+
+    /// Returns when a finish no longer waits for the call, whose answer will not be recorded.
+    pub async fn cancelled(&self) {
+        self.guard.cancelled().await;
+    }
+}
+
+pub(in crate::buffer) async fn permit(
+    buffer: &Buffer,
+    id: Option<SessionId>,
+    key: &str,
+) -> Result<CallPermit, BufferError> {
+    let found = buffer.store.session_of_key(SessionKeyHash::of(key)).await?;
+    let session = found.filter(|session| id.is_none_or(|id| id == session.session_id));
+    let session = session.ok_or(Refusal::UnknownSessionKey)?;
+    // The sweep ends sessions that are due, but not at the very moment.
+    if session.state == SessionState::Open && session.expires_at <= buffer.clock.now() {
+        return Err(Refusal::SessionEnded(SessionState::Expired).into());
+    }
+    if session.state != SessionState::Open {
+        return Err(Refusal::SessionEnded(session.state).into());
+    }
+    let bounds = bounds(buffer);
+    let full = [
+        ("calls", session.calls >= session.max_calls),
+        ("bytes", session.bytes >= bounds.bytes_max),
+        ("segments", session.segments >= bounds.segments_max),
+        ("tokens", session.tokens >= bounds.tokens_max),
+    ];
+    if let Some((what, _)) = full.into_iter().find(|(_, is_full)| *is_full) {
+        return Err(full_of(buffer, &session, what).await?.into());
+    }
+    let guard = buffer.in_flight.begin(session.session_id, buffer.options.sessions.in_flight_max);
+    let guard = guard.ok_or(Refusal::SessionFull("calls in flight"))?;
+    Ok(CallPermit { session, guard })
+}
+
+pub(in crate::buffer) async fn replay(
+    buffer: &Buffer,
+    permit: &CallPermit,
+    body_digest: [u8; 32],
+    retry_count: u32,
+) -> Result<Option<Replayed>, BufferError> {
+    if retry_count == 0 {
+        return Ok(None);
+    }
+    let find = FindAnswer { session_pk: permit.session.session_pk, body_digest, retry_count };
+    let Some(found) = buffer.store.answer(find).await? else { return Ok(None) };
+    let response = unpack_text(&found.response)
+        .map_err(|damage| StoreError::Corrupt(format!("response of call {}: {damage}", found.call.call_pk)))?;
+    Ok(Some(Replayed { call: found.call, dialect: found.dialect, response }))
+}
+
+pub(in crate::buffer) async fn record(
+    buffer: &Buffer,
+    permit: &CallPermit,
+    call: NewCall,
+) -> Result<RecordedCall, BufferError> {
+    check(&call)?;
+    let session = &permit.session;
+    let paths = buffer.call_paths.of(session.session_id);
+    let shared = {
+        let mut paths = paths.lock().await;
+        paths.catch_up(buffer, session).await?;
+        paths.shared(&call)
+    };
+    let now = buffer.clock.now();
+    let (prompt, sampled) = (call.prompt.len(), call.ids.len());
+    let columns = CallColumns {
+        tail: call.prompt[shared.ids..].to_vec(),
+        ids: call.ids.clone(),
+        logprobs: call.logprobs.clone(),
+        versions: call.versions.clone(),
+        stop: call.stop.clone(),
+    };
+    let (body, digest) = columns.pack();
+    // A call that continues another one lengthens its segment. Any other call begins a segment with its whole prompt.
+    let (segments, added) = match shared.continues {
+        _ if sampled == 0 => (0, 0),
+        Some((_, end)) => (0, prompt - end + sampled),
+        None => (1, prompt + sampled),
+    };
+    let record = RecordCall {
+        session_pk: session.session_pk,
+        policy: call.policy.clone(),
+        head: CallHead {
+            agent: call.agent.clone(),
+            dialect: call.dialect.clone(),
+            model: call.model.clone(),
+            finish_reason: call.finish_reason.clone(),
+            stopped_on_token: call.stopped_on_token,
+            body_digest: call.body_digest,
+            retry_count: call.retry_count,
+            started_at: call.started_at.unwrap_or(now),
+        },
+        parent: shared.call,
+        shared: shared.ids,
+        prompt,
+        sampled,
+        body,
+        digest,
+        request: call.request.as_deref().map(pack_text),
+        response: pack_text(&call.response),
+        segments,
+        tokens: added as u64,
+        bounds: bounds(buffer),
+        now,
+    };
+    let recorded = match buffer.store.record_call(record).await? {
+        Ok(recorded) => recorded,
+        Err(Refusal::SessionFull(what)) => return Err(full_of(buffer, session, what).await?.into()),
+        Err(refusal) => return Err(refusal.into()),
+    };
+    let ids = {
+        let mut paths = paths.lock().await;
+        paths.add(recorded.seq, &call);
+        paths.len()
+    };
+    buffer.call_paths.note(session.session_id, ids);
+    buffer.metrics.call_recorded(call.policy.as_str(), sampled as u64);
+    Ok(recorded)
+}
+
+/// Remembers that a bound was reached, and returns the refusal.
+async fn full_of(buffer: &Buffer, session: &Session, what: &'static str) -> Result<Refusal, StoreError> {
+    if !session.is_full {
+        buffer.store.mark_full(session.session_pk).await?;
+    }
+    Ok(Refusal::SessionFull(what))
+}
+
+fn bounds(buffer: &Buffer) -> SessionBounds {
+    SessionBounds {
+        bytes_max: buffer.options.sessions.bytes_max,
+        segments_max: buffer.options.limits.segments_max as u64,
+        tokens_max: buffer.options.limits.tokens_max as u64,
+    }
+}
+
+/// Refuses a call that could not be ingested, or that contradicts itself.
+fn check(call: &NewCall) -> Result<(), Refusal> {
+    let mut violations = Vec::new();
+    let mut require = |holds: bool, pointer: &str, detail: &str| {
+        if !holds {
+            violations.push(Violation { pointer: pointer.to_owned(), detail: detail.to_owned() });
+        }
+    };
+    let is_name = |text: &str| !text.is_empty() && text.len() <= ID_BYTES_MAX && !text.chars().any(char::is_control);
+    for (pointer, text) in [
+        ("/agent", call.agent.as_deref()),
+        ("/dialect", Some(call.dialect.as_str())),
+        ("/model", Some(call.model.as_str())),
+        ("/finish_reason", Some(call.finish_reason.as_str())),
+    ] {
+        require(text.is_none_or(is_name), pointer, "must be 1 to 256 bytes without control characters");
+    }
+    require(!call.prompt.is_empty(), "/prompt", "must have at least one id");
+    require(call.prompt.iter().chain(&call.ids).all(|&id| id >= 0), "/ids", "must be 0 or above");
+    require(call.logprobs.len() == call.ids.len(), "/logprobs", "must be as many as there are ids");
+    let is_logprob = |&logprob: &f32| logprob.is_finite() && logprob <= LOGPROB_MAX;
+    require(call.logprobs.iter().all(is_logprob), "/logprobs", "must be finite and not above 0");
+    let mut next = 0;
+    let tiles = call.versions.iter().all(|&VersionSpan(version, start, length)| {
+        let fits = version >= 0 && start == next && length >= 1;
+        next = start.saturating_add(length);
+        fits
+    });
+    require(tiles && next == call.ids.len() as i64, "/versions", "must tile the ids");
+    if violations.is_empty() { Ok(()) } else { Err(Refusal::Invalid(violations)) }
+}
+
+/// Recorded calls that were delivered and are not yet marked.
+#[derive(Debug, Default)]
+pub(in crate::buffer) struct Delivered {
+    pending: Mutex<Vec<CallPk>>,
+    /// Held while calls are marked, so that the end of a session waits for marks that another task writes.
+    writing: tokio::sync::Mutex<()>,
+}
+
+impl Delivered {
+    fn pending(&self) -> std::sync::MutexGuard<'_, Vec<CallPk>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(in crate::buffer) fn mark_delivered(buffer: &Buffer, call: CallPk) {
+    buffer.delivered.pending().push(call);
+}
+
+/// Marks calls as delivered. When it returns, all calls that were noted before are marked.
+pub(in crate::buffer) async fn flush_delivered(buffer: &Buffer) -> Result<(), StoreError> {
+    let _writing = buffer.delivered.writing.lock().await;
+    let calls = std::mem::take(&mut *buffer.delivered.pending());
+    if calls.is_empty() {
+        return Ok(());
+    }
+    let outcome = buffer.store.mark_delivered(calls.clone()).await;
+    if outcome.is_err() {
+        buffer.delivered.pending().extend(calls);
+    }
+    outcome
+}
+
+/// The trees of the sessions that were active last.
+#[derive(Debug, Default)]
+pub(in crate::buffer) struct PathCache(Mutex<Cached>);
+
+#[derive(Debug, Default)]
+struct Cached {
+    sessions: HashMap<SessionId, CachedPaths>,
+    ids: usize,
+    /// Counts uses.
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct CachedPaths {
+    paths: Arc<tokio::sync::Mutex<SessionPaths>>,
+    ids: usize,
+    used: u64,
+}
+
+impl PathCache {
+    fn of(&self, session: SessionId) -> Arc<tokio::sync::Mutex<SessionPaths>> {
+        let mut cached = self.cached();
+        cached.uses += 1;
+        let used = cached.uses;
+        let entry = cached.sessions.entry(session);
+        let entry = entry.or_insert_with(|| CachedPaths { paths: Arc::default(), ids: 0, used });
+        entry.used = used;
+        Arc::clone(&entry.paths)
+    }
+
+    /// Notes how many ids a tree holds, and drops the trees that were used the longest time ago if there are too many.
+    fn note(&self, session: SessionId, ids: usize) {
+        let mut cached = self.cached();
+        let Some(entry) = cached.sessions.get_mut(&session) else { return };
+        let before = std::mem::replace(&mut entry.ids, ids);
+        cached.ids = cached.ids + ids - before;
+        while cached.ids > CACHED_IDS_MAX || cached.sessions.len() > CACHED_SESSIONS_MAX {
+            let oldest = cached.sessions.iter().min_by_key(|(_, entry)| entry.used).map(|(session, _)| *session);
+            let Some(dropped) = oldest.and_then(|session| cached.sessions.remove(&session)) else { return };
+            cached.ids -= dropped.ids;
+        }
+    }
+
+    /// Drops the tree of a session that has ended.
+    pub(super) fn forget(&self, session: SessionId) {
+        let mut cached = self.cached();
+        if let Some(dropped) = cached.sessions.remove(&session) {
+            cached.ids -= dropped.ids;
+        }
+    }
+
+    fn cached(&self) -> std::sync::MutexGuard<'_, Cached> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The trees of a session, one per policy.
+#[derive(Debug, Default)]
+struct SessionPaths {
+    policies: HashMap<PolicyName, CallPaths>,
+    /// All calls up to this number are in the trees.
+    up_to: u32,
+    /// Further calls that are.
+    beyond: BTreeSet<u32>,
+}
+
+impl SessionPaths {
+    /// Adds the stored calls that the trees lack: all after a restart, and those that other replicas have recorded.
+    async fn catch_up(&mut self, buffer: &Buffer, session: &Session) -> Result<(), StoreError> {
+        if (self.up_to + 1..=session.calls).all(|seq| self.beyond.contains(&seq)) {
+            return Ok(());
+        }
+        // A prompt may share ids with any earlier call, so all of them are read.
+        let stored = SessionCalls::read(buffer, session.session_pk).await?;
+        for call in &stored.calls {
+            if !self.knows(call.seq) {
+                let paths = self.policies.entry(call.policy.clone()).or_default();
+                paths.add(call.seq, &stored.prompt(call), &call.columns.ids, call.head.stopped_on_token);
+                self.learn(call.seq);
+            }
+        }
+        Ok(())
+    }
+
+    fn knows(&self, seq: u32) -> bool {
+        seq <= self.up_to || self.beyond.contains(&seq)
+    }
+
+    fn learn(&mut self, seq: u32) {
+        self.beyond.insert(seq);
+        while self.beyond.remove(&(self.up_to + 1)) {
+            self.up_to += 1;
+        }
+    }
+
+    fn shared(&self, call: &NewCall) -> Shared {
+        self.policies.get(&call.policy).map(|paths| paths.shared(&call.prompt)).unwrap_or_default()
+    }
+
+    fn add(&mut self, seq: u32, call: &NewCall) {
+        if self.knows(seq) {
+            return;
+        }
+        let paths = self.policies.entry(call.policy.clone()).or_default();
+        paths.add(seq, &call.prompt, &call.ids, call.stopped_on_token);
+        self.learn(seq);
+    }
+
+    fn len(&self) -> usize {
+        self.policies.values().map(CallPaths::len).sum()
+    }
+}

@@ -1,0 +1,274 @@
+//! Recorded calls. A call is durable before the agent sees the end of its answer.
+
+use async_trait::async_trait;
+
+use crate::{
+    buffer::{
+        call::CallColumns,
+        ids::{CallPk, PolicyName, PolicyPk, SessionPk},
+        port::{CallHead, FindAnswer, RecordCall, RecordedCall, SessionBounds, StoreError, StoredAnswer, StoredCall},
+        refusal::Refusal,
+        states::SessionState,
+    },
+    clock::Timestamp,
+    store::{
+        dialect::{Class, Op},
+        sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
+    },
+};
+
+/// The session of a call, whose row is locked.
+struct Recording {
+    state: SessionState,
+    calls: u32,
+    max_calls: u32,
+    bytes: u64,
+    segments: u64,
+    tokens: u64,
+    idle_s: u64,
+    expires_at: Timestamp,
+}
+
+impl Recording {
+    async fn lock(tx: &mut Tx<'_>, session: SessionPk) -> Result<Option<Self>, StoreError> {
+        const LOCK_RECORDING: Statement = locking!(
+            "-- lock_recording_session
+            SELECT session_pk, state, calls, max_calls, bytes, segments, tokens, idle_s, expires_us
+            FROM session
+            WHERE session_pk = $1"
+        );
+        let Some(mut row) = tx.fetch_optional(LOCK_RECORDING, args![session]).await? else { return Ok(None) };
+        Ok(Some(Self {
+            state: row.get("state")?,
+            calls: row.get("calls")?,
+            max_calls: row.get("max_calls")?,
+            bytes: row.get("bytes")?,
+            segments: row.get("segments")?,
+            tokens: row.get("tokens")?,
+            idle_s: row.get("idle_s")?,
+            expires_at: row.get("expires_us")?,
+        }))
+    }
+
+    /// Refuses a call that the session must not or cannot take.
+    fn check(&self, record: &RecordCall) -> Result<(), Refusal> {
+        let SessionBounds { bytes_max, segments_max, tokens_max } = record.bounds;
+        if !self.state.is_live() {
+            return Err(Refusal::SessionEnded(self.state));
+        }
+        if self.calls >= self.max_calls {
+            return Err(Refusal::SessionFull("calls"));
+        }
+        if self.bytes + record.bytes() as u64 > bytes_max {
+            return Err(Refusal::SessionFull("bytes"));
+        }
+        if self.segments + record.segments > segments_max {
+            return Err(Refusal::SessionFull("segments"));
+        }
+        if self.tokens + record.tokens > tokens_max {
+            return Err(Refusal::SessionFull("tokens"));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Op for RecordCall {
+    type Output = Result<RecordedCall, Refusal>;
+
+    const CLASS: Class = Class::Bulk;
+
+    fn bytes(&self) -> usize {
+        self.bytes()
+    }
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const FIND_POLICY: Statement = Statement::new(
+            "-- find_recorded_policy
+            SELECT sp.policy_pk
+            FROM policy AS p
+            JOIN session_policy AS sp ON sp.policy_pk = p.policy_pk
+            WHERE p.name = $1 AND sp.session_pk = $2",
+        );
+        const COUNT_CALL: Statement = Statement::new(
+            "-- count_call
+            UPDATE session
+            SET calls = calls + 1, bytes = bytes + $2, segments = segments + $3, tokens = tokens + $4,
+                last_call_us = $5, due_us = $6
+            WHERE session_pk = $1 AND state IN ('open', 'finishing')",
+        );
+        const COUNT_CALL_OF_POLICY: Statement = Statement::new(
+            "-- count_call_of_policy
+            UPDATE session_policy
+            SET calls = calls + 1, sampled = sampled + $3
+            WHERE session_pk = $1 AND policy_pk = $2",
+        );
+        let Some(session) = Recording::lock(tx, self.session_pk).await? else {
+            return Ok(Err(Refusal::Unknown("the session")));
+        };
+        if let Err(refusal) = session.check(self) {
+            return Ok(Err(refusal));
+        }
+        let found = tx.fetch_optional(FIND_POLICY, args![self.policy.as_str(), self.session_pk]).await?;
+        let Some(mut found) = found else { return Ok(Err(Refusal::UnknownPolicy(self.policy.clone()))) };
+        let policy: PolicyPk = found.get("policy_pk")?;
+        let call = self.insert(tx, policy, session.calls + 1).await?;
+        let due_at = session.expires_at.min(self.now.plus_seconds(session.idle_s));
+        let counts = args![self.session_pk, self.bytes(), self.segments, self.tokens, self.now, due_at];
+        tx.guarded(COUNT_CALL, counts, 1).await?;
+        tx.guarded(COUNT_CALL_OF_POLICY, args![self.session_pk, policy, self.sampled], 1).await?;
+        Ok(Ok(call))
+    }
+}
+
+impl RecordCall {
+    async fn insert(&self, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32) -> Result<RecordedCall, StoreError> {
+        const INSERT_CALL: Statement = Statement::new(
+            "-- insert_call
+            INSERT INTO session_call (
+                session_pk, seq, policy_pk, parent, shared, prompt, sampled, agent, dialect, model, finish_reason,
+                stopped_on_token, delivered, retry_count, started_us, ended_us, body_digest, digest, body, request,
+                response
+            )
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 0, $13, $14, $15, $16, $17, $18, $19, $20)
+            RETURNING call_pk",
+        );
+        let head = &self.head;
+        let values = args![
+            self.session_pk,
+            seq,
+            policy,
+            self.parent.map(i64::from),
+            self.shared,
+            self.prompt,
+            self.sampled,
+            head.agent.as_deref(),
+            head.dialect.as_str(),
+            head.model.as_str(),
+            head.finish_reason.as_str(),
+            head.stopped_on_token,
+            head.retry_count,
+            head.started_at,
+            self.now,
+            &head.body_digest[..],
+            &self.digest[..],
+            &self.body[..],
+            self.request.as_deref(),
+            &self.response[..],
+        ];
+        let call_pk = tx.fetch_one(INSERT_CALL, values).await?.get("call_pk")?;
+        Ok(RecordedCall { call_pk, seq })
+    }
+}
+
+pub(in crate::store) struct MarkFull(pub(in crate::store) SessionPk);
+
+#[async_trait]
+impl Op for MarkFull {
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        const MARK_FULL: Statement = Statement::new(
+            "-- mark_session_full
+            UPDATE session
+            SET is_full = 1
+            WHERE session_pk = $1 AND is_full = 0 AND state IN ('open', 'finishing')",
+        );
+        tx.execute(MARK_FULL, args![self.0]).await.map(drop)
+    }
+}
+
+pub(in crate::store) struct MarkDelivered(pub(in crate::store) Vec<CallPk>);
+
+#[async_trait]
+impl Op for MarkDelivered {
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        // Two replicas mark no call both, because only the one that recorded a call answers it.
+        const MARK_DELIVERED: Statement = among_keys!(
+            "-- mark_delivered
+            UPDATE session_call
+            SET delivered = 1
+            WHERE call_pk"
+        );
+        tx.execute(MARK_DELIVERED, args![key_list(self.0.iter().map(|call| call.0))]).await.map(drop)
+    }
+}
+
+#[async_trait]
+impl Op for FindAnswer {
+    type Output = Option<StoredAnswer>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const FIND_ANSWER: Statement = Statement::new(
+            "-- find_answer
+            SELECT call_pk, seq, dialect, response
+            FROM session_call
+            WHERE session_pk = $1 AND body_digest = $2 AND retry_count < $3
+            ORDER BY seq DESC
+            LIMIT 1",
+        );
+        let values = args![self.session_pk, &self.body_digest[..], self.retry_count];
+        let Some(mut row) = tx.fetch_optional(FIND_ANSWER, values).await? else { return Ok(None) };
+        Ok(Some(StoredAnswer {
+            call: RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? },
+            dialect: row.get("dialect")?,
+            response: row.get("response")?,
+        }))
+    }
+}
+
+pub(in crate::store) struct FindCalls {
+    pub(in crate::store) session: SessionPk,
+    pub(in crate::store) after: u32,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for FindCalls {
+    type Output = Vec<StoredCall>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_CALLS: Statement = Statement::new(
+            "-- select_calls
+            SELECT c.call_pk, c.seq, p.name AS policy, c.parent, c.shared, c.prompt, c.agent, c.dialect, c.model,
+                c.finish_reason, c.stopped_on_token, c.delivered, c.retry_count, c.started_us, c.ended_us,
+                c.body_digest, c.digest, c.body
+            FROM session_call AS c
+            JOIN policy AS p ON p.policy_pk = c.policy_pk
+            WHERE c.session_pk = $1 AND c.seq > $2
+            ORDER BY c.seq
+            LIMIT $3",
+        );
+        let rows = tx.fetch_all(SELECT_CALLS, args![self.session, self.after, self.limit]).await?;
+        rows.into_iter().map(read).collect()
+    }
+}
+
+fn read(mut row: Row) -> Result<StoredCall, StoreError> {
+    let call_pk: CallPk = row.get("call_pk")?;
+    let corrupt = |what: String| StoreError::Corrupt(format!("call {call_pk}: {what}"));
+    let policy: String = row.get("policy")?;
+    let body: Vec<u8> = row.get("body")?;
+    Ok(StoredCall {
+        seq: row.get("seq")?,
+        policy: PolicyName::parse(&policy).map_err(|error| corrupt(error.to_string()))?,
+        parent: row.get("parent")?,
+        shared: row.get::<u64>("shared")? as usize,
+        prompt: row.get::<u64>("prompt")? as usize,
+        delivered: row.get("delivered")?,
+        ended_at: row.get("ended_us")?,
+        columns: CallColumns::unpack(&body, row.get("digest")?).map_err(|damage| corrupt(damage.to_string()))?,
+        head: CallHead {
+            agent: row.get("agent")?,
+            dialect: row.get("dialect")?,
+            model: row.get("model")?,
+            finish_reason: row.get("finish_reason")?,
+            stopped_on_token: row.get("stopped_on_token")?,
+            body_digest: row.get("body_digest")?,
+            retry_count: row.get("retry_count")?,
+            started_at: row.get("started_us")?,
+        },
+    })
+}
