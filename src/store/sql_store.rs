@@ -25,8 +25,8 @@ use super::{
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         session::{
-            BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, MarkDelivered, MarkFull,
-            ReopenSessions, RetireSessions,
+            BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindUndelivered, MarkDelivered,
+            MarkFull, ReopenSessions, RetireSessions,
         },
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
@@ -300,6 +300,10 @@ impl<D: Dialect> SessionStore for SqlStore<D> {
 
     async fn mark_delivered(&self, calls: Vec<CallPk>) -> Result<(), StoreError> {
         self.write(MarkDelivered(calls)).await
+    }
+
+    async fn has_undelivered(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError> {
+        self.dialect.read(FindUndelivered { session, ended_after }).await
     }
 
     async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError> {

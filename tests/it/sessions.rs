@@ -703,6 +703,17 @@ on_both_stores! {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_another_replica_has_just_delivered_is_trained() {
+    let app = TestApp::start(Backend::Postgres).await;
+    let other = app.replica().await;
+    let opened = open(&app, json!({"rollout_id": "r"})).await;
+    record(&app, &opened, call(&[S, U, A], &[11, E])).await;
+    assert_eq!(finish(&other, &opened, 1.0).await["assembly"]["trained_tokens"], 2);
+    other.finish().await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_replicas_serve_one_session() {
     let app = TestApp::start(Backend::Postgres).await;
     let other = app.replica().await;

@@ -38,6 +38,8 @@ pub trait SessionStore: Send + Sync {
     async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError>;
     /// Marks calls as delivered.
     async fn mark_delivered(&self, calls: Vec<CallPk>) -> Result<(), StoreError>;
+    /// Whether a call that ended after a time is not marked as delivered.
+    async fn has_undelivered(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError>;
     /// The last recorded answer to a request that its client repeats.
     async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError>;
     /// The calls of a session after a number, in order.

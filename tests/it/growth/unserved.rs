@@ -89,6 +89,7 @@ async fn record_call(store: &dyn Store) {
         now,
     };
     let call = store.record_call(record).await.expect("answered").expect("recorded");
+    assert!(store.has_undelivered(session_pk, Timestamp::from_micros(0)).await.expect("answered"));
     store.mark_delivered(vec![call.call_pk]).await.expect("answered");
     let find = FindAnswer { session_pk, body_digest: [0; 32], retry_count: 1 };
     assert!(store.answer(find).await.expect("answered").is_some());

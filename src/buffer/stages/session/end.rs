@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use forebay_client::wire::{self, SessionAssembly, Status, Violation};
 use serde_json::value::RawValue;
+use tokio::time::Instant;
 
 use super::{
     WAIT_MS_MAX,
@@ -30,6 +31,16 @@ use crate::{
 
 /// How long a finish waits for calls in flight, if it does not say.
 const WAIT_MS: u64 = 5_000;
+
+/// How long a finish waits for other replicas to mark the answers that they have just delivered. They do so several times
+/// a second.
+const DELIVERY_WAIT: Duration = Duration::from_secs(1);
+
+/// How often it looks for these marks.
+const DELIVERY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Seconds after which an answer that is not marked as delivered was probably not delivered.
+const DELIVERY_S: u64 = 2;
 
 /// How often the end of sessions is tried if they keep changing.
 const ATTEMPTS_MAX: u32 = 8;
@@ -336,6 +347,9 @@ async fn end_found(buffer: &Buffer, wanted: &[Wanted], found: Vec<Session>) -> R
         buffer.in_flight.settle(session.session_id, one.wait()).await;
     }
     flush_delivered(buffer).await?;
+    for ((one, session), _) in wanted.iter().zip(&found).zip(&answers).filter(|(_, answer)| answer.is_none()) {
+        settle_delivery(buffer, session, one.wait().min(DELIVERY_WAIT)).await?;
+    }
     let mut bundle = Bundle::default();
     let mut owners = Vec::new();
     let mut ending = Vec::new();
@@ -375,6 +389,19 @@ async fn end_found(buffer: &Buffer, wanted: &[Wanted], found: Vec<Session>) -> R
         }
     }
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// Waits until other replicas have marked the answers that they have just delivered.
+async fn settle_delivery(buffer: &Buffer, session: &Session, wait: Duration) -> Result<(), StoreError> {
+    let deadline = Instant::now() + wait;
+    let recent = Timestamp::from_micros(buffer.clock.now().as_micros() - 1_000_000 * DELIVERY_S as i64);
+    while buffer.replicas.is_some()
+        && Instant::now() < deadline
+        && buffer.store.has_undelivered(session.session_pk, recent).await?
+    {
+        tokio::time::sleep(DELIVERY_POLL_INTERVAL).await;
+    }
+    Ok(())
 }
 
 /// Makes the pointers and indexes of a refusal those of the request.

@@ -196,6 +196,27 @@ impl Op for MarkDelivered {
     }
 }
 
+pub(in crate::store) struct FindUndelivered {
+    pub(in crate::store) session: SessionPk,
+    pub(in crate::store) ended_after: Timestamp,
+}
+
+#[async_trait]
+impl Op for FindUndelivered {
+    type Output = bool;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
+        const FIND_UNDELIVERED: Statement = Statement::new(
+            "-- find_undelivered
+            SELECT call_pk
+            FROM session_call
+            WHERE session_pk = $1 AND seq > 0 AND delivered = 0 AND ended_us > $2
+            LIMIT 1",
+        );
+        Ok(tx.fetch_optional(FIND_UNDELIVERED, args![self.session, self.ended_after]).await?.is_some())
+    }
+}
+
 #[async_trait]
 impl Op for FindAnswer {
     type Output = Option<StoredAnswer>;
