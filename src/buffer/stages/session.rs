@@ -5,9 +5,9 @@
 //! belong to another module; this one receives finished calls.
 //!
 //! - `open`: checks what ingest would refuse at the end, and reserves room.
-//! - [`record`]: permits calls and stores them. [`paths`] finds what a prompt shares with earlier calls.
+//! - `record`: permits calls and stores them. `paths` finds what a prompt shares with earlier calls.
 //! - `in_flight`: the calls of this process that have not ended.
-//! - [`end`]: assembles the calls and ingests the rollouts; the session ends in the same transaction.
+//! - `end`: assembles the calls and ingests the rollouts; the session ends in the same transaction.
 //! - `calls`: the calls of a session as the assembler needs them.
 
 mod calls;
