@@ -121,6 +121,28 @@ mod tests {
         }
     }
 
+    /// If this fails, the calls in existing databases cannot be read.
+    #[test]
+    fn the_stored_form_is_that_of_earlier_versions() {
+        let columns = CallColumns {
+            tail: vec![1, 300],
+            ids: vec![7],
+            logprobs: vec![-0.5],
+            versions: vec![VersionSpan(3, 0, 1)],
+            stop: Some("x".to_owned()),
+        };
+        let header = br#"{"tail":2,"ids":1,"id_bytes":2,"versions":[[3,0,1]],"stop":"x"}"#;
+        let mut stored = Vec::new();
+        stored.put_u32_le(header.len() as u32);
+        stored.put_u32_le(6);
+        stored.put_slice(header);
+        stored.put_slice(&[1, 0, 44, 1, 7, 0]);
+        stored.put_f32_le(-0.5);
+        let digest = *blake3::hash(&stored).as_bytes();
+        assert_eq!(columns.pack(), (stored, digest));
+        assert_eq!(pack_text("{}"), [2, 0, 0, 0, b'{', b'}']);
+    }
+
     #[test]
     fn a_damaged_call_is_not_read() {
         let (mut body, digest) = CallColumns { ids: vec![1], logprobs: vec![-1.0], ..CallColumns::default() }.pack();
