@@ -11,10 +11,17 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 29] = [
+const PROMISED: [(&str, &str); 36] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("GET /trajectories", "PRA"),
+    ("POST /sessions", "PA"),
+    ("GET /sessions", "PRA"),
+    ("GET /sessions/{id}", "PRA"),
+    ("GET /sessions/{id}/turns", "PRA"),
+    ("POST /sessions/{id}/finish", "PA"),
+    ("POST /sessions/{id}/abort", "PA"),
+    ("POST /sessions/finish", "PA"),
     ("GET /groups", "PRA"),
     ("POST /groups/close", "A"),
     ("POST /groups/discard", "A"),
@@ -112,7 +119,7 @@ on_both_stores! {
 
         // Calls that name a policy.
         let gets = ["/policies/{p}", "/policies/{p}?wait_version_above=0", "/batches?policy={p}", "/groups?policy={p}",
-            "/trajectories?policy={p}", "/trajectories?policy={p}&rollout_id=code.solver-0"];
+            "/sessions?policy={p}", "/trajectories?policy={p}", "/trajectories?policy={p}&rollout_id=code.solver-0"];
         for path in gets {
             let visible = path.replace("{p}", seen).replace("code.solver-0", "math.solver-0");
             assert!(app.get_as(&read, &visible).await.status.is_success(), "{visible}");
@@ -157,6 +164,24 @@ on_both_stores! {
         let readmit = format!("/batches/{hidden_id}/readmit");
         app.call_as(&operate, Method::POST, &readmit, None).await.refused(404, "not-found");
 
+        // Calls that name a session.
+        let produce = app.key(Role::Produce, &["math.*"]).await;
+        app.post_as(&produce, "/sessions", json!({"policy": hidden})).await.refused(404, "unknown-policy");
+        app.post_as(&produce, "/sessions", json!({"policy": seen})).await.expect(201);
+        let hidden_session = app.post_as(&admin, "/sessions", json!({"policy": hidden})).await.expect(201);
+        let hidden_session = text(&hidden_session["session_id"]);
+        for path in ["/sessions/S", "/sessions/S/turns"] {
+            let refused = app.get_as(&read, &path.replace('S', hidden_session)).await.refused(404, "not-found");
+            let absent = app.get_as(&read, &path.replace('S', NOBODY)).await.refused(404, "not-found");
+            assert_eq!(anonymous(refused, "-"), anonymous(absent, "-"), "{path}");
+        }
+        for (verb, body) in [("finish", json!({"reward": 1.0})), ("abort", json!({"reason": "x"}))] {
+            let path = format!("/sessions/{hidden_session}/{verb}");
+            app.post_as(&produce, &path, body).await.refused(404, "not-found");
+        }
+        let finishes = json!([{"session_id": hidden_session, "reward": 1.0}]);
+        app.post_as(&produce, "/sessions/finish", finishes).await.refused(404, "not-found");
+
         // Lists.
         let listed = app.get_as(&read, "/policies?limit=2").await.expect(200);
         let names: Vec<_> = listed["policies"].as_array().expect("a list").iter().map(|p| text(&p["policy"])).collect();
@@ -169,6 +194,8 @@ on_both_stores! {
         // None of these calls has changed the hidden policy.
         let batch = app.get_as(&admin, &format!("/batches/{hidden_id}")).await.expect(200);
         assert_eq!(batch["state"], "leased");
+        let session = app.get_as(&admin, &format!("/sessions/{hidden_session}")).await.expect(200);
+        assert_eq!(session["state"], "open");
     }
 
     async fn trajectories_of_a_policy_that_a_key_does_not_see_are_not_stored(app: TestApp) {
