@@ -13,7 +13,8 @@
 //!    read.
 //! 8. [`publish`] and [`engine`]: weight versions for agents and inference engines, in parallel with training.
 //! 9. [`train`]: the loop, from top to bottom, and [`report`], its metrics.
-//! 10. [`rollout`] and [`generate`]: a small real agent, so that the whole loop runs on one machine.
+//! 10. [`rollout`], [`generate`] and [`published`]: a small real agent that plays with the newest version, so that the
+//!     whole loop runs on one machine.
 //! 11. [`serve`](mod@serve): a small inference server, for tests, examples and single machines.
 //! 12. [`bench`](mod@bench): measures the speed of a step, without a service.
 
@@ -48,6 +49,8 @@ pub mod engine;
 pub mod train;
 
 pub mod report;
+
+pub mod published;
 
 pub mod generate;
 

@@ -6,11 +6,10 @@ use std::time::Duration;
 use forebay_client::wire::PolicyStatus;
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
-use crate::service::{Service, ServiceError};
-
-/// How long one poll waits. After that the policy itself is fetched: if a trainer resumed from an earlier step and
-/// published again between two polls, the version number may be the same.
-const POLL: Duration = Duration::from_secs(30);
+use crate::{
+    published,
+    service::{Service, ServiceError},
+};
 
 /// How often the stop flag is checked.
 const LOOK: Duration = Duration::from_millis(200);
@@ -29,7 +28,7 @@ impl Follower {
         let task = runtime.spawn(async move {
             loop {
                 let seen = sender.borrow().as_ref().map(|status: &PolicyStatus| status.version);
-                match look(&service, seen).await {
+                match published::status(&service, seen).await {
                     Ok(status) => sender.send_replace(Some(status)),
                     Err(error) => return error,
                 };
@@ -59,16 +58,4 @@ impl Drop for Follower {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-/// Returns the status at once, or, if it is `seen`, once it has changed.
-async fn look(service: &Service, seen: Option<i64>) -> Result<PolicyStatus, ServiceError> {
-    if let Some(version) = seen {
-        let wait_ms = POLL.as_millis() as u64;
-        let poll = || service.client().wait_version_above(service.policy(), version, wait_ms);
-        if let Some(status) = service.patiently("wait for a version", poll).await? {
-            return Ok(status);
-        }
-    }
-    service.status().await
 }

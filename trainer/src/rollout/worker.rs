@@ -14,11 +14,12 @@ use super::{
     follow::Follower,
     post::{Posted, Poster},
     task::{Problem, Task},
-    weights::{Publication, Weights, WeightsError},
+    weights::{Weights, WeightsError},
 };
 use crate::{
     chain,
     model::ComputeKind,
+    published::{FolderError, Publication},
     random::Random,
     service::{Service, ServiceError},
 };
@@ -153,7 +154,7 @@ impl Worker {
             // The old weights are freed first, because memory may be too small for two sets.
             *weights = None;
             attempts += 1;
-            let error = match current.load(self.config.device, self.config.compute) {
+            let error = match Weights::load(&current, self.config.device, self.config.compute) {
                 Ok(loaded) => {
                     tracing::debug!(version = current.version, "loaded a version");
                     self.tally.versions += 1;
@@ -163,7 +164,7 @@ impl Worker {
             };
             // A folder may disappear while it is read because a newer version replaces it. A folder that stays and
             // cannot be read is an error.
-            failures += u32::from(!matches!(error, WeightsError::Gone(_)));
+            failures += u32::from(!matches!(error, WeightsError::Folder(FolderError::Gone(_))));
             if failures >= LOADS_MAX {
                 return Err(error.into());
             }
