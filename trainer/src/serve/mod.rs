@@ -2,15 +2,17 @@
 //!
 //! The server is for tests, examples and single machines. Its model code is the trainer's, so the log-probabilities that
 //! it reports are those that the trainer computes with the same weights. Read it in this order: [`routes`] parse requests
-//! and write answers, a [`model`] checks a request and accepts it within its [`admission`], the [`runner`] is the thread
+//! and write answers, a [`model`] checks a request and accepts it within its [`admission`] (some models [`follow`] a policy), the [`runner`] is the thread
 //! that lets its [`sequence`]s draw, and a [`pass`] is one run through the model. [`request`] has the messages between
-//! the two sides, and [`output`] what is collected from them.
+//! the two sides, and [`output`] what is collected from them. [`text`] is for checkpoints with a tokenizer.
 
 mod args;
 
 mod routes;
 
 mod model;
+
+mod follow;
 
 mod admission;
 mod output;
@@ -21,18 +23,25 @@ mod sequence;
 
 mod pass;
 
-pub use args::{ModelArgument, ServeArgs};
-pub use model::OpenError;
+mod text;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+pub use args::{FollowArgument, ModelArgument, ServeArgs};
+pub use model::OpenError;
+pub use text::TextError;
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::serve::ListenerExt as _;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 
-use self::routes::App;
+use self::{
+    model::{Hosting, ServedModel, Slot},
+    routes::App,
+};
 use crate::{
     config::{ComputeConfig, DeviceConfig},
     model::InferenceModel,
+    service::{Credentials, Patience, Service, ServiceError},
 };
 
 /// Number of threads for HTTP. Models have threads of their own, and need the cores.
@@ -46,16 +55,30 @@ const LOOK: Duration = Duration::from_millis(200);
 pub struct ServeConfig {
     /// The models; the first one answers requests that name none.
     pub models: Vec<ModelSource>,
+    /// How the server authenticates itself to the services whose policies it follows.
+    pub credentials: Credentials,
     /// Bounds of each model.
     pub limits: Limits,
     /// Device of the models.
     pub device: DeviceConfig,
     /// What they compute in.
     pub compute: ComputeConfig,
+    /// Which engine's fields the answers of the chat endpoint have.
+    pub dialect: Dialect,
     /// Key that clients must send; none if absent.
     pub api_key: Option<String>,
     /// Whether other machines may use the server without a key.
     pub insecure: bool,
+}
+
+/// Engines whose fields an answer of the chat endpoint can have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Dialect {
+    /// `SGLang`: ids in `prompt_token_ids` and `token_ids` of the choice, versions in `metadata`
+    #[default]
+    Sglang,
+    /// `vLLM`: ids of the prompt at the top level, also in streams; reasoning in `reasoning`
+    Vllm,
 }
 
 /// A model and its name.
@@ -63,10 +86,27 @@ pub struct ServeConfig {
 pub struct ModelSource {
     /// Name in requests.
     pub name: String,
-    /// Its checkpoint.
-    pub folder: PathBuf,
-    /// Label of its weights.
-    pub version: String,
+    /// Where its weights come from.
+    pub weights: WeightSource,
+}
+
+/// Where the weights of a model come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightSource {
+    /// A checkpoint, which stays until a client loads another one.
+    Folder {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Label of the weights.
+        version: String,
+    },
+    /// The versions that a trainer publishes.
+    Policy {
+        /// The policy.
+        policy: String,
+        /// URL of its service.
+        url: String,
+    },
 }
 
 /// Bounds of a model.
@@ -107,8 +147,14 @@ pub enum ServeError {
     #[error(transparent)]
     Open(#[from] OpenError),
     /// Two models have one name.
-    #[error("two models have the name `{0}`: give them as NAME=FOLDER")]
+    #[error("two models have the name `{0}`: name them with NAME=")]
     SameName(String),
+    /// There is no model.
+    #[error("there is nothing to serve: give the folder of a model, or --follow")]
+    NoModel,
+    /// A service cannot be called.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
     /// The option `--device cuda` was given, but libtorch finds no GPU.
     #[error("libtorch finds no GPU on this machine")]
     NoGpu,
@@ -136,34 +182,69 @@ pub enum ServeError {
 pub struct Server {
     listener: TcpListener,
     app: App,
+    /// Receives the name of a model whose thread has ended.
+    ended: mpsc::UnboundedReceiver<String>,
+    /// The tasks that follow policies. They end with the server.
+    followers: JoinSet<()>,
 }
 
 impl Server {
-    /// Loads the models. Returns when all of them can be used.
+    /// Loads the models. Returns when all of them can be used, except those that follow a policy: they can be used when
+    /// their first version is loaded.
     pub async fn open(config: ServeConfig, listener: TcpListener) -> Result<Self, ServeError> {
         let address = listener.local_addr()?;
         if config.api_key.is_none() && !config.insecure && !address.ip().to_canonical().is_loopback() {
             return Err(ServeError::Reachable(address));
         }
-        let app = App::open(config).await?;
-        Ok(Self { listener, app })
+        let (sender, ended) = mpsc::unbounded_channel();
+        let device = config.device.find().ok_or(ServeError::NoGpu)?;
+        let hosting = Hosting { limits: config.limits, device, compute: config.compute.kind(device), ended: sender };
+        let mut followers = JoinSet::new();
+        let mut slots: Vec<Arc<Slot>> = Vec::new();
+        for source in config.models {
+            if slots.iter().any(|slot| slot.name() == source.name) {
+                return Err(ServeError::SameName(source.name));
+            }
+            let slot = match source.weights {
+                WeightSource::Folder { folder, version } => {
+                    let slot = Slot::new(source.name, None);
+                    let (name, hosting) = (slot.name().to_owned(), hosting.clone());
+                    let opening = move || ServedModel::open(&name, &folder, &version, &hosting);
+                    slot.fill(tokio::task::spawn_blocking(opening).await.map_err(io::Error::other)??);
+                    Arc::new(slot)
+                }
+                WeightSource::Policy { policy, url } => {
+                    let service = Service::new(&url, &policy, "engine", &config.credentials, Patience::ENDLESS)?;
+                    let slot = Arc::new(Slot::new(source.name, Some(policy)));
+                    followers.spawn(follow::follow(service, Arc::clone(&slot), hosting.clone()));
+                    slot
+                }
+            };
+            slots.push(slot);
+        }
+        if slots.is_empty() {
+            return Err(ServeError::NoModel);
+        }
+        Ok(Self { listener, app: App::new(&slots, config.dialect, config.api_key.as_deref()), ended, followers })
     }
 
     /// Answers requests until `stop` is ready. Requests in work are then ended as aborted.
-    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
+    pub async fn run(mut self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
         // A token must not wait for the next one to fill a packet.
         let listener = self.listener.tap_io(|connection| {
             let _ = connection.set_nodelay(true);
         });
-        let (app, stopping) = (self.app.clone(), self.app.clone());
+        let stopping = self.app.clone();
         let serving = axum::serve(listener, self.app.router()).with_graceful_shutdown(async move {
             stop.await;
             stopping.stop();
         });
-        tokio::select! {
+        let outcome = tokio::select! {
             outcome = serving => Ok(outcome?),
-            name = app.ended() => Err(ServeError::Ended(name)),
-        }
+            name = self.ended.recv() => Err(ServeError::Ended(name.unwrap_or_default())),
+        };
+        self.followers.shutdown().await;
+        outcome
     }
 }
 

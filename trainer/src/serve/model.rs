@@ -3,7 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{SystemTime, UNIX_EPOCH},
@@ -14,21 +14,25 @@ use tch::Device;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
 use super::{
-    Limits, ModelSource,
+    Limits,
     admission::Admission,
     output::Output,
     request::{Request, Ticket},
     routes::Refusal,
     runner::{Command, Commands, Gauges, OtherShape, Runner, Weights},
     sequence::Accepted,
+    text::{Text, TextError},
 };
 use crate::{
     engine::PauseMode,
     model::{ComputeKind, InferenceModel, LoadError},
 };
 
-/// Seconds after which a refused request may be sent again.
-const RETRY_AFTER_S: u64 = 1;
+/// Seconds after which a request may be sent again that was refused because the model is busy.
+const BUSY_RETRY_AFTER_S: u64 = 1;
+
+/// The same if the model has no weights yet.
+const ABSENT_RETRY_AFTER_S: u64 = 5;
 
 /// Why a model cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +44,14 @@ pub enum OpenError {
         name: String,
         /// The cause.
         source: LoadError,
+    },
+    /// Its tokenizer or its chat template cannot be read.
+    #[error("the text of the model `{name}` cannot be loaded")]
+    Text {
+        /// The model.
+        name: String,
+        /// The cause.
+        source: TextError,
     },
     /// The caches have no room for a single sequence.
     #[error("--cache-mib has room for {tokens} tokens of the model `{name}`, and it needs room for 2 or more")]
@@ -66,8 +78,57 @@ pub(super) enum UpdateError {
     Load(#[from] LoadError),
     #[error(transparent)]
     OtherShape(#[from] OtherShape),
+    #[error("the model follows the policy `{0}` and loads only its versions")]
+    Follows(String),
     #[error("the thread of the model has ended")]
     Ended,
+}
+
+/// How all models are served.
+#[derive(Clone, Debug)]
+pub(super) struct Hosting {
+    pub(super) limits: Limits,
+    pub(super) device: Device,
+    pub(super) compute: ComputeKind,
+    /// Receives the name of a model whose thread has ended.
+    pub(super) ended: mpsc::UnboundedSender<String>,
+}
+
+/// A name that requests can use. A model that follows a policy has no weights before their first version.
+#[derive(Debug)]
+pub(super) struct Slot {
+    name: String,
+    /// The policy that it follows.
+    policy: Option<String>,
+    model: OnceLock<ServedModel>,
+}
+
+impl Slot {
+    pub(super) fn new(name: String, policy: Option<String>) -> Self {
+        Self { name, policy, model: OnceLock::new() }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The model, if it has weights.
+    pub(super) fn model(&self) -> Result<&ServedModel, Refusal> {
+        let absent = || Refusal::NoWeights { model: self.name.clone(), retry_after_s: ABSENT_RETRY_AFTER_S };
+        self.model.get().ok_or_else(absent)
+    }
+
+    pub(super) fn fill(&self, model: ServedModel) {
+        assert!(self.model.set(model).is_ok(), "a model is started once");
+    }
+
+    /// Loads the checkpoint in `folder`, and draws with it from the next token on. Meanwhile the old weights draw.
+    pub(super) async fn update(&self, folder: &Path, version: Option<String>) -> Result<Arc<str>, UpdateError> {
+        if let Some(policy) = &self.policy {
+            return Err(UpdateError::Follows(policy.clone()));
+        }
+        self.model.get().ok_or(UpdateError::Ended)?.update(folder, version).await
+    }
 }
 
 /// A model that requests can name.
@@ -83,14 +144,14 @@ pub(super) struct ServedModel {
     created: u64,
     /// Tokens that end a sequence unless the request says otherwise.
     end_tokens: Vec<i64>,
+    /// Its tokenizer and its chat template. All weights of a model have the same.
+    text: Option<Arc<Text>>,
     device: Device,
     compute: ComputeKind,
     limits: Limits,
     admission: Arc<Admission>,
     commands: Commands,
     gauges: Arc<Gauges>,
-    /// Ready when the thread has ended.
-    thread: AsyncMutex<oneshot::Receiver<()>>,
     /// The checkpoint of the current weights.
     folder: Mutex<PathBuf>,
     /// Held while weights are loaded, so that two updates follow each other.
@@ -99,45 +160,47 @@ pub(super) struct ServedModel {
 }
 
 impl ServedModel {
-    /// Loads the model and starts its thread.
-    pub(super) fn open(
-        source: &ModelSource,
-        limits: Limits,
-        device: Device,
-        compute: ComputeKind,
-    ) -> Result<Self, OpenError> {
-        let name = source.name.clone();
-        let model = InferenceModel::load(&source.folder, device, compute)
-            .map_err(|source| OpenError::Load { name: name.clone(), source })?;
-        let config = model.config();
-        let cache_tokens = limits.cache_tokens(&model);
+    /// Loads the checkpoint in `folder` and starts a model with it.
+    pub(super) fn open(name: &str, folder: &Path, version: &str, hosting: &Hosting) -> Result<Self, OpenError> {
+        let model = InferenceModel::load(folder, hosting.device, hosting.compute)
+            .map_err(|source| OpenError::Load { name: name.to_owned(), source })?;
+        Self::start(name, Weights { model, version: version.into() }, folder, hosting)
+    }
+
+    /// Starts the thread of a model, with weights that were loaded from `folder`.
+    pub(super) fn start(name: &str, weights: Weights, folder: &Path, hosting: &Hosting) -> Result<Self, OpenError> {
+        let Hosting { limits, device, compute, .. } = *hosting;
+        let config = weights.model.config();
+        let cache_tokens = limits.cache_tokens(&weights.model);
         if cache_tokens < 2 {
-            return Err(OpenError::Cache { name, tokens: cache_tokens });
+            return Err(OpenError::Cache { name: name.to_owned(), tokens: cache_tokens });
         }
         let trained = config.max_position_embeddings as usize;
         let bounds = [limits.context.unwrap_or(trained), trained, cache_tokens, limits.tokens];
         let context = bounds.into_iter().min().expect("there are four");
         let vocabulary = config.vocab_size;
-        let end_tokens = end_tokens(&source.folder, &config.end_tokens);
-        let weights = Weights { model, version: source.version.as_str().into() };
-        let (commands, gauges, thread) =
-            Runner::start(&name, weights, limits).map_err(|source| OpenError::Thread { name: name.clone(), source })?;
-        tracing::info!(model = name, folder = %source.folder.display(), context, cache_tokens, "serving a model");
+        let end_tokens = end_tokens(folder, &config.end_tokens);
+        let text = Text::load(folder).map_err(|source| OpenError::Text { name: name.to_owned(), source })?;
+        let version = Arc::clone(&weights.version);
+        let (commands, gauges) = Runner::start(name, weights, limits, hosting.ended.clone())
+            .map_err(|source| OpenError::Thread { name: name.to_owned(), source })?;
+        let shown = folder.display();
+        tracing::info!(model = name, weight_version = %version, folder = %shown, context, cache_tokens, "serving a model");
         Ok(Self {
-            name,
+            name: name.to_owned(),
             vocabulary,
             context,
             cache_tokens,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
             end_tokens,
+            text: text.map(Arc::new),
             device,
             compute,
             limits,
             admission: Admission::new(limits.running + limits.queue, limits.tokens),
             commands,
             gauges,
-            thread: AsyncMutex::new(thread),
-            folder: Mutex::new(source.folder.clone()),
+            folder: Mutex::new(folder.to_owned()),
             update: AsyncMutex::new(()),
             next_id: AtomicU64::new(0),
         })
@@ -163,6 +226,10 @@ impl ServedModel {
         &self.end_tokens
     }
 
+    pub(super) fn text(&self) -> Option<&Arc<Text>> {
+        self.text.as_ref()
+    }
+
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -181,18 +248,26 @@ impl ServedModel {
         self.folder.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Accepts a request, or says why not. An answer that would exceed the context is shortened to it.
-    pub(super) fn submit(&self, mut request: Request) -> Result<(Ticket, Output), Refusal> {
+    /// Accepts a request, or says why not. An answer that would exceed the context is shortened to it. The output ends
+    /// where its text contains one of `stops`.
+    pub(super) fn submit(&self, mut request: Request, stops: Vec<String>) -> Result<(Ticket, Output), Refusal> {
         self.check(&request)?;
+        if self.text.is_none() && !stops.is_empty() {
+            let message = "the checkpoint has no tokenizer; use `stop_token_ids`".to_owned();
+            return Err(Refusal::Invalid { param: "stop", message });
+        }
         let room = self.context - request.prompt.len();
         request.sampling.new_tokens_max = request.sampling.new_tokens_max.min(room);
         let tokens = request.prompt.len() + request.sampling.new_tokens_max;
-        let permit = self.admission.admit(tokens).ok_or(Refusal::Overloaded { retry_after_s: RETRY_AFTER_S })?;
+        let permit = self.admission.admit(tokens).ok_or(Refusal::Overloaded { retry_after_s: BUSY_RETRY_AFTER_S })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         // The channel holds at most the tokens of one answer, which are bounded.
         let (events, receiver) = mpsc::unbounded_channel();
         self.commands.send(Command::Submit(Box::new(Accepted { id, request, events, permit })));
-        Ok((Ticket::new(id, receiver, self.commands.clone()), Output::new(self.gauges.version())))
+        Ok((
+            Ticket::new(id, receiver, self.commands.clone()),
+            Output::new(self.gauges.version(), self.text.clone(), stops),
+        ))
     }
 
     fn check(&self, request: &Request) -> Result<(), Refusal> {
@@ -236,25 +311,25 @@ impl ServedModel {
         self.commands.send(Command::Stop);
     }
 
-    /// Waits until the thread has ended.
-    pub(super) async fn ended(&self) {
-        let _ = (&mut *self.thread.lock().await).await;
-    }
-
-    /// Loads the checkpoint in `folder`, and draws with it from the next token on. Meanwhile the old weights draw.
-    pub(super) async fn update(&self, folder: &Path, version: Option<String>) -> Result<Arc<str>, UpdateError> {
+    async fn update(&self, folder: &Path, version: Option<String>) -> Result<Arc<str>, UpdateError> {
         let _turn = self.update.lock().await;
         let (path, device, compute) = (folder.to_owned(), self.device, self.compute);
         let loading = tokio::task::spawn_blocking(move || InferenceModel::load(&path, device, compute));
         let model = loading.await.map_err(|_| UpdateError::Ended)??;
         let version: Arc<str> = version.map_or_else(|| self.gauges.version(), Into::into);
-        let weights = Box::new(Weights { model, version: Arc::clone(&version) });
+        self.exchange(Weights { model, version: Arc::clone(&version) }, folder).await?;
+        Ok(version)
+    }
+
+    /// Draws with weights that were loaded from `folder`, from the next token on.
+    pub(super) async fn exchange(&self, weights: Weights, folder: &Path) -> Result<(), UpdateError> {
+        let version = Arc::clone(&weights.version);
         let (done, exchanged) = oneshot::channel();
-        self.commands.send(Command::Exchange(weights, done));
+        self.commands.send(Command::Exchange(Box::new(weights), done));
         exchanged.await.map_err(|_| UpdateError::Ended)??;
         folder.clone_into(&mut self.folder.lock().unwrap_or_else(PoisonError::into_inner));
         tracing::info!(model = self.name, weight_version = %version, folder = %folder.display(), "loaded weights");
-        Ok(version)
+        Ok(())
     }
 
     async fn command(&self, command: impl FnOnce(oneshot::Sender<()>) -> Command) -> Result<(), Refusal> {

@@ -34,10 +34,14 @@ pub(super) enum Event {
         /// Log-probabilities of the prompt's tokens after the first one that is scored.
         scores: Vec<f32>,
     },
-    /// A token was drawn.
+    /// A token was drawn, and the request goes on.
     Token(Token),
     /// The request ended; nothing comes after this.
-    End(Ending),
+    End {
+        ending: Ending,
+        /// The token that ended it.
+        last: Option<Token>,
+    },
 }
 
 /// A drawn token.
@@ -57,6 +61,8 @@ pub(super) struct Token {
 pub(super) enum Ending {
     /// It drew this stop token.
     Stop(i64),
+    /// Its text contains this stop text.
+    StopText(String),
     /// It drew as many tokens as it may.
     Length,
     /// It was aborted.
@@ -81,14 +87,14 @@ impl Ticket {
     /// The next event. `None` if the model's thread has ended before the request.
     pub(super) async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
-        self.has_ended |= matches!(event, None | Some(Event::End(_)));
+        self.has_ended |= matches!(event, None | Some(Event::End { .. }));
         event
     }
 
     /// The next event, if it has happened already.
     pub(super) fn next_at_once(&mut self) -> Option<Event> {
         let event = self.events.try_recv().ok();
-        self.has_ended |= matches!(event, Some(Event::End(_)));
+        self.has_ended |= matches!(event, Some(Event::End { .. }));
         event
     }
 }

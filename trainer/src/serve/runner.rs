@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use super::{
     Limits, pass,
@@ -109,6 +109,18 @@ impl Gauges {
     }
 }
 
+/// Reports the end of the thread, also by a panic.
+struct Farewell {
+    name: String,
+    ended: UnboundedSender<String>,
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let _ = self.ended.send(std::mem::take(&mut self.name));
+    }
+}
+
 /// The state of the thread.
 #[derive(Debug)]
 pub(super) struct Runner {
@@ -126,12 +138,13 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// Starts the thread. It ends when the last sender of commands is gone.
+    /// Starts the thread. It ends when the last sender of commands is gone, and then sends its name to `ended`.
     pub(super) fn start(
         name: &str,
         weights: Weights,
         limits: Limits,
-    ) -> std::io::Result<(Commands, Arc<Gauges>, oneshot::Receiver<()>)> {
+        ended: UnboundedSender<String>,
+    ) -> std::io::Result<(Commands, Arc<Gauges>)> {
         let (sender, commands) = mpsc::channel();
         let gauges = Arc::new(Gauges {
             running: AtomicUsize::new(0),
@@ -151,13 +164,12 @@ impl Runner {
             is_paused: false,
             is_stopped: false,
         };
-        let (alive, ended) = oneshot::channel();
+        let farewell = Farewell { name: name.to_owned(), ended };
         std::thread::Builder::new().name(format!("model {name}")).spawn(move || {
-            // Dropped when the thread ends, also by a panic.
-            let _alive = alive;
+            let _farewell = farewell;
             runner.run();
         })?;
-        Ok((Commands(sender), gauges, ended))
+        Ok((Commands(sender), gauges))
     }
 
     fn run(mut self) {

@@ -29,6 +29,8 @@ pub(super) struct Sequence {
     scores: Vec<f32>,
     /// Whether [`Event::Read`] was sent.
     is_read: bool,
+    /// The token that ended the sequence.
+    last: Option<Token>,
     /// The draws of a sequence depend on its seed alone, and not on which sequences run beside it.
     random: Random,
 }
@@ -40,6 +42,7 @@ impl Sequence {
             cache: model.cache(),
             scores: Vec::new(),
             is_read: false,
+            last: None,
             random: Random::new(accepted.request.seed, 0),
             accepted,
         }
@@ -106,14 +109,16 @@ impl Sequence {
     pub(super) fn push(&mut self, token: Token) -> Option<Ending> {
         let id = token.id;
         self.tokens.push(id);
-        if self.accepted.events.send(Event::Token(token)).is_err() {
-            return Some(Ending::Abort("the client has disconnected"));
-        }
-        let sampling = &self.request().sampling;
-        if sampling.stop_tokens.contains(&id) {
-            return Some(Ending::Stop(id));
-        }
-        (self.tokens.len() >= self.tokens_max()).then_some(Ending::Length)
+        let ending = if self.request().sampling.stop_tokens.contains(&id) {
+            Ending::Stop(id)
+        } else if self.tokens.len() >= self.tokens_max() {
+            Ending::Length
+        } else {
+            let is_gone = self.accepted.events.send(Event::Token(token)).is_err();
+            return is_gone.then_some(Ending::Abort("the client has disconnected"));
+        };
+        self.last = Some(token);
+        Some(ending)
     }
 
     /// Ends the request.
@@ -122,7 +127,7 @@ impl Sequence {
         // The place is free before the client learns of the end, so that a client that sends its next request at once
         // is not refused.
         drop((self.cache, permit));
-        let _ = events.send(Event::End(ending));
+        let _ = events.send(Event::End { ending, last: self.last });
     }
 }
 

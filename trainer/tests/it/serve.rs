@@ -1,6 +1,8 @@
 //! The inference server over real sockets, with tiny models of random weights.
 
+mod chat;
 mod control;
+mod follow;
 mod generate;
 mod limits;
 mod publishing;
@@ -14,7 +16,8 @@ use forebay_trainer::{
     checkpoint::{self, Storage, WriteOptions},
     config::{ComputeConfig, DeviceConfig},
     model::{ComputeKind, Decoder, ModelConfig},
-    serve::{Limits, ModelSource, ServeConfig, Server},
+    serve::{Dialect, Limits, ModelSource, ServeConfig, Server, WeightSource},
+    service::Credentials,
 };
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -167,14 +170,15 @@ impl Engine {
 fn config(models: &[(&str, &Path)]) -> ServeConfig {
     let source = |&(name, folder): &(&str, &Path)| ModelSource {
         name: name.to_owned(),
-        folder: folder.to_owned(),
-        version: "1".to_owned(),
+        weights: WeightSource::Folder { folder: folder.to_owned(), version: "1".to_owned() },
     };
     ServeConfig {
         models: models.iter().map(source).collect(),
+        credentials: Credentials::default(),
         limits: Limits::default(),
         device: DeviceConfig::Cpu,
         compute: ComputeConfig::Float32,
+        dialect: Dialect::Sglang,
         api_key: None,
         insecure: false,
     }

@@ -73,12 +73,12 @@ pub(super) struct UpdateBody {
 /// Loads other weights. Running requests go on with them from their next token.
 pub(super) async fn update(State(site): State<Site>, body: Body) -> Result<Response, Refusal> {
     let body: UpdateBody = body::read(&site, body).await?;
-    let model = site.model(body.model.as_deref())?;
-    match model.update(&body.model_path, body.weight_version).await {
+    let slot = site.slot(body.model.as_deref())?;
+    match slot.update(&body.model_path, body.weight_version).await {
         Ok(version) => Ok(done(&format!("loaded weight version {version}"))),
         Err(error) => {
             let message = crate::chain(&error);
-            tracing::warn!(model = model.name(), error = message, "did not load weights; the old ones stay");
+            tracing::warn!(model = slot.name(), error = message, "did not load weights; the old ones stay");
             let body = json!({"success": false, "message": message});
             Ok((StatusCode::BAD_REQUEST, body::json(&body)).into_response())
         }

@@ -20,7 +20,10 @@ use crate::generate::Sampling;
 const NEW_TOKENS: usize = 128;
 
 /// Most alternatives of a token that are reported.
-const ALTERNATIVES_MAX: usize = 20;
+pub(super) const ALTERNATIVES_MAX: usize = 20;
+
+/// Most stop texts of a request.
+const STOPS_MAX: usize = 64;
 
 /// The fields of the body. Other fields are ignored, as `SGLang` has many that are about its own scheduling. Fields that
 /// change which tokens are drawn are in `sampling_params`, where unknown ones are refused.
@@ -28,6 +31,7 @@ const ALTERNATIVES_MAX: usize = 20;
 pub(super) struct GenerateBody {
     model: Option<String>,
     input_ids: Option<Vec<i64>>,
+    text: Option<String>,
     #[serde(default)]
     sampling_params: SamplingParams,
     #[serde(default)]
@@ -48,11 +52,36 @@ pub(super) struct SamplingParams {
     temperature: Option<f64>,
     top_p: Option<f64>,
     top_k: Option<i64>,
+    stop: Option<OneOrMore>,
     stop_token_ids: Option<Vec<i64>>,
     sampling_seed: Option<u64>,
     ignore_eos: Option<bool>,
     #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+/// A text, or a list of texts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+impl OneOrMore {
+    /// The texts, which must not be empty.
+    pub(super) fn texts(given: Option<Self>) -> Result<Vec<String>, Refusal> {
+        let texts = match given {
+            None => Vec::new(),
+            Some(Self::One(text)) => vec![text],
+            Some(Self::More(texts)) => texts,
+        };
+        if texts.iter().any(String::is_empty) || texts.len() > STOPS_MAX {
+            let message = format!("it must be at most {STOPS_MAX} texts, and none of them empty");
+            return Err(Refusal::Invalid { param: "stop", message });
+        }
+        Ok(texts)
+    }
 }
 
 /// Settings of `SGLang` that are accepted with the value that changes nothing.
@@ -141,7 +170,7 @@ pub(super) async fn generate(State(site): State<Site>, body: Body) -> Result<Res
         with_alternatives: request.alternatives > 0,
         started,
     };
-    let (ticket, output) = model.submit(request)?;
+    let (ticket, output) = model.submit(request, OneOrMore::texts(body.sampling_params.stop)?)?;
     if body.stream {
         return Ok(stream::respond(ticket, output, move |output| vec![view.render(output)]));
     }
@@ -150,7 +179,15 @@ pub(super) async fn generate(State(site): State<Site>, body: Body) -> Result<Res
 
 fn request(body: &GenerateBody, model: &ServedModel) -> Result<Request, Refusal> {
     let invalid = |param, message: &str| Refusal::Invalid { param, message: message.to_owned() };
-    let prompt = body.input_ids.clone().ok_or_else(|| invalid("input_ids", "it is missing"))?;
+    let prompt = match (&body.input_ids, &body.text, model.text()) {
+        (Some(_), Some(_), _) => return Err(invalid("text", "`input_ids` are given as well")),
+        (Some(ids), None, _) => ids.clone(),
+        (None, Some(prompt), Some(text)) => {
+            text.encode(prompt, true).map_err(|message| Refusal::Invalid { param: "text", message })?
+        }
+        (None, Some(_), None) => return Err(invalid("text", "the checkpoint has no tokenizer; send `input_ids`")),
+        (None, None, _) => return Err(invalid("input_ids", "it is missing")),
+    };
     if body.top_logprobs_num > ALTERNATIVES_MAX {
         return Err(invalid("top_logprobs_num", "it must be at most 20"));
     }
@@ -184,22 +221,28 @@ pub(super) fn rid(given: Option<String>) -> Result<String, Refusal> {
 }
 
 /// What an answer shows besides the output.
-struct View {
-    rid: String,
-    prompt_tokens: usize,
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) rid: String,
+    pub(super) prompt_tokens: usize,
     /// The tokens of the prompt from the first that is scored.
-    scored: Option<Vec<i64>>,
-    with_logprobs: bool,
-    with_alternatives: bool,
-    started: Instant,
+    pub(super) scored: Option<Vec<i64>>,
+    pub(super) with_logprobs: bool,
+    pub(super) with_alternatives: bool,
+    pub(super) started: Instant,
 }
 
 impl View {
     fn render(&self, output: &Output) -> Value {
-        json!({"output_ids": output.ids(), "meta_info": self.meta_info(output)})
+        let mut answer = json!({"output_ids": output.ids(), "meta_info": self.meta_info(output)});
+        if let Some(text) = output.text() {
+            answer["text"] = text.into();
+        }
+        answer
     }
 
-    fn meta_info(&self, output: &Output) -> Value {
+    /// `SGLang`'s object about an output.
+    pub(super) fn meta_info(&self, output: &Output) -> Value {
         let mut meta = json!({
             "id": self.rid,
             "finish_reason": output.ending.as_ref().map(finish_reason_for(output)),
@@ -231,10 +274,11 @@ fn alternatives(token: &Token) -> Value {
 }
 
 /// `SGLang`'s object for an ending.
-pub(super) fn finish_reason_for(output: &Output) -> impl Fn(&Ending) -> Value {
+fn finish_reason_for(output: &Output) -> impl Fn(&Ending) -> Value {
     let length = output.tokens.len();
     move |ending| match ending {
         Ending::Stop(id) => json!({"type": "stop", "matched": id}),
+        Ending::StopText(text) => json!({"type": "stop", "matched": text}),
         Ending::Length => json!({"type": "length", "length": length}),
         Ending::Abort(reason) => json!({"type": "abort", "message": reason}),
     }

@@ -1,19 +1,25 @@
 //! Routes that say what is served.
 
+use std::sync::Arc;
+
 use axum::{extract::State, response::Response};
 use serde_json::{Value, json};
 
 use super::{Refusal, Site, body};
 
-/// The server answers, and the threads of its models run: it ends when one of them does.
-pub(super) async fn health() {}
+/// Every model that is meant has weights. Their threads run, because the server ends when one of them does.
+pub(super) async fn health(State(site): State<Site>) -> Result<(), Refusal> {
+    let mut slots = site.app.slots.iter().filter(|slot| !site.is_fixed || Arc::ptr_eq(slot, &site.slot));
+    slots.try_for_each(|slot| slot.model().map(drop))
+}
 
-/// The list of models, as `OpenAI` gives it.
+/// The list of models, as `OpenAI` gives it. Models without weights are not in it.
 pub(super) async fn models(State(site): State<Site>) -> Response {
     let models: Vec<Value> = site
         .app
-        .models
+        .slots
         .iter()
+        .filter_map(|slot| slot.model().ok())
         .map(|model| {
             json!({
                 "id": model.name(), "object": "model", "created": model.created(), "owned_by": "forebay",

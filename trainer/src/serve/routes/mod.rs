@@ -5,6 +5,8 @@
 //! models uses the second as the base URL of its engine.
 
 mod body;
+mod chat;
+mod completion;
 mod control;
 mod generate;
 mod info;
@@ -25,7 +27,10 @@ use tokio::sync::Semaphore;
 
 pub(super) use refusal::Refusal;
 
-use super::{ServeConfig, ServeError, model::ServedModel};
+use super::{
+    Dialect,
+    model::{ServedModel, Slot},
+};
 
 /// Number of requests whose bodies are read at once. With the largest size of a body, this bounds their memory.
 const BODIES_MAX: usize = 64;
@@ -33,7 +38,8 @@ const BODIES_MAX: usize = 64;
 /// Everything that handlers use.
 #[derive(Clone, Debug)]
 pub(super) struct App {
-    models: Arc<[Arc<ServedModel>]>,
+    slots: Arc<[Arc<Slot>]>,
+    dialect: Dialect,
     key: Option<blake3::Hash>,
     bodies: Arc<Semaphore>,
 }
@@ -42,41 +48,31 @@ pub(super) struct App {
 #[derive(Clone, Debug)]
 struct Site {
     app: App,
-    model: Arc<ServedModel>,
+    slot: Arc<Slot>,
     /// Whether the URL names the model.
     is_fixed: bool,
 }
 
 impl App {
-    /// Loads the models.
-    pub(super) async fn open(config: ServeConfig) -> Result<Self, ServeError> {
-        let device = config.device.find().ok_or(ServeError::NoGpu)?;
-        let compute = config.compute.kind(device);
-        let mut models: Vec<Arc<ServedModel>> = Vec::new();
-        for source in config.models {
-            if models.iter().any(|model| model.name() == source.name) {
-                return Err(ServeError::SameName(source.name));
-            }
-            let opening =
-                tokio::task::spawn_blocking(move || ServedModel::open(&source, config.limits, device, compute));
-            models.push(Arc::new(opening.await.map_err(std::io::Error::other)??));
-        }
-        Ok(Self {
-            models: models.into(),
-            key: config.api_key.map(|key| blake3::hash(key.as_bytes())),
+    /// The routes of these models, the first of which is meant if a request names none.
+    pub(super) fn new(slots: &[Arc<Slot>], dialect: Dialect, api_key: Option<&str>) -> Self {
+        Self {
+            slots: slots.into(),
+            dialect,
+            key: api_key.map(|key| blake3::hash(key.as_bytes())),
             bodies: Arc::new(Semaphore::new(BODIES_MAX)),
-        })
+        }
     }
 
     pub(super) fn router(&self) -> Router {
-        let site = |model: &Arc<ServedModel>, is_fixed| Site { app: self.clone(), model: Arc::clone(model), is_fixed };
+        let site = |slot: &Arc<Slot>, is_fixed| Site { app: self.clone(), slot: Arc::clone(slot), is_fixed };
         let mut router = Router::new();
-        if let Some(first) = self.models.first() {
-            router = routes().with_state(site(first, false));
+        if let Some(first) = self.slots.first() {
+            router = router.merge(routes().with_state(site(first, false)));
         }
-        for model in &*self.models {
-            let path = format!("/models/{}", model.name());
-            router = router.nest(&path, routes().with_state(site(model, true)));
+        for slot in &*self.slots {
+            let path = format!("/models/{}", slot.name());
+            router = router.nest(&path, routes().with_state(site(slot, true)));
         }
         router
             .fallback(async || Refusal::NoRoute)
@@ -86,26 +82,16 @@ impl App {
 
     /// Aborts all requests, for the end of the server.
     pub(super) fn stop(&self) {
-        for model in &*self.models {
+        for model in self.slots.iter().filter_map(|slot| slot.model().ok()) {
             model.stop();
         }
-    }
-
-    /// Waits until the thread of a model ends, and returns its name.
-    pub(super) async fn ended(&self) -> String {
-        let ended = self.models.iter().map(|model| {
-            Box::pin(async move {
-                model.ended().await;
-                model.name().to_owned()
-            })
-        });
-        futures::future::select_all(ended).await.0
     }
 }
 
 fn routes() -> Router<Site> {
     Router::new()
         .route("/generate", post(generate::generate))
+        .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/models", get(info::models))
         .route("/health", get(info::health))
         .route("/health_generate", get(info::health))
@@ -121,13 +107,18 @@ fn routes() -> Router<Site> {
 }
 
 impl Site {
-    /// The model that a request means, whose field `model` is `named`.
-    fn model(&self, named: Option<&str>) -> Result<&Arc<ServedModel>, Refusal> {
-        let Some(name) = named.filter(|name| !name.is_empty()) else { return Ok(&self.model) };
-        let is_meant = |model: &&Arc<ServedModel>| model.name() == name;
+    /// The name that a request means, whose field `model` is `named`.
+    fn slot(&self, named: Option<&str>) -> Result<&Arc<Slot>, Refusal> {
+        let Some(name) = named.filter(|name| !name.is_empty()) else { return Ok(&self.slot) };
+        let is_meant = |slot: &&Arc<Slot>| slot.name() == name;
         let found =
-            if self.is_fixed { Some(&self.model).filter(is_meant) } else { self.app.models.iter().find(is_meant) };
+            if self.is_fixed { Some(&self.slot).filter(is_meant) } else { self.app.slots.iter().find(is_meant) };
         found.ok_or_else(|| Refusal::UnknownModel(name.to_owned()))
+    }
+
+    /// The model that a request means.
+    fn model(&self, named: Option<&str>) -> Result<&ServedModel, Refusal> {
+        self.slot(named)?.model()
     }
 }
 

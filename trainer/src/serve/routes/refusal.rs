@@ -31,6 +31,8 @@ pub(in super::super) enum Refusal {
     Page,
     /// The model has accepted as much as it may.
     Overloaded { retry_after_s: u64 },
+    /// The model has no weights yet.
+    NoWeights { model: String, retry_after_s: u64 },
     /// The thread of the model has ended.
     Failed,
 }
@@ -45,7 +47,7 @@ impl Refusal {
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Overloaded { .. } | Self::NoWeights { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -63,6 +65,7 @@ impl Refusal {
             Self::Unauthorized => "invalid_api_key",
             Self::Page => "origin_refused",
             Self::Overloaded { .. } => "overloaded",
+            Self::NoWeights { .. } => "model_not_ready",
             Self::Failed => "server_error",
         }
     }
@@ -93,6 +96,7 @@ impl Refusal {
                 "requests with the header `Origin` are refused: pages in a browser cannot use this server".to_owned()
             }
             Self::Overloaded { .. } => "the model has accepted as many requests as it may; try again later".to_owned(),
+            Self::NoWeights { model, .. } => format!("no version of the policy of `{model}` has been published yet"),
             Self::Failed => "the thread of the model has ended; the log says why".to_owned(),
         }
     }
@@ -108,7 +112,7 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let body = json!({"error": self.error()}).to_string();
         let mut response = (self.status(), [(header::CONTENT_TYPE, "application/json")], body).into_response();
-        if let Self::Overloaded { retry_after_s } = self {
+        if let Self::Overloaded { retry_after_s } | Self::NoWeights { retry_after_s, .. } = self {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
         }
         response

@@ -45,7 +45,8 @@ pub(super) fn respond(
         if let Some(event) = event {
             state.output.push(event);
             // A client that reads slowly gets several tokens at once.
-            while let Some(event) = state.ticket.next_at_once() {
+            while state.output.ending.is_none() {
+                let Some(event) = state.ticket.next_at_once() else { break };
                 state.output.push(event);
             }
             for value in (state.frames)(&state.output) {

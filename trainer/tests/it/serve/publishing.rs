@@ -39,11 +39,8 @@ async fn a_trainer_publishes_to_the_engine_and_learns_from_what_it_draws() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let base = checkpoint(folder.path(), "base", 1);
     let service = TestService::start(POLICIES).await;
-    let mut serving = config(&[("frozen", &base), ("policy", &base)]);
-    for model in &mut serving.models {
-        model.version = "0".to_owned();
-    }
-    let engine = Arc::new(Engine::with(serving).await);
+    let engine = Arc::new(Engine::with(config(&[("frozen", &base), ("policy", &base)])).await);
+    // The trainer publishes its base as version 1.
     let mut training = TrainConfig::new(base.clone(), folder.path().join("run"));
     training.server.clone_from(&service.url);
     training.steps = STEPS;
@@ -65,13 +62,12 @@ async fn a_trainer_publishes_to_the_engine_and_learns_from_what_it_draws() {
     assert_eq!(status.version_step, Some(STEPS));
     let newest = status.version.to_string();
     assert_eq!(engine.get("/models/policy/model_info").await["weight_version"], newest);
-    assert_eq!(engine.get("/models/frozen/model_info").await["weight_version"], "0");
+    assert_eq!(engine.get("/models/frozen/model_info").await["weight_version"], "1");
     // Everything that the agent posted was drawn with the weights that it named.
     let folders: Vec<(String, _)> = std::fs::read_dir(folder.path().join("run/published"))
         .expect("versions were written")
         .map(|entry| entry.expect("the folder can be read").path())
         .filter_map(|path| Some((version_of(&path)?.to_string(), decoder(&path))))
-        .chain([("0".to_owned(), decoder(&base))])
         .collect();
     let weights: Vec<_> = folders.iter().map(|(version, decoder)| (version.as_str(), decoder)).collect();
     let mut versions = std::collections::BTreeSet::new();

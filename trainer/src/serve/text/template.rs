@@ -1,0 +1,312 @@
+//! The chat template of a checkpoint: a Jinja template, in the surroundings that `transformers` gives it.
+
+use std::path::Path;
+
+use minijinja::{
+    AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value,
+    syntax::SyntaxConfig,
+    value::{Kwargs, ValueKind},
+};
+
+use super::{
+    Conversation, TemplateError, TextError,
+    json::{Dumps, python_str},
+    read,
+};
+
+/// Names of the special tokens that templates use.
+const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
+
+/// Fuel of one rendering, which bounds its time. A long conversation takes some ten thousand.
+const FUEL: u64 = 50_000_000;
+
+/// Templates by name, and what they are rendered with besides the conversation.
+#[derive(Debug)]
+pub(super) struct ChatTemplate {
+    environment: Environment<'static>,
+    special_tokens: Vec<(String, Value)>,
+    /// Whether there is a template of its own for conversations with tools.
+    has_tool_use: bool,
+    separates_reasoning: bool,
+}
+
+impl ChatTemplate {
+    /// Reads the template of the checkpoint in `folder`: the file `chat_template.jinja`, or the entry in
+    /// `tokenizer_config.json`.
+    pub(super) fn load(folder: &Path) -> Result<Result<Self, TemplateError>, TextError> {
+        let path = folder.join("tokenizer_config.json");
+        let config: Value = match read(&path)? {
+            None => Value::from(()),
+            Some(json) => serde_json::from_slice(&json).map_err(|source| TextError::Json { path, source })?,
+        };
+        let file = read(&folder.join("chat_template.jinja"))?.map(|text| String::from_utf8_lossy(&text).into_owned());
+        let sources = file.map_or_else(|| sources(&config), |text| vec![("default".to_owned(), text)]);
+        if sources.is_empty() {
+            return Ok(Err(TemplateError::Absent));
+        }
+        let special_tokens = SPECIAL_TOKENS.iter().filter_map(|name| Some(((*name).to_owned(), token(&config, name)?)));
+        Ok(Self::new(sources, special_tokens.collect()).map_err(|error| TemplateError::Unusable(shown(&error))))
+    }
+
+    fn new(sources: Vec<(String, String)>, special_tokens: Vec<(String, Value)>) -> Result<Self, Error> {
+        let mut environment = environment();
+        let has_tool_use = sources.iter().any(|(name, _)| name == "tool_use");
+        let separates_reasoning = sources.iter().any(|(_, source)| source.contains("reasoning_content"));
+        for (name, source) in sources {
+            // Jinja2 reads every line break as one character.
+            let source = source.replace("\r\n", "\n");
+            environment.add_template_owned(name, without_generation_marks(&source))?;
+        }
+        environment.get_template("default")?;
+        Ok(Self { environment, special_tokens, has_tool_use, separates_reasoning })
+    }
+
+    pub(super) fn separates_reasoning(&self) -> bool {
+        self.separates_reasoning
+    }
+
+    /// The prompt of a conversation, up to the place where the model's answer begins.
+    pub(super) fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        let refused = |error: Error| TemplateError::Refused(shown(&error));
+        let messages: Result<Vec<Value>, Error> = conversation.messages.iter().map(message).collect();
+        let own = [
+            ("messages".to_owned(), Value::from(messages.map_err(refused)?)),
+            ("tools".to_owned(), conversation.tools.clone().unwrap_or(Value::from(()))),
+            ("documents".to_owned(), Value::from(())),
+            ("add_generation_prompt".to_owned(), Value::from(true)),
+        ];
+        // Of two values with one name the later counts.
+        let variables = self.special_tokens.iter().chain(&conversation.variables).chain(&own);
+        let context = Value::from_pairs(variables.map(|(name, value)| (name.clone(), value.clone())));
+        let name = if conversation.tools.is_some() && self.has_tool_use { "tool_use" } else { "default" };
+        self.environment.get_template(name).and_then(|template| template.render(context)).map_err(refused)
+    }
+}
+
+/// The templates in `tokenizer_config.json`: one, or a list with names.
+fn sources(config: &Value) -> Vec<(String, String)> {
+    let template = config.get_attr("chat_template").unwrap_or_default();
+    if let Some(source) = template.as_str() {
+        return vec![("default".to_owned(), source.to_owned())];
+    }
+    let text = |entry: &Value, key: &str| entry.get_attr(key).ok()?.as_str().map(ToOwned::to_owned);
+    let entries = template.try_iter().into_iter().flatten();
+    entries.filter_map(|entry| Some((text(&entry, "name")?, text(&entry, "template")?))).collect()
+}
+
+/// A special token in `tokenizer_config.json`: a text, or an object with its content.
+fn token(config: &Value, name: &str) -> Option<Value> {
+    let token = config.get_attr(name).ok()?;
+    let token = if token.kind() == ValueKind::Map { token.get_attr("content").ok()? } else { token };
+    (token.kind() == ValueKind::String).then_some(token)
+}
+
+/// The surroundings of `transformers`: no blank lines after blocks, Python's methods, JSON and numbers.
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the delimiters are the usual ones"));
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, _, value| Ok(out.write_str(&python_str(value))?));
+    environment.add_filter("string", |value: &Value| python_str(value));
+    environment.add_filter("tojson", tojson);
+    // In Python, nothing is not iterable.
+    environment.add_test("iterable", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable)
+    });
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    // The date of the start: a prompt must not change at midnight, because it would no longer extend the one before.
+    let now = jiff::Zoned::now();
+    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+        jiff::fmt::strtime::format(format, &now)
+            .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+    });
+    environment
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "filters get their options by value")]
+fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
+    let separators: Option<Value> = options.get("separators")?;
+    let separators = match separators {
+        Some(pair) if pair.kind() == ValueKind::Seq => {
+            Some((pair.get_item_by_index(0)?.to_string(), pair.get_item_by_index(1)?.to_string()))
+        }
+        _ => None,
+    };
+    let dumps = Dumps {
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        indent: options.get("indent")?,
+        separators,
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    dumps.write(value)
+}
+
+/// Some templates mark what the model generates, for training on text. The marks print nothing.
+fn without_generation_marks(source: &str) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let inner = &rest[start + 2..start + length];
+        let (before, after) = (inner.strip_prefix(['-', '+']), inner.strip_suffix(['-', '+']));
+        let name = inner.trim_matches(['-', '+']).trim();
+        text.push_str(&rest[..start]);
+        // A block that is always entered prints the same, and removes the same space around it.
+        match name {
+            "generation" | "endgeneration" => {
+                let mark = |stripped: Option<&str>, at: usize| stripped.map_or("", |_| &inner[at..=at]);
+                let word = if name == "generation" { "if true" } else { "endif" };
+                let last = inner.len().saturating_sub(1);
+                text.extend(["{%", mark(before, 0), " ", word, " ", mark(after, last), "%}"]);
+            }
+            _ => text.push_str(&rest[start..start + length + 2]),
+        }
+        rest = &rest[start + length + 2..];
+    }
+    text + rest
+}
+
+/// A message as templates expect it: its content is a text, and the arguments of tool calls are objects.
+fn message(sent: &Value) -> Result<Value, Error> {
+    if sent.kind() != ValueKind::Map {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a message is not an object"));
+    }
+    map(sent, |key, value| match key {
+        "content" => content(value),
+        "tool_calls" if value.kind() == ValueKind::Seq => {
+            let calls: Result<Vec<Value>, Error> = value.try_iter()?.map(|call| tool_call(&call)).collect();
+            Ok(Value::from(calls?))
+        }
+        _ => Ok(value.clone()),
+    })
+}
+
+fn content(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None => Ok(Value::from("")),
+        ValueKind::Seq => {
+            let mut texts = Vec::new();
+            for part in value.try_iter()? {
+                let (kind, text) = (part.get_attr("type")?, part.get_attr("text")?);
+                let Some(text) = text.as_str().filter(|_| kind.as_str() == Some("text")) else {
+                    let reason = format!("content of type {kind} is not supported, only text");
+                    return Err(Error::new(ErrorKind::InvalidOperation, reason));
+                };
+                texts.push(text.to_owned());
+            }
+            Ok(Value::from(texts.join(" ")))
+        }
+        _ => Ok(value.clone()),
+    }
+}
+
+/// Clients send the arguments of a call as JSON in a text.
+fn tool_call(call: &Value) -> Result<Value, Error> {
+    map(call, |key, value| match key {
+        "function" => map(value, |key, value| {
+            let parsed: Option<Value> = value.as_str().and_then(|text| serde_json::from_str(text).ok());
+            let is_object = |value: &Value| value.kind() == ValueKind::Map;
+            Ok(parsed.filter(|parsed| key == "arguments" && is_object(parsed)).unwrap_or_else(|| value.clone()))
+        }),
+        _ => Ok(value.clone()),
+    })
+}
+
+/// Changes the entries of an object. Anything else stays as it is.
+fn map(value: &Value, change: impl Fn(&str, &Value) -> Result<Value, Error>) -> Result<Value, Error> {
+    if value.kind() != ValueKind::Map {
+        return Ok(value.clone());
+    }
+    let mut entries = Vec::new();
+    for key in value.try_iter()? {
+        let name = key.to_string();
+        let changed = change(&name, &value.get_item(&key)?)?;
+        entries.push((name, changed));
+    }
+    Ok(Value::from_pairs(entries))
+}
+
+/// An error in one line, with the place in the template.
+fn shown(error: &Error) -> String {
+    let place = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
+    format!("{}{place}", error.detail().map_or_else(|| error.to_string(), ToOwned::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str, conversation: &str) -> Result<String, TemplateError> {
+        let parsed: Value = serde_json::from_str(conversation).expect("it is JSON");
+        let tools = parsed.get_attr("tools").expect("an object");
+        let template = ChatTemplate::new(
+            vec![("default".to_owned(), source.to_owned())],
+            vec![("eos_token".to_owned(), Value::from("<end>"))],
+        );
+        template.expect("the template is valid").render(&Conversation {
+            messages: parsed.get_attr("messages").expect("an object").try_iter().expect("a list").collect(),
+            tools: (!tools.is_undefined()).then_some(tools),
+            variables: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn templates_see_what_transformers_shows_them() {
+        let source = "{%- for message in messages %}\n    {{- message.role.upper() + ': ' + message.content.strip() }}\n    \
+                      {% if message.tool_calls %}\n{{ message.tool_calls[0].function.arguments | tojson }}\n    {% endif %}\n\
+                      {%- if loop.last %}{% break %}{% endif %}\n{%- endfor %}\n{{ eos_token }} {{ tools is none }} \
+                      {{ add_generation_prompt }} {{ missing }}\r\n{{ tools is iterable and tools | length > 0 }}\r\n{{ 1e-5 | string }}";
+        let conversation = r#"{"messages": [
+            {"role": "user", "content": [{"type": "text", "text": " a"}, {"type": "text", "text": "b <x> "}]},
+            {"role": "assistant", "content": null, "tool_calls": [
+                {"function": {"name": "f", "arguments": "{\"z\": \"<&>\", \"a\":1.0}"}}]}]}"#;
+        let rendered = render(source, conversation).expect("it can be rendered");
+        // As jinja2 3.1 renders it.
+        let expected = "USER: a b <x>\nASSISTANT: \n{\"z\": \"<&>\", \"a\": 1.0}\n<end> True True \nFalse\n1e-05";
+        assert_eq!(rendered, expected);
+    }
+
+    #[test]
+    fn marks_of_generation_print_nothing() {
+        let source = "a {%- generation -%} b {%- endgeneration %}c{% generation %}d{% endgeneration %}";
+        assert_eq!(render(source, r#"{"messages": []}"#).expect("it can be rendered"), "abcd");
+    }
+
+    #[test]
+    fn what_a_template_refuses_is_told() {
+        let source = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}";
+        let refused =
+            render(source, r#"{"messages": [{"role": "system", "content": ""}]}"#).expect_err("it is refused");
+        assert!(refused.to_string().contains("user first"), "{refused}");
+        let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#;
+        assert!(render("", image).expect_err("it is refused").to_string().contains("image_url"));
+        // A template that never ends is stopped.
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+        assert!(render(endless, r#"{"messages": []}"#).is_err());
+    }
+
+    #[test]
+    fn one_of_several_templates_is_for_tools() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let config = r#"{"bos_token": {"content": "<s>"}, "chat_template": [
+            {"name": "default", "template": "{{ bos_token }}plain"}, {"name": "tool_use", "template": "tools"}]}"#;
+        std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("the folder can be written to");
+        let render = |tools: Option<Value>| {
+            let template = ChatTemplate::load(folder.path()).expect("it can be read").expect("there is a template");
+            template
+                .render(&Conversation { messages: Vec::new(), tools, variables: Vec::new() })
+                .expect("it can be rendered")
+        };
+        assert_eq!(render(None), "<s>plain");
+        assert_eq!(render(Some(Value::from(Vec::<Value>::new()))), "tools");
+        std::fs::write(folder.path().join("chat_template.jinja"), "file").expect("the folder can be written to");
+        assert_eq!(render(None), "file");
+    }
+}
