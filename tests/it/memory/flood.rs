@@ -83,17 +83,17 @@ struct Head {
     retry_after: bool,
 }
 
-async fn answer(stream: &mut TcpStream) -> Head {
+/// The head of the answer; none if the connection ends before it.
+async fn answer(stream: &mut TcpStream) -> Option<Head> {
     let (mut read, mut buffer) = (Vec::new(), [0; 4_096]);
     loop {
-        let count = stream.read(&mut buffer).await.expect("the answer comes before the end");
+        let count = stream.read(&mut buffer).await.ok().filter(|count| *count > 0)?;
         read.extend_from_slice(&buffer[..count]);
         let text = String::from_utf8_lossy(&read);
         if let Some((head, _)) = text.split_once("\r\n\r\n") {
             let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a head has a status");
-            return Head { status, retry_after: head.to_ascii_lowercase().contains("\r\nretry-after: ") };
+            return Some(Head { status, retry_after: head.to_ascii_lowercase().contains("\r\nretry-after: ") });
         }
-        assert!(count > 0, "closed without an answer");
     }
 }
 
@@ -102,7 +102,7 @@ async fn answer(stream: &mut TcpStream) -> Head {
 struct Flood {
     address: Arc<str>,
     rest: Bytes,
-    answers: mpsc::UnboundedSender<Head>,
+    answers: mpsc::UnboundedSender<Option<Head>>,
     /// Whether the withheld ends of the bodies may be sent.
     may_end: watch::Receiver<bool>,
 }
@@ -136,7 +136,7 @@ impl Flood {
         TcpStream::connect(&*self.address).await.expect("the kernel accepts")
     }
 
-    fn tell(&self, head: Head) {
+    fn tell(&self, head: Option<Head>) {
         self.answers.send(head).expect("the test waits for all answers");
     }
 }
@@ -184,7 +184,7 @@ async fn resident_memory_stays_within_the_budget() {
     let mut posts: JoinSet<_> = (0..connections).map(|number| flood.clone().post(number)).collect();
     // No body can end yet, so the number that is admitted is exactly the number that fits, in any order.
     for _ in fit..connections {
-        let head = answered.recv().await.expect("every post is answered");
+        let head = answered.recv().await.flatten().expect("every post is answered");
         assert_eq!((head.status, head.retry_after), (503, true), "refused, and told to come back");
     }
     assert_eq!(body_bytes_in_flight(&service).await, fit * body_bytes.next_multiple_of(1 << 10));
@@ -192,15 +192,19 @@ async fn resident_memory_stays_within_the_budget() {
 
     end.send_replace(true);
     drop(flood);
-    let (mut stored, mut refused) = (0, 0);
-    while let Some(head) = answered.recv().await {
-        match head.status {
-            201 => stored += 1,
-            503 if head.retry_after => refused += 1,
-            status => panic!("unexpected answer: {status}"),
+    let (mut stored, mut refused, mut lost) = (0, 0, 0);
+    while let Some(answer) = answered.recv().await {
+        match answer.map(|head| (head.status, head.retry_after)) {
+            Some((201, _)) => stored += 1,
+            Some((503, true)) => refused += 1,
+            Some((status, _)) => panic!("unexpected answer: {status}"),
+            // The service reads the rest of a refused body for ten seconds. If a busy machine needs longer, the
+            // connection is reset, and the answer may be lost.
+            None => lost += 1,
         }
     }
-    assert_eq!(stored + refused, connections);
+    assert_eq!(stored + refused + lost, connections);
+    assert!(lost <= connections / 10, "{lost} posts were not answered");
     assert!(stored >= fit, "who is let in is stored");
     let peak = service.peak_bytes();
     let mut open = Vec::new();
