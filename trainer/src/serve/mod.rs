@@ -1,27 +1,27 @@
 //! `serve`: a small inference server for one CPU or GPU, with the interface of `SGLang`.
 //!
 //! The server is for tests, examples and single machines. Its model code is the trainer's, so the log-probabilities that
-//! it reports are those that the trainer computes with the same weights. Read it in this order: [`routes`] parse requests
-//! and write answers, a [`model`] checks a request and accepts it within its [`admission`] (some models [`follow`] a policy), the [`runner`] is the thread
-//! that lets its [`sequence`]s draw, and a [`pass`] is one run through the model. [`request`] has the messages between
-//! the two sides, and [`output`] what is collected from them. [`text`] is for checkpoints with a tokenizer.
+//! it reports are those that the trainer computes with the same weights. Read it in this order:
+//!
+//! - `routes` parses requests and writes answers, and `request` has the messages to the other modules.
+//! - A `model` checks a request and accepts it within its `admission`. Some models `follow` a policy.
+//! - The `runner` is the thread that lets each `sequence` draw. A `pass` is one run through the model, and `output` is
+//!   what is collected.
+//! - `text` is for checkpoints with a tokenizer.
 
 mod args;
-
 mod routes;
 
-mod model;
-
-mod follow;
-
-mod admission;
-mod output;
 mod request;
 
+mod admission;
+mod follow;
+mod model;
+
+mod output;
+mod pass;
 mod runner;
 mod sequence;
-
-mod pass;
 
 mod text;
 
