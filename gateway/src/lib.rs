@@ -11,11 +11,15 @@
 //!    body or as events.
 //! 3. [`upstream`] sends the request to an engine, checks the answer, and returns a [`Completion`].
 //!
+//! [`canonical`] compares the requests of a session with the calls before them. It finds the call that a request
+//! continues, and says why one does not.
+//!
 //! With the feature `test-engine` there is also a fake engine for tests, in the module `engine`.
 
 mod hash;
 mod json;
 
+pub mod canonical;
 pub mod completion;
 pub mod dialect;
 #[cfg(feature = "test-engine")]

@@ -1,6 +1,7 @@
 //! The integration tests of the gateway: the dialects as pure functions, and the upstream against a fake engine.
 
 mod bodies;
+mod canonical;
 mod chat;
 mod checks;
 mod conversations;

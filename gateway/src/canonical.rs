@@ -1,0 +1,96 @@
+//! Requests and answers in a form in which they can be compared.
+//!
+//! An agent sends the whole conversation with every call, and rarely in the words of the answers that it received: it
+//! drops reasoning, writes the arguments of tool calls with other spaces, divides a text into parts. [`Canonical`] is a
+//! request without such differences. [`History`] is the calls of one session, and finds the call that a request
+//! continues. [`History::cause`] says why a request does not continue a call that it should have continued. Nothing
+//! here decides what is trained: segments follow from token ids alone.
+//!
+//! # How the service uses it
+//!
+//! There is one [`History`] for each policy of a session, in memory.
+//!
+//! 1. A call arrives: `let canonical = Canonical::of(&request)`. In the mode `exact`, [`History::find`] names the call
+//!    that it continues. In the mode `observe` this step is left out.
+//! 2. The engine has answered: `history.record(&canonical)` is what the call adds to the history. Its JSON
+//!    ([`Record::to_json`]) belongs into the row of the call (`NewCall::request`). It contains only the messages that
+//!    no earlier call has, so the rows of a session grow linearly. Take it from the same history to which the earlier
+//!    calls were added, at any time before the call is stored.
+//! 3. The row is committed and has its number: `history.add(seq, &record, &completion.message)`.
+//! 4. After a restart, or to catch up with another replica: for each row in the order of the numbers, read the record
+//!    from the row ([`Record::from_json`]) and the message from the stored [`Completion`](crate::Completion), and add
+//!    them. A call that is already there is skipped.
+//! 5. The assembler reports a break between a call and its nearest earlier call: [`History::cause`] names the cause.
+
+mod history;
+mod key;
+mod record;
+
+pub use history::{CALLS_MAX, Extended, History, HistoryError, MESSAGES_MAX};
+pub use record::{CanonicalCall, CanonicalMessage, CanonicalRole, Record};
+
+use self::key::{Hash, Key};
+use crate::request::Request;
+
+/// A request, as it is compared with others.
+#[derive(Clone, Debug)]
+pub struct Canonical {
+    /// One for each message of the request.
+    messages: Vec<CanonicalMessage>,
+    keys: Vec<Key>,
+    /// What precedes the messages in a prompt.
+    head: Hash,
+}
+
+impl Canonical {
+    /// The canonical form of a request.
+    #[must_use]
+    pub fn of(request: &Request) -> Self {
+        let messages: Vec<_> = request.messages.iter().map(CanonicalMessage::of).collect();
+        let keys = messages.iter().map(Key::of).collect();
+        Self { messages, keys, head: key::head(request) }
+    }
+
+    /// The messages, one for each message of the request.
+    #[must_use]
+    pub fn messages(&self) -> &[CanonicalMessage] {
+        &self.messages
+    }
+}
+
+/// Why a request does not continue a call: what differs first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BreakCause {
+    /// The reasoning of an answer was dropped or changed.
+    Reasoning,
+    /// The arguments of a tool call are the same JSON in another spelling.
+    Arguments,
+    /// All messages are the same. The template or the tokenizer writes them in other ids than the model sampled.
+    Tokens,
+    /// The tools, the arguments of the template, or a system message.
+    System,
+    /// The content of a message.
+    Rewrite,
+}
+
+impl BreakCause {
+    /// All causes.
+    pub const ALL: [Self; 5] = [Self::Reasoning, Self::Arguments, Self::Tokens, Self::System, Self::Rewrite];
+
+    /// The name, as a label of metrics and in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reasoning => "reasoning",
+            Self::Arguments => "arguments",
+            Self::Tokens => "tokens",
+            Self::System => "system",
+            Self::Rewrite => "rewrite",
+        }
+    }
+
+    /// The cause for two conversations with these messages, of which the shorter one is compared.
+    fn between<'a>(nearest: impl Iterator<Item = &'a Key>, new: impl Iterator<Item = &'a Key>) -> Self {
+        nearest.zip(new).find_map(|(nearest, new)| nearest.difference(new)).unwrap_or(Self::Tokens)
+    }
+}

@@ -1,0 +1,222 @@
+//! The calls of a session as a tree of canonical messages.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{
+    BreakCause, Canonical, CanonicalMessage, Record,
+    key::{Hash, Key},
+};
+use crate::completion::AssistantMessage;
+
+/// Calls that a history has. Later ones are not added.
+pub const CALLS_MAX: usize = 1024;
+
+/// Messages that a history has, which together take about 16 MiB. A call with more is not added.
+pub const MESSAGES_MAX: usize = 1 << 16;
+
+/// The node before every first message.
+const ROOT: u32 = 0;
+
+/// The calls of one policy in one session.
+///
+/// It only grows. The requests of the calls are not kept as text, only their digests.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Each node is a message behind those of the nodes before it. The first node is no message.
+    nodes: Vec<Node>,
+    /// The next nodes by the meaning of their message.
+    next: HashMap<(u32, Hash), Vec<u32>>,
+    /// The calls by their numbers.
+    calls: BTreeMap<u32, Place>,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    before: u32,
+    /// The number of messages up to here.
+    depth: u32,
+    /// `None` only in the root.
+    key: Option<Key>,
+    /// The call that brought the message.
+    call: u32,
+    /// The calls whose answer is this message.
+    answered: Vec<u32>,
+}
+
+/// Where a call is in the tree.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// The last message of its request.
+    request: u32,
+    /// Its answer.
+    answer: u32,
+    head: Hash,
+}
+
+/// The call that a request continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extended {
+    /// The number of the call.
+    pub seq: u32,
+    /// How many messages of the request stand for the call's request and answer. The others are new.
+    pub messages: usize,
+}
+
+/// Why a call cannot be added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HistoryError {
+    /// The record continues a call that is not there.
+    #[error("the record of call {seq} refers to {shared} messages of call {after}, which does not have them")]
+    Damaged {
+        /// The call.
+        seq: u32,
+        /// The call before.
+        after: u32,
+        /// How many of its messages.
+        shared: u32,
+    },
+}
+
+impl Default for History {
+    fn default() -> Self {
+        let root = Node { before: ROOT, depth: 0, key: None, call: 0, answered: Vec::new() };
+        Self { nodes: vec![root], next: HashMap::new(), calls: BTreeMap::new() }
+    }
+}
+
+impl History {
+    /// The number of calls.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Whether there are no calls.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Whether this call was added.
+    #[must_use]
+    pub fn contains(&self, seq: u32) -> bool {
+        self.calls.contains_key(&seq)
+    }
+
+    /// The call that a request continues: its tools and template arguments are the request's, and the request begins
+    /// with its messages and its answer. Of several, the one with the most messages counts, and of these the last.
+    #[must_use]
+    pub fn find(&self, request: &Canonical) -> Option<Extended> {
+        let mut found: Option<Extended> = None;
+        let mut reached = vec![ROOT];
+        while let Some(place) = reached.pop() {
+            let node = &self.nodes[place as usize];
+            let messages = node.depth as usize;
+            let equal_head = |seq: &&u32| self.calls.get(seq).is_some_and(|call| call.head == request.head);
+            if let Some(&seq) = node.answered.iter().filter(equal_head).max() {
+                let is_later = |found: Extended| (found.messages, found.seq) < (messages, seq);
+                if found.is_none_or(is_later) {
+                    found = Some(Extended { seq, messages });
+                }
+            }
+            let Some(key) = request.keys.get(messages) else { continue };
+            let next = self.next.get(&(place, key.meaning)).into_iter().flatten().copied();
+            reached.extend(next.filter(|&next| self.key(next).is_some_and(|stored| key.stands_for(stored))));
+        }
+        found
+    }
+
+    /// What the call with this request adds to the history.
+    #[must_use]
+    pub fn record(&self, request: &Canonical) -> Record {
+        let mut place = ROOT;
+        for key in &request.keys {
+            let Some(next) = self.next_equal(place, key) else { break };
+            place = next;
+        }
+        let node = &self.nodes[place as usize];
+        Record {
+            after: (place != ROOT).then_some(node.call),
+            shared: node.depth,
+            head: request.head,
+            messages: request.messages[node.depth as usize..].to_vec(),
+        }
+    }
+
+    /// Adds a recorded call. Returns false if it is already there, or if the history is full.
+    pub fn add(&mut self, seq: u32, record: &Record, answer: &AssistantMessage) -> Result<bool, HistoryError> {
+        let begin = match record.after {
+            None => Some(ROOT).filter(|_| record.shared == 0),
+            Some(after) => self.calls.get(&after).and_then(|call| self.ancestor(call.answer, record.shared)),
+        };
+        let after = record.after.unwrap_or_default();
+        let begin = begin.ok_or(HistoryError::Damaged { seq, after, shared: record.shared })?;
+        let is_full = self.calls.len() >= CALLS_MAX || self.nodes.len() + record.messages.len() >= MESSAGES_MAX;
+        if is_full || self.contains(seq) {
+            return Ok(false);
+        }
+        let request = record.messages.iter().fold(begin, |place, message| self.extend(place, Key::of(message), seq));
+        let answer = self.extend(request, Key::of(&CanonicalMessage::of_answer(answer)), seq);
+        self.nodes[answer as usize].answered.push(seq);
+        self.calls.insert(seq, Place { request, answer, head: record.head });
+        Ok(true)
+    }
+
+    /// Why a request does not continue a call: the first difference between the call's messages with its answer, and
+    /// the messages of the request. `None` if the call is not there.
+    #[must_use]
+    pub fn cause(&self, nearest: u32, request: &Canonical) -> Option<BreakCause> {
+        self.difference(nearest, request.head, request.keys.iter())
+    }
+
+    /// Why a recorded call does not continue another one. `None` if one of them is not there.
+    #[must_use]
+    pub fn cause_between(&self, nearest: u32, seq: u32) -> Option<BreakCause> {
+        let call = self.calls.get(&seq)?;
+        self.difference(nearest, call.head, self.path(call.request).into_iter())
+    }
+
+    fn difference<'a>(&'a self, nearest: u32, head: Hash, new: impl Iterator<Item = &'a Key>) -> Option<BreakCause> {
+        let nearest = self.calls.get(&nearest)?;
+        if nearest.head != head {
+            return Some(BreakCause::System);
+        }
+        Some(BreakCause::between(self.path(nearest.answer).into_iter(), new))
+    }
+
+    /// The messages up to a node.
+    fn path(&self, place: u32) -> Vec<&Key> {
+        let before = |place: &u32| Some(self.nodes[*place as usize].before);
+        let places = std::iter::successors(Some(place), before).take_while(|&place| place != ROOT);
+        let mut keys: Vec<&Key> = places.filter_map(|place| self.key(place)).collect();
+        keys.reverse();
+        keys
+    }
+
+    fn ancestor(&self, mut place: u32, depth: u32) -> Option<u32> {
+        while self.nodes[place as usize].depth > depth {
+            place = self.nodes[place as usize].before;
+        }
+        (self.nodes[place as usize].depth == depth).then_some(place)
+    }
+
+    fn key(&self, place: u32) -> Option<&Key> {
+        self.nodes[place as usize].key.as_ref()
+    }
+
+    fn next_equal(&self, place: u32, key: &Key) -> Option<u32> {
+        let next = self.next.get(&(place, key.meaning))?;
+        next.iter().copied().find(|&next| self.key(next) == Some(key))
+    }
+
+    fn extend(&mut self, place: u32, key: Key, call: u32) -> u32 {
+        if let Some(next) = self.next_equal(place, &key) {
+            return next;
+        }
+        let added = self.nodes.len() as u32;
+        let depth = self.nodes[place as usize].depth + 1;
+        self.nodes.push(Node { before: place, depth, key: Some(key), call, answered: Vec::new() });
+        self.next.entry((place, key.meaning)).or_default().push(added);
+        added
+    }
+}

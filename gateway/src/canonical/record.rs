@@ -1,0 +1,166 @@
+//! Canonical messages, and the part of a request that is stored with a call.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::key::Hash;
+use crate::{
+    completion::AssistantMessage,
+    request::{Content, Message, Role},
+};
+
+/// Who wrote a message, as far as prompts tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CanonicalRole {
+    /// The operator, in both of OpenAI's words.
+    System,
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+    /// A tool.
+    Tool,
+}
+
+/// A message without what agents change freely: ids, marks for caches, signatures, and how a text is divided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CanonicalMessage {
+    /// Who wrote it.
+    pub role: CanonicalRole,
+    /// The name of the author, which some templates print. It is not read in messages of the assistant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The texts of all parts, one behind the other.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// Parts that are no text, as JSON.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Value>,
+    /// The reasoning. `None` if there is none, or if the agent did not send it back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// The tool calls.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<CanonicalCall>,
+}
+
+/// A tool call without its id.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CanonicalCall {
+    /// The name of the tool.
+    pub name: String,
+    /// The arguments as they were written. They are compared as JSON.
+    pub arguments: String,
+}
+
+/// What the request of one call adds to the history of its session.
+///
+/// Its JSON is stored with the call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The number of an earlier call that begins with the same messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) after: Option<u32>,
+    /// How many messages of that call, its answer included, the request begins with.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) shared: u32,
+    /// A digest of the tools and of the arguments of the template.
+    pub(super) head: Hash,
+    /// The messages behind the shared ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) messages: Vec<CanonicalMessage>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+impl Record {
+    /// The JSON that is stored.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        crate::json::text(self)
+    }
+
+    /// Reads what [`Self::to_json`] wrote.
+    pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+}
+
+impl CanonicalMessage {
+    /// The canonical form of a message of a request.
+    pub(super) fn of(message: &Message) -> Self {
+        let (text, parts) = content(&message.content);
+        let calls = message.tool_calls.iter();
+        Self {
+            role: match message.role {
+                Role::System | Role::Developer => CanonicalRole::System,
+                Role::User => CanonicalRole::User,
+                Role::Assistant => CanonicalRole::Assistant,
+                Role::Tool => CanonicalRole::Tool,
+            },
+            name: name(message),
+            text,
+            parts,
+            reasoning: present(message.reasoning.as_deref()),
+            calls: calls
+                .map(|call| CanonicalCall { name: call.name.clone(), arguments: call.arguments.clone() })
+                .collect(),
+        }
+    }
+
+    /// The canonical form of an answer.
+    pub(super) fn of_answer(answer: &AssistantMessage) -> Self {
+        Self {
+            role: CanonicalRole::Assistant,
+            name: None,
+            text: answer.content.clone().unwrap_or_default(),
+            parts: Vec::new(),
+            reasoning: present(answer.reasoning.as_deref()),
+            calls: answer
+                .tool_calls
+                .iter()
+                .map(|call| CanonicalCall { name: call.name.clone(), arguments: call.arguments.clone() })
+                .collect(),
+        }
+    }
+}
+
+/// A text, unless there is nothing but white space in it.
+fn present(text: Option<&str>) -> Option<String> {
+    text.filter(|text| !text.trim().is_empty()).map(str::to_owned)
+}
+
+fn name(message: &Message) -> Option<String> {
+    let (_, name) = message.other.iter().find(|(field, _)| field == "name")?;
+    let name: String = serde_json::from_str(name.get()).ok()?;
+    (message.role != Role::Assistant && !name.is_empty()).then_some(name)
+}
+
+fn content(content: &Content) -> (String, Vec<Value>) {
+    let parts = match content {
+        Content::Absent => return (String::new(), Vec::new()),
+        Content::Text(text) => return (text.clone(), Vec::new()),
+        Content::Parts(parts) => parts,
+    };
+    let (mut texts, mut others) = (String::new(), Vec::new());
+    for part in parts {
+        // The dialects have checked that every part is an object.
+        let Ok(mut part) = serde_json::from_str::<BTreeMap<String, Value>>(part.get()) else { continue };
+        match (part.get("type"), part.get("text")) {
+            (Some(Value::String(kind)), Some(Value::String(text))) if kind == "text" => texts.push_str(text),
+            _ => {
+                part.retain(|name, value| {
+                    !value.is_null() && !matches!(name.as_str(), "cache_control" | "id" | "signature")
+                });
+                others.push(part.into_iter().collect());
+            }
+        }
+    }
+    (texts, others)
+}
