@@ -26,6 +26,12 @@ impl Timestamp {
         self.0
     }
 
+    /// Whole seconds since the Unix epoch; 0 for earlier times.
+    #[must_use]
+    pub fn unix_s(self) -> u64 {
+        u64::try_from(self.0.div_euclid(1_000_000)).unwrap_or(0)
+    }
+
     /// This time plus `seconds`, saturating.
     #[must_use]
     pub fn plus_seconds(self, seconds: u64) -> Self {

@@ -6,6 +6,7 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 mod text;
+mod upstreams;
 
 use std::{
     collections::BTreeSet,
@@ -21,6 +22,7 @@ use serde::Deserialize;
 
 use self::{limits::Limits, sessions::Sessions};
 use crate::{
+    agents::{AgentOptions, UpstreamConfig, Upstreams},
     api::BodyLimits,
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     server::ServerLimits,
@@ -54,8 +56,23 @@ pub struct Config {
     pub bodies: BodyLimits,
     /// Options of the buffer.
     pub buffer: BufferOptions,
+    /// The listener of agents; none if sessions cannot be opened.
+    pub agents: Option<AgentsConfig>,
     /// Policies that are created at start if they do not exist.
     pub policies: Vec<(PolicyName, Arc<Rules>)>,
+}
+
+/// The listener of agents, and the inference engines that answer their calls.
+#[derive(Clone, Debug)]
+pub struct AgentsConfig {
+    /// Address to listen on.
+    pub listen: String,
+    /// The address that agents are told, if it is another.
+    pub public_url: Option<String>,
+    /// Limits and times of calls.
+    pub options: AgentOptions,
+    /// The engines.
+    pub upstreams: Vec<UpstreamConfig>,
 }
 
 /// A database URL. Its debug output leaves out the password.
@@ -183,6 +200,13 @@ impl Config {
                 Violation { pointer: format!("/tls/{key}"), detail: detail.join(": ") }
             }));
         }
+        if let Some(agents) = &config.agents
+            && let Err(error) = Upstreams::load(agents.upstreams.clone())
+        {
+            let index = agents.upstreams.iter().position(|upstream| upstream.options.name == error.name);
+            let pointer = format!("/upstream/{}/{}", index.unwrap_or_default(), error.key);
+            violations.push(Violation { pointer, detail: error.why });
+        }
         if !violations.iter().any(|violation| violation.pointer == "/database")
             && config.database.reveal() != DEFAULT_DATABASE
             && let Err(error) = store::check_folder(config.database.reveal())
@@ -197,6 +221,7 @@ impl Config {
         let mut violations = Vec::new();
         let mut table = text::parse(text, &mut violations).map_err(ConfigError::Parse)?;
         let policies = table.remove("policy");
+        let upstreams = table.remove("upstream");
         let file: File = collect::read("", table, &mut violations);
         explain_renamed(&mut violations);
         if let Err(detail) = check_listen(&file.listen) {
@@ -207,6 +232,7 @@ impl Config {
         }
         file.limits.check(&mut violations);
         file.sessions.check(&mut violations);
+        let agents = agents(&file, upstreams, &mut violations);
         let access = access(file.access, &mut violations);
         let tls = file.tls.and_then(|table| tls_files(table, &mut violations));
         let policy_defaults = rules("/policy_defaults", file.policy_defaults, &mut violations)
@@ -230,9 +256,39 @@ impl Config {
                 policies_max: file.limits.policies_max(),
                 sessions: file.sessions.limits(),
             },
+            agents,
             policies,
         };
         Ok((config, violations))
+    }
+}
+
+/// The listener of agents. It needs an inference engine, and engines need it.
+fn agents(file: &File, upstreams: Option<toml::Value>, violations: &mut Vec<Violation>) -> Option<AgentsConfig> {
+    let is_named = upstreams.is_some();
+    let upstreams = upstreams::read(upstreams, violations);
+    match (&file.sessions.listen, is_named) {
+        (None, false) => None,
+        (Some(_), false) => {
+            let detail = "is required with `sessions.listen`: write at least one [[upstream]]".to_owned();
+            violations.push(Violation { pointer: "/upstream".to_owned(), detail });
+            None
+        }
+        (None, true) => {
+            let detail = "is required with [[upstream]]: an address for agents, such as 127.0.0.1:8081".to_owned();
+            violations.push(Violation { pointer: "/sessions/listen".to_owned(), detail });
+            None
+        }
+        (Some(listen), true) => {
+            let bodies = file.limits.bodies();
+            file.sessions.check_budget(bodies.body_bytes_max, violations);
+            Some(AgentsConfig {
+                listen: listen.clone(),
+                public_url: file.sessions.public_url(),
+                options: file.sessions.calls(bodies.body_bytes_max, bodies.read_timeout),
+                upstreams,
+            })
+        }
     }
 }
 

@@ -7,14 +7,18 @@
 //! - [`store`]: the same stages as atomic operations on SQLite or Postgres.
 //! - [`access`]: keys, and which policies they may access.
 //! - [`api`]: the mapping between HTTP and the domain, without decisions.
+//! - [`agents`]: the listener of agents, whose calls are recorded in sessions.
 //! - [`server`], [`tls`]: accept loop, background tasks, graceful shutdown.
+//! - `framing`: which requests are ambiguous, for both listeners.
 //! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the other modules depend on.
 
 pub mod access;
+pub mod agents;
 pub mod api;
 pub mod buffer;
 pub mod clock;
 pub mod config;
+mod framing;
 pub mod metrics;
 mod panics;
 pub mod server;

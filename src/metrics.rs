@@ -111,6 +111,22 @@ declare! {
         session_tokens_dropped: IntCounterVec = "forebay_session_tokens_dropped_total" ["policy", "reason"],
         /// Prompts of ended sessions that differ from what was recorded before them, by cause.
         session_breaks: IntCounterVec = "forebay_session_breaks_total" ["policy", "cause"],
+        /// Calls of agents that ended, by what they ended with: recorded, replayed, forwarded, or the code of an error.
+        agent_calls: IntCounterVec = "forebay_agent_calls_total" ["dialect", "outcome"],
+        /// Calls of agents in flight.
+        agent_calls_in_flight: IntGauge = "forebay_agent_calls_in_flight",
+        /// Seconds that recording a call added to the time that its engine took.
+        agent_call_added_seconds: Histogram = "forebay_agent_call_added_seconds" in LATENCY_BUCKETS_S,
+        /// Recorded calls whose engine sampled under a grammar, so that their log-probabilities are not the policy's.
+        agent_calls_constrained: IntCounterVec = "forebay_agent_calls_constrained_total" ["policy"],
+        /// Whether the answers of an inference engine can be recorded.
+        upstream_ready: IntGaugeVec = "forebay_upstream_ready" ["upstream"],
+        /// Seconds that inference engines took for answers.
+        upstream_seconds: HistogramVec = "forebay_upstream_seconds" ["upstream"] in AGE_BUCKETS_S,
+        /// Requests that inference engines did not answer, by failure.
+        upstream_failures: IntCounterVec = "forebay_upstream_failures_total" ["upstream", "failure"],
+        /// Calls that inference engines aborted, so that they were repeated.
+        upstream_aborts: IntCounterVec = "forebay_upstream_aborts_total" ["upstream"],
         /// Events of leases, by event.
         leases: IntCounterVec = "forebay_leases_total" ["policy", "event"],
         /// Tokens of batches leased.
@@ -208,6 +224,16 @@ impl<'g> Counted<'g> {
 }
 
 impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// A call of an agent that is counted in a gauge, until it is dropped.
+#[derive(Debug)]
+pub struct CallInFlight(IntGauge);
+
+impl Drop for CallInFlight {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -414,6 +440,46 @@ impl Metrics {
         let policy = self.policies.bound(policy);
         self.flow.session_calls.with_label_values(&[policy]).inc();
         self.flow.session_tokens.with_label_values(&[policy]).inc_by(tokens);
+    }
+
+    /// A call of an agent ended with an outcome, one of a fixed set.
+    pub fn call_ended(&self, dialect: &str, outcome: &str) {
+        self.flow.agent_calls.with_label_values(&[dialect, outcome]).inc();
+    }
+
+    /// Counts a call of an agent in flight, until the result is dropped.
+    #[must_use]
+    pub fn call_begins(&self) -> CallInFlight {
+        self.flow.agent_calls_in_flight.inc();
+        CallInFlight(self.flow.agent_calls_in_flight.clone())
+    }
+
+    /// Recording a call added this time to that of its engine.
+    pub fn call_added(&self, time: Duration) {
+        self.flow.agent_call_added_seconds.observe(time.as_secs_f64());
+    }
+
+    /// A call was recorded whose engine sampled under a grammar.
+    pub fn call_constrained(&self, policy: &str) {
+        self.flow.agent_calls_constrained.with_label_values(&[self.policies.bound(policy)]).inc();
+    }
+
+    /// Whether an engine of the configuration is ready.
+    pub fn upstream_ready(&self, upstream: &str, ready: bool) {
+        self.flow.upstream_ready.with_label_values(&[upstream]).set(ready.into());
+    }
+
+    /// An engine answered a call, which it had aborted before.
+    pub fn engine_answered(&self, upstream: &str, time: Duration, aborts: u32) {
+        self.flow.upstream_seconds.with_label_values(&[upstream]).observe(time.as_secs_f64());
+        if aborts > 0 {
+            self.flow.upstream_aborts.with_label_values(&[upstream]).inc_by(aborts.into());
+        }
+    }
+
+    /// An engine did not answer a call. The failure is one of a fixed set.
+    pub fn engine_failed(&self, upstream: &str, failure: &str) {
+        self.flow.upstream_failures.with_label_values(&[upstream, failure]).inc();
     }
 
     /// A session ended. `dropped` has the tokens that it does not train, by reason.

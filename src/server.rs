@@ -6,6 +6,7 @@
 mod smuggling;
 
 use std::{
+    convert::Infallible,
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -27,6 +28,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{
     access::keyring::Keyring,
+    agents::{self, AgentUrls, Agents, Upstreams},
     api::{self, Access, Api, BodyLimits},
     buffer::Buffer,
     metrics::Metrics,
@@ -63,6 +65,18 @@ pub struct ServerLimits {
 #[error("the database failed, the log says why; restart the service to read the state on disk")]
 pub struct Broken;
 
+/// The listener of agents, which is ready to run.
+pub struct AgentServer {
+    /// Where agents connect.
+    pub listener: TcpListener,
+    /// What answers their calls.
+    pub agents: Agents,
+    /// The engines, which are probed while the service runs.
+    pub upstreams: Upstreams,
+    /// The addresses that producers are told.
+    pub urls: AgentUrls,
+}
+
 /// A service that is ready to run.
 pub struct Server {
     listener: TcpListener,
@@ -70,6 +84,8 @@ pub struct Server {
     buffer: Buffer,
     keyring: Arc<Keyring>,
     tls: Option<Arc<Tls>>,
+    agents: Option<AgentServer>,
+    metrics: Arc<Metrics>,
     limits: ServerLimits,
 }
 
@@ -84,14 +100,21 @@ impl Server {
         access: Access,
     ) -> io::Result<Self> {
         let keyring = Arc::clone(&access.keyring);
-        let api = Api::new(buffer.clone(), metrics, bodies, access, listener.local_addr()?);
-        Ok(Self { listener, api, buffer, keyring, tls: None, limits })
+        let api = Api::new(buffer.clone(), Arc::clone(&metrics), bodies, access, listener.local_addr()?);
+        Ok(Self { listener, api, buffer, keyring, tls: None, agents: None, metrics, limits })
     }
 
     /// The same service, with TLS if given.
     #[must_use]
     pub fn with_tls(self, tls: Option<Arc<Tls>>) -> Self {
         Self { tls, ..self }
+    }
+
+    /// The same service, with a listener for agents if given. Without it, no session can be opened.
+    #[must_use]
+    pub fn with_agents(self, agents: Option<AgentServer>) -> Self {
+        let sessions = agents.as_ref().map(|agents| (agents.upstreams.clone(), agents.urls.clone()));
+        Self { api: self.api.with_sessions(sessions), agents, ..self }
     }
 
     /// Serves until `shutdown` completes, then stops gracefully: `/readyz` fails, waiting requests are answered,
@@ -103,18 +126,28 @@ impl Server {
         let background = self.start_background();
         let router = api::router(self.api.clone());
         let connections = GracefulShutdown::new();
-        let stop = async {
-            tokio::select! {
-                () = shutdown => Ok(()),
-                () = self.buffer.broken() => Err(Broken),
+        let calls = async {
+            match &self.agents {
+                Some(agents) => {
+                    self.accept(&agents.listener, agents::router(agents.agents.clone()), &connections).await
+                }
+                None => std::future::pending().await,
             }
         };
-        let outcome = self.accept(router, &connections, stop).await;
+        let outcome = tokio::select! {
+            biased;
+            () = shutdown => Ok(()),
+            () = self.buffer.broken() => Err(Broken),
+            never = self.accept(&self.listener, router, &connections) => match never {},
+            never = calls => match never {},
+        };
         drop(self.listener);
+        let agents = self.agents.map(|agents| agents.agents);
 
         tracing::info!("stopping: accepting no new connections, finishing running requests");
         let started = Instant::now();
         self.api.drain();
+        agents.iter().for_each(Agents::drain);
         if tokio::time::timeout(self.limits.shutdown_timeout, connections.shutdown()).await.is_err() {
             tracing::warn!("some requests did not finish in time and are aborted");
         }
@@ -141,11 +174,13 @@ impl Server {
             tokio::spawn(async move { keyring.run().await }),
         ];
         tasks.extend(self.tls.clone().map(|tls| tokio::spawn(tls.run())));
+        let upstreams = self.agents.as_ref().map(|agents| agents.upstreams.clone());
+        tasks.extend(upstreams.map(|upstreams| tokio::spawn(upstreams.run(Arc::clone(&self.metrics)))));
         tasks
     }
 
-    /// Accepts connections until `stop` completes, and returns its output.
-    async fn accept<T>(&self, router: Router, connections: &GracefulShutdown, stop: impl Future<Output = T>) -> T {
+    /// Accepts connections of a listener until the future is dropped.
+    async fn accept(&self, listener: &TcpListener, router: Router, connections: &GracefulShutdown) -> Infallible {
         let slots = Arc::new(Semaphore::new(self.limits.connections_max));
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new())
@@ -153,20 +188,11 @@ impl Server {
             .max_headers(HEADERS_MAX)
             .max_buf_size(HEAD_BYTES_MAX)
             .half_close(false);
-        tokio::pin!(stop);
         loop {
             // A slot is taken before a connection is accepted, so that further connections wait in the kernel's backlog
             // and use no memory here.
-            let next = async {
-                let slot = Arc::clone(&slots).acquire_owned().await.expect("the semaphore is never closed");
-                (slot, self.listener.accept().await)
-            };
-            let (slot, accepted) = tokio::select! {
-                biased;
-                reason = &mut stop => return reason,
-                next = next => next,
-            };
-            let stream = match accepted {
+            let slot = Arc::clone(&slots).acquire_owned().await.expect("the semaphore is never closed");
+            let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     pause_after(&error).await;

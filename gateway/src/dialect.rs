@@ -45,6 +45,16 @@ pub struct Envelope {
 }
 
 impl Dialect {
+    /// A word for logs and for the stored calls.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Messages => "messages",
+            Self::Responses => "responses",
+        }
+    }
+
     /// The dialect in which a client expects the list of models, which has the same path in all dialects.
     #[must_use]
     pub fn of_headers(headers: &HeaderMap) -> Self {

@@ -39,10 +39,11 @@ pub struct Request {
 }
 
 impl Request {
-    /// The bound of sampled tokens in a context that has room for `room` more.
+    /// The bound of sampled tokens where there is room for `room` more. If neither is known, the engine samples until
+    /// its context is full.
     #[must_use]
-    pub fn max_tokens_within(&self, room: u32) -> u32 {
-        self.max_tokens.map_or(room, |wanted| wanted.min(room))
+    pub fn max_tokens_within(&self, room: Option<u32>) -> Option<u32> {
+        self.max_tokens.into_iter().chain(room).min()
     }
 
     /// Whether a grammar masks logits. The log-probabilities of such an answer are those under the mask, which a

@@ -23,7 +23,7 @@ use crate::{completion::Completion, request::Request};
 
 use self::{
     answer::EngineAnswer,
-    body::TopLogprobs,
+    body::Wanted,
     transport::{Post, Transport},
 };
 
@@ -54,8 +54,8 @@ pub struct EngineCall<'a> {
     pub model: &'a str,
     /// The policy's sampling.
     pub sampling: Sampling,
-    /// How many tokens may be sampled before the context is full, at least one.
-    pub room: u32,
+    /// How many tokens may be sampled at most, at least one. `None` if only the engine's context bounds them.
+    pub room: Option<u32>,
     /// The session. Its calls go to the same worker, which has the prompt in its cache.
     pub session: &'a str,
     /// A unique id of the call, by which `SGLang` can abort it.
@@ -110,7 +110,7 @@ impl Upstream {
         loop {
             let version = (call.version)();
             let rid = format!("{}-{aborts}", call.rid);
-            let answer = match self.answer(call, &rid, TopLogprobs::None, workers, &mut reconnects).await {
+            let answer = match self.answer(call, &rid, Wanted::Recording, workers, &mut reconnects).await {
                 // SGLang answers a call that was aborted while it was queued with an error.
                 Err(error) if error.is_abort() => None,
                 answer => Some(answer?).filter(|answer| !answer.is_aborted()),
@@ -129,15 +129,23 @@ impl Upstream {
         }
     }
 
+    /// Has the engine answer a call that is not recorded, with the agent's own sampling. The completion has no ids, so
+    /// any engine with chat completions can answer.
+    pub async fn forward(&self, call: &EngineCall<'_>) -> Result<Completion, UpstreamError> {
+        let workers = route::order(call.session, &self.options.urls);
+        let answer = self.answer(call, call.rid, Wanted::Nothing, &workers, &mut 0).await?;
+        check::unrecorded(&answer, call.rid).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
+    }
+
     async fn answer(
         &self,
         call: &EngineCall<'_>,
         rid: &str,
-        top: TopLogprobs,
+        wanted: Wanted,
         workers: &[usize],
         reconnects: &mut u32,
     ) -> Result<EngineAnswer, UpstreamError> {
-        let body = |rid: &str| body::write(call, self.options.kind, rid, top);
+        let body = |rid: &str| body::write(call, self.options.kind, rid, wanted);
         let post = Post { workers, session: call.session, rid, body: &body };
         let bytes = self.transport.post(&post, reconnects).await?;
         EngineAnswer::read(&bytes).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))

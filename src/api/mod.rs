@@ -50,11 +50,14 @@ use utoipa_swagger_ui::SwaggerUi;
 pub use body::BodyLimits;
 pub use budget::ByteBudgets;
 pub(crate) use explain::explain_toml;
-pub use framing::TwoLengths;
 pub use guard::Access;
 
 use self::{budget::Budgets, compression::Compressors, guard::Guard, problem::Failure, refusals::Refusals};
-use crate::{buffer::Buffer, metrics::Metrics};
+use crate::{
+    agents::{AgentUrls, Upstreams},
+    buffer::Buffer,
+    metrics::Metrics,
+};
 
 /// The state that every handler can use.
 #[derive(Clone)]
@@ -67,6 +70,8 @@ pub struct Api {
     guard: Guard,
     refusals: Arc<Refusals>,
     draining: Arc<AtomicBool>,
+    /// The engines and the addresses of sessions; none if sessions cannot be opened.
+    sessions: Option<Arc<(Upstreams, AgentUrls)>>,
 }
 
 impl Api {
@@ -83,7 +88,14 @@ impl Api {
             guard: Guard::new(access, listen),
             refusals: Arc::default(),
             draining: Arc::default(),
+            sessions: None,
         }
+    }
+
+    /// The same API, with sessions if there is a listener for agents.
+    #[must_use]
+    pub fn with_sessions(self, sessions: Option<(Upstreams, AgentUrls)>) -> Self {
+        Self { sessions: sessions.map(Arc::new), ..self }
     }
 
     /// Runs a change of the store to its end, even if the client disconnects and the handler is dropped. Waiting

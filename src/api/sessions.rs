@@ -3,7 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use axum::{Json as Answer, extract::State, http::StatusCode};
+use axum::{
+    Json as Answer,
+    extract::State,
+    http::{HeaderMap, StatusCode, header, uri::Authority},
+};
 use forebay_client::wire::{
     AbortRequest, FinishRequest, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel, SessionOpened,
     SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
@@ -19,10 +23,13 @@ use super::{
     params::{self, Query, SessionPath},
     problem::Failure,
 };
-use crate::buffer::{
-    port::{Session, SessionFilter},
-    refusal::Refusal,
-    session::{Abort, Ended, Finish, OpenSession, Turn},
+use crate::{
+    agents::NoUpstream,
+    buffer::{
+        port::{Session, SessionFilter},
+        refusal::Refusal,
+        session::{ANY_MODEL, Abort, Ended, Finish, OpenSession, Turn},
+    },
 };
 
 /// The most sessions that one request finishes: more than the roles of an execution.
@@ -45,15 +52,22 @@ const FINISHES_MAX: usize = 256;
         NoSuchPolicy,
         (status = 409, description = "`rollout-conflict`: the rollout is already stored; `session-conflict`: another request opened a session of the rollout; `session-ended`; `group-size-conflict`; `too-many-keys`"),
         (status = 429, description = "`no-room`: as many rollouts have been started as will be fresh"),
+        (status = 503, description = "`no-upstream`: the service has no listener for agents; `upstream-not-ready`: the calls could not be recorded now, and the detail says what to change"),
     )
 )]
 pub(super) async fn open(
     State(api): State<Api>,
     Caller(grant): Caller,
+    headers: HeaderMap,
     Json(request): Json<SessionRequest>,
 ) -> Result<(StatusCode, Answer<SessionOpened>), Failure> {
     let open = OpenSession::parse(&api.buffer, request)?;
     open.policies().try_for_each(|policy| grant.check(policy))?;
+    let Some((upstreams, urls)) = api.sessions.as_deref() else {
+        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "no-upstream", "No inference engine is configured")
+            .detail("sessions need `listen` in the table [sessions] of the configuration, and an [[upstream]]"));
+    };
+    upstreams.check(open.spec()).await.map_err(|(model, error)| without_upstream(&model, &error))?;
     let opened = api.run_uncancelled(|buffer| async move { buffer.open_session(open).await }).await;
     let opened = opened.map_err(Failure::of_single_object)?;
     let status = if opened.duplicate { StatusCode::OK } else { StatusCode::CREATED };
@@ -62,6 +76,7 @@ pub(super) async fn open(
         key: opened.key.reveal().to_owned(),
         rollout_id: opened.rollout_id,
         duplicate: opened.duplicate,
+        base_urls: urls.of(opened.session_id, host(&headers).as_ref()),
         expires_at: opened.expires_at.to_string(),
     };
     Ok((status, Answer(answer)))
@@ -244,6 +259,27 @@ pub(super) async fn abort(
     let abort = Abort::parse(session.session_id, request)?;
     let ended = api.run_uncancelled(|buffer| async move { buffer.abort_session(abort).await }).await;
     Ok(Answer(ended_on_wire(ended.map_err(Failure::of_single_object)?)))
+}
+
+/// A session that could be opened, but whose calls no engine would answer.
+fn without_upstream(model: &str, error: &NoUpstream) -> Failure {
+    match error {
+        NoUpstream::Unrouted { .. } if model == ANY_MODEL => Failure::invalid("/policy", error.to_string()),
+        NoUpstream::Unrouted { .. } => {
+            let name = model.replace('~', "~0").replace('/', "~1");
+            Failure::invalid(format!("/models/{name}"), error.to_string())
+        }
+        NoUpstream::NotReady { .. } => {
+            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "upstream-not-ready", "The inference engine is not ready")
+                .detail(error.to_string())
+                .retry()
+        }
+    }
+}
+
+/// How the producer names this machine.
+fn host(headers: &HeaderMap) -> Option<Authority> {
+    headers.get(header::HOST)?.to_str().ok()?.parse().ok()
 }
 
 /// Makes the pointers of a request's violations start with its index.

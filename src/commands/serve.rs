@@ -11,12 +11,13 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay::{
     access::keyring::Keyring,
+    agents::{AgentOptions, AgentUrls, Agents, Upstreams},
     api::Access,
     buffer::{Buffer, port::StoreError},
     clock::AnchoredClock,
-    config::{Config, DEFAULT_DATABASE, check_listen, is_loopback},
+    config::{AgentsConfig, Config, DEFAULT_DATABASE, check_listen, is_loopback},
     metrics::Metrics,
-    server::Server,
+    server::{AgentServer, Server},
     store,
     telemetry::{self, LogFormat},
     tls::Tls,
@@ -84,6 +85,10 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     tokio::spawn(reload_at(hangups, tls.clone()));
     let listener = bind(&config.listen).await?;
     let address = listener.local_addr().context("the listener has no address")?;
+    let agents = match config.agents {
+        Some(agents) => Some(bind_agents(agents, tls.is_some()).await?),
+        None => None,
+    };
     let metrics = Arc::new(Metrics::new());
     make_default_folder(config.database.reveal())?;
     let opened = store::open_or_create(config.database.reveal(), metrics.store()).await?;
@@ -105,11 +110,16 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), args.insecure)?;
     let policies = count_policies(&buffer).await.context("the policies cannot be read")?;
     let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
-    let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?.with_tls(tls.clone());
+    let agents = agents.map(|agents| agents.serve(buffer.clone(), Arc::clone(&metrics)));
+    let agents_address = agents.as_ref().map(|agents| agents.urls.address.to_string());
+    let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?
+        .with_tls(tls.clone())
+        .with_agents(agents);
     let port_file = args.port_file.map(|path| PortFile::write(path, address)).transpose()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(
         listen = %address,
+        agents = agents_address.as_deref().unwrap_or("none"),
         docs = %format!("{scheme}://{address}/docs"),
         version = env!("CARGO_PKG_VERSION"),
         database = ?config.database,
@@ -141,6 +151,32 @@ async fn bind(listen: &str) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("the host of `{listen}` is not known"))?
         .collect();
     TcpListener::bind(addresses.as_slice()).await.with_context(|| format!("cannot listen on {listen}"))
+}
+
+/// The listener of agents before the store is open.
+struct BoundAgents {
+    listener: TcpListener,
+    upstreams: Upstreams,
+    urls: AgentUrls,
+    options: AgentOptions,
+}
+
+async fn bind_agents(config: AgentsConfig, is_encrypted: bool) -> anyhow::Result<BoundAgents> {
+    let upstreams = Upstreams::load(config.upstreams)?;
+    let listener = bind(&config.listen).await.context("the listener of agents cannot be opened")?;
+    let address = listener.local_addr().context("the listener of agents has no address")?;
+    if !is_encrypted && !is_loopback(&address) {
+        tracing::warn!(listen = %address, "calls of agents are sent unencrypted: configure [tls] or a TLS proxy");
+    }
+    let urls = AgentUrls { public: config.public_url, address, is_encrypted };
+    Ok(BoundAgents { listener, upstreams, urls, options: config.options })
+}
+
+impl BoundAgents {
+    fn serve(self, buffer: Buffer, metrics: Arc<Metrics>) -> AgentServer {
+        let agents = Agents::new(buffer, self.upstreams.clone(), metrics, self.options);
+        AgentServer { listener: self.listener, agents, upstreams: self.upstreams, urls: self.urls }
+    }
 }
 
 /// Refuses to serve other machines while no keys exist, unless `--insecure` is given. No connection has been accepted

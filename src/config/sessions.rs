@@ -1,9 +1,15 @@
-//! The table `[sessions]`: how much a session may record, and how long it lasts.
+//! The table `[sessions]`: where agents reach their sessions, how much a session may record, and how long it lasts.
+
+use std::time::Duration;
 
 use forebay_client::wire::Violation;
 use serde::Deserialize;
 
-use crate::buffer::session::{SessionLimits, TTL_S_MAX};
+use super::check_listen;
+use crate::{
+    agents::AgentOptions,
+    buffer::session::{SessionLimits, TTL_S_MAX},
+};
 
 /// The largest value of `max_calls`. All calls of a session are listed in one answer and assembled together.
 const CALLS_MAX: u64 = 65_536;
@@ -14,9 +20,23 @@ const BYTES_MAX: u64 = 4 << 30;
 /// The largest value of `max_in_flight`: more than an agent has sub-agents.
 const IN_FLIGHT_MAX: u64 = 4_096;
 
+/// The largest value of `inflight_bytes`: 1 TiB, more memory than a machine has.
+const INFLIGHT_BYTES_MAX: u64 = 1 << 40;
+
+/// The largest value of `hold_s`: a day.
+const HOLD_S_MAX: u64 = 86_400;
+
+/// The largest value of `keep_alive_s`: proxies close connections that are silent for longer.
+const KEEP_ALIVE_S_MAX: u64 = 300;
+
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Sessions {
+    pub(super) listen: Option<String>,
+    public_url: Option<String>,
+    inflight_bytes: u64,
+    hold_s: u64,
+    keep_alive_s: u64,
     max_calls: u64,
     max_session_bytes: u64,
     max_in_flight: u64,
@@ -26,7 +46,18 @@ pub(super) struct Sessions {
 
 impl Default for Sessions {
     fn default() -> Self {
-        Self { max_calls: 1_024, max_session_bytes: 256 << 20, max_in_flight: 32, ttl_s: 86_400, idle_s: 1_800 }
+        Self {
+            listen: None,
+            public_url: None,
+            inflight_bytes: 256 << 20,
+            hold_s: 540,
+            keep_alive_s: 10,
+            max_calls: 1_024,
+            max_session_bytes: 256 << 20,
+            max_in_flight: 32,
+            ttl_s: 86_400,
+            idle_s: 1_800,
+        }
     }
 }
 
@@ -38,6 +69,9 @@ impl Sessions {
             ("max_in_flight", self.max_in_flight, 1, IN_FLIGHT_MAX),
             ("ttl_s", self.ttl_s, 1, TTL_S_MAX),
             ("idle_s", self.idle_s, 1, TTL_S_MAX),
+            ("inflight_bytes", self.inflight_bytes, 1 << 10, INFLIGHT_BYTES_MAX),
+            ("hold_s", self.hold_s, 1, HOLD_S_MAX),
+            ("keep_alive_s", self.keep_alive_s, 1, KEEP_ALIVE_S_MAX),
         ] {
             let detail = match value {
                 value if value < min => format!("must be at least {min}, but is {value}"),
@@ -45,6 +79,38 @@ impl Sessions {
                 _ => continue,
             };
             violations.push(Violation { pointer: format!("/sessions/{name}"), detail });
+        }
+        if let Some(Err(detail)) = self.listen.as_deref().map(check_listen) {
+            violations.push(Violation { pointer: "/sessions/listen".to_owned(), detail });
+        }
+        if let Some(url) = &self.public_url
+            && !is_base_url(url)
+        {
+            let detail = format!("`{url}` is not a URL such as https://forebay.example/agents, without a query");
+            violations.push(Violation { pointer: "/sessions/public_url".to_owned(), detail });
+        }
+    }
+
+    /// The address that agents are told, without a slash at its end.
+    pub(super) fn public_url(&self) -> Option<String> {
+        self.public_url.as_ref().map(|url| url.trim_end_matches('/').to_owned())
+    }
+
+    /// Checks what depends on the limit of one body.
+    pub(super) fn check_budget(&self, body_bytes_max: usize, violations: &mut Vec<Violation>) {
+        if self.inflight_bytes < body_bytes_max as u64 {
+            let detail = format!("must be at least limits.body_bytes, which is {body_bytes_max}");
+            violations.push(Violation { pointer: "/sessions/inflight_bytes".to_owned(), detail });
+        }
+    }
+
+    pub(super) fn calls(&self, body_bytes_max: usize, read_timeout: Duration) -> AgentOptions {
+        AgentOptions {
+            body_bytes_max,
+            inflight_bytes_max: self.inflight_bytes as usize,
+            read_timeout,
+            keep_alive: Duration::from_secs(self.keep_alive_s),
+            hold: Duration::from_secs(self.hold_s),
         }
     }
 
@@ -57,4 +123,11 @@ impl Sessions {
             idle_s: self.idle_s,
         }
     }
+}
+
+/// Whether a text is a URL to which paths can be appended.
+fn is_base_url(text: &str) -> bool {
+    reqwest::Url::parse(text).is_ok_and(|url| {
+        matches!(url.scheme(), "http" | "https") && url.has_host() && url.query().is_none() && url.fragment().is_none()
+    })
 }

@@ -19,7 +19,7 @@ use std::{
 use hyper::{Request, service::Service};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::api::TwoLengths;
+use crate::framing::TwoLengths;
 
 /// The most bytes kept of a line: enough for a header's name and a length.
 const LINE_BYTES_MAX: usize = 128;

@@ -4,6 +4,7 @@ mod support;
 
 mod access;
 mod admissions;
+mod agents;
 mod arrow;
 mod batches;
 mod bench;

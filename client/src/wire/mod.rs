@@ -41,7 +41,7 @@ pub use rules::{
     StalenessRules,
 };
 pub use session::{
-    AbortRequest, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,
+    AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,
     SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn,
     SessionTurns,
 };

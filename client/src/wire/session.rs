@@ -83,8 +83,20 @@ pub struct SessionOpened {
     pub rollout_id: String,
     /// Whether the session was opened before, so that only the key is new.
     pub duplicate: bool,
+    /// Where the agent reaches the session.
+    pub base_urls: BaseUrls,
     /// When the session expires, unless it ends before.
     pub expires_at: String,
+}
+
+/// The addresses of a session for the clients of agents.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BaseUrls {
+    /// For clients of OpenAI's APIs. It ends with `/v1`.
+    pub openai: String,
+    /// For clients of Anthropic's API, which append `/v1` themselves.
+    pub anthropic: String,
 }
 
 impl std::fmt::Debug for SessionOpened {

@@ -51,7 +51,7 @@ impl ChatRequest {
         if self.stream {
             return Some("the fake engine does not stream".to_owned());
         }
-        let asked = self.prompt().len() + self.max_tokens.unwrap_or(16);
+        let asked = self.prompt().len() + self.max_tokens.unwrap_or(1);
         (asked > switches.context_tokens)
             .then(|| format!("This model's maximum context length is {} tokens, not {asked}.", switches.context_tokens))
     }
@@ -81,9 +81,10 @@ impl ChatRequest {
             ids.truncate(count);
             matched = json!(stop);
         }
-        // The engine's own default is 16, as in some of vLLM's endpoints.
-        if ids.len() > self.max_tokens.unwrap_or(16) {
-            ids.truncate(self.max_tokens.unwrap_or(16));
+        // Without a bound, engines sample until their context is full.
+        let bound = self.max_tokens.unwrap_or_else(|| switches.context_tokens.saturating_sub(prompt.len()));
+        if ids.len() > bound {
+            ids.truncate(bound);
             (finish, matched) = ("length", Value::Null);
         }
         Sampled { prompt, ids, finish, matched }

@@ -119,6 +119,7 @@ pub(super) enum Label {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct WireUsage {
+    prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     prompt_tokens_details: Option<PromptDetails>,
 }
@@ -149,6 +150,10 @@ impl EngineAnswer {
     pub(super) fn prompt_ids(&self) -> Option<&[i64]> {
         let of_choice = self.choices.iter().flatten().find_map(|choice| choice.prompt_token_ids.as_deref());
         of_choice.or(self.prompt_token_ids.as_deref())
+    }
+
+    pub(super) fn prompt_tokens(&self) -> Option<u64> {
+        self.usage.as_ref()?.prompt_tokens
     }
 
     pub(super) fn completion_tokens(&self) -> Option<u64> {

@@ -10,12 +10,15 @@ use crate::{
     request::{Message, Role},
 };
 
-/// Whether the engine is asked for the log-probabilities of other tokens than the sampled one.
+/// What the engine is asked for besides the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TopLogprobs {
-    None,
-    /// Of the two best tokens, for a probe.
+pub(super) enum Wanted {
+    /// What is recorded: ids, and the log-probabilities of the sampled tokens.
+    Recording,
+    /// The log-probabilities of the two best tokens as well, for a probe.
     BestTwo,
+    /// Nothing. The answer is not recorded, so the agent's own sampling applies.
+    Nothing,
 }
 
 /// Names that the gateway writes. A field of the agent with such a name is not passed on.
@@ -46,15 +49,15 @@ const OWN: [&str; 24] = [
     "seed",
 ];
 
-pub(super) fn write(call: &EngineCall<'_>, kind: EngineKind, rid: &str, top: TopLogprobs) -> Bytes {
-    json::text(&EngineBody { call, kind, rid, top }).into()
+pub(super) fn write(call: &EngineCall<'_>, kind: EngineKind, rid: &str, wanted: Wanted) -> Bytes {
+    json::text(&EngineBody { call, kind, rid, wanted }).into()
 }
 
 struct EngineBody<'a> {
     call: &'a EngineCall<'a>,
     kind: EngineKind,
     rid: &'a str,
-    top: TopLogprobs,
+    wanted: Wanted,
 }
 
 impl Serialize for EngineBody<'_> {
@@ -72,13 +75,19 @@ impl Serialize for EngineBody<'_> {
         if let Some(choice) = &request.tool_choice {
             map.serialize_entry("tool_choice", choice)?;
         }
-        map.serialize_entry("max_tokens", &request.max_tokens_within(self.call.room))?;
+        if let Some(bound) = request.max_tokens_within(self.call.room) {
+            map.serialize_entry("max_tokens", &bound)?;
+        }
         if !request.stop.is_empty() {
             map.serialize_entry("stop", &request.stop)?;
         }
         map.serialize_entry("stream", &false)?;
-        self.sampling(&mut map)?;
-        self.recording(&mut map)?;
+        if self.wanted == Wanted::Nothing {
+            json::write_fields(&mut map, &request.replaced)?;
+        } else {
+            self.sampling(&mut map)?;
+            self.recording(&mut map)?;
+        }
         for (name, value) in request.other.iter().filter(|(name, _)| !OWN.contains(&name.as_str())) {
             map.serialize_entry(name, value)?;
         }
@@ -108,10 +117,10 @@ impl EngineBody<'_> {
 
     fn recording<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         map.serialize_entry("logprobs", &true)?;
-        match (self.top, self.kind) {
-            (TopLogprobs::BestTwo, _) => map.serialize_entry("top_logprobs", &2)?,
-            (TopLogprobs::None, EngineKind::Vllm) => map.serialize_entry("top_logprobs", &0)?,
-            (TopLogprobs::None, EngineKind::Sglang | EngineKind::Openai) => {}
+        match (self.wanted, self.kind) {
+            (Wanted::BestTwo, _) => map.serialize_entry("top_logprobs", &2)?,
+            (_, EngineKind::Vllm) => map.serialize_entry("top_logprobs", &0)?,
+            (_, EngineKind::Sglang | EngineKind::Openai) => {}
         }
         map.serialize_entry("return_token_ids", &true)?;
         if self.kind == EngineKind::Sglang {

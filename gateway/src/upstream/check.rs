@@ -153,6 +153,27 @@ pub(super) fn completion(
     Ok(Completion { prompt_tokens, tokens, logprobs, spans, version_assumed, finish, stop_matched, message, usage })
 }
 
+/// Makes a completion without ids of an answer that is not recorded.
+pub(super) fn unrecorded(answer: &EngineAnswer, rid: &str) -> Result<Completion, Fault> {
+    let choice = answer.only_choice()?;
+    let finish = finish(choice)?;
+    Ok(Completion {
+        prompt_tokens: Vec::new(),
+        tokens: Vec::new(),
+        logprobs: Vec::new(),
+        spans: Vec::new(),
+        version_assumed: false,
+        finish,
+        stop_matched: stop_matched(choice, finish),
+        message: choice.message.as_ref().map(|message| message.read(rid)).unwrap_or_default(),
+        usage: Usage {
+            prompt_tokens: answer.prompt_tokens().unwrap_or(0),
+            completion_tokens: answer.completion_tokens().unwrap_or(0),
+            cached_tokens: answer.cached_tokens(),
+        },
+    })
+}
+
 /// The sampled ids and their log-probabilities.
 fn sampled(choice: &Choice) -> Result<(Vec<i64>, Vec<Option<f64>>), Fault> {
     let named = choice.sampled_ids();

@@ -85,6 +85,23 @@ impl UpstreamError {
         Self::Untrusted { fault, remedy }
     }
 
+    /// A word for metrics.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Options { .. } => "options",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Silent { .. } => "silent",
+            Self::Refused { .. } => "refused",
+            Self::ContextLength { .. } => "context-length",
+            Self::Busy { .. } => "busy",
+            Self::Failed { .. } => "failed",
+            Self::TooLarge { .. } => "too-large",
+            Self::Aborted { .. } => "aborted",
+            Self::Untrusted { .. } => "untrusted",
+        }
+    }
+
     /// Whether the engine says that it ended the call for its own reasons.
     pub(super) fn is_abort(&self) -> bool {
         match self {

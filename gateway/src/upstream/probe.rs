@@ -4,7 +4,7 @@
 //! be noticed after hours of rollouts.
 
 use super::{
-    EngineCall, EngineKind, Sampling, TopLogprobs, Upstream, UpstreamError,
+    EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
     answer::{EngineAnswer, TopLogprob},
 };
 use crate::request::{Message, Request, Role};
@@ -147,7 +147,7 @@ impl Upstream {
 
     /// The difference of the two best log-probabilities of the first token.
     async fn gap(&self, call: &EngineCall<'_>, worker: usize) -> Result<Option<f64>, UpstreamError> {
-        let answer = self.answer(call, call.rid, TopLogprobs::BestTwo, &[worker], &mut 0).await?;
+        let answer = self.answer(call, call.rid, Wanted::BestTwo, &[worker], &mut 0).await?;
         Ok(best_two(&answer).map(|(best, second)| best - second))
     }
 }
@@ -197,7 +197,7 @@ fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -> EngineCal
         request,
         model,
         sampling: Sampling { temperature, ..Sampling::default() },
-        room: 1,
+        room: Some(1),
         session: "forebay-probe",
         rid: "forebay-probe",
         version: &|| 0,

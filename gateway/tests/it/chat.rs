@@ -108,10 +108,11 @@ fn fields_that_only_the_gateway_may_set_do_not_reach_the_engine() {
 
 #[test]
 fn the_bound_of_tokens_is_the_smaller_of_the_agents_and_the_room() {
-    assert_eq!(parsed(CHAT, &body(json!({}))).max_tokens_within(100), 100);
+    assert_eq!(parsed(CHAT, &body(json!({}))).max_tokens_within(Some(100)), Some(100));
+    assert_eq!(parsed(CHAT, &body(json!({}))).max_tokens_within(None), None);
     let both = parsed(CHAT, &body(json!({"max_tokens": 9, "max_completion_tokens": 50})));
-    assert_eq!(both.max_tokens_within(100), 50);
-    assert_eq!(both.max_tokens_within(20), 20);
+    assert_eq!((both.max_tokens_within(None), both.max_tokens_within(Some(100))), (Some(50), Some(50)));
+    assert_eq!(both.max_tokens_within(Some(20)), Some(20));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use forebay_gateway::{
     Dialect,
     completion::{Finish, StopMatch},
     engine::{
-        Answer, EngineKind,
+        Answer, EngineKind, IdFault,
         model::logprob,
         tokenizer::{IM_END, decode},
     },
@@ -136,6 +136,33 @@ async fn the_engine_is_sent_the_policys_sampling_and_asked_for_ids() {
 }
 
 #[tokio::test]
+async fn a_call_without_a_bound_leaves_it_to_the_engine() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    let request = question("Talk.");
+    upstream.complete(&EngineCall { room: None, ..call(&request) }).await.expect("the engine answers");
+    let sent = engine.log().calls().next().expect("the engine was called").json();
+    assert_eq!(sent.get("max_tokens"), None);
+}
+
+#[tokio::test]
+async fn a_forwarded_call_keeps_the_agents_sampling_and_needs_no_ids() {
+    let body = json!({"model": "m", "temperature": 0.1, "top_k": 3, "max_tokens": 20,
+        "messages": [{"role": "user", "content": "Talk."}]});
+    let request = parsed(Dialect::Chat, &body);
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        engine.script("Talk", [Answer::text("Hello.")]);
+        engine.switch(|switches| switches.id_fault = IdFault::Router);
+        let completion = upstream.forward(&call(&request)).await.expect("the engine answers");
+        assert_eq!(completion.message.content.as_deref(), Some("Hello."));
+        assert!(completion.usage.prompt_tokens > 0 && completion.usage.completion_tokens > 0, "{:?}", completion.usage);
+        let sent = engine.log().calls().next().expect("the engine was called").json();
+        assert_eq!((&sent["temperature"], &sent["top_k"]), (&json!(0.1), &json!(3)));
+        assert_eq!((sent.get("logprobs"), sent.get("return_token_ids")), (None, None));
+    }
+}
+
+#[tokio::test]
 async fn opaque_parts_reach_the_engine_as_they_were_sent() {
     let part = r#"{"type":"text","text":"U","zeta":1.50,"alpha":{"z":1,"a":2}}"#;
     let tool = r#"{"type":"function","function":{"parameters":{"z":1e2,"a":[ 2 ]},"name":"f"}}"#;
@@ -187,7 +214,7 @@ async fn the_bound_of_tokens_cuts_the_answer() {
         let (engine, upstream) = start(kind).await;
         engine.script("Talk", [Answer::text("one two three four five")]);
         let request = question("Talk.");
-        let call = EngineCall { room: 4, ..call(&request) };
+        let call = EngineCall { room: Some(4), ..call(&request) };
         let completion = upstream.complete(&call).await.expect("the engine answers").completion;
         assert_eq!((completion.tokens.len(), completion.finish), (4, Finish::Length));
         assert_eq!(completion.stop_matched, None);

@@ -118,6 +118,12 @@ impl SessionKey {
         Self(format!("{KEY_PREFIX}{}", blake3::Hash::from_bytes(secret).to_hex()))
     }
 
+    /// Whether a text has the form of a key. It says nothing about whether a session has this key.
+    #[must_use]
+    pub fn is_like(text: &str) -> bool {
+        text.strip_prefix(KEY_PREFIX).is_some_and(|secret| blake3::Hash::from_hex(secret).is_ok())
+    }
+
     /// The key, for the answer to the producer.
     #[must_use]
     pub fn reveal(&self) -> &str {

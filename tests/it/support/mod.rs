@@ -6,6 +6,7 @@ pub(crate) mod process;
 pub(crate) mod torture;
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -20,16 +21,18 @@ use forebay::{
         key_store::KeyStore,
         keyring::{self, Keyring},
     },
+    agents::{AgentUrls, Agents, Upstreams},
     api::Access,
     buffer::{Buffer, doctor},
     clock::{Clock, Timestamp},
     config::Config,
     metrics::Metrics,
-    server::Server,
+    server::{AgentServer, Server},
     store,
     tls::Tls,
 };
 use forebay_client::{Client, wire::KeyRequest};
+use forebay_gateway::engine::{EngineKind, FakeEngine};
 pub(crate) use pooler::Pooler;
 pub(crate) use postgres::{Cluster, empty, fresh_database, without_autovacuum};
 use reqwest::{Method, StatusCode};
@@ -109,6 +112,10 @@ pub(crate) struct TestApp {
     pub(crate) database: String,
     config: String,
     running: Option<Running>,
+    /// The inference engine of the sessions.
+    pub(crate) engine: Arc<FakeEngine>,
+    /// Where agents connect.
+    pub(crate) agents: SocketAddr,
     /// Whether the test damaged the database directly.
     damaged: bool,
     _folder: tempfile::TempDir,
@@ -116,6 +123,7 @@ pub(crate) struct TestApp {
 
 struct Launched {
     url: String,
+    agents: SocketAddr,
     buffer: Buffer,
     keyring: Arc<Keyring>,
     keys: Arc<dyn KeyStore>,
@@ -184,7 +192,9 @@ impl TestApp {
 
     async fn launch(database: String, config: &str, folder: tempfile::TempDir) -> Self {
         let clock = Arc::new(TestClock::default());
-        let Launched { url, buffer, keyring, keys, tls, running } = launch(&database, config, &clock).await;
+        let engine = Arc::new(FakeEngine::start(EngineKind::Sglang).await);
+        let launched = launch(&database, config, &clock, &engine).await;
+        let Launched { url, agents, buffer, keyring, keys, tls, running } = launched;
         Self {
             clock,
             url,
@@ -196,6 +206,8 @@ impl TestApp {
             database,
             config: config.to_owned(),
             running: Some(running),
+            engine,
+            agents,
             damaged: false,
             _folder: folder,
         }
@@ -204,9 +216,10 @@ impl TestApp {
     /// Stops gracefully and starts again on the same database.
     pub(crate) async fn restart(&mut self) {
         self.stop().await;
-        let launched = launch(&self.database, &self.config, &self.clock).await;
+        let launched = launch(&self.database, &self.config, &self.clock, &self.engine).await;
         (self.url, self.buffer, self.running) = (launched.url, launched.buffer, Some(launched.running));
         (self.keyring, self.keys, self.tls) = (launched.keyring, launched.keys, launched.tls);
+        self.agents = launched.agents;
     }
 
     /// Restarts with another configuration.
@@ -396,8 +409,8 @@ impl TestApp {
 
     /// Another replica of the service on the same database (Postgres).
     pub(crate) async fn replica(&self) -> Self {
-        let Launched { url, buffer, keyring, keys, tls, running } =
-            launch(&self.database, &self.config, &self.clock).await;
+        let launched = launch(&self.database, &self.config, &self.clock, &self.engine).await;
+        let Launched { url, agents, buffer, keyring, keys, tls, running } = launched;
         Self {
             clock: Arc::clone(&self.clock),
             url,
@@ -409,6 +422,8 @@ impl TestApp {
             database: self.database.clone(),
             config: self.config.clone(),
             running: Some(running),
+            engine: Arc::clone(&self.engine),
+            agents,
             damaged: false,
             _folder: tempfile::tempdir().expect("a temporary folder can be made"),
         }
@@ -457,7 +472,9 @@ impl TestApp {
     }
 }
 
-async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> Launched {
+async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &FakeEngine) -> Launched {
+    let config = with_agents(config, engine);
+    let config = config.as_str();
     let config = Config::parse(config).expect("the test's configuration is valid");
     let metrics = Arc::new(Metrics::new());
     let store = store::open(database, metrics.store()).await.expect("the store opens");
@@ -475,13 +492,43 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>) -> Launche
     let scheme = if tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{}", listener.local_addr().expect("a listener has an address"));
     let (stop, stopped) = oneshot::channel();
+    let agents = config.agents.expect("every test has a listener for agents");
+    let upstreams = Upstreams::load(agents.upstreams).expect("the engine's address is valid");
+    let calls = TcpListener::bind(agents.listen).await.expect("a port is free");
+    let address = calls.local_addr().expect("a listener has an address");
+    let agents = AgentServer {
+        listener: calls,
+        agents: Agents::new(buffer.clone(), upstreams.clone(), Arc::clone(&metrics), agents.options),
+        upstreams,
+        urls: AgentUrls { public: agents.public_url, address, is_encrypted: tls.is_some() },
+    };
     let server = Server::new(listener, buffer.clone(), metrics, config.bodies, config.server, access)
         .expect("a listener has an address")
-        .with_tls(tls.clone());
+        .with_tls(tls.clone())
+        .with_agents(Some(agents));
     let task = tokio::spawn(async move {
         let _ = server.run(async { drop(stopped.await) }).await;
     });
-    Launched { url, buffer, keyring, keys, tls, running: Running { stop, task } }
+    Launched { url, agents: address, buffer, keyring, keys, tls, running: Running { stop, task } }
+}
+
+/// A configuration with a listener for agents, and with the test's engine unless it names engines.
+fn with_agents(config: &str, engine: &FakeEngine) -> String {
+    let mut tables: toml::Table = toml::from_str(config).expect("the test's configuration is TOML");
+    if !tables.contains_key("upstream") {
+        let mut upstream = toml::Table::new();
+        upstream.insert("name".to_owned(), "fake".into());
+        upstream.insert("kind".to_owned(), "sglang".into());
+        upstream.insert("urls".to_owned(), toml::Value::Array(vec![engine.url().into()]));
+        for names in ["policies", "models"] {
+            upstream.insert(names.to_owned(), toml::Value::Array(vec!["*".into()]));
+        }
+        tables.insert("upstream".to_owned(), toml::Value::Array(vec![upstream.into()]));
+    }
+    let sessions = tables.entry("sessions").or_insert_with(|| toml::Table::new().into());
+    let sessions = sessions.as_table_mut().expect("[sessions] is a table");
+    sessions.entry("listen").or_insert_with(|| "127.0.0.1:0".into());
+    tables.to_string()
 }
 
 /// Makes a client with TLS. reqwest's own constructor needs a default cryptography provider for the process.

@@ -94,6 +94,12 @@ impl OpenSession {
         Ok(Self { spec: Arc::new(spec), content, probes: Arc::new(probes), max_calls, ttl_s, idle_s })
     }
 
+    /// What is asked for.
+    #[must_use]
+    pub fn spec(&self) -> &SessionSpec {
+        &self.spec
+    }
+
     /// The policies whose rollouts the session records.
     pub fn policies(&self) -> impl Iterator<Item = &PolicyName> {
         self.probes.iter().map(|probe| &probe.policy)

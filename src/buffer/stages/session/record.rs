@@ -37,6 +37,7 @@ const CACHED_SESSIONS_MAX: usize = 4_096;
 #[derive(Debug)]
 pub struct CallPermit {
     session: Session,
+    tokens_max: u64,
     guard: Guard,
 }
 
@@ -113,10 +114,10 @@ impl CallPermit {
         self.session.spec.sampling
     }
 
-    /// How many more calls the session may have.
+    /// How many more tokens the trajectories of the session may have.
     #[must_use]
-    pub fn calls_left(&self) -> u32 {
-        self.session.max_calls.saturating_sub(self.session.calls)
+    pub fn tokens_left(&self) -> u64 {
+        self.tokens_max.saturating_sub(self.session.tokens)
     }
 
     /// Returns when a finish no longer waits for the call, whose answer will not be recorded.
@@ -152,7 +153,7 @@ pub(in crate::buffer) async fn permit(
     }
     let guard = buffer.in_flight.begin(session.session_id, buffer.options.sessions.in_flight_max);
     let guard = guard.ok_or(Refusal::SessionFull("calls in flight"))?;
-    Ok(CallPermit { session, guard })
+    Ok(CallPermit { session, tokens_max: bounds.tokens_max, guard })
 }
 
 pub(in crate::buffer) async fn replay(

@@ -1,0 +1,170 @@
+//! Answers to agents: a body, events with signs of life before them, or an error in the dialect's own shape.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, HttpBody},
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::Response,
+};
+use bytes::Bytes;
+use forebay_gateway::{Dialect, DialectError};
+use hyper::body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::call::{Answer, Call};
+use crate::buffer::ids::CallPk;
+
+type Answering = Pin<Box<dyn Future<Output = Result<Answer, DialectError>> + Send>>;
+
+/// Answers a call. The status of events waits for the first sign of life, because clients understand the status of an
+/// error better than an error among events.
+pub(super) async fn respond(call: Call) -> Response {
+    let call = Arc::new(call);
+    let mut answering: Answering = Box::pin(Arc::clone(&call).answer());
+    if !call.request.stream {
+        return match answering.await {
+            Ok(answer) => whole(&call, &answer),
+            Err(error) => failed(&call, &error),
+        };
+    }
+    let keep_alive = call.agents.0.options.keep_alive;
+    let body = match tokio::time::timeout(keep_alive, &mut answering).await {
+        Ok(Ok(answer)) => AnswerBody::complete(&call, &answer),
+        Ok(Err(error)) => return failed(&call, &error),
+        Err(_) => AnswerBody::waiting(&call, answering, keep_alive),
+    };
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-store"));
+    // Proxies must pass each event on at once.
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    response
+}
+
+/// A body of JSON.
+pub(super) fn json(body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// An error in the shape of a dialect.
+pub(super) fn error(dialect: Dialect, error: &DialectError) -> Response {
+    let reply = dialect.error(error);
+    tracing::debug!(error = %error, http.status = reply.status, "a call was refused");
+    let mut response = json(reply.body);
+    *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    for (name, value) in reply.headers {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
+    }
+    response
+}
+
+fn failed(call: &Call, found: &DialectError) -> Response {
+    call.count(found.code());
+    error(call.dialect, found)
+}
+
+fn whole(call: &Arc<Call>, answer: &Answer) -> Response {
+    let bytes = call.dialect.answer(&answer.completion, &answer.envelope).into();
+    let body = AnswerBody { state: State::Sending(bytes), call: Arc::clone(call), recorded: answer.recorded };
+    json(Body::new(body))
+}
+
+/// The body of an answer. When its end is taken, the call counts as delivered: nothing better is known, because a socket
+/// accepts bytes that nobody reads.
+struct AnswerBody {
+    state: State,
+    /// Held until the answer is delivered, so that a finish waits for it.
+    call: Arc<Call>,
+    recorded: Option<CallPk>,
+}
+
+enum State {
+    Waiting { answering: Answering, keep_alive: Duration, next: Pin<Box<Sleep>> },
+    Sending(Bytes),
+}
+
+impl AnswerBody {
+    fn complete(call: &Arc<Call>, answer: &Answer) -> Self {
+        Self { state: State::events(call, answer), call: Arc::clone(call), recorded: answer.recorded }
+    }
+
+    fn waiting(call: &Arc<Call>, answering: Answering, keep_alive: Duration) -> Self {
+        // The first sign of life is sent at once, with the status.
+        let next = Box::pin(tokio::time::sleep_until(Instant::now()));
+        Self { state: State::Waiting { answering, keep_alive, next }, call: Arc::clone(call), recorded: None }
+    }
+}
+
+impl State {
+    /// The events of an answer. They are written after the call is recorded, so none of them has to wait.
+    fn events(call: &Call, answer: &Answer) -> Self {
+        let events = call.dialect.events(&answer.completion, &answer.envelope);
+        Self::Sending(events.map(|event| event.encode()).collect::<String>().into())
+    }
+}
+
+impl HttpBody for AnswerBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = &mut *self;
+        loop {
+            match &mut this.state {
+                State::Waiting { answering, keep_alive, next } => {
+                    if let Poll::Ready(outcome) = answering.as_mut().poll(context) {
+                        this.state = match outcome {
+                            Ok(answer) => {
+                                this.recorded = answer.recorded;
+                                State::events(&this.call, &answer)
+                            }
+                            Err(error) => {
+                                this.call.count(error.code());
+                                let event = this.call.dialect.error_event(&error, &this.call.own_envelope());
+                                State::Sending(event.encode().into())
+                            }
+                        };
+                        continue;
+                    }
+                    std::task::ready!(next.as_mut().poll(context));
+                    next.as_mut().reset(Instant::now() + *keep_alive);
+                    let sign = Bytes::from(this.call.dialect.keep_alive());
+                    return Poll::Ready(Some(Ok(Frame::data(sign))));
+                }
+                State::Sending(bytes) if bytes.is_empty() => return Poll::Ready(None),
+                State::Sending(bytes) => {
+                    if let Some(call) = this.recorded.take() {
+                        this.call.agents.0.buffer.mark_delivered(call);
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes)))));
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.state, State::Sending(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.state {
+            State::Waiting { .. } => SizeHint::default(),
+            State::Sending(bytes) => SizeHint::with_exact(bytes.len() as u64),
+        }
+    }
+}

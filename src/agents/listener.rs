@@ -1,0 +1,188 @@
+//! The routes of agents. Each handler says which dialect it speaks.
+
+use std::{any::Any, sync::Arc, time::Instant};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, Request, State},
+    http::{HeaderMap, HeaderValue, header},
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+use forebay_gateway::{Dialect, DialectError, dialect::token_count};
+use tower_http::catch_panic::CatchPanicLayer;
+use tracing::Instrument as _;
+
+use super::{
+    Agents, answer,
+    body::{self, ReadBody},
+    call::Call,
+    refusal,
+};
+use crate::{
+    buffer::{
+        ids::SessionId,
+        session::{CallPermit, SessionKey},
+    },
+    framing::{self, Framing},
+    telemetry,
+};
+
+/// The path parameter of a session's routes. On the routes without it, the key alone names the session.
+type Id = Option<Path<String>>;
+
+/// The routes of agents: those of a session, and the same without its id.
+pub fn router(agents: Agents) -> Router {
+    let calls = Router::new()
+        .route("/chat/completions", post(chat))
+        .route("/responses", post(responses))
+        .route("/messages", post(messages))
+        .route("/messages/count_tokens", post(count_tokens))
+        .route("/models", get(models));
+    Router::new()
+        .route("/", get(probe))
+        .route("/sessions/{id}", get(probe))
+        .nest("/sessions/{id}/v1", calls.clone())
+        .nest("/v1", calls)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_path)
+        .layer(middleware::from_fn(check_framing))
+        .layer(CatchPanicLayer::custom(panicked))
+        .with_state(agents)
+}
+
+async fn chat(State(agents): State<Agents>, id: Id, request: Request) -> Response {
+    call(agents, Dialect::Chat, id, request).await
+}
+
+async fn responses(State(agents): State<Agents>, id: Id, request: Request) -> Response {
+    call(agents, Dialect::Responses, id, request).await
+}
+
+async fn messages(State(agents): State<Agents>, id: Id, request: Request) -> Response {
+    call(agents, Dialect::Messages, id, request).await
+}
+
+async fn call(agents: Agents, dialect: Dialect, id: Id, request: Request) -> Response {
+    let span = tracing::error_span!(
+        "call",
+        agent.dialect = dialect.name(),
+        session.id = tracing::field::Empty,
+        call.id = tracing::field::Empty
+    );
+    telemetry::continue_trace(&span, request.headers());
+    let metrics = Arc::clone(&agents.0.metrics);
+    let outcome = admit(agents, dialect, id, request).instrument(span.clone()).await;
+    match outcome {
+        Ok(call) => answer::respond(call).instrument(span).await,
+        Err(error) => span.in_scope(|| {
+            metrics.call_ended(dialect.name(), error.code());
+            answer::error(dialect, &error)
+        }),
+    }
+}
+
+/// Finds the session, and reads and parses the call.
+async fn admit(agents: Agents, dialect: Dialect, id: Id, request: Request) -> Result<Call, DialectError> {
+    let arrived = Instant::now();
+    let (parts, body) = request.into_parts();
+    let (permit, body) = read(&agents, id, &parts.headers, body).await?;
+    Call::parse(agents, dialect, permit, &parts.headers, body, arrived).await
+}
+
+/// The permission for a call, and its body. A refused call is read to its end, because its client would not see the
+/// answer otherwise.
+async fn read(
+    agents: &Agents,
+    id: Id,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(CallPermit, ReadBody), DialectError> {
+    let permit = match permit(agents, id, headers).await {
+        Ok(permit) => permit,
+        Err(error) => {
+            body::discard(body).await;
+            return Err(error);
+        }
+    };
+    Ok((permit, body::read(agents, body).await?))
+}
+
+async fn permit(agents: &Agents, id: Id, headers: &HeaderMap) -> Result<CallPermit, DialectError> {
+    let key = key(headers).ok_or(DialectError::Unauthorized)?;
+    let id = id.map(|Path(id)| id.parse::<SessionId>()).transpose().map_err(|_| DialectError::Unauthorized)?;
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
+        let why = "is not supported; send the body without compression".to_owned();
+        return Err(DialectError::Unsupported { field: "Content-Encoding".to_owned(), why });
+    }
+    let permit = agents.0.buffer.session_for_call(id, key).await.map_err(refusal::of)?;
+    tracing::Span::current().record("session.id", tracing::field::display(permit.session_id()));
+    Ok(permit)
+}
+
+/// The key of a session, where any of the clients puts it.
+fn key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let bearer = text("authorization").and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    // A client that has both sends its usual credential as the other.
+    let keys = [bearer, text("x-api-key"), text("api-key")];
+    keys.into_iter().flatten().find(|key| SessionKey::is_like(key))
+}
+
+async fn models(State(agents): State<Agents>, id: Id, headers: HeaderMap) -> Response {
+    let dialect = Dialect::of_headers(&headers);
+    match permit(&agents, id, &headers).await {
+        Ok(permit) => {
+            let names: Vec<&str> = permit.models().collect();
+            answer::json(dialect.models(&names, agents.0.buffer.now().unix_s()))
+        }
+        Err(error) => answer::error(dialect, &error),
+    }
+}
+
+/// The count is an estimate, because only the engine has the tokenizer.
+async fn count_tokens(State(agents): State<Agents>, id: Id, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    match read(&agents, id, &parts.headers, body).await {
+        Ok((_, body)) => answer::json(token_count(&body.bytes, None)),
+        Err(error) => answer::error(Dialect::Messages, &error),
+    }
+}
+
+/// Some agents ask whether the address answers before they call. It reveals nothing about sessions.
+async fn probe() -> Response {
+    answer::json(b"{\"status\":\"ok\"}".to_vec())
+}
+
+async fn no_such_path(request: Request) -> Response {
+    let what = format!("the path {}", request.uri().path());
+    let dialect = Dialect::of_headers(request.headers());
+    body::discard(request.into_body()).await;
+    answer::error(dialect, &DialectError::NotFound { what })
+}
+
+/// Refuses a request whose end is ambiguous and closes its connection, because the next bytes may not be a request.
+async fn check_framing(request: Request, next: Next) -> Response {
+    let why = match framing::of(&request) {
+        Framing::Clear => return next.run(request).await,
+        Framing::TwoLengths => "send either Content-Length or Transfer-Encoding, not both",
+        Framing::UnknownCoding => "Transfer-Encoding must be chunked, once",
+    };
+    let error = DialectError::Invalid { field: "headers".to_owned(), why: why.to_owned() };
+    let mut response = answer::error(Dialect::of_headers(request.headers()), &error);
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Answers a call whose handler panicked, which is a bug. The service continues.
+#[expect(clippy::needless_pass_by_value, reason = "the signature is tower-http's")]
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let message = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    tracing::error!(error = message.unwrap_or("without a message"), "a call of an agent failed with a panic");
+    answer::error(Dialect::Chat, &DialectError::Internal)
+}

@@ -1,0 +1,81 @@
+//! The listener of agents: the calls of recorded sessions.
+//!
+//! An agent uses the session's URL and key like those of an inference service. It can call and nothing else: sessions
+//! are opened, finished and read on the main listener, so a sandbox that reaches only this one cannot grade itself.
+//!
+//! A call passes through the submodules in this order:
+//!
+//! 1. `listener`: the routes; whose session it is, and which dialect.
+//! 2. `body`: its body is read within a budget.
+//! 3. `call`: the engine answers, and the call is recorded. `upstreams` knows the engines and whether they are ready.
+//! 4. `answer`: the answer is written, at once or as events.
+//!
+//! The dialects and the client of engines are the crate `forebay_gateway`.
+
+mod answer;
+mod body;
+mod call;
+mod listener;
+mod refusal;
+mod upstreams;
+mod urls;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{Semaphore, watch};
+
+pub use self::{
+    listener::router,
+    upstreams::{NoUpstream, UpstreamConfig, UpstreamError, Upstreams},
+    urls::AgentUrls,
+};
+use crate::{buffer::Buffer, metrics::Metrics};
+
+/// Limits and times of the calls of agents.
+#[derive(Clone, Copy, Debug)]
+pub struct AgentOptions {
+    /// The most bytes of the body of one call.
+    pub body_bytes_max: usize,
+    /// The most bytes of the bodies of all calls that are in flight.
+    pub inflight_bytes_max: usize,
+    /// How long a body may take to arrive.
+    pub read_timeout: Duration,
+    /// The pause between two signs of life in the events of a call that the engine still answers.
+    pub keep_alive: Duration,
+    /// How long a call waits for an engine that is paused, busy or gone.
+    pub hold: Duration,
+}
+
+/// What all calls share.
+#[derive(Clone)]
+pub struct Agents(Arc<Shared>);
+
+struct Shared {
+    buffer: Buffer,
+    upstreams: Upstreams,
+    metrics: Arc<Metrics>,
+    options: AgentOptions,
+    /// Bytes of bodies, in KiB.
+    bytes: Arc<Semaphore>,
+    draining: watch::Sender<bool>,
+}
+
+impl Agents {
+    /// Creates what [`router`] needs.
+    #[must_use]
+    pub fn new(buffer: Buffer, upstreams: Upstreams, metrics: Arc<Metrics>, options: AgentOptions) -> Self {
+        Self(Arc::new(Shared {
+            buffer,
+            upstreams,
+            metrics,
+            options,
+            bytes: body::budget(options.inflight_bytes_max),
+            draining: watch::Sender::new(false),
+        }))
+    }
+
+    /// Answers the calls that wait for an engine, because the service stops.
+    pub fn drain(&self) {
+        self.0.draining.send_replace(true);
+    }
+}

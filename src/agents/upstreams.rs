@@ -1,0 +1,275 @@
+//! The inference engines of the configuration, and whether their answers can be recorded.
+//!
+//! Every engine is probed at the start and then once a minute. A session is opened only if all its engines are ready:
+//! an engine whose answers cannot be recorded would otherwise be noticed after hours of rollouts.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use forebay_client::wire;
+use forebay_gateway::{
+    Upstream,
+    upstream::{
+        EngineKind, Secret, UpstreamOptions,
+        probe::{LogprobScale, Verdict},
+    },
+};
+use tokio::sync::watch;
+
+use super::call;
+use crate::{
+    access::globs::PolicyGlobs,
+    buffer::{
+        ids::PolicyName,
+        session::{ANY_MODEL, SessionSpec},
+    },
+    metrics::Metrics,
+};
+
+/// The pause between two probes of an engine that is ready.
+const PROBE_EVERY: Duration = Duration::from_mins(1);
+
+/// The pause between two probes of an engine that is not.
+const PROBE_AGAIN: Duration = Duration::from_secs(5);
+
+/// How long an engine has to answer a probe. An engine that is paused for an update of its weights does not answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long opening a session waits for the first probe of an engine.
+const FIRST_PROBE_WAIT: Duration = Duration::from_secs(10);
+
+/// An engine as it is configured.
+#[derive(Clone, Debug)]
+pub struct UpstreamConfig {
+    /// Its options, without what is read from files.
+    pub options: UpstreamOptions,
+    /// The model's name at the engine.
+    pub model: String,
+    /// The policies whose calls it answers; none if it answers no recorded calls.
+    pub policies: Option<PolicyGlobs>,
+    /// The names of models without a policy that it answers.
+    pub models: Vec<String>,
+    /// A file with the engine's key.
+    pub key_file: Option<PathBuf>,
+    /// A file with the certificates to trust.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Why an upstream cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("upstream `{name}`: {why}")]
+pub struct UpstreamError {
+    /// Its name.
+    pub name: String,
+    /// The key of the configuration that is wrong.
+    pub key: &'static str,
+    /// Why.
+    pub why: String,
+}
+
+/// Why no engine answers a session's calls.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoUpstream {
+    /// The configuration has none for it.
+    #[error("no [[upstream]] of the configuration serves {what}")]
+    Unrouted {
+        /// The policy or model.
+        what: String,
+    },
+    /// There is one, but its answers cannot be recorded now.
+    #[error("upstream `{name}` is not ready: {why}")]
+    NotReady {
+        /// Its name.
+        name: String,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+}
+
+impl NoUpstream {
+    /// What an agent looked for.
+    pub(super) fn what(&self) -> String {
+        match self {
+            Self::Unrouted { what } => format!("an inference engine for {what}"),
+            Self::NotReady { name, .. } => format!("the upstream `{name}`"),
+        }
+    }
+}
+
+/// All engines. The first that serves a policy or a model answers its calls.
+#[derive(Clone, Debug, Default)]
+pub struct Upstreams(Arc<[Arc<Route>]>);
+
+/// An engine, and whether it is ready.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) upstream: Upstream,
+    pub(super) model: String,
+    policies: Option<PolicyGlobs>,
+    models: Vec<String>,
+    readiness: watch::Sender<Readiness>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Readiness {
+    /// Not yet probed.
+    Unknown,
+    /// Calls can be recorded.
+    Ready(LogprobScale),
+    /// They cannot.
+    NotReady { why: String },
+}
+
+impl UpstreamConfig {
+    /// Reads the files and makes the client.
+    fn build(self) -> Result<Route, UpstreamError> {
+        let name = self.options.name.clone();
+        let failed = |key, why: String| UpstreamError { name: name.clone(), key, why };
+        let mut options = self.options;
+        if let Some(path) = &self.key_file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| failed("key_file", format!("cannot read {}: {error}", path.display())))?;
+            options.api_key = Some(Secret::new(text.trim()));
+        }
+        if let Some(path) = &self.ca_file {
+            let text = std::fs::read(path)
+                .map_err(|error| failed("ca_file", format!("cannot read {}: {error}", path.display())))?;
+            options.tls.ca_pem = Some(text);
+        }
+        let upstream = Upstream::new(options).map_err(|error| failed("urls", error.to_string()))?;
+        let readiness = watch::Sender::new(Readiness::Unknown);
+        Ok(Route { upstream, model: self.model, policies: self.policies, models: self.models, readiness })
+    }
+}
+
+impl Upstreams {
+    /// Makes the clients of all engines.
+    pub fn load(configs: Vec<UpstreamConfig>) -> Result<Self, UpstreamError> {
+        let routes = configs.into_iter().map(|config| config.build().map(Arc::new));
+        Ok(Self(routes.collect::<Result<_, _>>()?))
+    }
+
+    /// Probes all engines until the future is dropped.
+    pub async fn run(self, metrics: Arc<Metrics>) {
+        let probing = self.0.iter().map(|route| route.keep_probing(&metrics));
+        futures::future::join_all(probing).await;
+    }
+
+    /// The engine of a policy's calls.
+    pub(super) fn of_policy(&self, policy: &PolicyName) -> Result<Arc<Route>, NoUpstream> {
+        self.find(|route| route.policies.as_ref().is_some_and(|globs| globs.matches(policy.as_str())))
+            .ok_or_else(|| NoUpstream::Unrouted { what: format!("policy `{policy}`") })
+    }
+
+    /// The engine of a model without a policy.
+    pub(super) fn of_model(&self, model: &str) -> Result<Arc<Route>, NoUpstream> {
+        self.find(|route| route.models.iter().any(|name| name == model || name == ANY_MODEL))
+            .ok_or_else(|| NoUpstream::Unrouted { what: format!("model `{model}`") })
+    }
+
+    fn find(&self, mut serves: impl FnMut(&Route) -> bool) -> Option<Arc<Route>> {
+        self.0.iter().find(|route| serves(route)).cloned()
+    }
+
+    /// Whether all calls of a session can be answered and recorded. It waits for engines that have not been probed yet.
+    /// An error comes with the name of the model for which there is no engine.
+    pub async fn check(&self, spec: &SessionSpec) -> Result<(), (String, NoUpstream)> {
+        for (model, policy) in &spec.models {
+            let failed = |error| (model.clone(), error);
+            match policy.as_deref().map(PolicyName::parse) {
+                Some(Ok(policy)) => {
+                    let route = self.of_policy(&policy).map_err(failed)?;
+                    route.check(spec.sampling).await.map_err(failed)?;
+                }
+                // Names that the agent makes up are looked for when it calls.
+                None if model == ANY_MODEL => {}
+                None => drop(self.of_model(model).map_err(failed)?),
+                Some(Err(_)) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Route {
+    pub(super) fn name(&self) -> &str {
+        &self.upstream.options().name
+    }
+
+    /// Whether calls with this sampling can be recorded.
+    async fn check(&self, sampling: wire::Sampling) -> Result<(), NoUpstream> {
+        let mut readiness = self.readiness.subscribe();
+        let probed = readiness.wait_for(|readiness| *readiness != Readiness::Unknown);
+        let found = match tokio::time::timeout(FIRST_PROBE_WAIT, probed).await {
+            Ok(Ok(found)) => found.clone(),
+            _ => Readiness::NotReady { why: "it has not answered its first probe yet".to_owned() },
+        };
+        let why = match found {
+            Readiness::Ready(scale) => match scale.verdict(self.kind(), &call::sampling(sampling)) {
+                Verdict::Ready => return Ok(()),
+                verdict => describe(verdict),
+            },
+            Readiness::NotReady { why } => why,
+            Readiness::Unknown => String::new(),
+        };
+        Err(NoUpstream::NotReady { name: self.name().to_owned(), why })
+    }
+
+    fn kind(&self) -> EngineKind {
+        self.upstream.options().kind
+    }
+
+    async fn keep_probing(&self, metrics: &Metrics) {
+        loop {
+            self.probe().await;
+            let is_ready = matches!(*self.readiness.borrow(), Readiness::Ready(_));
+            metrics.upstream_ready(self.name(), is_ready);
+            tokio::time::sleep(if is_ready { PROBE_EVERY } else { PROBE_AGAIN }).await;
+        }
+    }
+
+    /// Probes once, and notes and logs a change.
+    async fn probe(&self) {
+        let before = self.readiness.borrow().clone();
+        let found =
+            tokio::time::timeout(PROBE_TIMEOUT, self.examine(&before)).await.unwrap_or_else(|_| match &before {
+                // A paused engine answers later. What was found before still holds for its answers.
+                Readiness::Ready(_) => before.clone(),
+                _ => Readiness::NotReady { why: format!("it did not answer within {} s", PROBE_TIMEOUT.as_secs()) },
+            });
+        if found == before {
+            return;
+        }
+        if let Readiness::NotReady { why } = &found {
+            tracing::warn!(upstream.name = self.name(), why, "an inference engine is not ready: no session can use it");
+        } else {
+            tracing::info!(upstream.name = self.name(), "an inference engine is ready");
+        }
+        self.readiness.send_replace(found);
+    }
+
+    async fn examine(&self, before: &Readiness) -> Readiness {
+        if self.policies.is_none() {
+            // Nothing that it answers is recorded.
+            return Readiness::Ready(LogprobScale::Scaled);
+        }
+        match self.upstream.probe(&self.model).await {
+            Verdict::Ready => {}
+            verdict => return Readiness::NotReady { why: describe(verdict) },
+        }
+        if let Readiness::Ready(LogprobScale::Scaled | LogprobScale::Raw) = before {
+            return before.clone();
+        }
+        match self.upstream.probe_temperature(&self.model).await {
+            Ok(scale) => Readiness::Ready(scale),
+            Err(error) => Readiness::Ready(LogprobScale::Unknown { why: error.to_string() }),
+        }
+    }
+}
+
+fn describe(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Ready => String::new(),
+        Verdict::Refused { problem, remedy } => format!("{problem}; {remedy}"),
+        Verdict::Unreachable { why } => why,
+    }
+}

@@ -1,0 +1,130 @@
+//! The array `[[upstream]]`: the inference engines that answer the calls of sessions.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
+
+use forebay_client::wire::Violation;
+use forebay_gateway::upstream::{EngineKind, UpstreamOptions};
+use serde::Deserialize;
+
+use super::collect;
+use crate::{access::globs::PolicyGlobs, agents::UpstreamConfig, buffer::ids::ID_BYTES_MAX};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Entry {
+    name: Option<String>,
+    kind: Option<Kind>,
+    urls: Vec<String>,
+    model: Option<String>,
+    policies: Option<Vec<String>>,
+    models: Vec<String>,
+    key_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+    version_labels: BTreeMap<String, i64>,
+    vocabulary: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Sglang,
+    Vllm,
+    Openai,
+}
+
+/// The upstreams of the file.
+pub(super) fn read(sent: Option<toml::Value>, violations: &mut Vec<Violation>) -> Vec<UpstreamConfig> {
+    let tables = match sent {
+        None => return Vec::new(),
+        Some(toml::Value::Array(tables)) => tables,
+        Some(_) => {
+            let detail = "must be an array of tables: write [[upstream]]".to_owned();
+            violations.push(Violation { pointer: "/upstream".to_owned(), detail });
+            return Vec::new();
+        }
+    };
+    let mut names = BTreeSet::new();
+    let upstream = |(index, value)| upstream(&format!("/upstream/{index}"), value, &mut names, violations);
+    tables.into_iter().enumerate().filter_map(upstream).collect()
+}
+
+fn upstream(
+    at: &str,
+    value: toml::Value,
+    names: &mut BTreeSet<String>,
+    violations: &mut Vec<Violation>,
+) -> Option<UpstreamConfig> {
+    let toml::Value::Table(table) = value else {
+        violations.push(Violation { pointer: at.to_owned(), detail: "must be a table".to_owned() });
+        return None;
+    };
+    let before = violations.len();
+    let entry: Entry = collect::read(at, table, violations);
+    let mut refuse = |key: &str, detail: String| violations.push(Violation { pointer: format!("{at}/{key}"), detail });
+    let name = match entry.name {
+        Some(name) if !is_name(&name) => {
+            refuse("name", format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
+            None
+        }
+        Some(name) if !names.insert(name.clone()) => {
+            refuse("name", format!("the upstream `{name}` appears twice"));
+            None
+        }
+        Some(name) => Some(name),
+        None => {
+            refuse("name", "is required and must be text".to_owned());
+            None
+        }
+    };
+    let kind = match entry.kind {
+        Some(Kind::Sglang) => EngineKind::Sglang,
+        Some(Kind::Vllm) => EngineKind::Vllm,
+        Some(Kind::Openai) => EngineKind::Openai,
+        None => {
+            refuse("kind", "is required: `sglang`, `vllm` or `openai`".to_owned());
+            return None;
+        }
+    };
+    // An upstream that names models and no policies answers only calls that are not recorded.
+    let globs = entry.policies.or_else(|| entry.models.is_empty().then(|| vec!["*".to_owned()]));
+    let globs = globs.filter(|globs| !globs.is_empty());
+    let policies = globs.map(|globs| PolicyGlobs::parse(&globs)).transpose();
+    let policies = policies.map_err(|(index, error)| refuse(&format!("policies/{index}"), error.to_string()));
+    if let Some(index) = entry.models.iter().position(|name| !is_name(name)) {
+        refuse(&format!("models/{index}"), format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
+    }
+    if let Some((label, _)) = entry.version_labels.iter().find(|(_, version)| **version < 0) {
+        refuse(&format!("version_labels/{label}"), "must be 0 or above".to_owned());
+    }
+    if entry.model.as_deref().is_some_and(|model| !is_name(model)) {
+        refuse("model", format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
+    }
+    let name = name?;
+    let mut options = match UpstreamOptions::new(name.clone(), kind, &entry.urls) {
+        Ok(options) => options,
+        Err(error) => {
+            refuse("urls", error.to_string());
+            return None;
+        }
+    };
+    options.version_labels = entry.version_labels;
+    options.vocabulary = entry.vocabulary;
+    if violations.len() > before {
+        return None;
+    }
+    Some(UpstreamConfig {
+        options,
+        model: entry.model.unwrap_or(name),
+        policies: policies.ok()?,
+        models: entry.models,
+        key_file: entry.key_file,
+        ca_file: entry.ca_file,
+    })
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= ID_BYTES_MAX && !text.chars().any(char::is_control)
+}

@@ -1,0 +1,222 @@
+//! Engines that are slow, busy, aborting, gone or wrong. An agent sees as little of it as possible, and nothing is
+//! recorded that could not be trained.
+
+use std::time::Duration;
+
+use forebay_gateway::engine::{IdFault, LogprobFault};
+use serde_json::json;
+
+use super::{Agent, DIALECTS, Dialect, PATIENCE, error, message, metric, success, trained};
+use crate::support::{Backend, TestApp, eventually, text};
+
+/// A service whose events show signs of life often, and whose calls are held for a short or a long time.
+async fn start(hold_s: u32) -> TestApp {
+    let config = format!("[sessions]\nlisten = \"127.0.0.1:0\"\nkeep_alive_s = 1\nhold_s = {hold_s}\n");
+    TestApp::start_with(Backend::Sqlite, &config).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_show_signs_of_life_while_the_engine_works() {
+    let app = start(60).await;
+    for dialect in DIALECTS {
+        let agent = Agent::open(&app, json!({})).await;
+        app.engine.switch(|switches| switches.stall = true);
+        let mut response = agent.call(dialect, &dialect.body(&["Think long.".to_owned()], true)).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+        assert_eq!(response.headers()["x-accel-buffering"], "no");
+        let mut seen = String::new();
+        for _ in 0..2 {
+            let chunk = tokio::time::timeout(PATIENCE, response.chunk()).await.expect("a sign of life comes");
+            let chunk = chunk.expect("the connection holds").expect("the stream goes on");
+            seen.push_str(std::str::from_utf8(&chunk).expect("events are text"));
+        }
+        assert!(agent.turns(&app).await.is_empty(), "nothing is recorded yet");
+        app.engine.switch(|switches| switches.stall = false);
+        seen.push_str(&response.text().await.expect("the answer ends well"));
+        assert!(!dialect.text_of_events(&seen).is_empty(), "{seen}");
+        assert_eq!(agent.turns(&app).await.len(), 1);
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn aborted_calls_are_repeated_and_agents_do_not_see_it() {
+    let app = start(60).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| switches.aborts = 2);
+    let answer = agent.ask("An update comes.").await;
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(metric(&app, "forebay_upstream_aborts_total{upstream=\"fake\"}").await, Some(2.0));
+    agent.finish(&app, 1.0).await;
+    let (rows, _) = trained(&app).await;
+    assert_eq!(rows.len(), 1);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_change_in_the_middle_of_an_answer_are_two_spans() {
+    let app = start(60).await;
+    app.publish(1).await.expect(200);
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| {
+        "0".clone_into(&mut switches.weight_version);
+        switches.version_change = Some((2, "1".to_owned()));
+    });
+    agent.ask("Versions.").await;
+    agent.finish(&app, 1.0).await;
+    let (rows, count) = trained(&app).await;
+    assert_eq!(rows[0]["versions"], json!([[0, 0, 2], [1, 2, count - 2]]));
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_waits_for_an_engine_that_is_busy_or_gone() {
+    let app = start(600).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| {
+        switches.failures = Some((2, 503, r#"{"message": "paused"}"#.to_owned()));
+    });
+    success(agent.call(Dialect::Chat, &Dialect::Chat.body(&["Patience.".to_owned()], false)).await).await;
+    assert_eq!(metric(&app, "forebay_upstream_failures_total{failure=\"busy\",upstream=\"fake\"}").await, Some(2.0));
+    app.engine.switch(|switches| switches.cuts_in_body = 1);
+    agent.ask("The connection breaks.").await;
+    assert_eq!(agent.turns(&app).await.len(), 2);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_waited_for_too_long_may_be_repeated() {
+    let app = start(1).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| switches.failures = Some((1000, 503, r#"{"message": "paused"}"#.to_owned())));
+    for dialect in DIALECTS {
+        let response = agent.call(dialect, &dialect.body(&["Hello.".to_owned()], false)).await;
+        assert!(response.headers().contains_key("retry-after"));
+        let (status, retry, body) = error(response).await;
+        assert_eq!((status.as_u16(), retry), (503, Some(true)), "{body}");
+        assert!(message(&body).contains("paused"), "{body}");
+    }
+    assert!(agent.turns(&app).await.is_empty());
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_says_how_long_it_waits_is_answered_before() {
+    let app = start(600).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| switches.stall = true);
+    let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    let request = agent.request(Dialect::Chat, &body).header("x-stainless-read-timeout", "2.0");
+    let (status, retry, _) = error(request.send().await.expect("the listener answers")).await;
+    assert_eq!((status.as_u16(), retry), (503, Some(true)));
+    app.engine.wait(|log| log.abandoned == 1).await;
+    app.engine.switch(|switches| switches.stall = false);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_cannot_be_recorded_is_not() {
+    let app = start(60).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let faults: [fn(&mut forebay_gateway::engine::Switches); 5] = [
+        |switches| switches.id_fault = IdFault::Router,
+        |switches| switches.id_fault = IdFault::NoSampled,
+        |switches| switches.logprob_fault = LogprobFault::Sentinel,
+        |switches| switches.logprob_fault = LogprobFault::Short,
+        |switches| switches.logprob_fault = LogprobFault::Positive,
+    ];
+    for fault in faults {
+        app.engine.switch(fault);
+        for dialect in DIALECTS {
+            for stream in [false, true] {
+                let response = agent.call(dialect, &dialect.body(&["Hello.".to_owned()], stream)).await;
+                let (status, retry, body) = error(response).await;
+                assert_eq!((status.as_u16(), retry), (502, Some(true)), "{body}");
+            }
+        }
+        app.engine.switch(|switches| {
+            (switches.id_fault, switches.logprob_fault) = (IdFault::None, LogprobFault::None);
+        });
+    }
+    assert!(agent.turns(&app).await.is_empty());
+    let untrusted = "forebay_agent_calls_total{dialect=\"chat\",outcome=\"upstream-untrusted\"}";
+    assert_eq!(metric(&app, untrusted).await, Some(10.0));
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_cancels_its_call() {
+    let app = start(60).await;
+    for stream in [false, true] {
+        let agent = Agent::open(&app, json!({})).await;
+        app.engine.switch(|switches| switches.stall = true);
+        let abandoned = app.engine.log().abandoned;
+        let body = Dialect::Chat.body(&["I will not wait.".to_owned()], stream);
+        let call = tokio::spawn(agent.request(Dialect::Chat, &body).send());
+        app.engine.wait(|log| log.stalled > 0).await;
+        call.abort();
+        app.engine.wait(|log| log.abandoned > abandoned).await;
+        app.engine.switch(|switches| switches.stall = false);
+        eventually("the end of the call", || async {
+            metric(&app, "forebay_agent_calls_in_flight").await == Some(0.0)
+        })
+        .await;
+        assert!(agent.turns(&app).await.is_empty());
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bound_of_tokens_that_the_context_has_no_room_for_is_left_to_the_engine() {
+    let app = start(60).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| switches.context_tokens = 2_000);
+    let mut body = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    body["max_tokens"] = 32_000.into();
+    success(agent.call(Dialect::Chat, &body).await).await;
+    // A prompt that does not fit at all is the dialect's own error.
+    app.engine.switch(|switches| switches.context_tokens = 10);
+    for dialect in DIALECTS {
+        let response =
+            agent.call(dialect, &dialect.body(&["A prompt that is too long for this.".to_owned()], false)).await;
+        let (status, retry, body) = error(response).await;
+        assert_eq!((status.as_u16(), retry), (400, Some(false)), "{body}");
+        let expected = if dialect == Dialect::Messages { "prompt is too long" } else { "maximum context length" };
+        assert!(message(&body).contains(expected), "{body}");
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_session_is_opened_for_an_engine_whose_answers_cannot_be_recorded() {
+    let mut app = start(60).await;
+    app.engine.switch(|switches| switches.id_fault = IdFault::Router);
+    app.restart().await;
+    let problem = app.post("/sessions", json!({})).await.refused(503, "upstream-not-ready");
+    let detail = text(&problem["detail"]);
+    assert!(detail.contains("prompt_token_ids") && detail.contains("urls"), "{detail}");
+    app.engine.switch(|switches| {
+        switches.id_fault = IdFault::None;
+        switches.raw_logprobs = true;
+    });
+    app.restart().await;
+    app.post("/sessions", json!({})).await.expect(201);
+    let problem = app.post("/sessions", json!({"sampling": {"temperature": 0.5}})).await;
+    let problem = problem.refused(503, "upstream-not-ready");
+    assert!(text(&problem["detail"]).contains("before the temperature"), "{problem}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_answers_calls_that_wait_for_an_engine() {
+    let mut app = start(600).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| switches.failures = Some((1000, 503, r#"{"message": "paused"}"#.to_owned())));
+    let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    let call = tokio::spawn(agent.request(Dialect::Chat, &body).send());
+    app.engine.wait(|log| log.calls().any(|call| call.text.contains("Hello."))).await;
+    tokio::time::timeout(Duration::from_secs(20), app.stop()).await.expect("the stop does not wait for the engine");
+    let response = call.await.expect("the task goes on").expect("the listener answers");
+    assert_eq!(response.status(), 503);
+}

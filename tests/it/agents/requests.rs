@@ -1,0 +1,105 @@
+//! Requests that are no calls, and calls that are wrong.
+
+use serde_json::json;
+
+use super::{Agent, DIALECTS, Dialect, error, message, success};
+use crate::support::{Backend, TestApp};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_address_of_a_session_answers_probes() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let anthropic = agent.session["base_urls"]["anthropic"].as_str().expect("an address");
+    assert_eq!(format!("{anthropic}/v1"), agent.url(""));
+    for url in [anthropic.to_owned(), format!("http://{}/", app.agents)] {
+        assert_eq!(app.http.head(&url).send().await.expect("the listener answers").status(), 200);
+        assert_eq!(app.http.get(&url).send().await.expect("the listener answers").status(), 200);
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_and_token_counts_are_answered_without_the_engine() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({"models": {"m": {"policy": "default"}}})).await;
+    let before = app.engine.log().received.len();
+    let request = app.http.get(agent.url("/models")).bearer_auth(agent.key());
+    let list = success(request.send().await.expect("the listener answers")).await;
+    assert_eq!(list["data"][0]["id"], "m");
+    let request = app.http.get(agent.url("/models")).header("x-api-key", agent.key());
+    let request = request.header("anthropic-version", "2023-06-01");
+    let list = success(request.send().await.expect("the listener answers")).await;
+    assert_eq!((&list["data"][0]["type"], &list["has_more"]), (&json!("model"), &json!(false)));
+    let body = Dialect::Messages.body(&["Count these tokens.".to_owned()], false);
+    let request = app.http.post(agent.url("/messages/count_tokens")).header("x-api-key", agent.key()).json(&body);
+    let count = success(request.send().await.expect("the listener answers")).await;
+    assert!(count["input_tokens"].as_u64().expect("a count") > 0);
+    assert_eq!(app.engine.log().received.len(), before);
+    let refused = app.http.get(agent.url("/models")).send().await.expect("the listener answers");
+    assert_eq!(refused.status(), 401);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_calls_are_refused_in_the_words_of_their_dialect() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({})).await;
+    for dialect in DIALECTS {
+        let mut wrong = dialect.body(&["Hello.".to_owned()], false);
+        wrong["presence_penalty"] = 1.into();
+        let (status, retry, body) = error(agent.call(dialect, &wrong).await).await;
+        assert_eq!((status.as_u16(), retry), (400, Some(false)), "{body}");
+        assert!(message(&body).contains("presence_penalty"), "{body}");
+        if dialect == Dialect::Messages {
+            assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
+        } else {
+            assert_eq!(body["error"]["param"], "presence_penalty");
+        }
+    }
+    let text = "{\"model\": \"m\", \"messages\": [";
+    let request = app.http.post(agent.url("/chat/completions")).bearer_auth(agent.key()).body(text);
+    let (status, _, _) = error(request.send().await.expect("the listener answers")).await;
+    assert_eq!(status, 400);
+    let request = app.http.post(agent.url("/embeddings")).bearer_auth(agent.key()).body(text);
+    let (status, retry, _) = error(request.send().await.expect("the listener answers")).await;
+    assert_eq!((status.as_u16(), retry), (404, Some(false)));
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_are_bounded_one_by_one_and_together() {
+    let config = "[limits]\nbody_bytes = 60_000\n\n\
+                  [sessions]\nlisten = \"127.0.0.1:0\"\ninflight_bytes = 65_536\n";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let body = |bytes: usize| Dialect::Chat.body(&["x".repeat(bytes)], false);
+    let (status, retry, _) = error(agent.call(Dialect::Chat, &body(70_000)).await).await;
+    assert_eq!((status.as_u16(), retry), (413, Some(false)));
+    app.engine.switch(|switches| switches.stall = true);
+    let held = tokio::spawn(agent.request(Dialect::Chat, &body(40_000)).send());
+    app.engine.wait(|log| log.stalled == 1).await;
+    let (status, retry, _) = error(agent.call(Dialect::Chat, &body(40_000)).await).await;
+    assert_eq!((status.as_u16(), retry), (503, Some(true)), "the other call holds most of the budget");
+    app.engine.switch(|switches| switches.stall = false);
+    held.await.expect("the task goes on").expect("the listener answers");
+    agent.ask("There is room again.").await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_needs_an_engine_that_serves_its_policy() {
+    let mut app = TestApp::start(Backend::Sqlite).await;
+    let url = app.engine.url().to_owned();
+    let config = format!(
+        "[sessions]\nlisten = \"127.0.0.1:0\"\n[[upstream]]\nname = \"one\"\nkind = \"vllm\"\nurls = [\"{url}\"]\n\
+         policies = [\"math.*\"]\n"
+    );
+    app.reconfigure(&config).await;
+    assert_eq!(app.post("/sessions", json!({})).await.pointers(422), ["/policy"]);
+    let models = json!({"a/b": {"policy": "default"}});
+    assert_eq!(app.post("/sessions", json!({"models": models})).await.pointers(422), ["/models/a~1b"]);
+    let models = json!({"s": {"policy": "math.solver"}, "judge": {"policy": null}});
+    app.rules("math.solver", json!({})).await;
+    assert_eq!(app.post("/sessions", json!({"models": models})).await.pointers(422), ["/models/judge"]);
+    app.finish().await;
+}
