@@ -116,7 +116,7 @@ declare! {
         /// Calls of agents in flight.
         agent_calls_in_flight: IntGauge = "forebay_agent_calls_in_flight",
         /// Seconds that recording a call added to the time that its engine took.
-        agent_call_added_seconds: Histogram = "forebay_agent_call_added_seconds" in LATENCY_BUCKETS_S,
+        agent_call_added_seconds: HistogramVec = "forebay_agent_call_added_seconds" ["dialect"] in LATENCY_BUCKETS_S,
         /// Recorded calls whose engine sampled under a grammar, so that their log-probabilities are not the policy's.
         agent_calls_constrained: IntCounterVec = "forebay_agent_calls_constrained_total" ["policy"],
         /// Whether the answers of an inference engine can be recorded.
@@ -455,8 +455,8 @@ impl Metrics {
     }
 
     /// Recording a call added this time to that of its engine.
-    pub fn call_added(&self, time: Duration) {
-        self.flow.agent_call_added_seconds.observe(time.as_secs_f64());
+    pub fn call_added(&self, dialect: &str, time: Duration) {
+        self.flow.agent_call_added_seconds.with_label_values(&[dialect]).observe(time.as_secs_f64());
     }
 
     /// A call was recorded whose engine sampled under a grammar.

@@ -139,7 +139,8 @@ impl Call {
             return Ok(Answer { completion: answered.completion, envelope: self.own_envelope(), recorded: None });
         };
         let answer = self.record(policy, answered).await?;
-        self.agents.0.metrics.call_added(self.arrived.elapsed().saturating_sub(engine_time));
+        let added = self.arrived.elapsed().saturating_sub(engine_time);
+        self.agents.0.metrics.call_added(self.dialect.name(), added);
         Ok(answer)
     }
 

@@ -196,7 +196,7 @@ async fn what_calls_cost_is_counted() {
     let agent = Agent::open(&app, json!({})).await;
     agent.ask("Count this.").await;
     assert_eq!(metric(&app, "forebay_agent_calls_total{dialect=\"chat\",outcome=\"recorded\"}").await, Some(1.0));
-    assert_eq!(metric(&app, "forebay_agent_call_added_seconds_count").await, Some(1.0));
+    assert_eq!(metric(&app, "forebay_agent_call_added_seconds_count{dialect=\"chat\"}").await, Some(1.0));
     assert_eq!(metric(&app, "forebay_agent_calls_in_flight").await, Some(0.0));
     assert_eq!(metric(&app, "forebay_upstream_ready{upstream=\"fake\"}").await, Some(1.0));
     app.finish().await;

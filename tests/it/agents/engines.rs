@@ -151,12 +151,13 @@ async fn a_client_that_leaves_cancels_its_call() {
     for stream in [false, true] {
         let agent = Agent::open(&app, json!({})).await;
         app.engine.switch(|switches| switches.stall = true);
-        let abandoned = app.engine.log().abandoned;
-        let body = Dialect::Chat.body(&["I will not wait.".to_owned()], stream);
+        let aborted = app.engine.log().aborted.len();
+        let body = Dialect::Chat.body(&[format!("I will not wait, {stream}.")], stream);
         let call = tokio::spawn(agent.request(Dialect::Chat, &body).send());
-        app.engine.wait(|log| log.stalled > 0).await;
+        let is_asked = |text: &str| text.contains(&format!("I will not wait, {stream}."));
+        app.engine.wait(|log| log.calls().any(|call| is_asked(&call.text))).await;
         call.abort();
-        app.engine.wait(|log| log.abandoned > abandoned).await;
+        app.engine.wait(|log| log.aborted.len() > aborted).await;
         app.engine.switch(|switches| switches.stall = false);
         eventually("the end of the call", || async {
             metric(&app, "forebay_agent_calls_in_flight").await == Some(0.0)

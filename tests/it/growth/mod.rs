@@ -13,7 +13,9 @@ use std::{collections::BTreeSet, path::Path};
 
 use serde_json::Value;
 
-use crate::support::{fresh_database, process::Service, without_autovacuum};
+use forebay_gateway::engine::{EngineKind, FakeEngine};
+
+use crate::support::{fresh_database, process::Service, with_agents, without_autovacuum};
 
 /// Files whose statements no trainer or agent waits for: `forebay doctor` reads everything, there are few keys, and the
 /// clock has one row.
@@ -42,7 +44,12 @@ struct Walked {
 /// The statements that the service runs on a database, each once.
 async fn walked(database: &str) -> Vec<Walked> {
     let log = ("RUST_LOG", "info,sqlx::query=debug");
-    let service = Service::start_with(database, &["--log", "json"], &[log]).await;
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let config = folder.path().join("forebay.toml");
+    std::fs::write(&config, with_agents("", &engine)).expect("the folder can be written");
+    let config = config.to_str().expect("the path is text");
+    let service = Service::start_with(database, &["--log", "json", "--config", config], &[log]).await;
     if database.starts_with("postgres") {
         without_autovacuum(database).await;
     }

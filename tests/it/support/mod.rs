@@ -512,8 +512,8 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &F
     Launched { url, agents: address, buffer, keyring, keys, tls, running: Running { stop, task } }
 }
 
-/// A configuration with a listener for agents, and with the test's engine unless it names engines.
-fn with_agents(config: &str, engine: &FakeEngine) -> String {
+/// A configuration with a listener for agents, also for a service of its own process, and with the test's engine unless it names engines.
+pub(crate) fn with_agents(config: &str, engine: &FakeEngine) -> String {
     let mut tables: toml::Table = toml::from_str(config).expect("the test's configuration is TOML");
     if !tables.contains_key("upstream") {
         let mut upstream = toml::Table::new();
