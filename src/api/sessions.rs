@@ -313,6 +313,7 @@ fn on_wire(session: Session) -> SessionInfo {
         calls: policy.calls,
         sampled_tokens: policy.sampled,
     });
+    let execution_id = session.execution_id().map(str::to_owned);
     let (receipts, assembly) = session.outcome.map(|outcome| (outcome.receipts, outcome.assembly)).unzip();
     SessionInfo {
         session_id: session.session_id.to_string(),
@@ -321,6 +322,7 @@ fn on_wire(session: Session) -> SessionInfo {
         rollout_id: session.spec.rollout_id.clone(),
         group_id: session.spec.group().to_owned(),
         environment: session.spec.environment.clone(),
+        execution_id,
         policies: policies.collect(),
         models,
         calls: session.calls,

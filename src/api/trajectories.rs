@@ -32,7 +32,7 @@ use crate::{
     access::Grant,
     buffer::{
         Buffer,
-        ids::{GroupId, ID_BYTES_MAX, RolloutId},
+        ids::{ExecutionId, GroupId, ID_BYTES_MAX, RolloutId},
         ingest::NewRollout,
         port::{Ingested, Story, StoryFilter},
         refusal::{BufferError, Refusal},
@@ -411,13 +411,16 @@ enum StoryOrPage {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct StoryQuery {
-    /// Policy; `default` when absent.
+    /// Policy; when absent `default`, or with `execution_id` every policy that the caller may access.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
     /// One rollout of the current run. The response is then its story instead of a page.
     #[param(min_length = 1, max_length = 256)]
     rollout_id: Option<String>,
-    /// Only rollouts of this group of the current run.
+    /// Only rollouts of this execution, of all runs.
+    #[param(min_length = 1, max_length = 256)]
+    execution_id: Option<String>,
+    /// Only rollouts of this group of the current run; with `execution_id`, of all runs.
     #[param(min_length = 1, max_length = 256)]
     group_id: Option<String>,
     /// Only rollouts with this verdict.
@@ -439,9 +442,9 @@ pub(super) struct StoryQuery {
 /// Look up the state and history of rollouts
 ///
 /// With `rollout_id` the response is the story of one rollout: its verdict, state, group and batches. Otherwise it is a
-/// page of stories in the order of arrival. With `verdict`, `reason`, `state` or `step`, a page ends after a bounded
-/// number of rollouts of the policy or the group, whether they match or not. A page can therefore be short or empty and
-/// still have a `next`.
+/// page of stories in the order of arrival. With `execution_id` and without `policy`, it has the rollouts of all policies
+/// that the caller may access. With several filters, or with `verdict`, `reason`, `state` or `step`, a page ends after a
+/// bounded number of rollouts, whether they match or not. A page can therefore be short or empty and still have a `next`.
 #[utoipa::path(
     get,
     path = "/trajectories",
@@ -459,16 +462,20 @@ pub(super) async fn get(
     Caller(grant): Caller,
     Query(query): Query<StoryQuery>,
 ) -> Result<Response, Failure> {
-    let policy = params::policy(&grant, "policy", query.policy.as_deref())?;
+    let policy = || params::policy(&grant, "policy", query.policy.as_deref());
     if let Some(rollout_id) = params::optional("rollout_id", query.rollout_id.as_deref(), RolloutId::parse)? {
+        let policy = policy()?;
         let story = api.buffer.story(policy, rollout_id).await.map_err(Failure::from);
         let story = story.map_err(|failure| if query.policy.is_none() { failure.unnamed_policy() } else { failure })?;
         return Ok(axum::Json(story_on_wire(story)).into_response());
     }
     let limit = params::page_limit(query.limit)?;
+    let execution_id = params::optional("execution_id", query.execution_id.as_deref(), ExecutionId::parse)?;
+    let is_of_all_policies = execution_id.is_some() && query.policy.is_none();
     let filter = StoryFilter {
-        policy,
+        policy: if is_of_all_policies { None } else { Some(policy()?) },
         rollout_id: None,
+        execution_id,
         group_id: params::optional("group_id", query.group_id.as_deref(), GroupId::parse)?,
         verdict: query.verdict.map(Into::into),
         reason: query.reason.map(|reason| params::text("reason", reason, ID_BYTES_MAX)).transpose()?,
@@ -477,7 +484,7 @@ pub(super) async fn get(
         after: params::cursor(query.after.as_deref())?,
         limit,
     };
-    let page = api.buffer.stories(filter).await?;
+    let page = api.buffer.stories(filter, |policy| grant.sees(policy)).await?;
     let next = params::next(page.next);
     let trajectories = page.entries.into_iter().map(story_on_wire).collect();
     Ok(axum::Json(TrajectoryPage { trajectories, next }).into_response())
@@ -488,6 +495,7 @@ fn story_on_wire(story: Story) -> TrajectoryStory {
         policy: story.policy.to_string(),
         run: story.run.0,
         rollout_id: story.rollout_id,
+        execution_id: story.execution_id.as_ref().map(ToString::to_string),
         verdict: story.verdict.into(),
         reason: story.reason,
         failed_filters: story.failed_filters,

@@ -78,6 +78,10 @@ text_id! {
     GroupId
 }
 text_id! {
+    /// One execution of an agent or of several agents, which rollouts of several policies may belong to.
+    ExecutionId
+}
+text_id! {
     /// Makes a request for a batch repeatable.
     RequestId
 }
@@ -91,6 +95,35 @@ impl RolloutId {
     #[must_use]
     pub fn mint() -> Self {
         Self(Uuid::now_v7().to_string().into())
+    }
+}
+
+/// The first byte of a stored execution id that is a UUID. No id begins with it, because it is a control character.
+const STORED_UUID: u8 = 0;
+
+impl ExecutionId {
+    /// A fresh id for a bundle that came without one, ordered by time.
+    #[must_use]
+    pub fn mint() -> Self {
+        Self(Uuid::now_v7().to_string().into())
+    }
+
+    /// The bytes that the store keeps: half of the text if the id is a UUID, which most are.
+    #[must_use]
+    pub fn stored(&self) -> Vec<u8> {
+        match Uuid::try_parse(&self.0).ok().filter(|uuid| uuid.to_string() == *self.0) {
+            Some(uuid) => [&[STORED_UUID], uuid.as_bytes().as_slice()].concat(),
+            None => self.0.as_bytes().to_vec(),
+        }
+    }
+
+    /// From the bytes of [`Self::stored`]; none if they are no id.
+    #[must_use]
+    pub fn from_stored(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first() {
+            Some((&STORED_UUID, uuid)) => Uuid::from_slice(uuid).ok().map(|uuid| Self(uuid.to_string().into())),
+            _ => std::str::from_utf8(bytes).ok().and_then(|text| Self::parse(text).ok()),
+        }
     }
 }
 
@@ -410,6 +443,21 @@ mod tests {
             assert_eq!(first.zip(last).map(|(first, last)| last - first + 1), Some(siblings.len()), "{siblings:?}");
         }
         assert_eq!(KeyForm::Ordered.key("task1-0").to_hex(), "7461736b312d30");
+    }
+
+    #[test]
+    fn execution_ids_are_read_as_they_were_stored() {
+        let uuid = "01890a5d-ac96-774b-bcce-b302099a8057";
+        let braced = format!("{{{uuid}}}");
+        let texts = [uuid, &uuid.to_uppercase(), &uuid.replace('-', ""), &braced, "7f3c", "0123456789abcdef", "\u{e9}"];
+        let minted = ExecutionId::mint();
+        for id in texts.map(|text| ExecutionId::parse(text).expect("it is an id")).into_iter().chain([minted.clone()]) {
+            assert_eq!(ExecutionId::from_stored(&id.stored()), Some(id));
+        }
+        assert_eq!(minted.stored().len(), 17);
+        for damaged in [&[][..], &[0], &[0, 1, 2], b"a\nb", b"\xff", &[b'x'; 257]] {
+            assert_eq!(ExecutionId::from_stored(damaged), None, "{damaged:?}");
+        }
     }
 
     #[test]

@@ -13,20 +13,49 @@ use super::{
 };
 use crate::metrics::Ledger;
 
+/// Rollouts of an execution that are read at once, if the caller may see only some of them.
+const STORIES_AT_ONCE: u32 = 100;
+
+/// How often they are read at most for one page.
+const READS_MAX: u32 = 4;
+
 pub(in crate::buffer) async fn story(
     buffer: &Buffer,
     policy: PolicyName,
     rollout_id: RolloutId,
 ) -> Result<Story, BufferError> {
     let (named, id) = (policy.clone(), rollout_id.to_string());
-    let filter = StoryFilter { policy, rollout_id: Some(rollout_id), limit: 1, ..StoryFilter::default() };
-    let story = stories(buffer, filter).await?.entries.pop();
+    let filter = StoryFilter { policy: Some(policy), rollout_id: Some(rollout_id), limit: 1, ..StoryFilter::default() };
+    let story = stories(buffer, filter, |_| true).await?.entries.pop();
     story.ok_or_else(|| Refusal::UnknownInPolicy { what: "rollout", id, policy: named }.into())
 }
 
-pub(in crate::buffer) async fn stories(buffer: &Buffer, filter: StoryFilter) -> Result<Page<Story>, BufferError> {
-    policies::existing_policy(buffer, &filter.policy).await?;
-    Ok(buffer.store.stories(filter).await?)
+/// A page of rollouts of the policies that the caller sees.
+pub(in crate::buffer) async fn stories(
+    buffer: &Buffer,
+    filter: StoryFilter,
+    sees: impl Fn(&PolicyName) -> bool,
+) -> Result<Page<Story>, BufferError> {
+    if let Some(policy) = &filter.policy {
+        policies::existing_policy(buffer, policy).await?;
+        return Ok(buffer.store.stories(filter).await?);
+    }
+    // Rollouts of other policies are passed over, so that a page does not tell that there are any.
+    let (limit, mut page) = (filter.limit as usize, Page { entries: Vec::new(), next: Some(filter.after) });
+    // A filtered list examines as many rollouts as one read does.
+    let reads = if filter.has_filters() { 1 } else { READS_MAX };
+    for _ in 0..reads {
+        let Some(after) = page.next.filter(|_| page.entries.len() < limit) else { break };
+        let read = StoryFilter { after, limit: filter.limit.max(STORIES_AT_ONCE), ..filter.clone() };
+        let read = buffer.store.stories(read).await?;
+        page.next = read.next;
+        page.entries.extend(read.entries.into_iter().filter(|story| sees(&story.policy)));
+    }
+    if page.entries.len() > limit {
+        page.entries.truncate(limit);
+        page.next = page.entries.last().map(|story| story.rollout_pk.0);
+    }
+    Ok(page)
 }
 
 pub(in crate::buffer) async fn groups(buffer: &Buffer, filter: GroupFilter) -> Result<Page<Group>, BufferError> {

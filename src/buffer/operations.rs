@@ -15,7 +15,7 @@ use super::{
     Buffer,
     admission::{self, Admitted},
     coordination::service_time,
-    ids::{BatchId, CallPk, CallerId, Epoch, GroupId, PolicyName, RolloutId, SessionId, Step, Version},
+    ids::{BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, SessionId, Step, Version},
     ingest::{self, NewRollout},
     lease::{self, Holder, LeaseRequest, Leased},
     ledger, lineage,
@@ -57,7 +57,7 @@ impl Buffer {
         bundle: Vec<wire::Trajectory>,
         memory: &mut Memory<'_>,
     ) -> Result<Vec<NewRollout>, Refusal> {
-        ingest::prepare(self, bundle, memory)
+        ingest::prepare(self, bundle, &ExecutionId::mint(), memory)
     }
 
     /// Stores a bundle, all or nothing. When it returns, every group that the bundle completes is decided.
@@ -313,10 +313,14 @@ impl Buffer {
         ledger::story(self, policy, rollout_id).await
     }
 
-    /// Rollouts in the order in which they arrived.
+    /// Rollouts in the order in which they arrived. Without a policy, only those of policies that the caller `sees`.
     #[instrument(level = "debug", skip_all)]
-    pub async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, BufferError> {
-        ledger::stories(self, filter).await
+    pub async fn stories(
+        &self,
+        filter: StoryFilter,
+        sees: impl Fn(&PolicyName) -> bool,
+    ) -> Result<Page<Story>, BufferError> {
+        ledger::stories(self, filter, sees).await
     }
 
     /// Groups in the order in which they were opened.

@@ -13,8 +13,8 @@ use super::{rules_cache::RulesCache, tally::TallyDelta};
 use crate::{
     buffer::{
         ids::{
-            AdmissionId, BatchId, BatchPk, CallPk, Epoch, GroupPk, IdKey, KeyForm, KeyPk, PolicyPk, RolloutPk, Run,
-            SessionId, SessionPk, Step, Version,
+            AdmissionId, BatchId, BatchPk, CallPk, Epoch, ExecutionId, GroupPk, IdKey, KeyForm, KeyPk, PolicyPk,
+            RolloutPk, Run, SessionId, SessionPk, Step, Version,
         },
         port::StoreError,
         rules::Rules,
@@ -176,6 +176,12 @@ impl From<Bytes> for Arg {
 impl From<IdKey> for Arg {
     fn from(value: IdKey) -> Self {
         value.as_bytes().into()
+    }
+}
+
+impl From<&ExecutionId> for Arg {
+    fn from(value: &ExecutionId) -> Self {
+        Self::Blob(Some(value.stored()))
     }
 }
 
@@ -409,6 +415,12 @@ impl FromCell for Bytes {
 impl<const N: usize> FromCell for [u8; N] {
     fn from_cell(cell: Cell) -> Option<Self> {
         Vec::from_cell(cell)?.try_into().ok()
+    }
+}
+
+impl FromCell for ExecutionId {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        Self::from_stored(&Vec::from_cell(cell)?)
     }
 }
 

@@ -111,6 +111,7 @@ pub(crate) fn columns(bundle: &[Value]) -> Columns {
         "group_id",
         "group_size",
         "environment",
+        "execution_id",
         "policy_version",
         "status",
         "reward",
@@ -194,7 +195,7 @@ fn bundle() -> Vec<Value> {
     let mut all: Vec<Value> = group("g", &[1.0, 0.0]).as_array().cloned().unwrap_or_default();
     all[0] = with(
         all[0].clone(),
-        json!({"environment": "e", "reward_components": {"tests": 1.0},
+        json!({"environment": "e", "execution_id": "x", "reward_components": {"tests": 1.0},
         "messages": [{"role": "user", "content": "hä"}], "metadata": {"b": 1, "a": [null, "x"]}}),
     );
     all[0]["segments"].as_array_mut().expect("segments are an array").push(second);
@@ -315,6 +316,7 @@ on_both_stores! {
             (replaced("status", text_of(["completed", "failed", "completed", "aborted"])), "/0/status"),
             (replaced("reward", Arc::new(Float64Array::from(vec![1.0, 0.5, 0.0, 0.5]))), "/0/reward"),
             (replaced("reward", Arc::new(Float64Array::from(vec![1.0, 1.0, f64::NAN, 0.5]))), "/1/reward"),
+            (replaced("execution_id", text_of(["x", "y", "x", "x"])), "/0/execution_id"),
             (replaced("segment", Arc::new(Int32Array::from(vec![0, 2, 0, 0]))), "/0/segment"),
             (replaced("segment", Arc::new(Int32Array::from(vec![1, 1, 0, 0]))), "/0/segment"),
             (replaced("group_size", Arc::new(Int64Array::from(vec![1 << 40; 4]))), "/0/group_size"),

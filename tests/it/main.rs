@@ -15,6 +15,7 @@ mod crash;
 mod damage;
 mod dashboards;
 mod direction;
+mod executions;
 mod faults;
 mod files;
 mod filters;

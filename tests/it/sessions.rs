@@ -550,6 +550,41 @@ on_both_stores! {
         app.post("/sessions/finish", json!([])).await.refused(422, "invalid");
     }
 
+    async fn rollouts_belong_to_the_execution_of_their_session(app: TestApp) {
+        let request = json!({"rollout_id": "a", "execution_id": "x"});
+        let a = open(app, request.clone()).await;
+        app.post("/sessions", with(request.clone(), json!({"execution_id": "y"}))).await.refused(409, "session-conflict");
+        app.post("/sessions", request).await.expect(200);
+        let unfit = json!({"rollout_id": "z", "execution_id": "a\nb"});
+        assert_eq!(app.post("/sessions", unfit).await.pointers(422), ["/execution_id"]);
+        assert_eq!(session(app, &a).await["execution_id"], "x");
+        let execution = |ended: &Value| text(&ended["receipts"][0]["execution_id"]).to_owned();
+        record(app, &a, call(&[S, U, A], &[11, E])).await;
+        assert_eq!(execution(&finish(app, &a, 1.0).await), "x");
+        // Sessions without one that are finished together share a new one.
+        let b = open(app, json!({"rollout_id": "b"})).await;
+        let c = open(app, json!({"rollout_id": "c"})).await;
+        let d = open(app, json!({"rollout_id": "d", "execution_id": "x"})).await;
+        assert_eq!(session(app, &b).await["execution_id"], Value::Null);
+        let mut all = Vec::new();
+        for opened in [&b, &c, &d] {
+            record(app, opened, call(&[S, U, A], &[12, E])).await;
+            all.push(json!({"session_id": opened["session_id"], "reward": 1.0}));
+        }
+        let ended = app.post("/sessions/finish", json!(all)).await.expect(200);
+        let minted = execution(&ended[0]);
+        assert_eq!((execution(&ended[1]), execution(&ended[2])), (minted.clone(), "x".to_owned()));
+        assert_ne!(minted, "x");
+        assert_eq!(session(app, &b).await["execution_id"], *minted);
+        let again = app.post("/sessions/finish", json!(all)).await.expect(200);
+        assert_eq!(execution(&again[1]), minted);
+        for (id, rollouts) in [(minted.as_str(), ["b", "c"]), ("x", ["a", "d"])] {
+            let page = app.get(&format!("/trajectories?execution_id={id}")).await.expect(200);
+            let found = page["trajectories"].as_array().expect("a page").iter().map(|story| text(&story["rollout_id"]));
+            assert_eq!(found.collect::<Vec<_>>(), rollouts);
+        }
+    }
+
     async fn tokens_are_trained_or_dropped_with_a_reason(app: TestApp) {
         // A tree of calls with retries, forks, drift and answers that were lost.
         let opened = open(app, json!({"rollout_id": "r"})).await;

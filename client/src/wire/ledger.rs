@@ -16,6 +16,8 @@ pub struct TrajectoryStory {
     pub run: i64,
     /// Identity of the rollout.
     pub rollout_id: String,
+    /// Execution that the rollout belongs to; null if an earlier version of the service stored the rollout.
+    pub execution_id: Option<String>,
     /// Verdict of ingest.
     pub verdict: Verdict,
     /// Name of the filter, or the built-in code, that caused the verdict.

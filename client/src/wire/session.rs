@@ -38,6 +38,11 @@ pub struct SessionRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub environment: Option<String>,
+    /// Id of the execution that the session belongs to. If absent, the service creates one when the session ends; sessions
+    /// without one that are finished together share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub execution_id: Option<String>,
     /// How tokens are sampled. It replaces what the agent's calls ask for.
     #[serde(default, deserialize_with = "super::object::one_or_default")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Sampling>))]
@@ -281,6 +286,8 @@ pub struct SessionInfo {
     pub group_id: String,
     /// Label of the environment.
     pub environment: Option<String>,
+    /// Id of the execution that it belongs to; null until the session ends if it was opened without one.
+    pub execution_id: Option<String>,
     /// The policies whose rollouts it records, in the order of their names.
     pub policies: Vec<SessionPolicy>,
     /// What the model names of the agent stand for.

@@ -34,6 +34,11 @@ pub struct Trajectory {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub environment: Option<String>,
+    /// Id of the execution that the rollout belongs to, which rollouts of several policies may have in common. If absent,
+    /// the service creates one; the rollouts of a bundle that have none share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub execution_id: Option<String>,
     /// Weight version that generated the rollout; the current version at arrival when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
@@ -202,6 +207,10 @@ pub struct Receipt {
     pub rollout_id: String,
     /// Group of the rollout.
     pub group_id: String,
+    /// Execution of the rollout; created by the service if the producer sent none. Absent if an earlier version of the
+    /// service stored the rollout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub execution_id: Option<String>,
     /// The decision.
     pub verdict: Verdict,
     /// Name of the filter that matched, or a built-in code: `no-reward`, `group-decided`.

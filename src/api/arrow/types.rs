@@ -12,6 +12,7 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
     ("group_id", "utf8"),
     ("group_size", "int32, uint32 or int64"),
     ("environment", "utf8"),
+    ("execution_id", "utf8"),
     ("policy_version", "int64 or int32"),
     ("admission_id", "utf8"),
     ("status", "utf8"),

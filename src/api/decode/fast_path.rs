@@ -64,6 +64,7 @@ fn trajectory(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Trajectory
             b"group_id" => sent.group_id = seen.once(2, text.value())?,
             b"group_size" => sent.group_size = seen.once(3, text.value())?,
             b"environment" => sent.environment = seen.once(4, text.value())?,
+            b"execution_id" => sent.execution_id = seen.once(15, text.value())?,
             b"policy_version" => sent.policy_version = seen.once(5, text.value())?,
             b"admission_id" => sent.admission_id = seen.once(6, text.value())?,
             b"status" => sent.status = seen.once(7, text.value())?,
@@ -197,7 +198,7 @@ mod tests {
     #[test]
     fn it_reads_what_the_general_parser_reads() {
         let whole = r#" {"policy_name": "p", "rollout_id": "r\u0041", "group_id": null, "group_size": 2, "status": "truncated",
-            "environment": "e", "policy_version": 3, "admission_id": "a", "reward": 0.6455555555555557,
+            "environment": "e", "execution_id": "x\u0041", "policy_version": 3, "admission_id": "a", "reward": 0.6455555555555557,
             "reward_components": {"a": 1, "b": -0.5}, "sampling": {"temperature": 0.7},
             "messages": [{"role": "user", "content": "h\u00e4"}], "metadata": {"k": [1e400, "]}"]},
             "segments": [

@@ -11,7 +11,7 @@ use super::{
     seal::{self, RolloutSeal},
 };
 use crate::buffer::{
-    ids::{KeyForm, RolloutPk, Version},
+    ids::{ExecutionId, KeyForm, RolloutPk, Version},
     staleness::TrainedSpan,
     states::Verdict,
     trajectory::{Trajectory, TrajectoryLimits},
@@ -79,6 +79,20 @@ fn contents_have_the_digests_that_earlier_versions_stored() {
         hex(parse(least).content.as_bytes()),
         "277a9e77d7653424d3bb8032ea1e8cb01c9bcb829dac30b01ff451506ff32b94"
     );
+}
+
+#[test]
+fn executions_are_stored_and_hashed_as_earlier_versions_did() {
+    let uuid = "01890a5d-ac96-774b-bcce-b302099a8057";
+    let found = ["7f3c", uuid].map(|id| {
+        let content = parse(Sent { execution_id: Some(id.to_owned()), ..full() }).content;
+        (hex(&ExecutionId::parse(id).expect("it is an id").stored()), hex(content.as_bytes()))
+    });
+    let expected = [
+        ("37663363", "07e60d695913882cac08d0c68a62bff01a27023c8e1e1e719aa4be38fdd07672"),
+        ("0001890a5dac96774bbcceb302099a8057", "30912420a5872e007125143b9cd21da89efac6d75b980521d2c3ab33b88c89ad"),
+    ];
+    assert_eq!(found, expected.map(|(id, content)| (id.to_owned(), content.to_owned())));
 }
 
 /// Two turns, the first with a value in every field.

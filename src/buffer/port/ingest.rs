@@ -9,7 +9,7 @@ use super::{EndSession, StoreError};
 use crate::{
     buffer::{
         admission::Gates,
-        ids::{GroupId, PolicyName, RolloutId},
+        ids::{ExecutionId, GroupId, PolicyName, RolloutId},
         ingest::{GroupFill, NewRollout, RolloutDecision},
         payload::Codec,
         refusal::Refusal,
@@ -82,6 +82,8 @@ pub struct Ingested {
     pub rollout_id: RolloutId,
     /// Its group.
     pub group_id: GroupId,
+    /// The execution that it belongs to; none if an earlier version stored it.
+    pub execution_id: Option<ExecutionId>,
     /// The verdict, from this post or from the first post of the rollout.
     pub decision: RolloutDecision,
     /// Warnings for its producer.
@@ -108,6 +110,7 @@ impl Ingested {
             policy: self.policy.to_string(),
             rollout_id: self.rollout_id.to_string(),
             group_id: self.group_id.to_string(),
+            execution_id: self.execution_id.as_ref().map(ToString::to_string),
             verdict: self.decision.verdict.into(),
             warnings: self.warnings.iter().map(ToString::to_string).collect(),
             reason: self.decision.reason.clone(),

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use super::{Group, StoreError};
 use crate::{
     buffer::{
-        ids::{BatchId, GroupId, PolicyName, RolloutId, RolloutPk, Run, Step, Version},
+        ids::{BatchId, ExecutionId, GroupId, PolicyName, RolloutId, RolloutPk, Run, Step, Version},
         ingest::GroupFill,
         states::{GroupState, RolloutState, Verdict},
     },
@@ -32,6 +32,8 @@ pub struct Story {
     pub run: Run,
     /// Its id.
     pub rollout_id: String,
+    /// The execution that it belongs to; none if an earlier version stored it.
+    pub execution_id: Option<ExecutionId>,
     /// Its verdict.
     pub verdict: Verdict,
     /// The reason of its verdict.
@@ -77,10 +79,12 @@ pub struct Story {
 /// Which rollouts to list.
 #[derive(Clone, Debug, Default)]
 pub struct StoryFilter {
-    /// Policy.
-    pub policy: PolicyName,
+    /// Only rollouts of this policy. None is allowed only with `execution_id`, and means all policies.
+    pub policy: Option<PolicyName>,
     /// Only the rollout with this id.
     pub rollout_id: Option<RolloutId>,
+    /// Only rollouts of this execution, of all runs.
+    pub execution_id: Option<ExecutionId>,
     /// Only rollouts of this group.
     pub group_id: Option<GroupId>,
     /// Only rollouts with this verdict.
@@ -95,6 +99,16 @@ pub struct StoryFilter {
     pub after: i64,
     /// The most entries of a page.
     pub limit: u32,
+}
+
+impl StoryFilter {
+    /// Whether a page may pass over rollouts of its policy, group or execution.
+    #[must_use]
+    pub fn has_filters(&self) -> bool {
+        let in_execution = self.execution_id.is_some() && (self.policy.is_some() || self.group_id.is_some());
+        let by_outcome = self.verdict.is_some() || self.reason.is_some() || self.state.is_some();
+        in_execution || by_outcome || self.step.is_some()
+    }
 }
 
 /// Which groups to list.

@@ -136,6 +136,15 @@ pub struct Session {
     pub outcome: Option<SessionOutcome>,
 }
 
+impl Session {
+    /// The execution that its rollouts belong to; none if it was opened without one and has not ended.
+    #[must_use]
+    pub fn execution_id(&self) -> Option<&str> {
+        let of_receipt = || self.outcome.as_ref()?.receipts.first()?.execution_id.as_deref();
+        self.spec.execution_id.as_deref().or_else(of_receipt)
+    }
+}
+
 /// A policy whose rollout a session records.
 #[derive(Clone, Debug)]
 pub struct SessionPolicy {

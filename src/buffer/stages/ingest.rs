@@ -23,7 +23,7 @@ use crate::buffer::{
     Buffer,
     canonical::ContentDigest,
     evaluation::{self, EvaluationRequest, LatestEvaluation, REEVALUATIONS_MAX},
-    ids::{AdmissionId, GroupId, PolicyName, RolloutId},
+    ids::{AdmissionId, ExecutionId, GroupId, PolicyName, RolloutId},
     payload::{Codec, Payload},
     port::{Bundle, BundleOutcome, Ingest, Ingested, StoreError},
     refusal::{BufferError, Refusal},
@@ -52,6 +52,8 @@ pub struct NewRollout {
     pub group_id: Option<GroupId>,
     /// Size of the group, if its producer named one.
     pub group_size: Option<u32>,
+    /// The execution that it belongs to.
+    pub execution_id: ExecutionId,
     /// The admission that it uses up, if its producer named one.
     pub admission_id: Option<AdmissionId>,
     /// Canonical content.
@@ -84,6 +86,7 @@ impl NewRollout {
             rollout_id: trajectory.rollout_id,
             group_id: trajectory.group_id,
             group_size: trajectory.group_size,
+            execution_id: trajectory.execution_id.unwrap_or_else(ExecutionId::mint),
             admission_id: trajectory.admission_id,
             content: trajectory.content,
             evaluation: LatestEvaluation::default(),
@@ -121,9 +124,11 @@ impl NewRollout {
     }
 }
 
+/// Validates and packs the trajectories of a bundle, or a part of them. Those without an execution belong to `execution`.
 pub(in crate::buffer) fn prepare(
     buffer: &Buffer,
     bundle: Vec<wire::Trajectory>,
+    execution: &ExecutionId,
     memory: &mut Memory<'_>,
 ) -> Result<Vec<NewRollout>, Refusal> {
     let codec = buffer.store.payload_codec();
@@ -131,7 +136,10 @@ pub(in crate::buffer) fn prepare(
     let mut prepared = Vec::with_capacity(bundle.len());
     for (index, sent) in bundle.into_iter().enumerate() {
         match Trajectory::parse_within(sent, &buffer.options.limits, memory).map_err(|NoMemory| Refusal::NoMemory)? {
-            Ok(trajectory) => prepared.push(NewRollout::pack(trajectory, codec)),
+            Ok(mut trajectory) => {
+                trajectory.execution_id.get_or_insert_with(|| execution.clone());
+                prepared.push(NewRollout::pack(trajectory, codec));
+            }
             Err(found) => violations.extend(found.into_iter().map(|violation| Violation {
                 pointer: format!("/{index}{}", violation.pointer),
                 detail: violation.detail,

@@ -86,6 +86,8 @@ pub struct SessionSpec {
     pub group_id: Option<String>,
     /// Label of the environment.
     pub environment: Option<String>,
+    /// Id of the execution that its rollouts belong to, if its producer named one.
+    pub execution_id: Option<String>,
     /// How tokens are sampled.
     pub sampling: Sampling,
     /// Free-form object.

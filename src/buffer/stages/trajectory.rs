@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use crate::buffer::{
     canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
     formats::{codes, columns::little_endian},
-    ids::{AdmissionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
+    ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
     staleness::{TrainedSpan, TrainedVersions},
     warnings::{LOGPROB_MAX, Warning, version_warning, warnings},
 };
@@ -45,6 +45,7 @@ pub struct Trajectory {
     pub(in crate::buffer) rollout_id: RolloutId,
     pub(in crate::buffer) group_id: Option<GroupId>,
     pub(in crate::buffer) group_size: Option<u32>,
+    pub(in crate::buffer) execution_id: Option<ExecutionId>,
     pub(in crate::buffer) admission_id: Option<AdmissionId>,
     pub(in crate::buffer) facts: Facts,
     pub(in crate::buffer) sampling: Sampling,
@@ -214,6 +215,7 @@ impl Trajectory {
         let policy = found.id("/policy", sent.policy.as_deref(), PolicyName::parse).unwrap_or_default();
         let named_rollout = found.id("/rollout_id", sent.rollout_id.as_deref(), RolloutId::parse);
         let group_id = found.id("/group_id", sent.group_id.as_deref(), GroupId::parse);
+        let execution_id = found.id("/execution_id", sent.execution_id.as_deref(), ExecutionId::parse);
         let admission_id = found.id("/admission_id", sent.admission_id.as_deref(), str::parse);
         found.text("/environment", sent.environment.as_deref());
         check_scalars(&sent, &mut found);
@@ -232,6 +234,7 @@ impl Trajectory {
             rollout_id: rollout_id.clone(),
             group_id: group_id.clone(),
             group_size: sent.group_size,
+            execution_id: execution_id.clone(),
             admission_id,
             sampling: sent.sampling,
             segments: sent.segments,
@@ -547,6 +550,10 @@ fn digest(
     }
     hasher.option(messages, |hasher, json| hasher.digest(json.digest));
     hasher.option(metadata, |hasher, json| hasher.digest(json.digest));
+    // It adds nothing if it is absent, so such contents have the digests that versions without executions stored.
+    if let Some(execution_id) = &sent.execution_id {
+        hasher.text(execution_id);
+    }
     hasher.finish()
 }
 

@@ -23,7 +23,7 @@ use super::group::LockedGroup;
 use crate::{
     buffer::{
         finalize::{GroupDecision, Member},
-        ids::{GroupPk, IdKey, KeyForm, PolicyPk},
+        ids::{ExecutionId, GroupPk, IdKey, KeyForm, PolicyPk},
         ingest::{GroupFill, NewRollout, RolloutDecision},
         port::{Bundle, BundleOutcome, EndSession, Ingest, StoreError},
     },
@@ -99,6 +99,7 @@ type Keyed = (PolicyPk, IdKey);
 /// A rollout that is already stored, or that this transaction accepted before.
 struct Stored {
     content: Vec<u8>,
+    execution_id: Option<ExecutionId>,
     group_pk: GroupPk,
     decision: RolloutDecision,
     fill: GroupFill,

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use super::{bounded_scan, fill, names};
 use crate::{
     buffer::{
-        ids::{BatchId, GroupPk, PolicyName},
+        ids::{BatchId, GroupId, GroupPk, PolicyName},
         port::{Group, GroupFilter, Page, StoreError, Story, StoryFilter},
         states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
     },
@@ -18,14 +18,14 @@ use crate::{
 };
 
 /// The policy is the rollout's or its group's, whichever the condition uses. If both were compared, Postgres would join
-/// all rollouts of the policy.
+/// all rollouts of the policy. The condition names the policy.
 macro_rules! select_story {
     ($whose:literal, $where:literal) => {
         concat!(
             "-- select_story
             SELECT s.*
             FROM (
-                SELECT r.rollout_pk, p.name AS policy, r.run, r.rollout_id, r.verdict, r.reason, r.failed_filters,
+                SELECT r.rollout_pk, p.name AS policy, r.run, r.rollout_id, r.execution, r.verdict, r.reason, r.failed_filters,
                     g.group_pk, g.group_id, g.state AS group_state, b.state AS batch_state, g.reason AS group_reason, g.size, g.kept,
                     g.masked, g.dropped,
                     CASE WHEN r.verdict IN ('kept', 'masked') AND b.state IN ('trained', 'checkpointed') THEN b.step END AS step, r.reward, r.advantage, r.policy_version, r.version_assumed,
@@ -37,7 +37,7 @@ macro_rules! select_story {
             $whose,
             ".policy_pk
                 LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk AND g.state = 'batched'
-                WHERE p.name = $1 AND ",
+                WHERE ",
             $where,
             "
             ) AS s
@@ -49,6 +49,7 @@ macro_rules! select_story {
                     OR $6 LIKE '%[' || s.verdict || ' ' || s.group_state || ' ' || COALESCE(s.batch_state, '') || ']%'
                 )
                 AND (CAST($7 AS BIGINT) IS NULL OR s.step = $7)
+                AND (CAST($10 AS TEXT) IS NULL OR s.group_id = $10)
             ORDER BY s.rollout_pk
             LIMIT $8"
         )
@@ -60,31 +61,53 @@ impl Op for StoryFilter {
     type Output = Page<Story>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        // A name means the rollout or group of the current run. Runs never share rows.
-        const BY_ROLLOUT: Statement = Statement::new(select_story!("r", "r.run = p.run AND r.rollout_key = $2"));
-        const BY_GROUP: Statement = Statement::new(select_story!("g", "g.run = p.run AND g.group_key = $2"));
-        const BY_POLICY: Statement =
-            Statement::new(select_story!("r", "CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3 AND r.rollout_pk <= $9"));
+        // A name means the rollout or group of the current run. Runs never share rows. An execution may have rollouts of
+        // several policies, so it is looked up in all of their runs.
+        const BY_ROLLOUT: Statement =
+            Statement::new(select_story!("r", "p.name = $1 AND r.run = p.run AND r.rollout_key = $2"));
+        const BY_EXECUTION: Statement = Statement::new(select_story!(
+            "r",
+            "(CAST($1 AS TEXT) IS NULL OR p.name = $1) AND r.execution = $2 AND r.rollout_pk > $3 AND r.rollout_pk <= $9"
+        ));
+        const BY_GROUP: Statement =
+            Statement::new(select_story!("g", "p.name = $1 AND g.run = p.run AND g.group_key = $2"));
+        const BY_POLICY: Statement = Statement::new(select_story!(
+            "r",
+            "p.name = $1 AND CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3 AND r.rollout_pk <= $9"
+        ));
         let state = self.state.map(state_list);
         let end = self.scan_end(tx).await?;
         let examined_to = end.unwrap_or(i64::MAX);
-        let rest = args![self.after, self.verdict, self.reason.as_deref(), state, self.step, self.limit, examined_to];
         let form = tx.key_form();
         let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key(form));
         let group = self.group_id.as_ref().map(|group_id| group_id.key(form));
-        let (statement, second) = match (rollout, group) {
-            (Some(key), _) => (BY_ROLLOUT, args![key]),
-            (None, Some(key)) => (BY_GROUP, args![key]),
-            (None, None) => (BY_POLICY, args![None::<String>]),
+        let of_execution = self.execution_id.is_some().then(|| self.group_id.as_ref().map(GroupId::as_str)).flatten();
+        let (statement, second) = match (rollout, &self.execution_id, group) {
+            (Some(key), _, _) => (BY_ROLLOUT, args![key]),
+            (None, Some(execution_id), _) => (BY_EXECUTION, args![execution_id]),
+            (None, None, Some(key)) => (BY_GROUP, args![key]),
+            (None, None, None) => (BY_POLICY, args![None::<String>]),
         };
-        let values = [args![self.policy.as_str()], second, rest].concat();
+        let rest = args![
+            self.after,
+            self.verdict,
+            self.reason.as_deref(),
+            state,
+            self.step,
+            self.limit,
+            examined_to,
+            of_execution
+        ];
+        let policy = self.policy.as_ref().map(PolicyName::as_str);
+        let values = [args![policy], second, rest].concat();
         let mut stories = Vec::new();
         let mut groups = Vec::new();
         for mut row in tx.fetch_all(statement, values).await? {
             groups.push(row.get::<GroupPk>("group_pk")?);
             let story = read_story(&mut row)?;
             let name = if rollout.is_some() { &story.rollout_id } else { &story.group_id };
-            if let Some(key) = rollout.or(group) {
+            let by_group = group.filter(|_| self.execution_id.is_none());
+            if let Some(key) = rollout.or(by_group) {
                 tx.key_found(name, |found| *found == key)?;
             }
             stories.push(story);
@@ -120,12 +143,21 @@ impl StoryFilter {
             ORDER BY r.rollout_pk
             LIMIT 1 OFFSET $4",
         );
-        let is_filtered =
-            self.verdict.is_some() || self.reason.is_some() || self.state.is_some() || self.step.is_some();
-        if !is_filtered || self.rollout_id.is_some() {
+        const OF_EXECUTION: Statement = Statement::new(
+            "-- select_story_walk_end_of_execution
+            SELECT rollout_pk AS scan_end
+            FROM rollout
+            WHERE execution = $1 AND rollout_pk > $2
+            ORDER BY rollout_pk
+            LIMIT 1 OFFSET $3",
+        );
+        if !self.has_filters() || self.rollout_id.is_some() {
             return Ok(None);
         }
-        let values = args![self.policy.as_str(), self.after];
+        if let Some(execution_id) = &self.execution_id {
+            return bounded_scan::end(tx, OF_EXECUTION, args![execution_id, self.after]).await;
+        }
+        let values = args![self.policy.as_ref().map(PolicyName::as_str), self.after];
         match &self.group_id {
             None => bounded_scan::end(tx, OF_POLICY, values).await,
             Some(group_id) => {
@@ -165,6 +197,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         policy: PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
         run: row.get("run")?,
         rollout_id: row.get("rollout_id")?,
+        execution_id: row.get("execution")?,
         verdict,
         reason: row.get("reason")?,
         failed_filters: names(row.get("failed_filters")?),

@@ -37,7 +37,7 @@ async fn fill(app: &TestApp) {
                 let number = body * BODY + index;
                 // The first and the last rollout.
                 let reward = if number + 1 == ROLLOUTS || number == 0 { -1.0 } else { 1.0 };
-                rollout(&format!("r{number}"), reward).to_string()
+                with(rollout(&format!("r{number}"), reward), json!({"execution_id": "x"})).to_string()
             })
             .collect();
         let request = app.http.post(format!("{}/trajectories", app.url)).body(lines.join("\n"));
@@ -54,6 +54,12 @@ on_both_stores! {
             assert_eq!(pages(app, &format!("/trajectories?{list}"), "trajectories").await, [1, 1], "{list}");
         }
         assert_eq!(pages(app, "/trajectories?step=1", "trajectories").await, [0, 0]);
+        app.rules("other", json!({})).await;
+        for filter in ["verdict=dropped", "policy=other", "group_id=none"] {
+            let expected = if filter == "verdict=dropped" { [1, 1] } else { [0, 0] };
+            let list = format!("/trajectories?execution_id=x&{filter}&limit=1000");
+            assert_eq!(pages(app, &list, "trajectories").await, expected, "{filter}");
+        }
         assert_eq!(pages(app, "/groups?state=quarantined", "groups").await, [0, 0]);
         // A page of an unfiltered list is limited only by its size, and ends when it is full.
         assert_eq!(pages(app, "/trajectories?limit=1000", "trajectories").await, [1000, 1000, 1000, 1000, 500]);

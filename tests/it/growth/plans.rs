@@ -228,10 +228,11 @@ const FILL: &str = "
     INSERT INTO rollout (
         policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reward, advantage, content_digest, policy_version,
         version_assumed, version_min, version_max, segments, trained_segments, tokens, trained_tokens, unpacked_bytes,
-        received_us
+        received_us, execution
     )
     SELECT g.policy_pk, g.run, decode(md5(g.group_id || n), 'hex'), g.group_id || '-' || n, g.group_pk, 'kept', 1, 0,
-        decode(md5(g.group_id), 'hex'), 0, 0, 0, 0, 1, 1, 3, 2, 8, g.opened_us
+        decode(md5(g.group_id), 'hex'), 0, 0, 0, 0, 1, 1, 3, 2, 8, g.opened_us,
+        decode(md5('execution' || g.group_id), 'hex')
     FROM rollout_group AS g, generate_series(0, 1) AS n
     WHERE g.payload_bytes = 16 AND g.ready_seq >= $FIRST;
     INSERT INTO payload (rollout_pk, codec, digest, body)

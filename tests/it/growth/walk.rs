@@ -167,6 +167,8 @@ async fn look(url: &str) {
         "/trajectories?rollout_id=r0",
         "/trajectories?policy=fails&group_id=a",
         "/trajectories?state=ready",
+        "/trajectories?execution_id=x",
+        "/trajectories?execution_id=x&policy=fails&group_id=a",
         "/trajectories?policy=fails&group_id=a&verdict=kept",
         "/groups",
         "/groups?state=quarantined",

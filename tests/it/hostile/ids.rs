@@ -76,12 +76,15 @@ on_both_stores! {
         let ids = odd_but_fit();
         app.rules("default", json!({"batch": {"groups": ids.len()}})).await;
         for id in &ids {
-            let receipt = app.accept(with(rollout(id, 1.0), json!({"group_id": id, "environment": id}))).await;
+            let receipt = app.accept(with(rollout(id, 1.0), json!({"group_id": id, "environment": id, "execution_id": id}))).await;
             assert_eq!((&receipt["rollout_id"], &receipt["duplicate"]), (&json!(id), &json!(false)));
         }
         for id in &ids {
             let story = app.get(&format!("/trajectories?rollout_id={}", encode(id))).await.expect(200);
-            assert_eq!(text(&story["rollout_id"]), id);
+            assert_eq!((text(&story["rollout_id"]), text(&story["execution_id"])), (id.as_str(), id.as_str()));
+            let page = app.get(&format!("/trajectories?execution_id={}", encode(id))).await.expect(200);
+            let found = page["trajectories"].as_array().expect("a page");
+            assert_eq!((found.len(), &found[0]["rollout_id"]), (1, &json!(id)));
             let groups = app.get(&format!("/groups?group_id={}", encode(id))).await.expect(200);
             assert_eq!((groups["groups"].as_array().map(Vec::len), &groups["groups"][0]["group_id"]), (Some(1), &json!(id)));
         }
@@ -94,7 +97,7 @@ on_both_stores! {
 
     async fn unfit_ids_are_refused_wherever_they_stand(app: TestApp) {
         for id in unfit() {
-            for field in ["rollout_id", "group_id", "environment", "admission_id", "policy"] {
+            for field in ["rollout_id", "group_id", "environment", "execution_id", "admission_id", "policy"] {
                 let answer = app.post("/trajectories", with(rollout("x", 1.0), json!({field: id}))).await;
                 assert_eq!(answer.pointers(422), [format!("/{field}")], "{id:?}");
             }
@@ -108,7 +111,7 @@ on_both_stores! {
             ] {
                 app.post(path, body).await.refused(422, "invalid");
             }
-            for query in ["/trajectories?rollout_id=", "/trajectories?group_id=", "/groups?group_id=", "/groups?policy=", "/policies?after="] {
+            for query in ["/trajectories?rollout_id=", "/trajectories?group_id=", "/trajectories?execution_id=", "/groups?group_id=", "/groups?policy=", "/policies?after="] {
                 app.get(&format!("{query}{}", encode(&id))).await.refused(422, "invalid");
             }
             if !id.is_empty() {

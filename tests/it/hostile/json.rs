@@ -262,7 +262,7 @@ on_both_stores! {
         post(app, body).await.expect(201);
         let rows = app.samples(&app.lease().await).await;
         assert_eq!((&rows[0]["messages"], &rows[0]["metadata"]), (&json!(["\0", "a\0b"]), &json!({"\0": "\0"})));
-        for field in ["rollout_id", "group_id", "policy", "environment", "admission_id"] {
+        for field in ["rollout_id", "group_id", "policy", "environment", "execution_id", "admission_id"] {
             assert_eq!(post(app, format!(r#"{{"status":"aborted","{field}":"\u0000"}}"#)).await.pointers(422)[0], format!("/{field}"));
         }
         let component = r#"{"status":"aborted","reward_components":{"\u0000":1}}"#;

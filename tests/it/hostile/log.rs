@@ -15,7 +15,7 @@ const FORGED: &str = "\r\n2026-01-01T00:00:00Z ERROR forged: \u{1b}[31mall is lo
 /// Sends the forged line in every field where a client may put text.
 async fn inject(url: &str) {
     let http = crate::support::http();
-    for field in ["rollout_id", "group_id", "policy", "environment", "admission_id", "status", FORGED] {
+    for field in ["rollout_id", "group_id", "policy", "environment", "execution_id", "admission_id", "status", FORGED] {
         let body = json!({"status": "aborted", "reward": 1, (field): FORGED});
         let _ = http.post(format!("{url}/trajectories")).json(&body).send().await.expect("the service answers");
     }

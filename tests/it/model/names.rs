@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use forebay::buffer::{ids::GroupId, rules};
+use forebay::buffer::{
+    ids::{ExecutionId, GroupId},
+    rules,
+};
 use forebay_client::wire::{
     BacklogRules, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop,
     PolicyRules, RetentionRules, Segment, Settle, StalenessRules, Trajectory, VersionSpan,
 };
 
 use super::{
-    operation::{GROUPS, ROLLOUTS, URIS},
+    operation::{EXECUTIONS, GROUPS, ROLLOUTS, URIS},
     reference::LOSS_CONSTANT,
     view::{Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, Post, Rules, Versions},
 };
@@ -47,12 +50,13 @@ impl Names {
     }
 
     pub(crate) fn trajectory(&self, post: &Post) -> Trajectory {
-        let Body { status, reward, segments, versions } = &post.body;
+        let Body { status, reward, segments, versions, execution } = &post.body;
         Trajectory {
             policy: Some(format!("policy-{}", post.policy)),
             rollout_id: Some(self.rollout(post.rollout).to_owned()),
             group_id: post.group.map(|group| self.0[group].clone()),
             group_size: post.group_size,
+            execution_id: execution.map(|number| execution_id(number).to_string()),
             policy_version: if let Versions::Declared(version) = versions { Some(*version) } else { None },
             status: *status,
             reward: reward.map(|halves| f64::from(halves) / 2.0),
@@ -60,6 +64,16 @@ impl Names {
             ..Trajectory::default()
         }
     }
+}
+
+/// The id of an execution.
+pub(crate) fn execution_id(number: usize) -> ExecutionId {
+    ExecutionId::parse(&format!("execution-{number}")).expect("the id is valid")
+}
+
+/// The number of an execution; none if the service made its id.
+pub(crate) fn execution_number(id: &ExecutionId) -> Option<usize> {
+    (0..EXECUTIONS).find(|number| execution_id(*number) == *id)
 }
 
 fn group_id(name: &str) -> GroupId {

@@ -18,6 +18,8 @@ use super::{
 pub(crate) const POLICIES: usize = 2;
 /// Group ids of a policy.
 pub(crate) const GROUPS: usize = 8;
+/// Ids of executions.
+pub(crate) const EXECUTIONS: usize = 2;
 /// Rollout ids of a policy.
 pub(crate) const ROLLOUTS: usize = 40;
 /// Consumers; the first has no name.
@@ -132,6 +134,7 @@ pub(crate) struct BodyPlan {
     reward: Option<u8>,
     segments: Vec<(usize, [u8; 2])>,
     versions: VersionsPlan,
+    execution: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -274,7 +277,8 @@ impl BodyPlan {
             VersionsPlan::Behind(versions) => Versions::Declared(behind(versions)),
             VersionsPlan::Spans(first, second) => Versions::Spans(behind(first), behind(second)),
         };
-        Body { status: self.status, reward: self.reward, segments: self.segments, versions }
+        let Self { status, reward, segments, execution, .. } = self;
+        Body { status, reward, segments, versions, execution }
     }
 }
 

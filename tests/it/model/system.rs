@@ -27,7 +27,7 @@ use sqlx::Connection as _;
 use super::{
     clock::ModelClock,
     names::{self, Names},
-    operation::POLICIES,
+    operation::{EXECUTIONS, POLICIES},
     view::{
         Answer, BatchView, Call, DISCARD_REASON, GroupView, Holder, Ledger, NACK_REASON, PolicyNumber, PolicyView,
         Post, Receipt, Refused, Row, StoryView, millionths,
@@ -336,7 +336,14 @@ impl System {
     async fn policy_view(&self, number: PolicyNumber) -> Result<PolicyView, BufferError> {
         let name = policy_name(number);
         let overview = self.buffer.policy(&name).await?;
-        let stories = StoryFilter { policy: name.clone(), limit: ALL, ..StoryFilter::default() };
+        let mut executions = Vec::with_capacity(EXECUTIONS);
+        for number in 0..EXECUTIONS {
+            let execution_id = Some(names::execution_id(number));
+            let filter = StoryFilter { execution_id, limit: ALL, ..StoryFilter::default() };
+            let found = self.buffer.stories(filter, |policy| *policy == name).await?.entries;
+            executions.push(found.iter().map(|one| (one.run.0, self.names.rollout_number(&one.rollout_id))).collect());
+        }
+        let stories = StoryFilter { policy: Some(name.clone()), limit: ALL, ..StoryFilter::default() };
         let groups = GroupFilter { policy: name.clone(), limit: ALL, ..GroupFilter::default() };
         let batches = BatchFilter { policy: name, limit: ALL, ..BatchFilter::default() };
         let shown =
@@ -354,7 +361,15 @@ impl System {
             version_uri: policy.version_uri.as_deref().map(names::uri_number),
             checkpoint_step: policy.checkpoint_step.map(|step| step.0),
             tallies: tallies.collect(),
-            stories: self.buffer.stories(stories).await?.entries.iter().map(|story| self.story_view(story)).collect(),
+            stories: self
+                .buffer
+                .stories(stories, |_| true)
+                .await?
+                .entries
+                .iter()
+                .map(|story| self.story_view(story))
+                .collect(),
+            executions,
             groups: groups.collect(),
             batches: self.buffer.batches(batches).await?.entries.iter().map(|batch| self.batch_view(batch)).collect(),
         })
@@ -364,6 +379,7 @@ impl System {
         StoryView {
             run: story.run.0,
             rollout: self.names.rollout_number(&story.rollout_id),
+            execution: names::execution_number(story.execution_id.as_ref().expect("every rollout has an execution")),
             group: self.names.group_name(&story.group_id),
             verdict: story.verdict.into(),
             reason: story.reason.clone(),

@@ -68,6 +68,7 @@ pub(crate) struct Body {
     /// Prompt length and response mask of each segment; every response has two tokens.
     pub(crate) segments: Vec<(usize, [u8; 2])>,
     pub(crate) versions: Versions,
+    pub(crate) execution: Option<usize>,
 }
 
 /// The weight versions that a rollout declares.
@@ -302,6 +303,8 @@ pub(crate) struct GroupView {
 pub(crate) struct StoryView {
     pub(crate) run: i64,
     pub(crate) rollout: usize,
+    /// None if the service made the id.
+    pub(crate) execution: Option<usize>,
     pub(crate) group: GroupName,
     pub(crate) verdict: Verdict,
     pub(crate) reason: Option<String>,
@@ -333,6 +336,8 @@ pub(crate) struct PolicyView {
     /// Tallies that are not 0, by their names in `/stats`.
     pub(crate) tallies: BTreeMap<String, i64>,
     pub(crate) stories: Vec<StoryView>,
+    /// Runs and names of the rollouts of each execution.
+    pub(crate) executions: Vec<Vec<(i64, usize)>>,
     pub(crate) groups: BTreeMap<(i64, GroupName), GroupView>,
     pub(crate) batches: Vec<BatchView>,
 }

@@ -20,7 +20,7 @@ use crate::{
         Buffer,
         canonical::{ContentDigest, Hasher, check_json},
         formats::codes,
-        ids::{ID_BYTES_MAX, PolicyName, SessionId},
+        ids::{ExecutionId, ID_BYTES_MAX, PolicyName, SessionId},
         ingest,
         port::{Bundle, EndSession, Session, SessionOutcome, SessionPolicy, StoreError},
         refusal::{BufferError, Refusal},
@@ -351,6 +351,7 @@ async fn end_found(buffer: &Buffer, wanted: &[Wanted], found: Vec<Session>) -> R
         settle_delivery(buffer, session, one.wait().min(DELIVERY_WAIT)).await?;
     }
     let mut bundle = Bundle::default();
+    let execution = ExecutionId::mint();
     let mut owners = Vec::new();
     let mut ending = Vec::new();
     for (index, (one, session)) in wanted.iter().zip(found).enumerate() {
@@ -364,7 +365,7 @@ async fn end_found(buffer: &Buffer, wanted: &[Wanted], found: Vec<Session>) -> R
             answers[index] = Some(ended);
             continue;
         }
-        let Assembling { rollouts, end, by_policy } = assemble(buffer, one, &session).await?;
+        let Assembling { rollouts, end, by_policy } = assemble(buffer, one, &session, &execution).await?;
         owners.extend(rollouts.iter().map(|_| index));
         bundle.rollouts.extend(rollouts);
         bundle.ends.push(end);
@@ -441,7 +442,13 @@ struct Assembling {
     by_policy: Vec<(PolicyName, SessionAssembly)>,
 }
 
-async fn assemble(buffer: &Buffer, wanted: &Wanted, session: &Session) -> Result<Assembling, BufferError> {
+/// Assembles the rollouts of a session. They belong to `execution` if the session was opened without one.
+async fn assemble(
+    buffer: &Buffer,
+    wanted: &Wanted,
+    session: &Session,
+    execution: &ExecutionId,
+) -> Result<Assembling, BufferError> {
     // A rollout of a run that has ended belongs to no run.
     let (current, reset): (Vec<&SessionPolicy>, Vec<_>) =
         session.policies.iter().partition(|policy| policy.run == policy.current_run);
@@ -485,9 +492,9 @@ async fn assemble(buffer: &Buffer, wanted: &Wanted, session: &Session) -> Result
         .map(|(policy, assembled)| trajectory(session, policy, wanted, assembled.segments, metadata.clone()))
         .collect();
     let prepare = {
-        let buffer = buffer.clone();
+        let (buffer, execution) = (buffer.clone(), execution.clone());
         // The segments are there already, and no further memory is needed.
-        move || ingest::prepare(&buffer, trajectories, &mut |_| true)
+        move || ingest::prepare(&buffer, trajectories, &execution, &mut |_| true)
     };
     let rollouts = tokio::task::spawn_blocking(prepare).await.map_err(|_| StoreError::Closed)?;
     let rollouts = rollouts.map_err(without_indexes)?;
@@ -528,6 +535,7 @@ fn trajectory(
         group_id: spec.group_id.clone(),
         group_size: spec.group_id.as_ref().map(|_| policy.group_size),
         environment: spec.environment.clone(),
+        execution_id: spec.execution_id.clone(),
         policy_version: Some(policy.version.0),
         admission_id: Some(policy.admission_id.to_string()),
         status: Status::Aborted,

@@ -62,6 +62,7 @@ impl OpenSession {
                 group_id: sent.group_id.clone(),
                 group_size: sent.group_size,
                 environment: sent.environment.clone(),
+                execution_id: sent.execution_id.clone(),
                 status: Status::Aborted,
                 sampling: sent.sampling,
                 metadata: sent.metadata.clone(),
@@ -88,6 +89,7 @@ impl OpenSession {
             rollout_id,
             group_id: sent.group_id,
             environment: sent.environment,
+            execution_id: sent.execution_id,
             sampling: sent.sampling,
             metadata: sent.metadata,
         };

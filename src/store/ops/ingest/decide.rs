@@ -248,6 +248,7 @@ impl<'b> Decider<'b> {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
+            execution_id: Some(new.execution_id.clone()),
             warnings: ingest::warnings(new, &decision, policy.version),
             assembly: new.form(decision.retries).assembly,
             decision,
@@ -285,6 +286,7 @@ impl<'b> Decider<'b> {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
+            execution_id: stored.execution_id.clone(),
             warnings: ingest::warnings(new, &stored.decision, self.snapshot.policies[&new.policy].version),
             assembly: new.form(stored.decision.retries).assembly,
             decision: stored.decision.clone(),
@@ -320,6 +322,7 @@ impl Stored {
     fn of(new: &NewRollout, group: &GroupWork, receipt: &Ingested) -> Self {
         Self {
             content: new.content.as_bytes().to_vec(),
+            execution_id: receipt.execution_id.clone(),
             group_pk: group.locked.group_pk,
             decision: receipt.decision.clone(),
             fill: receipt.fill,

@@ -141,20 +141,20 @@ async fn stored(
 ) -> Result<HashMap<Keyed, Stored>, StoreError> {
     const SELECT_STORED: Statement = Statement {
         sqlite: "-- select_stored
-            SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
-                r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
+            SELECT r.rollout_pk, r.rollout_id, r.execution, r.content_digest, r.verdict, r.reason,
+                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
             FROM rollout AS r
             JOIN rollout_group AS g ON g.group_pk = r.group_pk
             WHERE r.policy_pk = $1 AND r.run = $2 AND r.rollout_key IN (SELECT unhex(value) FROM json_each($3))",
         postgres: "-- select_stored
-            SELECT r.rollout_pk, r.rollout_id, r.content_digest, r.verdict, r.reason, r.failed_filters,
-                r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
+            SELECT r.rollout_pk, r.rollout_id, r.execution, r.content_digest, r.verdict, r.reason,
+                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
             FROM unnest($3::bytea[]) AS k (rollout_key)
             -- One lookup in the unique index for each key. Without OFFSET and without statistics, the planner would
             -- read a range of the index once and filter it, because it estimates that as cheap.
             CROSS JOIN LATERAL (
-                SELECT rollout_pk, rollout_id, content_digest, verdict, reason, failed_filters, policy_version,
-                    version_assumed, group_pk
+                SELECT rollout_pk, rollout_id, execution, content_digest, verdict, reason, failed_filters,
+                    policy_version, version_assumed, group_pk
                 FROM rollout
                 WHERE policy_pk = $1 AND run = $2 AND rollout_key = k.rollout_key
                 OFFSET 0
@@ -183,6 +183,7 @@ async fn read_stored(tx: &mut Tx<'_>, row: &mut Row, depends_on_rules: bool) -> 
     let retries = if depends_on_rules { tx.rules(rules_pk).await?.sessions.retries } else { Retries::default() };
     Ok(Stored {
         content: row.get("content_digest")?,
+        execution_id: row.get("execution")?,
         group_pk: row.get("group_pk")?,
         decision: RolloutDecision {
             admission_lapsed: false,

@@ -137,6 +137,7 @@ impl<'b> Arrived<'b> {
             now,
             decision.trained_spans.as_ref().map(|spans| to_json(spans)),
             &seal[..],
+            &new.execution_id,
         ]
     }
 
@@ -153,7 +154,7 @@ static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
         "rollout",
         "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
             advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
-            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal",
+            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution",
     )
 });
 

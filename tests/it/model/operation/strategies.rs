@@ -11,8 +11,8 @@ use proptest::{
 };
 
 use super::{
-    BatchPick, BodyPlan, CONSUMERS, EpochPick, GROUPS, GroupPick, HolderPick, Item, LeasePick, NackPick, Operation,
-    REQUESTS, ROLLOUTS, Sequence, StepPick, URIS, VersionPick, VersionsPlan,
+    BatchPick, BodyPlan, CONSUMERS, EXECUTIONS, EpochPick, GROUPS, GroupPick, HolderPick, Item, LeasePick, NackPick,
+    Operation, REQUESTS, ROLLOUTS, Sequence, StepPick, URIS, VersionPick, VersionsPlan,
 };
 use crate::model::view::{PolicyNumber, Rules};
 
@@ -154,12 +154,10 @@ fn body() -> impl Strategy<Value = BodyPlan> {
         3 => (-1..4_i64).prop_map(VersionsPlan::Behind),
         1 => (0..4_i64, 0..4_i64).prop_map(|(first, second)| VersionsPlan::Spans(first, second)),
     ];
-    (status, reward, vec(segment(), 1..3), versions).prop_map(|(status, reward, segments, versions)| BodyPlan {
-        status,
-        reward,
-        segments,
-        versions,
-    })
+    let execution = option::weighted(0.3, 0..EXECUTIONS);
+    (status, reward, vec(segment(), 1..3), versions, execution).prop_map(
+        |(status, reward, segments, versions, execution)| BodyPlan { status, reward, segments, versions, execution },
+    )
 }
 
 fn group() -> impl Strategy<Value = GroupPick> {

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use forebay_client::wire::{BatchState, GroupState, RolloutState, Verdict};
 
 use super::{Reference, Rollout, VOTING};
-use crate::model::view::{
-    BatchNumber, BatchView, GroupView, Ledger, PolicyNumber, PolicyView, StoryView, millionths, name_of,
+use crate::model::{
+    operation::EXECUTIONS,
+    view::{BatchNumber, BatchView, GroupView, Ledger, PolicyNumber, PolicyView, StoryView, millionths, name_of},
 };
 
 impl Reference {
@@ -26,10 +27,17 @@ impl Reference {
             version_uri: policy.version_uri,
             checkpoint_step: policy.checkpoint_step,
             tallies: self.tallies(number),
+            executions: (0..EXECUTIONS).map(|execution| self.of_execution(number, execution)).collect(),
             stories: self.rollouts.values().filter(|story| story.policy == number).map(|r| self.story(r)).collect(),
             groups: groups.map(|(key, group)| ((group.run, group.name), self.group_view(*key))).collect(),
             batches: batches.map(|(key, _)| self.batch_view(*key)).collect(),
         }
+    }
+
+    fn of_execution(&self, policy: PolicyNumber, execution: usize) -> Vec<(i64, usize)> {
+        let of_policy = self.rollouts.values().filter(|rollout| rollout.policy == policy);
+        let of_both = of_policy.filter(|rollout| rollout.body.execution == Some(execution));
+        of_both.map(|rollout| (rollout.run, rollout.name)).collect()
     }
 
     fn tallies(&self, number: PolicyNumber) -> BTreeMap<String, i64> {
@@ -91,6 +99,7 @@ impl Reference {
         StoryView {
             run: rollout.run,
             rollout: rollout.name,
+            execution: rollout.body.execution,
             group: group.name,
             verdict: rollout.verdict,
             reason: rollout.reason.clone(),
