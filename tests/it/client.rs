@@ -106,6 +106,7 @@ on_both_stores! {
         app.ack(&batch, 1).await.expect(200);
         app.get("/nope").await.refused(404, "no-such-route");
         crate::sessions::traffic(app).await;
+        crate::agents::traffic(app).await;
         app.metrics().await;
         assert_eq!(crate::dashboards::complaints(&app.metrics().await), Vec::<String>::new());
     }

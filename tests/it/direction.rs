@@ -10,10 +10,11 @@ use std::{
 };
 
 /// Modules and crates that a module must not import.
-const FORBIDDEN: [(&str, &[&str]); 4] = [
-    ("buffer", &["access", "api", "axum", "hyper", "rusqlite", "sqlx", "store"]),
+const FORBIDDEN: [(&str, &[&str]); 5] = [
+    ("buffer", &["access", "agents", "api", "axum", "hyper", "rusqlite", "sqlx", "store"]),
     ("access", &["api", "axum", "hyper", "rusqlite", "sqlx", "store"]),
     ("api", &["rusqlite", "sqlx", "store"]),
+    ("agents", &["api", "rusqlite", "sqlx", "store"]),
     ("store", &["api", "axum", "hyper"]),
 ];
 

@@ -171,6 +171,15 @@ impl Agent {
     }
 }
 
+/// A call that is answered after an abort and a failure of the engine, so that all metrics of calls are exported.
+pub(crate) async fn traffic(app: &TestApp) {
+    app.engine.switch(|switches| {
+        switches.aborts = 1;
+        switches.failures = Some((1, 503, r#"{"message": "paused"}"#.to_owned()));
+    });
+    Agent::open(app, json!({})).await.ask("Hello.").await;
+}
+
 /// The JSON of an answer that must be a success.
 async fn success(response: Response) -> Value {
     let status = response.status();
