@@ -17,6 +17,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/pgbouncer-bin > /dev/null
 	./scripts/python-env snippets > /dev/null
 	./scripts/python-env openapi > /dev/null
+	./scripts/template-fixtures --check
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay-gateway
 	$(CARGO) test -p forebay -p forebay-bench
@@ -41,7 +42,8 @@ lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-gateway -p forebay-bench
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-bench
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact,test-engine
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once
 	CARGO=$(CARGO) ./scripts/audit

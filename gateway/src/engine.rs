@@ -1,6 +1,6 @@
 //! A fake inference engine for tests, over real sockets.
 //!
-//! It speaks the chat endpoints of SGLang and vLLM with the fields that return token ids. Its model is a function: the
+//! It speaks the chat endpoints of SGLang and vLLM with the fields that return token ids, and their endpoints of ids. Its model is a function: the
 //! log-probability of a token follows from the ids before it ([`model::logprob`]), so a test can check any trained
 //! token against its true context. Tests say what it answers ([`FakeEngine::script`]), and switch its faults on
 //! ([`Switches`]).
@@ -151,6 +151,8 @@ pub enum IdFault {
     Router,
     /// The first sampled one is outside the vocabulary.
     Foreign,
+    /// The engine renders the messages although it was sent ids.
+    Rendered,
 }
 
 /// What is wrong with the log-probabilities of an answer.
@@ -213,7 +215,12 @@ pub struct Log {
 impl Log {
     /// The calls of chat completions.
     pub fn calls(&self) -> impl Iterator<Item = &Received> {
-        self.received.iter().filter(|received| received.path == "/v1/chat/completions")
+        self.at("/v1/chat/completions")
+    }
+
+    /// The requests of a path.
+    pub fn at(&self, path: &str) -> impl Iterator<Item = &Received> {
+        self.received.iter().filter(move |received| received.path == path)
     }
 }
 
@@ -251,6 +258,12 @@ impl FakeEngine {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Writes the files of the engine's model into a folder: `tokenizer.json`, and a template in `chat_template.jinja`.
+    pub fn write_model(folder: &std::path::Path) -> std::io::Result<()> {
+        std::fs::write(folder.join("tokenizer.json"), tokenizer::file().to_string())?;
+        std::fs::write(folder.join("chat_template.jinja"), template::JINJA)
     }
 
     /// Changes what the engine does.

@@ -14,6 +14,9 @@
 //! [`canonical`] compares the requests of a session with the calls before them. It finds the call that a request
 //! continues, and says why one does not.
 //!
+//! With the feature `exact` there is the mode in which the gateway renders prompts itself, in the module `exact`, and
+//! the chat templates for it, in the module `template`.
+//!
 //! With the feature `test-engine` there is also a fake engine for tests, in the module `engine`.
 
 mod hash;
@@ -24,8 +27,12 @@ pub mod completion;
 pub mod dialect;
 #[cfg(feature = "test-engine")]
 pub mod engine;
+#[cfg(feature = "exact")]
+pub mod exact;
 pub mod lineage;
 pub mod request;
+#[cfg(feature = "template")]
+pub mod template;
 pub mod upstream;
 
 pub use completion::Completion;

@@ -1,22 +1,28 @@
-//! The client of inference engines, in the mode `observe`: the engine renders the prompt and tells its ids.
+//! The client of inference engines. In the mode `observe` the engine renders the prompt and tells its ids. In the mode
+//! `exact` the gateway sends ids.
 //!
 //! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request,
 //! `transport` sends it, `answer` reads what came back, and `check` makes a [`Completion`] of it or says what is wrong
-//! with it, for which `versions` maps the engine's labels to spans. [`probe`] makes such calls before any agent does.
+//! with it, for which `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and
+//! continues it if the engine aborts it. [`probe`] makes such calls before any agent does.
 
 mod answer;
 mod body;
 mod check;
 mod error;
+mod exact;
 mod options;
 pub mod probe;
 mod route;
 mod transport;
 mod versions;
 
+#[cfg(feature = "exact")]
+pub(crate) use body::message as rendered_message;
 pub use check::Fault;
 pub use error::UpstreamError;
-pub use options::{EngineKind, Secret, UpstreamOptions};
+pub use exact::ExactPrompt;
+pub use options::{EngineKind, Parsers, Secret, UpstreamOptions};
 pub use route::order;
 
 use crate::{completion::Completion, request::Request};
@@ -26,6 +32,9 @@ use self::{
     body::Wanted,
     transport::{Post, Transport},
 };
+
+/// The chat endpoint of all engines.
+const CHAT: &str = "/v1/chat/completions";
 
 /// The sampling of a policy. It replaces the agent's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +65,8 @@ pub struct EngineCall<'a> {
     pub sampling: Sampling,
     /// How many tokens may be sampled at most, at least one. `None` if only the engine's context bounds them.
     pub room: Option<u32>,
+    /// The ids of the prompt in the mode `exact`. If absent, the engine renders the messages.
+    pub exact: Option<ExactPrompt<'a>>,
     /// The session. Its calls go to the same worker, which has the prompt in its cache.
     pub session: &'a str,
     /// A unique id of the call, by which `SGLang` can abort it.
@@ -70,7 +81,8 @@ pub struct EngineCall<'a> {
 pub struct Answered {
     /// The checked answer.
     pub completion: Completion,
-    /// How often the engine aborted the call, so that it was repeated and a partial answer was discarded.
+    /// How often the engine aborted the call, so that it was repeated and a partial answer was discarded, or continued
+    /// in the mode `exact`.
     pub aborts: u32,
     /// How often the call was sent again because a connection broke before the first byte of the answer.
     pub reconnects: u32,
@@ -99,9 +111,15 @@ impl Upstream {
     /// Has the engine answer a call, and checks the answer.
     ///
     /// If the engine aborts the call, as it does for some updates of the weights, the partial answer is discarded and
-    /// the call is repeated. Dropping the future cancels the call at the engine.
+    /// the call is repeated. A call with ids is continued behind its partial answer if the whole answer can be parsed
+    /// afterwards: always by vLLM, and by SGLang if [`UpstreamOptions::parsers`] are named. Dropping the future cancels
+    /// the call at the engine.
     pub async fn complete(&self, call: &EngineCall<'_>) -> Result<Answered, UpstreamError> {
-        self.complete_at(call, &route::order(call.session, &self.options.urls)).await
+        let workers = route::order(call.session, &self.options.urls);
+        match &call.exact {
+            None => self.complete_at(call, &workers).await,
+            Some(prompt) => exact::complete(self, call, prompt, &workers).await,
+        }
     }
 
     /// Has the first of these workers that can be reached answer a call.
@@ -146,7 +164,7 @@ impl Upstream {
         reconnects: &mut u32,
     ) -> Result<EngineAnswer, UpstreamError> {
         let body = |rid: &str| body::write(call, self.options.kind, rid, wanted);
-        let post = Post { workers, session: call.session, rid, body: &body };
+        let post = Post { path: CHAT, workers, session: call.session, rid, body: &body };
         let bytes = self.transport.post(&post, reconnects).await?;
         EngineAnswer::read(&bytes).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
     }

@@ -196,6 +196,7 @@ impl Call {
         for attempt in 0_u32.. {
             let rid = format!("{}-{attempt}", self.id);
             let call = EngineCall {
+                exact: None,
                 request: &request,
                 model: &route.model,
                 sampling: sampling(self.permit.sampling()),

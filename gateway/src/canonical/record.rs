@@ -80,6 +80,12 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl Record {
+    /// The earlier call that begins with the same messages.
+    #[must_use]
+    pub fn after(&self) -> Option<u32> {
+        self.after
+    }
+
     /// The JSON that is stored.
     #[must_use]
     pub fn to_json(&self) -> String {

@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinSet};
 
 use super::{
-    EngineKind, Received, State, Switches,
-    wire::{ChatRequest, Sampled},
+    EngineKind, IdFault, Received, State, Switches,
+    wire::{self, ChatRequest, Sampled},
 };
 
 /// The connection is to be closed instead of an answer.
@@ -90,7 +90,19 @@ async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pie
     let value = received.json();
     state.log.send_modify(|log| log.received.push(received));
     match (head.method, path.as_str()) {
-        (Method::POST, "/v1/chat/completions") => chat(state, &body).await,
+        (Method::POST, "/v1/chat/completions") => call(state, Endpoint::Chat, &body).await,
+        (Method::POST, "/inference/v1/generate") if state.kind == EngineKind::Vllm => {
+            call(state, Endpoint::Ids, &body).await
+        }
+        (Method::POST, "/v1/chat/completions/derender") if state.kind == EngineKind::Vllm => {
+            Ok(reply(200, &wire::derender(&value)))
+        }
+        (Method::POST, "/separate_reasoning") if state.kind == EngineKind::Sglang => {
+            Ok(reply(200, &wire::separate_reasoning(&value)))
+        }
+        (Method::POST, "/parse_function_call") if state.kind == EngineKind::Sglang => {
+            Ok(reply(200, &wire::parse_calls(&value)))
+        }
         (Method::GET, "/v1/models") => Ok(reply(200, &json!({"object": "list", "data": [{"id": "fake"}]}))),
         (Method::GET, "/health") => Ok(reply(200, &json!({}))),
         (Method::POST, path) => Ok(control(state, path, &value)),
@@ -135,25 +147,41 @@ fn abort_all(state: &State) {
     state.log.send_modify(|log| log.aborts_of_all += 1);
 }
 
-async fn chat(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
+/// What a call is sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endpoint {
+    Chat,
+    /// vLLM's endpoint of ids.
+    Ids,
+}
+
+async fn call(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Response<Pieces>, Cut> {
     let guard = Abandoned { state, answered: false };
-    let answer = answer(state, body).await;
+    let answer = answer(state, endpoint, body).await;
     guard.answered();
     answer
 }
 
-async fn answer(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
+async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Response<Pieces>, Cut> {
     if take(state, |switches| &mut switches.cuts_before_head) {
         return Err(Cut);
     }
     if let Some((status, text)) = failure(state) {
         return Ok(response(status, text.into_bytes(), None));
     }
-    let request: ChatRequest = match serde_json::from_slice(body) {
+    let parsed = match endpoint {
+        Endpoint::Chat => serde_json::from_slice(body),
+        Endpoint::Ids => ChatRequest::of_ids(body),
+    };
+    let mut request: ChatRequest = match parsed {
         Ok(request) => request,
         Err(error) => return Ok(refusal(state.kind, &error.to_string())),
     };
     let switches = state.switches.borrow().clone();
+    // Only SGLang's chat endpoint takes ids.
+    if endpoint == Endpoint::Chat && (state.kind != EngineKind::Sglang || switches.id_fault == IdFault::Rendered) {
+        request.input_ids = None;
+    }
     if let Some(why) = request.refusal(state.kind, &switches) {
         return Ok(refusal(state.kind, &why));
     }
@@ -165,9 +193,13 @@ async fn answer(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
     if !sampled.is_aborted() {
         state.log.send_modify(|log| log.sampled_tokens += sampled.ids.len());
     }
-    // Weights may have changed while the call waited.
-    let switches = state.switches.borrow().clone();
-    let mut text = request.answer(state.kind, sampled, &switches).to_string().into_bytes();
+    // Weights may have changed while the call waited, but not those of ids that were sampled before.
+    let switches = if sampled.is_aborted() { switches } else { state.switches.borrow().clone() };
+    let answer = match endpoint {
+        Endpoint::Chat => request.answer(state.kind, sampled, &switches),
+        Endpoint::Ids => request.answer_ids(sampled, &switches),
+    };
+    let mut text = answer.to_string().into_bytes();
     text.resize(text.len() + switches.padding, b' ');
     let cut = take(state, |switches| &mut switches.cuts_in_body).then_some(Cut);
     Ok(response(200, text, cut))

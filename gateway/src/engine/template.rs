@@ -8,7 +8,14 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::Answer;
+use super::{Answer, tokenizer};
+
+/// The template as Jinja. It writes JSON as Python does, so tools and arguments may have other spaces than those that
+/// [`render`] copies.
+pub(super) const JINJA: &str = include_str!("template.jinja");
+
+/// What precedes an answer.
+const OPENING: &str = "<|im_start|>assistant\n";
 
 /// A message as the engine reads it.
 #[derive(Debug, Default, Deserialize)]
@@ -76,6 +83,24 @@ pub(super) fn render(messages: &[WireMessage], tools: &[Box<RawValue>]) -> Strin
     prompt + "<|im_start|>assistant\n"
 }
 
+/// The first question of a rendered conversation.
+pub(super) fn question(prompt: &str) -> String {
+    let behind = prompt.split_once("<|im_start|>user\n").map_or("", |(_, behind)| behind);
+    behind.split("<|im_end|>").next().unwrap_or_default().to_owned()
+}
+
+/// How many answers a rendered conversation has.
+pub(super) fn turns(prompt: &str) -> usize {
+    prompt.matches(OPENING).count().saturating_sub(1)
+}
+
+/// What a prompt has behind the opening of the answer.
+pub(super) fn begun(prompt: &[i32]) -> &[i32] {
+    let opening = tokenizer::encode(OPENING);
+    let place = prompt.windows(opening.len()).rposition(|ids| ids == opening);
+    place.map_or(&[], |place| &prompt[place + opening.len()..])
+}
+
 /// What the model writes for an answer, without the end token.
 pub(super) fn written(answer: &Answer) -> String {
     let calls = answer.calls.iter().map(|(name, arguments)| (name.as_str(), arguments.as_str()));
@@ -92,13 +117,8 @@ pub(super) struct Parsed {
 
 /// Reads what the model wrote. An unfinished tool call stays text.
 pub(super) fn parse(text: &str) -> Parsed {
-    let mut parsed = Parsed::default();
-    let mut rest = text;
-    if let Some(thinking) = text.strip_prefix("<think>\n") {
-        let (reasoning, behind) = thinking.split_once("\n</think>\n\n").unwrap_or((thinking, ""));
-        parsed.reasoning = Some(reasoning.to_owned());
-        rest = behind;
-    }
+    let (reasoning, mut rest) = separated(text);
+    let mut parsed = Parsed { reasoning: reasoning.map(str::to_owned), ..Parsed::default() };
     while let Some((before, behind)) = rest.split_once("<tool_call>\n") {
         let Some((body, after)) = behind.split_once("\n</tool_call>") else { break };
         let Ok(call) = serde_json::from_str::<WrittenCall<'_>>(body) else { break };
@@ -108,6 +128,13 @@ pub(super) fn parse(text: &str) -> Parsed {
     }
     parsed.content += rest;
     parsed
+}
+
+/// The reasoning of a text, and the rest.
+pub(super) fn separated(text: &str) -> (Option<&str>, &str) {
+    let Some(thinking) = text.strip_prefix("<think>\n") else { return (None, text) };
+    let (reasoning, behind) = thinking.split_once("\n</think>\n\n").unwrap_or((thinking, ""));
+    (Some(reasoning), behind)
 }
 
 #[derive(Deserialize)]

@@ -3,6 +3,8 @@
 //! A text has one spelling that [`encode`] writes, and others that a model may sample: `t`, `h` as two ids, or as the
 //! one of `th`. So a turn that is decoded and encoded again may come back as other ids, as with real tokenizers.
 
+use serde_json::{Value, json};
+
 /// Opens a message.
 pub const IM_START: i32 = 256;
 /// Closes a message. It ends an answer.
@@ -65,6 +67,52 @@ pub fn text(id: i32) -> Vec<u8> {
         (_, _, Some((left, right))) => format!("{left}{right}").into_bytes(),
         _ => Vec::new(),
     }
+}
+
+/// The same tokenizer as a file `tokenizer.json`, which writes the same ids.
+#[must_use]
+pub fn file() -> Value {
+    let mut vocabulary: serde_json::Map<String, Value> =
+        (0..=255_u8).map(|byte| (visible(&[byte]), json!(byte))).collect();
+    // The library gives other ids to added tokens that the model does not have.
+    vocabulary.extend((IM_START..).zip(SPECIAL).map(|(id, token)| (token.to_owned(), json!(id))));
+    let merges = (FIRST_MERGE..).zip(MERGES);
+    vocabulary.extend(merges.map(|(id, (left, right))| (visible(format!("{left}{right}").as_bytes()), json!(id))));
+    let merges = MERGES.map(|(left, right)| [visible(left.as_bytes()), visible(right.as_bytes())]);
+    // The tokens of messages have no text for agents, those of reasoning and tool calls have.
+    let added = (IM_START..).zip(SPECIAL).map(|(id, token)| {
+        json!({
+            "id": id, "content": token, "special": id <= IM_END,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        })
+    });
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added.collect::<Value>(),
+        "normalizer": null,
+        "pre_tokenizer": byte_level,
+        "post_processor": null,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocabulary, "merges": merges,
+        },
+    })
+}
+
+/// Bytes as such files write them: each byte is a visible character.
+fn visible(bytes: &[u8]) -> String {
+    let is_visible = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let hidden: Vec<u8> = (0..=255).filter(|byte| !is_visible(byte)).collect();
+    let character = |byte: &u8| match hidden.iter().position(|hidden| hidden == byte) {
+        Some(place) => char::from_u32(256 + place as u32).unwrap_or_default(),
+        None => char::from(*byte),
+    };
+    bytes.iter().map(character).collect()
 }
 
 /// The text cut at special tokens: their ids, and what lies between.

@@ -6,7 +6,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::{
     Answer, EngineKind, IdFault, LogprobFault, Switches, VersionReport,
     model::{self, Context},
-    template::{self, WireMessage},
+    template::{self, Parsed, WireMessage},
     tokenizer::{self, IM_END, VOCABULARY},
 };
 
@@ -26,7 +26,26 @@ pub(super) struct ChatRequest {
     return_token_ids: bool,
     return_prompt_token_ids: bool,
     return_meta_info: bool,
+    /// The prompt in place of the messages.
+    pub(super) input_ids: Option<Vec<i32>>,
     pub(super) rid: Option<String>,
+}
+
+/// A request of vLLM's endpoint of ids.
+#[derive(Debug, Deserialize)]
+struct GenerateRequest {
+    request_id: Option<String>,
+    token_ids: Vec<i32>,
+    sampling_params: SamplingParams,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SamplingParams {
+    max_tokens: Option<usize>,
+    temperature: Option<f64>,
+    stop: Vec<String>,
+    logprobs: Option<usize>,
 }
 
 /// An answer before it is written.
@@ -39,9 +58,23 @@ pub(super) struct Sampled {
 }
 
 impl ChatRequest {
+    /// A request of vLLM's endpoint of ids, as the chat request that asks for the same.
+    pub(super) fn of_ids(body: &[u8]) -> Result<Self, serde_json::Error> {
+        let request: GenerateRequest = serde_json::from_slice(body)?;
+        Ok(Self {
+            stop: request.sampling_params.stop,
+            max_tokens: request.sampling_params.max_tokens,
+            temperature: request.sampling_params.temperature,
+            logprobs: request.sampling_params.logprobs.is_some(),
+            input_ids: Some(request.token_ids),
+            rid: request.request_id,
+            ..Self::default()
+        })
+    }
+
     /// What an engine answers with status 400, if anything.
     pub(super) fn refusal(&self, kind: EngineKind, switches: &Switches) -> Option<String> {
-        if self.messages.is_empty() {
+        if self.messages.is_empty() && self.input_ids.is_none() {
             return Some("messages must not be empty".to_owned());
         }
         let returns = self.return_token_ids || self.return_prompt_token_ids || self.return_meta_info;
@@ -58,10 +91,16 @@ impl ChatRequest {
 
     /// The first text of the user, which names the script.
     pub(super) fn question(&self) -> String {
+        if self.messages.is_empty() {
+            return template::question(&tokenizer::decode(&self.prompt()));
+        }
         self.messages.iter().find(|message| message.role == "user").map(WireMessage::text).unwrap_or_default()
     }
 
     pub(super) fn turns(&self) -> usize {
+        if self.messages.is_empty() {
+            return template::turns(&tokenizer::decode(&self.prompt()));
+        }
         self.messages.iter().filter(|message| message.role == "assistant").count()
     }
 
@@ -72,7 +111,9 @@ impl ChatRequest {
                 let text = template::written(answer);
                 let mut ids = if answer.in_bytes { tokenizer::encode_bytes(&text) } else { tokenizer::encode(&text) };
                 ids.push(IM_END);
-                ids
+                // A prompt of ids may contain what was sampled before the call was aborted.
+                let begun = template::begun(&prompt);
+                if ids.starts_with(begun) { ids[begun.len()..].to_vec() } else { ids }
             }
             None => model::sample(&prompt, switches.seed, self.temperature()),
         };
@@ -99,20 +140,10 @@ impl ChatRequest {
             *first = VOCABULARY + 7;
         }
         let parsed = template::parse(&text);
-        let mut message = json!({"role": "assistant", "content": parsed.content});
-        let reasoning_field = if kind == EngineKind::Sglang { "reasoning_content" } else { "reasoning" };
-        message[reasoning_field] = json!(parsed.reasoning);
-        let mut finish = sampled.finish;
-        if !parsed.calls.is_empty() {
-            let calls = parsed.calls.iter().enumerate().map(|(index, (name, arguments))| {
-                let id = format!("call_{:x}_{index}", Context::new(&sampled.prompt).logprob(0, 1.0).to_bits());
-                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-            });
-            message["tool_calls"] = calls.collect();
-            if finish == "stop" {
-                finish = "tool_calls";
-            }
-        }
+        let id = format!("{:x}", Context::new(&sampled.prompt).logprob(0, 1.0).to_bits());
+        let message = message(kind, &parsed, &id);
+        let has_called = sampled.finish == "stop" && !parsed.calls.is_empty();
+        let finish = if has_called { "tool_calls" } else { sampled.finish };
         let finish = switches.finish_reason.as_deref().unwrap_or(finish);
         let mut choice = json!({"index": 0, "message": message, "finish_reason": finish});
         if self.logprobs && switches.logprob_fault != LogprobFault::Missing {
@@ -152,20 +183,7 @@ impl ChatRequest {
         if self.return_token_ids && switches.id_fault != IdFault::NoSampled {
             choice["token_ids"] = json!(sampled.ids);
         }
-        let mut versions = serde_json::Map::new();
-        let last = switches.version_change.as_ref().filter(|(place, _)| *place < sampled.ids.len());
-        let last_label = last.map_or(&switches.weight_version, |(_, label)| label);
-        if switches.version_report != VersionReport::Nothing {
-            versions.insert("weight_version".to_owned(), json!(last_label));
-        }
-        if switches.version_report == VersionReport::Spans {
-            let change = last.map_or(sampled.ids.len(), |(place, _)| *place);
-            let mut spans = vec![json!({"version": switches.weight_version, "start": 0, "end": change})];
-            if change < sampled.ids.len() {
-                spans.push(json!({"version": last_label, "start": change, "end": sampled.ids.len()}));
-            }
-            versions.insert("weight_versions".to_owned(), json!(spans));
-        }
+        let versions = Self::versions(sampled, switches);
         if self.return_meta_info {
             let mut info = versions.clone();
             info.insert("finish_reason".to_owned(), json!({"type": sampled.finish, "matched": sampled.matched}));
@@ -180,6 +198,57 @@ impl ChatRequest {
             choice["meta_info"] = json!(info);
         }
         answer["metadata"] = json!(versions);
+    }
+
+    fn versions(sampled: &Sampled, switches: &Switches) -> serde_json::Map<String, Value> {
+        let mut versions = serde_json::Map::new();
+        let last = switches.version_change.as_ref().filter(|(place, _)| *place < sampled.ids.len());
+        let last_label = last.map_or(&switches.weight_version, |(_, label)| label);
+        if switches.version_report != VersionReport::Nothing {
+            versions.insert("weight_version".to_owned(), json!(last_label));
+        }
+        if switches.version_report == VersionReport::Spans {
+            let change = last.map_or(sampled.ids.len(), |(place, _)| *place);
+            let mut spans = vec![json!({"version": switches.weight_version, "start": 0, "end": change})];
+            if change < sampled.ids.len() {
+                spans.push(json!({"version": last_label, "start": change, "end": sampled.ids.len()}));
+            }
+            versions.insert("weight_versions".to_owned(), json!(spans));
+        }
+        versions
+    }
+
+    /// The answer of vLLM's endpoint of ids.
+    pub(super) fn answer_ids(&self, mut sampled: Sampled, switches: &Switches) -> Value {
+        let values = self.logprobs(&sampled, switches);
+        if switches.id_fault == IdFault::Foreign
+            && let Some(first) = sampled.ids.first_mut()
+        {
+            *first = VOCABULARY + 7;
+        }
+        let content = sampled.ids.iter().zip(&values);
+        let mut content: Vec<Value> = content
+            .map(|(id, value)| json!({"token_id": id, "logprob": value, "rank": 1, "top_logprobs": []}))
+            .collect();
+        if matches!(switches.logprob_fault, LogprobFault::Short | LogprobFault::ShortContent) {
+            content.pop();
+        }
+        let finish = switches.finish_reason.as_deref().unwrap_or(sampled.finish);
+        let mut choice = json!({"index": 0, "finish_reason": finish});
+        if switches.id_fault != IdFault::NoSampled {
+            choice["token_ids"] = json!(sampled.ids);
+        }
+        if self.logprobs && switches.logprob_fault != LogprobFault::Missing {
+            choice["logprobs"] = json!({"content": content});
+        }
+        if switches.version_report == VersionReport::Spans {
+            choice["weight_versions"] = Self::versions(&sampled, switches)["weight_versions"].clone();
+        }
+        let mut answer = json!({"request_id": self.rid, "choices": [choice]});
+        if !matches!(switches.id_fault, IdFault::NoPrompt | IdFault::Router) {
+            answer["prompt_token_ids"] = json!(sampled.prompt);
+        }
+        answer
     }
 
     fn extend_vllm(&self, answer: &mut Value, choice: &mut Value, sampled: &Sampled, switches: &Switches) {
@@ -238,6 +307,9 @@ impl ChatRequest {
     }
 
     fn prompt(&self) -> Vec<i32> {
+        if let Some(ids) = &self.input_ids {
+            return ids.clone();
+        }
         tokenizer::encode(&template::render(&self.messages, self.tools.as_deref().unwrap_or_default()))
     }
 
@@ -262,6 +334,47 @@ impl ChatRequest {
             None => text,
         }
     }
+}
+
+/// A message as this engine writes it. The ids of its tool calls contain `id`.
+fn message(kind: EngineKind, parsed: &Parsed, id: &str) -> Value {
+    let mut message = json!({"role": "assistant", "content": parsed.content});
+    let reasoning_field = if kind == EngineKind::Sglang { "reasoning_content" } else { "reasoning" };
+    message[reasoning_field] = json!(parsed.reasoning);
+    if !parsed.calls.is_empty() {
+        let calls = parsed.calls.iter().enumerate().map(|(index, (name, arguments))| {
+            let id = format!("call_{id}_{index}");
+            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        });
+        message["tool_calls"] = calls.collect();
+    }
+    message
+}
+
+/// What vLLM makes of ids.
+pub(super) fn derender(body: &Value) -> Value {
+    let generated = &body["generate_response"];
+    let ids = generated["choices"][0]["token_ids"].as_array().into_iter().flatten();
+    let ids: Vec<i32> = ids.filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect();
+    let text = tokenizer::decode(ids.strip_suffix(&[IM_END]).unwrap_or(&ids));
+    let id = generated["request_id"].as_str().unwrap_or_default();
+    let message = message(EngineKind::Vllm, &template::parse(&text), id);
+    json!({"choices": [{"index": 0, "message": message, "finish_reason": generated["choices"][0]["finish_reason"]}]})
+}
+
+/// What SGLang's parser of reasoning makes of a text.
+pub(super) fn separate_reasoning(body: &Value) -> Value {
+    let text = body["text"].as_str().unwrap_or_default();
+    let (reasoning, rest) = template::separated(text);
+    json!({"reasoning_text": reasoning, "text": rest})
+}
+
+/// What SGLang's parser of tool calls makes of a text.
+pub(super) fn parse_calls(body: &Value) -> Value {
+    let parsed = template::parse(body["text"].as_str().unwrap_or_default());
+    let calls =
+        parsed.calls.iter().map(|(name, arguments)| json!({"tool_index": 0, "name": name, "parameters": arguments}));
+    json!({"normal_text": parsed.content, "calls": calls.collect::<Value>()})
 }
 
 impl Sampled {

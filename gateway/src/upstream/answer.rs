@@ -32,6 +32,8 @@ pub(super) struct Choice {
     /// Newer versions of SGLang have this name.
     response_token_ids: Option<Vec<i64>>,
     pub(super) meta_info: Option<MetaInfo>,
+    /// vLLM's endpoint of ids has them here.
+    weight_versions: Option<Vec<LabelSpan>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -64,6 +66,9 @@ pub(super) struct Logprobs {
 #[derive(Debug, Deserialize)]
 pub(super) struct TokenLogprob {
     pub(super) logprob: Option<f64>,
+    /// Only in answers of vLLM's endpoint of ids.
+    #[serde(default)]
+    pub(super) token_id: Option<i64>,
     #[serde(default)]
     pub(super) top_logprobs: Option<Vec<TopLogprob>>,
 }
@@ -166,6 +171,10 @@ impl EngineAnswer {
 
     /// What the engine says about the weights, from the place that says more.
     pub(super) fn versions(&self) -> Versions {
+        let mut choices = self.choices.iter().flatten();
+        if let Some(spans) = choices.find_map(|choice| choice.weight_versions.clone()) {
+            return Versions { weight_version: None, weight_versions: Some(spans) };
+        }
         let of_choice = self.choices.iter().flatten().find_map(|choice| choice.meta_info.as_ref());
         let places = [self.metadata.as_ref(), of_choice.map(|info| &info.versions)];
         let mut found = places.into_iter().flatten();

@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::{EngineCall, EngineKind};
 use crate::{
-    completion::ToolCall,
+    completion::{Finish, ToolCall},
     json,
     request::{Message, Role},
 };
@@ -22,7 +22,7 @@ pub(super) enum Wanted {
 }
 
 /// Names that the gateway writes. A field of the agent with such a name is not passed on.
-const OWN: [&str; 24] = [
+const OWN: [&str; 26] = [
     "model",
     "messages",
     "tools",
@@ -47,10 +47,95 @@ const OWN: [&str; 24] = [
     "return_meta_info",
     "rid",
     "seed",
+    "input_ids",
+    "stop_token_ids",
 ];
 
+/// A prompt of ids, and how its answer ends.
+pub(super) struct Ids<'a> {
+    pub(super) prompt: &'a [i32],
+    pub(super) stops: &'a [i32],
+    /// Always there for vLLM, whose endpoint of ids may take 16 for none.
+    pub(super) max_tokens: Option<u32>,
+}
+
 pub(super) fn write(call: &EngineCall<'_>, kind: EngineKind, rid: &str, wanted: Wanted) -> Bytes {
-    json::text(&EngineBody { call, kind, rid, wanted }).into()
+    json::text(&EngineBody { call, kind, rid, wanted, ids: None }).into()
+}
+
+/// A request of SGLang's chat endpoint that is not rendered.
+pub(super) fn write_ids(call: &EngineCall<'_>, kind: EngineKind, rid: &str, ids: &Ids<'_>) -> Bytes {
+    json::text(&EngineBody { call, kind, rid, wanted: Wanted::Recording, ids: Some(ids) }).into()
+}
+
+/// A request of vLLM's endpoint of ids.
+pub(super) fn generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str) -> Bytes {
+    let sampling = call.sampling;
+    let mut sampling = serde_json::json!({
+        "max_tokens": ids.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "logprobs": 1,
+        "stop_token_ids": ids.stops,
+        "skip_special_tokens": false,
+    });
+    if !call.request.stop.is_empty() {
+        sampling["stop"] = serde_json::json!(call.request.stop);
+    }
+    let body = serde_json::json!({
+        "request_id": rid,
+        "model": call.model,
+        "token_ids": ids.prompt,
+        "sampling_params": sampling,
+        "stream": false,
+        "return_token_ids": true,
+    });
+    body.to_string().into()
+}
+
+/// A request of vLLM's endpoint that parses ids.
+pub(super) fn derender(call: &EngineCall<'_>, prompt: &[i32], tokens: &[i32], finish: Finish, rid: &str) -> Bytes {
+    let chat = EngineBody { call, kind: EngineKind::Vllm, rid, wanted: Wanted::Recording, ids: None };
+    let reason = if finish == Finish::Length { "length" } else { "stop" };
+    let choice = DerenderChoice { index: 0, token_ids: tokens, finish_reason: reason };
+    let body = Derender {
+        model: call.model,
+        generate_response: DerenderResponse { request_id: rid, choices: [choice] },
+        prompt_tokens: prompt.len(),
+        prompt_token_ids: &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..],
+        chat_request: chat,
+    };
+    json::text(&body).into()
+}
+
+/// How many ids of the prompt vLLM is told to parse an answer. It reads a few, to know whether a space is missing.
+const PROMPT_TAIL: usize = 16;
+
+#[derive(Serialize)]
+struct Derender<'a> {
+    model: &'a str,
+    generate_response: DerenderResponse<'a>,
+    prompt_tokens: usize,
+    prompt_token_ids: &'a [i32],
+    chat_request: EngineBody<'a>,
+}
+
+#[derive(Serialize)]
+struct DerenderResponse<'a> {
+    request_id: &'a str,
+    choices: [DerenderChoice<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct DerenderChoice<'a> {
+    index: u32,
+    token_ids: &'a [i32],
+    finish_reason: &'static str,
 }
 
 struct EngineBody<'a> {
@@ -58,6 +143,8 @@ struct EngineBody<'a> {
     kind: EngineKind,
     rid: &'a str,
     wanted: Wanted,
+    /// In place of the prompt that the engine would render.
+    ids: Option<&'a Ids<'a>>,
 }
 
 impl Serialize for EngineBody<'_> {
@@ -75,8 +162,13 @@ impl Serialize for EngineBody<'_> {
         if let Some(choice) = &request.tool_choice {
             map.serialize_entry("tool_choice", choice)?;
         }
-        if let Some(bound) = request.max_tokens_within(self.call.room) {
+        let bound = self.ids.map_or_else(|| request.max_tokens_within(self.call.room), |ids| ids.max_tokens);
+        if let Some(bound) = bound {
             map.serialize_entry("max_tokens", &bound)?;
+        }
+        if let Some(ids) = self.ids {
+            map.serialize_entry("input_ids", ids.prompt)?;
+            map.serialize_entry("stop_token_ids", ids.stops)?;
         }
         if !request.stop.is_empty() {
             map.serialize_entry("stop", &request.stop)?;
@@ -130,6 +222,12 @@ impl EngineBody<'_> {
         }
         Ok(())
     }
+}
+
+/// A message in the shape of chat completions, as JSON.
+#[cfg(feature = "exact")]
+pub(crate) fn message(message: &Message) -> String {
+    json::text(&EngineMessage(message, EngineKind::Sglang))
 }
 
 /// A message, with the names that this engine knows.

@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::{
     EngineKind, UpstreamOptions,
-    answer::{Choice, EngineAnswer},
+    answer::{Choice, EngineAnswer, TokenLogprob},
     versions,
 };
-use crate::completion::{Completion, Finish, StopMatch, Usage};
+use crate::completion::{Completion, Finish, StopMatch, Usage, VersionSpan};
 
 /// How far above zero a log-probability may be. Engines add in 32 bits or less, so certainty may come out as 1e-6.
 const ABOVE_ZERO_MAX: f64 = 1e-3;
@@ -36,11 +36,17 @@ pub enum Fault {
     /// The ids of the prompt are missing or empty.
     #[error("the engine's answer has no prompt_token_ids")]
     PromptIds,
+    /// The engine sampled behind other ids than it was sent.
+    #[error("the engine's prompt differs from the one that was sent, from id {index} on")]
+    Prompt {
+        /// The first difference.
+        index: usize,
+    },
     /// The sampled ids are missing.
     #[error("the engine's answer has no token_ids")]
     TokenIds,
     /// Two places name different sampled ids.
-    #[error("token_ids and meta_info.output_token_logprobs name different ids from place {index} on")]
+    #[error("token_ids and the log-probabilities name different ids from place {index} on")]
     Conflict {
         /// The first difference.
         index: usize,
@@ -103,6 +109,10 @@ impl Fault {
                 "vLLM answers the field return_token_ids from 0.10.2 on; a router or proxy in between may remove the \
                  ids, so name the workers themselves in `urls`"
             }
+            (Self::Prompt { .. }, _) => {
+                "this version of the engine, or a router in between, does not pass the ids of the prompt on; name the \
+                 workers of a version that does, or set mode = \"observe\""
+            }
             (Self::Logprobs | Self::Lengths { .. }, EngineKind::Sglang) => {
                 "SGLang reports them in meta_info.output_token_logprobs, which routers remove; name the workers \
                  themselves in `urls`"
@@ -136,13 +146,7 @@ pub(super) fn completion(
     let choice = answer.only_choice()?;
     let finish = finish(choice)?;
     let prompt_tokens = ids(answer.prompt_ids().filter(|ids| !ids.is_empty()).ok_or(Fault::PromptIds)?, options)?;
-    let (sampled, values) = sampled(choice)?;
-    if sampled.is_empty() && answer.completion_tokens().unwrap_or(0) > 0 {
-        return Err(Fault::TokenIds);
-    }
-    let tokens = ids(&sampled, options)?;
-    let logprobs = logprobs(&values, tokens.len())?;
-    let (spans, version_assumed) = versions::spans(&answer.versions(), tokens.len(), version, &options.version_labels);
+    let Part { tokens, logprobs, spans, version_assumed } = part(answer, version, options)?;
     let usage = Usage {
         prompt_tokens: prompt_tokens.len() as u64,
         completion_tokens: tokens.len() as u64,
@@ -174,6 +178,37 @@ pub(super) fn unrecorded(answer: &EngineAnswer, rid: &str) -> Result<Completion,
     })
 }
 
+/// What an engine sampled in one go.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    pub(super) tokens: Vec<i32>,
+    pub(super) logprobs: Vec<f32>,
+    pub(super) spans: Vec<VersionSpan>,
+    pub(super) version_assumed: bool,
+}
+
+/// The sampled ids of an answer with what belongs to them.
+pub(super) fn part(answer: &EngineAnswer, version: i64, options: &UpstreamOptions) -> Result<Part, Fault> {
+    let (sampled, values) = sampled(answer.only_choice()?)?;
+    if sampled.is_empty() && answer.completion_tokens().unwrap_or(0) > 0 {
+        return Err(Fault::TokenIds);
+    }
+    let tokens = ids(&sampled, options)?;
+    let logprobs = logprobs(&values, tokens.len())?;
+    let (spans, version_assumed) = versions::spans(&answer.versions(), tokens.len(), version, &options.version_labels);
+    Ok(Part { tokens, logprobs, spans, version_assumed })
+}
+
+/// Whether the prompt that an engine reports is the one that it was sent. vLLM's endpoint of ids cannot have rendered
+/// another one, and older versions of it do not report it.
+pub(super) fn prompt(answer: &EngineAnswer, sent: &[i32], kind: EngineKind) -> Result<(), Fault> {
+    let Some(reported) = answer.prompt_ids().filter(|ids| !ids.is_empty()) else {
+        return if kind == EngineKind::Vllm { Ok(()) } else { Err(Fault::PromptIds) };
+    };
+    let common = reported.iter().zip(sent).take_while(|(reported, sent)| **reported == i64::from(**sent)).count();
+    if common == reported.len() && common == sent.len() { Ok(()) } else { Err(Fault::Prompt { index: common }) }
+}
+
 /// The sampled ids and their log-probabilities.
 fn sampled(choice: &Choice) -> Result<(Vec<i64>, Vec<Option<f64>>), Fault> {
     let named = choice.sampled_ids();
@@ -186,6 +221,10 @@ fn sampled(choice: &Choice) -> Result<(Vec<i64>, Vec<Option<f64>>), Fault> {
     }
     let ids = named.ok_or(Fault::TokenIds)?;
     let content = choice.logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref());
+    let differs = |(token, id): (&TokenLogprob, &i64)| token.token_id.is_some_and(|named| named != *id);
+    if let Some(index) = content.and_then(|content| content.iter().zip(ids).position(differs)) {
+        return Err(Fault::Conflict { index });
+    }
     match content {
         Some(content) => Ok((ids.to_vec(), content.iter().map(|token| token.logprob).collect())),
         None if ids.is_empty() => Ok((Vec::new(), Vec::new())),
@@ -225,7 +264,7 @@ fn logprobs(values: &[Option<f64>], ids: usize) -> Result<Vec<f32>, Fault> {
     values.iter().enumerate().map(check).collect()
 }
 
-fn finish(choice: &Choice) -> Result<Finish, Fault> {
+pub(super) fn finish(choice: &Choice) -> Result<Finish, Fault> {
     match choice.finish() {
         Some("stop") => Ok(Finish::Stop),
         Some("length") => Ok(Finish::Length),
@@ -234,7 +273,7 @@ fn finish(choice: &Choice) -> Result<Finish, Fault> {
     }
 }
 
-fn stop_matched(choice: &Choice, finish: Finish) -> Option<StopMatch> {
+pub(super) fn stop_matched(choice: &Choice, finish: Finish) -> Option<StopMatch> {
     if finish == Finish::Length {
         return None;
     }

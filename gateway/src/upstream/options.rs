@@ -18,6 +18,15 @@ pub enum EngineKind {
     Openai,
 }
 
+/// The parsers of an SGLang server, by the names with which it was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parsers {
+    /// The value of `--tool-call-parser`.
+    pub tool_call: Option<String>,
+    /// The value of `--reasoning-parser`.
+    pub reasoning: Option<String>,
+}
+
 /// A credential of an engine. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -57,6 +66,11 @@ pub struct UpstreamOptions {
     pub version_labels: BTreeMap<String, i64>,
     /// The size of the vocabulary, if it is known. Ids of an answer must be below it.
     pub vocabulary: Option<u32>,
+    /// The size of the context, for the mode `exact`. It bounds the answers of calls without another bound.
+    pub context_tokens: Option<u32>,
+    /// What parses an answer that SGLang aborted and then continued. If absent, such a call is repeated from its
+    /// beginning. vLLM parses all answers by itself.
+    pub parsers: Option<Parsers>,
     /// How long a connection may take to open.
     pub connect_timeout: Duration,
     /// How long a connection may be silent. An engine sends nothing before an answer is complete, so this is also the
@@ -108,6 +122,8 @@ impl UpstreamOptions {
             tls: ClientOptions::default(),
             version_labels: BTreeMap::new(),
             vocabulary: None,
+            context_tokens: None,
+            parsers: None,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_hours(1),
             answer_bytes_max: 256 << 20,

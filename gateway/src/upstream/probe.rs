@@ -6,6 +6,7 @@
 use super::{
     EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
     answer::{EngineAnswer, TopLogprob},
+    exact::{self, ExactPrompt},
 };
 use crate::request::{Message, Request, Role};
 
@@ -89,9 +90,23 @@ impl Upstream {
     /// Samples one token at each worker and checks the answers. The verdict is that of the first worker that is not
     /// ready.
     pub async fn probe(&self, model: &str) -> Verdict {
-        let request = request(PROMPTS[0]);
+        self.probe_with(model, &probe_request(), None).await
+    }
+
+    /// Samples one token behind these ids at each worker and checks the answers, for the mode `exact`. `request` is
+    /// the conversation that the ids were rendered from, such as [`probe_request`].
+    pub async fn probe_exact(&self, model: &str, request: &Request, prompt: ExactPrompt<'_>) -> Verdict {
+        self.probe_with(model, request, Some(prompt)).await
+    }
+
+    async fn probe_with(&self, model: &str, request: &Request, exact: Option<ExactPrompt<'_>>) -> Verdict {
         for worker in 0..self.options().urls.len() {
-            let verdict = match self.complete_at(&call(&request, model, 1.0), &[worker]).await {
+            let call = EngineCall { exact, ..call(request, model, 1.0) };
+            let answered = match &exact {
+                None => self.complete_at(&call, &[worker]).await,
+                Some(prompt) => exact::complete(self, &call, prompt, &[worker]).await,
+            };
+            let verdict = match answered {
                 Ok(answered) if answered.completion.tokens.len() == 1 => continue,
                 Ok(answered) => refused(
                     format!("the engine sampled {} tokens instead of one", answered.completion.tokens.len()),
@@ -176,6 +191,12 @@ fn best_two(answer: &EngineAnswer) -> Option<(f64, f64)> {
     }
 }
 
+/// The conversation of a probe.
+#[must_use]
+pub fn probe_request() -> Request {
+    request(PROMPTS[0])
+}
+
 fn request(prompt: &str) -> Request {
     Request {
         model: String::new(),
@@ -198,6 +219,7 @@ fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -> EngineCal
         model,
         sampling: Sampling { temperature, ..Sampling::default() },
         room: Some(1),
+        exact: None,
         session: "forebay-probe",
         rid: "forebay-probe",
         version: &|| 0,

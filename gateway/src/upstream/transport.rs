@@ -43,6 +43,8 @@ pub(super) struct Transport {
 
 /// One request.
 pub(super) struct Post<'a> {
+    /// The path, which begins with a slash.
+    pub(super) path: &'static str,
     /// The workers to try, at least one.
     pub(super) workers: &'a [usize],
     pub(super) session: &'a str,
@@ -119,7 +121,7 @@ impl Transport {
         let base = &self.bases[place];
         let mut cancel = CancelOnDrop { client: &self.fresh, kind: self.kind, base, rid, armed: true };
         let sent = client
-            .post(format!("{base}/v1/chat/completions"))
+            .post(format!("{base}{}", post.path))
             // SGLang's router and vLLM's router choose the worker by these.
             .header("x-smg-routing-key", post.session)
             .header("x-session-id", post.session)

@@ -113,7 +113,17 @@ pub(crate) fn question(text: &str) -> Request {
 /// A call with room for 1000 tokens, in a session named `session`.
 pub(crate) fn call(request: &Request) -> EngineCall<'_> {
     let sampling = Sampling { temperature: 0.8, ..Sampling::default() };
-    EngineCall { request, model: "fake", sampling, room: Some(1000), session: "session", rid: "rid", version: &|| 7 }
+    let version = &|| 7;
+    EngineCall {
+        request,
+        model: "fake",
+        sampling,
+        room: Some(1000),
+        exact: None,
+        session: "session",
+        rid: "rid",
+        version,
+    }
 }
 
 /// Asks a question.

@@ -1,9 +1,12 @@
 //! `POST /v1/chat/completions`: messages in, a message out.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Instant,
+};
 
 use axum::{body::Body, extract::State, response::Response};
-use minijinja::Value as Ordered;
+use forebay_gateway::template::Value as Ordered;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -176,7 +179,8 @@ impl ChatBody {
             variables.extend(keys.map(|key| (key.to_string(), given.get_item(&key).unwrap_or_default())));
         }
         let tools = self.tools.clone().filter(|_| self.has_tools());
-        let conversation = Conversation { messages: self.messages.clone(), tools, variables };
+        let messages = self.messages.clone();
+        let conversation = Conversation { messages, tools, variables, clock_s: started_s(), opens_answer: true };
         let refused = |message| Refusal::Invalid { param: "messages", message };
         let prompt = text.render(&conversation).map_err(|error| refused(error.to_string()))?;
         let ids = text.encode(&prompt, false).map_err(refused)?;
@@ -214,6 +218,12 @@ impl ChatBody {
             meta_info: self.return_meta_info == Some(true),
         }
     }
+}
+
+/// When the first prompt was rendered, in seconds since 1970. A prompt must not change at midnight.
+fn started_s() -> i64 {
+    static STARTED: LazyLock<i64> = LazyLock::new(|| jiff::Timestamp::now().as_second());
+    *STARTED
 }
 
 /// Some templates begin the reasoning themselves.

@@ -3,20 +3,17 @@
 //! This is separate from the models, which only know token ids. A checkpoint without a tokenizer is served for requests
 //! of token ids alone.
 
-mod json;
 mod parts;
 mod stream;
-mod template;
 
 use std::path::{Path, PathBuf};
 
-use minijinja::Value;
+use forebay_gateway::template::{ChatTemplate, FileError};
 use tokenizers::Tokenizer;
 
+pub(super) use forebay_gateway::template::{Conversation, TemplateError};
 pub(super) use parts::{Part, Parts};
 pub(super) use stream::TextStream;
-
-use self::template::ChatTemplate;
 
 /// The tokenizer of a checkpoint, and its chat template.
 #[derive(Debug)]
@@ -28,14 +25,9 @@ pub(super) struct Text {
 /// Why the text of a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// A file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The tokenizer is not one that can be used.
     #[error("{} is not a tokenizer that can be used: {reason}", path.display())]
     Tokenizer {
@@ -44,36 +36,6 @@ pub enum TextError {
         /// What the library says.
         reason: String,
     },
-    /// A file is not JSON.
-    #[error("{} is not JSON", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: serde_json::Error,
-    },
-}
-
-/// Why messages cannot be rendered.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(super) enum TemplateError {
-    #[error("the checkpoint has no chat template; send `input_ids`")]
-    Absent,
-    #[error("the chat template of the checkpoint cannot be used: {0}")]
-    Unusable(String),
-    #[error("the chat template refuses the messages: {0}")]
-    Refused(String),
-}
-
-/// What a chat template is rendered with.
-#[derive(Debug)]
-pub(super) struct Conversation {
-    /// The messages, as the client sent them.
-    pub(super) messages: Vec<Value>,
-    /// The tools, if there are any.
-    pub(super) tools: Option<Value>,
-    /// More variables of the template.
-    pub(super) variables: Vec<(String, Value)>,
 }
 
 impl Text {
@@ -115,10 +77,10 @@ impl Text {
 }
 
 /// The content of a file; `None` if it does not exist.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, TextError> {
+fn read(path: &Path) -> Result<Option<Vec<u8>>, FileError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(TextError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(FileError::Read { path: path.to_owned(), source }),
     }
 }

@@ -1,18 +1,21 @@
-//! The chat template of a checkpoint: a Jinja template, in the surroundings that `transformers` gives it.
+//! Chat templates: from messages to the text of a prompt, byte for byte as `transformers` renders it.
+//!
+//! Templates are Jinja2 written for Python. So they get Python's methods on texts and objects, Python's JSON, and
+//! numbers as Python prints them.
 
-use std::path::Path;
+mod json;
+
+use std::path::{Path, PathBuf};
 
 use minijinja::{
-    AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value,
+    AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior,
     syntax::SyntaxConfig,
     value::{Kwargs, ValueKind},
 };
 
-use super::{
-    Conversation, TemplateError, TextError,
-    json::{Dumps, python_str},
-    read,
-};
+pub use minijinja::Value;
+
+use self::json::{Dumps, python_str};
 
 /// Names of the special tokens that templates use.
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
@@ -20,9 +23,69 @@ const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_t
 /// Fuel of one rendering, which bounds its time. A long conversation takes some ten thousand.
 const FUEL: u64 = 50_000_000;
 
+/// The variable in which `strftime_now` finds the time. No template can name it.
+const CLOCK: &str = "forebay clock";
+
+/// The file of a template in a checkpoint.
+const TEMPLATE_FILE: &str = "chat_template.jinja";
+
+/// The file with the special tokens in a checkpoint, and often with the template.
+const CONFIG_FILE: &str = "tokenizer_config.json";
+
+/// A file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// It is not JSON.
+    #[error("{} is not JSON", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+}
+
+/// Why messages cannot be rendered.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// The checkpoint has no template.
+    #[error("the checkpoint has no chat template; send `input_ids`")]
+    Absent,
+    /// The template cannot be parsed.
+    #[error("the chat template of the checkpoint cannot be used: {0}")]
+    Unusable(String),
+    /// The template ends with an error for these messages.
+    #[error("the chat template refuses the messages: {0}")]
+    Refused(String),
+}
+
+/// What a chat template is rendered with.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    /// The messages, as the client sent them.
+    pub messages: Vec<Value>,
+    /// The tools, if there are any.
+    pub tools: Option<Value>,
+    /// More variables of the template.
+    pub variables: Vec<(String, Value)>,
+    /// The time that `strftime_now` formats, in seconds since 1970, in UTC. A prompt that contains a date must not
+    /// change at midnight, because it would no longer extend the one before.
+    pub clock_s: i64,
+    /// Whether the prompt ends where the assistant begins to write.
+    pub opens_answer: bool,
+}
+
 /// Templates by name, and what they are rendered with besides the conversation.
 #[derive(Debug)]
-pub(super) struct ChatTemplate {
+pub struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: Vec<(String, Value)>,
     /// Whether there is a template of its own for conversations with tools.
@@ -33,19 +96,21 @@ pub(super) struct ChatTemplate {
 impl ChatTemplate {
     /// Reads the template of the checkpoint in `folder`: the file `chat_template.jinja`, or the entry in
     /// `tokenizer_config.json`.
-    pub(super) fn load(folder: &Path) -> Result<Result<Self, TemplateError>, TextError> {
-        let path = folder.join("tokenizer_config.json");
-        let config: Value = match read(&path)? {
-            None => Value::from(()),
-            Some(json) => serde_json::from_slice(&json).map_err(|source| TextError::Json { path, source })?,
-        };
-        let file = read(&folder.join("chat_template.jinja"))?.map(|text| String::from_utf8_lossy(&text).into_owned());
+    pub fn load(folder: &Path) -> Result<Result<Self, TemplateError>, FileError> {
+        let config = config(folder)?;
+        let file = read(&folder.join(TEMPLATE_FILE))?.map(|text| String::from_utf8_lossy(&text).into_owned());
         let sources = file.map_or_else(|| sources(&config), |text| vec![("default".to_owned(), text)]);
-        if sources.is_empty() {
-            return Ok(Err(TemplateError::Absent));
-        }
-        let special_tokens = SPECIAL_TOKENS.iter().filter_map(|name| Some(((*name).to_owned(), token(&config, name)?)));
-        Ok(Self::new(sources, special_tokens.collect()).map_err(|error| TemplateError::Unusable(shown(&error))))
+        Ok(if sources.is_empty() { Err(TemplateError::Absent) } else { Self::of_sources(sources, &config) })
+    }
+
+    /// A template with the special tokens of the checkpoint in `folder`.
+    pub fn of_text(source: String, folder: &Path) -> Result<Result<Self, TemplateError>, FileError> {
+        Ok(Self::of_sources(vec![("default".to_owned(), source)], &config(folder)?))
+    }
+
+    fn of_sources(sources: Vec<(String, String)>, config: &Value) -> Result<Self, TemplateError> {
+        let special_tokens = SPECIAL_TOKENS.iter().filter_map(|name| Some(((*name).to_owned(), token(config, name)?)));
+        Self::new(sources, special_tokens.collect()).map_err(|error| TemplateError::Unusable(shown(&error)))
     }
 
     fn new(sources: Vec<(String, String)>, special_tokens: Vec<(String, Value)>) -> Result<Self, Error> {
@@ -61,26 +126,44 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens, has_tool_use, separates_reasoning })
     }
 
-    pub(super) fn separates_reasoning(&self) -> bool {
+    /// Whether the template has a place for reasoning.
+    #[must_use]
+    pub fn separates_reasoning(&self) -> bool {
         self.separates_reasoning
     }
 
-    /// The prompt of a conversation, up to the place where the model's answer begins.
-    pub(super) fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+    /// The prompt of a conversation.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
         let refused = |error: Error| TemplateError::Refused(shown(&error));
         let messages: Result<Vec<Value>, Error> = conversation.messages.iter().map(message).collect();
         let own = [
             ("messages".to_owned(), Value::from(messages.map_err(refused)?)),
             ("tools".to_owned(), conversation.tools.clone().unwrap_or(Value::from(()))),
-            ("documents".to_owned(), Value::from(())),
-            ("add_generation_prompt".to_owned(), Value::from(true)),
+            ("add_generation_prompt".to_owned(), Value::from(conversation.opens_answer)),
+            (CLOCK.to_owned(), Value::from(conversation.clock_s)),
         ];
+        let absent = [("documents".to_owned(), Value::from(()))];
         // Of two values with one name the later counts.
-        let variables = self.special_tokens.iter().chain(&conversation.variables).chain(&own);
+        let variables = self.special_tokens.iter().chain(&absent).chain(&conversation.variables).chain(&own);
         let context = Value::from_pairs(variables.map(|(name, value)| (name.clone(), value.clone())));
         let name = if conversation.tools.is_some() && self.has_tool_use { "tool_use" } else { "default" };
         self.environment.get_template(name).and_then(|template| template.render(context)).map_err(refused)
     }
+}
+
+/// The content of a file; `None` if it does not exist.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, FileError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(FileError::Read { path: path.to_owned(), source }),
+    }
+}
+
+fn config(folder: &Path) -> Result<Value, FileError> {
+    let path = folder.join(CONFIG_FILE);
+    let Some(json) = read(&path)? else { return Ok(Value::from(())) };
+    serde_json::from_slice(&json).map_err(|source| FileError::Json { path, source })
 }
 
 /// The templates in `tokenizer_config.json`: one, or a list with names.
@@ -120,13 +203,15 @@ fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
-    // The date of the start: a prompt must not change at midnight, because it would no longer extend the one before.
-    let now = jiff::Zoned::now();
-    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
-        jiff::fmt::strtime::format(format, &now)
-            .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
-    });
+    environment.add_function("strftime_now", strftime_now);
     environment
+}
+
+fn strftime_now(state: &State, format: String) -> Result<String, Error> {
+    let refused = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, error.to_string());
+    let clock_s = state.lookup(CLOCK).and_then(|value| value.as_i64()).unwrap_or_default();
+    let now = jiff::Timestamp::from_second(clock_s).map_err(refused)?.to_zoned(jiff::tz::TimeZone::UTC);
+    jiff::fmt::strtime::format(format, &now).map_err(refused)
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "filters get their options by value")]
@@ -253,7 +338,8 @@ mod tests {
         template.expect("the template is valid").render(&Conversation {
             messages: parsed.get_attr("messages").expect("an object").try_iter().expect("a list").collect(),
             tools: (!tools.is_undefined()).then_some(tools),
-            variables: Vec::new(),
+            opens_answer: true,
+            ..Conversation::default()
         })
     }
 
@@ -300,9 +386,7 @@ mod tests {
         std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("the folder can be written to");
         let render = |tools: Option<Value>| {
             let template = ChatTemplate::load(folder.path()).expect("it can be read").expect("there is a template");
-            template
-                .render(&Conversation { messages: Vec::new(), tools, variables: Vec::new() })
-                .expect("it can be rendered")
+            template.render(&Conversation { tools, ..Conversation::default() }).expect("it can be rendered")
         };
         assert_eq!(render(None), "<s>plain");
         assert_eq!(render(Some(Value::from(Vec::<Value>::new()))), "tools");

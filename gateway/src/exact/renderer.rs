@@ -1,0 +1,253 @@
+//! From a request to the ids of its prompt.
+
+use std::path::{Path, PathBuf};
+
+use tokenizers::Tokenizer;
+
+use super::{Continued, Family, SelfTest, family::FamilyIds, self_test};
+use crate::{
+    completion::ToolCall,
+    dialect::DialectError,
+    request::{Message, Request},
+    template::{ChatTemplate, Conversation, FileError, TemplateError, Value},
+    upstream::rendered_message,
+};
+
+/// What a renderer is made of.
+#[derive(Clone, Debug)]
+pub struct RendererOptions {
+    /// The file `tokenizer.json` of the model. Its special tokens are named in `tokenizer_config.json` beside it.
+    pub tokenizer: PathBuf,
+    /// The file of the chat template. If absent, the template is that of the model, beside the tokenizer.
+    pub template: Option<PathBuf>,
+    /// How answers end.
+    pub family: Family,
+}
+
+/// A tokenizer, a chat template, and the end of answers.
+#[derive(Debug)]
+pub struct Renderer {
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    family: FamilyIds,
+    self_test: SelfTest,
+}
+
+/// The ids of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// The ids.
+    pub ids: Vec<i32>,
+    /// The call that they continue: they begin with its path, without its last id if that is one that the family
+    /// trims. `None` if the whole conversation was rendered.
+    pub continues: Option<u32>,
+}
+
+/// Why prompts cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum ExactError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The options do not fit the tokenizer.
+    #[error("{0}")]
+    Options(String),
+    /// The tokenizer cannot be used.
+    #[error("{} is not a tokenizer that can be used: {why}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What the library says.
+        why: String,
+    },
+    /// The template cannot be used, or refuses the messages.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// What is rendered alone is not the end of what is rendered as a whole.
+    #[error("the template and the family do not fit each other: {0}")]
+    SelfTest(String),
+    /// The text of a prompt cannot be made ids.
+    #[error("the tokenizer refuses the prompt: {0}")]
+    Encode(String),
+}
+
+impl From<&ExactError> for DialectError {
+    /// What the agent is told. All but a refusal of the template was found out before any agent called.
+    fn from(error: &ExactError) -> Self {
+        match error {
+            ExactError::Template(TemplateError::Refused(_)) => {
+                Self::Invalid { field: "messages".to_owned(), why: error.to_string() }
+            }
+            _ => Self::Internal,
+        }
+    }
+}
+
+impl Renderer {
+    /// Reads the files, and tests whether prompts can be continued with them.
+    pub fn load(options: &RendererOptions) -> Result<Self, ExactError> {
+        let path = &options.tokenizer;
+        let bytes = std::fs::read(path).map_err(|source| FileError::Read { path: path.clone(), source })?;
+        let refused = |error: tokenizers::Error| ExactError::Tokenizer { path: path.clone(), why: error.to_string() };
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(refused)?;
+        // A file may ask for texts of one length.
+        tokenizer.with_truncation(None).map_err(refused)?.with_padding(None);
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let template = match &options.template {
+            Some(path) => {
+                let text = std::fs::read_to_string(path);
+                let text = text.map_err(|source| FileError::Read { path: path.clone(), source })?;
+                ChatTemplate::of_text(text, folder)?
+            }
+            None => ChatTemplate::load(folder)?,
+        };
+        let family = FamilyIds::new(&options.family, &tokenizer)?;
+        let mut renderer = Self { tokenizer, template: template?, family, self_test: SelfTest::default() };
+        renderer.self_test = self_test::run(&renderer)?;
+        Ok(renderer)
+    }
+
+    /// What was found out when the files were read.
+    #[must_use]
+    pub fn self_test(&self) -> &SelfTest {
+        &self.self_test
+    }
+
+    /// The tokens that end an answer.
+    #[must_use]
+    pub fn stop_ids(&self) -> &[i32] {
+        &self.family.stops
+    }
+
+    /// The text of ids, without special tokens.
+    #[must_use]
+    pub fn decode(&self, ids: &[i32]) -> String {
+        let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
+        // The library fails only for a decoder that does not fit its own tokens.
+        self.tokenizer.decode(&ids, true).unwrap_or_default()
+    }
+
+    /// The prompt of a request. `clock_s` is the time that templates print, in seconds since 1970. It must be the same
+    /// in all calls of a session.
+    pub fn prompt(&self, request: &Request, clock_s: i64, continued: Option<&Continued>) -> Result<Prompt, ExactError> {
+        if let Some(continued) = continued {
+            let appended = request.messages.get(continued.messages..).unwrap_or_default();
+            match self.suffix(request, appended, &continued.tool_calls, clock_s) {
+                Ok(suffix) => {
+                    let ids = self.join(&continued.path, &suffix)?;
+                    return Ok(Prompt { ids, continues: Some(continued.seq) });
+                }
+                Err(ExactError::Encode(why)) => return Err(ExactError::Encode(why)),
+                // The template needs more of the conversation than the last answer.
+                Err(error) => tracing::warn!(%error, "a prompt is rendered as a whole"),
+            }
+        }
+        let text = self.render(request, request.messages.iter().map(message).collect(), clock_s, true)?;
+        Ok(Prompt { ids: self.encode(&text)?, continues: None })
+    }
+
+    /// The ids of a path and of what follows its answer. `suffix` begins with the end of the answer's message.
+    fn join(&self, path: &[i32], suffix: &str) -> Result<Vec<i32>, ExactError> {
+        let last = path.last().copied();
+        let (kept, rest) = match &self.family.family.close {
+            Some(close) if last == self.family.close => (path, suffix.strip_prefix(close.as_str()).unwrap_or(suffix)),
+            _ if last.is_some_and(|last| self.family.trims.contains(&last)) => (&path[..path.len() - 1], suffix),
+            // The answer was cut, or ended at a stop text.
+            _ => (path, suffix),
+        };
+        Ok(kept.iter().copied().chain(self.encode(rest)?).collect())
+    }
+
+    /// What the template writes behind the content of an answer, if these messages follow it: the end of the answer's
+    /// message, the messages, and the beginning of the next answer.
+    ///
+    /// A short conversation is rendered in which the answer's texts are a mark that occurs nowhere else. What is behind
+    /// the last mark and the formatting of the answer is the suffix.
+    pub(super) fn suffix(
+        &self,
+        request: &Request,
+        appended: &[Message],
+        tool_calls: &[ToolCall],
+        clock_s: i64,
+    ) -> Result<String, ExactError> {
+        let sent: Vec<String> = appended.iter().map(rendered_message).collect();
+        let mut mark = "answer".to_owned();
+        while sent.iter().any(|text| text.contains(&mark)) {
+            mark = format!("answer{}", mark.len());
+        }
+        let calls: Vec<_> = tool_calls
+            .iter()
+            .map(|call| {
+                let arguments = serde_json::json!({&mark: &mark});
+                let function = serde_json::json!({"name": call.name, "arguments": arguments});
+                serde_json::json!({"id": call.id, "type": "function", "function": function})
+            })
+            .collect();
+        let mut answer = serde_json::json!({"role": "assistant", "content": mark});
+        if !calls.is_empty() {
+            answer["tool_calls"] = calls.into();
+        }
+        let opening = serde_json::json!({"role": "user", "content": "A question."});
+        let stub = [value(&opening.to_string()), value(&answer.to_string())];
+        let messages = stub.into_iter().chain(sent.iter().map(|text| value(text))).collect();
+        let text = self.render(request, messages, clock_s, true)?;
+        let missing = |what: &str| ExactError::SelfTest(format!("{what} of an answer was not found in the prompt"));
+        let content = text.rfind(&mark).ok_or_else(|| missing("the text"))? + mark.len();
+        let end = self.family.end_of_message(&text[content..]).ok_or_else(|| missing("the end"))?;
+        Ok(text[content + end..].to_owned())
+    }
+
+    pub(super) fn render(
+        &self,
+        request: &Request,
+        messages: Vec<Value>,
+        clock_s: i64,
+        opens_answer: bool,
+    ) -> Result<String, ExactError> {
+        let tools = request.tools.iter().map(|tool| value(tool.definition.get()));
+        let tools = (!request.tools.is_empty()).then(|| tools.collect());
+        let conversation = Conversation { messages, tools, variables: variables(request), clock_s, opens_answer };
+        Ok(self.template.render(&conversation)?)
+    }
+
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<i32>, ExactError> {
+        let encoding =
+            self.tokenizer.encode_fast(text, false).map_err(|error| ExactError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
+    }
+
+    pub(super) fn family(&self) -> &FamilyIds {
+        &self.family
+    }
+
+    pub(super) fn separates_reasoning(&self) -> bool {
+        self.template.separates_reasoning()
+    }
+}
+
+/// A message as the template sees it.
+pub(super) fn message(message: &Message) -> Value {
+    value(&rendered_message(message))
+}
+
+/// JSON with the order of its keys.
+fn value(json: &str) -> Value {
+    serde_json::from_str(json).unwrap_or_default()
+}
+
+/// What a request tells the template besides messages and tools.
+fn variables(request: &Request) -> Vec<(String, Value)> {
+    let mut variables = Vec::new();
+    for (name, sent) in &request.other {
+        let sent = value(sent.get());
+        match name.as_str() {
+            "documents" | "reasoning_effort" if !sent.is_none() => variables.push((name.clone(), sent)),
+            "chat_template_kwargs" => {
+                let keys = sent.try_iter().into_iter().flatten();
+                variables.extend(keys.map(|key| (key.to_string(), sent.get_item(&key).unwrap_or_default())));
+            }
+            _ => {}
+        }
+    }
+    variables
+}

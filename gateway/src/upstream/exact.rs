@@ -1,0 +1,312 @@
+//! Calls with ids: in, the ids of a prompt that the gateway rendered; out, the ids that were sampled behind them.
+//!
+//! SGLang's chat endpoint takes ids in place of rendering the messages, and still parses the answer. vLLM has an
+//! endpoint of ids, and one that parses ids. Both apply to a whole answer. So if an engine aborts a call, the call is
+//! continued behind what was sampled before, and what belongs together is parsed at the end.
+
+use serde::Deserialize;
+
+use super::{
+    Answered, CHAT, EngineCall, EngineKind, Upstream, UpstreamError,
+    answer::EngineAnswer,
+    body::{self, Ids},
+    check::{self, Part},
+    transport::Post,
+};
+use crate::completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan};
+
+const GENERATE: &str = "/inference/v1/generate";
+const DERENDER: &str = "/v1/chat/completions/derender";
+const SEPARATE_REASONING: &str = "/separate_reasoning";
+const PARSE_FUNCTION_CALL: &str = "/parse_function_call";
+
+/// A prompt that the gateway rendered.
+#[derive(Clone, Copy)]
+pub struct ExactPrompt<'a> {
+    /// Its ids, at least one.
+    pub ids: &'a [i32],
+    /// The ids that end an answer, besides those that the engine knows.
+    pub stop_ids: &'a [i32],
+    /// The text of ids without special tokens. It is needed only to parse an answer of SGLang that was continued.
+    pub text: &'a (dyn Fn(&[i32]) -> String + Sync),
+}
+
+pub(super) async fn complete(
+    upstream: &Upstream,
+    call: &EngineCall<'_>,
+    prompt: &ExactPrompt<'_>,
+    workers: &[usize],
+) -> Result<Answered, UpstreamError> {
+    if upstream.options.kind == EngineKind::Openai {
+        let why = format!("upstream {:?}: the mode exact needs SGLang or vLLM", upstream.options.name);
+        return Err(UpstreamError::Options { why });
+    }
+    let (mut aborts, mut reconnects) = (0, 0);
+    let bound = bound(upstream, call, prompt)?;
+    let mut sampled = Sampled::default();
+    let last = loop {
+        let version = (call.version)();
+        let rid = format!("{}-{aborts}", call.rid);
+        let exchange = Exchange { upstream, call, prompt, workers, rid: &rid };
+        let ids = [prompt.ids, &sampled.tokens].concat();
+        match exchange.generate(&ids, bound.map(|bound| bound - sampled.tokens.len() as u32), &mut reconnects).await {
+            // SGLang answers a call that was aborted while it was queued with an error.
+            Err(error) if error.is_abort() => {}
+            Err(error) => return Err(error),
+            Ok(answer) if answer.is_aborted() => {
+                // What lacks ids or log-probabilities is sampled again.
+                let part = check::prompt(&answer, &ids, upstream.options.kind)
+                    .and_then(|()| check::part(&answer, version, &upstream.options));
+                if let Ok(part) = part.map_err(|fault| tracing::debug!(%fault, "a partial answer is discarded"))
+                    && exchange.continues()
+                {
+                    sampled.append(part, answer.cached_tokens());
+                }
+                if bound.is_some_and(|bound| sampled.tokens.len() >= bound as usize) {
+                    break None;
+                }
+            }
+            Ok(answer) => {
+                let untrusted = |fault| UpstreamError::untrusted(fault, upstream.options.kind);
+                check::prompt(&answer, &ids, upstream.options.kind).map_err(untrusted)?;
+                let part = check::part(&answer, version, &upstream.options).map_err(untrusted)?;
+                sampled.append(part, answer.cached_tokens());
+                break Some(answer);
+            }
+        }
+        aborts += 1;
+        tracing::debug!(upstream.name = upstream.options.name, aborts, "the engine aborted a call");
+        if aborts > upstream.options.aborts_max {
+            return Err(UpstreamError::Aborted { times: aborts });
+        }
+        tokio::time::sleep(upstream.options.repeat_delay).await;
+    };
+    let rid = format!("{}-parse", call.rid);
+    let exchange = Exchange { upstream, call, prompt, workers, rid: &rid };
+    let completion = exchange.completion(sampled, last.as_ref(), &mut reconnects).await?;
+    Ok(Answered { completion, aborts, reconnects })
+}
+
+/// How many tokens may be sampled, which vLLM must be told.
+fn bound(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -> Result<Option<u32>, UpstreamError> {
+    let context = upstream.options.context_tokens.map(|context| context.saturating_sub(prompt.ids.len() as u32));
+    match call.request.max_tokens_within(call.room).into_iter().chain(context).min() {
+        Some(0) => Err(UpstreamError::ContextLength {
+            message: format!("the prompt has {} tokens, which is all of the context", prompt.ids.len()),
+        }),
+        None if upstream.options.kind == EngineKind::Vllm => {
+            let why = "the mode exact needs the size of vLLM's context for calls without a bound of tokens";
+            Err(UpstreamError::Options { why: format!("upstream {:?}: {why}", upstream.options.name) })
+        }
+        bound => Ok(bound),
+    }
+}
+
+/// What was sampled so far.
+#[derive(Default)]
+struct Sampled {
+    tokens: Vec<i32>,
+    logprobs: Vec<f32>,
+    spans: Vec<VersionSpan>,
+    version_assumed: bool,
+    /// Of the first part. The prompts of the others are in the cache anyway.
+    cached_tokens: Option<u64>,
+    /// How many parts have ids.
+    parts: u32,
+}
+
+impl Sampled {
+    fn append(&mut self, part: Part, cached_tokens: Option<u64>) {
+        if self.parts == 0 {
+            self.cached_tokens = cached_tokens;
+        }
+        self.parts += u32::from(!part.tokens.is_empty());
+        let behind = self.tokens.len() as u32;
+        for span in part.spans {
+            match self.spans.last_mut() {
+                Some(last) if last.version == span.version => last.len += span.len,
+                _ => self.spans.push(VersionSpan { start: span.start + behind, ..span }),
+            }
+        }
+        self.tokens.extend(part.tokens);
+        self.logprobs.extend(part.logprobs);
+        self.version_assumed |= part.version_assumed;
+    }
+}
+
+/// One request of a call.
+struct Exchange<'a> {
+    upstream: &'a Upstream,
+    call: &'a EngineCall<'a>,
+    prompt: &'a ExactPrompt<'a>,
+    workers: &'a [usize],
+    rid: &'a str,
+}
+
+impl Exchange<'_> {
+    /// Whether an answer can be parsed that was sampled in parts.
+    fn continues(&self) -> bool {
+        self.upstream.options.kind == EngineKind::Vllm || self.upstream.options.parsers.is_some()
+    }
+
+    async fn generate(
+        &self,
+        ids: &[i32],
+        max_tokens: Option<u32>,
+        reconnects: &mut u32,
+    ) -> Result<EngineAnswer, UpstreamError> {
+        let ids = Ids { prompt: ids, stops: self.prompt.stop_ids, max_tokens };
+        match self.upstream.options.kind {
+            EngineKind::Vllm => self.post(GENERATE, &|rid| body::generate(self.call, &ids, rid), reconnects).await,
+            kind => self.post(CHAT, &|rid| body::write_ids(self.call, kind, rid, &ids), reconnects).await,
+        }
+    }
+
+    /// The whole answer. `last` is the engine's last part, unless that was aborted at the bound of tokens.
+    async fn completion(
+        &self,
+        sampled: Sampled,
+        last: Option<&EngineAnswer>,
+        reconnects: &mut u32,
+    ) -> Result<Completion, UpstreamError> {
+        let kind = self.upstream.options.kind;
+        let untrusted = |fault| UpstreamError::untrusted(fault, kind);
+        let choice = last.map(EngineAnswer::only_choice).transpose().map_err(untrusted)?;
+        let mut finish = choice.map_or(Ok(Finish::Length), check::finish).map_err(untrusted)?;
+        let mut stop_matched = choice.and_then(|choice| check::stop_matched(choice, finish));
+        if kind == EngineKind::Vllm && finish != Finish::Length {
+            // This endpoint does not say what ended the answer.
+            let last = sampled.tokens.last().copied().filter(|last| self.prompt.stop_ids.contains(last));
+            stop_matched = last.map(StopMatch::Token).or(Some(StopMatch::EndOfSequence));
+        }
+        let mut message = match (kind, choice) {
+            (EngineKind::Vllm, _) => self.derender(&sampled, finish, reconnects).await?,
+            (_, Some(choice)) if sampled.parts <= 1 => {
+                choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()
+            }
+            _ => self.parse(&sampled, stop_matched.as_ref(), reconnects).await?,
+        };
+        if kind == EngineKind::Vllm
+            && stop_matched == Some(StopMatch::EndOfSequence)
+            && let Some(text) = cut_at_stop(&mut message, &self.call.request.stop)
+        {
+            stop_matched = Some(StopMatch::Text(text));
+        }
+        if finish == Finish::Stop && !message.tool_calls.is_empty() {
+            finish = Finish::ToolCalls;
+        }
+        let usage = Usage {
+            prompt_tokens: self.prompt.ids.len() as u64,
+            completion_tokens: sampled.tokens.len() as u64,
+            cached_tokens: sampled.cached_tokens,
+        };
+        let Sampled { tokens, logprobs, spans, version_assumed, .. } = sampled;
+        let prompt_tokens = self.prompt.ids.to_vec();
+        Ok(Completion { prompt_tokens, tokens, logprobs, spans, version_assumed, finish, stop_matched, message, usage })
+    }
+
+    /// Has vLLM parse an answer.
+    async fn derender(
+        &self,
+        sampled: &Sampled,
+        finish: Finish,
+        reconnects: &mut u32,
+    ) -> Result<AssistantMessage, UpstreamError> {
+        let write = |rid: &str| body::derender(self.call, self.prompt.ids, &sampled.tokens, finish, rid);
+        let answer: EngineAnswer = self.post(DERENDER, &write, reconnects).await?;
+        let choice = answer.only_choice().map_err(|fault| UpstreamError::untrusted(fault, EngineKind::Vllm))?;
+        Ok(choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default())
+    }
+
+    /// Has SGLang parse an answer that was sampled in parts.
+    async fn parse(
+        &self,
+        sampled: &Sampled,
+        stop: Option<&StopMatch>,
+        reconnects: &mut u32,
+    ) -> Result<AssistantMessage, UpstreamError> {
+        let parsers = self.upstream.options.parsers.clone().unwrap_or_default();
+        let mut text = (self.prompt.text)(&sampled.tokens);
+        if let Some(StopMatch::Text(stop)) = stop
+            && let Some(place) = text.find(stop.as_str())
+        {
+            text.truncate(place);
+        }
+        let mut message = AssistantMessage::default();
+        if let Some(parser) = &parsers.reasoning {
+            let body = serde_json::json!({"text": text, "reasoning_parser": parser}).to_string();
+            let write = |_: &str| body.clone().into();
+            let separated: Separated = self.post(SEPARATE_REASONING, &write, reconnects).await?;
+            message.reasoning = separated.reasoning_text.filter(|text| !text.is_empty());
+            text = separated.text.unwrap_or_default();
+        }
+        if let Some(parser) = parsers.tool_call.as_ref().filter(|_| !self.call.request.tools.is_empty()) {
+            let tools: Vec<_> = self.call.request.tools.iter().map(|tool| &*tool.definition).collect();
+            let body = crate::json::text(&ParseCalls { text: &text, tool_call_parser: parser, tools: &tools });
+            let write = |_: &str| body.clone().into();
+            let parsed: ParsedCalls = self.post(PARSE_FUNCTION_CALL, &write, reconnects).await?;
+            text = parsed.normal_text.unwrap_or_default();
+            let calls = parsed.calls.into_iter().enumerate();
+            let call = |(index, call): (usize, ParsedCall)| ToolCall {
+                id: format!("call_{}_{index}", self.rid),
+                name: call.name,
+                arguments: call.parameters,
+            };
+            message.tool_calls = calls.map(call).collect();
+        }
+        message.content = Some(text).filter(|text| !text.is_empty());
+        Ok(message)
+    }
+
+    async fn post<T: for<'de> Deserialize<'de>>(
+        &self,
+        path: &'static str,
+        body: &(dyn Fn(&str) -> bytes::Bytes + Sync),
+        reconnects: &mut u32,
+    ) -> Result<T, UpstreamError> {
+        let post = Post { path, workers: self.workers, session: self.call.session, rid: self.rid, body };
+        let bytes = self.upstream.transport.post(&post, reconnects).await?;
+        let read = serde_json::from_slice(&bytes);
+        let shape = |error: serde_json::Error| check::Fault::Shape { why: error.to_string() };
+        read.map_err(|error| UpstreamError::untrusted(shape(error), self.upstream.options.kind))
+    }
+}
+
+/// Removes the first stop text and what follows from the content, and returns it.
+fn cut_at_stop(message: &mut AssistantMessage, stops: &[String]) -> Option<String> {
+    let content = message.content.as_mut()?;
+    let found = stops.iter().filter_map(|stop| Some((content.find(stop.as_str())?, stop)));
+    let (place, stop) = found.min()?;
+    content.truncate(place);
+    if content.is_empty() {
+        message.content = None;
+    }
+    Some(stop.clone())
+}
+
+#[derive(serde::Serialize)]
+struct ParseCalls<'a> {
+    text: &'a str,
+    tool_call_parser: &'a str,
+    tools: &'a [&'a serde_json::value::RawValue],
+}
+
+#[derive(Deserialize)]
+struct Separated {
+    reasoning_text: Option<String>,
+    text: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ParsedCalls {
+    normal_text: Option<String>,
+    #[serde(default)]
+    calls: Vec<ParsedCall>,
+}
+
+#[derive(Deserialize)]
+struct ParsedCall {
+    name: String,
+    #[serde(default)]
+    parameters: String,
+}
