@@ -347,6 +347,9 @@ impl TrainConfig {
             critic.optimizer.validate().map_err(|error| in_table("critic.optimizer", &error))?;
             critic.schedule.validate().map_err(|error| in_table("critic.schedule", &error))?;
         }
+        if self.publish.engine.iter().any(|engine| engine.key_file.is_some() && engine.key_env.is_some()) {
+            return Err(invalid("publish.engine", "has both `key_file` and `key_env`: leave one of them out"));
+        }
         if self.objective.objective == Objective::Ppo && self.critic.is_none() {
             return Err(ConfigError::missing("critic", "the objective `ppo` reads its values"));
         }

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use reqwest::header::{self, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
@@ -48,6 +49,71 @@ pub struct EngineConfig {
     /// What happens to requests that run when a version is loaded.
     #[serde(default)]
     pub pause: PauseMode,
+    /// File that contains the engine's API key. Space around the key is ignored.
+    #[serde(default)]
+    pub key_file: Option<PathBuf>,
+    /// Environment variable that contains the engine's API key.
+    #[serde(default)]
+    pub key_env: Option<String>,
+}
+
+impl EngineConfig {
+    /// An engine without an API key, and with the defaults.
+    #[must_use]
+    pub fn new(kind: EngineKind, url: String) -> Self {
+        let pause = PauseMode::default();
+        Self { kind, url, timeout_s: default_timeout_s(), pause, key_file: None, key_env: None }
+    }
+
+    /// Reads the engine's API key. Returns the header that carries it, or `None` if no key is configured.
+    pub fn authorization(&self) -> Result<Option<HeaderValue>, KeyError> {
+        let (from, text) = match (&self.key_file, &self.key_env) {
+            (None, None) => return Ok(None),
+            (Some(_), Some(_)) => return Err(KeyError::Twice),
+            (Some(path), None) => {
+                let text = std::fs::read_to_string(path);
+                let text = text.map_err(|source| KeyError::Read { path: path.clone(), source })?;
+                (format!("the file {}, the `key_file` of an engine,", path.display()), text)
+            }
+            (None, Some(name)) => {
+                let text = std::env::var(name).map_err(|_| KeyError::Unset(name.clone()))?;
+                (format!("the environment variable {name}, the `key_env` of an engine,"), text)
+            }
+        };
+        let key = text.trim();
+        if key.is_empty() {
+            return Err(KeyError::Empty(from));
+        }
+        let mut value = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| KeyError::Characters(from))?;
+        // The debug output of a sensitive value does not contain it.
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+}
+
+/// Why the API key of an engine cannot be used. The messages never contain the key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// There are two sources.
+    #[error("an engine has both `key_file` and `key_env`: leave one of them out")]
+    Twice,
+    /// The file cannot be read as text.
+    #[error("cannot read {}, the `key_file` of an engine", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The environment variable does not exist, or is not text.
+    #[error("the environment variable {0}, the `key_env` of an engine, is not set")]
+    Unset(String),
+    /// There is no key.
+    #[error("{0} is empty")]
+    Empty(String),
+    /// The key cannot be sent in a header.
+    #[error("{0} contains a line break or another character that a header cannot carry")]
+    Characters(String),
 }
 
 /// What a pause does to the running requests of an engine.
@@ -147,27 +213,27 @@ struct Progress {
 }
 
 impl Engines {
-    /// Starts a task for each configured engine; there may be none.
-    #[must_use]
-    pub fn start(runtime: &Handle, told: Vec<EngineConfig>) -> Self {
+    /// Reads the keys of the configured engines and starts a task for each engine; there may be none.
+    pub fn start(runtime: &Handle, told: Vec<EngineConfig>) -> Result<Self, KeyError> {
         Self::with_pause(runtime, told, PAUSE)
     }
 
     /// The same with another first pause between attempts.
-    #[must_use]
-    pub fn with_pause(runtime: &Handle, told: Vec<EngineConfig>, pause: Duration) -> Self {
+    pub fn with_pause(runtime: &Handle, told: Vec<EngineConfig>, pause: Duration) -> Result<Self, KeyError> {
         forebay_client::install_tls_provider();
         let http = reqwest::Client::new();
-        let workers = told.into_iter().map(|config| {
+        let keys: Vec<_> = told.iter().map(EngineConfig::authorization).collect::<Result<_, _>>()?;
+        let workers = told.into_iter().zip(keys).map(|(config, authorization)| {
             let url = config.url.trim_end_matches('/').to_owned();
             let timeout = Duration::from_secs(config.timeout_s);
-            let engine = Engine { http: http.clone(), kind: config.kind, url, timeout, mode: config.pause, pause };
+            let (http, kind, mode) = (http.clone(), config.kind, config.pause);
+            let engine = Engine { http, kind, url, authorization, timeout, mode, pause };
             let (wanted, told) = watch::channel(None);
             let (report, progress) = watch::channel(Progress::default());
             let task = runtime.spawn(engine.clone().run(told, report));
             Worker { engine, wanted, progress, task }
         });
-        Self { workers: workers.collect() }
+        Ok(Self { workers: workers.collect() })
     }
 
     /// Makes every engine load version `version` from `folder`, all at the same time. Waits at most `wait` for the
@@ -257,6 +323,8 @@ struct Engine {
     http: reqwest::Client,
     kind: EngineKind,
     url: String,
+    /// The header with the API key.
+    authorization: Option<HeaderValue>,
     timeout: Duration,
     mode: PauseMode,
     /// First pause between two attempts.
@@ -359,6 +427,10 @@ impl Engine {
             Some(body) => self.http.post(target).json(body),
             None => self.http.get(target),
         };
+        let request = match &self.authorization {
+            Some(value) => request.header(header::AUTHORIZATION, value.clone()),
+            None => request,
+        };
         let transport = |source| EngineError::Transport { call, url: self.url.clone(), source };
         let response = request.timeout(timeout).send().await.map_err(transport)?;
         let status = response.status();
@@ -370,5 +442,46 @@ impl Engine {
         }
         let body = body.chars().take(500).collect();
         Err(EngineError::Refused { call, url: self.url.clone(), status: status.as_u16(), body })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine() -> EngineConfig {
+        EngineConfig::new(EngineKind::Sglang, "http://127.0.0.1:30000".to_owned())
+    }
+
+    #[test]
+    fn keys_are_read_from_files_and_variables() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let in_file = |name: &str, text: Option<&str>| {
+            let path = folder.path().join(name);
+            if let Some(text) = text {
+                std::fs::write(&path, text).expect("the folder can be written to");
+            }
+            EngineConfig { key_file: Some(path), ..engine() }
+        };
+        let in_variable = |name: &str| EngineConfig { key_env: Some(name.to_owned()), ..engine() };
+        let read = |config: EngineConfig| config.authorization().expect("the key is usable");
+        assert_eq!(read(engine()), None);
+        let value = read(in_file("good", Some("  sk-1\n"))).expect("there is a key");
+        assert_eq!(value, "Bearer sk-1");
+        assert!(!format!("{value:?}").contains("sk-1"), "logs do not contain the key");
+        let path = std::env::var("PATH").expect("every process has a PATH");
+        assert_eq!(read(in_variable("PATH")).expect("there is a key"), format!("Bearer {}", path.trim()));
+
+        let twice = EngineConfig { key_env: Some("PATH".to_owned()), ..in_file("good", None) };
+        for (config, expected) in [
+            (twice, "both `key_file` and `key_env`"),
+            (in_file("empty", Some(" \n")), "is empty"),
+            (in_file("lines", Some("sk-1\nsk-2")), "line break"),
+            (in_file("missing", None), "missing, the `key_file`"),
+            (in_variable("FOREBAY_NO_SUCH_VARIABLE"), "FOREBAY_NO_SUCH_VARIABLE, the `key_env`"),
+        ] {
+            let error = config.authorization().expect_err("there is no usable key").to_string();
+            assert!(error.contains(expected) && !error.contains("sk-"), "{error}");
+        }
     }
 }

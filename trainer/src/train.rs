@@ -21,7 +21,7 @@ pub use self::dry_run::{DryRun, dry_run};
 use self::gather::{Gathered, Gathering, Held};
 use crate::{
     config::{ConfigError, TrainConfig},
-    engine::Engines,
+    engine::{Engines, KeyError},
     feed::Feed,
     learner::{Learner, LearnerError, StepOutcome},
     publish::{Lineage, PublishError, PublishOptions, Publisher},
@@ -66,6 +66,9 @@ pub enum TrainError {
     /// A version cannot be published.
     #[error(transparent)]
     Publish(#[from] PublishError),
+    /// The API key of an engine cannot be used.
+    #[error(transparent)]
+    EngineKey(#[from] KeyError),
     /// The service refuses a call, or is not reached.
     #[error(transparent)]
     Service(#[from] ServiceError),
@@ -162,6 +165,8 @@ impl Life<'_> {
     /// Resumes from the last checkpoint and trains. Returns the epoch that began and the result.
     fn train(self, force: bool, reporter: &mut Reporter) -> Result<(i64, Result<(), TrainError>), TrainError> {
         let Self { runtime, stop, config, service, checkpoints, lines } = self;
+        // Keys of engines that cannot be read end the run before a new epoch begins.
+        let engines = Engines::start(runtime, config.publish.engine.clone())?;
         let last = checkpoints.latest()?;
         let mut learner = Learner::open(config, last.as_ref())?;
         let resume = service.resume(last.map(|checkpoint| checkpoint.step), force);
@@ -184,7 +189,6 @@ impl Life<'_> {
             keep: config.publish.keep,
             engine_wait: Duration::from_secs(config.publish.engine_wait_s),
         };
-        let engines = Engines::start(runtime, config.publish.engine.clone());
         let publisher = Publisher::start(runtime, service.clone(), options, engines, newest);
         tracing::info!(
             step = learner.step(),

@@ -34,6 +34,9 @@ pub struct DryRun {
 /// Loads models and checkpoint, and reads the policy's status. Fails if the run would fail.
 pub fn dry_run(config: &TrainConfig) -> Result<DryRun, TrainError> {
     config.check()?;
+    for engine in &config.publish.engine {
+        engine.authorization()?;
+    }
     let device = config.device()?;
     let checkpoint = Checkpoints::new(config.output.join("checkpoints"), config.checkpoint.keep).latest()?;
     let learner = Learner::open(config, checkpoint.as_ref())?;

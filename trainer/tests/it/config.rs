@@ -78,6 +78,10 @@ fn what_cannot_work_is_refused_by_name() {
         ("objective = { eps_low = -1.0 }", "eps_low"),
         ("schedule = { peak = -1.0 }", "peak"),
         ("learning_rate = 1e-3", "learning_rate"),
+        (
+            "publish.engine = [{ kind = \"sglang\", url = \"u\", key_file = \"f\", key_env = \"E\" }]",
+            "`publish.engine` has both `key_file` and `key_env`",
+        ),
     ] {
         let error = parse(&format!("{least}{wrong}")).expect_err("it cannot work");
         assert!(error.contains(named), "{wrong}: {error}");

@@ -58,11 +58,12 @@ impl StandIn {
     }
 
     fn config(&self, timeout_s: u64) -> EngineConfig {
-        EngineConfig { kind: EngineKind::Sglang, url: self.url.clone(), timeout_s, pause: PauseMode::Abort }
+        EngineConfig { timeout_s, ..EngineConfig::new(EngineKind::Sglang, self.url.clone()) }
     }
 
     fn engines(&self, timeout_s: u64) -> Engines {
         Engines::with_pause(&Handle::current(), vec![self.config(timeout_s)], Duration::from_millis(1))
+            .expect("the engine has no key")
     }
 
     fn look<T>(&self, read: impl FnOnce(&Calls) -> T) -> T {
@@ -127,6 +128,7 @@ async fn requests_that_keep_their_caches_are_paused_in_place_and_nothing_is_flus
     let engine = StandIn::start(Vec::new()).await;
     let config = EngineConfig { pause: PauseMode::InPlace, ..engine.config(60) };
     let engines = Engines::with_pause(&Handle::current(), vec![config], Duration::from_millis(1));
+    let engines = engines.expect("the engine has no key");
     engines.load(Path::new("/runs/v000007"), 7, LONG).await;
     engines.settle(LONG).await;
     assert_eq!(engine.paths(), ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]);

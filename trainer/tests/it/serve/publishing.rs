@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use forebay_client::{
@@ -14,12 +15,15 @@ use forebay_client::{
 };
 use forebay_trainer::{
     config::{DeviceConfig, TrainConfig},
-    engine::{EngineConfig, EngineKind, PauseMode},
+    engine::{EngineConfig, EngineKind, Engines, PauseMode},
+    serve::ServeConfig,
     train::train,
 };
+use reqwest::header::{self, HeaderMap, HeaderValue};
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 
-use super::{Engine, check_logprobs, checkpoint, config, decoder};
+use super::{Engine, PATIENCE, check_logprobs, checkpoint, config, decoder};
 use crate::support::TestService;
 
 const POLICIES: &str = r#"
@@ -49,7 +53,7 @@ async fn a_trainer_publishes_to_the_engine_and_learns_from_what_it_draws() {
     training.publish.keep = 100;
     let url = format!("{}/models/policy", engine.url);
     training.publish.engine =
-        vec![EngineConfig { kind: EngineKind::Sglang, url, timeout_s: 60, pause: PauseMode::Retract }];
+        vec![EngineConfig { pause: PauseMode::Retract, ..EngineConfig::new(EngineKind::Sglang, url) }];
     let trainer = tokio::task::spawn_blocking(move || train(&training, false, &|| false));
 
     let has_ended = Arc::new(AtomicBool::new(false));
@@ -134,4 +138,26 @@ fn trajectory(answer: &Value, group: usize, member: usize) -> Trajectory {
         }],
         ..Trajectory::default()
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_publishes_to_an_engine_that_demands_a_key() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (base, next) = (checkpoint(folder.path(), "base", 1), checkpoint(folder.path(), "next", 2));
+    let served = ServeConfig { api_key: Some("secret".to_owned()), ..config(&[("tiny", &base)]) };
+    let mut engine = Engine::with(served).await;
+    let headers = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Bearer secret"))]);
+    engine.http = reqwest::Client::builder().default_headers(headers).build().expect("the options are valid");
+    let path = folder.path().join("key");
+    for (key, loaded) in [("wrong\n", "1"), ("secret\n", "2")] {
+        std::fs::write(&path, key).expect("the folder can be written to");
+        let mut told = EngineConfig::new(EngineKind::Sglang, engine.url.clone());
+        told.key_file = Some(path.clone());
+        let engines = Engines::with_pause(&Handle::current(), vec![told], Duration::from_millis(1));
+        let engines = engines.expect("the key can be read");
+        // With the wrong key the load fails, which is waited for as well.
+        engines.load(&next, 2, PATIENCE).await;
+        assert_eq!(engine.get("/model_info").await["weight_version"], loaded, "{key:?}");
+    }
+    engine.stop().await;
 }
