@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-trainer demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-trainer parity-slime torture libtorch openapi help
+.PHONY: run test test-service test-trainer demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-trainer parity-slime torture libtorch openapi help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,9 +71,13 @@ bench-overload: ## Measure goodput, leases and recovery with ten times the conne
 torture: ## Run the long versions of the reliability tests and print a table of their counts; takes hours
 	./scripts/torture --seed $(or $(SEED),7)
 
-bench-trainer: libtorch ## Compare the trainer's step with eager PyTorch, in turn on the same cores
+bench-trainer: libtorch ## Compare the trainer's step with eager PyTorch, in turn on the same cores; fetches PyTorch, 3 GB
 	$(CARGO) build --release -p forebay-trainer
 	./scripts/bench-trainer
+
+bench-serve: libtorch ## Compare tokens/s of forebay-trainer serve with transformers' generate, in turn on the same cores; fetches PyTorch, 3 GB
+	$(CARGO) build --release -p forebay-trainer
+	./scripts/bench-serve
 
 parity-slime: libtorch ## Compare the trainer with slime's formulas in PyTorch, 45 configurations; fetches PyTorch, 3 GB
 	$(CARGO) build -p forebay-trainer
