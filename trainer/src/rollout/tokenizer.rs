@@ -32,6 +32,11 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Name of the file that tells `transformers` how to load the tokenizer.
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
+/// The chat template: the contents of all messages, one after the other. Each turn of the model ends with its token, as
+/// in the sequences of `rollout`.
+const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}{{ message.content }}\
+                             {% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}";
+
 /// One token per character, after four special ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokenizer {
@@ -120,6 +125,7 @@ impl Tokenizer {
             "unk_token": UNKNOWN,
             // A space is an ordinary character here, wherever it occurs.
             "clean_up_tokenization_spaces": false,
+            "chat_template": CHAT_TEMPLATE,
         });
         for (file, json) in [(TOKENIZER_FILE, self.to_json()), (TOKENIZER_CONFIG_FILE, config)] {
             let path = folder.join(file);

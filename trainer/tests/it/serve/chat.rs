@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_trainer::serve::{Dialect, ServeConfig};
+use forebay_trainer::{
+    rollout::{Family, InitArgs, Tokenizer, init, task::TaskName},
+    serve::{Dialect, ServeConfig},
+};
 use reqwest::StatusCode;
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
@@ -489,4 +492,38 @@ async fn a_tokenizer_that_cannot_be_read_is_refused_at_the_start() {
     let opened = forebay_trainer::serve::Server::open(config(&[("tiny", &path)]), listener).await;
     let error = anyhow::Error::from(opened.expect_err("it is refused"));
     assert!(format!("{error:#}").contains("tokenizer.json"), "{error:#}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_init_makes_answers_messages() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let args = InitArgs {
+        folder: folder.path().join("model"),
+        task: TaskName::Arithmetic,
+        family: Family::Qwen3,
+        hidden: 16,
+        intermediate: None,
+        layers: 1,
+        heads: 2,
+        initializer_range: 0.5,
+        seed: 1,
+    };
+    init(&args).expect("the model can be made");
+    let tokenizer = Tokenizer::load(&args.folder).expect("it was just written");
+    let engine = Engine::start(&args.folder).await;
+    let ask = async |messages: Value| {
+        let body = json!({"messages": messages, "max_tokens": 3, "return_prompt_token_ids": true});
+        engine.post("/v1/chat/completions", body).await["choices"][0]["prompt_token_ids"].clone()
+    };
+    let encode = |text: &str| tokenizer.encode(text).expect("the alphabet has all of it");
+    // The prompt is that of `rollout`, and a turn ends as the model ends it.
+    let first = ask(json!([{"role": "user", "content": "7+5="}])).await;
+    let expected = [vec![tokenizer.bos()], encode("7+5=")].concat();
+    assert_eq!(first, json!(expected));
+    let turns = json!([
+        {"role": "user", "content": "7+5="}, {"role": "assistant", "content": "12"}, {"role": "user", "content": "1+1="},
+    ]);
+    let expected = [expected, encode("12"), vec![tokenizer.eos()], encode("1+1=")].concat();
+    assert_eq!(ask(turns).await, json!(expected));
+    engine.stop().await;
 }
