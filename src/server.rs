@@ -222,6 +222,9 @@ async fn close(keyring: &Keyring, buffer: &Buffer) {
     if let Err(error) = keyring.write_uses().await {
         tracing::warn!(error = %error, "writing the times when keys were last used failed");
     }
+    if let Err(error) = buffer.flush_delivered().await {
+        tracing::warn!(error = %error, "marking calls as delivered failed");
+    }
     if let Err(error) = buffer.stop_clock().await {
         tracing::warn!(error = %error, "writing the current service time failed");
     }

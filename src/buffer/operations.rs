@@ -107,6 +107,11 @@ impl Buffer {
         session::mark_delivered(self, call);
     }
 
+    /// Stores which calls were delivered; needed before the process ends.
+    pub async fn flush_delivered(&self) -> Result<(), StoreError> {
+        session::flush_delivered(self).await
+    }
+
     /// Finishes sessions, all or none: their rollouts are ingested as one bundle.
     #[instrument(level = "debug", skip_all)]
     pub async fn finish_sessions(&self, finishes: Vec<Finish>) -> Result<Vec<Ended>, BufferError> {

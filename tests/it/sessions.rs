@@ -10,6 +10,7 @@ use forebay::{
     },
 };
 use forebay_client::wire::{self, AbortRequest, FinishRequest, SessionFinish, SessionRequest, VersionSpan};
+use futures::FutureExt as _;
 use serde_json::{Value, json};
 
 use crate::support::{Backend, TestApp, member, on_both_stores, rollout, text, with};
@@ -526,6 +527,50 @@ on_both_stores! {
         hung.cancelled().await;
         let late = app.buffer.record_call(&hung, call(&[S], &[11, E])).await;
         assert_eq!(refused(late), Refusal::SessionEnded(SessionState::Finished));
+    }
+
+    async fn a_call_that_begins_after_a_refused_finish_is_not_cancelled(app: TestApp) {
+        let opened = open(app, json!({"rollout_id": "r"})).await;
+        let before = permit(app, &opened).await.expect("open");
+        app.post(&path(&opened, "/finish"), json!({"reward": 1.0, "wait_ms": 0})).await.refused(422, "no-turns");
+        before.cancelled().await;
+        let after = permit(app, &opened).await.expect("the session is open again");
+        assert!(after.cancelled().now_or_never().is_none());
+        app.buffer.record_call(&after, call(&[S, U, A], &[11, E])).await.expect("the call is recorded");
+    }
+
+    async fn a_refused_finish_of_several_names_the_session(app: TestApp) {
+        app.rules("solver", json!({})).await;
+        let models = json!({"a": {"policy": "default"}, "b": {"policy": "solver"}});
+        let first = open(app, json!({"rollout_id": "a", "group_id": "a", "models": models})).await;
+        let second = open(app, json!({"rollout_id": "b"})).await;
+        for opened in [&first, &second] {
+            record(app, opened, call(&[S, U, A], &[11, E])).await;
+        }
+        app.rules("default", json!({"group": {"size": 2}})).await;
+        let both = json!([
+            {"session_id": first["session_id"], "reward": 1.0}, {"session_id": second["session_id"], "reward": 1.0},
+        ]);
+        assert_eq!(app.post("/sessions/finish", both).await.pointers(422), ["/1/group_id"]);
+    }
+
+    async fn what_was_delivered_before_a_stop_is_trained(app: TestApp) {
+        for round in 0..4 {
+            let opened = open(app, json!({"rollout_id": format!("r{round}")})).await;
+            record(app, &opened, call(&[S, U, A], &[11, E])).await;
+            app.restart().await;
+            assert_eq!(finish(app, &opened, 1.0).await["assembly"]["trained_tokens"], 2);
+        }
+    }
+
+    async fn a_prompt_without_the_stop_token_is_another_segment(app: TestApp) {
+        app.reconfigure("[limits]\ntrajectory_segments = 1\n").await;
+        let opened = open(app, json!({"rollout_id": "r"})).await;
+        record(app, &opened, call(&[S, U, A], &[11, 12, E])).await;
+        // Nothing follows in the place of the stop token, so the call continues nothing.
+        let cut = call(&[S, U, A, 11, 12], &[13, E]);
+        assert_eq!(refused(try_record(app, &opened, cut).await), Refusal::SessionFull("segments"));
+        finish(app, &opened, 1.0).await;
     }
 
     async fn several_sessions_finish_together_or_not_at_all(app: TestApp) {

@@ -410,6 +410,9 @@ fn of_request(refusal: Refusal, owners: &[usize], sessions: usize) -> Refusal {
     let owner = |index: usize| owners.get(index).copied().unwrap_or(0);
     match refusal {
         Refusal::Invalid(_) if sessions == 1 => without_indexes(refusal),
+        Refusal::Invalid(violations) => {
+            Refusal::Invalid(violations.into_iter().map(|violation| of_session(violation, &owner)).collect())
+        }
         Refusal::RolloutConflict { rollout_id, index, verdict } => {
             Refusal::RolloutConflict { rollout_id, index: owner(index), verdict }
         }
@@ -418,6 +421,13 @@ fn of_request(refusal: Refusal, owners: &[usize], sessions: usize) -> Refusal {
         }
         other => other,
     }
+}
+
+/// Replaces the index of a rollout, which the pointer begins with, by that of its session.
+fn of_session(violation: Violation, owner: &impl Fn(usize) -> usize) -> Violation {
+    let rest = violation.pointer.strip_prefix('/').and_then(|pointer| pointer.split_once('/'));
+    let pointer = rest.and_then(|(index, rest)| Some(format!("/{}/{rest}", owner(index.parse().ok()?))));
+    Violation { pointer: pointer.unwrap_or(violation.pointer), ..violation }
 }
 
 /// Counts what became of a session.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,13 +20,17 @@ pub(in crate::buffer) struct InFlight(Mutex<HashMap<SessionId, Arc<Calls>>>);
 #[derive(Debug)]
 struct Calls {
     count: watch::Sender<u32>,
-    cancelled: watch::Sender<bool>,
+    /// Calls that have begun, from which each has its number.
+    begun: AtomicU64,
+    /// All calls up to this number are cancelled. Calls that begin later are not: a session whose end was refused goes on.
+    cancelled: watch::Sender<u64>,
 }
 
 /// A call in flight. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Guard {
     session: SessionId,
+    number: u64,
     calls: Arc<Calls>,
     all: Arc<InFlight>,
 }
@@ -32,14 +39,16 @@ impl InFlight {
     /// Counts a call, unless the session has `max` calls in flight.
     pub(super) fn begin(self: &Arc<Self>, session: SessionId, max: u32) -> Option<Guard> {
         let mut sessions = self.sessions();
-        let calls = sessions
-            .entry(session)
-            .or_insert_with(|| Arc::new(Calls { count: watch::Sender::new(0), cancelled: watch::Sender::new(false) }));
+        let calls = sessions.entry(session).or_insert_with(|| {
+            let (count, cancelled) = (watch::Sender::new(0), watch::Sender::new(0));
+            Arc::new(Calls { count, begun: AtomicU64::new(0), cancelled })
+        });
         if *calls.count.borrow() >= max {
             return None;
         }
         calls.count.send_modify(|count| *count += 1);
-        Some(Guard { session, calls: Arc::clone(calls), all: Arc::clone(self) })
+        let number = calls.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        Some(Guard { session, number, calls: Arc::clone(calls), all: Arc::clone(self) })
     }
 
     /// Whether a session has calls in flight.
@@ -53,7 +62,7 @@ impl InFlight {
         let mut count = calls.count.subscribe();
         let ended = count.wait_for(|count| *count == 0);
         if tokio::time::timeout(wait, ended).await.is_err() {
-            calls.cancelled.send_replace(true);
+            calls.cancelled.send_replace(calls.begun.load(Ordering::SeqCst));
         }
     }
 
@@ -66,7 +75,7 @@ impl Guard {
     /// Returns when a finish no longer waits for the call, whose answer will not be recorded.
     pub(super) async fn cancelled(&self) {
         let mut cancelled = self.calls.cancelled.subscribe();
-        if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
+        if cancelled.wait_for(|up_to| *up_to >= self.number).await.is_err() {
             std::future::pending::<()>().await;
         }
     }

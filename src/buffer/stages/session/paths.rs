@@ -58,7 +58,8 @@ impl CallPaths {
             if common < node.way.len() {
                 break;
             }
-            if let Some(call) = node.full.or(node.trimmed) {
+            // A stop token is only left out where another id follows.
+            if let Some(call) = node.full.or(node.trimmed.filter(|_| depth < prompt.len())) {
                 end = Some((call, depth));
                 shared.call = Some(call);
             }
@@ -135,6 +136,7 @@ mod tests {
         let continued = |ids| Shared { call: Some(1), ids, continues: Some((1, ids)) };
         assert_eq!(paths.shared(&[1, 2, 3, 11, 12, 9, 8]), continued(6));
         assert_eq!(paths.shared(&[1, 2, 3, 11, 12, 2]), continued(5));
+        assert_eq!(paths.shared(&[1, 2, 3, 11, 12]), Shared { call: Some(1), ids: 5, continues: None });
         assert_eq!(paths.shared(&[1, 2, 5]), Shared { call: Some(1), ids: 2, continues: None });
         paths.add(2, &[1, 2, 3, 11, 12, 9, 8], &[13], false);
         // The first call is continued already, and the second one is not.

@@ -311,15 +311,15 @@ pub(in crate::buffer) fn mark_delivered(buffer: &Buffer, call: CallPk) {
 /// Marks calls as delivered. When it returns, all calls that were noted before are marked.
 pub(in crate::buffer) async fn flush_delivered(buffer: &Buffer) -> Result<(), StoreError> {
     let _writing = buffer.delivered.writing.lock().await;
-    let calls = std::mem::take(&mut *buffer.delivered.pending());
+    // They stay noted until they are marked, also if this is cancelled. Meanwhile others are only added behind them.
+    let calls = buffer.delivered.pending().clone();
     if calls.is_empty() {
         return Ok(());
     }
-    let outcome = buffer.store.mark_delivered(calls.clone()).await;
-    if outcome.is_err() {
-        buffer.delivered.pending().extend(calls);
-    }
-    outcome
+    let marked = calls.len();
+    buffer.store.mark_delivered(calls).await?;
+    buffer.delivered.pending().drain(..marked);
+    Ok(())
 }
 
 /// The trees of the sessions that were active last.

@@ -27,12 +27,13 @@ impl Op for DueSessions {
     type Output = Vec<SessionId>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        // Sessions that are due at the same time end in the order in which they were opened, on every database.
         const SELECT_DUE_SESSIONS: Statement = Statement::new(
             "-- select_due_sessions
             SELECT session_pk, session_id
             FROM session
             WHERE due_us <= $1
-            ORDER BY due_us
+            ORDER BY due_us, session_pk
             LIMIT $2",
         );
         let rows = tx.fetch_all(SELECT_DUE_SESSIONS, args![self.now, self.limit]).await?;
