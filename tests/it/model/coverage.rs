@@ -6,7 +6,7 @@ use forebay_client::wire::{BatchState, GroupState};
 
 use super::{
     reference::Reference,
-    view::{Answer, Call, Holder, PolicyNumber, Post, Refused, name_of},
+    view::{Answer, Call, Ended, Holder, PolicyNumber, Post, Recorded, Refused, name_of},
 };
 
 /// How often an operation ran in a state; the state is the one before the operation.
@@ -17,7 +17,7 @@ pub(crate) struct Coverage {
 
 /// Combinations that the default run must reach at least once.
 #[rustfmt::skip]
-const MUST_MEET: [(&str, &[&str]); 16] = [
+const MUST_MEET: [(&str, &[&str]); 22] = [
     ("post", &["new", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
         "quarantined", "repeat", "conflict", "size conflict", "backlog full"]),
     ("close", &["open", "ready", "batched", "discarded", "unknown"]),
@@ -38,9 +38,22 @@ const MUST_MEET: [(&str, &[&str]); 16] = [
         "quarantined", "step unknown", "step unknown, forced", "superseded"]),
     ("reset", &["leased", "returned", "open", "ready", "quarantined", "trained", "superseded"]),
     ("put policy", &["open", "ready", "leased"]),
-    ("sweep", &["nothing", "expired", "overdue", "purge", "forget"]),
+    ("sweep", &["nothing", "expired", "overdue", "purge", "forget", "session, idle", "session, too old",
+        "session, busy", "session, posted", "session, purge", "session, forget"]),
     ("step", &["open", "ready", "leased", "trained"]),
     ("restart", &["open", "ready", "leased", "trained"]),
+    ("open session", &["new", "repeat", "session conflict", "session is finished", "session is aborted",
+        "session is expired", "rollout conflict", "size conflict", "invalid", "no room"]),
+    ("agent call", &["recorded", "replayed", "forwarded", "unknown model", "unknown key", "session is finished",
+        "session is aborted", "session is expired", "full of calls", "full of segments", "full of tokens",
+        "full of calls in flight"]),
+    ("end call", &["recorded", "replayed", "gone", "session is finished", "session is expired",
+        "cancelled", "cancelled and recorded"]),
+    ("finish", &["new", "repeat", "other reward", "session is aborted", "session is expired", "no turns", "reset",
+        "rollout conflict", "size conflict", "invalid", "unknown", "several", "several, refused", "several policies",
+        "kept", "dropped", "late", "masked", "undelivered", "retry", "empty", "trimmed", "break", "full"]),
+    ("abort", &["new", "repeat", "other reward", "session is finished", "session is expired", "unknown", "keep"]),
+    ("turns", &["trained", "undelivered", "empty", "break", "unknown"]),
 ];
 
 impl Coverage {
@@ -112,7 +125,85 @@ fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
         Call::Step { .. } => of_policy(before, "step", 0),
         Call::Sweep => before.due().into_iter().map(|due| ("sweep", due.to_owned())).collect(),
         Call::Restart => of_policy(before, "restart", 0),
+        _ => session_met(before, call, answer),
     }
+}
+
+fn session_met(before: &Reference, call: &Call, answer: &Answer) -> Met {
+    let mut met: Vec<String> = Vec::new();
+    match answer {
+        Answer::Opened { duplicate, .. } => met.push(if *duplicate { "repeat" } else { "new" }.to_owned()),
+        Answer::Call { recorded, cancelled } => {
+            let state = match recorded {
+                Ok(Recorded::New { .. }) => "recorded".to_owned(),
+                Ok(Recorded::Replayed { .. }) => "replayed".to_owned(),
+                Ok(Recorded::Forwarded) => "forwarded".to_owned(),
+                Ok(Recorded::Gone) => "gone".to_owned(),
+                Err(refused) => refused_met(refused),
+            };
+            met.extend(cancelled.then(|| "cancelled".to_owned()));
+            met.extend((*cancelled && state == "recorded").then(|| "cancelled and recorded".to_owned()));
+            met.push(state);
+        }
+        Answer::Ended(ended) => met.extend(ended.iter().flat_map(ended_met)),
+        Answer::Turns(turns) => {
+            met.extend(turns.iter().map(|turn| turn.outcome.to_owned()));
+            met.extend(turns.iter().any(|turn| turn.divergence.is_some()).then(|| "break".to_owned()));
+        }
+        Answer::Refused(refused) => met.push(refused_met(refused)),
+        _ => {}
+    }
+    if let Call::Finish(finishes) = call {
+        let refused = matches!(answer, Answer::Refused(_));
+        let several = if refused { "several, refused" } else { "several" };
+        met.extend((finishes.len() > 1).then(|| several.to_owned()));
+        let full = finishes.iter().filter_map(|finish| before.sessions.get(&finish.session?)).any(|known| known.full);
+        met.extend((full && !refused).then(|| "full".to_owned()));
+    }
+    if let Call::Abort(abort) = call {
+        met.extend(abort.keep.then(|| "keep".to_owned()));
+    }
+    met.into_iter().map(|state| (operation(call), state)).collect()
+}
+
+fn refused_met(refused: &Refused) -> String {
+    match refused {
+        Refused::SessionEnded(state) => format!("session is {}", name_of(state)),
+        Refused::EndConflict(_) => "other reward".to_owned(),
+        Refused::SessionConflict => "session conflict".to_owned(),
+        Refused::SessionReset(_) => "reset".to_owned(),
+        Refused::SessionFull(what) => format!("full of {what}"),
+        Refused::UnknownSessionKey => "unknown key".to_owned(),
+        Refused::UnknownModel => "unknown model".to_owned(),
+        Refused::NoTurns => "no turns".to_owned(),
+        Refused::NoRoom => "no room".to_owned(),
+        Refused::RolloutConflict { .. } => "rollout conflict".to_owned(),
+        Refused::GroupSizeConflict { .. } => "size conflict".to_owned(),
+        Refused::Invalid(_) => "invalid".to_owned(),
+        Refused::Unknown => "unknown".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+fn ended_met(ended: &Ended) -> Vec<String> {
+    if ended.duplicate {
+        return vec!["repeat".to_owned()];
+    }
+    let assembly = &ended.assembly;
+    let mut met = vec!["new".to_owned()];
+    met.extend((ended.receipts.len() > 1).then(|| "several policies".to_owned()));
+    met.extend(ended.receipts.iter().map(|receipt| receipt.verdict.as_str().to_owned()));
+    let dropped = &assembly.dropped;
+    for (state, count) in [
+        ("undelivered", dropped.undelivered),
+        ("retry", dropped.retry),
+        ("empty", dropped.empty),
+        ("trimmed", assembly.trimmed),
+        ("break", assembly.breaks),
+    ] {
+        met.extend((count > 0).then(|| state.to_owned()));
+    }
+    met
 }
 
 fn operation(call: &Call) -> &'static str {
@@ -134,6 +225,13 @@ fn operation(call: &Call) -> &'static str {
         Call::Step { .. } => "step",
         Call::Sweep => "sweep",
         Call::Restart => "restart",
+        Call::OpenSession(_) => "open session",
+        Call::Record { .. } => "agent call",
+        Call::Begin { .. } => "begin call",
+        Call::Answered { .. } => "end call",
+        Call::Finish(_) => "finish",
+        Call::Abort(_) => "abort",
+        Call::Turns { .. } => "turns",
     }
 }
 

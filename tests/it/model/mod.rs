@@ -19,6 +19,9 @@
 //! `FOREBAY_MODEL_LEDGER_EVERY` compares whole ledgers less often and so runs more steps in the same time. A failure
 //! prints the seed of its history; with that seed and one step, the history runs again alone.
 //!
+//! Sessions are compared like everything else: what they answer, what they hold, and the segments that their calls become,
+//! for which the reference has the oracle of the assembler's own tests.
+//!
 //! To add an operation: a variant in [`view::Call`] and [`operation::Operation`], its meaning in [`reference`], its
 //! call in [`system`], and the states that it must meet in [`coverage`].
 

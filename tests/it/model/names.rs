@@ -8,13 +8,13 @@ use forebay::buffer::{
 };
 use forebay_client::wire::{
     BacklogRules, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop,
-    PolicyRules, RetentionRules, Segment, Settle, StalenessRules, Trajectory, VersionSpan,
+    PolicyRules, RetentionRules, Segment, SessionRules, Settle, StalenessRules, Trajectory,
 };
 
 use super::{
     operation::{EXECUTIONS, GROUPS, ROLLOUTS, URIS},
     reference::LOSS_CONSTANT,
-    view::{Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, Post, Rules, Versions},
+    view::{self, Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, Post, Rules},
 };
 
 /// Names of groups, then of rollouts.
@@ -25,8 +25,12 @@ impl Names {
         Self((0..GROUPS + ROLLOUTS).map(|number| format!("name-{number}")).collect())
     }
 
-    fn rollout(&self, number: usize) -> &str {
+    pub(crate) fn rollout(&self, number: usize) -> &str {
         &self.0[GROUPS + number]
+    }
+
+    pub(crate) fn named_group(&self, number: usize) -> &str {
+        &self.0[number]
     }
 
     fn number(&self, name: &str) -> usize {
@@ -50,17 +54,17 @@ impl Names {
     }
 
     pub(crate) fn trajectory(&self, post: &Post) -> Trajectory {
-        let Body { status, reward, segments, versions, execution } = &post.body;
+        let Body { status, reward, version, segments, execution } = &post.body;
         Trajectory {
             policy: Some(format!("policy-{}", post.policy)),
             rollout_id: Some(self.rollout(post.rollout).to_owned()),
             group_id: post.group.map(|group| self.0[group].clone()),
             group_size: post.group_size,
             execution_id: execution.map(|number| execution_id(number).to_string()),
-            policy_version: if let Versions::Declared(version) = versions { Some(*version) } else { None },
+            policy_version: *version,
             status: *status,
             reward: reward.map(|halves| f64::from(halves) / 2.0),
-            segments: segments.iter().map(|(prompt, mask)| segment(*prompt, *mask, *versions)).collect(),
+            segments: segments.iter().map(segment).collect(),
             ..Trajectory::default()
         }
     }
@@ -80,12 +84,21 @@ fn group_id(name: &str) -> GroupId {
     GroupId::parse(name).expect("the id is valid")
 }
 
-fn segment(prompt: usize, mask: [u8; 2], versions: Versions) -> Segment {
-    let spans = match versions {
-        Versions::Spans(first, second) => Some(vec![VersionSpan(first, 0, 1), VersionSpan(second, 1, 1)]),
-        Versions::Absent | Versions::Declared(_) => None,
-    };
-    Segment { tokens: vec![1; prompt + 2], loss_mask: mask.to_vec(), versions: spans, ..Segment::default() }
+fn segment(segment: &view::Segment) -> Segment {
+    let view::Segment { kind, tokens, mask, logprobs, versions } = segment.clone();
+    Segment {
+        kind,
+        tokens,
+        loss_mask: mask,
+        logprobs: logprobs.map(|logprobs| logprobs.into_iter().map(logprob).collect()),
+        versions,
+        ..Segment::default()
+    }
+}
+
+/// A multiple of -1/128.
+pub(crate) fn logprob(multiple: i64) -> f32 {
+    0.0 - multiple as f32 / 128.0
 }
 
 /// URI of a version's weights.
@@ -120,6 +133,7 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
             max_ready_rollouts: rules.backlog.map_or(65_536, |most| most as u64),
             ..BacklogRules::default()
         },
+        sessions: SessionRules { retries: rules.retries },
         settle: if rules.settled_by_ack { Settle::Ack } else { Settle::Checkpoint },
         retention: RetentionRules {
             trained_s: rules.trained_s as u64,

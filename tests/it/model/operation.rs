@@ -4,14 +4,15 @@
 //! checkpoint's step") and becomes a [`Call`] only when it runs. So a few ids are enough for frequent collisions, and a
 //! sequence from which shrinking removed operations is still meaningful.
 
+mod sessions;
 mod strategies;
 
-use forebay_client::wire::{BatchState, GroupState, Status};
+use forebay_client::wire::{BatchState, GroupState, Status, VersionSpan};
 
-pub(crate) use self::strategies::sequences;
+pub(crate) use self::{sessions::SessionOperation, strategies::sequences};
 use super::{
     reference::Reference,
-    view::{Body, Call, GroupName, Holder, LeaseNumber, PolicyNumber, Post, Rules, Versions},
+    view::{Body, Call, GroupName, Holder, LeaseNumber, PolicyNumber, Post, Rules, Segment},
 };
 
 /// Policies of a run. Batches of the first are settled by checkpoints, those of the last by acks.
@@ -115,6 +116,7 @@ pub(crate) enum Operation {
     },
     Sweep,
     Restart,
+    Session(SessionOperation),
 }
 
 /// A trajectory to post.
@@ -132,6 +134,7 @@ pub(crate) struct Item {
 pub(crate) struct BodyPlan {
     status: Status,
     reward: Option<u8>,
+    /// Prompt length and response mask of each segment; every response has two tokens.
     segments: Vec<(usize, [u8; 2])>,
     versions: VersionsPlan,
     execution: Option<usize>,
@@ -258,6 +261,7 @@ impl Operation {
             Self::Step { hours } => Call::Step { hours },
             Self::Sweep => Call::Sweep,
             Self::Restart => Call::Restart,
+            Self::Session(operation) => operation.resolve(now),
         }
     }
 }
@@ -272,13 +276,22 @@ impl Item {
 impl BodyPlan {
     fn resolve(self, now: &Reference, policy: PolicyNumber) -> Body {
         let behind = |versions: i64| (now.policies[policy].version - versions).max(0);
-        let versions = match self.versions {
-            VersionsPlan::Absent => Versions::Absent,
-            VersionsPlan::Behind(versions) => Versions::Declared(behind(versions)),
-            VersionsPlan::Spans(first, second) => Versions::Spans(behind(first), behind(second)),
+        let (version, spans) = match self.versions {
+            VersionsPlan::Absent => (None, None),
+            VersionsPlan::Behind(versions) => (Some(behind(versions)), None),
+            VersionsPlan::Spans(first, second) => {
+                (None, Some(vec![VersionSpan(behind(first), 0, 1), VersionSpan(behind(second), 1, 1)]))
+            }
         };
-        let Self { status, reward, segments, execution, .. } = self;
-        Body { status, reward, segments, versions, execution }
+        let segment = |(prompt, mask): (usize, [u8; 2])| Segment {
+            kind: None,
+            tokens: vec![1; prompt + 2],
+            mask: mask.to_vec(),
+            logprobs: None,
+            versions: spans.clone(),
+        };
+        let segments = self.segments.into_iter().map(segment).collect();
+        Body { status: self.status, reward: self.reward, version, segments, execution: self.execution }
     }
 }
 

@@ -4,16 +4,19 @@
 //! seconds. HTTP is left out, because it would halve the number of steps and makes no decisions. The background sweeper
 //! is left out too, so that a sweep happens exactly when the history says.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+mod sessions;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use forebay::{
     buffer::{
         Buffer, doctor,
-        ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, Step, Version},
+        ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, SessionId, Step, Version},
         ingest::GroupFill,
         lease::{LeaseRequest, Leased},
         port::{Batch, BatchFilter, Group, GroupFilter, Ingested, Publish, Story, StoryFilter},
         refusal::{BufferError, Refusal},
+        session::{CallPermit, SessionKey},
         shard::Shard,
     },
     clock::{Clock as _, Timestamp},
@@ -28,9 +31,10 @@ use super::{
     clock::ModelClock,
     names::{self, Names},
     operation::{EXECUTIONS, POLICIES},
+    reference::{IN_FLIGHT_MAX, SEGMENTS_MAX, TOKENS_MAX, multiple},
     view::{
-        Answer, BatchView, Call, DISCARD_REASON, GroupView, Holder, Ledger, NACK_REASON, PolicyNumber, PolicyView,
-        Post, Receipt, Refused, Row, StoryView, millionths,
+        Answer, BatchView, Call, DISCARD_REASON, GroupView, Holder, InFlightNumber, Ledger, NACK_REASON, PolicyNumber,
+        PolicyView, Post, Receipt, Refused, Row, Segment, StoryView, millionths,
     },
 };
 use crate::support::{Backend, empty, fresh_database};
@@ -84,10 +88,18 @@ pub(crate) struct System {
     batches: Vec<BatchId>,
     /// Tokens of leases in the order in which they were granted.
     leases: Vec<LeaseToken>,
+    /// Ids of sessions in the order in which they were opened, with their keys.
+    sessions: Vec<(SessionId, Vec<SessionKey>)>,
+    in_flight: BTreeMap<InFlightNumber, CallPermit>,
+    begun: usize,
 }
 
 async fn open(url: &str, clock: &Arc<ModelClock>) -> Buffer {
-    let config = Config::parse("").expect("the defaults are valid");
+    let config = Config::parse(&format!(
+        "[limits]\ntrajectory_segments = {SEGMENTS_MAX}\ntrajectory_tokens = {TOKENS_MAX}\n\
+         [sessions]\nmax_in_flight = {IN_FLIGHT_MAX}\n"
+    ));
+    let config = config.expect("the configuration is valid");
     let metrics = Arc::new(Metrics::new());
     let store = store::open(url, metrics.store()).await.expect("the store opens");
     Buffer::start(store, Arc::clone(clock) as _, metrics, config.buffer, Vec::new()).await.expect("the store works")
@@ -108,6 +120,9 @@ impl System {
             names: Arc::clone(&database.names),
             batches: Vec::new(),
             leases: Vec::new(),
+            sessions: Vec::new(),
+            in_flight: BTreeMap::new(),
+            begun: 0,
         }
     }
 
@@ -224,7 +239,7 @@ impl System {
                 self.restart().await?;
                 Ok(Answer::Done)
             }
-            _ => unreachable!("the others were answered before"),
+            call => self.answer_for_session(call).await,
         }
     }
 
@@ -243,6 +258,8 @@ impl System {
     }
 
     async fn restart(&mut self) -> Result<(), BufferError> {
+        // What only the process knows is lost, as when it is killed.
+        self.in_flight.clear();
         self.buffer.check_clock().await?;
         self.buffer.stop_clock().await?;
         self.buffer.store().close().await;
@@ -292,8 +309,13 @@ impl System {
             rollout: self.names.rollout_number(&sample.rollout_id),
             segment: sample.segment as usize,
             verdict: sample.verdict,
-            tokens: sample.tokens.as_ref().map_or(0, Vec::len),
-            mask: sample.loss_mask.clone().unwrap_or_default(),
+            content: Segment {
+                kind: sample.kind.clone(),
+                tokens: sample.tokens.clone().unwrap_or_default(),
+                mask: sample.loss_mask.clone().unwrap_or_default(),
+                logprobs: sample.logprobs.as_ref().map(|logprobs| logprobs.iter().copied().map(multiple).collect()),
+                versions: sample.versions.clone(),
+            },
             reward: sample.reward.map(millionths),
             advantage: millionths(f64::from(sample.advantage)),
             loss_weight: millionths(sample.loss_weight),
@@ -346,8 +368,11 @@ impl System {
         let stories = StoryFilter { policy: Some(name.clone()), limit: ALL, ..StoryFilter::default() };
         let groups = GroupFilter { policy: name.clone(), limit: ALL, ..GroupFilter::default() };
         let batches = BatchFilter { policy: name, limit: ALL, ..BatchFilter::default() };
-        let shown =
-            |name: &str| ["received", "rollout.", "group.", "batch.", "dropped."].iter().any(|p| name.starts_with(p));
+        let shown = |name: &str| {
+            ["received", "rollout.", "group.", "batch.", "dropped.", "session.", "reserved"]
+                .iter()
+                .any(|p| name.starts_with(p))
+        };
         let tallies = overview.tallies.counts.into_iter().map(|(tally, count)| (tally.name(), count));
         let tallies = tallies.filter(|(name, count)| shown(name) && *count != 0);
         let policy = overview.policy;
@@ -372,6 +397,7 @@ impl System {
             executions,
             groups: groups.collect(),
             batches: self.buffer.batches(batches).await?.entries.iter().map(|batch| self.batch_view(batch)).collect(),
+            sessions: self.session_views(number).await?,
         })
     }
 
@@ -473,6 +499,15 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::VersionConflict(current) => Refused::VersionConflict(current.0),
         Refusal::GroupDecided(state) => Refused::GroupDecided(state.into()),
         Refusal::BatchState(_) => Refused::BatchState,
+        Refusal::SessionEnded(state) => Refused::SessionEnded(state.into()),
+        Refusal::EndConflict(state) => Refused::EndConflict(state.into()),
+        Refusal::SessionConflict(_) => Refused::SessionConflict,
+        Refusal::SessionReset(policy) => Refused::SessionReset(policy.to_string()),
+        Refusal::SessionFull(what) => Refused::SessionFull(what),
+        Refusal::UnknownSessionKey => Refused::UnknownSessionKey,
+        Refusal::UnknownModel(_) => Refused::UnknownModel,
+        Refusal::NoTurns => Refused::NoTurns,
+        Refusal::NoRoom(_) => Refused::NoRoom,
         other => Refused::Other(other.to_string()),
     }
 }

@@ -4,9 +4,19 @@
 //! answer a [`Call`] with an [`Answer`] and return a [`Ledger`], and `==` finds the differences. Batches and leases are
 //! numbered in the order of their creation, because their ids are random.
 
-use std::collections::BTreeMap;
+mod sessions;
 
-use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, RolloutState, Status, Verdict};
+use std::{collections::BTreeMap, sync::Arc};
+
+use forebay_client::wire::{
+    BatchOrder, BatchState, GroupState, LossWeighting, Retries, RolloutState, SessionState, Status, Verdict,
+    VersionSpan,
+};
+
+pub(crate) use self::sessions::{
+    Aborting, AgentCall, Ended, Ending, Finishing, InFlightNumber, KeyPick, Opening, Recorded, SessionNumber,
+    SessionPolicyView, SessionView, TurnView,
+};
 
 /// A policy, by its index among the policies of a run.
 pub(crate) type PolicyNumber = usize;
@@ -45,6 +55,8 @@ pub(crate) struct Rules {
     pub(crate) backlog: Option<usize>,
     /// An ack settles the batch, because the trainer never saves.
     pub(crate) settled_by_ack: bool,
+    /// Whether repeated calls of sessions are trained.
+    pub(crate) retries: Retries,
     pub(crate) weighting: LossWeighting,
     pub(crate) trained_s: i64,
     pub(crate) settled_s: i64,
@@ -65,19 +77,21 @@ pub(crate) struct Body {
     pub(crate) status: Status,
     /// In halves, so that the reward compares exactly.
     pub(crate) reward: Option<u8>,
-    /// Prompt length and response mask of each segment; every response has two tokens.
-    pub(crate) segments: Vec<(usize, [u8; 2])>,
-    pub(crate) versions: Versions,
+    /// The version that the rollout declares.
+    pub(crate) version: Option<i64>,
+    pub(crate) segments: Arc<[Segment]>,
     pub(crate) execution: Option<usize>,
 }
 
-/// The weight versions that a rollout declares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Versions {
-    Absent,
-    Declared(i64),
-    /// Of the first and the second token of every response.
-    Spans(i64, i64),
+/// A segment of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) kind: Option<String>,
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) mask: Vec<u8>,
+    /// In multiples of -1/128, which floats hold exactly.
+    pub(crate) logprobs: Option<Vec<i64>>,
+    pub(crate) versions: Option<Vec<VersionSpan>>,
 }
 
 /// A trajectory as it is posted.
@@ -106,8 +120,7 @@ pub(crate) struct Holder {
 
 /// A call of the buffer, or an event that affects it.
 ///
-/// Further features become variants here: staleness `mask`, admissions and backlogs. Keys belong to a layer above the
-/// buffer.
+/// Further features become variants here: staleness `mask`, admissions. Keys belong to a layer above the buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Post(Vec<Post>),
@@ -177,6 +190,28 @@ pub(crate) enum Call {
     },
     Sweep,
     Restart,
+    OpenSession(Opening),
+    /// A call of an agent, from its beginning to the delivery of its answer.
+    Record {
+        session: Option<SessionNumber>,
+        key: KeyPick,
+        sent: AgentCall,
+    },
+    /// A call of an agent begins, and is in flight until it ends.
+    Begin {
+        session: Option<SessionNumber>,
+        key: KeyPick,
+    },
+    /// The engine answered a call in flight, or the agent is gone.
+    Answered {
+        call: InFlightNumber,
+        sent: Option<AgentCall>,
+    },
+    Finish(Vec<Finishing>),
+    Abort(Aborting),
+    Turns {
+        session: Option<SessionNumber>,
+    },
 }
 
 /// The reason in every manual discard.
@@ -191,12 +226,47 @@ pub(crate) enum Answer {
     Receipts(Vec<Receipt>),
     Group(GroupView),
     NoBatch,
-    Leased { held: bool, lease: LeaseNumber, batch: BatchView, rows: Vec<Row> },
+    Leased {
+        held: bool,
+        lease: LeaseNumber,
+        batch: BatchView,
+        rows: Vec<Row>,
+    },
     Batch(BatchView),
-    Published { new: bool },
-    Settled { last: i64, batches: u64 },
-    Resumed { epoch: i64, version: i64, returned: u64, quarantined: u64, undeliverable: u64 },
-    Reset { run: i64, epoch: i64, discarded: u64 },
+    Published {
+        new: bool,
+    },
+    Settled {
+        last: i64,
+        batches: u64,
+    },
+    Resumed {
+        epoch: i64,
+        version: i64,
+        returned: u64,
+        quarantined: u64,
+        undeliverable: u64,
+    },
+    Reset {
+        run: i64,
+        epoch: i64,
+        discarded: u64,
+    },
+    Opened {
+        session: SessionNumber,
+        duplicate: bool,
+        expires_at: i64,
+    },
+    Begun {
+        call: InFlightNumber,
+    },
+    /// What became of a call, and whether it was cancelled before its end.
+    Call {
+        recorded: Result<Recorded, Refused>,
+        cancelled: bool,
+    },
+    Ended(Vec<Ended>),
+    Turns(Vec<TurnView>),
     Refused(Refused),
 }
 
@@ -227,6 +297,15 @@ pub(crate) enum Refused {
     VersionConflict(i64),
     GroupDecided(GroupState),
     BatchState,
+    SessionEnded(SessionState),
+    EndConflict(SessionState),
+    SessionConflict,
+    SessionReset(String),
+    SessionFull(&'static str),
+    UnknownSessionKey,
+    UnknownModel,
+    NoTurns,
+    NoRoom,
     /// A refusal that the model does not expect.
     Other(String),
 }
@@ -250,8 +329,7 @@ pub(crate) struct Row {
     pub(crate) rollout: usize,
     pub(crate) segment: usize,
     pub(crate) verdict: Verdict,
-    pub(crate) tokens: usize,
-    pub(crate) mask: Vec<u8>,
+    pub(crate) content: Segment,
     pub(crate) reward: Option<i64>,
     pub(crate) advantage: i64,
     pub(crate) loss_weight: i64,
@@ -340,6 +418,8 @@ pub(crate) struct PolicyView {
     pub(crate) executions: Vec<Vec<(i64, usize)>>,
     pub(crate) groups: BTreeMap<(i64, GroupName), GroupView>,
     pub(crate) batches: Vec<BatchView>,
+    /// Sessions that record rollouts of the policy.
+    pub(crate) sessions: Vec<SessionView>,
 }
 
 /// Everything that the ledger shows.

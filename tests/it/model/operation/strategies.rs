@@ -1,9 +1,11 @@
 //! How often each operation is generated. The weights determine how far a history gets before a reset or a timeout ends
 //! it.
 
-use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Status};
+use std::collections::BTreeMap;
+
+use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Retries, SessionState, Status};
 use proptest::{
-    collection::vec,
+    collection::{btree_map, vec},
     option,
     prelude::{Just, Strategy, any},
     prop_oneof,
@@ -12,14 +14,16 @@ use proptest::{
 
 use super::{
     BatchPick, BodyPlan, CONSUMERS, EXECUTIONS, EpochPick, GROUPS, GroupPick, HolderPick, Item, LeasePick, NackPick,
-    Operation, REQUESTS, ROLLOUTS, Sequence, StepPick, URIS, VersionPick, VersionsPlan,
+    Operation, POLICIES, REQUESTS, ROLLOUTS, Sequence, SessionOperation, StepPick, URIS, VersionPick, VersionsPlan,
+    sessions::{CallPlan, FinishPlan, KeyPlan, ModelPick, OpeningPlan, PromptPlan, SessionGroup, SessionPick},
 };
 use crate::model::view::{PolicyNumber, Rules};
 
 /// Histories of a given length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
     let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
-    let operations = prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up()];
+    let operations =
+        prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up(), 4 => episode()];
     (rules, vec(operations, 40..200))
         .prop_map(|(rules, operations)| Sequence { rules, operations: operations.into_iter().flatten().collect() })
 }
@@ -43,6 +47,129 @@ fn giving_up() -> impl Strategy<Value = Vec<Operation>> {
             resume(StepPick::Checkpoint, false),
             Operation::Checkpoint { policy, step, force: true, epoch },
         ]
+    })
+}
+
+/// One or two whole sessions: they are opened, have calls, and are finished together.
+fn episode() -> impl Strategy<Value = Vec<Operation>> {
+    let opening = opening().prop_map(|plan| OpeningPlan { rollout: None, ..plan });
+    let finish = finish_plan().prop_map(|plan| FinishPlan { status: None, ..plan });
+    vec((opening, vec(call_plan(), 1..5), finish), 1..3).prop_map(|episodes| {
+        let newest = |nth| SessionPick { state: None, nth };
+        let (mut operations, mut finishes) = (Vec::new(), Vec::new());
+        for (place, (opening, calls, finish)) in episodes.into_iter().rev().enumerate() {
+            let call = |plan| SessionOperation::AgentCall { session: newest(0), key: KeyPlan::Own(0), plan };
+            operations.push(SessionOperation::Open(opening));
+            operations.extend(calls.into_iter().map(call));
+            finishes.push((newest(place), finish));
+        }
+        operations.push(SessionOperation::Finish(finishes));
+        operations.into_iter().map(Operation::Session).collect()
+    })
+}
+
+fn session_operation() -> impl Strategy<Value = SessionOperation> {
+    prop_oneof![
+        10 => opening().prop_map(SessionOperation::Open),
+        4 => (prop_oneof![session(), ended_session()], any::<bool>())
+            .prop_map(|(session, changed)| SessionOperation::Reopen { session, changed }),
+        20 => (session(), session_key(), call_plan())
+            .prop_map(|(session, key, plan)| SessionOperation::AgentCall { session, key, plan }),
+        5 => (session(), session_key()).prop_map(|(session, key)| SessionOperation::BeginCall { session, key }),
+        5 => (0..3_usize, option::weighted(0.8, call_plan()))
+            .prop_map(|(nth, plan)| SessionOperation::EndCall { nth, plan }),
+        10 => vec((session(), finish_plan()), 1..3).prop_map(SessionOperation::Finish),
+        2 => ended_session().prop_map(SessionOperation::EndAgain),
+        3 => (prop_oneof![session(), ended_session()], 0..2_usize, any::<bool>())
+            .prop_map(|(session, reason, keep)| SessionOperation::Abort { session, reason, keep }),
+        5 => session().prop_map(SessionOperation::Turns),
+        3 => (session(), any::<bool>()).prop_map(|(session, sized)| SessionOperation::Post { session, sized }),
+    ]
+}
+
+fn session() -> impl Strategy<Value = SessionPick> {
+    use SessionState::{Aborted, Expired, Finished, Open};
+    let open = (0..3_usize).prop_map(|nth| SessionPick { state: Some(Open), nth });
+    let ended = (select(vec![None, Some(Finished), Some(Aborted), Some(Expired)]), 0..6_usize)
+        .prop_map(|(state, nth)| SessionPick { state, nth });
+    prop_oneof![8 => open, 1 => ended]
+}
+
+fn ended_session() -> impl Strategy<Value = SessionPick> {
+    use SessionState::{Aborted, Expired, Finished};
+    (select(vec![Finished, Finished, Aborted, Expired]), 0..3_usize)
+        .prop_map(|(state, nth)| SessionPick { state: Some(state), nth })
+}
+
+fn opening() -> impl Strategy<Value = OpeningPlan> {
+    let group = prop_oneof![
+        2 => Just(SessionGroup::Alone),
+        6 => Just(SessionGroup::Open),
+        2 => (0..GROUPS).prop_map(SessionGroup::Any),
+    ];
+    let policies = select(vec![vec![0], vec![0], vec![1], vec![0, 1]]);
+    let rollout = option::weighted(0.15, 0..ROLLOUTS);
+    let group_size = option::weighted(0.15, 1..4_u32);
+    let execution = option::weighted(0.3, 0..EXECUTIONS);
+    let times = (select(vec![5, 60, 1_000]), select(vec![30, 300, 5_000]), select(vec![2, 8, 64]));
+    (policies, rollout, group, group_size, execution, times).prop_map(
+        |(policies, rollout, group, group_size, execution, times)| {
+            let (idle_s, ttl_s, max_calls) = times;
+            OpeningPlan { policies, rollout, group, group_size, execution, idle_s, ttl_s, max_calls }
+        },
+    )
+}
+
+fn session_key() -> impl Strategy<Value = KeyPlan> {
+    prop_oneof![
+        30 => (0..3_usize).prop_map(KeyPlan::Own),
+        1 => (0..4_usize).prop_map(KeyPlan::Other),
+        1 => Just(KeyPlan::Forged),
+    ]
+}
+
+fn call_plan() -> impl Strategy<Value = CallPlan> {
+    let policy = prop_oneof![
+        20 => (0..POLICIES).prop_map(ModelPick::Policy),
+        1 => Just(ModelPick::Foreign),
+        1 => Just(ModelPick::Frozen),
+    ];
+    let tail = || vec(1..4_i32, 0..3);
+    let prompt = prop_oneof![
+        2 => (any::<bool>(), vec(1..4_i32, 1..4)).prop_map(|(long, ids)| PromptPlan::New { long, ids }),
+        8 => (select(vec![0, 0, 0, 1, 2]), select(vec![0, 0, 0, 1, 1, 2]), tail())
+            .prop_map(|(nth, without, tail)| PromptPlan::Extend { nth, without, tail }),
+        2 => (0..3_usize).prop_map(|nth| PromptPlan::Same { nth }),
+        2 => (0..3_usize, 0..6_usize, 1..6_i32).prop_map(|(nth, place, id)| PromptPlan::Drift { nth, place, id }),
+    ];
+    let ids = prop_oneof![1 => Just(Vec::new()), 9 => vec(1..4_i32, 1..4)];
+    let agent = select(vec![None, Some(0), Some(0), Some(1)]);
+    let sent = (0..4_u8, select(vec![0, 0, 0, 1, 2]), prop_oneof![4 => Just(true), 1 => Just(false)]);
+    (policy, agent, prompt, ids, (-1..3_i64, 0..3_i64), any::<bool>(), sent).prop_map(
+        |(policy, agent, prompt, ids, versions, stopped, (body, retries, delivered))| CallPlan {
+            policy,
+            agent,
+            prompt,
+            ids,
+            versions,
+            stopped,
+            body,
+            retries,
+            delivered,
+        },
+    )
+}
+
+fn finish_plan() -> impl Strategy<Value = FinishPlan> {
+    let status = prop_oneof![
+        6 => Just(None),
+        1 => select(vec![Status::Completed, Status::Truncated, Status::Aborted, Status::Failed]).prop_map(Some),
+    ];
+    let rewards = prop_oneof![6 => Just(BTreeMap::new()), 1 => btree_map(0..POLICIES, 0..3_u8, 1..2)];
+    (option::weighted(0.9, 0..3_u8), rewards, status).prop_map(|(reward, rewards, status)| FinishPlan {
+        reward,
+        rewards,
+        status,
     })
 }
 
@@ -78,6 +205,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => select(vec![-7, -2, 3, 5]).prop_map(|hours| Operation::Step { hours }),
         5 => Just(Operation::Sweep),
         1 => Just(Operation::Restart),
+        40 => session_operation().prop_map(Operation::Session),
     ]
 }
 
@@ -87,12 +215,13 @@ fn policy() -> impl Strategy<Value = PolicyNumber> {
 
 fn rules() -> impl Strategy<Value = Rules> {
     let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
+    let group = (group, select(vec![Retries::Drop, Retries::Keep]));
     let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
     let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order);
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]), select(vec![0, 1, 2, 2, 20]));
     // A batch has at most nine rollouts, and a tenth of nine rounds down to zero, so a full backlog reopens as soon as
     // it is below nine.
-    let backlog = select(vec![None, None, None, Some(9)]);
+    let backlog = select(vec![None, None, Some(9)]);
     let staleness = (select(vec![None, Some(0), Some(0), Some(1), Some(3)]), backlog);
     let weighting = select(vec![
         LossWeighting::RolloutMean,
@@ -104,7 +233,7 @@ fn rules() -> impl Strategy<Value = Rules> {
     let retention =
         (select(vec![0, 50, 500]), select(vec![0, 20, 500]), select(vec![0, 30]), select(vec![0, 40, 2_000, 2_000]));
     (group, batch, lease, staleness, weighting, retention).prop_map(
-        |(group, batch, lease, staleness, weighting, retention)| Rules {
+        |((group, retries), batch, lease, staleness, weighting, retention)| Rules {
             size: group.0,
             min_size: group.1.min(group.0),
             timeout_s: group.2,
@@ -119,6 +248,7 @@ fn rules() -> impl Strategy<Value = Rules> {
             staleness: staleness.0,
             backlog: staleness.1,
             settled_by_ack: false,
+            retries,
             weighting,
             trained_s: retention.0,
             settled_s: retention.1,

@@ -4,7 +4,7 @@ use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Ve
 
 use super::{Batch, Cut, Outcome, Reference, Rollout, VOTING};
 use crate::model::view::{
-    Answer, BatchNumber, GroupName, Holder, LeaseNumber, NACK_REASON, PolicyNumber, Refused, Row, millionths,
+    Answer, BatchNumber, GroupName, Holder, LeaseNumber, NACK_REASON, PolicyNumber, Refused, Row, Segment, millionths,
 };
 
 /// Divisor of the `constant` loss weighting in all rules of the model.
@@ -208,21 +208,27 @@ impl Reference {
         let mut rows = Vec::new();
         for group in &batch.carried {
             for rollout in self.members(*group, &VOTING) {
-                for (segment, (prompt, mask)) in rollout.body.segments.iter().enumerate() {
-                    let mask: Vec<u8> = if rollout.verdict == Verdict::Kept { mask.to_vec() } else { vec![0, 0] };
-                    let trained = mask.iter().map(|&bit| u64::from(bit)).sum();
+                // A rollout without segments is one row without tokens.
+                let empty =
+                    [Segment { kind: None, tokens: Vec::new(), mask: Vec::new(), logprobs: None, versions: None }];
+                let segments = if rollout.body.segments.is_empty() { &empty[..] } else { &rollout.body.segments };
+                for (segment, content) in segments.iter().enumerate() {
+                    let mut content = content.clone();
+                    if rollout.verdict != Verdict::Kept {
+                        content.mask.fill(0);
+                    }
+                    let trained = content.mask.iter().map(|&bit| u64::from(bit)).sum();
                     rows.push(Row {
                         group: self.groups[group].name,
                         rollout: rollout.name,
                         segment,
                         verdict: rollout.verdict,
-                        tokens: prompt + 2,
                         reward: rollout.body.reward().map(millionths),
                         // Delivered as the nearest 32-bit float.
                         advantage: millionths(f64::from(rollout.advantage.unwrap_or(0.0) as f32)),
                         loss_weight: millionths(batch.cut.loss_weight(rollout, trained)),
                         policy_version: rollout.version,
-                        mask,
+                        content,
                     });
                 }
             }

@@ -2,17 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use forebay_client::wire::{GroupState, RolloutState, Status, Verdict};
+use forebay_client::wire::{GroupState, RolloutState, Status, Verdict, VersionSpan};
 
 use super::{Group, Outcome, Reference, Rollout, VOTING};
 use crate::model::view::{
     Answer, Body, DISCARD_REASON, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, PolicyNumber, Post,
-    Receipt, Refused, Rules, Versions,
+    Receipt, Refused, Rules,
 };
 
 /// States of rollouts that the backlog counts.
 const UNTRAINED: [RolloutState; 4] =
     [RolloutState::Open, RolloutState::Ready, RolloutState::Leased, RolloutState::Returned];
+
+/// The room of a rollout.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Reserved when its session was opened, so its group is opened even if the backlog is full.
+    Reserved,
+    Unreserved,
+}
 
 /// Why a group is decided.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,7 +37,7 @@ impl Reference {
         let mut after = self.clone();
         let mut receipts = Vec::with_capacity(bundle.len());
         for (index, post) in bundle.iter().enumerate() {
-            receipts.push(after.post_one(self, index, post)?);
+            receipts.push(after.post_one(self, index, post, Room::Unreserved)?);
         }
         *self = after;
         Ok(Answer::Receipts(receipts))
@@ -38,10 +46,11 @@ impl Reference {
     /// The first rollout of a group that does not exist opens it and fixes its size.
     ///
     /// Not specified: the order in which a bundle opens its groups. Here it is the order of their first rollouts.
-    fn open_group(&mut self, before: &Self, post: &Post) -> Result<usize, Refused> {
+    fn open_group(&mut self, before: &Self, post: &Post, room: Room) -> Result<usize, Refused> {
         let (policy, name) = (post.policy, post.group());
         let rules = self.policies[policy].rules.clone();
-        if rules.backlog.is_some_and(|most| before.backlog(policy) + self.added_to_backlog(before, policy) >= most) {
+        let is_full = |most| before.backlog(policy) + self.added_to_backlog(before, policy) >= most;
+        if room == Room::Unreserved && rules.backlog.is_some_and(is_full) {
             return Err(Refused::BacklogFull);
         }
         let group = Group {
@@ -71,7 +80,7 @@ impl Reference {
     }
 
     /// Rollouts that are not yet trained.
-    fn backlog(&self, policy: PolicyNumber) -> usize {
+    pub(super) fn backlog(&self, policy: PolicyNumber) -> usize {
         UNTRAINED.iter().map(|state| self.in_ledger(policy, *state)).sum()
     }
 
@@ -87,7 +96,13 @@ impl Reference {
     }
 
     /// A rollout of a bundle; `before` does not know it yet.
-    fn post_one(&mut self, before: &Self, index: usize, post: &Post) -> Result<Receipt, Refused> {
+    pub(super) fn post_one(
+        &mut self,
+        before: &Self,
+        index: usize,
+        post: &Post,
+        room: Room,
+    ) -> Result<Receipt, Refused> {
         // The identity check comes first.
         if let Some(known) = self.rollout_named(post.policy, post.rollout) {
             let same = known.body == post.body && self.groups[&known.group].name == post.group();
@@ -96,7 +111,7 @@ impl Reference {
         }
         let number = match self.group_named(post.policy, post.group()) {
             Some(number) => number,
-            None => self.open_group(before, post)?,
+            None => self.open_group(before, post, room)?,
         };
         let group = &self.groups[&number];
         if post.group_size.is_some_and(|size| size != group.size) {
@@ -119,7 +134,7 @@ impl Reference {
             verdict,
             reason: reason.map(str::to_owned),
             version: version(&post.body, current),
-            version_assumed: post.body.versions == Versions::Absent,
+            version_assumed: post.body.version.is_none() && spans(&post.body).next().is_none(),
             trained_versions: trained_versions(&post.body, current).filter(|_| verdict == Verdict::Kept),
             advantage: None,
             received_at: self.now,
@@ -264,24 +279,27 @@ fn judge(rules: &Rules, body: &Body) -> (Verdict, Option<&'static str>) {
 
 /// Oldest and newest version of a trained token.
 fn trained_versions(body: &Body, current: i64) -> Option<(i64, i64)> {
-    let of_token = |place: usize| match body.versions {
-        Versions::Absent => current,
-        Versions::Declared(version) => version,
-        Versions::Spans(first, second) => [first, second][place],
-    };
-    let masks = body.segments.iter().flat_map(|(_, mask)| mask.iter().enumerate());
-    let trained: Vec<i64> = masks.filter(|(_, bit)| **bit == 1).map(|(place, _)| of_token(place)).collect();
+    let declared = body.version.unwrap_or(current);
+    let mut trained = Vec::new();
+    for segment in body.segments.iter() {
+        for (place, _) in segment.mask.iter().enumerate().filter(|(_, bit)| **bit == 1) {
+            let place = place as i64;
+            let covers = |span: &&VersionSpan| (span.1..span.1 + span.2).contains(&place);
+            let span = segment.versions.iter().flatten().find(covers);
+            trained.push(span.map_or(declared, |span| span.0));
+        }
+    }
     Some((*trained.iter().min()?, *trained.iter().max()?))
+}
+
+fn spans(body: &Body) -> impl Iterator<Item = i64> {
+    body.segments.iter().flat_map(|segment| segment.versions.iter().flatten()).map(|span| span.0)
 }
 
 /// The version of a rollout is its oldest trained one.
 ///
 /// Not specified: the version of a rollout that trains nothing. Here it is the declared version, or the oldest span.
 fn version(body: &Body, current: i64) -> i64 {
-    let stated = match body.versions {
-        Versions::Absent => current,
-        Versions::Declared(version) => version,
-        Versions::Spans(first, second) => first.min(second),
-    };
+    let stated = body.version.or(spans(body).min()).unwrap_or(current);
     trained_versions(body, current).map_or(stated, |(oldest, _)| oldest)
 }

@@ -31,6 +31,7 @@ impl Reference {
             stories: self.rollouts.values().filter(|story| story.policy == number).map(|r| self.story(r)).collect(),
             groups: groups.map(|(key, group)| ((group.run, group.name), self.group_view(*key))).collect(),
             batches: batches.map(|(key, _)| self.batch_view(*key)).collect(),
+            sessions: self.session_views(number),
         }
     }
 
@@ -58,6 +59,10 @@ impl Reference {
         for batch in self.batches.values().filter(|batch| batch.policy == number) {
             add(format!("batch.{}", name_of(&batch.state)), 1);
         }
+        for session in self.sessions.values().filter(|session| session.has(number)) {
+            add(format!("session.{}", name_of(&session.state)), 1);
+        }
+        add("reserved".to_owned(), self.reserved(number) as i64);
         tallies.retain(|_, count| *count != 0);
         tallies
     }

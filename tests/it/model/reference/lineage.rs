@@ -202,6 +202,7 @@ impl Reference {
         for batch in trained {
             self.let_tombstones_go(batch, self.now + tombstone_s);
         }
+        self.give_back_all(number);
         let policy = &mut self.policies[number];
         policy.run += 1;
         policy.epoch += 1;

@@ -5,21 +5,33 @@
 //! and `docs/semantics.md` up to staleness. Where the contract leaves a choice, a comment that starts with "Not
 //! specified:" says what was chosen.
 //!
-//! There is one file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`]; [`ledger`] returns what can be
-//! observed.
+//! There is one file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`], [`sessions`] and [`ending`];
+//! [`ledger`] returns what can be observed. Only [`assembling`] is code of the service: the oracle of its tests.
 
+mod assembling;
 mod batches;
+mod ending;
 mod ingest;
 mod ledger;
 mod lineage;
 mod retention;
+mod sessions;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use forebay::buffer::assemble::{Break, DropReason};
 use forebay_client::wire::{BatchState, GroupState, LossWeighting, Verdict};
 
-pub(crate) use self::batches::LOSS_CONSTANT;
-use super::view::{Answer, BatchNumber, Body, Call, GroupName, LeaseNumber, PolicyNumber, Refused, Rules};
+pub(crate) use self::{
+    assembling::multiple,
+    batches::LOSS_CONSTANT,
+    ending::reason,
+    sessions::{IN_FLIGHT_MAX, InFlight, SEGMENTS_MAX, Session, Stored, TOKENS_MAX},
+};
+use super::view::{
+    Answer, BatchNumber, Body, Call, GroupName, InFlightNumber, LeaseNumber, PolicyNumber, Refused, Rules,
+    SessionNumber,
+};
 
 /// A refusal must change nothing, so a call that changes something before it is certain to succeed works on a copy.
 type Outcome = Result<Answer, Refused>;
@@ -36,12 +48,20 @@ pub(crate) struct Reference {
     pub(crate) groups: BTreeMap<usize, Group>,
     /// In the order in which they were cut.
     pub(crate) batches: BTreeMap<BatchNumber, Batch>,
+    /// In the order in which they were opened.
+    pub(crate) sessions: BTreeMap<SessionNumber, Session>,
+    /// Calls that have begun and have not ended.
+    pub(crate) in_flight: BTreeMap<InFlightNumber, InFlight>,
+    /// Calls that were delivered and are not yet marked in the store: session and number.
+    delivered: BTreeSet<(SessionNumber, u32)>,
     /// Numbers are never used twice, even after their objects are forgotten.
     arrivals: usize,
     openings: usize,
     readies: usize,
     pub(crate) cuts: usize,
     pub(crate) grants: usize,
+    pub(crate) opened: usize,
+    begun: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -172,11 +192,16 @@ impl Reference {
             rollouts: BTreeMap::new(),
             groups: BTreeMap::new(),
             batches: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            delivered: BTreeSet::new(),
             arrivals: 0,
             openings: 0,
             readies: 0,
             cuts: 0,
             grants: 0,
+            opened: 0,
+            begun: 0,
         }
     }
 
@@ -209,7 +234,20 @@ impl Reference {
                 self.sweep();
                 Ok(Answer::Done)
             }
-            Call::Step { .. } | Call::Restart => Ok(Answer::Done),
+            Call::Step { .. } => Ok(Answer::Done),
+            Call::Restart => {
+                self.forget_process();
+                Ok(Answer::Done)
+            }
+            Call::OpenSession(opening) => self.open(opening),
+            Call::Record { session, key, sent } => {
+                self.begin(*session, *key).map(|call| self.end_call(call, Some(sent)))
+            }
+            Call::Begin { session, key } => self.begin(*session, *key).map(|call| Answer::Begun { call }),
+            Call::Answered { call, sent } => Ok(self.end_call(*call, sent.as_ref())),
+            Call::Finish(finishes) => self.finish(finishes),
+            Call::Abort(abort) => self.abort(abort),
+            Call::Turns { session } => self.turns(*session),
         };
         outcome.unwrap_or_else(Answer::Refused)
     }
@@ -269,15 +307,15 @@ const VOTING: [Verdict; 2] = [Verdict::Kept, Verdict::Masked];
 
 impl Body {
     pub(crate) fn tokens(&self) -> u64 {
-        self.segments.iter().map(|(prompt, mask)| (prompt + mask.len()) as u64).sum()
+        self.segments.iter().map(|segment| segment.tokens.len() as u64).sum()
     }
 
     fn trained_tokens(&self) -> u64 {
-        self.segments.iter().flat_map(|(_, mask)| mask).map(|&bit| u64::from(bit)).sum()
+        self.segments.iter().flat_map(|segment| &segment.mask).map(|&bit| u64::from(bit)).sum()
     }
 
     fn trained_samples(&self) -> u64 {
-        self.segments.iter().filter(|(_, mask)| mask.contains(&1)).count() as u64
+        self.segments.iter().filter(|segment| segment.mask.contains(&1)).count() as u64
     }
 
     fn reward(&self) -> Option<f64> {

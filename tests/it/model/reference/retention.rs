@@ -10,16 +10,22 @@ impl Reference {
         for policy in 0..self.policies.len() {
             self.expire_leases(policy);
         }
+        self.expire_sessions();
         self.decide_overdue();
+        for policy in 0..self.policies.len() {
+            self.give_back_expired(policy);
+        }
         self.purge();
         self.forget();
+        self.forget_sessions();
+        self.purge_sessions();
     }
 
     /// What a sweep at this time would do.
     pub(crate) fn due(&self) -> Vec<&'static str> {
         let now = self.now;
         let at_hand = |at: Option<i64>| at.is_some_and(|at| at <= now);
-        let mut due = Vec::new();
+        let mut due: Vec<&'static str> = Vec::new();
         if self.batches.values().any(|batch| batch.state == BatchState::Leased && !self.is_live(batch)) {
             due.push("expired");
         }
@@ -32,6 +38,7 @@ impl Reference {
         if self.groups.values().any(|group| at_hand(group.forget_at)) {
             due.push("forget");
         }
+        due.extend(self.due_sessions());
         if due.is_empty() {
             due.push("nothing");
         }
