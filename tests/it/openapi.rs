@@ -39,6 +39,31 @@ fn every_operation_has_an_id_of_its_own() {
     assert_eq!(ids.len(), operations.len(), "{ids:?}");
 }
 
+/// The calls of a table whose first column has one or several of them, such as `` `GET /stats` ``.
+fn calls_of_table(section: &str) -> Vec<(String, String)> {
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
+    let calls = cells.flat_map(|cell| cell.split('`').filter_map(|text| text.split_once(" /")));
+    calls.map(|(verb, path)| (verb.to_lowercase(), format!("/{path}"))).collect()
+}
+
+#[test]
+fn the_table_of_routes_has_the_operations_of_the_document() {
+    let text = include_str!("../../docs/api.md");
+    let section = text.split("\n## Routes\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("it is there");
+    let listed = calls_of_table(section);
+    let listed_once: BTreeSet<&(String, String)> = listed.iter().collect();
+    assert_eq!(listed.len(), listed_once.len(), "{listed:?}");
+    let document = document();
+    let operations: Vec<(String, String)> =
+        operations(&document).into_iter().map(|(verb, path, _)| (verb, path)).collect();
+    // The first two describe the API, and the third has the format of Prometheus.
+    let not_in_document = ["/openapi.json", "/docs", "/metrics"].map(|path| ("get".to_owned(), path.to_owned()));
+    let expected: BTreeSet<&(String, String)> = operations.iter().chain(&not_in_document).collect();
+    let missing: Vec<_> = expected.difference(&listed_once).collect();
+    let unknown: Vec<_> = listed_once.difference(&expected).collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "missing: {missing:?}; unknown: {unknown:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_service_accepts_the_examples() {
     let document = document();
