@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::{
     Buffer,
     ids::{GroupId, PolicyName, RolloutId},
-    ingest::{self, RULE_BY_HAND},
-    policies,
+    ingest, policies,
     port::{CloseGroup, DiscardGroup, Group, GroupFilter, Page, Story, StoryFilter},
+    reasons,
     refusal::{BufferError, Refusal},
     tally::{Tallies, Tally},
 };
@@ -82,7 +82,7 @@ pub(in crate::buffer) async fn discard_group(
 ) -> Result<Group, BufferError> {
     let discard = DiscardGroup { policy: policy.clone(), group_id, reason, now: buffer.clock.now() };
     let group = buffer.store.discard_group(discard).await??;
-    ingest::report_decided(buffer, &policy, group.fill.state, Some(RULE_BY_HAND), &[]);
+    ingest::report_decided(buffer, &policy, group.fill.state, Some(reasons::BY_HAND), &[]);
     Ok(group)
 }
 

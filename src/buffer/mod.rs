@@ -9,6 +9,7 @@
 //! - `coordination/`: what requests and replicas share: waiters, notifications, and the clock.
 //! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of
 //!   each.
+//! - [`reasons`]: the reasons that the service gives for what becomes of rollouts and groups.
 //! - [`policies`] and [`ledger`] read and change policies and list what is stored; [`doctor`] examines a whole store.
 //!
 //! `operations.rs` lists everything that a [`Buffer`] can do. A buffer reads and writes through its [`port`], the
@@ -23,6 +24,7 @@ pub mod ledger;
 mod operations;
 pub mod policies;
 pub mod port;
+pub mod reasons;
 pub mod refusal;
 pub mod rules;
 mod stages;

@@ -1,12 +1,49 @@
 //! Filters: CEL for rollouts and groups, counted by name, refused if they cannot work.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
-use forebay::buffer::{evaluation, port::Ingest, refusal::Refusal};
+use forebay::buffer::{evaluation, port::Ingest, reasons, refusal::Refusal};
 use forebay_client::wire::Trajectory;
 use serde_json::{Value, json};
 
 use crate::support::{group, member, on_both_stores, rollout, text, with};
+
+/// Where the code of the service gives a reason, with a literal instead of a constant of `buffer::reasons`.
+const LITERAL_REASONS: &str =
+    r#"const (REASON|RULE)_\w+: &str|\breason = '|Discard\("|\.dropped(_many)?\([^;{]*"[a-z]|\breason: Some\(""#;
+
+/// A filter with the name of a reason could not be told apart from it, so the list of reasons must be complete.
+#[test]
+fn the_service_gives_only_reasons_that_are_in_its_list() {
+    let literal = regex::Regex::new(LITERAL_REASONS).expect("the pattern is valid");
+    let mut folders =
+        ["src/buffer", "src/store"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).to_vec();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("the source can be read") {
+            let path = entry.expect("the source can be read").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).expect("source is text");
+            let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+            found.extend(literal.find_iter(code).map(|found| format!("{}: {}", path.display(), found.as_str())));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn every_reason_of_the_service_is_documented() {
+    let document = include_str!("../../docs/api.md");
+    let section =
+        document.split("\n## Reasons\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("it is there");
+    let named = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    // The name of a state, which is no reason.
+    let named: BTreeSet<&str> = named.chain(["quarantined"]).collect();
+    assert_eq!(named, reasons::ALL.iter().copied().collect());
+}
 
 fn filter(name: &str, scope: &str, when: &str, action: &str) -> Value {
     json!({"name": name, "scope": scope, "when": when, "action": action})
@@ -176,6 +213,19 @@ on_both_stores! {
         assert_eq!(app.accept(rollout("c", 1.0)).await["verdict"], "kept", "an absent version is the current one");
         let story = app.story("c").await;
         assert_eq!((&story["policy_version"], &story["policy_version_assumed"]), (&json!(5), &json!(true)));
+    }
+
+    async fn filters_that_an_earlier_version_accepted_under_the_name_of_a_reason_go_on(app: TestApp) {
+        let rules = |name: &str| json!({"filter": [filter(name, "rollout", "reward < 0.5", "drop")]});
+        app.rules("default", rules("low")).await;
+        assert_eq!(app.put("/policies/default", rules("damaged")).await.pointers(422), ["/filter/0/name"]);
+        app.stop().await;
+        let changed = app.tamper(r#"UPDATE rules SET body = REPLACE(body, '"low"', '"damaged"') WHERE body LIKE '%"low"%'"#).await;
+        assert_eq!(changed, 1);
+        app.restart().await;
+        assert_eq!(app.get("/policies/default").await.expect(200)["rules"]["filter"][0]["name"], "damaged");
+        assert_eq!(app.accept(rollout("a", 0.0)).await["reason"], "damaged");
+        assert_eq!(app.accept(rollout("b", 1.0)).await["verdict"], "kept");
     }
 
     async fn rules_that_cannot_work_are_refused_with_their_place(app: TestApp) {

@@ -32,7 +32,7 @@ use self::variables::{GroupValues, RolloutValues, scope_of};
 
 pub use self::facts::{GroupFacts, RolloutFacts};
 pub use self::variables::documentation;
-use crate::buffer::trajectory::GROUP_SIZE_MAX;
+use crate::buffer::{reasons, trajectory::GROUP_SIZE_MAX};
 
 /// Every filter is evaluated on every rollout until one matches, so their number is a cost of each post.
 const RULES_MAX: usize = 64;
@@ -40,9 +40,6 @@ const RULES_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 64;
 /// Bytes of memory that a parsed expression takes for each byte of its source, approximately.
 const BYTES_PER_SOURCE_BYTE: usize = 64;
-/// Reasons that the service itself writes into the ledger. A filter with such a name could not be told apart from them.
-const BUILT_IN_REASONS: [&str; 9] =
-    ["no-reward", "group-decided", "incomplete", "exhausted", "all-masked", "reset", "stale", "quarantined", "by-hand"];
 
 /// The compiled filters of one policy, in the order of its rules.
 ///
@@ -284,7 +281,8 @@ fn check_names(rules: &[FilterRule]) -> Vec<FilterViolation> {
         if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.bytes().all(plain) {
             let message = format!("must be 1 to {NAME_BYTES_MAX} of A-Z a-z 0-9 . _ -");
             violations.push(FilterViolation::new(index, "name", message));
-        } else if BUILT_IN_REASONS.contains(&name) {
+        } else if reasons::ALL.contains(&name) {
+            // A filter of this name could not be told apart from the reason.
             let message = format!("`{name}` is a built-in reason; choose another name");
             violations.push(FilterViolation::new(index, "name", message));
         } else if !seen.insert(name) {

@@ -8,6 +8,7 @@ use crate::{
         filter::{Evaluation, GroupFacts},
         ids::RolloutPk,
         ingest::FAILED_FILTERS_MAX,
+        reasons,
         rules::Rules,
         staleness::TrainedVersions,
         states::Verdict,
@@ -32,8 +33,8 @@ impl Cause {
     /// The reason for discarding a group that has too few rollouts when it is decided.
     fn shortage(self) -> &'static str {
         match self {
-            Self::Exhausted => "exhausted",
-            Self::Complete | Self::PlacesUsed | Self::TimedOut => "incomplete",
+            Self::Exhausted => reasons::EXHAUSTED,
+            Self::Complete | Self::PlacesUsed | Self::TimedOut => reasons::INCOMPLETE,
         }
     }
 }
@@ -134,7 +135,7 @@ pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp
         return GroupDecision::Discard(cause.shortage().to_owned()).into();
     }
     if !group.rollouts.iter().any(|member| member.verdict == Verdict::Kept) {
-        return GroupDecision::Discard("all-masked".to_owned()).into();
+        return GroupDecision::Discard(reasons::ALL_MASKED.to_owned()).into();
     }
     let rewards: Vec<f64> = group.rollouts.iter().filter_map(|member| member.reward).collect();
     let Evaluation { matched, failed, .. } = rules.filters().evaluate_group(&filter_facts(group, &rewards, now));

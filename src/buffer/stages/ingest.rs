@@ -15,10 +15,7 @@ use forebay_client::wire::{self, Retries, Violation};
 use tokio::sync::Semaphore;
 
 pub(in crate::buffer) use self::decide::{FAILED_FILTERS_MAX, filter_facts};
-pub use self::decide::{
-    GroupFill, POSTS_PER_PLACE_MAX, REASON_GROUP_DECIDED, REASON_NO_REWARD, RolloutDecision, check, decide,
-    pending_evaluation, warnings,
-};
+pub use self::decide::{GroupFill, POSTS_PER_PLACE_MAX, RolloutDecision, check, decide, pending_evaluation, warnings};
 use crate::buffer::{
     Buffer,
     canonical::ContentDigest,
@@ -31,10 +28,6 @@ use crate::buffer::{
     states::{GroupState, Verdict},
     trajectory::{Facts, Memory, NoMemory, Trajectory, VIOLATIONS_MAX},
 };
-
-/// The rule under which groups discarded by a caller are counted. The reasons that callers give are free text and
-/// cannot be labels.
-pub const RULE_BY_HAND: &str = "by-hand";
 
 /// The most filter steps that run on the thread of the request. The bytes of metadata that they read count as well:
 /// together they take about a millisecond.

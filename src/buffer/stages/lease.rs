@@ -13,6 +13,7 @@ use crate::buffer::{
     ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
     policies,
     port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page},
+    reasons,
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
     states::BatchState,
@@ -89,7 +90,7 @@ pub(in crate::buffer) async fn lease(
             // The batches of expired leases came back together, and this request takes at most one of them.
             replicas::wake(buffer, Awaited::Batch, &request.policy);
         }
-        buffer.metrics.dropped_many(request.policy.as_str(), "stale", answer.stale);
+        buffer.metrics.dropped_many(request.policy.as_str(), reasons::STALE, answer.stale);
         match answer.claimed {
             Claimed::Held(batch) => {
                 buffer.metrics.lease(batch.policy.as_str(), "held", 1);

@@ -8,13 +8,11 @@ use crate::buffer::{
     Buffer,
     ids::{Epoch, PolicyName, Step},
     port::{Checkpoint, Checkpointed, Publish, Reset, ResetDone, Resume, Resumed},
+    reasons,
     refusal::BufferError,
     replicas::{self, Awaited},
     sweep,
 };
-
-/// Reason of groups that were trained in a lineage that a forced resume gave up, and that cannot be delivered again.
-pub(crate) const REASON_LINEAGE_GAP: &str = "lineage-gap";
 
 pub(in crate::buffer) async fn checkpoint(
     buffer: &Buffer,
@@ -48,7 +46,7 @@ pub(in crate::buffer) async fn resume(
     );
     sweep::report_expired(buffer, &policy, resumed.expired);
     buffer.metrics.lease(policy.as_str(), "revoked", resumed.returned + resumed.quarantined);
-    buffer.metrics.dropped_many(policy.as_str(), REASON_LINEAGE_GAP, resumed.abandoned_groups);
+    buffer.metrics.dropped_many(policy.as_str(), reasons::LINEAGE_GAP, resumed.abandoned_groups);
     if resumed.quarantined > 0 {
         tracing::warn!(
             policy.name = %policy,
@@ -68,7 +66,7 @@ pub(in crate::buffer) async fn reset(
 ) -> Result<ResetDone, BufferError> {
     let reset = Reset { policy: policy.clone(), epoch, now: buffer.clock.now() };
     let done = buffer.store.reset(reset).await??;
-    buffer.metrics.dropped_many(policy.as_str(), "reset", done.groups);
+    buffer.metrics.dropped_many(policy.as_str(), reasons::RESET, done.groups);
     tracing::info!(policy.name = %policy, policy.run = done.run.0, groups.discarded = done.groups, "policy reset");
     replicas::wake(buffer, Awaited::Version, &policy);
     Ok(done)

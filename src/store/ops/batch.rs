@@ -7,6 +7,7 @@ use crate::{
     buffer::{
         ids::{BatchId, BatchPk, GroupPk, LeaseToken, PolicyName, PolicyPk},
         port::{Batch, Policy, StoreError},
+        reasons,
         states::{BatchMove, BatchState, GroupMove, GroupState},
         tally::Tally,
         weights::BatchWeights,
@@ -17,9 +18,6 @@ use crate::{
         tally::CountedGroups,
     },
 };
-
-/// Reason of a batch or group whose deliveries are used up.
-const REASON_MAX_DELIVERIES: &str = "max-deliveries";
 
 macro_rules! select_batch {
     ($tail:literal) => {
@@ -147,7 +145,7 @@ pub(super) async fn fail_delivery(
     let failed = batch.failed_deliveries + 1;
     let used_up = failed >= policy.rules.lease.max_deliveries;
     let to = after(batch, if used_up { BatchMove::UseUp } else { BatchMove::Return })?;
-    let reason = reason.or(used_up.then_some(REASON_MAX_DELIVERIES));
+    let reason = reason.or(used_up.then_some(reasons::MAX_DELIVERIES));
     tx.guarded(FAIL_DELIVERY, args![batch.batch_pk, to, reason, failed], 1).await?;
     tally_move(tx, batch, to).await
 }
@@ -184,7 +182,7 @@ pub(super) async fn split(
     let ended = Ended { deliveries: failed, resumes: batch.resumes };
     quarantine(tx, &bad, ended, reason).await?;
     if failed >= policy.rules.lease.max_deliveries {
-        quarantine(tx, &good, ended, Some(REASON_MAX_DELIVERIES)).await?;
+        quarantine(tx, &good, ended, Some(reasons::MAX_DELIVERIES)).await?;
         tally_split(tx, batch, to, &[&bad, &good].map(Vec::as_slice).concat(), &[])
     } else {
         put_back(tx, policy.policy_pk, &good, ended).await?;

@@ -12,8 +12,9 @@ use crate::{
     buffer::{
         finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, Member, ReadyGroup},
         ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
-        ingest::{GroupFill, RULE_BY_HAND},
+        ingest::GroupFill,
         port::{CloseGroup, DecidedGroup, DiscardGroup, Group, StoreError},
+        reasons,
         refusal::Refusal,
         rules::Rules,
         seal,
@@ -387,7 +388,7 @@ impl Op for DiscardGroup {
         let Some(mut group) = lock(tx, policy.policy_pk, policy.run, &self.group_id).await? else {
             return Ok(Err(unknown(&self.policy, &self.group_id)));
         };
-        if !discard(tx, &mut group, GroupMove::Discard, self.reason.clone(), RULE_BY_HAND, self.now).await? {
+        if !discard(tx, &mut group, GroupMove::Discard, self.reason.clone(), reasons::BY_HAND, self.now).await? {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
         ledger::group(tx, group.group_pk).await.map(Ok)
@@ -444,7 +445,7 @@ impl Op for DecideOverdue {
         if run == group.run {
             finalize(tx, &mut group, self.cause, self.now).await?;
         } else {
-            discard(tx, &mut group, GroupMove::Straggle, "reset".to_owned(), "reset", self.now).await?;
+            discard(tx, &mut group, GroupMove::Straggle, reasons::RESET.to_owned(), reasons::RESET, self.now).await?;
         }
         let name: String = row.get("name")?;
         let policy = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;

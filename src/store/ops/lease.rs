@@ -8,6 +8,7 @@ use crate::{
     buffer::{
         ids::{BatchId, GroupPk},
         port::{Ack, Batch, Extend, LeaseProof, Nack, Policy, StoreError},
+        reasons,
         refusal::{LostLease, Refusal},
         states::{BatchMove, BatchState},
     },
@@ -197,7 +198,7 @@ impl Op for QuarantineDamaged {
         let Some((policy, batch)) = lock(tx, self.batch_id).await? else { return Ok(()) };
         // A batch that is trained or split keeps its state, because it will not be delivered again as it is.
         if batch.state.after(BatchMove::Split).is_some() {
-            batch::split(tx, &policy, &batch, &[self.group], Some("damaged")).await?;
+            batch::split(tx, &policy, &batch, &[self.group], Some(reasons::DAMAGED)).await?;
         }
         Ok(())
     }

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     buffer::{
         ids::{BatchPk, Epoch, Run, Step, Version},
-        lineage::REASON_LINEAGE_GAP,
         port::{Checkpoint, Checkpointed, Policy, Reset, ResetDone, Resume, Resumed, StoreError},
+        reasons,
         refusal::Refusal,
         states::{BatchMove, BatchState, GroupMove, GroupState},
     },
@@ -25,9 +25,6 @@ use crate::{
         tally::CountedGroups,
     },
 };
-
-/// Reason of a batch that is quarantined because resumes have ended its leases too often.
-const REASON_MAX_RESUMES: &str = "max-resumes";
 
 #[async_trait]
 impl Op for Checkpoint {
@@ -246,7 +243,7 @@ async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<b
     let most = policy.rules.lease.max_resumes;
     let used_up = most > 0 && resumes >= most;
     let to = batch::after(&batch, if used_up { BatchMove::UseUp } else { BatchMove::Return })?;
-    let reason = used_up.then_some(REASON_MAX_RESUMES);
+    let reason = used_up.then_some(reasons::MAX_RESUMES);
     tx.guarded(REVOKE_LEASE, args![batch_pk, to, reason, resumes], 1).await?;
     batch::tally_move(tx, &batch, to).await?;
     Ok(used_up)
@@ -292,12 +289,12 @@ async fn abandon(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk, now: Times
     let members = batch::members(tx, batch_pk).await?;
     let groups = members.len();
     let forget_at = now.plus_seconds(policy.rules.retention.tombstone_s);
-    tx.guarded(ABANDON_BATCH, args![batch_pk, REASON_LINEAGE_GAP], 1).await?;
-    tx.guarded(ABANDON_GROUPS, args![batch_pk, REASON_LINEAGE_GAP, forget_at], groups).await?;
+    tx.guarded(ABANDON_BATCH, args![batch_pk, reasons::LINEAGE_GAP], 1).await?;
+    tx.guarded(ABANDON_GROUPS, args![batch_pk, reasons::LINEAGE_GAP, forget_at], groups).await?;
     // Their rollouts were counted with the batch.
     let discarded = CountedGroups { rollouts: 0, bytes: 0, ..batch::counted(GroupState::Batched, Some(to), &members) };
     tx.tallies().move_groups(policy.policy_pk, discarded, GroupMove::GiveUp)?;
-    tx.tallies().dropped_many(policy.policy_pk, REASON_LINEAGE_GAP, groups as i64, now);
+    tx.tallies().dropped_many(policy.policy_pk, reasons::LINEAGE_GAP, groups as i64, now);
     Ok(groups as u64)
 }
 
@@ -378,7 +375,7 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
     const DISCARD_GROUPS: Statement = among_keys!(
         "-- discard_groups
         UPDATE rollout_group
-        SET state = 'discarded', reason = 'reset', decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
+        SET state = 'discarded', reason = $5, decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
             purge_us = $3
         WHERE state = $4 AND group_pk"
     );
@@ -399,9 +396,9 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
     let mut discarded = 0;
     for (counted, keys) in live.into_values() {
         let groups = keys.len();
-        tx.guarded(DISCARD_GROUPS, args![key_list(keys), now, purge_at, counted.state], groups).await?;
+        tx.guarded(DISCARD_GROUPS, args![key_list(keys), now, purge_at, counted.state, reasons::RESET], groups).await?;
         tx.tallies().move_groups(policy.policy_pk, counted, GroupMove::Reset)?;
-        tx.tallies().dropped_many(policy.policy_pk, "reset", groups as i64, now);
+        tx.tallies().dropped_many(policy.policy_pk, reasons::RESET, groups as i64, now);
         discarded += groups as u64;
     }
     Ok(discarded)
@@ -419,7 +416,7 @@ async fn discard_live_batches(tx: &mut Tx<'_>, policy: &Policy) -> Result<(), St
     const DISCARD_BATCHES: Statement = Statement::new(
         "-- discard_batches
         UPDATE batch
-        SET state = 'discarded', reason = 'reset', lease = NULL, expires_us = NULL
+        SET state = 'discarded', reason = $3, lease = NULL, expires_us = NULL
         WHERE policy_pk = $1 AND run = $2 AND state IN ('leased', 'returned', 'quarantined')",
     );
     let mut batches = 0;
@@ -431,5 +428,5 @@ async fn discard_live_batches(tx: &mut Tx<'_>, policy: &Policy) -> Result<(), St
         tx.tallies().batches(policy.policy_pk, to, count);
         batches += count;
     }
-    tx.guarded(DISCARD_BATCHES, args![policy.policy_pk, policy.run], batches as usize).await
+    tx.guarded(DISCARD_BATCHES, args![policy.policy_pk, policy.run, reasons::RESET], batches as usize).await
 }

@@ -10,6 +10,7 @@ use crate::{
     buffer::{
         ids::{BatchPk, GroupId, PolicyPk},
         port::{ExpiredLeases, Policy, StoreError},
+        reasons,
         states::{BatchState, GroupMove, GroupState, RolloutState},
         tally::Tally,
     },
@@ -142,8 +143,15 @@ impl Op for DiscardStragglers {
             let group_id = GroupId::parse(&group_id).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let locked = group::lock(tx, row.get("policy_pk")?, row.get("run")?, &group_id).await?;
             let Some(mut locked) = locked else { continue };
-            let is_discarded =
-                group::discard(tx, &mut locked, GroupMove::Straggle, "reset".to_owned(), "reset", self.now).await?;
+            let is_discarded = group::discard(
+                tx,
+                &mut locked,
+                GroupMove::Straggle,
+                reasons::RESET.to_owned(),
+                reasons::RESET,
+                self.now,
+            )
+            .await?;
             discarded += u64::from(is_discarded);
         }
         Ok(discarded)

@@ -14,6 +14,7 @@ use crate::buffer::{
     filter::RolloutFacts,
     finalize::Cause,
     ids::Version,
+    reasons,
     refusal::Refusal,
     rules::Rules,
     staleness::{TrainedSpan, TrainedVersions},
@@ -21,12 +22,6 @@ use crate::buffer::{
     trajectory::{Facts, ResolvedVersions},
     warnings::Warning,
 };
-
-/// Reason of a rollout that arrived after its group was decided.
-pub const REASON_GROUP_DECIDED: &str = "group-decided";
-
-/// Reason of a rollout without a reward that no filter masked.
-pub const REASON_NO_REWARD: &str = "no-reward";
 
 /// Posts per place after which a group with `refill` is decided with the rollouts that it has.
 pub const POSTS_PER_PLACE_MAX: u32 = 4;
@@ -188,7 +183,7 @@ pub fn decide(
     if !group.state.is_open() {
         return Some(RolloutDecision {
             verdict: Verdict::Late,
-            reason: Some(REASON_GROUP_DECIDED.to_owned()),
+            reason: Some(reasons::GROUP_DECIDED.to_owned()),
             failed_filters: Vec::new(),
             over_budget: Vec::new(),
             versions,
@@ -201,7 +196,7 @@ pub fn decide(
     let (verdict, reason) = match matched {
         Some((name, FilterAction::Mask)) => (Verdict::Masked, Some(name)),
         Some((name, FilterAction::Drop)) => (Verdict::Dropped, Some(name)),
-        None if facts.reward.is_none() => (Verdict::Dropped, Some(REASON_NO_REWARD.to_owned())),
+        None if facts.reward.is_none() => (Verdict::Dropped, Some(reasons::NO_REWARD.to_owned())),
         None => (Verdict::Kept, None),
     };
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).collect();
@@ -226,14 +221,16 @@ pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) 
     let mut warnings = Vec::new();
     if decision.verdict == Verdict::Late {
         warnings.push(Warning::new(
-            REASON_GROUP_DECIDED,
+            reasons::GROUP_DECIDED,
             "the group was decided before this rollout arrived, and it will not be trained on; a new pass over the data \
              needs new `group_id`s",
         ));
     }
-    if decision.reason.as_deref() == Some(REASON_NO_REWARD) {
-        warnings
-            .push(Warning::new(REASON_NO_REWARD, "the rollout has no reward and no filter masks it, so it is dropped"));
+    if decision.reason.as_deref() == Some(reasons::NO_REWARD) {
+        warnings.push(Warning::new(
+            reasons::NO_REWARD,
+            "the rollout has no reward and no filter masks it, so it is dropped",
+        ));
     }
     if decision.admission_lapsed {
         let detail = "the admission that the rollout names is unknown, has expired, is used up, or belongs to another \

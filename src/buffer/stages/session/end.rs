@@ -23,6 +23,7 @@ use crate::{
         ids::{ExecutionId, ID_BYTES_MAX, PolicyName, SessionId},
         ingest,
         port::{Bundle, EndSession, Session, SessionOutcome, SessionPolicy, StoreError},
+        reasons,
         refusal::{BufferError, Refusal},
         states::SessionState,
     },
@@ -44,9 +45,6 @@ const DELIVERY_S: u64 = 2;
 
 /// How often the end of sessions is tried if they keep changing.
 const ATTEMPTS_MAX: u32 = 8;
-
-/// The reason of a session that the sweep ended.
-const REASON_EXPIRED: &str = "session-expired";
 
 /// A request to finish a session, valid in itself.
 #[derive(Clone, Debug)]
@@ -189,7 +187,7 @@ impl Wanted {
         match &self.how {
             How::Finish(_) => None,
             How::Abort { reason, .. } => Some(reason.clone()),
-            How::Expire { .. } => Some(REASON_EXPIRED.to_owned()),
+            How::Expire { .. } => Some(reasons::SESSION_EXPIRED.to_owned()),
         }
     }
 
