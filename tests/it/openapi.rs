@@ -41,8 +41,8 @@ fn every_operation_has_an_id_of_its_own() {
 
 /// The calls of a table whose first column has one or several of them, such as `` `GET /stats` ``.
 fn calls_of_table(section: &str) -> Vec<(String, String)> {
-    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
-    let calls = cells.flat_map(|cell| cell.split('`').filter_map(|text| text.split_once(" /")));
+    let columns = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
+    let calls = columns.flat_map(|cell| cell.split('`').filter_map(|text| text.split_once(" /")));
     calls.map(|(verb, path)| (verb.to_lowercase(), format!("/{path}"))).collect()
 }
 

@@ -20,6 +20,12 @@ use crate::support::process::Service;
 /// The port that documents name.
 const PORT: &str = "8080";
 
+/// The first port for which no privilege is needed.
+const FIRST_PORT: u16 = 1_024;
+
+/// The first port that systems give by default.
+const FIRST_GIVEN_PORT: u16 = 32_768;
+
 /// Blocks that are not run: their document, their beginning, and the reason.
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "make run ", "builds a release; the test starts the service in its place"),
@@ -137,8 +143,7 @@ impl Session {
 
     /// A session with a port on which nothing listens.
     fn unserved() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        Self::new(listener.local_addr().expect("a listener has an address").port())
+        Self::new(unused_port())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -203,6 +208,18 @@ impl Session {
         assert!(output.status.success(), "{place}: {}", told(&output));
         String::from_utf8(output.stdout).expect("it prints text")
     }
+}
+
+/// A port on which nothing listens. It is below those that the system gives to connections and to listeners that name no
+/// port: until the block listens on it, other tests could get one of those.
+fn unused_port() -> u16 {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let first = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(FIRST_GIVEN_PORT);
+    // On a system that gives nearly all ports, none is safe.
+    let ports = FIRST_PORT..if first > 2 * FIRST_PORT { first } else { u16::MAX };
+    let is_unused = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let mut candidates = std::iter::repeat_with(|| rand::random_range(ports.clone())).take(1_000);
+    candidates.find(is_unused).expect("a port is unused")
 }
 
 /// For each call of curl, the status at the beginning of the comment after it.
