@@ -27,7 +27,7 @@ const EROFS: i64 = 30;
 
 /// Calls that can fail.
 #[derive(Clone, Copy, Debug)]
-enum Call {
+pub(crate) enum Call {
     Sync = 1,
     Write = 2,
     Open = 3,
@@ -35,7 +35,7 @@ enum Call {
 
 /// Files on which calls can fail.
 #[derive(Clone, Copy, Debug)]
-enum On {
+pub(crate) enum On {
     Wal = 1,
     Database = 2,
     Any = 3,
@@ -43,7 +43,7 @@ enum On {
 
 /// The effect of a fault.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+pub(crate) enum Fault {
     Fail(i64),
     KillBefore,
     KillAfter,
@@ -69,7 +69,7 @@ impl Fault {
 }
 
 /// The page that the test shares with the process; its fields have the same numbers as in `shim.c`.
-struct Faults {
+pub(crate) struct Faults {
     page: File,
     path: PathBuf,
 }
@@ -85,7 +85,7 @@ const WALL_CLOCK_OFFSET_S: u64 = 7;
 const FIELDS: u64 = 8;
 
 impl Faults {
-    fn new(folder: &Path) -> Self {
+    pub(crate) fn new(folder: &Path) -> Self {
         let path = folder.join("faults");
         let page = File::options().create(true).truncate(true).read(true).write(true).open(&path);
         let faults = Self { page: page.expect("a file can be made"), path };
@@ -104,7 +104,7 @@ impl Faults {
     }
 
     /// The fault strikes once, at the `nth` call from now on.
-    fn arm(&self, fault: Fault, call: Call, on: On, nth: i64) {
+    pub(crate) fn arm(&self, fault: Fault, call: Call, on: On, nth: i64) {
         self.arm_for(fault, call, on, nth, false);
     }
 
@@ -129,11 +129,11 @@ impl Faults {
         self.set(FAULT, fault.number());
     }
 
-    fn disarm(&self) {
+    pub(crate) fn disarm(&self) {
         self.set(FAULT, 0);
     }
 
-    fn struck(&self) -> i64 {
+    pub(crate) fn struck(&self) -> i64 {
         self.get(STRUCK)
     }
 
@@ -142,7 +142,7 @@ impl Faults {
     }
 
     /// The environment that makes a process load the shim.
-    fn environment(&self) -> [(&'static str, &str); 3] {
+    pub(crate) fn environment(&self) -> [(&'static str, &str); 3] {
         let page = self.path.to_str().expect("temporary paths are text");
         let shim = SHIM.to_str().expect("temporary paths are text");
         [("LD_PRELOAD", shim), ("FAULTS_PAGE", page), ("FAULTS_FILE", "forebay.db")]
@@ -169,6 +169,6 @@ static SHIM: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// The database of a test, in a folder of its own.
-fn database(folder: &Path) -> String {
+pub(crate) fn database(folder: &Path) -> String {
     format!("sqlite:{}", folder.join("forebay.db").display())
 }
