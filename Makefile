@@ -28,10 +28,10 @@ test-trainer: libtorch ## Run only the trainer's lints and tests
 	./scripts/python-env wandb > /dev/null
 	$(CARGO) test -p forebay-trainer
 
-demo: libtorch ## Train a model from random weights with the service, two workers and the trainer; TASK=lookup, SEED=2
+demo: libtorch ## Train a model from random weights with the service, two workers and the trainer; TASK=lookup, SEED=2, AGENT=python
 	$(CARGO) build --release -p forebay-trainer
 	$(CARGO) build --release -p forebay
-	./scripts/demo --task $(or $(TASK),arithmetic) --seed $(or $(SEED),1)
+	./scripts/demo --task $(or $(TASK),arithmetic) --seed $(or $(SEED),1) --agent $(or $(AGENT),rollout)
 
 simulate: ## Draw synchronous and asynchronous training of the same work to docs/async.svg; takes five minutes
 	$(CARGO) build --release -p forebay
