@@ -26,6 +26,7 @@ test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-trainer
 	./scripts/python-env wandb > /dev/null
+	./scripts/python-env openai > /dev/null
 	$(CARGO) test -p forebay-trainer
 
 demo: libtorch ## Train a model from random weights with the service, two workers and the trainer; TASK=lookup, SEED=2, AGENT=python

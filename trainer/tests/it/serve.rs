@@ -6,6 +6,7 @@ mod follow;
 mod generate;
 mod limits;
 mod publishing;
+mod sessions;
 
 use std::{
     path::{Path, PathBuf},

@@ -18,8 +18,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay::{
-    access::keyring::Keyring, api::Access, buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics,
-    server::Server, store,
+    access::keyring::Keyring,
+    agents::{AgentUrls, Agents, Upstreams},
+    api::Access,
+    buffer::Buffer,
+    clock::AnchoredClock,
+    config::{AgentsConfig, Config},
+    metrics::Metrics,
+    server::{AgentServer, Server},
+    store,
 };
 use forebay_client::{
     Client,
@@ -68,8 +75,12 @@ impl TestService {
         let (stop, stopped) = oneshot::channel();
         let keyring = Keyring::start(store, clock, false).await.expect("the keys can be read");
         let access = Access { keyring: Arc::new(keyring), hosts: Arc::new([]) };
-        let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)
+        let server = Server::new(listener, buffer.clone(), Arc::clone(&metrics), config.bodies, config.server, access)
             .expect("a listener has an address");
+        let server = match config.agents {
+            None => server,
+            Some(agents) => server.with_agents(Some(agent_server(agents, buffer, metrics).await)),
+        };
         let task = tokio::spawn(async move {
             let stopped = async {
                 let _ = stopped.await;
@@ -86,6 +97,19 @@ impl TestService {
             let _ = stop.send(());
         }
         let _ = self.task.await;
+    }
+}
+
+/// The listener of agents.
+async fn agent_server(config: AgentsConfig, buffer: Buffer, metrics: Arc<Metrics>) -> AgentServer {
+    let upstreams = Upstreams::load(config.upstreams).expect("the engine's address is valid");
+    let listener = TcpListener::bind(config.listen).await.expect("a port is free");
+    let address = listener.local_addr().expect("a listener has an address");
+    AgentServer {
+        listener,
+        agents: Agents::new(buffer, upstreams.clone(), metrics, config.options),
+        upstreams,
+        urls: AgentUrls { public: config.public_url, address, is_encrypted: false },
     }
 }
 
