@@ -271,9 +271,10 @@ impl FakeEngine {
         self.state.switches.send_modify(change);
     }
 
-    /// Says what is answered in conversations in whose first user message `key` occurs: the first answer where the
-    /// conversation has no message of the assistant yet, the second where it has one, and so on. The answer depends on
-    /// nothing else, so a repeated call gets the same one. Behind the last answer the engine samples by its seed.
+    /// Says what is answered in conversations in which `key` occurs in a message of the user: the first answer where
+    /// no message of the assistant follows that message, the second where one follows it, and so on. The answer depends
+    /// on nothing else, so a repeated call gets the same one. Behind the last answer the engine samples by its seed.
+    /// If several scripts could answer, the latest one does.
     pub fn script(&self, key: &str, answers: impl IntoIterator<Item = Answer>) {
         self.state.scripts().push((key.to_owned(), answers.into_iter().collect()));
     }

@@ -37,6 +37,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "forebay bench ",
         "minutes of load, also on peers that are not here; `bench` runs these commands",
     ),
+    ("docs/connect.md", "", "needs an inference engine and agents; `make test-clients` runs the snippets"),
     ("docs/trainers.md", "make demo ", "trains for minutes and needs libtorch"),
 ];
 

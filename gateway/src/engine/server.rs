@@ -206,10 +206,8 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
 }
 
 fn sample(state: &State, request: &ChatRequest, switches: &Switches) -> Sampled {
-    let question = request.question();
     let scripts = state.scripts();
-    let script = scripts.iter().find(|(key, _)| question.contains(key.as_str()));
-    request.sample(script.and_then(|(_, answers)| answers.get(request.turns())), switches)
+    request.sample(scripts.iter().rev().find_map(|(key, answers)| request.scripted(key, answers)), switches)
 }
 
 /// Waits as long as calls are kept waiting. True if the call was aborted meanwhile.

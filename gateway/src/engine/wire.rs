@@ -89,19 +89,15 @@ impl ChatRequest {
             .then(|| format!("This model's maximum context length is {} tokens, not {asked}.", switches.context_tokens))
     }
 
-    /// The first text of the user, which names the script.
-    pub(super) fn question(&self) -> String {
+    /// The answer of a script whose `key` occurs in a message of the user.
+    pub(super) fn scripted<'a>(&self, key: &str, answers: &'a [Answer]) -> Option<&'a Answer> {
         if self.messages.is_empty() {
-            return template::question(&tokenizer::decode(&self.prompt()));
+            let prompt = tokenizer::decode(&self.prompt());
+            return answers.get(template::turns(&prompt)).filter(|_| template::question(&prompt).contains(key));
         }
-        self.messages.iter().find(|message| message.role == "user").map(WireMessage::text).unwrap_or_default()
-    }
-
-    pub(super) fn turns(&self) -> usize {
-        if self.messages.is_empty() {
-            return template::turns(&tokenizer::decode(&self.prompt()));
-        }
-        self.messages.iter().filter(|message| message.role == "assistant").count()
+        let asks = |message: &WireMessage| message.role == "user" && message.text().contains(key);
+        let asked = self.messages.iter().position(asks)?;
+        answers.get(self.messages[asked..].iter().filter(|message| message.role == "assistant").count())
     }
 
     pub(super) fn sample(&self, answer: Option<&Answer>, switches: &Switches) -> Sampled {

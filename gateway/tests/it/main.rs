@@ -4,6 +4,7 @@ mod bodies;
 mod canonical;
 mod chat;
 mod checks;
+mod clients;
 mod conversations;
 mod engine;
 mod errors;
