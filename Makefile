@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-trainer test-clients demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-trainer parity-slime torture libtorch openapi help
+.PHONY: run test test-service test-trainer test-clients demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-overload: ## Measure goodput, leases and recovery with ten times the conne
 
 torture: ## Run the long versions of the reliability tests and print a table of their counts; takes hours
 	./scripts/torture --seed $(or $(SEED),7)
+
+bench-sessions: ## Measure what recording adds to the calls of agents, the size of a turn on disk, and a finish
+	$(CARGO) bench -p forebay --bench sessions
 
 bench-trainer: libtorch ## Compare the trainer's step with eager PyTorch, in turn on the same cores; fetches PyTorch, 3 GB
 	$(CARGO) build --release -p forebay-trainer

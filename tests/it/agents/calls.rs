@@ -21,7 +21,7 @@ on_both_stores! {
                 let before = app.engine.log().sampled_tokens;
                 let ended = agent.finish(app, 1.0).await;
                 assert_eq!(app.engine.log().sampled_tokens, before);
-                let assembly = &ended["assembly"]["default"];
+                let assembly = &ended["assembly"];
                 let turns = agent.turns(app).await;
                 assert!(turns.iter().all(|turn| turn["dialect"] == dialect.name() && turn["delivered"] == true));
                 let sampled: u64 = turns.iter().map(|turn| turn["sampled_tokens"].as_u64().expect("a count")).sum();
@@ -94,6 +94,38 @@ on_both_stores! {
         let (rows, _) = trained(app).await;
         assert_eq!(rows.len(), 32, "each question is a segment of its own");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_replica_answers_the_calls_of_a_session() {
+    let app = TestApp::start(Backend::Postgres).await;
+    let mut other = app.replica().await;
+    let agent = Agent::open(&app, json!({})).await;
+    let mut conversation = vec!["Talk to both.".to_owned()];
+    for turn in 0..6 {
+        let replica = if turn % 2 == 0 { &app } else { &other };
+        let body = Dialect::Chat.body(&conversation, false);
+        let url = format!("http://{}/sessions/{}/v1/chat/completions", replica.agents, agent.id());
+        let request = app.http.post(url).bearer_auth(agent.key()).json(&body);
+        let answer = success(request.send().await.expect("the listener answers")).await;
+        conversation.extend([Dialect::Chat.text(&answer), format!("Go on {turn}.")]);
+    }
+    // A repeated call is answered by the replica that did not record it.
+    let body = Dialect::Chat.body(&conversation[..1], false);
+    let url = format!("http://{}/sessions/{}/v1/chat/completions", other.agents, agent.id());
+    let request = app.http.post(url).bearer_auth(agent.key()).header("x-stainless-retry-count", "1").json(&body);
+    let again = success(request.send().await.expect("the listener answers")).await;
+    assert_eq!(Dialect::Chat.text(&again), conversation[1]);
+    let path = format!("/sessions/{}/finish", agent.id());
+    let ended = other.post(&path, json!({"reward": 1.0})).await.expect(200);
+    assert_eq!(
+        (&ended["assembly"]["calls"], &ended["assembly"]["segments"]),
+        (&json!(6), &json!(1))
+    );
+    let (_, count) = trained(&app).await;
+    assert_eq!(json!(count), ended["assembly"]["sampled_tokens"]);
+    other.stop().await;
+    app.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
