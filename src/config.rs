@@ -265,7 +265,7 @@ impl Config {
 
 /// The listener of agents. It needs an inference engine, and engines need it.
 fn agents(file: &File, upstreams: Option<toml::Value>, violations: &mut Vec<Violation>) -> Option<AgentsConfig> {
-    let is_named = upstreams.is_some();
+    let is_named = upstreams.as_ref().is_some_and(|value| value.as_array().is_none_or(|tables| !tables.is_empty()));
     let upstreams = upstreams::read(upstreams, violations);
     match (&file.sessions.listen, is_named) {
         (None, false) => None,

@@ -129,7 +129,8 @@ impl Server {
         let calls = async {
             match &self.agents {
                 Some(agents) => {
-                    self.accept(&agents.listener, agents::router(agents.agents.clone()), &connections).await
+                    let router = agents::router(agents.agents.clone());
+                    self.accept(&agents.listener, router, &connections, Tls::acceptor_of_agents).await
                 }
                 None => std::future::pending().await,
             }
@@ -138,7 +139,7 @@ impl Server {
             biased;
             () = shutdown => Ok(()),
             () = self.buffer.broken() => Err(Broken),
-            never = self.accept(&self.listener, router, &connections) => match never {},
+            never = self.accept(&self.listener, router, &connections, Tls::acceptor) => match never {},
             never = calls => match never {},
         };
         drop(self.listener);
@@ -180,7 +181,13 @@ impl Server {
     }
 
     /// Accepts connections of a listener until the future is dropped.
-    async fn accept(&self, listener: &TcpListener, router: Router, connections: &GracefulShutdown) -> Infallible {
+    async fn accept(
+        &self,
+        listener: &TcpListener,
+        router: Router,
+        connections: &GracefulShutdown,
+        acceptor: fn(&Tls) -> TlsAcceptor,
+    ) -> Infallible {
         let slots = Arc::new(Semaphore::new(self.limits.connections_max));
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new())
@@ -211,7 +218,7 @@ impl Server {
             match &self.tls {
                 None => tokio::spawn(connection.serve(stream)),
                 // The handshake runs in the connection's own task, so that a slow one does not delay other connections.
-                Some(tls) => tokio::spawn(connection.serve_encrypted(tls.acceptor(), stream)),
+                Some(tls) => tokio::spawn(connection.serve_encrypted(acceptor(tls), stream)),
             };
         }
     }

@@ -90,6 +90,8 @@ pub struct Tls {
 #[derive(Clone, Debug)]
 struct Current {
     config: Arc<ServerConfig>,
+    /// The same without client certificates.
+    config_of_agents: Arc<ServerConfig>,
     /// The digest of all files together, to detect changes.
     digest: blake3::Hash,
 }
@@ -124,7 +126,7 @@ impl Tls {
     /// Reads and checks the files.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let texts = Texts::read(&files)?;
-        let current = Current { config: Arc::new(texts.config(&files)?), digest: texts.digest() };
+        let current = texts.current(&files)?;
         Ok(Self { files, current: RwLock::new(current) })
     }
 
@@ -132,6 +134,13 @@ impl Tls {
     #[must_use]
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.current().config))
+    }
+
+    /// The acceptor for the next connection of an agent. Agents are known by the keys of their sessions, and most of them
+    /// cannot present a certificate.
+    #[must_use]
+    pub fn acceptor_of_agents(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.current().config_of_agents))
     }
 
     /// Describes for the log who presents certificates.
@@ -144,11 +153,10 @@ impl Tls {
     /// stay in use.
     pub fn renew(&self) -> Result<bool, TlsError> {
         let texts = Texts::read(&self.files)?;
-        let digest = texts.digest();
-        if digest == self.current().digest {
+        if texts.digest() == self.current().digest {
             return Ok(false);
         }
-        let current = Current { config: Arc::new(texts.config(&self.files)?), digest };
+        let current = texts.current(&self.files)?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
         Ok(true)
     }
@@ -192,13 +200,22 @@ impl Texts {
         hasher.finalize()
     }
 
-    fn config(&self, files: &TlsFiles) -> Result<ServerConfig, TlsError> {
+    fn current(&self, files: &TlsFiles) -> Result<Current, TlsError> {
+        let config = Arc::new(self.config(files, files.client_ca.as_ref())?);
+        let config_of_agents = match files.client_ca {
+            Some(_) => Arc::new(self.config(files, None)?),
+            None => Arc::clone(&config),
+        };
+        Ok(Current { config, config_of_agents, digest: self.digest() })
+    }
+
+    fn config(&self, files: &TlsFiles, client_ca: Option<&PathBuf>) -> Result<ServerConfig, TlsError> {
         let unusable = |error: &dyn std::error::Error| TlsError::Unusable(error.to_string());
         let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(&error))?;
-        let builder = match (&self.client_ca, &files.client_ca) {
+        let builder = match (&self.client_ca, client_ca) {
             (Some(text), Some(path)) => {
                 let mut roots = RootCertStore::empty();
                 let named = certificates(text, path, "client_ca")?;

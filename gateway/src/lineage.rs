@@ -9,8 +9,8 @@ use serde::Deserialize;
 /// The label of an agent's own conversation.
 const MAIN: &str = "main";
 
-/// Longer ids are cut. The headers are written by the agent, and every call stores its label.
-const ID_CHARS_MAX: usize = 128;
+/// Longer ids are cut. The headers are written by the agent, and every call stores its label of at most 256 bytes.
+const ID_BYTES_MAX: usize = 127;
 
 /// The label of an agent or sub-agent within a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,8 +35,10 @@ impl AgentLabel {
     }
 
     fn of_kind(kind: &str, id: &str) -> Self {
-        let printable =
-            |text: &str| -> String { text.chars().filter(|c| !c.is_control()).take(ID_CHARS_MAX).collect() };
+        let printable = |text: &str| -> String {
+            let printable: String = text.chars().filter(|c| !c.is_control()).take(ID_BYTES_MAX).collect();
+            printable[..printable.floor_char_boundary(ID_BYTES_MAX)].to_owned()
+        };
         Self(format!("{}:{}", printable(kind), printable(id)))
     }
 }

@@ -152,6 +152,9 @@ impl Upstream {
     pub async fn forward(&self, call: &EngineCall<'_>) -> Result<Completion, UpstreamError> {
         let workers = route::order(call.session, &self.options.urls);
         let answer = self.answer(call, call.rid, Wanted::Nothing, &workers, &mut 0).await?;
+        if answer.is_aborted() {
+            return Err(UpstreamError::Aborted { times: 1 });
+        }
         check::unrecorded(&answer, call.rid).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
     }
 

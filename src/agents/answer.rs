@@ -16,6 +16,7 @@ use bytes::Bytes;
 use forebay_gateway::{Dialect, DialectError};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
+use tracing::Instrument as _;
 
 use super::call::{Answer, Call};
 use crate::buffer::ids::CallPk;
@@ -26,14 +27,14 @@ type Answering = Pin<Box<dyn Future<Output = Result<Answer, DialectError>> + Sen
 /// error better than an error among events.
 pub(super) async fn respond(call: Call) -> Response {
     let call = Arc::new(call);
-    let mut answering: Answering = Box::pin(Arc::clone(&call).answer());
+    let mut answering: Answering = Box::pin(Arc::clone(&call).answer().in_current_span());
     if !call.request.stream {
         return match answering.await {
             Ok(answer) => whole(&call, &answer),
             Err(error) => failed(&call, &error),
         };
     }
-    let keep_alive = call.agents.0.options.keep_alive;
+    let keep_alive = call.agents.options().keep_alive;
     let body = match tokio::time::timeout(keep_alive, &mut answering).await {
         Ok(Ok(answer)) => AnswerBody::complete(&call, &answer),
         Ok(Err(error)) => return failed(&call, &error),
@@ -149,7 +150,7 @@ impl HttpBody for AnswerBody {
                 State::Sending(bytes) if bytes.is_empty() => return Poll::Ready(None),
                 State::Sending(bytes) => {
                     if let Some(call) = this.recorded.take() {
-                        this.call.agents.0.buffer.mark_delivered(call);
+                        this.call.agents.buffer().mark_delivered(call);
                     }
                     return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes)))));
                 }

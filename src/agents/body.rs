@@ -1,4 +1,4 @@
-//! Bodies of calls. All bytes that agents make the service hold are taken from one budget.
+//! Bodies of calls. They are taken from one budget, as long as their calls are in flight.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::Agents;
 
 /// Bytes per permit of the budget.
-const PERMIT_BYTES: usize = 1 << 10;
+pub(super) const PERMIT_BYTES: usize = 1 << 10;
 
 /// How long the body of a refused call is read and discarded. A client that still writes would not read the answer.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,8 +22,11 @@ const RETRY_AFTER_S: u32 = 1;
 /// A body with its share of the budget.
 pub(super) struct ReadBody {
     pub(super) bytes: Bytes,
-    pub(super) share: Option<OwnedSemaphorePermit>,
+    pub(super) share: Share,
 }
+
+/// A part of the budget, which is given back when it is dropped.
+pub(super) type Share = OwnedSemaphorePermit;
 
 pub(super) fn budget(bytes: usize) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(bytes.div_ceil(PERMIT_BYTES).min(Semaphore::MAX_PERMITS)))
@@ -31,11 +34,14 @@ pub(super) fn budget(bytes: usize) -> Arc<Semaphore> {
 
 /// Reads a body. If it is refused, the rest of it is discarded.
 pub(super) async fn read(agents: &Agents, mut body: Body) -> Result<ReadBody, DialectError> {
-    let reading = tokio::time::timeout(agents.0.options.read_timeout, read_all(agents, &mut body));
-    let outcome = reading.await.unwrap_or_else(|_| {
-        let why = format!("did not arrive within {} s", agents.0.options.read_timeout.as_secs());
-        Err(DialectError::Invalid { field: "body".to_owned(), why })
-    });
+    let timeout = agents.options().read_timeout;
+    let outcome = match reserve(agents, body.size_hint().lower() as usize, timeout).await {
+        Ok(share) => tokio::time::timeout(timeout, read_all(agents, &mut body, share)).await.unwrap_or_else(|_| {
+            let why = format!("did not arrive within {} s", timeout.as_secs());
+            Err(DialectError::Invalid { field: "body".to_owned(), why })
+        }),
+        Err(error) => Err(error),
+    };
     if outcome.is_err() {
         discard(body).await;
     }
@@ -49,53 +55,43 @@ pub(super) async fn discard(mut body: Body) {
     let _ = tokio::time::timeout(DISCARD_TIMEOUT, rest).await;
 }
 
-async fn read_all(agents: &Agents, body: &mut Body) -> Result<ReadBody, DialectError> {
-    let bytes_max = agents.0.options.body_bytes_max;
-    let too_large = || DialectError::BodyTooLarge { bytes_max: bytes_max as u64 };
-    let announced = body.size_hint().lower() as usize;
-    if announced > bytes_max {
-        return Err(too_large());
-    }
-    let mut share = None;
-    let mut held = 0;
-    let mut bytes = BytesMut::new();
-    take(agents, &mut share, &mut held, announced)?;
-    bytes.reserve(announced);
+/// Takes the announced bytes from the budget, and waits for them. A body whose length is not announced takes its bytes as
+/// they arrive.
+async fn reserve(agents: &Agents, announced: usize, timeout: Duration) -> Result<Share, DialectError> {
+    check_size(agents, announced)?;
+    let permits = announced.div_ceil(PERMIT_BYTES) as u32;
+    let taking = Arc::clone(&agents.0.bytes).acquire_many_owned(permits);
+    let permit = tokio::time::timeout(timeout, taking).await.map_err(|_| overloaded())?;
+    Ok(permit.expect("the semaphore is never closed"))
+}
+
+async fn read_all(agents: &Agents, body: &mut Body, mut share: Share) -> Result<ReadBody, DialectError> {
+    let mut bytes = BytesMut::with_capacity(share.num_permits() * PERMIT_BYTES);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| DialectError::Invalid {
             field: "body".to_owned(),
             why: "ended before its announced length".to_owned(),
         })?;
         let Ok(piece) = frame.into_data() else { continue };
-        if bytes.len() + piece.len() > bytes_max {
-            return Err(too_large());
+        let length = bytes.len() + piece.len();
+        check_size(agents, length)?;
+        let missing = length.div_ceil(PERMIT_BYTES).saturating_sub(share.num_permits());
+        if missing > 0 {
+            // Waiting here would hold up others, because this body already holds a part of the budget.
+            let more = Arc::clone(&agents.0.bytes).try_acquire_many_owned(missing as u32);
+            share.merge(more.map_err(|_| overloaded())?);
         }
-        take(agents, &mut share, &mut held, bytes.len() + piece.len())?;
         bytes.extend_from_slice(&piece);
     }
     Ok(ReadBody { bytes: bytes.freeze(), share })
 }
 
-/// Makes a share at least as large as `bytes`, or fails at once.
-fn take(
-    agents: &Agents,
-    share: &mut Option<OwnedSemaphorePermit>,
-    held: &mut usize,
-    bytes: usize,
-) -> Result<(), DialectError> {
-    let missing = bytes.div_ceil(PERMIT_BYTES).saturating_sub(*held);
-    if missing == 0 {
-        return Ok(());
-    }
-    let more = u32::try_from(missing).ok().and_then(|n| Arc::clone(&agents.0.bytes).try_acquire_many_owned(n).ok());
-    let more = more.ok_or_else(|| DialectError::Busy {
-        why: "too many bytes of calls are in flight".to_owned(),
-        retry_after_s: RETRY_AFTER_S,
-    })?;
-    *held += missing;
-    match share {
-        Some(share) => share.merge(more),
-        None => *share = Some(more),
-    }
-    Ok(())
+fn check_size(agents: &Agents, bytes: usize) -> Result<(), DialectError> {
+    let bytes_max = agents.options().body_bytes_max;
+    if bytes > bytes_max { Err(DialectError::BodyTooLarge { bytes_max: bytes_max as u64 }) } else { Ok(()) }
+}
+
+fn overloaded() -> DialectError {
+    let why = "too many bytes of calls are in flight".to_owned();
+    DialectError::Busy { why, retry_after_s: RETRY_AFTER_S }
 }

@@ -2,33 +2,37 @@
 
 use std::{
     borrow::Cow,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use axum::http::HeaderMap;
 use forebay_client::wire::VersionSpan;
 use forebay_gateway::{
-    Completion, Dialect, DialectError, Request, UpstreamError,
+    Completion, Dialect, DialectError, Request,
     completion::{Finish, StopMatch},
     dialect::Envelope,
     lineage::AgentLabel,
-    upstream::{Answered, EngineCall, Sampling},
+    upstream::Answered,
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::runtime::Handle;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::{
     Agents,
-    body::ReadBody,
+    asking::Asked,
+    body::{PERMIT_BYTES, ReadBody, Share},
     refusal,
-    upstreams::{NoUpstream, Route},
+    upstreams::NoUpstream,
 };
 use crate::{
     buffer::{
-        ids::CallPk,
+        ids::{CallPk, ID_BYTES_MAX},
         port::SessionPolicy,
         session::{CallPermit, NewCall, Replayed},
     },
@@ -39,31 +43,27 @@ use crate::{
 /// Bodies above this size are parsed on a thread where that may take its time.
 const LARGE_BODY_BYTES: usize = 256 << 10;
 
-/// A session that has room for fewer tokens than this bounds what the engine may sample. Engines refuse a bound that
-/// does not fit into their context together with the prompt, so it is not named without need.
-const ROOM_NAMED_BELOW: u64 = 128 << 10;
-
-/// How long before its client would give up a call is answered.
-const ANSWER_BEFORE: Duration = Duration::from_secs(30);
-
 /// A parsed call of a session.
 pub(super) struct Call {
     pub(super) agents: Agents,
     pub(super) dialect: Dialect,
     pub(super) request: Request,
-    permit: CallPermit,
+    pub(super) permit: Arc<CallPermit>,
     digest: [u8; 32],
     retry_count: u32,
     agent: Option<AgentLabel>,
     /// How long the client waits for an answer, if it says so.
-    read_timeout: Option<Duration>,
-    id: String,
+    pub(super) read_timeout: Option<Duration>,
+    pub(super) id: String,
     created_s: u64,
     began: Timestamp,
     arrived: Instant,
     _in_flight: CallInFlight,
     /// Held as long as the request.
-    _share: Option<OwnedSemaphorePermit>,
+    _share: Share,
+    /// Whether it was counted how the call ended.
+    is_counted: AtomicBool,
+    is_recorded: AtomicBool,
 }
 
 /// What a call is answered with.
@@ -92,34 +92,43 @@ impl Call {
         arrived: Instant,
     ) -> Result<Self, DialectError> {
         let parse = move || (*blake3::hash(&bytes).as_bytes(), dialect.parse(&bytes));
-        let (digest, request) = if share.as_ref().is_some_and(is_large) {
+        let (digest, request) = if is_large(&share) {
             tokio::task::spawn_blocking(parse).await.map_err(|_| DialectError::Internal)?
         } else {
             parse()
         };
         let request = request?;
+        if request.model.is_empty() || request.model.len() > ID_BYTES_MAX || request.model.chars().any(char::is_control)
+        {
+            let why = format!("must be 1 to {ID_BYTES_MAX} bytes without control characters");
+            return Err(DialectError::Invalid { field: "model".to_owned(), why });
+        }
         for warning in &request.warnings {
             tracing::debug!(warning, "a part of a call was left out");
         }
-        let began = agents.0.buffer.now();
+        let began = agents.buffer().now();
         let id = Uuid::now_v7().simple().to_string();
         tracing::Span::current().record("call.id", &id);
         Ok(Self {
             dialect,
             digest,
             request,
-            permit,
+            permit: Arc::new(permit),
             retry_count: number(headers, "x-stainless-retry-count").unwrap_or(0),
             agent: AgentLabel::of(headers),
+            // The clients in Python and in TypeScript have different names for it.
             read_timeout: number(headers, "x-stainless-read-timeout")
+                .or_else(|| number(headers, "x-stainless-timeout"))
                 .map(|seconds| Duration::from_secs(seconds.into())),
             id,
             created_s: began.unix_s(),
             began,
             arrived,
-            _in_flight: agents.0.metrics.call_begins(),
+            _in_flight: agents.metrics().call_begins(),
             agents,
             _share: share,
+            is_counted: AtomicBool::new(false),
+            is_recorded: AtomicBool::new(false),
         })
     }
 
@@ -130,23 +139,28 @@ impl Call {
         }
         let model = &self.request.model;
         let policy = self.permit.policy(model).map_err(|error| refusal::of(error.into()))?;
-        let upstreams = &self.agents.0.upstreams;
+        let upstreams = self.agents.upstreams();
         let route = policy.map_or_else(|| upstreams.of_model(model), |policy| upstreams.of_policy(&policy.policy));
         let route = route.map_err(|error| no_upstream(&error))?;
-        let (answered, engine_time) = self.ask_until_cancelled(&route, policy).await?;
+        self.agents.buffer().check_room(&self.permit).await.map_err(refusal::of)?;
+        if policy.is_some() {
+            route.check_scale(self.permit.sampling())?;
+        }
+        let Asked { answered, engine_time } = self.ask_until_ended(&route, policy).await?;
         let Some(policy) = policy else {
             self.count("forwarded");
             return Ok(Answer { completion: answered.completion, envelope: self.own_envelope(), recorded: None });
         };
         let answer = self.record(policy, answered).await?;
         let added = self.arrived.elapsed().saturating_sub(engine_time);
-        self.agents.0.metrics.call_added(self.dialect.name(), added);
+        self.agents.metrics().call_added(self.dialect.name(), added);
         Ok(answer)
     }
 
     /// The recorded answer, if the client says that it repeats the call.
     async fn replay(&self) -> Result<Option<Answer>, DialectError> {
-        let found = self.agents.0.buffer.replay(&self.permit, self.digest, self.retry_count).await;
+        let buffer = self.agents.buffer();
+        let found = buffer.replay(&self.permit, self.dialect.name(), self.digest, self.retry_count).await;
         let Some(Replayed { call, response, .. }) = found.map_err(refusal::of)? else { return Ok(None) };
         let stored: StoredAnswer<'_> = serde_json::from_str(&response).map_err(|error| {
             tracing::error!(error = %error, "a stored answer cannot be read");
@@ -157,108 +171,9 @@ impl Call {
         Ok(Some(Answer { completion: stored.completion.into_owned(), envelope, recorded: Some(call.call_pk) }))
     }
 
-    async fn ask_until_cancelled(
-        &self,
-        route: &Route,
-        policy: Option<&SessionPolicy>,
-    ) -> Result<(Answered, Duration), DialectError> {
-        tokio::select! {
-            biased;
-            () = self.permit.cancelled() => Err(DialectError::Closed { why: "it was finished".to_owned() }),
-            answered = self.ask_in_time(route, policy) => answered,
-        }
-    }
-
-    /// Has the engine answer before the client gives up. A client of events is kept alive and never gives up.
-    async fn ask_in_time(
-        &self,
-        route: &Route,
-        policy: Option<&SessionPolicy>,
-    ) -> Result<(Answered, Duration), DialectError> {
-        let patience = self.read_timeout.filter(|_| !self.request.stream).map(|timeout| {
-            if timeout > 2 * ANSWER_BEFORE { timeout.saturating_sub(ANSWER_BEFORE) } else { timeout / 2 }
-        });
-        let Some(patience) = patience else { return self.ask(route, policy).await };
-        tokio::time::timeout(patience, self.ask(route, policy)).await.unwrap_or_else(|_| {
-            Err(DialectError::Busy { why: "the engine has not answered yet".to_owned(), retry_after_s: 1 })
-        })
-    }
-
-    /// Has the engine answer. While it is paused, busy or gone, the call waits. The time is what the engine took.
-    async fn ask(&self, route: &Route, policy: Option<&SessionPolicy>) -> Result<(Answered, Duration), DialectError> {
-        let metrics = &self.agents.0.metrics;
-        let session = self.permit.session_id().to_string();
-        let version = policy.map_or(0, |policy| policy.current_version.0);
-        let mut request = Cow::Borrowed(&self.request);
-        let mut engine_time = Duration::ZERO;
-        let mut draining = self.agents.0.draining.subscribe();
-        let started = Instant::now();
-        for attempt in 0_u32.. {
-            let rid = format!("{}-{attempt}", self.id);
-            let call = EngineCall {
-                exact: None,
-                request: &request,
-                model: &route.model,
-                sampling: sampling(self.permit.sampling()),
-                room: self.room(),
-                session: &session,
-                rid: &rid,
-                version: &|| version,
-            };
-            let asked = Instant::now();
-            let outcome = match policy {
-                Some(_) => route.upstream.complete(&call).await,
-                None => route.upstream.forward(&call).await.map(|completion| Answered {
-                    completion,
-                    aborts: 0,
-                    reconnects: 0,
-                }),
-            };
-            let error = match outcome {
-                Ok(answered) => {
-                    engine_time += asked.elapsed();
-                    metrics.engine_answered(route.name(), asked.elapsed(), answered.aborts);
-                    return Ok((answered, engine_time));
-                }
-                Err(error) => error,
-            };
-            metrics.engine_failed(route.name(), error.name());
-            let wait = match &error {
-                // Agents ask for more tokens than the context has room for. The engine knows how many there are.
-                UpstreamError::ContextLength { .. } if request.max_tokens.is_some() => {
-                    request.to_mut().max_tokens = None;
-                    Duration::ZERO
-                }
-                UpstreamError::Busy { retry_after_s, .. } => {
-                    Duration::from_secs(u64::from(*retry_after_s).clamp(1, 10))
-                }
-                UpstreamError::Unreachable { .. } | UpstreamError::Aborted { .. } => Duration::from_secs(1),
-                _ => Duration::MAX,
-            };
-            let is_over = wait > Duration::ZERO && started.elapsed().saturating_add(wait) > self.agents.0.options.hold;
-            if is_over || *draining.borrow() {
-                tracing::warn!(upstream.name = route.name(), error = %error, "an engine did not answer a call");
-                return Err(DialectError::from(&error));
-            }
-            engine_time += asked.elapsed() + wait;
-            // A service that stops waits no longer: its clients repeat the call.
-            let _ = tokio::time::timeout(wait, draining.wait_for(|draining| *draining)).await;
-        }
-        Err(DialectError::Internal)
-    }
-
-    /// How many tokens may be sampled, if the session is nearly full.
-    fn room(&self) -> Option<u32> {
-        let left = self.permit.tokens_left();
-        (left < ROOM_NAMED_BELOW).then_some(left.max(1) as u32)
-    }
-
     /// Stores the call. It goes on if the client disconnects: an answer is recorded wholly or not at all.
     async fn record(self: &Arc<Self>, policy: &SessionPolicy, answered: Answered) -> Result<Answer, DialectError> {
         let Answered { mut completion, .. } = answered;
-        if self.request.constrained() {
-            self.agents.0.metrics.call_constrained(policy.policy.as_str());
-        }
         let finish = match completion.finish {
             Finish::Stop => "stop",
             Finish::Length => "length",
@@ -292,13 +207,17 @@ impl Call {
         };
         new.response = serde_json::to_string(&stored).expect("an answer is text and numbers");
         let call = Arc::clone(self);
-        let recording = async move { call.agents.0.buffer.record_call(&call.permit, new).await };
+        let recording = async move { call.agents.buffer().record_call(&call.permit, new).await };
         let recorded = match tokio::spawn(recording.in_current_span()).await {
             Ok(recorded) => recorded.map_err(refusal::of)?,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => return Err(DialectError::Internal),
         };
+        self.is_recorded.store(true, Ordering::Relaxed);
         self.count("recorded");
+        if self.request.constrained() {
+            self.agents.metrics().call_constrained(policy.policy.as_str());
+        }
         tracing::debug!(call.seq = recorded.seq, "a call was recorded");
         let envelope = self.own_envelope();
         Ok(Answer { completion, envelope, recorded: Some(recorded.call_pk) })
@@ -320,13 +239,30 @@ impl Call {
 
     /// Counts how the call ended.
     pub(super) fn count(&self, outcome: &str) {
-        self.agents.0.metrics.call_ended(self.dialect.name(), outcome);
+        self.is_counted.store(true, Ordering::Relaxed);
+        self.agents.metrics().call_ended(self.dialect.name(), outcome);
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !*self.is_counted.get_mut() {
+            self.agents.metrics().call_ended(self.dialect.name(), "abandoned");
+        }
+        // The session is not idle, although nothing was recorded.
+        if let (false, Ok(runtime)) = (*self.is_recorded.get_mut(), Handle::try_current()) {
+            let (agents, permit) = (self.agents.clone(), Arc::clone(&self.permit));
+            runtime.spawn(async move {
+                // A session that has ended needs no more time, and a store that cannot answer gives none.
+                let _ = agents.buffer().keep_session(&permit).await;
+            });
+        }
     }
 }
 
 /// Whether a body is so large that parsing it would hold up other tasks.
-fn is_large(share: &OwnedSemaphorePermit) -> bool {
-    share.num_permits() << 10 > LARGE_BODY_BYTES
+fn is_large(share: &Share) -> bool {
+    share.num_permits() * PERMIT_BYTES > LARGE_BODY_BYTES
 }
 
 fn number(headers: &HeaderMap, name: &str) -> Option<u32> {
@@ -337,25 +273,4 @@ fn number(headers: &HeaderMap, name: &str) -> Option<u32> {
 
 fn no_upstream(error: &NoUpstream) -> DialectError {
     DialectError::NotFound { what: error.what() }
-}
-
-/// The sampling as engines are told. The shortest decimal of each number is sent, as the producer wrote it.
-pub(super) fn sampling(sampling: forebay_client::wire::Sampling) -> Sampling {
-    let widened = |value: f32| value.to_string().parse().unwrap_or_else(|_| f64::from(value));
-    Sampling {
-        temperature: widened(sampling.temperature),
-        top_p: widened(sampling.top_p),
-        top_k: sampling.top_k.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn engines_are_sent_the_number_that_the_producer_wrote() {
-        let wire = forebay_client::wire::Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 };
-        assert_eq!(sampling(wire), Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 });
-    }
 }

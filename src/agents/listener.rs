@@ -1,6 +1,6 @@
 //! The routes of agents. Each handler says which dialect it speaks.
 
-use std::{any::Any, sync::Arc, time::Instant};
+use std::{any::Any, time::Instant};
 
 use axum::{
     Router,
@@ -73,12 +73,11 @@ async fn call(agents: Agents, dialect: Dialect, id: Id, request: Request) -> Res
         call.id = tracing::field::Empty
     );
     telemetry::continue_trace(&span, request.headers());
-    let metrics = Arc::clone(&agents.0.metrics);
-    let outcome = admit(agents, dialect, id, request).instrument(span.clone()).await;
+    let outcome = admit(agents.clone(), dialect, id, request).instrument(span.clone()).await;
     match outcome {
         Ok(call) => answer::respond(call).instrument(span).await,
         Err(error) => span.in_scope(|| {
-            metrics.call_ended(dialect.name(), error.code());
+            agents.metrics().call_ended(dialect.name(), error.code());
             answer::error(dialect, &error)
         }),
     }
@@ -86,9 +85,9 @@ async fn call(agents: Agents, dialect: Dialect, id: Id, request: Request) -> Res
 
 /// Finds the session, and reads and parses the call.
 async fn admit(agents: Agents, dialect: Dialect, id: Id, request: Request) -> Result<Call, DialectError> {
-    let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let (permit, body) = read(&agents, id, &parts.headers, body).await?;
+    let arrived = Instant::now();
     Call::parse(agents, dialect, permit, &parts.headers, body, arrived).await
 }
 
@@ -117,7 +116,7 @@ async fn permit(agents: &Agents, id: Id, headers: &HeaderMap) -> Result<CallPerm
         let why = "is not supported; send the body without compression".to_owned();
         return Err(DialectError::Unsupported { field: "Content-Encoding".to_owned(), why });
     }
-    let permit = agents.0.buffer.session_for_call(id, key).await.map_err(refusal::of)?;
+    let permit = agents.buffer().session_for_call(id, key).await.map_err(refusal::of)?;
     tracing::Span::current().record("session.id", tracing::field::display(permit.session_id()));
     Ok(permit)
 }
@@ -139,7 +138,7 @@ async fn models(State(agents): State<Agents>, id: Id, headers: HeaderMap) -> Res
     match permit(&agents, id, &headers).await {
         Ok(permit) => {
             let names: Vec<&str> = permit.models().collect();
-            answer::json(dialect.models(&names, agents.0.buffer.now().unix_s()))
+            answer::json(dialect.models(&names, agents.buffer().now().unix_s()))
         }
         Err(error) => answer::error(dialect, &error),
     }

@@ -7,12 +7,14 @@
 //!
 //! 1. `listener`: the routes; whose session it is, and which dialect.
 //! 2. `body`: its body is read within a budget.
-//! 3. `call`: the engine answers, and the call is recorded. `upstreams` knows the engines and whether they are ready.
+//! 3. `call`: the call is recorded once the engine has answered. `asking` has it answer, and `upstreams` knows the
+//!    engines and whether they are ready.
 //! 4. `answer`: the answer is written, at once or as events.
 //!
 //! The dialects and the client of engines are the crate `forebay_gateway`.
 
 mod answer;
+mod asking;
 mod body;
 mod call;
 mod listener;
@@ -42,7 +44,7 @@ pub struct AgentOptions {
     pub read_timeout: Duration,
     /// The pause between two signs of life in the events of a call that the engine still answers.
     pub keep_alive: Duration,
-    /// How long a call waits for an engine that is paused, busy or gone.
+    /// How long a call without events waits for its answer, if its client does not say how long it waits.
     pub hold: Duration,
 }
 
@@ -61,6 +63,27 @@ struct Shared {
 }
 
 impl Agents {
+    fn buffer(&self) -> &Buffer {
+        &self.0.buffer
+    }
+
+    fn upstreams(&self) -> &Upstreams {
+        &self.0.upstreams
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    fn options(&self) -> &AgentOptions {
+        &self.0.options
+    }
+
+    /// Tells whether the service stops.
+    fn draining(&self) -> watch::Receiver<bool> {
+        self.0.draining.subscribe()
+    }
+
     /// Creates what [`router`] needs.
     #[must_use]
     pub fn new(buffer: Buffer, upstreams: Upstreams, metrics: Arc<Metrics>, options: AgentOptions) -> Self {

@@ -7,15 +7,15 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use forebay_client::wire;
 use forebay_gateway::{
-    Upstream,
+    DialectError, Upstream,
     upstream::{
         EngineKind, Secret, UpstreamOptions,
         probe::{LogprobScale, Verdict},
     },
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use super::call;
+use super::asking;
 use crate::{
     access::globs::PolicyGlobs,
     buffer::{
@@ -31,7 +31,7 @@ const PROBE_EVERY: Duration = Duration::from_mins(1);
 /// The pause between two probes of an engine that is not.
 const PROBE_AGAIN: Duration = Duration::from_secs(5);
 
-/// How long an engine has to answer a probe. An engine that is paused for an update of its weights does not answer.
+/// How long each worker of an engine has to answer a probe. An engine that is paused for an update of its weights does not answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long opening a session waits for the first probe of an engine.
@@ -128,6 +128,9 @@ impl UpstreamConfig {
         if let Some(path) = &self.key_file {
             let text = std::fs::read_to_string(path)
                 .map_err(|error| failed("key_file", format!("cannot read {}: {error}", path.display())))?;
+            if text.trim().is_empty() {
+                return Err(failed("key_file", format!("{} is empty", path.display())));
+            }
             options.api_key = Some(Secret::new(text.trim()));
         }
         if let Some(path) = &self.ca_file {
@@ -173,12 +176,13 @@ impl Upstreams {
     /// Whether all calls of a session can be answered and recorded. It waits for engines that have not been probed yet.
     /// An error comes with the name of the model for which there is no engine.
     pub async fn check(&self, spec: &SessionSpec) -> Result<(), (String, NoUpstream)> {
+        let until = Instant::now() + FIRST_PROBE_WAIT;
         for (model, policy) in &spec.models {
             let failed = |error| (model.clone(), error);
             match policy.as_deref().map(PolicyName::parse) {
                 Some(Ok(policy)) => {
                     let route = self.of_policy(&policy).map_err(failed)?;
-                    route.check(spec.sampling).await.map_err(failed)?;
+                    route.check(spec.sampling, until).await.map_err(failed)?;
                 }
                 // Names that the agent makes up are looked for when it calls.
                 None if model == ANY_MODEL => {}
@@ -196,22 +200,33 @@ impl Route {
     }
 
     /// Whether calls with this sampling can be recorded.
-    async fn check(&self, sampling: wire::Sampling) -> Result<(), NoUpstream> {
+    async fn check(&self, sampling: wire::Sampling, until: Instant) -> Result<(), NoUpstream> {
         let mut readiness = self.readiness.subscribe();
         let probed = readiness.wait_for(|readiness| *readiness != Readiness::Unknown);
-        let found = match tokio::time::timeout(FIRST_PROBE_WAIT, probed).await {
+        let found = match tokio::time::timeout_at(until, probed).await {
             Ok(Ok(found)) => found.clone(),
             _ => Readiness::NotReady { why: "it has not answered its first probe yet".to_owned() },
         };
         let why = match found {
-            Readiness::Ready(scale) => match scale.verdict(self.kind(), &call::sampling(sampling)) {
-                Verdict::Ready => return Ok(()),
-                verdict => describe(verdict),
-            },
+            Readiness::Ready(scale) => return self.check_found(&scale, sampling),
             Readiness::NotReady { why } => why,
             Readiness::Unknown => String::new(),
         };
         Err(NoUpstream::NotReady { name: self.name().to_owned(), why })
+    }
+
+    /// Refuses a call whose log-probabilities would not be those of the policy. An engine may have been restarted with
+    /// other flags since its session was opened.
+    pub(super) fn check_scale(&self, sampling: wire::Sampling) -> Result<(), DialectError> {
+        let Readiness::Ready(scale) = &*self.readiness.borrow() else { return Ok(()) };
+        self.check_found(scale, sampling).map_err(|error| DialectError::Untrusted { why: error.to_string() })
+    }
+
+    fn check_found(&self, scale: &LogprobScale, sampling: wire::Sampling) -> Result<(), NoUpstream> {
+        match scale.verdict(self.kind(), &asking::sampling(sampling)) {
+            Verdict::Ready => Ok(()),
+            verdict => Err(NoUpstream::NotReady { name: self.name().to_owned(), why: describe(verdict) }),
+        }
     }
 
     fn kind(&self) -> EngineKind {
@@ -230,12 +245,18 @@ impl Route {
     /// Probes once, and notes and logs a change.
     async fn probe(&self) {
         let before = self.readiness.borrow().clone();
-        let found =
-            tokio::time::timeout(PROBE_TIMEOUT, self.examine(&before)).await.unwrap_or_else(|_| match &before {
-                // A paused engine answers later. What was found before still holds for its answers.
-                Readiness::Ready(_) => before.clone(),
-                _ => Readiness::NotReady { why: format!("it did not answer within {} s", PROBE_TIMEOUT.as_secs()) },
-            });
+        let workers = self.upstream.options().urls.len() as u32;
+        let examining = tokio::time::timeout(PROBE_TIMEOUT * workers, self.examine());
+        let found = examining.await.unwrap_or_else(|_| {
+            let why = format!("it did not answer within {} s", PROBE_TIMEOUT.as_secs());
+            Examined::Silent { why }
+        });
+        let found = match (found, &before) {
+            (Examined::Known(found), _) => found,
+            // A paused engine answers later. What was found before still holds for its answers.
+            (Examined::Silent { .. }, Readiness::Ready(_)) => return,
+            (Examined::Silent { why }, _) => Readiness::NotReady { why },
+        };
         if found == before {
             return;
         }
@@ -247,29 +268,36 @@ impl Route {
         self.readiness.send_replace(found);
     }
 
-    async fn examine(&self, before: &Readiness) -> Readiness {
+    async fn examine(&self) -> Examined {
         if self.policies.is_none() {
             // Nothing that it answers is recorded.
-            return Readiness::Ready(LogprobScale::Scaled);
+            return Examined::Known(Readiness::Ready(LogprobScale::Scaled));
         }
         match self.upstream.probe(&self.model).await {
             Verdict::Ready => {}
-            verdict => return Readiness::NotReady { why: describe(verdict) },
-        }
-        if let Readiness::Ready(LogprobScale::Scaled | LogprobScale::Raw) = before {
-            return before.clone();
+            Verdict::Busy { why } => return Examined::Silent { why },
+            verdict => return Examined::Known(Readiness::NotReady { why: describe(verdict) }),
         }
         match self.upstream.probe_temperature(&self.model).await {
-            Ok(scale) => Readiness::Ready(scale),
-            Err(error) => Readiness::Ready(LogprobScale::Unknown { why: error.to_string() }),
+            Ok(scale) => Examined::Known(Readiness::Ready(scale)),
+            Err(error) => Examined::Silent { why: error.to_string() },
         }
     }
+}
+
+/// What a probe found.
+enum Examined {
+    Known(Readiness),
+    /// The engine did not answer, which says nothing about its answers.
+    Silent {
+        why: String,
+    },
 }
 
 fn describe(verdict: Verdict) -> String {
     match verdict {
         Verdict::Ready => String::new(),
         Verdict::Refused { problem, remedy } => format!("{problem}; {remedy}"),
-        Verdict::Unreachable { why } => why,
+        Verdict::Unreachable { why } | Verdict::Busy { why } => why,
     }
 }

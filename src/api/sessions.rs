@@ -28,7 +28,7 @@ use crate::{
     buffer::{
         port::{Session, SessionFilter},
         refusal::Refusal,
-        session::{ANY_MODEL, Abort, Ended, Finish, OpenSession, Turn},
+        session::{Abort, Ended, Finish, OpenSession, Turn},
     },
 };
 
@@ -61,13 +61,17 @@ pub(super) async fn open(
     headers: HeaderMap,
     Json(request): Json<SessionRequest>,
 ) -> Result<(StatusCode, Answer<SessionOpened>), Failure> {
+    let names_models = !request.models.is_empty();
     let open = OpenSession::parse(&api.buffer, request)?;
     open.policies().try_for_each(|policy| grant.check(policy))?;
     let Some((upstreams, urls)) = api.sessions.as_deref() else {
         return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "no-upstream", "No inference engine is configured")
             .detail("sessions need `listen` in the table [sessions] of the configuration, and an [[upstream]]"));
     };
-    upstreams.check(open.spec()).await.map_err(|(model, error)| without_upstream(&model, &error))?;
+    upstreams
+        .check(open.spec())
+        .await
+        .map_err(|(model, error)| without_upstream(Some(model).filter(|_| names_models).as_deref(), &error))?;
     let opened = api.run_uncancelled(|buffer| async move { buffer.open_session(open).await }).await;
     let opened = opened.map_err(Failure::of_single_object)?;
     let status = if opened.duplicate { StatusCode::OK } else { StatusCode::CREATED };
@@ -262,12 +266,13 @@ pub(super) async fn abort(
 }
 
 /// A session that could be opened, but whose calls no engine would answer.
-fn without_upstream(model: &str, error: &NoUpstream) -> Failure {
+/// `model` is the name in the request, if it names models.
+fn without_upstream(model: Option<&str>, error: &NoUpstream) -> Failure {
     match error {
-        NoUpstream::Unrouted { .. } if model == ANY_MODEL => Failure::invalid("/policy", error.to_string()),
         NoUpstream::Unrouted { .. } => {
-            let name = model.replace('~', "~0").replace('/', "~1");
-            Failure::invalid(format!("/models/{name}"), error.to_string())
+            let name = model.map(|model| model.replace('~', "~0").replace('/', "~1"));
+            let pointer = name.map_or_else(|| "/policy".to_owned(), |name| format!("/models/{name}"));
+            Failure::invalid(pointer, error.to_string())
         }
         NoUpstream::NotReady { .. } => {
             Failure::new(StatusCode::SERVICE_UNAVAILABLE, "upstream-not-ready", "The inference engine is not ready")

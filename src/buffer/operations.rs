@@ -85,15 +85,29 @@ impl Buffer {
         session::permit(self, id, key).await
     }
 
+    /// Refuses a call if its session has as much as it may have. A call that repeats another is not refused.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn check_room(&self, permit: &CallPermit) -> Result<(), BufferError> {
+        session::check_room(self, permit).await
+    }
+
+    /// Notes that the agent of a session is at work although no call is recorded, so that the session does not expire.
+    /// Refused if the session has ended, also at another replica.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn keep_session(&self, permit: &CallPermit) -> Result<(), BufferError> {
+        session::keep(self, permit).await
+    }
+
     /// The recorded answer to a request that its client says it repeats; none if no answer was recorded.
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
     pub async fn replay(
         &self,
         permit: &CallPermit,
+        dialect: &str,
         body_digest: [u8; 32],
         retry_count: u32,
     ) -> Result<Option<Replayed>, BufferError> {
-        session::replay(self, permit, body_digest, retry_count).await
+        session::replay(self, permit, dialect, body_digest, retry_count).await
     }
 
     /// Records a call. It is durable when this returns.

@@ -20,6 +20,9 @@ const BYTES_MAX: u64 = 4 << 30;
 /// The largest value of `max_in_flight`: more than an agent has sub-agents.
 const IN_FLIGHT_MAX: u64 = 4_096;
 
+/// The most bytes of one call: more than a prompt of any model. One call can hold so much of `inflight_bytes`.
+const CALL_BYTES_MAX: usize = 32 << 20;
+
 /// The largest value of `inflight_bytes`: 1 TiB, more memory than a machine has.
 const INFLIGHT_BYTES_MAX: u64 = 1 << 40;
 
@@ -98,15 +101,16 @@ impl Sessions {
 
     /// Checks what depends on the limit of one body.
     pub(super) fn check_budget(&self, body_bytes_max: usize, violations: &mut Vec<Violation>) {
-        if self.inflight_bytes < body_bytes_max as u64 {
-            let detail = format!("must be at least limits.body_bytes, which is {body_bytes_max}");
+        let bytes = body_bytes_max.min(CALL_BYTES_MAX);
+        if self.inflight_bytes < bytes as u64 {
+            let detail = format!("must be at least {bytes}, the bytes of one call");
             violations.push(Violation { pointer: "/sessions/inflight_bytes".to_owned(), detail });
         }
     }
 
     pub(super) fn calls(&self, body_bytes_max: usize, read_timeout: Duration) -> AgentOptions {
         AgentOptions {
-            body_bytes_max,
+            body_bytes_max: body_bytes_max.min(CALL_BYTES_MAX),
             inflight_bytes_max: self.inflight_bytes as usize,
             read_timeout,
             keep_alive: Duration::from_secs(self.keep_alive_s),
@@ -128,6 +132,10 @@ impl Sessions {
 /// Whether a text is a URL to which paths can be appended.
 fn is_base_url(text: &str) -> bool {
     reqwest::Url::parse(text).is_ok_and(|url| {
-        matches!(url.scheme(), "http" | "https") && url.has_host() && url.query().is_none() && url.fragment().is_none()
+        matches!(url.scheme(), "http" | "https")
+            && url.has_host()
+            && url.password().is_none()
+            && url.query().is_none()
+            && url.fragment().is_none()
     })
 }

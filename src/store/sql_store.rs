@@ -46,11 +46,11 @@ use crate::{
             Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Checkpoint,
             Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock, DecidedGroup,
             DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer, Group, GroupFilter,
-            GroupStore, Health, HealthStore, Ingest, IngestStore, LeaseStore, LedgerStore, LineageStore, Nack,
-            NewSession, OpenedSession, Page, Peers, Policy, PolicyStore, Publish, RecordCall, RecordedCall, Reset,
-            ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
-            StoreError, StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor,
-            WriteRules,
+            GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession, LeaseStore, LedgerStore, LineageStore,
+            Nack, NewSession, OpenedSession, Page, Peers, Policy, PolicyStore, Publish, RecordCall, RecordedCall,
+            Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter,
+            SessionStore, StoreError, StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore,
+            WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -292,6 +292,10 @@ impl<D: Dialect> SessionStore for SqlStore<D> {
 
     async fn record_call(&self, record: RecordCall) -> Answer<RecordedCall> {
         self.write(record).await
+    }
+
+    async fn keep_session(&self, keep: KeepSession) -> Answer<()> {
+        self.write(keep).await
     }
 
     async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError> {

@@ -107,6 +107,13 @@ async fn with_a_client_ca_only_clients_with_its_certificates_are_served() {
     client(&app.url, &servers, Some(clients.sign("agent"))).stats().await.expect("answered");
     assert!(client(&app.url, &servers, None).stats().await.is_err(), "no certificate");
     assert!(client(&app.url, &servers, Some(Authority::new().sign("agent"))).stats().await.is_err(), "another's");
+    // Agents are known by the keys of their sessions, and cannot present certificates. That of the service is checked.
+    let options = ClientOptions { ca_pem: Some(servers.pem().into_bytes()), ..ClientOptions::default() };
+    let http =
+        reqwest::Client::builder().tls_backend_preconfigured(options.tls(true).expect("the certificate is valid"));
+    let http = http.build().expect("the options are valid");
+    let probe = http.get(format!("https://{}/", app.agents)).send().await.expect("the listener answers");
+    assert_eq!(probe.status(), 200);
     app.finish().await;
 }
 

@@ -221,7 +221,7 @@ async fn stall(state: &State, rid: &str) -> bool {
     let mut switches = state.switches.subscribe();
     tokio::select! {
         _ = switches.wait_for(|switches| !switches.stall) => false,
-        _ = log.wait_for(|log| log.aborts_of_all > before || log.aborted.contains(rid)) => true,
+        _ = log.wait_for(|log| log.aborts_of_all > before || log.aborted.iter().any(|id| rid.starts_with(id))) => true,
     }
 }
 

@@ -3,6 +3,11 @@
 //! A router that removes token ids, or an engine that reports log-probabilities before the temperature, would otherwise
 //! be noticed after hours of rollouts.
 
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::SystemTime,
+};
+
 use super::{
     EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
     answer::{EngineAnswer, TopLogprob},
@@ -34,6 +39,11 @@ pub enum Verdict {
     /// The engine did not answer.
     Unreachable {
         /// Why.
+        why: String,
+    },
+    /// The engine is paused or overloaded. It says nothing about its answers.
+    Busy {
+        /// Its words.
         why: String,
     },
 }
@@ -87,8 +97,9 @@ fn refused(problem: impl Into<String>, remedy: impl Into<String>) -> Verdict {
 }
 
 impl Upstream {
-    /// Samples one token at each worker and checks the answers. The verdict is that of the first worker that is not
-    /// ready.
+    /// Samples one token at each worker and checks the answers. One worker whose answers cannot be recorded refuses the
+    /// upstream, because it may get calls. Otherwise one worker that is ready suffices, because calls pass over those
+    /// that cannot be reached.
     pub async fn probe(&self, model: &str) -> Verdict {
         self.probe_with(model, &probe_request(), None).await
     }
@@ -100,14 +111,16 @@ impl Upstream {
     }
 
     async fn probe_with(&self, model: &str, request: &Request, exact: Option<ExactPrompt<'_>>) -> Verdict {
+        let mut verdict = Verdict::Unreachable { why: "there is no worker".to_owned() };
         for worker in 0..self.options().urls.len() {
-            let call = EngineCall { exact, ..call(request, model, 1.0) };
+            let rid = probe_id();
+            let call = EngineCall { exact, rid: &rid, ..call(request, model, 1.0) };
             let answered = match &exact {
                 None => self.complete_at(&call, &[worker]).await,
                 Some(prompt) => exact::complete(self, &call, prompt, &[worker]).await,
             };
-            let verdict = match answered {
-                Ok(answered) if answered.completion.tokens.len() == 1 => continue,
+            let found = match answered {
+                Ok(answered) if answered.completion.tokens.len() == 1 => Verdict::Ready,
                 Ok(answered) => refused(
                     format!("the engine sampled {} tokens instead of one", answered.completion.tokens.len()),
                     "check that nothing between Forebay and the engine changes max_tokens",
@@ -117,11 +130,20 @@ impl Upstream {
                     error.to_string(),
                     "check the model's name, the key and the kind of the upstream in the configuration",
                 ),
+                Err(error @ (UpstreamError::Busy { .. } | UpstreamError::Aborted { .. })) => {
+                    Verdict::Busy { why: error.to_string() }
+                }
                 Err(error) => Verdict::Unreachable { why: error.to_string() },
             };
-            return verdict.of_worker(worker, self.options().urls.len());
+            let found = found.of_worker(worker, self.options().urls.len());
+            verdict = match (found, verdict) {
+                (found @ Verdict::Refused { .. }, _) => return found,
+                (_, Verdict::Ready) => Verdict::Ready,
+                (Verdict::Unreachable { .. }, before @ Verdict::Busy { .. }) => before,
+                (found, _) => found,
+            };
         }
-        Verdict::Ready
+        verdict
     }
 
     /// Finds out whether log-probabilities contain the temperature: if they do, the gap between the two best tokens is
@@ -162,7 +184,8 @@ impl Upstream {
 
     /// The difference of the two best log-probabilities of the first token.
     async fn gap(&self, call: &EngineCall<'_>, worker: usize) -> Result<Option<f64>, UpstreamError> {
-        let answer = self.answer(call, call.rid, Wanted::BestTwo, &[worker], &mut 0).await?;
+        let rid = probe_id();
+        let answer = self.answer(call, &rid, Wanted::BestTwo, &[worker], &mut 0).await?;
         Ok(best_two(&answer).map(|(best, second)| best - second))
     }
 }
@@ -175,6 +198,7 @@ impl Verdict {
             Self::Ready => Self::Ready,
             Self::Refused { problem, remedy } => Self::Refused { problem: named(problem), remedy },
             Self::Unreachable { why } => Self::Unreachable { why: named(why) },
+            Self::Busy { why } => Self::Busy { why: named(why) },
         }
     }
 }
@@ -211,6 +235,13 @@ fn request(prompt: &str) -> Request {
         other: Vec::new(),
         warnings: Vec::new(),
     }
+}
+
+/// An id that no other probe has, also of other replicas: engines abort calls by their ids.
+fn probe_id() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("probe-{}-{}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -> EngineCall<'a> {

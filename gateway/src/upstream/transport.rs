@@ -103,7 +103,8 @@ impl Transport {
         let next = post.workers.get(1).copied().filter(|_| error.is_connect()).unwrap_or(first);
         tracing::debug!(error = %error.without_url(), "the connection to an engine broke before its answer");
         *reconnects += 1;
-        let rid = format!("{}-again", post.rid);
+        // SGLang aborts all calls whose id begins with the given one, so the new id begins differently.
+        let rid = format!("again-{}", post.rid);
         match self.exchange(&self.fresh, next, post, &rid).await? {
             Ok(body) => Ok(body),
             Err(error) => Err(self.broken(error)),
@@ -178,6 +179,11 @@ impl Transport {
         match status.as_u16() {
             400 | 413 | 422 if CONTEXT_LENGTH.iter().any(|phrase| lower.contains(phrase)) => {
                 UpstreamError::ContextLength { message }
+            }
+            // The words may quote the key, and the agent sees them.
+            status @ (401 | 403) => {
+                tracing::warn!(message, status, "an engine refused the key of its upstream");
+                UpstreamError::Refused { status, message: "the key of the upstream is wrong or missing".to_owned() }
             }
             429 | 503 => UpstreamError::Busy { message, retry_after_s: wait.unwrap_or(RETRY_AFTER_S) },
             status @ 400..500 => UpstreamError::Refused { status, message },

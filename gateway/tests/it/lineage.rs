@@ -50,5 +50,9 @@ fn sub_agents_and_upkeep_have_labels_of_their_own() {
 #[test]
 fn a_label_is_bounded() {
     let found = label(&[("x-claude-code-agent-id", &"a".repeat(10_000))]).expect("it has a label");
-    assert!(found.len() <= 140, "{}", found.len());
+    assert!(found.len() <= 256, "{}", found.len());
+    let words =
+        format!(r#"{{"thread_id":"{0}","thread_source":"subagent","subagent_kind":"{0}"}}"#, "\\u00e9".repeat(500));
+    let found = label(&[("x-codex-turn-metadata", &words)]).expect("it has a label");
+    assert!(found.len() <= 256, "{}", found.len());
 }

@@ -116,3 +116,28 @@ fn only_policies_whose_sampling_the_log_probabilities_fit_are_accepted() {
         }
     }
 }
+
+#[tokio::test]
+async fn one_worker_that_is_gone_does_not_close_the_upstream() {
+    let engines = [FakeEngine::start(EngineKind::Vllm).await, FakeEngine::start(EngineKind::Vllm).await];
+    let upstream = Upstream::new(options(EngineKind::Vllm, &[&engines[0], &engines[1]])).expect("usable options");
+    let [first, second] = engines;
+    drop(first);
+    assert_eq!(upstream.probe("fake").await, Verdict::Ready);
+    second.switch(|switches| switches.failures = Some((9, 503, "paused".to_owned())));
+    assert!(matches!(upstream.probe("fake").await, Verdict::Busy { .. }), "a paused engine says nothing");
+    drop(second);
+    assert!(matches!(upstream.probe("fake").await, Verdict::Unreachable { .. }));
+}
+
+#[tokio::test]
+async fn probes_have_ids_of_their_own() {
+    let (engine, upstream) = start(EngineKind::Sglang).await;
+    upstream.probe("fake").await;
+    upstream.probe_temperature("fake").await.expect("the engine answers");
+    upstream.probe("fake").await;
+    let log = engine.log();
+    let ids: std::collections::BTreeSet<String> =
+        log.calls().map(|call| call.json()["rid"].as_str().expect("an id").to_owned()).collect();
+    assert_eq!(ids.len(), log.calls().count());
+}

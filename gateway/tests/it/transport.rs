@@ -19,7 +19,10 @@ async fn a_connection_that_breaks_before_the_answer_is_replaced_once() {
     let log = engine.log();
     let rids: Vec<_> = log.calls().map(|call| call.json()["rid"].clone()).collect();
     assert_eq!(rids.len(), 2);
+    let text = |index: usize| rids[index].as_str().expect("an id").to_owned();
     assert_ne!(rids[0], rids[1], "the engine may still work on the first");
+
+    assert!(!text(1).starts_with(&text(0)), "SGLang aborts all calls whose id begins with that of the first");
 
     engine.switch(|switches| switches.cuts_before_head = 2);
     let error = ask(&upstream, "Hi").await.expect_err("both connections break");
@@ -179,7 +182,7 @@ async fn refusals_of_the_engine_become_errors_that_agents_understand() {
             "context",
         ),
         (404, r#"{"error": {"message": "no model"}}"#, 502, "upstream-failed", "no model"),
-        (401, r#"{"error": "Unauthorized"}"#, 502, "upstream-failed", "Unauthorized"),
+        (401, r#"{"error": "Incorrect API key provided: sk-upstream"}"#, 502, "upstream-failed", "key of the upstream"),
         (429, "slow down", 503, "busy", "slow down"),
         (503, "", 503, "busy", ""),
         (500, r#"{"detail": "CUDA error"}"#, 502, "upstream-failed", "CUDA error"),
@@ -188,7 +191,7 @@ async fn refusals_of_the_engine_become_errors_that_agents_understand() {
         engine.switch(|switches| switches.failures = Some((1, status, text.to_owned())));
         let error = DialectError::from(&ask(&upstream, "Hi").await.expect_err("the engine refuses"));
         assert_eq!((error.status(), error.code()), (expected, code), "{status} {text}");
-        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains(words) && !error.to_string().contains("sk-upstream"), "{error}");
     }
 }
 

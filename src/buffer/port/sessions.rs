@@ -34,13 +34,16 @@ pub trait SessionStore: Send + Sync {
     async fn sessions(&self, filter: SessionFilter) -> Result<Page<Session>, StoreError>;
     /// Records a call. A call beyond the bounds of the session is refused.
     async fn record_call(&self, record: RecordCall) -> Answer<RecordedCall>;
+    /// Moves the time at which an idle session expires. Refused if it has ended.
+    async fn keep_session(&self, keep: KeepSession) -> Answer<()>;
     /// Remembers that a call was refused because a bound was reached.
     async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError>;
     /// Marks calls as delivered.
     async fn mark_delivered(&self, calls: Vec<CallPk>) -> Result<(), StoreError>;
     /// Whether a call that ended after a time is not marked as delivered.
     async fn has_undelivered(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError>;
-    /// The last recorded answer to a request that its client repeats.
+    /// The recorded answer to a request that its client repeats: of several, one that is not marked as delivered, and of
+    /// these the last.
     async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError>;
     /// The calls of a session after a number, in order.
     async fn session_calls(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<StoredCall>, StoreError>;
@@ -274,11 +277,22 @@ pub struct RecordedCall {
     pub seq: u32,
 }
 
-/// Which answer to find.
+/// Which session is in use.
 #[derive(Clone, Copy, Debug)]
+pub struct KeepSession {
+    /// The session.
+    pub session_pk: SessionPk,
+    /// Service time.
+    pub now: Timestamp,
+}
+
+/// Which answer to find.
+#[derive(Clone, Debug)]
 pub struct FindAnswer {
     /// The session.
     pub session_pk: SessionPk,
+    /// The API that the agent uses.
+    pub dialect: String,
     /// Digest of the request's body.
     pub body_digest: [u8; 32],
     /// How many times the client says that it has repeated the request. Only a call with a smaller number is found.
@@ -290,8 +304,6 @@ pub struct FindAnswer {
 pub struct StoredAnswer {
     /// The call.
     pub call: RecordedCall,
-    /// The API that the agent used.
-    pub dialect: String,
     /// Packed text of the response.
     pub response: Vec<u8>,
 }

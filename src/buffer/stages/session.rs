@@ -31,7 +31,7 @@ pub(in crate::buffer) use self::{
     end::{abort, expire, finish},
     in_flight::InFlight,
     open::open,
-    record::{Delivered, PathCache, flush_delivered, mark_delivered, permit, record, replay},
+    record::{Delivered, PathCache, check_room, flush_delivered, keep, mark_delivered, permit, record, replay},
 };
 pub use self::{
     calls::{CallOutcome, Divergence, Turn},

@@ -48,6 +48,12 @@ on_both_stores! {
                 let calls = app.engine.log().calls().count();
                 assert_eq!(send(1).await, first, "{dialect:?}");
                 assert_eq!(app.engine.log().calls().count(), calls, "nothing is sampled again");
+                if dialect == Dialect::Chat {
+                    // The same bytes in another dialect are another call, here one that is refused.
+                    let request = agent.http.post(agent.url("/responses")).bearer_auth(agent.key()).json(&body);
+                    let request = request.header("x-stainless-retry-count", "1");
+                    assert_eq!(request.send().await.expect("the listener answers").status(), 400);
+                }
                 // The same body without the count is a new call.
                 app.engine.switch(|switches| switches.seed += 1);
                 assert_ne!(send(0).await, first);
@@ -118,10 +124,7 @@ async fn any_replica_answers_the_calls_of_a_session() {
     assert_eq!(Dialect::Chat.text(&again), conversation[1]);
     let path = format!("/sessions/{}/finish", agent.id());
     let ended = other.post(&path, json!({"reward": 1.0})).await.expect(200);
-    assert_eq!(
-        (&ended["assembly"]["calls"], &ended["assembly"]["segments"]),
-        (&json!(6), &json!(1))
-    );
+    assert_eq!((&ended["assembly"]["calls"], &ended["assembly"]["segments"]), (&json!(6), &json!(1)));
     let (_, count) = trained(&app).await;
     assert_eq!(json!(count), ended["assembly"]["sampled_tokens"]);
     other.stop().await;

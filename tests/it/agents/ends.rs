@@ -1,6 +1,5 @@
 //! Sessions that end, and what an agent may not do.
 
-use forebay_gateway::engine::Answer;
 use serde_json::json;
 
 use super::{Agent, DIALECTS, Dialect, error, message, trained};
@@ -74,16 +73,6 @@ on_both_stores! {
         app.engine.switch(|switches| switches.stall = false);
         assert_eq!(agent.turns(app).await.len(), 1);
     }
-
-    async fn the_last_call_is_recorded_even_if_its_client_left_during_the_commit(app: TestApp) {
-        app.engine.script("Drift", [Answer::text("Some words that merge.").in_bytes()]);
-        let agent = Agent::open(app, json!({})).await;
-        // The answer is complete at the engine; the client does not read it.
-        let body = Dialect::Chat.body(&["Drift.".to_owned()], false);
-        let response = agent.call(Dialect::Chat, &body).await;
-        drop(response);
-        assert_eq!(agent.turns(app).await.len(), 1);
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,6 +104,44 @@ async fn an_agent_can_do_nothing_but_call_its_own_session() {
         }
     }
     assert_eq!(app.engine.log().calls().filter(|call| call.text.contains("Hello.")).count(), 0);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_call_that_a_session_may_have_can_be_repeated() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({"max_calls": 1})).await;
+    let body = Dialect::Chat.body(&["Only.".to_owned()], false);
+    let send = async |count: u32| {
+        let request = agent.request(Dialect::Chat, &body).header("x-stainless-retry-count", count);
+        super::success(request.send().await.expect("the listener answers")).await
+    };
+    assert_eq!(send(0).await, send(1).await);
+    agent.finish(&app, 1.0).await;
+    let (rows, _) = trained(&app).await;
+    assert_eq!(rows[0]["status"], "completed", "no call was refused");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_whose_calls_fail_is_not_idle() {
+    let config = "[sessions]\nlisten = \"127.0.0.1:0\"\nhold_s = 1\n";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    let agent = Agent::open(&app, json!({"idle_s": 10})).await;
+    for _ in 0..3 {
+        app.clock.advance_s(9.0);
+        app.engine.switch(|switches| switches.failures = Some((1, 500, "out of memory".to_owned())));
+        let (status, _, _) =
+            error(agent.call(Dialect::Chat, &Dialect::Chat.body(&["Fail.".to_owned()], false)).await).await;
+        assert_eq!(status, 502);
+        let is_kept = || async {
+            let session = app.get(&format!("/sessions/{}", agent.id())).await.expect(200);
+            text(&session["due_at"]) > app.buffer.now().plus_seconds(9).to_string().as_str()
+        };
+        crate::support::eventually("more time for the session", is_kept).await;
+        app.buffer.sweep().await.expect("the store can be swept");
+    }
+    agent.ask("It is still open.").await;
     app.finish().await;
 }
 

@@ -81,7 +81,9 @@ async fn a_call_waits_for_an_engine_that_is_busy_or_gone() {
     assert_eq!(metric(&app, "forebay_upstream_failures_total{failure=\"busy\",upstream=\"fake\"}").await, Some(2.0));
     app.engine.switch(|switches| switches.cuts_in_body = 1);
     agent.ask("The connection breaks.").await;
-    assert_eq!(agent.turns(&app).await.len(), 2);
+    app.engine.switch(|switches| switches.failures = Some((1, 502, "Bad Gateway".to_owned())));
+    agent.ask("The engine behind a proxy is gone.").await;
+    assert_eq!(agent.turns(&app).await.len(), 3);
     app.finish().await;
 }
 
@@ -107,10 +109,12 @@ async fn a_client_that_says_how_long_it_waits_is_answered_before() {
     let agent = Agent::open(&app, json!({})).await;
     app.engine.switch(|switches| switches.stall = true);
     let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
-    let request = agent.request(Dialect::Chat, &body).header("x-stainless-read-timeout", "2.0");
-    let (status, retry, _) = error(request.send().await.expect("the listener answers")).await;
-    assert_eq!((status.as_u16(), retry), (503, Some(true)));
-    app.engine.wait(|log| log.abandoned == 1).await;
+    for (header, value) in [("x-stainless-read-timeout", "2.0"), ("x-stainless-timeout", "2")] {
+        let request = agent.request(Dialect::Chat, &body).header(header, value);
+        let (status, retry, _) = error(request.send().await.expect("the listener answers")).await;
+        assert_eq!((status.as_u16(), retry), (503, Some(true)));
+    }
+    app.engine.wait(|log| log.abandoned == 2).await;
     app.engine.switch(|switches| switches.stall = false);
     app.finish().await;
 }
@@ -156,7 +160,13 @@ async fn a_client_that_leaves_cancels_its_call() {
         let call = tokio::spawn(agent.request(Dialect::Chat, &body).send());
         let is_asked = |text: &str| text.contains(&format!("I will not wait, {stream}."));
         app.engine.wait(|log| log.calls().any(|call| is_asked(&call.text))).await;
-        call.abort();
+        if stream {
+            // It leaves after the first sign of life.
+            let mut response = call.await.expect("the task goes on").expect("the listener answers");
+            response.chunk().await.expect("the connection holds");
+        } else {
+            call.abort();
+        }
         app.engine.wait(|log| log.aborted.len() > aborted).await;
         app.engine.switch(|switches| switches.stall = false);
         eventually("the end of the call", || async {
@@ -164,7 +174,37 @@ async fn a_client_that_leaves_cancels_its_call() {
         })
         .await;
         assert!(agent.turns(&app).await.is_empty());
+        let abandoned = metric(&app, "forebay_agent_calls_total{dialect=\"chat\",outcome=\"abandoned\"}").await;
+        assert_eq!(abandoned, Some(if stream { 2.0 } else { 1.0 }));
     }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_was_restarted_with_other_flags_is_not_recorded() {
+    let mut app = start(60).await;
+    let request = json!({"sampling": {"temperature": 0.5}});
+    let mut agent = Agent::open(&app, request.clone()).await;
+    agent.ask("Scaled.").await;
+    app.engine.switch(|switches| switches.raw_logprobs = true);
+    // The service probes its engines again.
+    app.restart().await;
+    app.post("/sessions", json!({})).await.expect(201);
+    agent.session["base_urls"]["openai"] = format!("http://{}/sessions/{}/v1", app.agents, agent.id()).into();
+    let (status, _, body) =
+        error(agent.call(Dialect::Chat, &Dialect::Chat.body(&["Raw.".to_owned()], false)).await).await;
+    assert_eq!((status.as_u16(), &body["error"]["code"]), (502, &json!("upstream-untrusted")));
+    assert_eq!(agent.turns(&app).await.len(), 1);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_with_little_room_still_leaves_the_bound_to_the_engine() {
+    let config = "[limits]\ntrajectory_tokens = 20_000\n[sessions]\nlisten = \"127.0.0.1:0\"\n";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    app.engine.switch(|switches| switches.context_tokens = 2_000);
+    let agent = Agent::open(&app, json!({})).await;
+    agent.ask("Hello.").await;
     app.finish().await;
 }
 

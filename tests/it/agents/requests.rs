@@ -56,6 +56,13 @@ async fn wrong_calls_are_refused_in_the_words_of_their_dialect() {
             assert_eq!(body["error"]["param"], "presence_penalty");
         }
     }
+    for model in ["".to_owned(), "m".repeat(300), "a\nb".to_owned()] {
+        let mut body = Dialect::Chat.body(&["Nobody.".to_owned()], false);
+        body["model"] = model.into();
+        let (status, retry, body) = error(agent.call(Dialect::Chat, &body).await).await;
+        assert_eq!((status.as_u16(), retry, &body["error"]["param"]), (400, Some(false), &json!("model")));
+    }
+    assert!(app.engine.log().calls().all(|call| !call.text.contains("Nobody.")), "nothing is sampled in vain");
     let text = "{\"model\": \"m\", \"messages\": [";
     let request = app.http.post(agent.url("/chat/completions")).bearer_auth(agent.key()).body(text);
     let (status, _, _) = error(request.send().await.expect("the listener answers")).await;
@@ -78,11 +85,16 @@ async fn bodies_are_bounded_one_by_one_and_together() {
     app.engine.switch(|switches| switches.stall = true);
     let held = tokio::spawn(agent.request(Dialect::Chat, &body(40_000)).send());
     app.engine.wait(|log| log.stalled == 1).await;
-    let (status, retry, _) = error(agent.call(Dialect::Chat, &body(40_000)).await).await;
-    assert_eq!((status.as_u16(), retry), (503, Some(true)), "the other call holds most of the budget");
+    // The other call holds most of the budget, so this one waits, and a small one does not.
+    let waiting = tokio::spawn(agent.request(Dialect::Chat, &body(40_000)).send());
+    let small = tokio::spawn(agent.request(Dialect::Chat, &body(1_000)).send());
+    app.engine.wait(|log| log.stalled == 1 || log.stalled == 2).await;
+    assert!(!waiting.is_finished());
     app.engine.switch(|switches| switches.stall = false);
-    held.await.expect("the task goes on").expect("the listener answers");
-    agent.ask("There is room again.").await;
+    for call in [held, waiting, small] {
+        let response = call.await.expect("the task goes on").expect("the listener answers");
+        assert_eq!(response.status(), 200);
+    }
     app.finish().await;
 }
 

@@ -91,7 +91,7 @@ async fn record_call(store: &dyn Store) {
     let call = store.record_call(record).await.expect("answered").expect("recorded");
     assert!(store.has_undelivered(session_pk, Timestamp::from_micros(0)).await.expect("answered"));
     store.mark_delivered(vec![call.call_pk]).await.expect("answered");
-    let find = FindAnswer { session_pk, body_digest: [0; 32], retry_count: 1 };
+    let find = FindAnswer { session_pk, dialect: "chat".to_owned(), body_digest: [0; 32], retry_count: 1 };
     assert!(store.answer(find).await.expect("answered").is_some());
     assert_eq!(store.session_calls(session_pk, 0, 10).await.expect("answered").len(), 1);
     store.mark_full(session_pk).await.expect("answered");

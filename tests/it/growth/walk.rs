@@ -212,6 +212,14 @@ async fn record(url: &str) {
     for path in [path, expired] {
         eventually("the end of a session", || async { producer.status(&path).await == 404 }).await;
     }
+    // A call that is refused keeps its session alive.
+    let models = json!({"known": {"policy": "records"}});
+    let kept = json!({"rollout_id": "kept", "group_id": "kept", "models": models});
+    let kept = producer.post("/sessions", kept).await;
+    let call = producer.http.post(format!("{}/chat/completions", text(&kept["base_urls"]["openai"])));
+    let messages = json!([{"role": "user", "content": "Hello."}]);
+    let call = call.bearer_auth(text(&kept["key"])).json(&json!({"model": "unknown", "messages": messages}));
+    assert_eq!(call.send().await.expect("the listener answers").status(), 404);
     // `unserved` records calls in this one.
     producer.post("/sessions", json!({"rollout_id": "recorded"})).await;
 }

@@ -18,7 +18,10 @@ use crate::{
         Buffer,
         call::{CallColumns, pack_text, unpack_text},
         ids::{CallPk, ID_BYTES_MAX, PolicyName, SessionId},
-        port::{CallHead, FindAnswer, RecordCall, RecordedCall, Session, SessionBounds, SessionPolicy, StoreError},
+        port::{
+            CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, Session, SessionBounds, SessionPolicy,
+            StoreError,
+        },
         refusal::{BufferError, Refusal},
         states::SessionState,
         warnings::LOGPROB_MAX,
@@ -38,6 +41,8 @@ const CACHED_SESSIONS_MAX: usize = 4_096;
 pub struct CallPermit {
     session: Session,
     tokens_max: u64,
+    /// What the session has the most of that it may have.
+    full: Option<&'static str>,
     guard: Guard,
 }
 
@@ -83,8 +88,6 @@ pub struct NewCall {
 pub struct Replayed {
     /// The call.
     pub call: RecordedCall,
-    /// The API that the agent used.
-    pub dialect: String,
     /// The response, as JSON.
     pub response: String,
 }
@@ -148,28 +151,42 @@ pub(in crate::buffer) async fn permit(
         ("segments", session.segments >= bounds.segments_max),
         ("tokens", session.tokens >= bounds.tokens_max),
     ];
-    if let Some((what, _)) = full.into_iter().find(|(_, is_full)| *is_full) {
-        return Err(full_of(buffer, &session, what).await?.into());
-    }
+    let full = full.into_iter().find(|(_, is_full)| *is_full).map(|(what, _)| what);
     let guard = buffer.in_flight.begin(session.session_id, buffer.options.sessions.in_flight_max);
     let guard = guard.ok_or(Refusal::SessionFull("calls in flight"))?;
-    Ok(CallPermit { session, tokens_max: bounds.tokens_max, guard })
+    Ok(CallPermit { session, tokens_max: bounds.tokens_max, full, guard })
+}
+
+pub(in crate::buffer) async fn check_room(buffer: &Buffer, permit: &CallPermit) -> Result<(), BufferError> {
+    match permit.full {
+        Some(what) => Err(full_of(buffer, &permit.session, what).await?.into()),
+        None => Ok(()),
+    }
+}
+
+pub(in crate::buffer) async fn keep(buffer: &Buffer, permit: &CallPermit) -> Result<(), BufferError> {
+    let keep = KeepSession { session_pk: permit.session.session_pk, now: buffer.clock.now() };
+    Ok(buffer.store.keep_session(keep).await??)
 }
 
 pub(in crate::buffer) async fn replay(
     buffer: &Buffer,
     permit: &CallPermit,
+    dialect: &str,
     body_digest: [u8; 32],
     retry_count: u32,
 ) -> Result<Option<Replayed>, BufferError> {
     if retry_count == 0 {
         return Ok(None);
     }
-    let find = FindAnswer { session_pk: permit.session.session_pk, body_digest, retry_count };
+    // A client repeats the call whose answer it did not receive.
+    flush_delivered(buffer).await?;
+    let dialect = dialect.to_owned();
+    let find = FindAnswer { session_pk: permit.session.session_pk, dialect, body_digest, retry_count };
     let Some(found) = buffer.store.answer(find).await? else { return Ok(None) };
     let response = unpack_text(&found.response)
         .map_err(|damage| StoreError::Corrupt(format!("response of call {}: {damage}", found.call.call_pk)))?;
-    Ok(Some(Replayed { call: found.call, dialect: found.dialect, response }))
+    Ok(Some(Replayed { call: found.call, response }))
 }
 
 pub(in crate::buffer) async fn record(

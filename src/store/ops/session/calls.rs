@@ -6,7 +6,10 @@ use crate::{
     buffer::{
         call::CallColumns,
         ids::{CallPk, PolicyName, PolicyPk, SessionPk},
-        port::{CallHead, FindAnswer, RecordCall, RecordedCall, SessionBounds, StoreError, StoredAnswer, StoredCall},
+        port::{
+            CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds, StoreError, StoredAnswer,
+            StoredCall,
+        },
         refusal::Refusal,
         states::SessionState,
     },
@@ -161,6 +164,29 @@ impl RecordCall {
     }
 }
 
+#[async_trait]
+impl Op for KeepSession {
+    type Output = Result<(), Refusal>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const KEEP_SESSION: Statement = Statement::new(
+            "-- keep_session
+            UPDATE session
+            SET due_us = $2
+            WHERE session_pk = $1 AND state IN ('open', 'finishing')",
+        );
+        let Some(session) = Recording::lock(tx, self.session_pk).await? else {
+            return Ok(Err(Refusal::Unknown("the session")));
+        };
+        if !session.state.is_live() {
+            return Ok(Err(Refusal::SessionEnded(session.state)));
+        }
+        let due_at = session.expires_at.min(self.now.plus_seconds(session.idle_s));
+        tx.guarded(KEEP_SESSION, args![self.session_pk, due_at], 1).await?;
+        Ok(Ok(()))
+    }
+}
+
 pub(in crate::store) struct MarkFull(pub(in crate::store) SessionPk);
 
 #[async_trait]
@@ -224,19 +250,23 @@ impl Op for FindAnswer {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const FIND_ANSWER: Statement = Statement::new(
             "-- find_answer
-            SELECT call_pk, seq, dialect, response
+            SELECT call_pk, seq, response
             FROM session_call
-            WHERE session_pk = $1 AND body_digest = $2 AND retry_count < $3
+            WHERE session_pk = $1 AND body_digest = $2 AND retry_count < $3 AND dialect = $4
+                AND delivered = $5
             ORDER BY seq DESC
             LIMIT 1",
         );
-        let values = args![self.session_pk, &self.body_digest[..], self.retry_count];
-        let Some(mut row) = tx.fetch_optional(FIND_ANSWER, values).await? else { return Ok(None) };
-        Ok(Some(StoredAnswer {
-            call: RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? },
-            dialect: row.get("dialect")?,
-            response: row.get("response")?,
-        }))
+        for delivered in [false, true] {
+            let dialect = self.dialect.as_str();
+            let values = args![self.session_pk, &self.body_digest[..], self.retry_count, dialect, delivered];
+            let Some(mut row) = tx.fetch_optional(FIND_ANSWER, values).await? else { continue };
+            return Ok(Some(StoredAnswer {
+                call: RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? },
+                response: row.get("response")?,
+            }));
+        }
+        Ok(None)
     }
 }
 

@@ -79,6 +79,8 @@ pub(crate) struct InFlight {
     pub(crate) session: SessionNumber,
     /// The policies of the session, which may be forgotten before the call ends.
     policies: Vec<PolicyNumber>,
+    /// What the session had the most of when the call began.
+    full: Option<&'static str>,
     /// Whether a request that ends the session no longer waits for it.
     pub(super) cancelled: bool,
 }
@@ -299,17 +301,14 @@ impl Reference {
             ("segments", known.bounds.0 >= SEGMENTS_MAX),
             ("tokens", known.bounds.1 >= TOKENS_MAX),
         ];
-        if let Some((what, _)) = full.into_iter().find(|(_, is_full)| *is_full) {
-            self.session_mut(number).full = true;
-            return Err(Refused::SessionFull(what));
-        }
+        let full = full.into_iter().find(|(_, is_full)| *is_full).map(|(what, _)| what);
         if self.in_flight.values().filter(|call| call.session == number).count() >= IN_FLIGHT_MAX {
             return Err(Refused::SessionFull("calls in flight"));
         }
         let call = self.begun;
         self.begun += 1;
         let policies = known.opening.policies.clone();
-        self.in_flight.insert(call, InFlight { session: number, policies, cancelled: false });
+        self.in_flight.insert(call, InFlight { session: number, policies, full, cancelled: false });
         Ok(call)
     }
 
@@ -326,13 +325,22 @@ impl Reference {
             return Err(Refused::UnknownModel);
         }
         let number = call.session;
+        if sent.retries > 0 {
+            self.mark_delivered();
+        }
         let Some(known) = self.sessions.get(&number) else { return Err(Refused::Unknown) };
         let repeats = |call: &Stored| call.sent.body == sent.body && call.sent.retries < sent.retries;
-        let replayed = known.calls.iter().rposition(repeats).filter(|_| sent.retries > 0 && !known.purged);
-        if let Some(place) = replayed {
+        let lost = known.calls.iter().rposition(|call| repeats(call) && !call.delivered);
+        let replayed = lost.or_else(|| known.calls.iter().rposition(repeats));
+        if let Some(place) = replayed.filter(|_| sent.retries > 0 && !known.purged) {
             let seq = place as u32 + 1;
             self.note_delivered(number, seq, sent);
             return Ok(Recorded::Replayed { seq });
+        }
+        if let Some(what) = call.full {
+            let is_live = known.is_live();
+            self.session_mut(number).full |= is_live;
+            return Err(Refused::SessionFull(what));
         }
         if !known.is_live() {
             return Err(Refused::SessionEnded(known.state));

@@ -1,0 +1,213 @@
+//! Has an engine answer a call. While the engine is paused, busy or gone, the call waits, so that an update of weights
+//! costs no agent.
+
+use std::{
+    borrow::Cow,
+    time::{Duration, Instant},
+};
+
+use forebay_gateway::{
+    DialectError, Request, UpstreamError,
+    upstream::{Answered, EngineCall, Sampling},
+};
+
+use super::{call::Call, refusal, upstreams::Route};
+use crate::buffer::{port::SessionPolicy, refusal::BufferError};
+
+/// A session that has room for fewer tokens than this bounds what the engine may sample. Engines refuse a bound that
+/// does not fit into their context together with the prompt, so it is not named without need.
+const ROOM_NAMED_BELOW: u64 = 128 << 10;
+
+/// How long before its client would give up a call is answered.
+const ANSWER_BEFORE: Duration = Duration::from_secs(30);
+
+/// How often a call that waits looks whether its session still exists. A session may end at another replica.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// An engine's answer, and the time that it took.
+pub(super) struct Asked {
+    pub(super) answered: Answered,
+    pub(super) engine_time: Duration,
+}
+
+impl Call {
+    /// Has the engine answer, unless the session ends before.
+    pub(super) async fn ask_until_ended(
+        &self,
+        route: &Route,
+        policy: Option<&SessionPolicy>,
+    ) -> Result<Asked, DialectError> {
+        tokio::select! {
+            biased;
+            () = self.permit.cancelled() => Err(DialectError::Closed { why: "it has ended or is ending".to_owned() }),
+            refused = self.session_ended() => Err(refused),
+            asked = self.ask_in_time(route, policy) => asked,
+        }
+    }
+
+    /// Returns when the session has ended. Until then, the session does not count as idle.
+    async fn session_ended(&self) -> DialectError {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            match self.agents.buffer().keep_session(&self.permit).await {
+                Err(error @ BufferError::Refused(_)) => return refusal::of(error),
+                // The answer may be recorded all the same.
+                Err(BufferError::Store(error)) => tracing::debug!(error = %error, "a session could not be kept alive"),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// Has the engine answer before the client gives up. A client of events waits as long as it sees signs of life.
+    async fn ask_in_time(&self, route: &Route, policy: Option<&SessionPolicy>) -> Result<Asked, DialectError> {
+        if self.request.stream {
+            return self.ask(route, policy, None).await;
+        }
+        let hold = self.agents.options().hold;
+        let patience = self.read_timeout.map_or(hold, |timeout| {
+            if timeout > 2 * ANSWER_BEFORE { timeout.saturating_sub(ANSWER_BEFORE) } else { timeout / 2 }
+        });
+        let until = Instant::now() + patience;
+        tokio::time::timeout(patience, self.ask(route, policy, Some(until))).await.unwrap_or_else(|_| {
+            Err(DialectError::Busy { why: "the engine has not answered yet".to_owned(), retry_after_s: 1 })
+        })
+    }
+
+    async fn ask(
+        &self,
+        route: &Route,
+        policy: Option<&SessionPolicy>,
+        until: Option<Instant>,
+    ) -> Result<Asked, DialectError> {
+        let metrics = self.agents.metrics();
+        let mut bounds = Bounds { request: Cow::Borrowed(&self.request), room: self.room() };
+        let mut version = policy.map_or(0, |policy| policy.current_version.0);
+        let mut engine_time = Duration::ZERO;
+        for attempt in 0_u32.. {
+            let asked = Instant::now();
+            let error = match self.ask_once(route, policy.is_some(), &bounds, attempt, version).await {
+                Ok(answered) => {
+                    engine_time += asked.elapsed();
+                    metrics.engine_answered(route.name(), asked.elapsed(), answered.aborts);
+                    return Ok(Asked { answered, engine_time });
+                }
+                Err(error) => error,
+            };
+            metrics.engine_failed(route.name(), error.name());
+            if !(matches!(error, UpstreamError::ContextLength { .. }) && bounds.widen()) {
+                self.hold(route, &error, until).await?;
+                // A pause is often an update, which the answer will come from.
+                if let Some(policy) = policy {
+                    version = self.current_version(policy).await.unwrap_or(version);
+                }
+            }
+            engine_time += asked.elapsed();
+        }
+        Err(DialectError::Internal)
+    }
+
+    async fn ask_once(
+        &self,
+        route: &Route,
+        recorded: bool,
+        bounds: &Bounds<'_>,
+        attempt: u32,
+        version: i64,
+    ) -> Result<Answered, UpstreamError> {
+        let call = EngineCall {
+            exact: None,
+            request: &bounds.request,
+            model: &route.model,
+            sampling: sampling(self.permit.sampling()),
+            room: bounds.room,
+            session: &self.permit.session_id().to_string(),
+            rid: &format!("{attempt}-{}", self.id),
+            version: &|| version,
+        };
+        if recorded {
+            return route.upstream.complete(&call).await;
+        }
+        let completion = route.upstream.forward(&call).await?;
+        Ok(Answered { completion, aborts: 0, reconnects: 0 })
+    }
+
+    /// Waits before the engine is asked again, or fails if that would not help, if it would be too late, or if the service
+    /// stops.
+    async fn hold(&self, route: &Route, error: &UpstreamError, until: Option<Instant>) -> Result<(), DialectError> {
+        let pause = match error {
+            UpstreamError::Busy { retry_after_s, .. } => {
+                Some(Duration::from_secs(u64::from(*retry_after_s).clamp(1, 10)))
+            }
+            // With these statuses, a proxy says that the engine behind it is gone.
+            UpstreamError::Unreachable { .. }
+            | UpstreamError::Aborted { .. }
+            | UpstreamError::Failed { status: 502 | 504, .. } => Some(Duration::from_secs(1)),
+            _ => None,
+        };
+        let refused = || {
+            tracing::warn!(upstream.name = route.name(), error = %error, "an engine did not answer a call");
+            Err(DialectError::from(error))
+        };
+        let in_time = |pause: &Duration| until.is_none_or(|until| Instant::now() + *pause < until);
+        let Some(pause) = pause.filter(in_time) else { return refused() };
+        let mut draining = self.agents.draining();
+        match tokio::time::timeout(pause, draining.wait_for(|draining| *draining)).await {
+            // Its client repeats the call.
+            Ok(_) => refused(),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// The policy's published version; none if it cannot be read.
+    async fn current_version(&self, policy: &SessionPolicy) -> Option<i64> {
+        let session = self.agents.buffer().session(self.permit.session_id()).await.ok()?;
+        let found = session.policies.iter().find(|found| found.policy == policy.policy)?;
+        Some(found.current_version.0)
+    }
+
+    /// How many tokens may be sampled, if the session is nearly full.
+    fn room(&self) -> Option<u32> {
+        let left = self.permit.tokens_left();
+        (left < ROOM_NAMED_BELOW).then_some(left.max(1) as u32)
+    }
+}
+
+/// What bounds the number of sampled tokens.
+struct Bounds<'a> {
+    request: Cow<'a, Request>,
+    room: Option<u32>,
+}
+
+impl Bounds<'_> {
+    /// Leaves the bound to the engine, which knows how much room its context has. Agents ask for more. False if it was
+    /// left to the engine before.
+    fn widen(&mut self) -> bool {
+        if self.request.max_tokens.is_none() && self.room.is_none() {
+            return false;
+        }
+        self.request.to_mut().max_tokens = None;
+        self.room = None;
+        true
+    }
+}
+
+/// The sampling as engines are told. The shortest decimal of each number is sent, as the producer wrote it.
+pub(super) fn sampling(sampling: forebay_client::wire::Sampling) -> Sampling {
+    let widened = |value: f32| value.to_string().parse().unwrap_or_else(|_| f64::from(value));
+    Sampling {
+        temperature: widened(sampling.temperature),
+        top_p: widened(sampling.top_p),
+        top_k: sampling.top_k.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_sent_the_number_that_the_producer_wrote() {
+        let wire = forebay_client::wire::Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 };
+        assert_eq!(sampling(wire), Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 });
+    }
+}
