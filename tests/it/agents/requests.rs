@@ -56,7 +56,7 @@ async fn wrong_calls_are_refused_in_the_words_of_their_dialect() {
             assert_eq!(body["error"]["param"], "presence_penalty");
         }
     }
-    for model in ["".to_owned(), "m".repeat(300), "a\nb".to_owned()] {
+    for model in [String::new(), "m".repeat(300), "a\nb".to_owned()] {
         let mut body = Dialect::Chat.body(&["Nobody.".to_owned()], false);
         body["model"] = model.into();
         let (status, retry, body) = error(agent.call(Dialect::Chat, &body).await).await;
