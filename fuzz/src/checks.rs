@@ -25,6 +25,15 @@ use forebay::{
     config::Config,
 };
 use forebay_client::wire;
+use forebay_gateway::{
+    Completion, Dialect,
+    canonical::Canonical,
+    completion::{AssistantMessage, Finish, ToolCall, Usage},
+    dialect::Envelope,
+    lineage::AgentLabel,
+    upstream::{self, EngineKind, UpstreamOptions},
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -425,5 +434,115 @@ pub fn ids(bytes: &[u8]) {
         for form in [KeyForm::Hashed, KeyForm::Ordered] {
             assert_eq!(id.key(form), GroupId::from(&id).key(form));
         }
+    }
+}
+
+/// See [`dialect`].
+pub fn chat(bytes: &[u8]) {
+    dialect(Dialect::Chat, bytes);
+}
+
+/// See [`dialect`].
+pub fn messages(bytes: &[u8]) {
+    dialect(Dialect::Messages, bytes);
+}
+
+/// See [`dialect`].
+pub fn responses(bytes: &[u8]) {
+    dialect(Dialect::Responses, bytes);
+}
+
+/// The body of a call is accepted, or refused with an error that blames the agent, as JSON of bounded length. A call that
+/// is accepted can be compared with others and recorded, and its answer can be written as a body and as events.
+fn dialect(dialect: Dialect, bytes: &[u8]) {
+    let request = match dialect.parse(bytes) {
+        Ok(request) => request,
+        Err(error) => {
+            let reply = dialect.error(&error);
+            assert!(matches!(reply.status, 400 | 404 | 413 | 422), "{error:?}");
+            let body: serde_json::Value = serde_json::from_slice(&reply.body).expect("an error is JSON");
+            assert!(body["error"]["message"].is_string(), "{body}");
+            assert!(reply.body.len() < 4_096 + 8 * bytes.len(), "{body}");
+            return;
+        }
+    };
+    assert!(is_name(&request.model), "{:?} cannot be recorded", request.model);
+    assert_eq!(Canonical::of(&request).messages().len(), request.messages.len());
+    let (id, model) = ("c1".to_owned(), request.model.clone());
+    let envelope = Envelope { id, created_s: 1, model, stream_usage: request.stream_usage };
+    let completion = answer();
+    let body = dialect.answer(&completion, &envelope);
+    assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "an answer is JSON");
+    let events: Vec<_> = dialect.events(&completion, &envelope).collect();
+    assert!(events.iter().any(|event| event.after_commit), "some event is sent after the commit");
+    let first = events.iter().position(|event| event.after_commit).unwrap_or(0);
+    assert!(events[first..].iter().all(|event| event.after_commit), "and so are all behind it");
+}
+
+/// What the store takes as a name.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 256 && !text.chars().any(char::is_control)
+}
+
+/// An answer with text, reasoning and a tool call.
+fn answer() -> Completion {
+    Completion {
+        prompt_tokens: vec![1, 2],
+        tokens: vec![3],
+        logprobs: vec![-0.5],
+        spans: Vec::new(),
+        version_assumed: true,
+        finish: Finish::ToolCalls,
+        stop_matched: None,
+        message: AssistantMessage {
+            reasoning: Some("Because.".to_owned()),
+            content: Some("\u{1f600} text".to_owned()),
+            tool_calls: vec![ToolCall {
+                id: "call_1".to_owned(),
+                name: "run".to_owned(),
+                arguments: "{\"a\":1}".to_owned(),
+            }],
+        },
+        usage: Usage { prompt_tokens: 2, completion_tokens: 1, cached_tokens: None },
+    }
+}
+
+/// An engine's answer is refused, or can be recorded: there is a log-probability for each id, ids are those of a
+/// vocabulary, and the versions tile them.
+pub fn engine(bytes: &[u8]) {
+    for kind in [EngineKind::Sglang, EngineKind::Vllm, EngineKind::Openai] {
+        let options = UpstreamOptions::new("fuzzed", kind, ["http://127.0.0.1:1"]).expect("the address is valid");
+        let Ok(completion) = upstream::read_answer(bytes, 7, &options) else { continue };
+        let Completion { prompt_tokens, tokens, logprobs, spans, message, .. } = &completion;
+        assert!(!prompt_tokens.is_empty(), "a prompt has ids");
+        assert!(prompt_tokens.iter().chain(tokens).all(|&id| id >= 0));
+        assert_eq!(tokens.len(), logprobs.len());
+        assert!(logprobs.iter().all(|logprob| logprob.is_finite() && *logprob <= 0.0), "{logprobs:?}");
+        let mut next = 0;
+        for span in spans {
+            assert!(span.version >= 0 && span.start == next && span.len > 0, "{spans:?}");
+            next += span.len;
+        }
+        assert_eq!(next as usize, tokens.len(), "the spans tile the ids: {spans:?}");
+        assert!(!completion.stopped_on_token() || !tokens.is_empty());
+        assert!(message.tool_calls.iter().all(|call| !call.id.is_empty()), "agents answer calls by their ids");
+        // What is stored of it can be read again.
+        let stored = serde_json::to_vec(&completion).expect("an answer is text and numbers");
+        serde_json::from_slice::<Completion>(&stored).expect("what is written can be read");
+    }
+}
+
+/// The label that headers give a call can be stored. The input is lines of a name, a colon and a value.
+pub fn lineage(bytes: &[u8]) {
+    let mut headers = HeaderMap::new();
+    for line in bytes.split(|&byte| byte == b'\n') {
+        let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
+        let (name, value) = (HeaderName::from_bytes(&line[..colon]), HeaderValue::from_bytes(&line[colon + 1..]));
+        if let (Ok(name), Ok(value)) = (name, value) {
+            headers.insert(name, value);
+        }
+    }
+    if let Some(label) = AgentLabel::of(&headers) {
+        assert!(is_name(label.as_str()), "{label:?} cannot be stored");
     }
 }

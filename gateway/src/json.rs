@@ -15,6 +15,9 @@ use serde_json::value::RawValue;
 
 use crate::dialect::DialectError;
 
+/// The longest name that is stored with a call.
+const NAME_BYTES_MAX: usize = 256;
+
 /// Fields of an object with the text of their values, in the order in which they were sent.
 pub type Fields = Vec<(String, Box<RawValue>)>;
 
@@ -101,6 +104,15 @@ impl<'a> Item<'a> {
 
     pub(crate) fn string(&self) -> Result<String, DialectError> {
         self.decode("must be a string")
+    }
+
+    /// A name that is stored with each call.
+    pub(crate) fn name(&self) -> Result<String, DialectError> {
+        let name = self.string()?;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+            return Err(self.invalid(format!("must be 1 to {NAME_BYTES_MAX} bytes without control characters")));
+        }
+        Ok(name)
     }
 
     pub(crate) fn boolean(&self) -> Result<bool, DialectError> {

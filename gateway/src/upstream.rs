@@ -33,6 +33,13 @@ use self::{
     transport::{Post, Transport},
 };
 
+/// What would be recorded of an engine's answer, or what is wrong with it. [`Upstream::complete`] does the same with the
+/// answers that it receives; tests of hostile answers need no engine. `version` is the version that the policy had when
+/// the call began.
+pub fn read_answer(body: &[u8], version: i64, options: &UpstreamOptions) -> Result<Completion, Fault> {
+    check::completion(&EngineAnswer::read(body)?, "rid", version, options)
+}
+
 /// The chat endpoint of all engines.
 const CHAT: &str = "/v1/chat/completions";
 

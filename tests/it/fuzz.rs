@@ -49,13 +49,18 @@ const PIECES: &[&[u8]] = &[
     b"\"turns\":",
     b"\"after\":",
     b"\"metadata\":",
+    b"\"role\":\"assistant\"",
+    b"\"content\":[",
+    b"\"type\":\"text\"",
+    b"\"tool_calls\":",
+    b"-9999.0",
 ];
 
 /// The function that a target runs.
 type Check = fn(&[u8]);
 
 /// Every target with the folder of its seeds.
-const TARGETS: [(&str, Check); 14] = [
+const TARGETS: [(&str, Check); 19] = [
     ("trajectory", checks::trajectory),
     ("bundle", checks::bundle),
     ("lines", checks::lines),
@@ -70,6 +75,11 @@ const TARGETS: [(&str, Check); 14] = [
     ("control", checks::control),
     ("query", checks::query),
     ("ids", checks::ids),
+    ("chat", checks::chat),
+    ("messages", checks::messages),
+    ("responses", checks::responses),
+    ("engine", checks::engine),
+    ("lineage", checks::lineage),
 ];
 
 fn folder() -> std::path::PathBuf {

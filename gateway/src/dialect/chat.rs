@@ -25,7 +25,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     if object.take("web_search_options").is_some() {
         warnings.push("web_search_options: web search cannot run here and was left out".to_owned());
     }
-    let model = object.require("model")?.string()?;
+    let model = object.require("model")?.name()?;
     let messages = messages(&object.require("messages")?)?;
     let (tools, tool_choice) = tools(&mut object, &mut warnings)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);

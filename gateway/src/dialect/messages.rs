@@ -42,7 +42,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         warnings.push("mcp_servers: MCP servers cannot be called from here and were left out".to_owned());
     }
     object.discard(&SERVICE);
-    let model = object.require("model")?.string()?;
+    let model = object.require("model")?.name()?;
     let system = object.take("system").map(|item| text_of(&item)).transpose()?.filter(|text| !text.is_empty());
     let list = object.require("messages")?;
     let mut messages: Vec<Message> = system.map(|text| Message::text(Role::System, text)).into_iter().collect();

@@ -60,7 +60,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         return Err(item.unsupported("must be false, because answers are not stored"));
     }
     object.discard(&SERVICE);
-    let model = object.require("model")?.string()?;
+    let model = object.require("model")?.name()?;
     let instructions = object.take_string("instructions")?.filter(|text| !text.is_empty());
     let mut messages: Vec<Message> = instructions.map(|text| Message::text(Role::System, text)).into_iter().collect();
     read_input(&object.require("input")?, &mut messages, &mut warnings)?;
