@@ -8,7 +8,8 @@
 //!
 //! # How the service uses it
 //!
-//! There is one [`History`] for each policy of a session, in memory.
+//! There is one [`History`] for each policy of a session, in memory. [`Paths`] is a history with the ids of its calls,
+//! which the mode `exact` needs.
 //!
 //! 1. A call arrives: `let canonical = Canonical::of(&request)`. In the mode `exact`, [`History::find`] names the call
 //!    that it continues. In the mode `observe` this step is left out.
@@ -24,9 +25,11 @@
 
 mod history;
 mod key;
+mod paths;
 mod record;
 
 pub use history::{CALLS_MAX, Extended, History, HistoryError, MESSAGES_MAX};
+pub use paths::{Continued, IDS_MAX, Paths};
 pub use record::{CanonicalCall, CanonicalMessage, CanonicalRole, Record};
 
 use self::key::{Hash, Key};

@@ -10,19 +10,17 @@
 //! A call takes this way:
 //!
 //! 1. [`Renderer::load`] reads the tokenizer and the template once per upstream, and tests itself.
-//! 2. [`Paths::continued`] finds the call that a request continues. [`Paths`] has the calls of one policy in one
-//!    session, and is filled like the [`History`](crate::canonical::History) in it.
+//! 2. [`Paths::continued`](crate::canonical::Paths::continued) finds the call that a request continues. It has the calls
+//!    of one policy in one session, and is filled like the [`History`](crate::canonical::History) in it.
 //! 3. [`Renderer::prompt`] makes the ids of the prompt. It takes long for a long prompt, so it belongs on a thread for
 //!    such work.
 //! 4. [`EngineCall::exact`](crate::upstream::EngineCall) carries them to the engine, whose answer must name the same
 //!    ids.
 
 mod family;
-mod paths;
 mod renderer;
 mod self_test;
 
 pub use family::Family;
-pub use paths::{Continued, IDS_MAX, Paths};
 pub use renderer::{ExactError, Prompt, Renderer, RendererOptions};
 pub use self_test::{Difference, SelfTest};

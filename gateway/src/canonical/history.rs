@@ -91,6 +91,12 @@ impl History {
         self.calls.len()
     }
 
+    /// The number of messages that the calls have together. Each takes about 250 bytes.
+    #[must_use]
+    pub fn messages(&self) -> usize {
+        self.nodes.len() - 1
+    }
+
     /// Whether there are no calls.
     #[must_use]
     pub fn is_empty(&self) -> bool {

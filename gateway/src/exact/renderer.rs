@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
 
-use super::{Continued, Family, SelfTest, family::FamilyIds, self_test};
+use super::{Family, SelfTest, family::FamilyIds, self_test};
 use crate::{
+    canonical::Continued,
     completion::ToolCall,
     dialect::DialectError,
     request::{Message, Request},
@@ -171,10 +172,16 @@ impl Renderer {
         clock_s: i64,
     ) -> Result<String, ExactError> {
         let sent: Vec<String> = appended.iter().map(rendered_message).collect();
-        let mut mark = "answer".to_owned();
-        while sent.iter().any(|text| text.contains(&mark)) {
-            mark = format!("answer{}", mark.len());
-        }
+        let tools = request.tools.iter().map(|tool| tool.definition.get());
+        let printed: Vec<&str> = sent.iter().map(String::as_str).chain(tools).collect();
+        let mut number = 0;
+        let mark = loop {
+            let mark = format!("forebay-answer-{number}");
+            if !printed.iter().any(|text| text.contains(&mark)) {
+                break mark;
+            }
+            number += 1;
+        };
         let calls: Vec<_> = tool_calls
             .iter()
             .map(|call| {

@@ -7,14 +7,14 @@ use std::sync::{
 
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request, Upstream, UpstreamError,
-    canonical::{BreakCause, Canonical, Record},
+    canonical::{BreakCause, Canonical, Paths, Record},
     completion::{AssistantMessage, Finish, StopMatch, VersionSpan},
     engine::{
         Answer, EngineKind, FakeEngine, IdFault, LogprobFault, VersionReport,
         model::logprob,
         tokenizer::{IM_END, IM_START, decode, encode},
     },
-    exact::{ExactError, Family, Paths, Prompt, Renderer, RendererOptions},
+    exact::{ExactError, Family, Prompt, Renderer, RendererOptions},
     upstream::{
         Answered, EngineCall, ExactPrompt, Fault, Parsers, UpstreamOptions,
         probe::{Verdict, probe_request},
@@ -199,7 +199,7 @@ fn sent_back(habit: Habit, mut message: Value) -> Value {
 fn results(message: &Value) -> Vec<Value> {
     let calls = message["tool_calls"].as_array().into_iter().flatten();
     let results: Vec<Value> = calls
-        .map(|call| json!({"role": "tool", "tool_call_id": call["id"], "content": "the thing is <|im_end|> in there"}))
+        .map(|call| json!({"role": "tool", "tool_call_id": call["id"], "content": "forebay-answer-0 is <|im_end|> in there"}))
         .collect();
     if results.is_empty() { vec![user("And then, the other thing?")] } else { results }
 }
@@ -209,7 +209,7 @@ fn answers() -> impl Strategy<Value = Vec<Answer>> {
         Just(String::new()),
         Just("the thing in there\n".to_owned()),
         Just("größte Zahl 数字 <b>&'\"".to_owned()),
-        Just("I call answer and ask the other.".to_owned()),
+        Just("I call forebay-answer-0 and ask the other.".to_owned()),
     ];
     let arguments = prop_oneof![
         Just("{}"),

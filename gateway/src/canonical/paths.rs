@@ -1,11 +1,9 @@
-//! The ids and messages of the calls of one policy in one session.
+//! The messages of the calls of one policy in one session, with their ids.
 
 use std::collections::HashMap;
 
-use crate::{
-    canonical::{Canonical, Extended, History, HistoryError, Record},
-    completion::{AssistantMessage, ToolCall},
-};
+use super::{Canonical, Extended, History, HistoryError, Record};
+use crate::completion::{AssistantMessage, ToolCall};
 
 /// Ids that the calls of one policy in one session hold together: 16 MiB. Later calls are not added.
 pub const IDS_MAX: usize = 4 << 20;
@@ -60,10 +58,12 @@ impl Paths {
     pub fn continued(&self, request: &Canonical) -> Option<Continued> {
         let Extended { seq, messages } = self.history.find(request)?;
         let tool_calls = self.calls.get(&seq)?.tool_calls.clone();
-        Some(Continued { seq, messages, path: self.path(seq), tool_calls })
+        // Calls may have been added without ids.
+        let path = Some(self.path(seq)).filter(|path| !path.is_empty())?;
+        Some(Continued { seq, messages, path, tool_calls })
     }
 
-    /// Adds a recorded call with all ids of its prompt. Returns false if it is there already, or if there are too many.
+    /// Adds a recorded call with all ids of its prompt. In the mode `observe` the ids can be left out. Returns false if it is there already, or if there are too many.
     pub fn add(
         &mut self,
         seq: u32,
