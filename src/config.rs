@@ -238,6 +238,7 @@ impl Config {
         let policy_defaults = rules("/policy_defaults", file.policy_defaults, &mut violations)
             .unwrap_or_else(|| Arc::new(Rules::parse(PolicyRules::default()).expect("the defaults are valid")));
         let policies = policies_of(policies, &mut violations);
+        check_teachers(agents.as_ref(), &policy_defaults, &policies, &mut violations);
         let config = Self {
             listen: file.listen,
             database: file.database,
@@ -288,6 +289,29 @@ fn agents(file: &File, upstreams: Option<toml::Value>, violations: &mut Vec<Viol
                 options: file.sessions.calls(bodies.body_bytes_max, bodies.read_timeout),
                 upstreams,
             })
+        }
+    }
+}
+
+/// Checks that the rules of the file name teachers of the file. Rules of the database are checked when sessions are opened.
+fn check_teachers(
+    agents: Option<&AgentsConfig>,
+    defaults: &Rules,
+    policies: &[(PolicyName, Arc<Rules>)],
+    violations: &mut Vec<Violation>,
+) {
+    let has = |teacher: &str| {
+        let mut upstreams = agents.iter().flat_map(|agents| &agents.upstreams);
+        upstreams.any(|upstream| upstream.options.name == teacher)
+    };
+    if let Some(teacher) = defaults.sessions.teacher.as_deref().filter(|teacher| !has(teacher)) {
+        let detail = format!("no [[upstream]] has the name `{teacher}`");
+        violations.push(Violation { pointer: "/policy_defaults/sessions/teacher".to_owned(), detail });
+    }
+    for (name, rules) in policies {
+        if let Some(teacher) = rules.sessions.teacher.as_deref().filter(|teacher| !has(teacher)) {
+            let detail = format!("policy `{name}` has the teacher `{teacher}`, but no [[upstream]] has this name");
+            violations.push(Violation { pointer: "/policy".to_owned(), detail });
         }
     }
 }

@@ -6,6 +6,7 @@
 //! ([`Switches`]).
 
 pub mod model;
+mod score;
 mod server;
 mod template;
 pub mod tokenizer;
@@ -89,6 +90,9 @@ pub struct Switches {
     pub logprob_fault: LogprobFault,
     /// Reports log-probabilities at temperature 1, whatever the temperature is.
     pub raw_logprobs: bool,
+    /// Logits are multiplied by this when given ids are scored, so that a teacher is another model than the engine that
+    /// sampled the ids.
+    pub sharpness: f64,
     /// Replaces the finish reason.
     pub finish_reason: Option<String>,
     /// How many of the next calls are aborted after half of their ids.
@@ -116,6 +120,7 @@ impl Default for Switches {
             id_fault: IdFault::None,
             logprob_fault: LogprobFault::None,
             raw_logprobs: false,
+            sharpness: 1.0,
             finish_reason: None,
             aborts: 0,
             stall: false,

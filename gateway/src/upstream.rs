@@ -4,7 +4,8 @@
 //! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request,
 //! `transport` sends it, `answer` reads what came back, and `check` makes a [`Completion`] of it or says what is wrong
 //! with it, for which `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and
-//! continues it if the engine aborts it. [`probe`] makes such calls before any agent does.
+//! continues it if the engine aborts it. [`probe`] makes such calls before any agent does. `score` has an engine report
+//! the log-probabilities of given ids.
 
 mod answer;
 mod body;
@@ -14,6 +15,7 @@ mod exact;
 mod options;
 pub mod probe;
 mod route;
+mod score;
 mod transport;
 mod versions;
 
@@ -24,6 +26,7 @@ pub use error::UpstreamError;
 pub use exact::ExactPrompt;
 pub use options::{EngineKind, Parsers, Secret, UpstreamOptions};
 pub use route::order;
+pub use score::Scoring;
 
 use crate::{completion::Completion, request::Request};
 

@@ -11,6 +11,8 @@
 //!    engines and whether they are ready.
 //! 4. `answer`: the answer is written, at once or as events.
 //!
+//! `teachers` lets engines score the segments of finished sessions.
+//!
 //! The dialects and the client of engines are the crate `forebay_gateway`.
 
 mod answer;
@@ -19,6 +21,7 @@ mod body;
 mod call;
 mod listener;
 mod refusal;
+mod teachers;
 mod upstreams;
 mod urls;
 

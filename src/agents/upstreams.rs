@@ -13,9 +13,12 @@ use forebay_gateway::{
         probe::{LogprobScale, Verdict},
     },
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Mutex, Semaphore, watch},
+    time::Instant,
+};
 
-use super::asking;
+use super::{asking, teachers::SCORES_AT_ONCE};
 use crate::{
     access::globs::PolicyGlobs,
     buffer::{
@@ -107,6 +110,10 @@ pub(super) struct Route {
     policies: Option<PolicyGlobs>,
     models: Vec<String>,
     readiness: watch::Sender<Readiness>,
+    /// What a probe found about its scores, and when.
+    pub(super) scores: Mutex<Option<(Instant, LogprobScale)>>,
+    /// Permits for segments that it scores at once.
+    pub(super) scoring: Semaphore,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,7 +147,15 @@ impl UpstreamConfig {
         }
         let upstream = Upstream::new(options).map_err(|error| failed("urls", error.to_string()))?;
         let readiness = watch::Sender::new(Readiness::Unknown);
-        Ok(Route { upstream, model: self.model, policies: self.policies, models: self.models, readiness })
+        Ok(Route {
+            upstream,
+            model: self.model,
+            policies: self.policies,
+            models: self.models,
+            readiness,
+            scores: Mutex::default(),
+            scoring: Semaphore::new(SCORES_AT_ONCE),
+        })
     }
 }
 
@@ -167,6 +182,11 @@ impl Upstreams {
     pub(super) fn of_model(&self, model: &str) -> Result<Arc<Route>, NoUpstream> {
         self.find(|route| route.models.iter().any(|name| name == model || name == ANY_MODEL))
             .ok_or_else(|| NoUpstream::Unrouted { what: format!("model `{model}`") })
+    }
+
+    /// The engine with a name.
+    pub(super) fn named(&self, name: &str) -> Option<Arc<Route>> {
+        self.find(|route| route.name() == name)
     }
 
     fn find(&self, mut serves: impl FnMut(&Route) -> bool) -> Option<Arc<Route>> {

@@ -155,10 +155,11 @@ pub(super) async fn put(
         let (policy, rules) = (policy.clone(), Arc::clone(&rules));
         api.run_uncancelled(|buffer| async move { buffer.put_policy(policy, rules).await }).await?
     };
-    let (status, warnings) = match written {
+    let (status, mut warnings) = match written {
         RulesWritten::Existed(before) => (StatusCode::OK, changes::resets(&before, &rules, &sent)),
         RulesWritten::Created | RulesWritten::Outdated => (StatusCode::CREATED, Vec::new()),
     };
+    warnings.extend(without_teacher(&api, &rules));
     let written = on_wire(api.buffer.policy(&policy).await?);
     Ok((status, Answer(PolicyStatus { warnings, ..written })).into_response())
 }
@@ -193,7 +194,18 @@ pub(super) async fn patch(
         let policy = policy.clone();
         api.run_uncancelled(|buffer| async move { buffer.patch_policy(policy, patch, parse_rules).await }).await?;
     }
-    Ok(Answer(on_wire(api.buffer.policy(&policy).await?)))
+    let overview = api.buffer.policy(&policy).await?;
+    let warnings = without_teacher(&api, &overview.policy.rules).into_iter().collect();
+    Ok(Answer(PolicyStatus { warnings, ..on_wire(overview) }))
+}
+
+/// A warning about rules that name a teacher which this process does not have. Another replica may have it.
+fn without_teacher(api: &Api, rules: &PolicyRules) -> Option<String> {
+    let teacher = rules.sessions.teacher.as_deref().filter(|teacher| !api.buffer.has_teacher(teacher))?;
+    Some(format!(
+        "`sessions.teacher` is `{teacher}`, but the configuration has no [[upstream]] with this name: no session of the \
+         policy can be opened"
+    ))
 }
 
 fn parse_rules(value: Value) -> Result<Rules, Refusal> {

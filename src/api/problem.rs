@@ -198,6 +198,9 @@ impl From<Refusal> for Failure {
             Refusal::SessionConflict(_) => (S::CONFLICT, "session-conflict", "A different session has this rollout"),
             Refusal::EndConflict(_) => (S::CONFLICT, "end-conflict", "The session ended with other content"),
             Refusal::NoTurns => (S::UNPROCESSABLE_ENTITY, "no-turns", "The session has no calls"),
+            Refusal::TeacherFailed { .. } => {
+                (S::SERVICE_UNAVAILABLE, "teacher-failed", "The teacher did not score the segments")
+            }
             Refusal::NoRoom(_) => (S::TOO_MANY_REQUESTS, "no-room", "There is no room for another rollout"),
             Refusal::SessionFull(_) => (S::BAD_REQUEST, "session-full", "The session is full"),
             Refusal::TooManyKeys(_) | Refusal::TooManySessionKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
@@ -232,6 +235,7 @@ impl From<Refusal> for Failure {
             | Refusal::BacklogFull(_)
             | Refusal::NoRoom(_)
             | Refusal::SessionChanged
+            | Refusal::TeacherFailed { .. }
             | Refusal::TooManyWaiters { .. }
             | Refusal::TooManyWaitersOfKey { .. } => failure.retry(),
             _ => failure,

@@ -50,7 +50,7 @@ use self::{
     coordination::{service_time, waiter_slots::WaiterSlots, wakers::Wakers},
     evaluation::LastSeenRules,
     ids::PolicyName,
-    port::{ExistingPolicy, Health, RulesWritten, Store, StoreError, WriteRules},
+    port::{ExistingPolicy, Health, NoTeachers, RulesWritten, Store, StoreError, Teachers, WriteRules},
     refusal::{BufferError, Refusal},
     replicas::Replicas,
     rules::Rules,
@@ -102,6 +102,7 @@ pub struct Buffer {
     call_paths: Arc<PathCache>,
     delivered: Arc<Delivered>,
     health: watch::Receiver<Health>,
+    teachers: Arc<dyn Teachers>,
 }
 
 impl Buffer {
@@ -134,6 +135,7 @@ impl Buffer {
             in_flight: Arc::default(),
             call_paths: Arc::default(),
             delivered: Arc::default(),
+            teachers: Arc::new(NoTeachers),
         };
         service_time::start_clock(&buffer).await?;
         for (name, rules) in policies {
@@ -142,6 +144,18 @@ impl Buffer {
         let default = PolicyName::default();
         buffer.write_seed(default, Arc::clone(&buffer.options.policy_defaults)).await?;
         Ok(buffer)
+    }
+
+    /// The same buffer, with teachers for the segments of sessions.
+    #[must_use]
+    pub fn with_teachers(self, teachers: Arc<dyn Teachers>) -> Self {
+        Self { teachers, ..self }
+    }
+
+    /// Whether there is a teacher with this name.
+    #[must_use]
+    pub fn has_teacher(&self, name: &str) -> bool {
+        self.teachers.knows(name)
     }
 
     /// Ends all waits, so that their requests are answered before the service stops.

@@ -161,6 +161,16 @@ pub enum Refusal {
          with status `failed` or `aborted`"
     )]
     NoTurns,
+    /// The teacher of a policy did not score the segments of a session.
+    #[error("the teacher `{teacher}` of policy `{policy}` cannot score segments now, and nothing was changed: {why}")]
+    TeacherFailed {
+        /// The policy.
+        policy: PolicyName,
+        /// The name of the upstream.
+        teacher: String,
+        /// Why.
+        why: String,
+    },
     /// As much work of the policy as will be fresh, or as its backlog allows, has been started.
     #[error("policy `{0}` has no room for another rollout")]
     NoRoom(PolicyName),

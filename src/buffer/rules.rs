@@ -7,7 +7,7 @@ pub(super) mod unused;
 use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
 
 use self::filter::{FilterViolation, Filters};
-use super::trajectory::GROUP_SIZE_MAX;
+use super::{ids::ID_BYTES_MAX, trajectory::GROUP_SIZE_MAX};
 
 /// Seconds of ten years. A longer duration is a typing error.
 const DURATION_S_MAX: u64 = 315_360_000;
@@ -120,6 +120,16 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
     check_backlog(rules, violations);
     check_loss_constant(rules, violations);
+    check_teacher(rules, violations);
+}
+
+/// Checks the form of the name. Which names there are depends on the configuration of each process.
+fn check_teacher(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let Some(teacher) = &rules.sessions.teacher else { return };
+    if teacher.is_empty() || teacher.len() > ID_BYTES_MAX || teacher.chars().any(char::is_control) {
+        let detail = format!("must be 1 to {ID_BYTES_MAX} bytes without control characters");
+        violations.push(Violation { pointer: "/sessions/teacher".into(), detail });
+    }
 }
 
 fn batch_rollouts(rules: &PolicyRules) -> u64 {

@@ -102,6 +102,10 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     )
     .await
     .context("the store cannot be used")?;
+    let buffer = match &agents {
+        Some(agents) => buffer.with_teachers(Arc::new(agents.upstreams.clone())),
+        None => buffer,
+    };
     let is_reachable = !is_loopback(&address);
     // A service that other machines can reach must not become open when its last key is revoked.
     let required = config.access.required || (is_reachable && !args.insecure);

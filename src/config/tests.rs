@@ -18,6 +18,22 @@ fn every_wrong_value_is_named() {
 }
 
 #[test]
+fn rules_name_teachers_that_the_file_has() {
+    let upstream =
+        "[sessions]\nlisten = '127.0.0.1:0'\n[[upstream]]\nname = 'big'\nkind = 'vllm'\nurls = ['http://h']\n";
+    let rules = |name: &str| {
+        format!(
+            "[policy_defaults.sessions]\nteacher = '{name}'\n[[policy]]\nname = 'x'\nsessions = {{ teacher = '{name}' }}"
+        )
+    };
+    Config::parse(&format!("{upstream}{}", rules("big"))).expect("the teacher exists");
+    let error =
+        Config::parse(&format!("{upstream}{}", rules("small"))).expect_err("there is no such teacher").to_string();
+    assert!(error.contains("/policy_defaults/sessions/teacher"), "{error}");
+    assert!(error.contains("policy `x` has the teacher `small`"), "{error}");
+}
+
+#[test]
 fn a_body_is_at_most_what_the_database_and_arrow_can_hold_and_budgets_fit_bodies() {
     let wrong = |limits: &str| Config::parse(&format!("[limits]\n{limits}")).expect_err("it is wrong").to_string();
     let huge = wrong("body_bytes = 536870913\ninflight_bytes = 2000000000\nsamples_bytes = 4000000000");

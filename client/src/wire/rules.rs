@@ -295,6 +295,10 @@ impl Default for RetentionRules {
 pub struct SessionRules {
     /// Whether repeated calls are trained.
     pub retries: Retries,
+    /// The name of an `[[upstream]]` of the configuration. When a session is finished, it scores the segments of the
+    /// policy, and their `teacher_logprobs` are filled in. Posted trajectories are not scored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<String>,
 }
 
 /// Whether calls are trained that have the same agent and the same prompt as another one, and that no call continues.

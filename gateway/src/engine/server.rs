@@ -21,6 +21,7 @@ use tokio::{net::TcpListener, task::JoinSet};
 
 use super::{
     EngineKind, IdFault, Received, State, Switches,
+    score::ScoreRequest,
     wire::{self, ChatRequest, Sampled},
 };
 
@@ -94,6 +95,10 @@ async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pie
         (Method::POST, "/inference/v1/generate") if state.kind == EngineKind::Vllm => {
             call(state, Endpoint::Ids, &body).await
         }
+        (Method::POST, "/generate") if state.kind == EngineKind::Sglang => call(state, Endpoint::Score, &body).await,
+        (Method::POST, "/v1/completions") if state.kind == EngineKind::Vllm => {
+            call(state, Endpoint::Score, &body).await
+        }
         (Method::POST, "/v1/chat/completions/derender") if state.kind == EngineKind::Vllm => {
             Ok(reply(200, &wire::derender(&value)))
         }
@@ -153,6 +158,8 @@ enum Endpoint {
     Chat,
     /// vLLM's endpoint of ids.
     Ids,
+    /// The endpoint that scores given ids.
+    Score,
 }
 
 async fn call(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Response<Pieces>, Cut> {
@@ -169,8 +176,11 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
     if let Some((status, text)) = failure(state) {
         return Ok(response(status, text.into_bytes(), None));
     }
+    if endpoint == Endpoint::Score {
+        return score(state, body).await;
+    }
     let parsed = match endpoint {
-        Endpoint::Chat => serde_json::from_slice(body),
+        Endpoint::Score | Endpoint::Chat => serde_json::from_slice(body),
         Endpoint::Ids => ChatRequest::of_ids(body),
     };
     let mut request: ChatRequest = match parsed {
@@ -196,11 +206,28 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
     // Weights may have changed while the call waited, but not those of ids that were sampled before.
     let switches = if sampled.is_aborted() { switches } else { state.switches.borrow().clone() };
     let answer = match endpoint {
-        Endpoint::Chat => request.answer(state.kind, sampled, &switches),
+        Endpoint::Score | Endpoint::Chat => request.answer(state.kind, sampled, &switches),
         Endpoint::Ids => request.answer_ids(sampled, &switches),
     };
     let mut text = answer.to_string().into_bytes();
     text.resize(text.len() + switches.padding, b' ');
+    let cut = take(state, |switches| &mut switches.cuts_in_body).then_some(Cut);
+    Ok(response(200, text, cut))
+}
+
+async fn score(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
+    let request: ScoreRequest = match serde_json::from_slice(body) {
+        Ok(request) => request,
+        Err(error) => return Ok(refusal(state.kind, &error.to_string())),
+    };
+    let switches = state.switches.borrow().clone();
+    if let Some(why) = request.refusal(state.kind, &switches) {
+        return Ok(refusal(state.kind, &why));
+    }
+    if stall(state, request.rid()).await {
+        return Ok(reply(400, &json!({"object": "error", "message": "Aborted", "code": 400})));
+    }
+    let text = request.answer(state.kind, &switches).to_string().into_bytes();
     let cut = take(state, |switches| &mut switches.cuts_in_body).then_some(Cut);
     Ok(response(200, text, cut))
 }

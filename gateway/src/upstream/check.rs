@@ -88,6 +88,12 @@ pub enum Fault {
         /// Its value.
         value: f64,
     },
+    /// It has no log-probabilities of the ids that the engine was asked to score.
+    #[error("the engine's answer has no log-probabilities of the ids that it was sent: {why}")]
+    Unscored {
+        /// What the parser says.
+        why: String,
+    },
     /// The finish reason is missing or unknown.
     #[error("the engine's finish_reason is {reason:?}, which is not known")]
     FinishReason {
@@ -128,9 +134,14 @@ impl Fault {
                 "the values are logits; start vLLM with --logprobs-mode processed_logprobs, not with a mode of logits"
             }
             (Self::Vocabulary { .. }, _) => "check that the configured size of the vocabulary is that of this model",
-            (Self::Conflict { .. } | Self::Choices { .. } | Self::Shape { .. } | Self::FinishReason { .. }, _) => {
-                "check that `kind` names this engine and that `urls` names its workers"
-            }
+            (
+                Self::Conflict { .. }
+                | Self::Choices { .. }
+                | Self::Shape { .. }
+                | Self::Unscored { .. }
+                | Self::FinishReason { .. },
+                _,
+            ) => "check that `kind` names this engine and that `urls` names its workers",
         }
     }
 }
@@ -250,7 +261,7 @@ fn ids(ids: &[i64], options: &UpstreamOptions) -> Result<Vec<i32>, Fault> {
     ids.iter().map(convert).collect()
 }
 
-fn logprobs(values: &[Option<f64>], ids: usize) -> Result<Vec<f32>, Fault> {
+pub(super) fn logprobs(values: &[Option<f64>], ids: usize) -> Result<Vec<f32>, Fault> {
     if values.len() != ids {
         return Err(Fault::Lengths { logprobs: values.len(), ids });
     }

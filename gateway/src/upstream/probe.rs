@@ -92,6 +92,25 @@ impl LogprobScale {
     }
 }
 
+impl LogprobScale {
+    /// Why an engine with such scores cannot score sequences that were sampled at this temperature.
+    pub fn check_scores(&self, temperature: f64) -> Result<(), String> {
+        let is_one = (temperature - 1.0).abs() < f64::EPSILON;
+        match self {
+            Self::Raw if !is_one => {
+                Err("its log-probabilities of given ids do not contain the temperature, so it can \
+                                         score only what was sampled at temperature 1"
+                    .to_owned())
+            }
+            Self::Unknown { why } if !is_one => Err(format!(
+                "it scores only what was sampled at temperature 1, because a probe could not tell whether its \
+                 log-probabilities of given ids contain the temperature: {why}"
+            )),
+            Self::Scaled | Self::Raw | Self::Unknown { .. } => Ok(()),
+        }
+    }
+}
+
 fn refused(problem: impl Into<String>, remedy: impl Into<String>) -> Verdict {
     Verdict::Refused { problem: problem.into(), remedy: remedy.into() }
 }
@@ -168,15 +187,9 @@ impl Upstream {
             let (Some(at_one), Some(at_two)) = (at_one, at_two) else {
                 return Ok(LogprobScale::Unknown { why: "the answer has no top_logprobs".to_owned() });
             };
-            let quotient = at_two / at_one;
-            if at_one < GAP_MIN {
-                why = format!("the two best tokens are almost equally likely (gap {at_one:.3})");
-            } else if (quotient - 0.5).abs() < QUOTIENT_TOLERANCE {
-                return Ok(LogprobScale::Scaled);
-            } else if (quotient - 1.0).abs() < QUOTIENT_TOLERANCE {
-                return Ok(LogprobScale::Raw);
-            } else {
-                why = format!("the gap between the two best tokens changed by the factor {quotient:.3}");
+            match scale_of_gaps(at_one, at_two) {
+                Ok(scale) => return Ok(scale),
+                Err(found) => why = found,
             }
         }
         Ok(LogprobScale::Unknown { why })
@@ -200,6 +213,21 @@ impl Verdict {
             Self::Unreachable { why } => Self::Unreachable { why: named(why) },
             Self::Busy { why } => Self::Busy { why: named(why) },
         }
+    }
+}
+
+/// What the gaps between two tokens behind the same context, at temperature 1 and at temperature 2, say. An error says
+/// why they say nothing.
+pub(super) fn scale_of_gaps(at_one: f64, at_two: f64) -> Result<LogprobScale, String> {
+    let quotient = at_two / at_one;
+    if at_one < GAP_MIN {
+        Err(format!("the two tokens are almost equally likely (gap {at_one:.3})"))
+    } else if (quotient - 0.5).abs() < QUOTIENT_TOLERANCE {
+        Ok(LogprobScale::Scaled)
+    } else if (quotient - 1.0).abs() < QUOTIENT_TOLERANCE {
+        Ok(LogprobScale::Raw)
+    } else {
+        Err(format!("the gap between two tokens changed by the factor {quotient:.3}"))
     }
 }
 

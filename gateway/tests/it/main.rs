@@ -15,6 +15,7 @@ mod lineage;
 mod messages;
 mod probes;
 mod responses;
+mod scores;
 mod sse;
 mod streams;
 mod support;

@@ -7,7 +7,7 @@
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
 //! [`samples`], [`lineage`], [`ledger`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
-//! [`health`], [`peers`].
+//! [`health`], [`peers`]. [`teachers`] is the connection to models that score segments.
 
 pub mod admission;
 pub mod clock;
@@ -24,6 +24,7 @@ pub mod policies;
 pub mod samples;
 pub mod sessions;
 pub mod sweep;
+pub mod teachers;
 
 pub use self::{
     admission::{AdmissionStore, Admit},
@@ -46,6 +47,7 @@ pub use self::{
         SessionBounds, SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer, StoredCall,
     },
     sweep::{RulesOfGroups, SweepStore},
+    teachers::{NoTeachers, TeacherFault, Teachers, Unscored},
 };
 use super::refusal::Refusal;
 

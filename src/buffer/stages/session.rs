@@ -8,6 +8,7 @@
 //! - `record`: permits calls and stores them. `paths` finds what a prompt shares with earlier calls.
 //! - `in_flight`: the calls of this process that have not ended.
 //! - `end`: assembles the calls and ingests the rollouts; the session ends in the same transaction.
+//! - `teacher`: has a teacher score the segments between these two steps.
 //! - `calls`: the calls of a session as the assembler needs them.
 
 mod calls;
@@ -16,6 +17,7 @@ mod in_flight;
 mod open;
 mod paths;
 mod record;
+mod teacher;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -162,12 +164,15 @@ impl SessionKeyHash {
 /// Refuses a policy that requires what recorded calls do not have.
 pub fn check_rules(policy: &PolicyName, rules: &Rules) -> Result<(), Refusal> {
     let missing = rules.require.iter().find_map(|requirement| match requirement {
-        Requirement::TeacherLogprobs => Some("teacher_logprobs"),
+        Requirement::TeacherLogprobs if rules.sessions.teacher.is_none() => Some("teacher_logprobs"),
         Requirement::Values => Some("values"),
-        Requirement::Tokens | Requirement::Logprobs | Requirement::PolicyVersion => None,
+        Requirement::Tokens | Requirement::Logprobs | Requirement::PolicyVersion | Requirement::TeacherLogprobs => None,
     });
     missing.map_or(Ok(()), |name| {
-        let detail = format!("policy `{policy}` requires `{name}`, which recorded calls do not have");
+        let mut detail = format!("policy `{policy}` requires `{name}`, which recorded calls do not have");
+        if name == "teacher_logprobs" {
+            detail.push_str("; a policy with the rule `sessions.teacher` can require it");
+        }
         Err(Refusal::invalid("/models", detail))
     })
 }

@@ -8,6 +8,7 @@ mod crashes;
 mod ends;
 mod engines;
 mod requests;
+mod teachers;
 
 use std::time::Duration;
 

@@ -482,6 +482,9 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &F
         Buffer::start(store.clone(), Arc::clone(clock) as _, Arc::clone(&metrics), config.buffer, config.policies)
             .await
             .expect("the store can be used");
+    let agents = config.agents.expect("every test has a listener for agents");
+    let upstreams = Upstreams::load(agents.upstreams).expect("the engine's address is valid");
+    let buffer = buffer.with_teachers(Arc::new(upstreams.clone()));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let keys: Arc<dyn KeyStore> = store;
     let keyring = Keyring::start(Arc::clone(&keys), Arc::clone(clock) as _, config.access.required);
@@ -492,8 +495,6 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &F
     let scheme = if tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{}", listener.local_addr().expect("a listener has an address"));
     let (stop, stopped) = oneshot::channel();
-    let agents = config.agents.expect("every test has a listener for agents");
-    let upstreams = Upstreams::load(agents.upstreams).expect("the engine's address is valid");
     let calls = TcpListener::bind(agents.listen).await.expect("a port is free");
     let address = calls.local_addr().expect("a listener has an address");
     let agents = AgentServer {

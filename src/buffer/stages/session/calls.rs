@@ -1,6 +1,10 @@
 //! The calls of a session as the assembler needs them.
 
-use std::{borrow::Cow, num::NonZero, sync::LazyLock};
+use std::{
+    borrow::Cow,
+    num::NonZero,
+    sync::{Arc, LazyLock},
+};
 
 use forebay_client::wire::{Retries, Segment, SessionAssembly};
 use tokio::sync::Semaphore;
@@ -12,6 +16,7 @@ use crate::buffer::{
     policies,
     port::{StoreError, StoredCall},
     refusal::{BufferError, Refusal},
+    rules::Rules,
 };
 
 /// Calls that are read at once.
@@ -254,9 +259,14 @@ pub(super) fn add(totals: &mut SessionAssembly, other: &SessionAssembly) {
     }
 }
 
+/// The current rules of a policy.
+pub(super) async fn rules(buffer: &Buffer, policy: &PolicyName) -> Result<Arc<Rules>, BufferError> {
+    Ok(policies::existing_policy(buffer, policy).await?.rules)
+}
+
 /// The rule of a policy about repeated calls.
-pub(super) async fn retries(buffer: &Buffer, policy: &PolicyName) -> Result<Retries, BufferError> {
-    Ok(policies::existing_policy(buffer, policy).await?.rules.sessions.retries)
+async fn retries(buffer: &Buffer, policy: &PolicyName) -> Result<Retries, BufferError> {
+    Ok(rules(buffer, policy).await?.sessions.retries)
 }
 
 /// Runs work on recorded calls on a thread for blocking work, for as many sessions at once as there are cores.

@@ -5,15 +5,15 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use forebay_client::wire::{self, SessionAssembly, Status, Violation};
+use forebay_client::wire::{self, Requirement, SessionAssembly, Status, Violation};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::{
     WAIT_MS_MAX,
-    calls::{self, Assembled, SessionCalls, circular, one_of_few, retries},
+    calls::{self, Assembled, SessionCalls, circular, one_of_few},
     record::flush_delivered,
-    without_indexes,
+    teacher, without_indexes,
 };
 use crate::{
     buffer::{
@@ -350,8 +350,7 @@ async fn end_found(buffer: &Buffer, wanted: &[Wanted], found: Vec<Session>) -> R
     }
     let mut bundle = Bundle::default();
     let execution = ExecutionId::mint();
-    let mut owners = Vec::new();
-    let mut ending = Vec::new();
+    let mut assembled = Vec::new();
     for (index, (one, session)) in wanted.iter().zip(found).enumerate() {
         if answers[index].is_some() {
             continue;
@@ -363,7 +362,15 @@ async fn end_found(buffer: &Buffer, wanted: &[Wanted], found: Vec<Session>) -> R
             answers[index] = Some(ended);
             continue;
         }
-        let Assembling { rollouts, end, by_policy } = assemble(buffer, one, &session, &execution).await?;
+        assembled.push((index, assemble(buffer, one, &session).await?));
+    }
+    // Only what can be stored is scored.
+    teacher::score(buffer, assembled.iter_mut().flat_map(|(_, one)| &mut one.rollouts)).await?;
+    let mut owners = Vec::new();
+    let mut ending = Vec::new();
+    for (index, one) in assembled {
+        let by_policy = one.by_policy.clone();
+        let (rollouts, end) = pack(buffer, one, &execution).await?;
         owners.extend(rollouts.iter().map(|_| index));
         bundle.rollouts.extend(rollouts);
         bundle.ends.push(end);
@@ -445,18 +452,25 @@ fn report(buffer: &Buffer, session_id: SessionId, by_policy: &[(PolicyName, Sess
 
 /// The rollouts of a session, and its end.
 struct Assembling {
-    rollouts: Vec<ingest::NewRollout>,
+    rollouts: Vec<AssembledRollout>,
     end: EndSession,
     by_policy: Vec<(PolicyName, SessionAssembly)>,
 }
 
-/// Assembles the rollouts of a session. They belong to `execution` if the session was opened without one.
-async fn assemble(
-    buffer: &Buffer,
-    wanted: &Wanted,
-    session: &Session,
-    execution: &ExecutionId,
-) -> Result<Assembling, BufferError> {
+/// A rollout that is not packed yet.
+pub(super) struct AssembledRollout {
+    /// Its session.
+    pub(super) session_id: SessionId,
+    /// Its policy.
+    pub(super) policy: PolicyName,
+    /// The teacher that scores its segments.
+    pub(super) teacher: Option<String>,
+    /// What is ingested.
+    pub(super) trajectory: wire::Trajectory,
+}
+
+/// Assembles the rollouts of a session.
+async fn assemble(buffer: &Buffer, wanted: &Wanted, session: &Session) -> Result<Assembling, BufferError> {
     // A rollout of a run that has ended belongs to no run.
     let (current, reset): (Vec<&SessionPolicy>, Vec<_>) =
         session.policies.iter().partition(|policy| policy.run == policy.current_run);
@@ -464,10 +478,19 @@ async fn assemble(
         return Err(Refusal::SessionReset(policy.policy.clone()).into());
     }
     let mut assembled: Vec<Assembled> = current.iter().map(|policy| dropped_whole(policy)).collect();
+    let mut teachers = vec![None; current.len()];
     if wanted.keeps_segments() && session.calls > 0 {
         let mut policies = Vec::with_capacity(current.len());
-        for policy in &current {
-            policies.push((policy.policy.clone(), retries(buffer, &policy.policy).await?));
+        let mut without_segments = Vec::new();
+        for (index, policy) in current.iter().enumerate() {
+            let rules = calls::rules(buffer, &policy.policy).await?;
+            match &wanted.how {
+                How::Finish(_) => teachers[index].clone_from(&rules.sessions.teacher),
+                // An abort does not wait for a teacher, so it has no scores that the policy could require.
+                _ if rules.require.contains(&Requirement::TeacherLogprobs) => without_segments.push(index),
+                _ => {}
+            }
+            policies.push((policy.policy.clone(), rules.sessions.retries));
         }
         let _few = one_of_few().await?;
         let calls = SessionCalls::read(buffer, session.session_pk).await?;
@@ -478,6 +501,9 @@ async fn assemble(
         let done: Result<Vec<Assembled>, _> =
             tokio::task::spawn_blocking(assemble).await.map_err(|_| StoreError::Closed)?;
         assembled = done.map_err(|_| circular(session.session_id))?;
+        for index in without_segments {
+            assembled[index] = dropped_whole(current[index]);
+        }
     }
     let of_current = current.iter().zip(&assembled).map(|(policy, one)| (policy.policy.clone(), one.totals));
     let of_reset = reset.iter().map(|policy| (policy.policy.clone(), dropped_whole(policy).totals));
@@ -494,18 +520,17 @@ async fn assemble(
     }
     let metadata = metadata(session, wanted)?;
     let posted = if matches!(wanted.how, How::Expire { posts: false }) { &[][..] } else { &current[..] };
-    let trajectories: Vec<wire::Trajectory> = posted
+    let rollouts: Vec<AssembledRollout> = posted
         .iter()
         .zip(assembled)
-        .map(|(policy, assembled)| trajectory(session, policy, wanted, assembled.segments, metadata.clone()))
+        .zip(teachers)
+        .map(|((policy, assembled), teacher)| AssembledRollout {
+            session_id: session.session_id,
+            policy: policy.policy.clone(),
+            teacher,
+            trajectory: trajectory(session, policy, wanted, assembled.segments, metadata.clone()),
+        })
         .collect();
-    let prepare = {
-        let (buffer, execution) = (buffer.clone(), execution.clone());
-        // The segments are there already, and no further memory is needed.
-        move || ingest::prepare(&buffer, trajectories, &execution, &mut |_| true)
-    };
-    let rollouts = tokio::task::spawn_blocking(prepare).await.map_err(|_| StoreError::Closed)?;
-    let rollouts = rollouts.map_err(without_indexes)?;
     let end = EndSession {
         session_pk: session.session_pk,
         calls: session.calls,
@@ -518,6 +543,22 @@ async fn assemble(
         admissions: session.policies.iter().map(|policy| policy.admission_id).collect(),
     };
     Ok(Assembling { rollouts, end, by_policy })
+}
+
+/// Validates and packs the rollouts of a session. They belong to `execution` if the session was opened without one.
+async fn pack(
+    buffer: &Buffer,
+    assembled: Assembling,
+    execution: &ExecutionId,
+) -> Result<(Vec<ingest::NewRollout>, EndSession), BufferError> {
+    let trajectories = assembled.rollouts.into_iter().map(|rollout| rollout.trajectory).collect();
+    let prepare = {
+        let (buffer, execution) = (buffer.clone(), execution.clone());
+        // The segments are there already, and no further memory is needed.
+        move || ingest::prepare(&buffer, trajectories, &execution, &mut |_| true)
+    };
+    let rollouts = tokio::task::spawn_blocking(prepare).await.map_err(|_| StoreError::Closed)?;
+    Ok((rollouts.map_err(without_indexes)?, assembled.end))
 }
 
 /// The totals of a policy whose segments are not kept.

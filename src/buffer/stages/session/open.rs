@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use forebay_client::wire::{self, Status, Violation};
 
-use super::{ANY_MODEL, MODELS_MAX, SessionKey, SessionKeyHash, SessionLimits, SessionSpec, TTL_S_MAX};
+use super::{ANY_MODEL, MODELS_MAX, SessionKey, SessionKeyHash, SessionLimits, SessionSpec, TTL_S_MAX, teacher};
 use crate::{
     buffer::{
         Buffer,
@@ -109,6 +109,7 @@ impl OpenSession {
 }
 
 pub(in crate::buffer) async fn open(buffer: &Buffer, open: OpenSession) -> Result<Opened, BufferError> {
+    teacher::check(buffer, &open).await?;
     let key = SessionKey::mint();
     let now = buffer.clock.now();
     let new = NewSession {

@@ -1,0 +1,233 @@
+//! The log-probabilities of given ids, for a teacher.
+//!
+//! The engine samples nothing that is used: it reads a sequence and reports how likely it finds each id behind the ids
+//! before it. SGLang and vLLM report these values before the temperature, unless they were changed. Values cannot be
+//! converted from one temperature to another, so [`Upstream::probe_scores`] finds out which ones an engine reports.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{
+    EngineKind, Fault, Upstream, UpstreamError,
+    answer::MetaLogprob,
+    check,
+    probe::{LogprobScale, scale_of_gaps},
+    route,
+    transport::Post,
+};
+
+/// SGLang's endpoint of ids.
+const GENERATE: &str = "/generate";
+
+/// vLLM's endpoint that takes ids as the prompt.
+const COMPLETIONS: &str = "/v1/completions";
+
+/// The context of a probe, and ids that may follow it. Every vocabulary has such small ids.
+const PROBE_CONTEXT: [i32; 5] = [7, 11, 13, 17, 19];
+const PROBE_NEXT: [i32; 5] = [2, 3, 5, 23, 29];
+
+/// A sequence to score.
+#[derive(Clone, Copy, Debug)]
+pub struct Scoring<'a> {
+    /// All ids of the sequence.
+    pub ids: &'a [i32],
+    /// How many of them only precede those that are scored, at least one.
+    pub prompt_len: usize,
+    /// Logits are divided by it, if the engine's values contain the temperature at all.
+    pub temperature: f64,
+    /// The model's name at the engine.
+    pub model: &'a str,
+    /// The session. Its sequences go to the same worker, which has what they share in its cache.
+    pub session: &'a str,
+    /// A unique id of the request, by which `SGLang` can abort it.
+    pub rid: &'a str,
+}
+
+impl Upstream {
+    /// Has the engine score the ids behind the prompt, and checks the answer: one log-probability for each of exactly
+    /// these ids. Dropping the future cancels the request.
+    pub async fn score(&self, scoring: &Scoring<'_>) -> Result<Vec<f32>, UpstreamError> {
+        self.score_at(scoring, &route::order(scoring.session, &self.options.urls)).await
+    }
+
+    /// Finds out whether an engine's scores contain the temperature: if they do, the gap between two ids behind the same
+    /// context is half as wide at temperature 2. The answer is that of the first worker whose scores do not.
+    pub async fn probe_scores(&self, model: &str) -> Result<LogprobScale, UpstreamError> {
+        for worker in 0..self.options.urls.len() {
+            let scale = self.scale_of_scores(model, worker).await?;
+            if scale != LogprobScale::Scaled {
+                return Ok(scale);
+            }
+        }
+        Ok(LogprobScale::Scaled)
+    }
+
+    async fn scale_of_scores(&self, model: &str, worker: usize) -> Result<LogprobScale, UpstreamError> {
+        let score = async |next: i32, temperature: f64| {
+            let mut ids = PROBE_CONTEXT.to_vec();
+            ids.push(next);
+            let scoring = Scoring {
+                ids: &ids,
+                prompt_len: PROBE_CONTEXT.len(),
+                temperature,
+                model,
+                session: "forebay-probe",
+                rid: "forebay-probe-score",
+            };
+            let scores = self.score_at(&scoring, &[worker]).await?;
+            Ok::<_, UpstreamError>(scores.first().map_or(0.0, |&score| f64::from(score)))
+        };
+        let (mut best, mut worst) = ((f64::NEG_INFINITY, 0), (f64::INFINITY, 0));
+        for next in PROBE_NEXT {
+            let value = score(next, 1.0).await?;
+            best = if value > best.0 { (value, next) } else { best };
+            worst = if value < worst.0 { (value, next) } else { worst };
+        }
+        let at_two = score(best.1, 2.0).await? - score(worst.1, 2.0).await?;
+        Ok(scale_of_gaps(best.0 - worst.0, at_two).unwrap_or_else(|why| LogprobScale::Unknown { why }))
+    }
+
+    async fn score_at(&self, scoring: &Scoring<'_>, workers: &[usize]) -> Result<Vec<f32>, UpstreamError> {
+        self.check_scoring(scoring)?;
+        let path = match self.options.kind {
+            EngineKind::Sglang => GENERATE,
+            EngineKind::Vllm | EngineKind::Openai => COMPLETIONS,
+        };
+        let body = |rid: &str| write(scoring, self.options.kind, rid);
+        let post = Post { path, workers, session: scoring.session, rid: scoring.rid, body: &body };
+        let bytes = self.transport.post(&post, &mut 0).await?;
+        let scores = match self.options.kind {
+            EngineKind::Sglang => of_sglang(&bytes, scoring),
+            EngineKind::Vllm | EngineKind::Openai => of_vllm(&bytes, scoring),
+        };
+        scores.map_err(|fault| UpstreamError::Untrusted { fault, remedy: remedy(self.options.kind) })
+    }
+
+    fn check_scoring(&self, scoring: &Scoring<'_>) -> Result<(), UpstreamError> {
+        let unusable =
+            |why: String| Err(UpstreamError::Options { why: format!("upstream {:?}: {why}", self.options.name) });
+        if self.options.kind == EngineKind::Openai {
+            return unusable("an engine of kind openai reports no log-probabilities of given ids".to_owned());
+        }
+        if !(1..=scoring.ids.len()).contains(&scoring.prompt_len) {
+            return unusable("at least one id must precede the ids that are scored".to_owned());
+        }
+        let size = self.options.vocabulary.map_or(i32::MAX, |size| i32::try_from(size).unwrap_or(i32::MAX));
+        match scoring.ids.iter().find(|id| !(0..size).contains(*id)) {
+            Some(id) => unusable(format!("the id {id} is outside its vocabulary, so it has another tokenizer")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What to do about an answer that is no score.
+fn remedy(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Sglang => {
+            "a teacher needs SGLang's /generate with input_token_logprobs, which routers may remove; name the workers \
+             themselves in `urls`"
+        }
+        EngineKind::Vllm | EngineKind::Openai => {
+            "a teacher needs vLLM's /v1/completions with prompt_logprobs, which routers may remove; name the workers \
+             themselves in `urls`"
+        }
+    }
+}
+
+/// Every setting is written, because engines take the values that are missing from the model's folder.
+fn write(scoring: &Scoring<'_>, kind: EngineKind, rid: &str) -> Bytes {
+    let body = match kind {
+        EngineKind::Sglang => json!({
+            "model": scoring.model,
+            "rid": rid,
+            "input_ids": scoring.ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": scoring.temperature, "top_p": 1.0, "top_k": -1},
+            "return_logprob": true,
+            // The first entry has no value, because the id before it is not read for this.
+            "logprob_start_len": scoring.prompt_len - 1,
+            "stream": false,
+        }),
+        // vLLM samples at least one token.
+        EngineKind::Vllm | EngineKind::Openai => json!({
+            "model": scoring.model,
+            "request_id": rid,
+            "prompt": scoring.ids,
+            "max_tokens": 1,
+            "temperature": scoring.temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "prompt_logprobs": 0,
+            "stream": false,
+        }),
+    };
+    body.to_string().into()
+}
+
+#[derive(Debug, Deserialize)]
+struct Generated {
+    meta_info: GeneratedMeta,
+}
+
+#[derive(Debug, Deserialize)]
+struct GeneratedMeta {
+    input_token_logprobs: Vec<MetaLogprob>,
+}
+
+fn of_sglang(body: &[u8], scoring: &Scoring<'_>) -> Result<Vec<f32>, Fault> {
+    let answer: Generated = read(body)?;
+    let entries = answer.meta_info.input_token_logprobs;
+    let sent = &scoring.ids[scoring.prompt_len - 1..];
+    check_ids(entries.iter().map(|entry| entry.1), sent, scoring)?;
+    let values: Vec<Option<f64>> = entries.iter().skip(1).map(|entry| entry.0).collect();
+    check::logprobs(&values, sent.len() - 1)
+}
+
+#[derive(Debug, Deserialize)]
+struct Completed {
+    choices: Vec<CompletedChoice>,
+}
+
+#[derive(Debug, Deserialize)]
+struct CompletedChoice {
+    /// For each id of the prompt the log-probabilities by id, among them that of the id itself.
+    prompt_logprobs: Vec<Option<HashMap<i64, PromptLogprob>>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PromptLogprob {
+    logprob: Option<f64>,
+}
+
+fn of_vllm(body: &[u8], scoring: &Scoring<'_>) -> Result<Vec<f32>, Fault> {
+    let answer: Completed = read(body)?;
+    let [choice] = &answer.choices[..] else { return Err(Fault::Choices { count: answer.choices.len() }) };
+    let entries = &choice.prompt_logprobs;
+    if entries.len() != scoring.ids.len() {
+        return Err(Fault::Lengths { logprobs: entries.len(), ids: scoring.ids.len() });
+    }
+    let places = scoring.ids.iter().zip(entries).enumerate().skip(scoring.prompt_len);
+    let values = places.map(|(index, (id, entry))| {
+        let found = entry.as_ref().and_then(|entry| entry.get(&i64::from(*id)));
+        found.map(|found| found.logprob).ok_or(Fault::Prompt { index })
+    });
+    let values: Vec<Option<f64>> = values.collect::<Result<_, _>>()?;
+    check::logprobs(&values, scoring.ids.len() - scoring.prompt_len)
+}
+
+fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
+    serde_json::from_slice(body).map_err(|error| Fault::Unscored { why: error.to_string() })
+}
+
+fn check_ids(reported: impl Iterator<Item = i64>, sent: &[i32], scoring: &Scoring<'_>) -> Result<(), Fault> {
+    let reported: Vec<i64> = reported.collect();
+    if reported.len() != sent.len() {
+        return Err(Fault::Lengths { logprobs: reported.len(), ids: sent.len() });
+    }
+    match reported.iter().zip(sent).position(|(reported, sent)| *reported != i64::from(*sent)) {
+        Some(index) => Err(Fault::Prompt { index: scoring.prompt_len - 1 + index }),
+        None => Ok(()),
+    }
+}
