@@ -72,7 +72,7 @@ impl Teachers for Upstreams {
 
 impl Route {
     async fn score(&self, scoring: &Scoring<'_>) -> Result<Vec<f32>, TeacherFault> {
-        let failed = |why: String| TeacherFault::Failed(why);
+        let failed = TeacherFault::Failed;
         let _one = self.scoring.acquire().await.map_err(|error| failed(error.to_string()))?;
         match tokio::time::timeout(SCORE_TIMEOUT, self.upstream.score(scoring)).await {
             Ok(scores) => scores.map_err(|error| failed(error.to_string())),

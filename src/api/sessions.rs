@@ -52,7 +52,7 @@ const FINISHES_MAX: usize = 256;
         NoSuchPolicy,
         (status = 409, description = "`rollout-conflict`: the rollout is already stored; `session-conflict`: another request opened a session of the rollout; `session-ended`; `group-size-conflict`; `too-many-keys`"),
         (status = 429, description = "`no-room`: as many rollouts have been started as will be fresh"),
-        (status = 503, description = "`no-upstream`: the service has no listener for agents; `upstream-not-ready`: the calls could not be recorded now, and the detail says what to change"),
+        (status = 503, description = "`no-upstream`: the service has no listener for agents; `upstream-not-ready`: the calls could not be recorded now, and the detail says what to change; `teacher-failed`: the teacher of a policy does not answer"),
     )
 )]
 pub(super) async fn open(
@@ -185,6 +185,7 @@ pub(super) async fn turns(
         NoSuchSession,
         SessionConflict,
         (status = 422, description = "Invalid; or `no-turns`: no call can be trained, and the status is not `aborted` or `failed`"),
+        (status = 503, description = "`teacher-failed`: the teacher of a policy did not score the segments, and nothing changed; `session-changing`; or overloaded"),
     )
 )]
 pub(super) async fn finish(
@@ -212,6 +213,7 @@ pub(super) async fn finish(
         NoSuchSession,
         SessionConflict,
         (status = 422, description = "Invalid; or `no-turns`: no call of a session can be trained, and its status is not `aborted` or `failed`"),
+        (status = 503, description = "`teacher-failed`: the teacher of a policy did not score the segments, and nothing changed; `session-changing`; or overloaded"),
     )
 )]
 pub(super) async fn finish_all(

@@ -117,7 +117,7 @@ async fn a_session_whose_teacher_fails_goes_on_and_its_finish_may_be_repeated() 
             |switches| switches.logprob_fault = LogprobFault::Sentinel,
             |switches| switches.context_tokens = 3,
         ];
-        for fault in faults {
+        for (round, fault) in faults.into_iter().enumerate() {
             class.teacher.switch(fault);
             let response = class.app.http.post(format!("{}{path}", class.app.url)).json(&json!({"reward": 1.0}));
             let response = response.send().await.expect("the service answers");
@@ -128,7 +128,7 @@ async fn a_session_whose_teacher_fails_goes_on_and_its_finish_may_be_repeated() 
             let detail = text(&problem["detail"]);
             assert!(detail.contains("`teacher`") && detail.contains("`default`"), "{detail}");
             assert_eq!(class.state(&agent).await, "open");
-            agent.ask("The agent can go on.").await;
+            agent.ask(&format!("The agent can go on, {round}.")).await;
             class.teacher.switch(|switches| {
                 (switches.failures, switches.logprob_fault) = (None, LogprobFault::None);
                 switches.context_tokens = 65_536;
