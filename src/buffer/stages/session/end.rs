@@ -364,7 +364,7 @@ async fn end_found(buffer: &Buffer, wanted: &[Wanted], found: Vec<Session>) -> R
         }
         assembled.push((index, assemble(buffer, one, &session).await?));
     }
-    // Only what can be stored is scored.
+    // All sessions are assembled before, so that nothing is scored if one of them has no turns.
     teacher::score(buffer, assembled.iter_mut().flat_map(|(_, one)| &mut one.rollouts)).await?;
     let mut owners = Vec::new();
     let mut ending = Vec::new();
