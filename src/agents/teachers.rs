@@ -51,7 +51,8 @@ impl Teachers for Upstreams {
         }
         let session = session.to_string();
         let scored = segments.iter().enumerate().map(|(index, segment)| {
-            let rid = format!("score-{session}-{:016x}-{index}", rand::random::<u64>());
+            // SGLang aborts all requests whose id begins with the given one.
+            let rid = format!("{:016x}-score-{session}-{index}", rand::random::<u64>());
             let (route, session) = (&route, &session);
             async move {
                 let scoring = Scoring {

@@ -75,7 +75,7 @@ impl Upstream {
                 temperature,
                 model,
                 session: "forebay-probe",
-                rid: "forebay-probe-score",
+                rid: "score-forebay-probe",
             };
             let scores = self.score_at(&scoring, &[worker]).await?;
             Ok::<_, UpstreamError>(scores.first().map_or(0.0, |&score| f64::from(score)))
