@@ -4,7 +4,6 @@ mod bodies;
 mod canonical;
 mod chat;
 mod checks;
-mod clients;
 mod conversations;
 mod engine;
 mod errors;

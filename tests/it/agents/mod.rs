@@ -4,6 +4,7 @@
 //! the context that it was really sampled in, which finds every mistake of recording and assembling.
 
 mod calls;
+mod clients;
 mod crashes;
 mod ends;
 mod engines;
