@@ -90,13 +90,11 @@ impl Route {
             return Ok(scale.clone());
         }
         let probed = tokio::time::timeout(PROBE_TIMEOUT, self.upstream.probe_scores(&self.model)).await;
-        let scale = match probed {
-            Ok(scale) => scale.map_err(|error| TeacherFault::Failed(error.to_string()))?,
-            Err(_) => {
-                let why = format!("it did not answer a probe within {} s", PROBE_TIMEOUT.as_secs());
-                return Err(TeacherFault::Failed(why));
-            }
+        let Ok(scale) = probed else {
+            let why = format!("it did not answer a probe within {} s", PROBE_TIMEOUT.as_secs());
+            return Err(TeacherFault::Failed(why));
         };
+        let scale = scale.map_err(|error| TeacherFault::Failed(error.to_string()))?;
         *found = Some((Instant::now(), scale.clone()));
         Ok(scale)
     }

@@ -15,6 +15,9 @@ fn scoring(prompt_len: usize, temperature: f64) -> Scoring<'static> {
     Scoring { ids: &IDS, prompt_len, temperature, model: "fake", session: "session", rid: "rid" }
 }
 
+/// Switches a fault of the engine on.
+type Fault = fn(&mut Switches);
+
 #[tokio::test]
 async fn each_id_behind_the_prompt_is_scored_behind_the_ids_before_it() {
     for kind in TEACHERS {
@@ -31,7 +34,7 @@ async fn each_id_behind_the_prompt_is_scored_behind_the_ids_before_it() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_score_of_these_ids_is_refused() {
-    let faults: [(fn(&mut Switches), &str); 6] = [
+    let faults: [(Fault, &str); 6] = [
         (|switches| switches.logprob_fault = LogprobFault::Missing, "no log-probabilities of the ids"),
         (|switches| switches.logprob_fault = LogprobFault::Short, "log-probabilities for"),
         (|switches| switches.logprob_fault = LogprobFault::Null, "no finite number"),
