@@ -21,6 +21,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay-gateway
 	$(CARGO) test -p forebay -p forebay-bench
+	$(CARGO) test -p forebay --features exact --test it -- agents::exact
 
 test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings
@@ -47,6 +48,7 @@ lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay --features exact --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-bench
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact,test-engine
 

@@ -36,12 +36,13 @@ impl Call {
         &self,
         route: &Route,
         policy: Option<&SessionPolicy>,
+        prompt: Option<&[i32]>,
     ) -> Result<Asked, DialectError> {
         tokio::select! {
             biased;
             () = self.permit.cancelled() => Err(DialectError::Closed { why: "it has ended or is ending".to_owned() }),
             refused = self.session_ended() => Err(refused),
-            asked = self.ask_in_time(route, policy) => asked,
+            asked = self.ask_in_time(route, policy, prompt) => asked,
         }
     }
 
@@ -59,16 +60,21 @@ impl Call {
     }
 
     /// Has the engine answer before the client gives up. A client of events waits as long as it sees signs of life.
-    async fn ask_in_time(&self, route: &Route, policy: Option<&SessionPolicy>) -> Result<Asked, DialectError> {
+    async fn ask_in_time(
+        &self,
+        route: &Route,
+        policy: Option<&SessionPolicy>,
+        prompt: Option<&[i32]>,
+    ) -> Result<Asked, DialectError> {
         if self.request.stream {
-            return self.ask(route, policy, None).await;
+            return self.ask(route, policy, prompt, None).await;
         }
         let hold = self.agents.options().hold;
         let patience = self.read_timeout.map_or(hold, |timeout| {
             if timeout > 2 * ANSWER_BEFORE { timeout.saturating_sub(ANSWER_BEFORE) } else { timeout / 2 }
         });
         let until = Instant::now() + patience;
-        tokio::time::timeout(patience, self.ask(route, policy, Some(until))).await.unwrap_or_else(|_| {
+        tokio::time::timeout(patience, self.ask(route, policy, prompt, Some(until))).await.unwrap_or_else(|_| {
             Err(DialectError::Busy { why: "the engine has not answered yet".to_owned(), retry_after_s: 1 })
         })
     }
@@ -77,10 +83,11 @@ impl Call {
         &self,
         route: &Route,
         policy: Option<&SessionPolicy>,
+        prompt: Option<&[i32]>,
         until: Option<Instant>,
     ) -> Result<Asked, DialectError> {
         let metrics = self.agents.metrics();
-        let mut bounds = Bounds { request: Cow::Borrowed(&self.request), room: self.room() };
+        let mut bounds = Bounds { request: Cow::Borrowed(&self.request), room: self.room(), prompt };
         let mut version = policy.map_or(0, |policy| policy.current_version.0);
         let mut engine_time = Duration::ZERO;
         for attempt in 0_u32.. {
@@ -114,8 +121,9 @@ impl Call {
         attempt: u32,
         version: i64,
     ) -> Result<Answered, UpstreamError> {
+        let text = |ids: &[i32]| route.exact.as_ref().map(|exact| exact.text(ids)).unwrap_or_default();
         let call = EngineCall {
-            exact: None,
+            exact: route.exact.as_ref().zip(bounds.prompt).map(|(exact, ids)| exact.ids(ids, &text)),
             request: &bounds.request,
             model: &route.model,
             sampling: sampling(self.permit.sampling()),
@@ -172,10 +180,12 @@ impl Call {
     }
 }
 
-/// What bounds the number of sampled tokens.
+/// What is asked, with the bounds of the number of sampled tokens.
 struct Bounds<'a> {
     request: Cow<'a, Request>,
     room: Option<u32>,
+    /// The ids of the prompt in the mode exact.
+    prompt: Option<&'a [i32]>,
 }
 
 impl Bounds<'_> {

@@ -13,6 +13,7 @@ use axum::http::HeaderMap;
 use forebay_client::wire::VersionSpan;
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request,
+    canonical::Canonical,
     completion::{Finish, StopMatch},
     dialect::Envelope,
     lineage::AgentLabel,
@@ -27,13 +28,16 @@ use super::{
     Agents,
     asking::Asked,
     body::{PERMIT_BYTES, ReadBody, Share},
+    exact::Exact,
+    histories::{Holds, Recorded},
     refusal,
-    upstreams::NoUpstream,
+    upstreams::{NoUpstream, Route},
 };
 use crate::{
     buffer::{
         ids::{CallPk, ID_BYTES_MAX},
         port::SessionPolicy,
+        refusal::BufferError,
         session::{CallPermit, NewCall, Replayed},
     },
     clock::Timestamp,
@@ -146,15 +150,41 @@ impl Call {
         if policy.is_some() {
             route.check_scale(self.permit.sampling())?;
         }
-        let Asked { answered, engine_time } = self.ask_until_ended(&route, policy).await?;
         let Some(policy) = policy else {
+            let Asked { answered, .. } = self.ask_until_ended(&route, None, None).await?;
             self.count("forwarded");
             return Ok(Answer { completion: answered.completion, envelope: self.own_envelope(), recorded: None });
         };
-        let answer = self.record(policy, answered).await?;
+        let canonical = Canonical::of(&self.request);
+        let prompt = match &route.exact {
+            Some(exact) => Some(self.prompt(exact, policy, &canonical).await?),
+            None => None,
+        };
+        let asked = self.ask_until_ended(&route, Some(policy), prompt.as_deref()).await?;
+        let Asked { answered, engine_time } = asked;
+        let answer = self.record(&route, policy, &canonical, answered).await?;
         let added = self.arrived.elapsed().saturating_sub(engine_time);
         self.agents.metrics().call_added(self.dialect.name(), added);
         Ok(answer)
+    }
+
+    /// The ids of the prompt in the mode exact: those of the call that the request continues, and what is new.
+    async fn prompt(
+        self: &Arc<Self>,
+        exact: &Arc<Exact>,
+        policy: &SessionPolicy,
+        canonical: &Canonical,
+    ) -> Result<Vec<i32>, DialectError> {
+        let history = self.agents.histories().of(self.permit.session_id());
+        let continued = {
+            let mut history = history.lock().await;
+            history.catch_up(self.agents.buffer(), &self.permit, Holds::Ids).await.map_err(refusal::of)?;
+            history.continued(&policy.policy, canonical)
+        };
+        let (call, exact) = (Arc::clone(self), Arc::clone(exact));
+        let clock_s = self.permit.opened_at().unix_s() as i64;
+        let render = move || exact.prompt(&call.request, clock_s, continued.as_ref());
+        tokio::task::spawn_blocking(render).await.map_err(|_| DialectError::Internal)?
     }
 
     /// The recorded answer, if the client says that it repeats the call.
@@ -172,8 +202,22 @@ impl Call {
     }
 
     /// Stores the call. It goes on if the client disconnects: an answer is recorded wholly or not at all.
-    async fn record(self: &Arc<Self>, policy: &SessionPolicy, answered: Answered) -> Result<Answer, DialectError> {
+    async fn record(
+        self: &Arc<Self>,
+        route: &Route,
+        policy: &SessionPolicy,
+        canonical: &Canonical,
+        answered: Answered,
+    ) -> Result<Answer, DialectError> {
         let Answered { mut completion, .. } = answered;
+        let holds = if route.exact.is_some() { Holds::Ids } else { Holds::Messages };
+        let session_id = self.permit.session_id();
+        let history = self.agents.histories().of(session_id);
+        let record = {
+            let mut history = history.lock().await;
+            history.catch_up(self.agents.buffer(), &self.permit, holds).await.map_err(refusal::of)?;
+            history.record(&policy.policy, canonical)
+        };
         let finish = match completion.finish {
             Finish::Stop => "stop",
             Finish::Length => "length",
@@ -206,8 +250,17 @@ impl Call {
             completion: Cow::Borrowed(&completion),
         };
         new.response = serde_json::to_string(&stored).expect("an answer is text and numbers");
-        let call = Arc::clone(self);
-        let recording = async move { call.agents.buffer().record_call(&call.permit, new).await };
+        new.request = Some(record.to_json());
+        let (call, message) = (Arc::clone(self), completion.message.clone());
+        let recording = async move {
+            let recorded = call.agents.buffer().record_call(&call.permit, new.clone()).await?;
+            let mut history = history.lock().await;
+            let NewCall { policy, prompt, ids, .. } = &new;
+            let added = Recorded { seq: recorded.seq, policy, record: &record, prompt, ids, message: &message };
+            history.add(&added, holds);
+            call.agents.histories().note(session_id, history.size());
+            Ok::<_, BufferError>(recorded)
+        };
         let recorded = match tokio::spawn(recording.in_current_span()).await {
             Ok(recorded) => recorded.map_err(refusal::of)?,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

@@ -7,8 +7,9 @@
 //!
 //! 1. `listener`: the routes; whose session it is, and which dialect.
 //! 2. `body`: its body is read within a budget.
-//! 3. `call`: the call is recorded once the engine has answered. `asking` has it answer, and `upstreams` knows the
-//!    engines and whether they are ready.
+//! 3. `call`: the call is recorded once the engine has answered. `asking` has it answer, `upstreams` knows the engines
+//!    and whether they are ready, `histories` knows the calls before, and `exact` renders prompts for engines that are
+//!    sent ids.
 //! 4. `answer`: the answer is written, at once or as events.
 //!
 //! `teachers` lets engines score the segments of finished sessions.
@@ -19,6 +20,9 @@ mod answer;
 mod asking;
 mod body;
 mod call;
+#[cfg_attr(not(feature = "exact"), path = "no_exact.rs")]
+mod exact;
+mod histories;
 mod listener;
 mod refusal;
 mod teachers;
@@ -31,7 +35,7 @@ use tokio::sync::{Semaphore, watch};
 
 pub use self::{
     listener::router,
-    upstreams::{NoUpstream, UpstreamConfig, UpstreamError, Upstreams},
+    upstreams::{ExactConfig, FamilyConfig, NoUpstream, UpstreamConfig, UpstreamError, Upstreams},
     urls::AgentUrls,
 };
 use crate::{buffer::Buffer, metrics::Metrics};
@@ -60,6 +64,7 @@ struct Shared {
     upstreams: Upstreams,
     metrics: Arc<Metrics>,
     options: AgentOptions,
+    histories: histories::Histories,
     /// Bytes of bodies, in KiB.
     bytes: Arc<Semaphore>,
     draining: watch::Sender<bool>,
@@ -76,6 +81,10 @@ impl Agents {
 
     fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    fn histories(&self) -> &histories::Histories {
+        &self.0.histories
     }
 
     fn options(&self) -> &AgentOptions {
@@ -95,6 +104,7 @@ impl Agents {
             upstreams,
             metrics,
             options,
+            histories: histories::Histories::default(),
             bytes: body::budget(options.inflight_bytes_max),
             draining: watch::Sender::new(false),
         }))

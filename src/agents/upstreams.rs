@@ -18,7 +18,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{asking, teachers::SCORES_AT_ONCE};
+use super::{asking, exact::Exact, teachers::SCORES_AT_ONCE};
 use crate::{
     access::globs::PolicyGlobs,
     buffer::{
@@ -51,10 +51,39 @@ pub struct UpstreamConfig {
     pub policies: Option<PolicyGlobs>,
     /// The names of models without a policy that it answers.
     pub models: Vec<String>,
+    /// What renders prompts in the mode exact; none in the mode observe.
+    pub exact: Option<ExactConfig>,
     /// A file with the engine's key.
     pub key_file: Option<PathBuf>,
     /// A file with the certificates to trust.
     pub ca_file: Option<PathBuf>,
+}
+
+/// What renders prompts in the mode exact.
+#[derive(Clone, Debug)]
+pub struct ExactConfig {
+    /// The file `tokenizer.json` of the model.
+    pub tokenizer: PathBuf,
+    /// The file of the chat template; the one beside the tokenizer if absent.
+    pub template: Option<PathBuf>,
+    /// How answers end.
+    pub family: FamilyConfig,
+}
+
+/// How the answers of a model end.
+#[derive(Clone, Debug)]
+pub enum FamilyConfig {
+    /// As in this family.
+    Named(String),
+    /// With these tokens.
+    Given {
+        /// Tokens that end an answer.
+        stops: Vec<String>,
+        /// The token with which the template closes a message.
+        close: Option<String>,
+        /// Tokens that end an answer and have no place in the conversation.
+        trims: Vec<String>,
+    },
 }
 
 /// Why an upstream cannot be used.
@@ -107,6 +136,8 @@ pub struct Upstreams(Arc<[Arc<Route>]>);
 pub(super) struct Route {
     pub(super) upstream: Upstream,
     pub(super) model: String,
+    /// What renders its prompts in the mode exact.
+    pub(super) exact: Option<Arc<Exact>>,
     policies: Option<PolicyGlobs>,
     models: Vec<String>,
     readiness: watch::Sender<Readiness>,
@@ -145,11 +176,14 @@ impl UpstreamConfig {
                 .map_err(|error| failed("ca_file", format!("cannot read {}: {error}", path.display())))?;
             options.tls.ca_pem = Some(text);
         }
+        let exact = self.exact.map(|config| Exact::load(&name, &config)).transpose();
+        let exact = exact.map_err(|why| failed("mode", why))?.map(Arc::new);
         let upstream = Upstream::new(options).map_err(|error| failed("urls", error.to_string()))?;
         let readiness = watch::Sender::new(Readiness::Unknown);
         Ok(Route {
             upstream,
             model: self.model,
+            exact,
             policies: self.policies,
             models: self.models,
             readiness,
@@ -293,7 +327,15 @@ impl Route {
             // Nothing that it answers is recorded.
             return Examined::Known(Readiness::Ready(LogprobScale::Scaled));
         }
-        match self.upstream.probe(&self.model).await {
+        let verdict = match &self.exact {
+            None => self.upstream.probe(&self.model).await,
+            Some(exact) => {
+                let (request, ids) = exact.probe();
+                let text = |ids: &[i32]| exact.text(ids);
+                self.upstream.probe_exact(&self.model, request, exact.ids(ids, &text)).await
+            }
+        };
+        match verdict {
             Verdict::Ready => {}
             Verdict::Busy { why } => return Examined::Silent { why },
             verdict => return Examined::Known(Readiness::NotReady { why: describe(verdict) }),

@@ -28,7 +28,7 @@ use super::{
     replicas,
     rules::{Rules, unused},
     samples::{self, SampleReader, ShardTotals},
-    session::{self, Abort, CallPermit, Ended, Finish, NewCall, OpenSession, Opened, Replayed, Turn},
+    session::{self, Abort, CallPermit, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed, Turn},
     shard::Shard,
     sweep,
     tally::Tallies,
@@ -114,6 +114,12 @@ impl Buffer {
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
     pub async fn record_call(&self, permit: &CallPermit, call: NewCall) -> Result<RecordedCall, BufferError> {
         session::record(self, permit, call).await
+    }
+
+    /// The recorded calls of the session with their requests and answers.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn recorded_texts(&self, permit: &CallPermit) -> Result<RecordedTexts, BufferError> {
+        Ok(session::texts(self, permit).await?)
     }
 
     /// Notes that the agent received the answer of a call. It is stored with the next sweep, or when a session ends.

@@ -257,3 +257,29 @@ fn unknown_keys_are_refused() {
     let error = Config::parse("[[policy]]\nname = 'x'\ngrup = {}").expect_err("the key is misspelt").to_string();
     assert!(error.contains("grup"), "{error}");
 }
+
+#[test]
+fn keys_of_the_mode_exact_are_checked_together() {
+    let parse = |keys: &str| {
+        let upstream = "[sessions]\nlisten = '127.0.0.1:0'\n[[upstream]]\nname = 'x'\nurls = ['http://a']\n";
+        Config::parse(&format!("{upstream}{keys}"))
+    };
+    for (keys, expected) in [
+        ("kind = 'sglang'\ntokenizer = 'a'", "/upstream/0/tokenizer: belongs to mode"),
+        ("kind = 'sglang'\nfamily = 'qwen'\nmode = 'observe'", "/upstream/0/family: belongs to mode"),
+        ("kind = 'sglang'\nmode = 'exact'", "/upstream/0/tokenizer: is required"),
+        ("kind = 'openai'\nmode = 'exact'\ntokenizer = 'a'", "/upstream/0/mode: exact needs"),
+        ("kind = 'vllm'\nmode = 'exact'\ntokenizer = 'a'", "/upstream/0/context_tokens: is required"),
+        ("kind = 'vllm'\nmode = 'exact'\ntokenizer = 'a'\ncontext_tokens = 0", "/upstream/0/context_tokens: must be"),
+        ("kind = 'sglang'\nmode = 'exact'\ntokenizer = 'a'\nfamily = 1", "/upstream/0/family: must be the name"),
+        ("kind = 'sglang'\nmode = 'exact'\ntokenizer = 'a'\nfamily = { stop = [] }", "/upstream/0/family/stop"),
+        ("kind = 'sglang'\nmode = 'guess'", "/upstream/0/mode"),
+    ] {
+        let error = parse(keys).expect_err("it is wrong").to_string();
+        assert!(error.contains(expected), "{expected:?} is not in {error}");
+    }
+    let keys = "kind = 'vllm'\nmode = 'exact'\ntokenizer = 'a'\ncontext_tokens = 9\nfamily = { stops = ['<e>'], close = '<e>' }";
+    let agents = parse(keys).expect("it is complete").agents.expect("there is a listener");
+    assert!(agents.upstreams[0].exact.is_some());
+    assert_eq!(agents.upstreams[0].options.context_tokens, Some(9));
+}

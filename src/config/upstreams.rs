@@ -6,11 +6,15 @@ use std::{
 };
 
 use forebay_client::wire::Violation;
-use forebay_gateway::upstream::{EngineKind, UpstreamOptions};
+use forebay_gateway::upstream::{EngineKind, Parsers, UpstreamOptions};
 use serde::Deserialize;
 
 use super::collect;
-use crate::{access::globs::PolicyGlobs, agents::UpstreamConfig, buffer::ids::ID_BYTES_MAX};
+use crate::{
+    access::globs::PolicyGlobs,
+    agents::{ExactConfig, FamilyConfig, UpstreamConfig},
+    buffer::ids::ID_BYTES_MAX,
+};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -25,6 +29,13 @@ struct Entry {
     ca_file: Option<PathBuf>,
     version_labels: BTreeMap<String, i64>,
     vocabulary: Option<u32>,
+    mode: Mode,
+    tokenizer: Option<PathBuf>,
+    template: Option<PathBuf>,
+    family: Option<toml::Value>,
+    context_tokens: Option<u32>,
+    tool_call_parser: Option<String>,
+    reasoning_parser: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -33,6 +44,83 @@ enum Kind {
     Sglang,
     Vllm,
     Openai,
+}
+
+impl Kind {
+    fn engine(self) -> EngineKind {
+        match self {
+            Self::Sglang => EngineKind::Sglang,
+            Self::Vllm => EngineKind::Vllm,
+            Self::Openai => EngineKind::Openai,
+        }
+    }
+}
+
+/// Who renders prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    /// The engine, which tells their ids.
+    #[default]
+    Observe,
+    /// The service, which sends ids.
+    Exact,
+}
+
+/// The tokens that end answers, in place of the name of a family.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct FamilyTokens {
+    stops: Vec<String>,
+    close: Option<String>,
+    trims: Vec<String>,
+}
+
+impl Entry {
+    /// What renders prompts in the mode exact. The other keys belong only to this mode.
+    fn exact(&mut self, at: &str, kind: EngineKind, violations: &mut Vec<Violation>) -> Option<ExactConfig> {
+        let mut refuse = |key: &str, detail: &str| {
+            violations.push(Violation { pointer: format!("{at}/{key}"), detail: detail.to_owned() });
+        };
+        if self.mode == Mode::Observe {
+            let given = [
+                ("tokenizer", self.tokenizer.is_some()),
+                ("template", self.template.is_some()),
+                ("family", self.family.is_some()),
+                ("context_tokens", self.context_tokens.is_some()),
+                ("tool_call_parser", self.tool_call_parser.is_some()),
+                ("reasoning_parser", self.reasoning_parser.is_some()),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+                refuse(key, "belongs to mode = \"exact\"");
+            }
+            return None;
+        }
+        match (kind, self.context_tokens) {
+            (EngineKind::Openai, _) => refuse("mode", "exact needs an upstream of kind `sglang` or `vllm`"),
+            (EngineKind::Vllm, None) => {
+                refuse("context_tokens", "is required: the value of vLLM's --max-model-len, because it must be told");
+            }
+            (_, Some(0)) => refuse("context_tokens", "must be at least 1"),
+            _ => {}
+        }
+        if self.tokenizer.is_none() {
+            refuse("tokenizer", "is required for mode = \"exact\": the path of the model's tokenizer.json");
+        }
+        let family = match self.family.take() {
+            None => FamilyConfig::Named("qwen".to_owned()),
+            Some(toml::Value::String(name)) => FamilyConfig::Named(name),
+            Some(toml::Value::Table(table)) => {
+                let tokens: FamilyTokens = collect::read(&format!("{at}/family"), table, violations);
+                FamilyConfig::Given { stops: tokens.stops, close: tokens.close, trims: tokens.trims }
+            }
+            Some(_) => {
+                refuse("family", "must be the name of a family, or a table with `stops`, `close` and `trims`");
+                return None;
+            }
+        };
+        Some(ExactConfig { tokenizer: self.tokenizer.take()?, template: self.template.take(), family })
+    }
 }
 
 /// The upstreams of the file.
@@ -62,9 +150,10 @@ fn upstream(
         return None;
     };
     let before = violations.len();
-    let entry: Entry = collect::read(at, table, violations);
+    let mut entry: Entry = collect::read(at, table, violations);
+    let exact = entry.kind.and_then(|kind| entry.exact(at, kind.engine(), violations));
     let mut refuse = |key: &str, detail: String| violations.push(Violation { pointer: format!("{at}/{key}"), detail });
-    let name = match entry.name {
+    let name = match entry.name.take() {
         Some(name) if !is_name(&name) => {
             refuse("name", format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
             None
@@ -79,14 +168,9 @@ fn upstream(
             None
         }
     };
-    let kind = match entry.kind {
-        Some(Kind::Sglang) => EngineKind::Sglang,
-        Some(Kind::Vllm) => EngineKind::Vllm,
-        Some(Kind::Openai) => EngineKind::Openai,
-        None => {
-            refuse("kind", "is required: `sglang`, `vllm` or `openai`".to_owned());
-            return None;
-        }
+    let Some(kind) = entry.kind.map(Kind::engine) else {
+        refuse("kind", "is required: `sglang`, `vllm` or `openai`".to_owned());
+        return None;
     };
     // An upstream that names models and no policies answers only calls that are not recorded.
     let globs = entry.policies.or_else(|| entry.models.is_empty().then(|| vec!["*".to_owned()]));
@@ -115,6 +199,9 @@ fn upstream(
     };
     options.version_labels = entry.version_labels;
     options.vocabulary = entry.vocabulary;
+    options.context_tokens = entry.context_tokens;
+    let (tool_call, reasoning) = (entry.tool_call_parser, entry.reasoning_parser);
+    options.parsers = (tool_call.is_some() || reasoning.is_some()).then_some(Parsers { tool_call, reasoning });
     if violations.len() > before {
         return None;
     }
@@ -123,6 +210,7 @@ fn upstream(
         model: entry.model.unwrap_or(name),
         policies: policies.ok()?,
         models: entry.models,
+        exact,
         key_file: entry.key_file,
         ca_file: entry.ca_file,
     })

@@ -25,8 +25,8 @@ use super::{
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         session::{
-            BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindUndelivered, MarkDelivered,
-            MarkFull, ReopenSessions, RetireSessions,
+            BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindTexts, FindUndelivered,
+            MarkDelivered, MarkFull, ReopenSessions, RetireSessions,
         },
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
@@ -43,7 +43,7 @@ use crate::{
         ids::{BatchId, CallPk, Epoch, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, SessionId, SessionPk},
         payload::Codec,
         port::{
-            Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, Checkpoint,
+            Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts, Checkpoint,
             Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock, DecidedGroup,
             DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer, Group, GroupFilter,
             GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession, LeaseStore, LedgerStore, LineageStore,
@@ -316,6 +316,10 @@ impl<D: Dialect> SessionStore for SqlStore<D> {
 
     async fn session_calls(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<StoredCall>, StoreError> {
         self.dialect.read(FindCalls { session, after, limit }).await
+    }
+
+    async fn call_texts(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<CallTexts>, StoreError> {
+        self.dialect.read(FindTexts { session, after, limit }).await
     }
 
     async fn begin_finish(&self, sessions: Vec<SessionId>) -> Answer<Vec<Session>> {

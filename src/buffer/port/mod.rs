@@ -43,8 +43,8 @@ pub use self::{
     policies::{ExistingPolicy, OpenGroup, Policy, PolicyStore, RulesWritten, WaitingFor, WriteRules},
     samples::{BatchMember, SampleStore, StoredPayload},
     sessions::{
-        CallHead, EndSession, FindAnswer, KeepSession, NewSession, OpenedSession, RecordCall, RecordedCall, Session,
-        SessionBounds, SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer, StoredCall,
+        CallHead, CallTexts, EndSession, FindAnswer, KeepSession, NewSession, OpenedSession, RecordCall, RecordedCall,
+        Session, SessionBounds, SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer, StoredCall,
     },
     sweep::{RulesOfGroups, SweepStore},
     teachers::{NoTeachers, TeacherFault, Teachers, Unscored},

@@ -47,6 +47,8 @@ pub trait SessionStore: Send + Sync {
     async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError>;
     /// The calls of a session after a number, in order.
     async fn session_calls(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<StoredCall>, StoreError>;
+    /// The requests and responses of the calls of a session after a number, in order.
+    async fn call_texts(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<CallTexts>, StoreError>;
     /// Stops new calls of open sessions. Returns the sessions in the order of the request; a session that has ended is
     /// returned unchanged.
     async fn begin_finish(&self, sessions: Vec<SessionId>) -> Answer<Vec<Session>>;
@@ -304,6 +306,17 @@ pub struct FindAnswer {
 pub struct StoredAnswer {
     /// The call.
     pub call: RecordedCall,
+    /// Packed text of the response.
+    pub response: Vec<u8>,
+}
+
+/// What a recorded call keeps of its request and response.
+#[derive(Clone, Debug)]
+pub struct CallTexts {
+    /// Its number in the session, from 1.
+    pub seq: u32,
+    /// Packed text of the part of the request that is kept.
+    pub request: Option<Vec<u8>>,
     /// Packed text of the response.
     pub response: Vec<u8>,
 }

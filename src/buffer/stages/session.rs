@@ -10,6 +10,7 @@
 //! - `end`: assembles the calls and ingests the rollouts; the session ends in the same transaction.
 //! - `teacher`: has a teacher score the segments between these two steps.
 //! - `calls`: the calls of a session as the assembler needs them.
+//! - `texts`: the calls of a session with their requests and answers.
 
 mod calls;
 mod end;
@@ -18,6 +19,7 @@ mod open;
 mod paths;
 mod record;
 mod teacher;
+mod texts;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,12 +36,14 @@ pub(in crate::buffer) use self::{
     in_flight::InFlight,
     open::open,
     record::{Delivered, PathCache, check_room, flush_delivered, keep, mark_delivered, permit, record, replay},
+    texts::texts,
 };
 pub use self::{
     calls::{CallOutcome, Divergence, Turn},
     end::{Abort, Ended, Finish},
     open::{OpenSession, Opened},
     record::{CallPermit, NewCall, Replayed},
+    texts::{RecordedText, RecordedTexts},
 };
 use super::trajectory::VIOLATIONS_MAX;
 use crate::buffer::{ids::PolicyName, refusal::Refusal, rules::Rules};

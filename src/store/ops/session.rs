@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 
 pub(in crate::store) use self::{
-    calls::{FindCalls, FindUndelivered, MarkDelivered, MarkFull},
+    calls::{FindCalls, FindTexts, FindUndelivered, MarkDelivered, MarkFull},
     sweep::{DueSessions, RetireSessions},
 };
 use super::bounded_scan;

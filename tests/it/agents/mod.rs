@@ -8,6 +8,8 @@ mod clients;
 mod crashes;
 mod ends;
 mod engines;
+#[cfg(feature = "exact")]
+mod exact;
 mod requests;
 mod teachers;
 

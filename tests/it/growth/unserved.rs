@@ -94,6 +94,7 @@ async fn record_call(store: &dyn Store) {
     let find = FindAnswer { session_pk, dialect: "chat".to_owned(), body_digest: [0; 32], retry_count: 1 };
     assert!(store.answer(find).await.expect("answered").is_some());
     assert_eq!(store.session_calls(session_pk, 0, 10).await.expect("answered").len(), 1);
+    assert_eq!(store.call_texts(session_pk, 0, 10).await.expect("answered").len(), 1);
     store.mark_full(session_pk).await.expect("answered");
 }
 

@@ -107,7 +107,7 @@ impl SessionCalls {
         }
     }
 
-    fn call(&self, seq: u32) -> Option<&StoredCall> {
+    pub(super) fn call(&self, seq: u32) -> Option<&StoredCall> {
         let index = self.calls.binary_search_by_key(&seq, |call| call.seq).ok()?;
         self.calls.get(index)
     }

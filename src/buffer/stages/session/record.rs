@@ -17,7 +17,7 @@ use crate::{
     buffer::{
         Buffer,
         call::{CallColumns, pack_text, unpack_text},
-        ids::{CallPk, ID_BYTES_MAX, PolicyName, SessionId},
+        ids::{CallPk, ID_BYTES_MAX, PolicyName, SessionId, SessionPk},
         port::{
             CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, Session, SessionBounds, SessionPolicy,
             StoreError,
@@ -115,6 +115,22 @@ impl CallPermit {
     #[must_use]
     pub fn sampling(&self) -> Sampling {
         self.session.spec.sampling
+    }
+
+    /// How many calls the session had when the call arrived.
+    #[must_use]
+    pub fn calls(&self) -> u32 {
+        self.session.calls
+    }
+
+    /// When the session was opened.
+    #[must_use]
+    pub fn opened_at(&self) -> Timestamp {
+        self.session.opened_at
+    }
+
+    pub(super) fn session_pk(&self) -> SessionPk {
+        self.session.session_pk
     }
 
     /// How many more tokens the trajectories of the session may have.

@@ -7,8 +7,8 @@ use crate::{
         call::CallColumns,
         ids::{CallPk, PolicyName, PolicyPk, SessionPk},
         port::{
-            CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds, StoreError, StoredAnswer,
-            StoredCall,
+            CallHead, CallTexts, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds, StoreError,
+            StoredAnswer, StoredCall,
         },
         refusal::Refusal,
         states::SessionState,
@@ -322,4 +322,31 @@ fn read(mut row: Row) -> Result<StoredCall, StoreError> {
             started_at: row.get("started_us")?,
         },
     })
+}
+
+pub(in crate::store) struct FindTexts {
+    pub(in crate::store) session: SessionPk,
+    pub(in crate::store) after: u32,
+    pub(in crate::store) limit: u32,
+}
+
+#[async_trait]
+impl Op for FindTexts {
+    type Output = Vec<CallTexts>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_CALL_TEXTS: Statement = Statement::new(
+            "-- select_call_texts
+            SELECT seq, request, response
+            FROM session_call
+            WHERE session_pk = $1 AND seq > $2
+            ORDER BY seq
+            LIMIT $3",
+        );
+        let rows = tx.fetch_all(SELECT_CALL_TEXTS, args![self.session, self.after, self.limit]).await?;
+        let read = |mut row: Row| {
+            Ok(CallTexts { seq: row.get("seq")?, request: row.get("request")?, response: row.get("response")? })
+        };
+        rows.into_iter().map(read).collect()
+    }
 }

@@ -1,0 +1,78 @@
+//! The mode exact: the service renders prompts and sends ids.
+
+use forebay_gateway::{
+    DialectError, Request,
+    canonical::Continued,
+    exact::{Family, Renderer, RendererOptions},
+    upstream::{ExactPrompt, probe::probe_request},
+};
+
+use super::upstreams::{ExactConfig, FamilyConfig};
+
+/// The tokenizer and the template of an engine's model.
+#[derive(Debug)]
+pub(super) struct Exact {
+    renderer: Renderer,
+    /// What the engine is probed with.
+    probe: (Request, Vec<i32>),
+}
+
+impl Exact {
+    /// Reads the files and tests them.
+    pub(super) fn load(name: &str, config: &ExactConfig) -> Result<Self, String> {
+        let family = match &config.family {
+            FamilyConfig::Named(name) => Family::named(name)
+                .ok_or_else(|| format!("family {name:?} is not known: name `qwen`, or its tokens"))?,
+            FamilyConfig::Given { stops, close, trims } => {
+                Family { stops: stops.clone(), close: close.clone(), trims: trims.clone() }
+            }
+        };
+        let options =
+            RendererOptions { tokenizer: config.tokenizer.clone(), template: config.template.clone(), family };
+        let renderer = Renderer::load(&options).map_err(|error| error.to_string())?;
+        let found = renderer.self_test();
+        if !found.has_tools {
+            tracing::warn!(upstream.name = name, "the chat template has no place for results of tools");
+        }
+        if let Some(difference) = &found.difference {
+            tracing::info!(
+                upstream.name = name,
+                before = difference.before,
+                after = difference.after,
+                "the chat template changes earlier messages; the mode exact keeps them as they were"
+            );
+        }
+        let request = probe_request();
+        let prompt = renderer.prompt(&request, 0, None).map_err(|error| error.to_string())?;
+        Ok(Self { renderer, probe: (request, prompt.ids) })
+    }
+
+    /// The ids of a request's prompt. This takes long for long prompts.
+    pub(super) fn prompt(
+        &self,
+        request: &Request,
+        clock_s: i64,
+        continued: Option<&Continued>,
+    ) -> Result<Vec<i32>, DialectError> {
+        let prompt = self.renderer.prompt(request, clock_s, continued).map_err(|error| {
+            tracing::debug!(error = %error, "a prompt cannot be rendered");
+            DialectError::from(&error)
+        })?;
+        Ok(prompt.ids)
+    }
+
+    /// The text of ids.
+    pub(super) fn text(&self, ids: &[i32]) -> String {
+        self.renderer.decode(ids)
+    }
+
+    /// The request that an engine is probed with, and the ids of its prompt.
+    pub(super) fn probe(&self) -> (&Request, &[i32]) {
+        (&self.probe.0, &self.probe.1)
+    }
+
+    /// What an engine is sent in place of messages.
+    pub(super) fn ids<'a>(&'a self, ids: &'a [i32], text: &'a (dyn Fn(&[i32]) -> String + Sync)) -> ExactPrompt<'a> {
+        ExactPrompt { ids, stop_ids: self.renderer.stop_ids(), text }
+    }
+}

@@ -1,0 +1,31 @@
+//! The mode exact in a build without the feature `exact`: it cannot be configured.
+
+use forebay_gateway::{DialectError, Request, canonical::Continued, upstream::ExactPrompt};
+
+use super::upstreams::ExactConfig;
+
+/// The tokenizer and the template of an engine's model, which this build cannot load.
+#[derive(Debug)]
+pub(super) enum Exact {}
+
+impl Exact {
+    pub(super) fn load(_: &str, _: &ExactConfig) -> Result<Self, String> {
+        Err("this build does not have the mode exact; build it with `--features exact`".to_owned())
+    }
+
+    pub(super) fn prompt(&self, _: &Request, _: i64, _: Option<&Continued>) -> Result<Vec<i32>, DialectError> {
+        match *self {}
+    }
+
+    pub(super) fn text(&self, _: &[i32]) -> String {
+        match *self {}
+    }
+
+    pub(super) fn probe(&self) -> (&Request, &[i32]) {
+        match *self {}
+    }
+
+    pub(super) fn ids<'a>(&'a self, _: &'a [i32], _: &'a (dyn Fn(&[i32]) -> String + Sync)) -> ExactPrompt<'a> {
+        match *self {}
+    }
+}

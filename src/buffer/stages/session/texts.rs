@@ -1,0 +1,81 @@
+//! The requests and answers of recorded calls, for whoever compares a new request with them.
+
+use super::{
+    calls::{SessionCalls, one_of_few},
+    record::CallPermit,
+};
+use crate::buffer::{
+    Buffer,
+    call::unpack_text,
+    ids::{PolicyName, SessionPk},
+    port::{CallTexts, StoreError},
+};
+
+/// Calls whose texts are read at once.
+const TEXTS_PAGE: u32 = 64;
+
+/// The recorded calls of a session with their texts.
+#[derive(Debug)]
+pub struct RecordedTexts {
+    session: SessionPk,
+    calls: SessionCalls,
+    texts: Vec<CallTexts>,
+}
+
+/// A recorded call with its texts.
+#[derive(Clone, Debug)]
+pub struct RecordedText {
+    /// Its number in the session, from 1.
+    pub seq: u32,
+    /// The policy whose rollout it belongs to.
+    pub policy: PolicyName,
+    /// The part of the request that is kept, as JSON.
+    pub request: Option<String>,
+    /// The response, as JSON.
+    pub response: String,
+    /// The ids of the whole prompt.
+    pub prompt: Vec<i32>,
+    /// The sampled ids.
+    pub ids: Vec<i32>,
+}
+
+impl RecordedTexts {
+    /// The calls in the order of their numbers. Each prompt is put together when its turn comes, because together they
+    /// grow with the square of the session's length.
+    pub fn iter(&self) -> impl Iterator<Item = Result<RecordedText, StoreError>> {
+        self.texts.iter().filter_map(|texts| self.text(texts).transpose())
+    }
+
+    fn text(&self, texts: &CallTexts) -> Result<Option<RecordedText>, StoreError> {
+        // A call may have been recorded between the two reads.
+        let Some(call) = self.calls.call(texts.seq) else { return Ok(None) };
+        let unpack = |packed: &Vec<u8>| {
+            let corrupt = |damage| format!("call {} of session {}: {damage}", texts.seq, self.session);
+            unpack_text(packed).map_err(|damage| StoreError::Corrupt(corrupt(damage)))
+        };
+        Ok(Some(RecordedText {
+            seq: texts.seq,
+            policy: call.policy.clone(),
+            request: texts.request.as_ref().map(unpack).transpose()?,
+            response: unpack(&texts.response)?,
+            prompt: self.calls.prompt(call),
+            ids: call.columns.ids.clone(),
+        }))
+    }
+}
+
+pub(in crate::buffer) async fn texts(buffer: &Buffer, permit: &CallPermit) -> Result<RecordedTexts, StoreError> {
+    let session = permit.session_pk();
+    let _few = one_of_few().await?;
+    let mut texts: Vec<CallTexts> = Vec::new();
+    loop {
+        let after = texts.last().map_or(0, |texts| texts.seq);
+        let page = buffer.store.call_texts(session, after, TEXTS_PAGE).await?;
+        let is_last = page.len() < TEXTS_PAGE as usize;
+        texts.extend(page);
+        if is_last {
+            let calls = SessionCalls::read(buffer, session).await?;
+            return Ok(RecordedTexts { session, calls, texts });
+        }
+    }
+}

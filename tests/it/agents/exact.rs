@@ -1,0 +1,144 @@
+//! The mode exact: whatever an agent does to the answers that it sends back, its conversation is one segment.
+
+use forebay_gateway::engine::{Answer, EngineKind, FakeEngine};
+use serde_json::{Value, json};
+
+use super::{Agent, Dialect, metric, success, trained};
+use crate::support::{Backend, TestApp, text};
+
+/// A service in the mode exact, and the folder with the tokenizer and template of the fake engine.
+async fn start(backend: Backend, engine: &FakeEngine, kind: &str) -> (TestApp, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    FakeEngine::write_model(folder.path()).expect("the folder can be written to");
+    let tokenizer = folder.path().join("tokenizer.json");
+    let config = format!(
+        r#"
+[[upstream]]
+name = "fake"
+kind = "{kind}"
+urls = ["{}"]
+policies = ["*"]
+mode = "exact"
+tokenizer = "{}"
+context_tokens = 60000
+tool_call_parser = "qwen25"
+reasoning_parser = "qwen3"
+
+[upstream.family]
+stops = ["<|im_end|>"]
+close = "<|im_end|>"
+"#,
+        engine.url(),
+        tokenizer.display(),
+    );
+    (TestApp::start_with(backend, &config).await, folder)
+}
+
+/// Answers that the engine would write in other ids if it rendered them again.
+fn drifting() -> Vec<Answer> {
+    let look =
+        |text: &str| Answer::text(text).thinking("First the other thing.").call("bash", r#"{"command":"ls","n":1.0}"#);
+    vec![
+        look("the thing in there").in_bytes(),
+        look("").in_bytes(),
+        look("the other"),
+        Answer::text("Done.").thinking("Enough."),
+    ]
+}
+
+/// A conversation of an agent that drops reasoning, and writes arguments and texts in its own way.
+async fn converse(app: &mut TestApp, question: &str, restarts: bool) -> Agent {
+    let open = json!({"rollout_id": question});
+    let mut agent = Agent::open(app, open.clone()).await;
+    let tools = json!([{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]);
+    let mut messages = vec![json!({"role": "system", "content": "S"}), json!({"role": "user", "content": question})];
+    for turn in 0..4 {
+        let body = json!({"model": "m", "messages": messages, "tools": tools});
+        let answer = success(agent.call(Dialect::Chat, &body).await).await;
+        let mut message = answer["choices"][0]["message"].clone();
+        for name in ["reasoning", "reasoning_content"] {
+            assert!(message.as_object_mut().expect("an object").remove(name).is_some(), "turn {turn} has reasoning");
+        }
+        let mut results = Vec::new();
+        for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
+            let arguments: Value = serde_json::from_str(text(&call["function"]["arguments"])).expect("JSON");
+            call["function"]["arguments"] = serde_json::to_string_pretty(&arguments).expect("JSON").into();
+            results.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "the file in there"}));
+        }
+        if let Some(content) = message["content"].as_str() {
+            message["content"] = json!([{"type": "text", "text": content}]);
+        }
+        messages.push(message);
+        messages.extend(results);
+        if restarts && turn == 1 {
+            app.restart().await;
+            // The listener has another port, and the session is the same.
+            let session = app.post("/sessions", open.clone()).await.expect(200);
+            agent = Agent { http: app.http.clone(), session };
+        }
+    }
+    agent
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conversation_is_one_segment_also_after_a_restart() {
+    for (backend, kind, name) in
+        [(Backend::Sqlite, EngineKind::Sglang, "sglang"), (Backend::Postgres, EngineKind::Vllm, "vllm")]
+    {
+        let engine = FakeEngine::start(kind).await;
+        engine.script("Start", drifting());
+        let (mut app, _folder) = start(backend, &engine, name).await;
+        for restarts in [false, true] {
+            let question = format!("Start {restarts}.");
+            let agent = converse(&mut app, &question, restarts).await;
+            let ended = agent.finish(&app, 1.0).await;
+            let assembly = &ended["assembly"];
+            let counts = [&assembly["calls"], &assembly["segments"], &assembly["breaks"]];
+            assert_eq!(counts.map(Value::as_u64), [Some(4), Some(1), Some(0)], "{ended}");
+            let (rows, count) = trained(&app).await;
+            assert_eq!((rows.len(), Some(count as u64)), (1, assembly["sampled_tokens"].as_u64()));
+        }
+        app.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_conversation_breaks_where_the_engine_renders_it() {
+    let mut app = TestApp::start(Backend::Sqlite).await;
+    app.engine.script("Start", drifting());
+    let agent = converse(&mut app, "Start.", true).await;
+    let ended = agent.finish(&app, 1.0).await;
+    assert_eq!(ended["assembly"]["segments"], 4, "{ended}");
+    assert_eq!(trained(&app).await.0.len(), 4);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_an_update_cuts_is_continued() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    engine.script("Start", drifting());
+    let (mut app, _folder) = start(Backend::Sqlite, &engine, "sglang").await;
+    Agent::open(&app, json!({"rollout_id": "The engine was probed."})).await;
+    engine.switch(|switches| switches.aborts = 2);
+    let agent = converse(&mut app, "Start.", false).await;
+    assert_eq!(metric(&app, "forebay_upstream_aborts_total{upstream=\"fake\"}").await, Some(2.0));
+    let log = engine.log();
+    let calls = log.calls().filter(|call| call.text.contains("Start."));
+    let sent: Vec<usize> = calls.filter_map(|call| Some(call.json()["input_ids"].as_array()?.len())).collect();
+    let ended = agent.finish(&app, 1.0).await;
+    let assembly = &ended["assembly"];
+    assert_eq!((assembly["calls"].as_u64(), assembly["segments"].as_u64()), (Some(4), Some(1)), "{ended}");
+    assert!(sent.len() == 6 && sent.is_sorted(), "each request goes on behind the one before: {sent:?}");
+    trained(&app).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_takes_no_ids_is_not_ready() {
+    // It has no endpoint of ids.
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    let (app, _folder) = start(Backend::Sqlite, &engine, "vllm").await;
+    let problem = app.post("/sessions", json!({})).await.refused(503, "upstream-not-ready");
+    assert!(text(&problem["detail"]).contains("404"), "{problem}");
+    app.finish().await;
+}
