@@ -177,9 +177,6 @@ fn upstream(
     let globs = globs.filter(|globs| !globs.is_empty());
     let policies = globs.map(|globs| PolicyGlobs::parse(&globs)).transpose();
     let policies = policies.map_err(|(index, error)| refuse(&format!("policies/{index}"), error.to_string()));
-    if policies == Ok(None) && entry.models.is_empty() {
-        refuse("policies", "must not be empty if there are no `models`".to_owned());
-    }
     if let Some(index) = entry.models.iter().position(|name| !is_name(name)) {
         refuse(&format!("models/{index}"), format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
     }
