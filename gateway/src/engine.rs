@@ -6,6 +6,7 @@
 //! ([`Switches`]).
 
 pub mod model;
+pub mod recording;
 mod score;
 mod server;
 mod template;
