@@ -266,9 +266,11 @@ impl FakeEngine {
         &self.url
     }
 
-    /// Writes the files of the engine's model into a folder: `tokenizer.json`, and a template in `chat_template.jinja`.
+    /// Writes the files of the engine's model into a folder: `tokenizer.json`, its special tokens in
+    /// `tokenizer_config.json`, and a template in `chat_template.jinja`.
     pub fn write_model(folder: &std::path::Path) -> std::io::Result<()> {
         std::fs::write(folder.join("tokenizer.json"), tokenizer::file().to_string())?;
+        std::fs::write(folder.join("tokenizer_config.json"), tokenizer::config().to_string())?;
         std::fs::write(folder.join("chat_template.jinja"), template::JINJA)
     }
 

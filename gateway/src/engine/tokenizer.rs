@@ -104,6 +104,12 @@ pub fn file() -> Value {
     })
 }
 
+/// The file `tokenizer_config.json` beside it.
+#[must_use]
+pub fn config() -> Value {
+    json!({"eos_token": SPECIAL[(IM_END - IM_START) as usize]})
+}
+
 /// Bytes as such files write them: each byte is a visible character.
 fn visible(bytes: &[u8]) -> String {
     let is_visible = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);

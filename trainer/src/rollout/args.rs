@@ -65,7 +65,7 @@ pub struct RolloutArgs {
     pub threads: Option<i32>,
 }
 
-/// Make a small model of random weights for a task, as a Hugging Face folder.
+/// Make a small model of random weights for a task or a tokenizer, as a Hugging Face folder.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InitArgs {
     /// Folder to create; it must not exist.
@@ -74,6 +74,11 @@ pub struct InitArgs {
     /// Task whose characters are the vocabulary.
     #[arg(long, value_enum, default_value_t = TaskName::Arithmetic)]
     pub task: TaskName,
+
+    /// Folder whose tokenizer and chat template the model gets, in place of those of a task: a checkpoint, or only
+    /// `tokenizer.json` and `tokenizer_config.json`.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "task")]
+    pub tokenizer: Option<PathBuf>,
 
     /// Family of the model.
     #[arg(long, value_enum, default_value_t = Family::Llama)]
@@ -94,6 +99,10 @@ pub struct InitArgs {
     /// Number of attention heads.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub heads: i64,
+
+    /// Longest sequence in tokens that the model states. The trainer gives longer ones back.
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub positions: i64,
 
     /// Standard deviation of the weights. Models as small as these do not learn with the 0.02 of large models.
     #[arg(long, default_value_t = 0.1, value_name = "NUMBER", value_parser = deviation)]
@@ -179,6 +188,8 @@ mod tests {
             ("rollout --max-new-tokens 0", "--max-new-tokens"),
             ("rollout --task chess", "--task"),
             ("init model --hidden 0", "--hidden"),
+            ("init model --positions 0", "--positions"),
+            ("init model --task lookup --tokenizer folder", "--tokenizer"),
             ("init model --initializer-range=-1", "--initializer-range"),
         ] {
             let error = parse(line).expect_err("the value is out of range").to_string();

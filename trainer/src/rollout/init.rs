@@ -8,14 +8,12 @@ use tch::Device;
 use super::{
     Tokenizer, TokenizerError,
     args::{Family, InitArgs},
+    vocabulary::{Vocabulary, VocabularyError},
 };
 use crate::{
     checkpoint::{self, CheckpointError, Storage, WriteOptions},
     model::{ComputeKind, ConfigError, Decoder, ModelConfig},
 };
-
-/// The longest sequence in the configuration. Rotations use no table, so nothing limits the length.
-const POSITIONS: i64 = 512;
 
 /// Why no model was made.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +32,9 @@ pub enum InitError {
     /// The tokenizer cannot be made or written.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The folder has no tokenizer that can be used.
+    #[error(transparent)]
+    Vocabulary(#[from] VocabularyError),
     /// A file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
@@ -53,14 +54,16 @@ pub fn init(args: &InitArgs) -> Result<(), InitError> {
     if hidden % (2 * heads) != 0 {
         return Err(InitError::Heads { hidden, heads });
     }
-    let tokenizer = Tokenizer::new(args.task.task().alphabet())?;
-    let config = format!("{:#}\n", model_config(args, &tokenizer));
-    let decoder = Decoder::random(ModelConfig::parse(&config)?, Device::Cpu, ComputeKind::Float32, args.seed);
-
     // A checkpoint is written from a source, whose companion files are copied.
     let source = tempfile::tempdir().map_err(|source| InitError::Write { path: std::env::temp_dir(), source })?;
-    tokenizer.save(source.path())?;
-    let generation = format!("{:#}\n", generation_config(&tokenizer));
+    let vocabulary = match &args.tokenizer {
+        Some(folder) => Vocabulary::of_folder(folder, source.path())?,
+        None => Vocabulary::of_task(&Tokenizer::new(args.task.task().alphabet())?, source.path())?,
+    };
+    let config = format!("{:#}\n", model_config(args, &vocabulary));
+    let decoder = Decoder::random(ModelConfig::parse(&config)?, Device::Cpu, ComputeKind::Float32, args.seed);
+
+    let generation = format!("{:#}\n", generation_config(&vocabulary));
     // An empty safetensors file: eight bytes with the length of the header, and a header without tensors.
     let no_weights = b"\x02\0\0\0\0\0\0\0{}";
     let files: [(&str, &[u8]); 3] = [
@@ -77,29 +80,29 @@ pub fn init(args: &InitArgs) -> Result<(), InitError> {
     tracing::info!(
         folder = %args.folder.display(),
         parameters = decoder.parameters().count(),
-        vocabulary = tokenizer.vocab_size(),
+        vocabulary = vocabulary.size(),
         "made a model of random weights",
     );
     Ok(())
 }
 
-fn model_config(args: &InitArgs, tokenizer: &Tokenizer) -> Value {
+fn model_config(args: &InitArgs, vocabulary: &Vocabulary) -> Value {
     let (architecture, model_type) = match args.family {
         Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
         Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
         Family::Llama => ("LlamaForCausalLM", "llama"),
     };
-    json!({
+    let mut config = json!({
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": tokenizer.vocab_size(),
+        "vocab_size": vocabulary.size(),
         "hidden_size": args.hidden,
         "intermediate_size": args.intermediate.unwrap_or(4 * args.hidden),
         "num_hidden_layers": args.layers,
         "num_attention_heads": args.heads,
         "num_key_value_heads": args.heads,
         "head_dim": args.hidden / args.heads,
-        "max_position_embeddings": POSITIONS,
+        "max_position_embeddings": args.positions,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0,
@@ -108,20 +111,19 @@ fn model_config(args: &InitArgs, tokenizer: &Tokenizer) -> Value {
         "initializer_range": args.initializer_range,
         "use_cache": true,
         "torch_dtype": "float32",
-        "pad_token_id": tokenizer.pad(),
-        "bos_token_id": tokenizer.bos(),
-        "eos_token_id": tokenizer.eos(),
-    })
+    });
+    name_special(&mut config, vocabulary);
+    config
 }
 
-fn generation_config(tokenizer: &Tokenizer) -> Value {
-    json!({
-        "pad_token_id": tokenizer.pad(),
-        "bos_token_id": tokenizer.bos(),
-        "eos_token_id": tokenizer.eos(),
-        "do_sample": true,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-    })
+fn generation_config(vocabulary: &Vocabulary) -> Value {
+    let mut config = json!({"do_sample": true, "temperature": 1.0, "top_k": 0, "top_p": 1.0});
+    name_special(&mut config, vocabulary);
+    config
+}
+
+fn name_special(config: &mut Value, vocabulary: &Vocabulary) {
+    for (key, id) in vocabulary.special() {
+        config[key] = id;
+    }
 }

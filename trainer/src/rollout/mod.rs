@@ -17,12 +17,14 @@ mod worker;
 
 mod args;
 mod init;
+mod vocabulary;
 
 pub use agent::{Agent, Played};
 pub use args::{Family, InitArgs, RolloutArgs};
 pub use init::{InitError, init};
 pub use post::Posted;
 pub use tokenizer::{Tokenizer, TokenizerError};
+pub use vocabulary::VocabularyError;
 pub use weights::WeightsError;
 pub use worker::{Tally, Worker, WorkerConfig};
 

@@ -28,9 +28,9 @@ const BOS_ID: i64 = 1;
 const EOS_ID: i64 = 2;
 
 /// Name of the file in a checkpoint.
-const TOKENIZER_FILE: &str = "tokenizer.json";
+pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Name of the file that tells `transformers` how to load the tokenizer.
-const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+pub(super) const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// The chat template: the contents of all messages, one after the other. Each turn of the model ends with its token, as
 /// in the sequences of `rollout`.

@@ -14,6 +14,10 @@ use forebay_client::{
     Client,
     wire::{AckRequest, BatchDescriptor, BatchRequest, Sample, VersionRequest},
 };
+use forebay_gateway::engine::{
+    FakeEngine,
+    tokenizer::{self, IM_END},
+};
 use forebay_trainer::{
     model::{ComputeKind, Decoder},
     rollout::{
@@ -43,11 +47,13 @@ fn init_args(folder: &Path, task: TaskName, seed: u64) -> InitArgs {
     InitArgs {
         folder: folder.to_owned(),
         task,
+        tokenizer: None,
         family: Family::Llama,
         hidden: 16,
         intermediate: None,
         layers: 1,
         heads: 2,
+        positions: 512,
         // With weights this large, models of different seeds behave differently.
         initializer_range: 0.5,
         seed,
@@ -361,6 +367,41 @@ fn init_makes_the_same_checkpoint_again_and_replaces_none() {
     assert!(matches!(again, Err(InitError::Checkpoint(_))), "{again:?}");
     let odd = InitArgs { heads: 3, ..init_args(&folder.path().join("d"), TaskName::Lookup, 1) };
     assert!(matches!(init(&odd), Err(InitError::Heads { .. })));
+}
+
+#[test]
+fn init_takes_the_tokenizer_of_a_folder() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let files = folder.path().join("files");
+    std::fs::create_dir(&files).expect("the folder is empty");
+    FakeEngine::write_model(&files).expect("the folder can be written to");
+    let made = |name: &str| InitArgs {
+        tokenizer: Some(files.clone()),
+        positions: 4_096,
+        ..init_args(&folder.path().join(name), TaskName::Arithmetic, 1)
+    };
+    let args = made("a");
+    init(&args).expect("the folder has a tokenizer");
+    let decoder = Decoder::load(&args.folder, Device::Cpu, ComputeKind::Float32).expect("it is supported");
+    let config = decoder.config();
+    assert_eq!(config.vocab_size, i64::from(tokenizer::VOCABULARY));
+    assert_eq!((config.max_position_embeddings, config.end_tokens.as_slice()), (4_096, &[i64::from(IM_END)][..]));
+    for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        let read = |folder: &Path| std::fs::read(folder.join(file)).expect("the file is there");
+        assert_eq!(read(&args.folder), read(&files), "{file}");
+    }
+
+    let refusal = |name: &str| {
+        let error = init(&made(name)).expect_err("the folder has no tokenizer that can be used").to_string();
+        assert!(!folder.path().join(name).exists(), "nothing is made");
+        error
+    };
+    std::fs::write(files.join("tokenizer_config.json"), r#"{"eos_token": "<eos>"}"#).expect("it can be written");
+    assert!(refusal("b").contains("`eos_token`"));
+    std::fs::write(files.join("tokenizer.json"), "{}").expect("it can be written");
+    assert!(refusal("c").contains("tokenizer.json cannot be used"));
+    std::fs::remove_file(files.join("tokenizer.json")).expect("it is there");
+    assert!(refusal("d").contains("cannot copy"));
 }
 
 #[test]

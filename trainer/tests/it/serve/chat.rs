@@ -500,11 +500,13 @@ async fn a_model_that_init_makes_answers_messages() {
     let args = InitArgs {
         folder: folder.path().join("model"),
         task: TaskName::Arithmetic,
+        tokenizer: None,
         family: Family::Qwen3,
         hidden: 16,
         intermediate: None,
         layers: 1,
         heads: 2,
+        positions: 512,
         initializer_range: 0.5,
         seed: 1,
     };
