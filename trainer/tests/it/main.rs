@@ -3,6 +3,7 @@
 mod golden;
 mod support;
 
+mod agents;
 mod chaos;
 mod checkpoint;
 mod config;
