@@ -13,6 +13,7 @@ use std::{
 };
 
 use forebay::config::Config;
+use forebay_gateway::engine::{EngineKind, FakeEngine};
 use serde_json::{Value, json};
 
 use crate::support::process::Service;
@@ -37,7 +38,12 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "forebay bench ",
         "minutes of load, also on peers that are not here; `bench` runs these commands",
     ),
-    ("docs/connect.md", "", "needs an inference engine and agents; `make test-clients` runs the snippets"),
+    (
+        "docs/connect.md",
+        "",
+        "needs an inference engine and agents; a test below runs its first blocks, `make test-clients` the snippets, and \
+         `make test-openhands` the section of groups",
+    ),
     ("docs/trainers.md", "make demo ", "trains for minutes and needs libtorch"),
 ];
 
@@ -140,6 +146,12 @@ impl Session {
             ),
         );
         session
+    }
+
+    /// A session with a service that runs.
+    fn on(service: &Service) -> Self {
+        let port = service.url.rsplit(':').next().and_then(|port| port.parse().ok());
+        Self::new(port.expect("a URL with a port"))
     }
 
     /// A session with a port on which nothing listens.
@@ -260,8 +272,8 @@ fn python() -> String {
 
 async fn served() -> (Service, Session) {
     let service = Service::start("sqlite::memory:").await;
-    let port = service.url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a URL with a port");
-    (service, Session::new(port))
+    let session = Session::on(&service);
+    (service, session)
 }
 
 #[test]
@@ -312,6 +324,30 @@ async fn blocks_of_shell_and_python_run_as_printed() {
         }
         service.kill().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_of_the_guide_for_agents_runs_as_printed_with_the_configuration_before_it() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    let all = blocks("docs/connect.md");
+    let first = |language: &str| all.iter().find(|block| block.language == language).expect("the guide has one");
+    // Only addresses are replaced.
+    let config = first("toml").text.replace("http://127.0.0.1:30000", engine.url()).replace(":8081", ":0");
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().join("forebay.toml");
+    fs::write(&path, config).expect("the folder can be written");
+    let path = path.to_str().expect("the path is text");
+    let service = Service::start_with("sqlite::memory:", &["--config", path], &[]).await;
+    let session = Session::on(&service);
+    session.shell(first("sh"));
+    let story = format!("{}/trajectories?policy=default&rollout_id=task7-0", service.url);
+    let story = crate::support::http().get(story).send().await.expect("the service answers");
+    let story: Value = story.json().await.expect("JSON");
+    assert_eq!((&story["verdict"], &story["reward"], &story["segments"]), (&json!("kept"), &json!(1.0), &json!(1)));
+    let log = engine.log();
+    let called = log.calls().last().expect("the call is forwarded").json();
+    assert_eq!(called["model"], "Qwen/Qwen3-8B");
+    service.kill().await;
 }
 
 #[test]
