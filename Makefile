@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-trainer test-clients demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
+.PHONY: run test test-service test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ test-trainer: libtorch ## Run only the trainer's lints and tests
 test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 4 GB; CLIENTS="codex openai_chat"
 	$(CARGO) build -p forebay
 	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
+
+test-openhands: libtorch ## Train a step on a group of four OpenHands rollouts, as docs/connect.md does; fetches OpenHands and libtorch; needs Python 3.12
+	$(CARGO) build -p forebay
+	$(CARGO) build -p forebay-trainer
+	$(CARGO) test -p forebay-gateway --test clients -- openhands_group
 
 demo: libtorch ## Train a model from random weights with the service, two workers and the trainer; TASK=lookup, SEED=2, AGENT=python
 	$(CARGO) build --release -p forebay-trainer

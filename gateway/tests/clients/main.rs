@@ -2,9 +2,11 @@
 //!
 //! Each client repairs a file and runs a test, in a folder of its own. A fake engine replays what its model should say;
 //! the service records the calls. Then each trained token is compared with the context that it was sampled in. Arguments
-//! are names of clients, and `--record` to write what they sent to `recordings`, which `make test` sends again.
+//! are names of clients, and `--record` to write what they sent to `recordings`, which `make test` sends again. The name
+//! `openhands_group` stands for a whole group of OpenHands that is trained: `make test-openhands`.
 
 mod catalogue;
+mod group;
 mod process;
 mod recorder;
 mod service;
@@ -22,9 +24,6 @@ use recorder::{Exchange, Recorder};
 use serde_json::{Value, json};
 use service::Service;
 
-/// The name of the last run: a whole group of one agent.
-const GROUP: &str = "openhands_group";
-
 /// A run of a client.
 struct Run {
     thinks: bool,
@@ -40,6 +39,10 @@ struct Run {
 async fn main() -> anyhow::Result<()> {
     let (options, only): (Vec<String>, Vec<String>) =
         std::env::args().skip(1).partition(|argument| argument.starts_with('-'));
+    if only.iter().any(|name| name == group::NAME) {
+        say(&group::run().await?);
+        return Ok(());
+    }
     let records = options.iter().any(|option| option == "--record");
     let mut table = vec![row(["client", "version", "reasoning", "dialect", "calls", "segments", "breaks", "retries"])];
     let mut failures = Vec::new();
@@ -71,52 +74,9 @@ async fn main() -> anyhow::Result<()> {
             failures.push(format!("{}: {error:#}", client.name));
         }
     }
-    if only.is_empty() || only.iter().any(|name| name == GROUP) {
-        match group().await {
-            Ok(told) => say(&told),
-            Err(error) => failures.push(format!("{GROUP}: {error:#}")),
-        }
-    }
     say(&format!("\n{}", table.join("\n")));
     ensure!(failures.is_empty(), "clients failed:\n{}", failures.join("\n"));
     Ok(())
-}
-
-/// Four rollouts of OpenHands that repair the file in different ways, or do not: one group, which becomes a batch. The
-/// reward is whether the test passes.
-async fn group() -> anyhow::Result<String> {
-    let client = CLIENTS.iter().find(|client| client.name == "openhands_agent").context("there is OpenHands")?;
-    let installed = match process::install(client).await {
-        Ok(installed) => installed,
-        Err(why) => return Ok(format!("{GROUP}: SKIPPED, because {why:#}")),
-    };
-    let data = tempfile::tempdir()?;
-    let service = Service::start(data.path()).await?;
-    let rules = json!({"group": {"size": 4}, "batch": {"groups": 1}, "require": ["tokens", "logprobs"]});
-    service.client.put_policy("default", &serde_json::from_value(rules)?).await?;
-    let mut trained = 0;
-    let mut outcomes = Vec::new();
-    for (place, repair) in ["a + b", "a * b", "b + a", "a - b - b"].into_iter().enumerate() {
-        let [folder, home] = [tempfile::tempdir()?, tempfile::tempdir()?];
-        let task = prepare(folder.path())?;
-        let steps = catalogue::openhands_repair(&task, repair);
-        service.engine.script(TASK_KEY, steps.iter().map(Step::answer));
-        let request = json!({"rollout_id": format!("repair-{place}"), "group_id": "repair", "group_size": 4});
-        let session = service.open(request).await?;
-        process::run(client, &installed, &session.base_urls.openai, &session.key, &task, home.path()).await?;
-        let passes = check_task(&task).await.is_ok();
-        trained += service.finish(&session.session_id, f64::from(passes)).await?.trained_tokens;
-        outcomes.push(passes);
-    }
-    ensure!(outcomes == [true, false, true, false], "the tests pass: {outcomes:?}");
-    let checked = service.check_batch().await?;
-    ensure!(checked as u64 == trained, "{checked} tokens are in the batch, and {trained} in the sessions");
-    for place in 0..4 {
-        let story = service.client.story("default", &format!("repair-{place}")).await?.context("it has a story")?;
-        let is_leased = story.batches.len() == 1;
-        ensure!(is_leased, "the story of rollout {place} is in no batch: {story:?}");
-    }
-    Ok(format!("{GROUP}: four rollouts, of which two pass the test, one batch with {trained} trained tokens"))
 }
 
 /// Writes the files of the task.

@@ -67,7 +67,7 @@ pub(crate) async fn install(client: &Client) -> anyhow::Result<Installed> {
 }
 
 /// A Python of version 3.12 or newer.
-async fn python312() -> anyhow::Result<String> {
+pub(crate) async fn python312() -> anyhow::Result<String> {
     let named = std::env::var("FOREBAY_PYTHON").ok();
     for python in named.into_iter().chain(["python3", "python3.13", "python3.12"].map(str::to_owned)) {
         let check =
@@ -103,18 +103,8 @@ pub(crate) async fn run(
             command
         }
     };
-    command.args([base_url, key, "policy-model", TASK]).current_dir(task).env("HOME", home);
-    for name in ["XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"] {
-        command.env(name, home.join(name));
-    }
-    // Clients find no credentials of the user and send nothing to their makers.
-    for name in ["OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN"]
-    {
-        command.env_remove(name);
-    }
-    for (name, value) in QUIET {
-        command.env(name, value);
-    }
+    command.args([base_url, key, "policy-model", TASK]).current_dir(task);
+    isolate(&mut command, home);
     let child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
     let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await.context("it does not end")??;
@@ -125,6 +115,21 @@ pub(crate) async fn run(
         bail!("it ended with {}", output.status);
     }
     Ok(())
+}
+
+/// Gives a command another home and no credentials of the user, so that it sends nothing to the makers of clients.
+pub(crate) fn isolate(command: &mut Command, home: &Path) {
+    command.env("HOME", home);
+    for name in ["XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"] {
+        command.env(name, home.join(name));
+    }
+    for name in ["OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN"]
+    {
+        command.env_remove(name);
+    }
+    for (name, value) in QUIET {
+        command.env(name, value);
+    }
 }
 
 /// What keeps the clients from calling anybody but the session.

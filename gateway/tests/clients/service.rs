@@ -24,6 +24,7 @@ const CONTEXT_TOKENS: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) engine: FakeEngine,
+    pub(crate) url: String,
     pub(crate) client: Client,
     _process: Child,
 }
@@ -51,10 +52,11 @@ impl Service {
                 continue;
             }
             let address = event["listen"].as_str().context("the address is text")?;
-            let client = Client::new(&format!("http://{address}"))?;
+            let url = format!("http://{address}");
+            let client = Client::new(&url)?;
             // A full pipe would block the service.
             tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-            return Ok(Self { engine, client, _process: process });
+            return Ok(Self { engine, url, client, _process: process });
         }
         bail!("the service ends with {}", process.wait().await?)
     }

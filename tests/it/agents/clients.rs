@@ -64,7 +64,7 @@ async fn what_real_agents_sent_becomes_the_same_segments() {
     app.finish().await;
 }
 
-/// The guide prints parts of the programs that `make test-clients` runs.
+/// The guide prints parts of the programs that `make test-clients` runs. Other tests run the blocks with curl.
 #[test]
 fn the_snippets_of_the_guide_are_those_that_are_tried() {
     let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -79,7 +79,7 @@ fn the_snippets_of_the_guide_are_those_that_are_tried() {
         let (language, text) = block.split_once('\n').expect("a block has lines");
         match language {
             "toml" => assert!(Config::parse(text).is_ok(), "{text}"),
-            "python" | "sh" if !text.starts_with("curl ") => {
+            "python" | "sh" if !text.starts_with("curl ") && !text.contains("\"$forebay/") => {
                 assert!(programs.iter().any(|program| program.contains(text)), "no program contains:\n{text}");
                 tried += 1;
             }
