@@ -1,7 +1,8 @@
 //! Requests and answers in a form in which they can be compared.
 //!
 //! An agent sends the whole conversation with every call, and rarely in the words of the answers that it received: it
-//! drops reasoning, writes the arguments of tool calls with other spaces, divides a text into parts. [`Canonical`] is a
+//! drops reasoning, writes the arguments of tool calls with other spaces or with their defaults, divides a text into
+//! parts. [`Canonical`] is a
 //! request without such differences. [`History`] is the calls of one session, and finds the call that a request
 //! continues. [`History::cause`] says why a request does not continue a call that it should have continued. Nothing
 //! here decides what is trained: segments follow from token ids alone.
@@ -23,6 +24,7 @@
 //!    them. A call that is already there is skipped.
 //! 5. The assembler reports a break between a call and its nearest earlier call: [`History::cause`] names the cause.
 
+mod defaults;
 mod history;
 mod key;
 mod paths;
@@ -32,7 +34,10 @@ pub use history::{CALLS_MAX, Extended, History, HistoryError, MESSAGES_MAX};
 pub use paths::{Continued, IDS_MAX, Paths};
 pub use record::{CanonicalCall, CanonicalMessage, CanonicalRole, Record};
 
-use self::key::{Hash, Key};
+use self::{
+    defaults::Defaults,
+    key::{Hash, Key},
+};
 use crate::request::Request;
 
 /// A request, as it is compared with others.
@@ -43,6 +48,8 @@ pub struct Canonical {
     keys: Vec<Key>,
     /// What precedes the messages in a prompt.
     head: Hash,
+    /// Those of the tools.
+    defaults: Defaults,
 }
 
 impl Canonical {
@@ -50,8 +57,9 @@ impl Canonical {
     #[must_use]
     pub fn of(request: &Request) -> Self {
         let messages: Vec<_> = request.messages.iter().map(CanonicalMessage::of).collect();
-        let keys = messages.iter().map(Key::of).collect();
-        Self { messages, keys, head: key::head(request) }
+        let defaults = Defaults::of(&request.tools);
+        let keys = messages.iter().map(|message| Key::of(message, &defaults)).collect();
+        Self { messages, keys, head: key::head(request), defaults }
     }
 
     /// The messages, one for each message of the request.
@@ -66,7 +74,7 @@ impl Canonical {
 pub enum BreakCause {
     /// The reasoning of an answer was dropped or changed.
     Reasoning,
-    /// The arguments of a tool call are the same JSON in another spelling.
+    /// The arguments of a tool call are the same JSON in another spelling, or with the defaults of the tool's schema.
     Arguments,
     /// All messages are the same. The template or the tokenizer writes them in other ids than the model sampled.
     Tokens,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    BreakCause, Canonical, CanonicalMessage, Record,
+    BreakCause, Canonical, CanonicalMessage, Defaults, Record,
     key::{Hash, Key},
 };
 use crate::completion::AssistantMessage;
@@ -13,6 +13,9 @@ pub const CALLS_MAX: usize = 1024;
 
 /// Messages that a history has, which together take about 16 MiB. A call with more is not added.
 pub const MESSAGES_MAX: usize = 1 << 16;
+
+/// Sets of tools whose defaults a history has. The calls of further ones are compared without defaults.
+const DEFAULTS_MAX: usize = 16;
 
 /// The node before every first message.
 const ROOT: u32 = 0;
@@ -28,6 +31,8 @@ pub struct History {
     next: HashMap<(u32, Hash), Vec<u32>>,
     /// The calls by their numbers.
     calls: BTreeMap<u32, Place>,
+    /// The defaults of tools, by the digest that they are in.
+    defaults: HashMap<Hash, Defaults>,
 }
 
 #[derive(Clone, Debug)]
@@ -80,7 +85,7 @@ pub enum HistoryError {
 impl Default for History {
     fn default() -> Self {
         let root = Node { before: ROOT, depth: 0, key: None, call: 0, answered: Vec::new() };
-        Self { nodes: vec![root], next: HashMap::new(), calls: BTreeMap::new() }
+        Self { nodes: vec![root], next: HashMap::new(), calls: BTreeMap::new(), defaults: HashMap::new() }
     }
 }
 
@@ -141,10 +146,12 @@ impl History {
             place = next;
         }
         let node = &self.nodes[place as usize];
+        let is_known = self.defaults.contains_key(&request.head) || self.defaults.len() >= DEFAULTS_MAX;
         Record {
             after: (place != ROOT).then_some(node.call),
             shared: node.depth,
             head: request.head,
+            defaults: (!is_known && !request.defaults.is_empty()).then(|| request.defaults.clone()),
             messages: request.messages[node.depth as usize..].to_vec(),
         }
     }
@@ -161,8 +168,14 @@ impl History {
         if is_full || self.contains(seq) {
             return Ok(false);
         }
-        let request = record.messages.iter().fold(begin, |place, message| self.extend(place, Key::of(message), seq));
-        let answer = self.extend(request, Key::of(&CanonicalMessage::of_answer(answer)), seq);
+        if let Some(defaults) = record.defaults.as_ref().filter(|_| self.defaults.len() < DEFAULTS_MAX) {
+            self.defaults.insert(record.head, defaults.clone());
+        }
+        let defaults = self.defaults.get(&record.head).cloned().unwrap_or_default();
+        let extend = |place: u32, message: &CanonicalMessage| self.extend(place, Key::of(message, &defaults), seq);
+        let answer = CanonicalMessage::of_answer(answer);
+        let request = record.messages.iter().fold(begin, extend);
+        let answer = self.extend(request, Key::of(&answer, &defaults), seq);
         self.nodes[answer as usize].answered.push(seq);
         self.calls.insert(seq, Place { request, answer, head: record.head });
         Ok(true)

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 
-use super::{BreakCause, CanonicalMessage, CanonicalRole};
+use super::{BreakCause, CanonicalMessage, CanonicalRole, Defaults};
 use crate::request::Request;
 
 /// Fields of a request that change how a template renders it.
@@ -47,7 +47,8 @@ impl<'de> Deserialize<'de> for Hash {
 /// The digests of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
-    /// Everything but the reasoning. Arguments count as JSON, and an answer without the white space around it.
+    /// Everything but the reasoning. Arguments count as JSON without defaults, and an answer without the white space
+    /// around it.
     pub(super) meaning: Hash,
     /// The text as it is.
     text: Hash,
@@ -59,7 +60,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn of(message: &CanonicalMessage) -> Self {
+    pub(super) fn of(message: &CanonicalMessage, defaults: &Defaults) -> Self {
         // Engines remove the white space around an answer, and some agents do.
         let is_answer = message.role == CanonicalRole::Assistant;
         let text = if is_answer { message.text.trim() } else { &message.text };
@@ -75,7 +76,7 @@ impl Key {
         let mut arguments = blake3::Hasher::new();
         for call in &message.calls {
             add(&mut meaning, &call.name);
-            add(&mut meaning, &canonical_arguments(&call.arguments));
+            add(&mut meaning, &canonical_arguments(&call.name, &call.arguments, defaults));
             add(&mut arguments, &call.arguments);
         }
         for part in &message.parts {
@@ -151,12 +152,15 @@ fn add(hasher: &mut blake3::Hasher, text: &str) {
 }
 
 /// Arguments as JSON. What is no JSON is compared as text.
-fn canonical_arguments(arguments: &str) -> String {
+fn canonical_arguments(tool: &str, arguments: &str, defaults: &Defaults) -> String {
     let trimmed = arguments.trim();
     match serde_json::from_str(trimmed) {
         // All of these call a tool without arguments.
         Ok(Value::Null) => "{}".to_owned(),
-        Ok(value) => canonical_json(&value),
+        Ok(mut value) => {
+            defaults.remove_from(tool, &mut value);
+            canonical_json(&value)
+        }
         Err(_) if trimmed.is_empty() => "{}".to_owned(),
         Err(_) => format!("text:{trimmed}"),
     }
@@ -164,7 +168,7 @@ fn canonical_arguments(arguments: &str) -> String {
 
 /// JSON with sorted keys and without spaces. Numbers are compared as JavaScript has them, in which some agents are
 /// written: 1.0 and 1 are the same number.
-fn canonical_json(value: &Value) -> String {
+pub(super) fn canonical_json(value: &Value) -> String {
     let mut text = String::new();
     write(&mut text, value);
     text

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::key::Hash;
+use super::{Defaults, key::Hash};
 use crate::{
     completion::AssistantMessage,
     request::{Content, Message, Role},
@@ -69,6 +69,9 @@ pub struct Record {
     pub(super) shared: u32,
     /// A digest of the tools and of the arguments of the template.
     pub(super) head: Hash,
+    /// The defaults of the tools, unless an earlier call has the same tools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) defaults: Option<Defaults>,
     /// The messages behind the shared ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) messages: Vec<CanonicalMessage>,

@@ -116,6 +116,63 @@ fn an_agent_that_changes_an_answer_does_not_continue_it() {
     }
 }
 
+/// The tool `edit`, whose schema has defaults, with this addition.
+fn edit_tool(extra: &Value) -> Value {
+    let one = json!({"type": "object", "properties": {"old": {"type": "string"}, "all": {"type": "boolean", "default": false}}});
+    json!([{"type": "function", "function": {"name": "edit", "parameters": {"type": "object", "properties": {
+        "path": {"type": "string"}, "limit": {"type": "number", "default": 30}, "mode": {"default": null},
+        "edits": {"type": "array", "items": one}, "extra": extra,
+    }}}}])
+}
+
+/// A request with the tool `edit` in which the only answer calls it.
+fn edits(arguments: &str) -> Canonical {
+    let call = json!({"id": "c", "function": {"name": "edit", "arguments": arguments}});
+    let answer = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+    request(&json!({"messages": [user("Start."), answer, user("More.")], "tools": edit_tool(&json!({}))}))
+}
+
+#[test]
+fn defaults_of_a_tool_are_absent_arguments() {
+    let start = |extra: &Value| request(&json!({"messages": [user("Start.")], "tools": edit_tool(extra)}));
+    let written = r#"{"path": "a", "limit": 30, "edits": [{"old": "b"}]}"#;
+    let answer = AssistantMessage { tool_calls: vec![tool_call("c", "edit", written)], ..AssistantMessage::default() };
+    let mut history = History::default();
+    let stored = add(&mut history, 1, &start(&json!({})), &answer);
+    let of_the_tool = r#""defaults":{"edit":{"properties":{"edits":{"items":{"properties":{"all":{"default":"false"}}}},"limit":{"default":"30.0"},"mode":{"default":"null"}}}}"#;
+    assert!(stored.contains(of_the_tool), "{stored}");
+    // The same from what is stored.
+    let mut read = History::default();
+    read.add(1, &Record::from_json(&stored).expect("it is a record"), &answer).expect("the record fits");
+    for (arguments, is_found) in [
+        (r#"{"edits":[{"old":"b"}],"path":"a","limit":30.0}"#, true),
+        (r#"{"path":"a","edits":[{"old":"b","all":false}],"mode":null}"#, true),
+        (r#"{"path":"a","limit":31,"edits":[{"old":"b"}]}"#, false),
+        (r#"{"path":"a","edits":[{"old":"b","all":true}]}"#, false),
+        (r#"{"path":"a","edits":[{"old":"b","all":null}]}"#, false),
+        (r#"{"path":"a","edits":[{"old":"b"}],"all":false}"#, false),
+        (r#"{"path":"a","edits":[{"old":"b"},{}]}"#, false),
+    ] {
+        let request = edits(arguments);
+        for history in [&history, &read] {
+            assert_eq!(history.find(&request).is_some(), is_found, "{arguments}");
+        }
+        let cause = if is_found { BreakCause::Arguments } else { BreakCause::Rewrite };
+        assert_eq!(history.cause(1, &request), Some(cause), "{arguments}");
+    }
+    // Later calls with the same tools need not store them again, and other tools have other defaults.
+    assert!(!add(&mut history, 2, &edits(r#"{"path":"a","mode":null}"#), &answer).contains("defaults"));
+    assert!(add(&mut history, 3, &start(&json!({"default": 1})), &answer).contains("\"extra\":{\"default\":\"1.0\"}"));
+    // Very many tools with defaults are compared as they are.
+    let long = start(&json!({"default": "x".repeat(20_000)}));
+    assert!(!add(&mut history, 4, &long, &answer).contains("defaults"));
+    for seq in 5..40 {
+        add(&mut history, seq, &start(&json!({"default": seq})), &answer);
+    }
+    assert_eq!(history.len(), 39);
+    assert!(history.find(&edits(r#"{"path":"a","edits":[{"old":"b"}]}"#)).is_some());
+}
+
 #[test]
 fn fields_without_a_value_are_absent() {
     let mut history = History::default();
