@@ -1,11 +1,12 @@
 //! A fake inference engine for tests, over real sockets.
 //!
-//! It speaks the chat endpoints of SGLang and vLLM with the fields that return token ids, and their endpoints of ids. Its model is a function: the
-//! log-probability of a token follows from the ids before it ([`model::logprob`]), so a test can check any trained
-//! token against its true context. Tests say what it answers ([`FakeEngine::script`]), and switch its faults on
-//! ([`Switches`]).
+//! It speaks the chat endpoints of SGLang and vLLM with the fields that return token ids, and their endpoints of ids.
+//! Its model is a function: the log-probability of a token follows from the ids before it ([`model::logprob`]), so a
+//! test can check any trained token against its true context. Ids that come with messages must be the prompt of these
+//! messages. Tests say what it answers ([`FakeEngine::script`]), and switch its faults on ([`Switches`]).
 
 pub mod model;
+mod prompt;
 pub mod recording;
 mod score;
 mod server;
@@ -159,6 +160,8 @@ pub enum IdFault {
     Foreign,
     /// The engine renders the messages although it was sent ids.
     Rendered,
+    /// The chat endpoint takes and tells no ids, as that of SGLang before 0.5.13. `/generate` does.
+    NoneInChat,
 }
 
 /// What is wrong with the log-probabilities of an answer.

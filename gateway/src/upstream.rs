@@ -28,11 +28,17 @@ pub use options::{EngineKind, Parsers, Secret, UpstreamOptions};
 pub use route::order;
 pub use score::Scoring;
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use crate::{completion::Completion, request::Request};
 
 use self::{
     answer::EngineAnswer,
     body::Wanted,
+    exact::Way,
     transport::{Post, Transport},
 };
 
@@ -103,13 +109,15 @@ pub struct Answered {
 pub struct Upstream {
     options: UpstreamOptions,
     transport: Transport,
+    /// Whether the last probe found that SGLang's chat endpoint takes no ids, but `/generate` does.
+    generates: Arc<AtomicBool>,
 }
 
 impl Upstream {
     /// Creates a client. It does not connect yet.
     pub fn new(options: UpstreamOptions) -> Result<Self, UpstreamError> {
         let transport = Transport::new(&options)?;
-        Ok(Self { options, transport })
+        Ok(Self { options, transport, generates: Arc::default() })
     }
 
     /// What the client was created with.
@@ -130,6 +138,12 @@ impl Upstream {
             None => self.complete_at(call, &workers).await,
             Some(prompt) => exact::complete(self, call, prompt, &workers).await,
         }
+    }
+
+    /// Which endpoint takes the ids of prompts. `None` if the engine has none.
+    fn way(&self) -> Option<Way> {
+        let ways = Way::of(self.options.kind);
+        ways.get(usize::from(self.generates.load(Ordering::Relaxed))).or(ways.first()).copied()
     }
 
     /// Has the first of these workers that can be reached answer a call.

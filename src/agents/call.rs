@@ -157,7 +157,10 @@ impl Call {
         };
         let canonical = Canonical::of(&self.request);
         let prompt = match &route.exact {
-            Some(exact) => Some(self.prompt(exact, policy, &canonical).await?),
+            Some(exact) => {
+                route.await_probe().await;
+                Some(self.prompt(exact, policy, &canonical).await?)
+            }
             None => None,
         };
         let asked = self.ask_until_ended(&route, Some(policy), prompt.as_deref()).await?;

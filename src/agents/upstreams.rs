@@ -255,18 +255,25 @@ impl Route {
 
     /// Whether calls with this sampling can be recorded.
     async fn check(&self, sampling: wire::Sampling, until: Instant) -> Result<(), NoUpstream> {
-        let mut readiness = self.readiness.subscribe();
-        let probed = readiness.wait_for(|readiness| *readiness != Readiness::Unknown);
-        let found = match tokio::time::timeout_at(until, probed).await {
-            Ok(Ok(found)) => found.clone(),
-            _ => Readiness::NotReady { why: "it has not answered its first probe yet".to_owned() },
-        };
-        let why = match found {
+        let unknown = || Readiness::NotReady { why: "it has not answered its first probe yet".to_owned() };
+        let why = match self.probed(until).await.unwrap_or_else(unknown) {
             Readiness::Ready(scale) => return self.check_found(&scale, sampling),
             Readiness::NotReady { why } => why,
             Readiness::Unknown => String::new(),
         };
         Err(NoUpstream::NotReady { name: self.name().to_owned(), why })
+    }
+
+    /// What the last probe found. It waits for the first one; `None` if that is not there in time.
+    async fn probed(&self, until: Instant) -> Option<Readiness> {
+        let mut readiness = self.readiness.subscribe();
+        let probed = readiness.wait_for(|readiness| *readiness != Readiness::Unknown);
+        Some(tokio::time::timeout_at(until, probed).await.ok()?.ok()?.clone())
+    }
+
+    /// Waits for the first probe, which finds out where ids are sent. A session may be older than this process.
+    pub(super) async fn await_probe(&self) {
+        self.probed(Instant::now() + FIRST_PROBE_WAIT).await;
     }
 
     /// Refuses a call whose log-probabilities would not be those of the policy. An engine may have been restarted with

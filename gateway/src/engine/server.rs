@@ -95,7 +95,10 @@ async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pie
         (Method::POST, "/inference/v1/generate") if state.kind == EngineKind::Vllm => {
             call(state, Endpoint::Ids, &body).await
         }
-        (Method::POST, "/generate") if state.kind == EngineKind::Sglang => call(state, Endpoint::Score, &body).await,
+        (Method::POST, "/generate") if state.kind == EngineKind::Sglang => {
+            let scores = value["sampling_params"]["max_new_tokens"] == json!(0);
+            call(state, if scores { Endpoint::Score } else { Endpoint::Generate }, &body).await
+        }
         (Method::POST, "/v1/completions") if state.kind == EngineKind::Vllm => {
             call(state, Endpoint::Score, &body).await
         }
@@ -158,6 +161,8 @@ enum Endpoint {
     Chat,
     /// vLLM's endpoint of ids.
     Ids,
+    /// SGLang's endpoint of ids.
+    Generate,
     /// The endpoint that scores given ids.
     Score,
 }
@@ -181,7 +186,8 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
     }
     let parsed = match endpoint {
         Endpoint::Score | Endpoint::Chat => serde_json::from_slice(body),
-        Endpoint::Ids => ChatRequest::of_ids(body),
+        Endpoint::Ids => ChatRequest::of_vllm_ids(body),
+        Endpoint::Generate => ChatRequest::of_sglang_ids(body),
     };
     let mut request: ChatRequest = match parsed {
         Ok(request) => request,
@@ -189,7 +195,8 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
     };
     let switches = state.switches.borrow().clone();
     // Only SGLang's chat endpoint takes ids.
-    if endpoint == Endpoint::Chat && (state.kind != EngineKind::Sglang || switches.id_fault == IdFault::Rendered) {
+    let renders = matches!(switches.id_fault, IdFault::Rendered | IdFault::NoneInChat);
+    if endpoint == Endpoint::Chat && (state.kind != EngineKind::Sglang || renders) {
         request.input_ids = None;
     }
     if let Some(why) = request.refusal(state.kind, &switches) {
@@ -207,7 +214,8 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
     let switches = if sampled.is_aborted() { switches } else { state.switches.borrow().clone() };
     let answer = match endpoint {
         Endpoint::Score | Endpoint::Chat => request.answer(state.kind, sampled, &switches),
-        Endpoint::Ids => request.answer_ids(sampled, &switches),
+        Endpoint::Ids => request.answer_vllm_ids(sampled, &switches),
+        Endpoint::Generate => request.answer_sglang_ids(sampled, &switches),
     };
     let mut text = answer.to_string().into_bytes();
     text.resize(text.len() + switches.padding, b' ');

@@ -15,7 +15,10 @@ use super::{Answer, tokenizer};
 pub(super) const JINJA: &str = include_str!("template.jinja");
 
 /// What precedes an answer.
-const OPENING: &str = "<|im_start|>assistant\n";
+pub(super) const OPENING: &str = "<|im_start|>assistant\n";
+
+/// What follows a message.
+pub(super) const CLOSING: &str = "<|im_end|>\n";
 
 /// A message as the engine reads it.
 #[derive(Debug, Default, Deserialize)]
@@ -45,10 +48,16 @@ impl WireMessage {
             Value::String(text) => text.clone(),
             Value::Array(parts) => {
                 let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-                texts.join("\n")
+                // As SGLang does it.
+                texts.join(" ")
             }
             _ => String::new(),
         }
+    }
+
+    /// The names and arguments of its tool calls.
+    pub(super) fn calls(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.tool_calls.iter().flatten().map(|call| (call.function.name.as_str(), call.function.arguments.as_str()))
     }
 }
 
@@ -74,13 +83,20 @@ pub(super) fn render(messages: &[WireMessage], tools: &[Box<RawValue>]) -> Strin
     for (place, message) in messages.iter().enumerate() {
         match message.role.as_str() {
             "assistant" => turn(&mut prompt, "assistant", &rendered_turn(message, place > last_question)),
-            "tool" => {
-                turn(&mut prompt, "user", &format!("<tool_response>\n{}\n</tool_response>", message.text()));
-            }
-            role => turn(&mut prompt, role, &message.text()),
+            _ => prompt += &rendered_message(message),
         }
     }
-    prompt + "<|im_start|>assistant\n"
+    prompt + OPENING
+}
+
+/// A message that the model did not write.
+pub(super) fn rendered_message(message: &WireMessage) -> String {
+    let mut text = String::new();
+    match message.role.as_str() {
+        "tool" => turn(&mut text, "user", &format!("<tool_response>\n{}\n</tool_response>", message.text())),
+        role => turn(&mut text, role, &message.text()),
+    }
+    text
 }
 
 /// The first question of a rendered conversation.
@@ -146,11 +162,7 @@ struct WrittenCall<'a> {
 
 fn rendered_turn(message: &WireMessage, with_reasoning: bool) -> String {
     let reasoning = message.reasoning_content.as_deref().or(message.reasoning.as_deref());
-    let calls = message.tool_calls.iter().flatten().map(|call| {
-        let function = &call.function;
-        (function.name.as_str(), function.arguments.as_str())
-    });
-    assistant(reasoning.filter(|_| with_reasoning), &message.text(), calls)
+    assistant(reasoning.filter(|_| with_reasoning), &message.text(), message.calls())
 }
 
 fn assistant<'a>(reasoning: Option<&str>, content: &str, calls: impl Iterator<Item = (&'a str, &'a str)>) -> String {
@@ -167,5 +179,5 @@ fn assistant<'a>(reasoning: Option<&str>, content: &str, calls: impl Iterator<It
 }
 
 fn turn(prompt: &mut String, role: &str, text: &str) {
-    write!(prompt, "<|im_start|>{role}\n{text}<|im_end|>\n").expect("a string accepts all text");
+    write!(prompt, "<|im_start|>{role}\n{text}{CLOSING}").expect("a string accepts all text");
 }

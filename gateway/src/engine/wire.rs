@@ -6,6 +6,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::{
     Answer, EngineKind, IdFault, LogprobFault, Switches, VersionReport,
     model::{self, Context},
+    prompt,
     template::{self, Parsed, WireMessage},
     tokenizer::{self, IM_END, VOCABULARY},
 };
@@ -48,6 +49,24 @@ struct SamplingParams {
     logprobs: Option<usize>,
 }
 
+/// A request of SGLang's endpoint of ids.
+#[derive(Debug, Deserialize)]
+struct SglangRequest {
+    rid: Option<String>,
+    input_ids: Vec<i32>,
+    sampling_params: SglangParams,
+    #[serde(default)]
+    return_logprob: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SglangParams {
+    max_new_tokens: Option<usize>,
+    temperature: Option<f64>,
+    stop: Vec<String>,
+}
+
 /// An answer before it is written.
 #[derive(Debug)]
 pub(super) struct Sampled {
@@ -59,7 +78,7 @@ pub(super) struct Sampled {
 
 impl ChatRequest {
     /// A request of vLLM's endpoint of ids, as the chat request that asks for the same.
-    pub(super) fn of_ids(body: &[u8]) -> Result<Self, serde_json::Error> {
+    pub(super) fn of_vllm_ids(body: &[u8]) -> Result<Self, serde_json::Error> {
         let request: GenerateRequest = serde_json::from_slice(body)?;
         Ok(Self {
             stop: request.sampling_params.stop,
@@ -68,6 +87,21 @@ impl ChatRequest {
             logprobs: request.sampling_params.logprobs.is_some(),
             input_ids: Some(request.token_ids),
             rid: request.request_id,
+            ..Self::default()
+        })
+    }
+
+    /// The same of SGLang's endpoint of ids.
+    pub(super) fn of_sglang_ids(body: &[u8]) -> Result<Self, serde_json::Error> {
+        let request: SglangRequest = serde_json::from_slice(body)?;
+        Ok(Self {
+            stop: request.sampling_params.stop,
+            max_tokens: request.sampling_params.max_new_tokens,
+            temperature: request.sampling_params.temperature,
+            logprobs: request.return_logprob,
+            return_meta_info: true,
+            input_ids: Some(request.input_ids),
+            rid: request.rid,
             ..Self::default()
         })
     }
@@ -84,9 +118,24 @@ impl ChatRequest {
         if self.stream {
             return Some("the fake engine does not stream".to_owned());
         }
-        let asked = self.prompt().len() + self.max_tokens.unwrap_or(1);
+        let prompt = self.prompt();
+        if self.input_ids.is_some()
+            && !self.messages.is_empty()
+            && let Err(why) = self.check_ids(&prompt)
+        {
+            return Some(format!("input_ids are not the prompt of the messages: {why}"));
+        }
+        let asked = prompt.len() + self.max_tokens.unwrap_or(1);
         (asked > switches.context_tokens)
             .then(|| format!("This model's maximum context length is {} tokens, not {asked}.", switches.context_tokens))
+    }
+
+    fn check_ids(&self, prompt: &[i32]) -> Result<(), String> {
+        if let Some(id) = prompt.iter().find(|id| !(0..VOCABULARY).contains(*id)) {
+            return Err(format!("the id {id} is outside the vocabulary"));
+        }
+        let tools = self.tools.as_deref().unwrap_or_default();
+        prompt::check(&tokenizer::decode(prompt), &self.messages, tools, &self.stop)
     }
 
     /// The answer of a script whose `key` occurs in a message of the user.
@@ -170,7 +219,7 @@ impl ChatRequest {
         switches: &Switches,
     ) {
         choice["matched_stop"] = sampled.matched.clone();
-        if switches.id_fault == IdFault::Router {
+        if matches!(switches.id_fault, IdFault::Router | IdFault::NoneInChat) {
             return;
         }
         if self.return_prompt_token_ids && switches.id_fault != IdFault::NoPrompt {
@@ -179,21 +228,31 @@ impl ChatRequest {
         if self.return_token_ids && switches.id_fault != IdFault::NoSampled {
             choice["token_ids"] = json!(sampled.ids);
         }
-        let versions = Self::versions(sampled, switches);
         if self.return_meta_info {
-            let mut info = versions.clone();
-            info.insert("finish_reason".to_owned(), json!({"type": sampled.finish, "matched": sampled.matched}));
-            if switches.id_fault != IdFault::NoSampled && switches.logprob_fault != LogprobFault::Missing {
-                let mut pairs: Vec<Value> =
-                    sampled.ids.iter().zip(values).map(|(id, value)| json!([value, id, null])).collect();
-                if switches.logprob_fault == LogprobFault::Short {
-                    pairs.pop();
-                }
-                info.insert("output_token_logprobs".to_owned(), json!(pairs));
-            }
-            choice["meta_info"] = json!(info);
+            choice["meta_info"] = json!(self.meta_info(sampled, values, switches));
         }
-        answer["metadata"] = json!(versions);
+        answer["metadata"] = json!(Self::versions(sampled, switches));
+    }
+
+    /// What both of SGLang's endpoints say about an answer.
+    fn meta_info(
+        &self,
+        sampled: &Sampled,
+        values: &[Option<f32>],
+        switches: &Switches,
+    ) -> serde_json::Map<String, Value> {
+        let mut info = Self::versions(sampled, switches);
+        let finish = switches.finish_reason.as_deref().filter(|_| self.messages.is_empty()).unwrap_or(sampled.finish);
+        info.insert("finish_reason".to_owned(), json!({"type": finish, "matched": sampled.matched}));
+        if switches.id_fault != IdFault::NoSampled && switches.logprob_fault != LogprobFault::Missing {
+            let mut pairs: Vec<Value> =
+                sampled.ids.iter().zip(values).map(|(id, value)| json!([value, id, null])).collect();
+            if switches.logprob_fault == LogprobFault::Short {
+                pairs.pop();
+            }
+            info.insert("output_token_logprobs".to_owned(), json!(pairs));
+        }
+        info
     }
 
     fn versions(sampled: &Sampled, switches: &Switches) -> serde_json::Map<String, Value> {
@@ -214,8 +273,25 @@ impl ChatRequest {
         versions
     }
 
+    /// The answer of SGLang's endpoint of ids.
+    pub(super) fn answer_sglang_ids(&self, mut sampled: Sampled, switches: &Switches) -> Value {
+        let values = self.logprobs(&sampled, switches);
+        if switches.id_fault == IdFault::Foreign
+            && let Some(first) = sampled.ids.first_mut()
+        {
+            *first = VOCABULARY + 7;
+        }
+        let mut info = self.meta_info(&sampled, &values, switches);
+        info.insert("id".to_owned(), json!(self.rid));
+        let more = usize::from(switches.id_fault == IdFault::Rendered);
+        info.insert("prompt_tokens".to_owned(), json!(sampled.prompt.len() + more));
+        info.insert("completion_tokens".to_owned(), json!(sampled.ids.len()));
+        info.insert("cached_tokens".to_owned(), json!(0));
+        json!({"text": Self::visible(&sampled), "output_ids": sampled.ids, "meta_info": info})
+    }
+
     /// The answer of vLLM's endpoint of ids.
-    pub(super) fn answer_ids(&self, mut sampled: Sampled, switches: &Switches) -> Value {
+    pub(super) fn answer_vllm_ids(&self, mut sampled: Sampled, switches: &Switches) -> Value {
         let values = self.logprobs(&sampled, switches);
         if switches.id_fault == IdFault::Foreign
             && let Some(first) = sampled.ids.first_mut()

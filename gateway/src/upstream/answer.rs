@@ -95,6 +95,7 @@ pub(super) struct MetaLogprob(pub(super) Option<f64>, pub(super) i64, #[serde(de
 #[derive(Debug, Deserialize)]
 struct MetaFinish {
     r#type: Option<String>,
+    matched: Option<Value>,
 }
 
 /// What SGLang says about the weights.
@@ -133,6 +134,33 @@ struct WireUsage {
 #[serde(default)]
 struct PromptDetails {
     cached_tokens: Option<u64>,
+}
+
+/// The answer of SGLang's endpoint of ids.
+#[derive(Debug, Deserialize)]
+pub(super) struct Generated {
+    meta_info: GeneratedInfo,
+}
+
+#[derive(Debug, Deserialize)]
+struct GeneratedInfo {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+    #[serde(flatten)]
+    info: MetaInfo,
+}
+
+impl From<Generated> for EngineAnswer {
+    fn from(Generated { meta_info }: Generated) -> Self {
+        let GeneratedInfo { prompt_tokens, completion_tokens, cached_tokens, info } = meta_info;
+        let prompt_tokens_details = Some(PromptDetails { cached_tokens });
+        Self {
+            usage: Some(WireUsage { prompt_tokens, completion_tokens, prompt_tokens_details }),
+            choices: Some(vec![Choice { meta_info: Some(info), ..Choice::default() }]),
+            ..Self::default()
+        }
+    }
 }
 
 impl EngineAnswer {
@@ -185,7 +213,7 @@ impl EngineAnswer {
 
 impl Choice {
     pub(super) fn finish(&self) -> Option<&str> {
-        let meta = self.meta_info.as_ref().and_then(|info| info.finish_reason.as_ref()?.r#type.as_deref());
+        let meta = self.meta_finish().and_then(|finish| finish.r#type.as_deref());
         // SGLang's chat endpoint may write "stop" for a call that its scheduler aborted.
         if meta == Some("abort") { meta } else { self.finish_reason.as_deref().or(meta) }
     }
@@ -195,7 +223,12 @@ impl Choice {
     }
 
     pub(super) fn stop(&self) -> Option<&Value> {
-        self.matched_stop.as_ref().or(self.stop_reason.as_ref())
+        let meta = self.meta_finish().and_then(|finish| finish.matched.as_ref());
+        self.matched_stop.as_ref().or(self.stop_reason.as_ref()).or(meta)
+    }
+
+    fn meta_finish(&self) -> Option<&MetaFinish> {
+        self.meta_info.as_ref()?.finish_reason.as_ref()
     }
 }
 

@@ -55,7 +55,7 @@ const OWN: [&str; 26] = [
 pub(super) struct Ids<'a> {
     pub(super) prompt: &'a [i32],
     pub(super) stops: &'a [i32],
-    /// Always there for vLLM, whose endpoint of ids may take 16 for none.
+    /// Always there for vLLM, whose endpoint of ids may take 16 for none. SGLang is told if there is none.
     pub(super) max_tokens: Option<u32>,
 }
 
@@ -68,25 +68,26 @@ pub(super) fn write_ids(call: &EngineCall<'_>, kind: EngineKind, rid: &str, ids:
     json::text(&EngineBody { call, kind, rid, wanted: Wanted::Recording, ids: Some(ids) }).into()
 }
 
-/// A request of vLLM's endpoint of ids.
-pub(super) fn generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str) -> Bytes {
-    let sampling = call.sampling;
-    let mut sampling = serde_json::json!({
-        "max_tokens": ids.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": 0,
-        "repetition_penalty": 1,
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-        "logprobs": 1,
-        "stop_token_ids": ids.stops,
-        "skip_special_tokens": false,
+/// A request of SGLang's endpoint of ids.
+pub(super) fn sglang_generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str) -> Bytes {
+    let mut sampling = sampling(call, ids);
+    sampling["max_new_tokens"] = serde_json::json!(ids.max_tokens);
+    let body = serde_json::json!({
+        "rid": rid,
+        "model": call.model,
+        "input_ids": ids.prompt,
+        "sampling_params": sampling,
+        "return_logprob": true,
+        "stream": false,
     });
-    if !call.request.stop.is_empty() {
-        sampling["stop"] = serde_json::json!(call.request.stop);
-    }
+    body.to_string().into()
+}
+
+/// A request of vLLM's endpoint of ids.
+pub(super) fn vllm_generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str) -> Bytes {
+    let mut sampling = sampling(call, ids);
+    sampling["max_tokens"] = serde_json::json!(ids.max_tokens);
+    sampling["logprobs"] = serde_json::json!(1);
     let body = serde_json::json!({
         "request_id": rid,
         "model": call.model,
@@ -96,6 +97,26 @@ pub(super) fn generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str) -> Bytes
         "return_token_ids": true,
     });
     body.to_string().into()
+}
+
+/// What both endpoints of ids are told. Every value is written, because engines take the values that are missing from
+/// the model's folder.
+fn sampling(call: &EngineCall<'_>, ids: &Ids<'_>) -> serde_json::Value {
+    let mut sampling = serde_json::json!({
+        "temperature": call.sampling.temperature,
+        "top_p": call.sampling.top_p,
+        "top_k": call.sampling.top_k,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "stop_token_ids": ids.stops,
+        "skip_special_tokens": false,
+    });
+    if !call.request.stop.is_empty() {
+        sampling["stop"] = serde_json::json!(call.request.stop);
+    }
+    sampling
 }
 
 /// A request of vLLM's endpoint that parses ids.

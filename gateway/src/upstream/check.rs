@@ -210,11 +210,16 @@ pub(super) fn part(answer: &EngineAnswer, version: i64, options: &UpstreamOption
     Ok(Part { tokens, logprobs, spans, version_assumed })
 }
 
-/// Whether the prompt that an engine reports is the one that it was sent. vLLM's endpoint of ids cannot have rendered
-/// another one, and older versions of it do not report it.
-pub(super) fn prompt(answer: &EngineAnswer, sent: &[i32], kind: EngineKind) -> Result<(), Fault> {
+/// Whether the prompt that an engine reports is the one that it was sent. An endpoint that `may_render` messages must
+/// report it. SGLang's endpoint of ids reports only how long it is, and that of older versions of vLLM nothing.
+pub(super) fn prompt(answer: &EngineAnswer, sent: &[i32], may_render: bool) -> Result<(), Fault> {
     let Some(reported) = answer.prompt_ids().filter(|ids| !ids.is_empty()) else {
-        return if kind == EngineKind::Vllm { Ok(()) } else { Err(Fault::PromptIds) };
+        let length = answer.prompt_tokens().map_or(sent.len(), |length| length as usize);
+        return match (may_render, length == sent.len()) {
+            (true, _) => Err(Fault::PromptIds),
+            (false, true) => Ok(()),
+            (false, false) => Err(Fault::Prompt { index: length.min(sent.len()) }),
+        };
     };
     let common = reported.iter().zip(sent).take_while(|(reported, sent)| **reported == i64::from(**sent)).count();
     if common == reported.len() && common == sent.len() { Ok(()) } else { Err(Fault::Prompt { index: common }) }

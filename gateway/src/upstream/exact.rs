@@ -1,24 +1,56 @@
 //! Calls with ids: in, the ids of a prompt that the gateway rendered; out, the ids that were sampled behind them.
 //!
-//! SGLang's chat endpoint takes ids in place of rendering the messages, and still parses the answer. vLLM has an
-//! endpoint of ids, and one that parses ids. Both apply to a whole answer. So if an engine aborts a call, the call is
-//! continued behind what was sampled before, and what belongs together is parsed at the end.
+//! SGLang's chat endpoint takes ids in place of rendering the messages, and still parses the answer. That of older
+//! versions does not, but they have an endpoint of ids, `/generate`, and parse texts. vLLM has an endpoint of ids, and
+//! one that parses ids. The probe finds out which endpoint of SGLang is used ([`Upstream::probe_exact`]).
+//!
+//! Parsers apply to a whole answer. So if an engine aborts a call, the call is continued behind what was sampled
+//! before, and what belongs together is parsed at the end.
 
+use bytes::Bytes;
 use serde::Deserialize;
 
 use super::{
     Answered, CHAT, EngineCall, EngineKind, Upstream, UpstreamError,
-    answer::EngineAnswer,
+    answer::{EngineAnswer, Generated},
     body::{self, Ids},
     check::{self, Part},
     transport::Post,
 };
 use crate::completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan};
 
-const GENERATE: &str = "/inference/v1/generate";
+const VLLM_GENERATE: &str = "/inference/v1/generate";
+const SGLANG_GENERATE: &str = "/generate";
 const DERENDER: &str = "/v1/chat/completions/derender";
 const SEPARATE_REASONING: &str = "/separate_reasoning";
 const PARSE_FUNCTION_CALL: &str = "/parse_function_call";
+
+/// Which endpoint takes the ids of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// SGLang's chat endpoint.
+    Chat,
+    /// SGLang's endpoint of ids.
+    Generate,
+    /// vLLM's endpoint of ids.
+    Vllm,
+}
+
+impl Way {
+    /// The ways of an engine, the best first.
+    pub(super) fn of(kind: EngineKind) -> &'static [Self] {
+        match kind {
+            EngineKind::Sglang => &[Self::Chat, Self::Generate],
+            EngineKind::Vllm => &[Self::Vllm],
+            EngineKind::Openai => &[],
+        }
+    }
+
+    /// Whether the engine must say which prompt it has read. The endpoints of ids cannot have rendered another one.
+    fn may_render(self) -> bool {
+        self == Self::Chat
+    }
+}
 
 /// A prompt that the gateway rendered.
 #[derive(Clone, Copy)]
@@ -37,17 +69,28 @@ pub(super) async fn complete(
     prompt: &ExactPrompt<'_>,
     workers: &[usize],
 ) -> Result<Answered, UpstreamError> {
-    if upstream.options.kind == EngineKind::Openai {
+    let Some(way) = upstream.way() else {
         let why = format!("upstream {:?}: the mode exact needs SGLang or vLLM", upstream.options.name);
         return Err(UpstreamError::Options { why });
-    }
+    };
+    complete_by(upstream, way, call, prompt, workers).await
+}
+
+/// The same by one way.
+pub(super) async fn complete_by(
+    upstream: &Upstream,
+    way: Way,
+    call: &EngineCall<'_>,
+    prompt: &ExactPrompt<'_>,
+    workers: &[usize],
+) -> Result<Answered, UpstreamError> {
     let (mut aborts, mut reconnects) = (0, 0);
     let bound = bound(upstream, call, prompt)?;
     let mut sampled = Sampled::default();
     let last = loop {
         let version = (call.version)();
         let rid = format!("{}-{aborts}", call.rid);
-        let exchange = Exchange { upstream, call, prompt, workers, rid: &rid };
+        let exchange = Exchange { upstream, way, call, prompt, workers, rid: &rid };
         let ids = [prompt.ids, &sampled.tokens].concat();
         match exchange.generate(&ids, bound.map(|bound| bound - sampled.tokens.len() as u32), &mut reconnects).await {
             // SGLang answers a call that was aborted while it was queued with an error.
@@ -55,7 +98,7 @@ pub(super) async fn complete(
             Err(error) => return Err(error),
             Ok(answer) if answer.is_aborted() => {
                 // What lacks ids or log-probabilities is sampled again.
-                let part = check::prompt(&answer, &ids, upstream.options.kind)
+                let part = check::prompt(&answer, &ids, way.may_render())
                     .and_then(|()| check::part(&answer, version, &upstream.options));
                 if let Ok(part) = part.map_err(|fault| tracing::debug!(%fault, "a partial answer is discarded"))
                     && exchange.continues()
@@ -68,7 +111,7 @@ pub(super) async fn complete(
             }
             Ok(answer) => {
                 let untrusted = |fault| UpstreamError::untrusted(fault, upstream.options.kind);
-                check::prompt(&answer, &ids, upstream.options.kind).map_err(untrusted)?;
+                check::prompt(&answer, &ids, way.may_render()).map_err(untrusted)?;
                 let part = check::part(&answer, version, &upstream.options).map_err(untrusted)?;
                 sampled.append(part, answer.cached_tokens());
                 break Some(answer);
@@ -82,7 +125,7 @@ pub(super) async fn complete(
         tokio::time::sleep(upstream.options.repeat_delay).await;
     };
     let rid = format!("{}-parse", call.rid);
-    let exchange = Exchange { upstream, call, prompt, workers, rid: &rid };
+    let exchange = Exchange { upstream, way, call, prompt, workers, rid: &rid };
     let completion = exchange.completion(sampled, last.as_ref(), &mut reconnects).await?;
     Ok(Answered { completion, aborts, reconnects })
 }
@@ -137,6 +180,7 @@ impl Sampled {
 /// One request of a call.
 struct Exchange<'a> {
     upstream: &'a Upstream,
+    way: Way,
     call: &'a EngineCall<'a>,
     prompt: &'a ExactPrompt<'a>,
     workers: &'a [usize],
@@ -146,7 +190,7 @@ struct Exchange<'a> {
 impl Exchange<'_> {
     /// Whether an answer can be parsed that was sampled in parts.
     fn continues(&self) -> bool {
-        self.upstream.options.kind == EngineKind::Vllm || self.upstream.options.parsers.is_some()
+        self.way != Way::Chat || self.upstream.options.parsers.is_some()
     }
 
     async fn generate(
@@ -156,9 +200,20 @@ impl Exchange<'_> {
         reconnects: &mut u32,
     ) -> Result<EngineAnswer, UpstreamError> {
         let ids = Ids { prompt: ids, stops: self.prompt.stop_ids, max_tokens };
-        match self.upstream.options.kind {
-            EngineKind::Vllm => self.post(GENERATE, &|rid| body::generate(self.call, &ids, rid), reconnects).await,
-            kind => self.post(CHAT, &|rid| body::write_ids(self.call, kind, rid, &ids), reconnects).await,
+        match self.way {
+            Way::Chat => {
+                let kind = self.upstream.options.kind;
+                self.post(CHAT, &|rid| body::write_ids(self.call, kind, rid, &ids), reconnects).await
+            }
+            Way::Generate => {
+                let write = |rid: &str| body::sglang_generate(self.call, &ids, rid);
+                let generated: Generated = self.post(SGLANG_GENERATE, &write, reconnects).await?;
+                Ok(generated.into())
+            }
+            Way::Vllm => {
+                let write = |rid: &str| body::vllm_generate(self.call, &ids, rid);
+                self.post(VLLM_GENERATE, &write, reconnects).await
+            }
         }
     }
 
@@ -174,19 +229,19 @@ impl Exchange<'_> {
         let choice = last.map(EngineAnswer::only_choice).transpose().map_err(untrusted)?;
         let mut finish = choice.map_or(Ok(Finish::Length), check::finish).map_err(untrusted)?;
         let mut stop_matched = choice.and_then(|choice| check::stop_matched(choice, finish));
-        if kind == EngineKind::Vllm && finish != Finish::Length {
+        if self.way == Way::Vllm && finish != Finish::Length {
             // This endpoint does not say what ended the answer.
             let last = sampled.tokens.last().copied().filter(|last| self.prompt.stop_ids.contains(last));
             stop_matched = last.map(StopMatch::Token).or(Some(StopMatch::EndOfSequence));
         }
-        let mut message = match (kind, choice) {
-            (EngineKind::Vllm, _) => self.derender(&sampled, finish, reconnects).await?,
-            (_, Some(choice)) if sampled.parts <= 1 => {
+        let mut message = match (self.way, choice) {
+            (Way::Vllm, _) => self.derender(&sampled, finish, reconnects).await?,
+            (Way::Chat, Some(choice)) if sampled.parts <= 1 => {
                 choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()
             }
             _ => self.parse(&sampled, stop_matched.as_ref(), reconnects).await?,
         };
-        if kind == EngineKind::Vllm
+        if self.way == Way::Vllm
             && stop_matched == Some(StopMatch::EndOfSequence)
             && let Some(text) = cut_at_stop(&mut message, &self.call.request.stop)
         {
@@ -218,7 +273,7 @@ impl Exchange<'_> {
         Ok(choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default())
     }
 
-    /// Has SGLang parse an answer that was sampled in parts.
+    /// Has SGLang parse an answer that its chat endpoint did not parse, or not as a whole.
     async fn parse(
         &self,
         sampled: &Sampled,
@@ -261,7 +316,7 @@ impl Exchange<'_> {
     async fn post<T: for<'de> Deserialize<'de>>(
         &self,
         path: &'static str,
-        body: &(dyn Fn(&str) -> bytes::Bytes + Sync),
+        body: &(dyn Fn(&str) -> Bytes + Sync),
         reconnects: &mut u32,
     ) -> Result<T, UpstreamError> {
         let post = Post { path, workers: self.workers, session: self.call.session, rid: self.rid, body };

@@ -10,7 +10,7 @@ use super::UpstreamError;
 /// What speaks at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
-    /// SGLang from 0.5.13, whose chat endpoint returns token ids.
+    /// SGLang from 0.5.13, whose chat endpoint returns token ids, or an older one for the mode `exact`.
     Sglang,
     /// vLLM from 0.10.2, whose chat endpoint returns token ids.
     Vllm,
@@ -68,8 +68,8 @@ pub struct UpstreamOptions {
     pub vocabulary: Option<u32>,
     /// The size of the context, for the mode `exact`. It bounds the answers of calls without another bound.
     pub context_tokens: Option<u32>,
-    /// What parses an answer that SGLang aborted and then continued. If absent, such a call is repeated from its
-    /// beginning. vLLM parses all answers by itself.
+    /// What parses an answer that SGLang aborted and then continued, or that `/generate` gave. If absent, an aborted
+    /// call is repeated from its beginning, and `/generate` is not used. vLLM parses all answers by itself.
     pub parsers: Option<Parsers>,
     /// How long a connection may take to open.
     pub connect_timeout: Duration,

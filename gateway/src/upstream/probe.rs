@@ -11,9 +11,9 @@ use std::{
 use super::{
     EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
     answer::{EngineAnswer, TopLogprob},
-    exact::{self, ExactPrompt},
+    exact::{self, ExactPrompt, Way},
 };
-use crate::request::{Message, Request, Role};
+use crate::request::{Message, Request, Role, Tool};
 
 /// Prompts whose next token most models are fairly sure of, but not certain.
 const PROMPTS: [&str; 3] = ["Is water wet? Answer with one word.", "What is 1 + 1?", "Say hello."];
@@ -125,18 +125,56 @@ impl Upstream {
 
     /// Samples one token behind these ids at each worker and checks the answers, for the mode `exact`. `request` is
     /// the conversation that the ids were rendered from, such as [`probe_request`].
+    ///
+    /// The chat endpoint of older versions of SGLang takes no ids. If `/generate` does, and the engine parses its
+    /// answers, later calls are sent there.
     pub async fn probe_exact(&self, model: &str, request: &Request, prompt: ExactPrompt<'_>) -> Verdict {
-        self.probe_with(model, request, Some(prompt)).await
+        let mut verdict = refused("the engine takes no ids", "set mode = \"observe\"");
+        for (place, &way) in Way::of(self.options.kind).iter().enumerate() {
+            // The engine must also have the parser of tool calls that is named.
+            let mut request = request.clone();
+            if way == Way::Generate {
+                request.tools = vec![Tool::function("probe".to_owned(), Vec::new())];
+            }
+            let found = self.probe_with(model, &request, Some((way, prompt))).await;
+            let parses = way != Way::Generate || self.options.parsers.as_ref().is_some_and(|it| it.tool_call.is_some());
+            match found {
+                Verdict::Ready if parses => {
+                    let generates = place > 0;
+                    if self.generates.swap(generates, Ordering::Relaxed) != generates {
+                        tracing::info!(
+                            upstream.name = self.options.name,
+                            generates,
+                            "ids are sent to another endpoint"
+                        );
+                    }
+                    return Verdict::Ready;
+                }
+                Verdict::Ready => {
+                    let Verdict::Refused { problem, .. } = verdict else { return verdict };
+                    return refused(
+                        format!("{problem}; /generate takes ids, but does not parse tool calls"),
+                        "use SGLang 0.5.13 or newer, or name SGLang's --tool-call-parser and --reasoning-parser in \
+                         tool_call_parser and reasoning_parser",
+                    );
+                }
+                // What the best way lacks is what to change.
+                Verdict::Refused { .. } if place == 0 => verdict = found,
+                Verdict::Refused { .. } => {}
+                Verdict::Busy { .. } | Verdict::Unreachable { .. } => return found,
+            }
+        }
+        verdict
     }
 
-    async fn probe_with(&self, model: &str, request: &Request, exact: Option<ExactPrompt<'_>>) -> Verdict {
+    async fn probe_with(&self, model: &str, request: &Request, exact: Option<(Way, ExactPrompt<'_>)>) -> Verdict {
         let mut verdict = Verdict::Unreachable { why: "there is no worker".to_owned() };
         for worker in 0..self.options().urls.len() {
             let rid = probe_id();
-            let call = EngineCall { exact, rid: &rid, ..call(request, model, 1.0) };
+            let call = EngineCall { rid: &rid, ..call(request, model, 1.0) };
             let answered = match &exact {
                 None => self.complete_at(&call, &[worker]).await,
-                Some(prompt) => exact::complete(self, &call, prompt, &[worker]).await,
+                Some((way, prompt)) => exact::complete_by(self, *way, &call, prompt, &[worker]).await,
             };
             let found = match answered {
                 Ok(answered) if answered.completion.tokens.len() == 1 => Verdict::Ready,

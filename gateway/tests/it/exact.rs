@@ -58,11 +58,52 @@ struct Session {
 
 const KINDS: [EngineKind; 2] = [EngineKind::Sglang, EngineKind::Vllm];
 
+/// What takes the ids of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endpoint {
+    /// SGLang's chat endpoint.
+    Chat,
+    /// `/generate` of an SGLang whose chat endpoint does not.
+    Generate,
+    /// vLLM's endpoint of ids.
+    Vllm,
+}
+
+const ENDPOINTS: [Endpoint; 3] = [Endpoint::Chat, Endpoint::Generate, Endpoint::Vllm];
+
+/// The parsers of the fake engine.
+fn parsers() -> Parsers {
+    Parsers { tool_call: Some("qwen25".to_owned()), reasoning: Some("qwen3".to_owned()) }
+}
+
 impl Session {
     async fn start(kind: EngineKind) -> (FakeEngine, Self) {
         let engine = FakeEngine::start(kind).await;
         let session = Self::of(options(kind, &[&engine]), Arc::new(renderer()));
         (engine, session)
+    }
+
+    async fn start_at(endpoint: Endpoint) -> (FakeEngine, Self) {
+        match endpoint {
+            Endpoint::Chat => Self::start(EngineKind::Sglang).await,
+            Endpoint::Vllm => Self::start(EngineKind::Vllm).await,
+            Endpoint::Generate => {
+                let engine = FakeEngine::start(EngineKind::Sglang).await;
+                engine.switch(|switches| switches.id_fault = IdFault::NoneInChat);
+                let options = UpstreamOptions { parsers: Some(parsers()), ..options(EngineKind::Sglang, &[&engine]) };
+                let session = Self::of(options, Arc::new(renderer()));
+                assert_eq!(session.probe().await, Verdict::Ready);
+                (engine, session)
+            }
+        }
+    }
+
+    async fn probe(&self) -> Verdict {
+        let request = probe_request();
+        let prompt = self.renderer.prompt(&request, 0, None).expect("it can be rendered");
+        let text = |ids: &[i32]| self.renderer.decode(ids);
+        let exact = ExactPrompt { ids: &prompt.ids, stop_ids: self.renderer.stop_ids(), text: &text };
+        self.upstream.probe_exact("fake", &request, exact).await
     }
 
     fn of(options: UpstreamOptions, renderer: Arc<Renderer>) -> Self {
@@ -238,8 +279,8 @@ fn habits() -> impl Strategy<Value = Vec<Habit>> {
     proptest::collection::vec(proptest::sample::select(all.to_vec()), 5)
 }
 
-async fn converse(kind: EngineKind, answers: Vec<Answer>, habits: &[Habit], lengths: &[Option<u32>], restarts: bool) {
-    let (engine, mut session) = Session::start(kind).await;
+async fn converse(endpoint: Endpoint, answers: Vec<Answer>, habits: &[Habit], lengths: &[Option<u32>], restarts: bool) {
+    let (engine, mut session) = Session::start_at(endpoint).await;
     let turns = answers.len();
     engine.script("Start", answers);
     let mut messages = vec![json!({"role": "system", "content": "S"}), user("Start.")];
@@ -278,14 +319,14 @@ proptest! {
     /// Whatever an agent does to answers without changing them, its conversation is one sequence of ids.
     #[test]
     fn a_conversation_extends_itself(
-        kind in proptest::sample::select(KINDS.to_vec()),
+        endpoint in proptest::sample::select(ENDPOINTS.to_vec()),
         answers in answers(),
         habits in habits(),
         lengths in proptest::collection::vec(proptest::option::weighted(0.2, 1..9_u32), 5),
         restarts in any::<bool>(),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(converse(kind, answers, &habits, &lengths, restarts));
+        runtime.block_on(converse(endpoint, answers, &habits, &lengths, restarts));
     }
 
     /// The tokenizer's file and the fake engine write the same ids.
@@ -376,14 +417,14 @@ async fn what_an_engine_is_sent() {
 
 #[tokio::test]
 async fn an_answer_is_recorded_with_its_parts() {
-    for kind in KINDS {
-        let (engine, mut session) = Session::start(kind).await;
+    for endpoint in ENDPOINTS {
+        let (engine, mut session) = Session::start_at(endpoint).await;
         let script = Answer::text("I look.").thinking("The user wants files.").call("bash", r#"{"b":1, "a": 2}"#);
         engine.script("Look", [script]);
         let request = with_tools(&json!([user("Look!")]));
         let completion = session.call(&request).await.expect("the engine answers").0.completion;
-        assert_eq!(completion.message.content.as_deref(), Some("I look."), "{kind:?}");
-        assert_eq!(completion.message.reasoning.as_deref(), Some("The user wants files."), "{kind:?}");
+        assert_eq!(completion.message.content.as_deref(), Some("I look."), "{endpoint:?}");
+        assert_eq!(completion.message.reasoning.as_deref(), Some("The user wants files."), "{endpoint:?}");
         assert_eq!(completion.message.tool_calls[0].arguments, r#"{"b":1, "a": 2}"#);
         assert_eq!(completion.finish, Finish::ToolCalls);
         assert_eq!(completion.stop_matched, Some(StopMatch::Token(IM_END)));
@@ -396,15 +437,15 @@ async fn an_answer_is_recorded_with_its_parts() {
 
 #[tokio::test]
 async fn a_stop_text_ends_an_answer() {
-    for kind in KINDS {
-        let (engine, mut session) = Session::start(kind).await;
+    for endpoint in ENDPOINTS {
+        let (engine, mut session) = Session::start_at(endpoint).await;
         engine.script("Act", [Answer::text("I act. Observation: none"), Answer::text("Done.")]);
         let body = |messages: Value| {
             parsed(Dialect::Chat, &json!({"model": "m", "messages": messages, "stop": ["Observation:"]}))
         };
         let first = session.call(&body(json!([user("Act!")]))).await.expect("the engine answers").0.completion;
-        assert_eq!(first.message.content.as_deref(), Some("I act. "), "{kind:?}");
-        assert_eq!(first.stop_matched, Some(StopMatch::Text("Observation:".to_owned())), "{kind:?}");
+        assert_eq!(first.message.content.as_deref(), Some("I act. "), "{endpoint:?}");
+        assert_eq!(first.stop_matched, Some(StopMatch::Text("Observation:".to_owned())), "{endpoint:?}");
         let messages = json!([user("Act!"), received(&first), user("Observation: a file")]);
         let (second, continues) = session.call(&body(messages)).await.expect("the engine answers");
         assert_eq!(continues, Some(1));
@@ -432,6 +473,50 @@ async fn an_engine_that_renders_the_messages_is_not_trusted() {
     assert!(matches!(error, UpstreamError::Untrusted { fault: Fault::PromptIds, .. }), "{error}");
 }
 
+/// The tests above show little if the fake engine answers any ids.
+#[tokio::test]
+async fn the_fake_engine_compares_ids_with_the_messages_beside_them() {
+    let renderer = Arc::new(renderer());
+    let (engine, session) = Session::start(EngineKind::Sglang).await;
+    let called = json!({"role": "assistant", "content": "I look.", "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{\"command\":\"ls\",\"all\":true}"}}]});
+    let messages = |place: usize, pointer: &str, value: Value| {
+        let result = json!({"role": "tool", "tool_call_id": "c", "content": "ok"});
+        let mut messages = json!([{"role": "system", "content": "S"}, user("Go."), called, result]);
+        *messages[place].pointer_mut(pointer).expect("the field exists") = value;
+        with_tools(&messages)
+    };
+    let whole = messages(1, "/content", json!("Go."));
+    let ids = renderer.prompt(&whole, 0, None).expect("it can be rendered").ids;
+    let ask = async |request: &Request, ids: &[i32]| {
+        let exact = ExactPrompt { ids, stop_ids: renderer.stop_ids(), text: &|_| String::new() };
+        session.upstream.complete(&EngineCall { exact: Some(exact), ..call(request) }).await.map(drop)
+    };
+    let arguments = "/tool_calls/0/function/arguments";
+    // Spelling is the agent's matter.
+    let same = messages(2, arguments, json!("{\"all\": true, \"command\": \"ls\", \"more\": null}"));
+    assert_eq!(ask(&same, &ids).await, Ok(()));
+    for other in [
+        messages(0, "/content", json!("T")),
+        messages(1, "/content", json!("Go")),
+        messages(2, "/content", json!("I looked.")),
+        messages(2, arguments, json!("{\"command\": \"ls\"}")),
+        messages(2, "/tool_calls/0/function/name", json!("sh")),
+        messages(3, "/content", json!("")),
+        messages(3, "/role", json!("user")),
+        Request { tools: Vec::new(), ..whole.clone() },
+        Request { messages: whole.messages[..3].to_vec(), ..whole.clone() },
+    ] {
+        let error = ask(&other, &ids).await.expect_err("these are other messages");
+        assert!(error.to_string().contains("are not the prompt of the messages"), "{error}");
+    }
+    let (doubled, foreign) = ([&ids[..], &ids].concat(), [&ids[..], &[100_000]].concat());
+    for ids in [&ids[..ids.len() - 1], &ids[1..], &doubled[1..], &foreign] {
+        assert!(ask(&whole, ids).await.is_err());
+    }
+    assert_eq!(engine.log().calls().count(), 14);
+}
+
 #[tokio::test]
 async fn answers_of_ids_are_checked() {
     let (engine, mut session) = Session::start(EngineKind::Vllm).await;
@@ -451,6 +536,107 @@ async fn answers_of_ids_are_checked() {
         let error = session.call(&request).await.expect_err("the engine is not trusted");
         assert!(matches!(&error, UpstreamError::Untrusted { fault, .. } if *fault == expected), "{error}");
     }
+}
+
+#[tokio::test]
+async fn an_older_sglang_is_sent_ids_at_its_other_endpoint() {
+    let (engine, mut session) = Session::start_at(Endpoint::Generate).await;
+    let calls = engine.log().calls().count();
+    let script = Answer::text("I look.").thinking("First.").call("bash", r#"{"command": "ls"}"#).in_bytes();
+    engine.script("Look", [script.clone(), script]);
+    let mut messages = vec![user("Look!")];
+    let request = |messages: &[Value], extra: &Value| {
+        let mut body = json!({"model": "m", "messages": messages, "tools": tools()});
+        body["max_tokens"] = extra["max_tokens"].clone();
+        body["stop"] = extra["stop"].clone();
+        parsed(Dialect::Chat, &body)
+    };
+    let asked = request(&messages, &json!({"max_tokens": 99, "stop": ["END"]}));
+    let first = session.call(&asked).await.expect("the engine answers").0.completion;
+    check_logprobs(&first);
+    let sent = engine.log().at("/generate").last().expect("the engine was called").json();
+    let sampling = json!({
+        "max_new_tokens": 99, "temperature": 0.8, "top_p": 1.0, "top_k": -1, "min_p": 0, "repetition_penalty": 1,
+        "presence_penalty": 0, "frequency_penalty": 0, "stop": ["END"], "stop_token_ids": [IM_END],
+        "skip_special_tokens": false,
+    });
+    assert_eq!(sent["sampling_params"], sampling);
+    assert_eq!((&sent["input_ids"], &sent["return_logprob"]), (&json!(first.prompt_tokens), &json!(true)));
+    // An answer that an update of the weights cuts is continued.
+    messages.extend([received(&first), user("Look!")]);
+    engine.switch(|switches| switches.aborts = 1);
+    let (answered, continues) = session.call(&request(&messages, &json!({}))).await.expect("the engine answers");
+    assert_eq!((answered.aborts, continues), (1, Some(1)));
+    let second = answered.completion;
+    check_logprobs(&second);
+    assert!(second.prompt_tokens.starts_with(&path(&first)));
+    assert_eq!(second.tokens, first.tokens);
+    for completion in [first, second] {
+        let message = &completion.message;
+        assert_eq!(message.content.as_deref(), Some("I look."));
+        assert_eq!((message.reasoning.as_deref(), message.tool_calls.len()), (Some("First."), 1));
+        assert_eq!((completion.finish, completion.stop_matched), (Finish::ToolCalls, Some(StopMatch::Token(IM_END))));
+        assert_eq!(completion.usage.cached_tokens, Some(0));
+    }
+    assert_eq!(engine.log().calls().count(), calls, "the chat endpoint was not asked again");
+    // Without a bound it would sample 128 tokens.
+    let unbounded = question("Go.");
+    let ids = session.prompt(&unbounded).ids;
+    let exact = ExactPrompt { ids: &ids, stop_ids: &[], text: &|_| String::new() };
+    let unbounded = EngineCall { exact: Some(exact), room: None, ..call(&unbounded) };
+    session.upstream.complete(&unbounded).await.expect("the engine answers");
+    let log = engine.log();
+    let sent = log.at("/generate").last().expect("the engine was called").json();
+    assert_eq!(sent["sampling_params"].get("max_new_tokens"), Some(&Value::Null));
+}
+
+#[tokio::test]
+async fn the_probe_decides_where_ids_are_sent() {
+    let (engine, mut session) = Session::start_at(Endpoint::Generate).await;
+    // The engine was updated.
+    engine.switch(|switches| switches.id_fault = IdFault::None);
+    assert_eq!(session.probe().await, Verdict::Ready);
+    let generated = engine.log().at("/generate").count();
+    session.call(&question("Go.")).await.expect("the engine answers");
+    assert_eq!(engine.log().at("/generate").count(), generated);
+    // Neither endpoint is good: the verdict names what the chat endpoint lacks.
+    engine.switch(|switches| {
+        (switches.id_fault, switches.logprob_fault) = (IdFault::NoneInChat, LogprobFault::Missing);
+    });
+    let Verdict::Refused { problem, .. } = session.probe().await else { panic!("the engine is refused") };
+    assert!(problem.contains("prompt_token_ids"), "{problem}");
+    // Nothing would find the tool calls in its answers.
+    engine.switch(|switches| switches.logprob_fault = LogprobFault::None);
+    for parsers in [None, Some(Parsers { tool_call: None, ..parsers() })] {
+        let options = UpstreamOptions { parsers, ..options(EngineKind::Sglang, &[&engine]) };
+        let session = Session::of(options, Arc::new(renderer()));
+        let Verdict::Refused { problem, remedy } = session.probe().await else { panic!("the engine is refused") };
+        assert!(problem.contains("/generate") && remedy.contains("tool_call_parser"), "{problem}; {remedy}");
+    }
+    // A probe that finds the engine busy changes nothing.
+    engine.switch(|switches| switches.failures = Some((9, 503, "{}".to_owned())));
+    assert!(matches!(session.probe().await, Verdict::Busy { .. }));
+    engine.switch(|switches| (switches.failures, switches.id_fault) = (None, IdFault::None));
+    session.call(&question("Go.")).await.expect("the engine answers");
+}
+
+#[tokio::test]
+async fn answers_of_the_other_endpoint_are_checked() {
+    let (engine, mut session) = Session::start_at(Endpoint::Generate).await;
+    let request = question("Go.");
+    for (fault, expected) in [
+        (LogprobFault::Missing, Fault::TokenIds),
+        (LogprobFault::Sentinel, Fault::Sentinel { index: 0 }),
+        (LogprobFault::Positive, Fault::Positive { index: 0, value: 0.5 }),
+        (LogprobFault::Null, Fault::NotFinite { index: 0 }),
+    ] {
+        engine.switch(|switches| switches.logprob_fault = fault);
+        let error = session.call(&request).await.expect_err("the engine is not trusted");
+        assert!(matches!(&error, UpstreamError::Untrusted { fault, .. } if *fault == expected), "{error}");
+    }
+    engine.switch(|switches| (switches.logprob_fault, switches.id_fault) = (LogprobFault::None, IdFault::Rendered));
+    let error = session.call(&request).await.expect_err("the prompt has another length");
+    assert!(matches!(error, UpstreamError::Untrusted { fault: Fault::Prompt { .. }, .. }), "{error}");
 }
 
 #[tokio::test]
@@ -501,8 +687,7 @@ async fn post(url: &str, body: &str) {
 
 #[tokio::test]
 async fn an_aborted_call_is_continued_and_has_two_spans() {
-    let names = Parsers { tool_call: Some("qwen25".to_owned()), reasoning: Some("qwen3".to_owned()) };
-    for (kind, parsers) in [(EngineKind::Vllm, None), (EngineKind::Sglang, Some(names))] {
+    for (kind, parsers) in [(EngineKind::Vllm, None), (EngineKind::Sglang, Some(parsers()))] {
         let (engine, answered) = cut_in_two(kind, parsers).await;
         assert_eq!(answered.aborts, 1);
         let completion = &answered.completion;
