@@ -13,7 +13,7 @@ use axum::http::HeaderMap;
 use forebay_client::wire::VersionSpan;
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request,
-    canonical::Canonical,
+    canonical::{Canonical, Continued},
     completion::{Finish, StopMatch},
     dialect::Envelope,
     lineage::AgentLabel,
@@ -178,12 +178,7 @@ impl Call {
         policy: &SessionPolicy,
         canonical: &Canonical,
     ) -> Result<Vec<i32>, DialectError> {
-        let history = self.agents.histories().of(self.permit.session_id());
-        let continued = {
-            let mut history = history.lock().await;
-            history.catch_up(self.agents.buffer(), &self.permit, Holds::Ids).await.map_err(refusal::of)?;
-            history.continued(&policy.policy, canonical)
-        };
+        let continued = continued(&self.agents, &self.permit, policy, canonical).await?;
         let (call, exact) = (Arc::clone(self), Arc::clone(exact));
         let clock_s = self.permit.opened_at().unix_s() as i64;
         let render = move || exact.prompt(&call.request, clock_s, continued.as_ref());
@@ -314,6 +309,19 @@ impl Drop for Call {
             });
         }
     }
+}
+
+/// The recorded call that a request continues in the mode exact.
+pub(super) async fn continued(
+    agents: &Agents,
+    permit: &CallPermit,
+    policy: &SessionPolicy,
+    canonical: &Canonical,
+) -> Result<Option<Continued>, DialectError> {
+    let history = agents.histories().of(permit.session_id());
+    let mut history = history.lock().await;
+    history.catch_up(agents.buffer(), permit, Holds::Ids).await.map_err(refusal::of)?;
+    Ok(history.continued(&policy.policy, canonical))
 }
 
 /// Whether a body is so large that parsing it would hold up other tasks.

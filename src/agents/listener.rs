@@ -19,7 +19,7 @@ use super::{
     Agents, answer,
     body::{self, ReadBody},
     call::Call,
-    refusal,
+    counting, refusal,
 };
 use crate::{
     buffer::{
@@ -144,11 +144,14 @@ async fn models(State(agents): State<Agents>, id: Id, headers: HeaderMap) -> Res
     }
 }
 
-/// The count is an estimate, because only the engine has the tokenizer.
+/// The count is exact where the service renders the prompts, and an estimate where only the engine has the tokenizer.
 async fn count_tokens(State(agents): State<Agents>, id: Id, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     match read(&agents, id, &parts.headers, body).await {
-        Ok((_, body)) => answer::json(token_count(&body.bytes, None)),
+        Ok((permit, body)) => {
+            let known = counting::prompt_tokens(&agents, &permit, &body.bytes).await;
+            answer::json(token_count(&body.bytes, known))
+        }
         Err(error) => answer::error(Dialect::Messages, &error),
     }
 }

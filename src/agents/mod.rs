@@ -12,7 +12,8 @@
 //!    sent ids.
 //! 4. `answer`: the answer is written, at once or as events.
 //!
-//! `teachers` lets engines score the segments of finished sessions.
+//! `counting` tells agents how many tokens a prompt has, and `teachers` lets engines score the segments of finished
+//! sessions.
 //!
 //! The dialects and the client of engines are the crate `forebay_gateway`.
 
@@ -20,6 +21,7 @@ mod answer;
 mod asking;
 mod body;
 mod call;
+mod counting;
 #[cfg_attr(not(feature = "exact"), path = "no_exact.rs")]
 mod exact;
 mod histories;

@@ -218,6 +218,11 @@ impl Upstreams {
             .ok_or_else(|| NoUpstream::Unrouted { what: format!("model `{model}`") })
     }
 
+    /// Whether the service renders the prompts of any engine.
+    pub(super) fn render_prompts(&self) -> bool {
+        self.0.iter().any(|route| route.exact.is_some())
+    }
+
     /// The engine with a name.
     pub(super) fn named(&self, name: &str) -> Option<Arc<Route>> {
         self.find(|route| route.name() == name)

@@ -134,6 +134,46 @@ async fn an_answer_that_an_update_cuts_is_continued() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_is_counted_as_it_would_be_sent() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    engine.script("Start", drifting());
+    let (mut app, _folder) = start(Backend::Sqlite, &engine, "sglang").await;
+    let tools = json!([{"name": "bash", "input_schema": {"type": "object"}}]);
+    let mut body = json!({"model": "m", "max_tokens": 4000, "system": "S", "tools": tools});
+    let mut messages = vec![json!({"role": "user", "content": "Start."})];
+    let count = async |agent: &Agent, body: &Value| {
+        let request = agent.http.post(agent.url("/messages/count_tokens")).header("x-api-key", agent.key()).json(body);
+        success(request.send().await.expect("the listener answers")).await["input_tokens"].take()
+    };
+    let mut agent = Agent::open(&app, json!({"rollout_id": "counted"})).await;
+    for turn in 0..3 {
+        if turn == 2 {
+            app.restart().await;
+            let session = app.post("/sessions", json!({"rollout_id": "counted"})).await.expect(200);
+            agent = Agent { http: app.http.clone(), session };
+        }
+        body["messages"] = json!(messages);
+        let mut asked = body.clone();
+        asked.as_object_mut().expect("an object").remove("max_tokens");
+        let counted = count(&agent, &asked).await;
+        let answer = success(agent.call(Dialect::Messages, &body).await).await;
+        assert_eq!(counted, answer["usage"]["input_tokens"], "turn {turn}");
+        // The thinking is dropped, and the arguments are written anew.
+        let content: Vec<&Value> = answer["content"].as_array().expect("a list").iter().collect();
+        let content: Vec<&Value> = content.into_iter().filter(|block| block["type"] != "thinking").collect();
+        let call = content.iter().find(|block| block["type"] == "tool_use").expect("a call");
+        let result = json!([{"type": "tool_result", "tool_use_id": call["id"], "content": "a file"}]);
+        messages.extend([json!({"role": "assistant", "content": content}), json!({"role": "user", "content": result})]);
+    }
+    // What cannot be rendered is estimated.
+    let image = json!({"model": "m", "messages": [{"role": "user", "content": [{"type": "image"}]}]});
+    assert_eq!(count(&agent, &image).await, image.to_string().len() / 4);
+    let ended = agent.finish(&app, 1.0).await;
+    assert_eq!(ended["assembly"]["segments"], 1, "{ended}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_no_ids_is_not_ready() {
     // It has no endpoint of ids.
     let engine = FakeEngine::start(EngineKind::Sglang).await;

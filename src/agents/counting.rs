@@ -1,0 +1,45 @@
+//! The number of tokens of a prompt, for agents that ask before they call.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use forebay_gateway::{Dialect, DialectError, canonical::Canonical};
+
+use super::{Agents, call};
+use crate::buffer::session::CallPermit;
+
+/// The tokens of the prompt that a call with this body would have now. `None` if only the engine could say it: in the
+/// mode observe, and for a body that cannot be rendered.
+pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &Bytes) -> Option<u64> {
+    if !agents.upstreams().render_prompts() {
+        return None;
+    }
+    match rendered(agents, permit, body.clone()).await {
+        Ok(tokens) => tokens,
+        Err(error) => {
+            tracing::debug!(error = %error, "the tokens of a prompt are estimated");
+            None
+        }
+    }
+}
+
+async fn rendered(agents: &Agents, permit: &CallPermit, body: Bytes) -> Result<Option<u64>, DialectError> {
+    let parse = move || {
+        let request = Dialect::Messages.parse(&body)?;
+        let canonical = Canonical::of(&request);
+        Ok::<_, DialectError>((request, canonical))
+    };
+    let (request, canonical) = tokio::task::spawn_blocking(parse).await.map_err(|_| DialectError::Internal)??;
+    let Ok(policy) = permit.policy(&request.model) else { return Ok(None) };
+    let upstreams = agents.upstreams();
+    let route = policy.map_or_else(|| upstreams.of_model(&request.model), |policy| upstreams.of_policy(&policy.policy));
+    let Some(exact) = route.ok().and_then(|route| route.exact.as_ref().map(Arc::clone)) else { return Ok(None) };
+    let continued = match policy {
+        Some(policy) => call::continued(agents, permit, policy, &canonical).await?,
+        None => None,
+    };
+    let clock_s = permit.opened_at().unix_s() as i64;
+    let render = move || exact.prompt(&request, clock_s, continued.as_ref());
+    let ids = tokio::task::spawn_blocking(render).await.map_err(|_| DialectError::Internal)??;
+    Ok(Some(ids.len() as u64))
+}
