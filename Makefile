@@ -31,7 +31,7 @@ test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) test -p forebay-trainer
 
 test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 4 GB; CLIENTS="codex openai_chat"
-	$(CARGO) build -p forebay
+	$(CARGO) build -p forebay --features exact
 	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
 
 test-openhands: libtorch ## Train a step on a group of four OpenHands rollouts, as docs/connect.md does; fetches OpenHands and libtorch; needs Python 3.12

@@ -37,6 +37,15 @@ pub struct Counts {
     pub reasoning: bool,
     /// Calls that were recorded.
     pub calls: u64,
+    /// What they became where the engine renders the prompts.
+    pub observe: Made,
+    /// What they became where the service renders them.
+    pub exact: Made,
+}
+
+/// What the calls of a run become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Made {
     /// Segments that were assembled of them.
     pub segments: u64,
     /// Prompts that differ from the earlier call instead of continuing it.

@@ -14,7 +14,7 @@ use tokio::process::Command;
 use crate::{
     catalogue::{self, FILES, Step},
     process,
-    service::Service,
+    service::{Mode, Service},
 };
 
 /// The name of this run among the names of clients.
@@ -42,7 +42,7 @@ pub(crate) async fn run() -> anyhow::Result<String> {
     }
     FakeEngine::write_model(&tokenizer)?;
     let data = tempfile::tempdir()?;
-    let service = Service::start(data.path()).await?;
+    let service = Service::start(data.path(), Mode::Observe).await?;
     for (place, (repair, _)) in REPAIRS.into_iter().enumerate() {
         // The task names the folder of the copy.
         let copy = work.join(format!("rollouts/calc-{place}"));

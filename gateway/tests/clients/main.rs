@@ -1,9 +1,10 @@
 //! Real agents, each in its own process, through recorded sessions: `make test-clients`.
 //!
 //! Each client repairs a file and runs a test, in a folder of its own. A fake engine replays what its model should say;
-//! the service records the calls. Then each trained token is compared with the context that it was sampled in. Arguments
-//! are names of clients, and `--record` to write what they sent to `recordings`, which `make test` sends again. The name
-//! `openhands_group` stands for a whole group of OpenHands that is trained: `make test-openhands`.
+//! the service records the calls, once in the mode `observe` and once in the mode `exact`. Then each trained token is
+//! compared with the context that it was sampled in. Arguments are names of clients, and `--record` to write what they
+//! sent to `recordings`, which `make test` sends again. The name `openhands_group` stands for a whole group of OpenHands
+//! that is trained: `make test-openhands`.
 
 mod catalogue;
 mod group;
@@ -22,7 +23,13 @@ use forebay_client::wire::SessionAssembly;
 use process::Installed;
 use recorder::{Exchange, Recorder};
 use serde_json::{Value, json};
-use service::Service;
+use service::{Mode, Service};
+
+/// A client that was run in both modes.
+struct Pair {
+    observe: Run,
+    exact: Run,
+}
 
 /// A run of a client.
 struct Run {
@@ -44,7 +51,7 @@ async fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let records = options.iter().any(|option| option == "--record");
-    let mut table = vec![row(["client", "version", "reasoning", "dialect", "calls", "segments", "breaks", "retries"])];
+    let mut table = vec![row(COLUMNS), row(["---"; COLUMNS.len()])];
     let mut failures = Vec::new();
     for client in CLIENTS.iter().filter(|client| only.is_empty() || only.iter().any(|name| name == client.name)) {
         let installed = match process::install(client).await {
@@ -56,18 +63,18 @@ async fn main() -> anyhow::Result<()> {
         };
         let mut runs = Vec::new();
         for thinks in [false, true] {
-            match run(client, &installed, thinks).await {
-                Ok(run) => {
-                    table.push(run.row(client, &installed));
-                    say(table.last().map_or("", String::as_str));
-                    runs.push(run);
-                }
+            match run_in_both_modes(client, &installed, thinks).await {
+                Ok(pair) => runs.push(pair),
                 Err(error) => {
                     let failure = format!("{}, reasoning {thinks}: {error:#}", client.name);
                     say(&failure);
                     failures.push(failure);
                 }
             }
+        }
+        if let [plain, thinking] = &runs[..] {
+            table.push(row_of(client, &installed, plain, thinking));
+            say(table.last().map_or("", String::as_str));
         }
         let written = if records { record(client, &installed, &runs).await } else { compare(client, &runs) };
         if let Err(error) = written {
@@ -88,10 +95,23 @@ fn prepare(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(task)
 }
 
+async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool) -> anyhow::Result<Pair> {
+    let observe = run(client, installed, thinks, Mode::Observe).await.context("observe")?;
+    let exact = run(client, installed, thinks, Mode::Exact).await.context("exact")?;
+    let calls = [observe.assembly.calls, exact.assembly.calls];
+    ensure!(
+        calls[0] == calls[1],
+        "there are {} calls in the mode observe, and {} in the mode exact",
+        calls[0],
+        calls[1]
+    );
+    Ok(Pair { observe, exact })
+}
+
 /// Runs a client through a session, and checks what is trained.
-async fn run(client: &Client, installed: &Installed, thinks: bool) -> anyhow::Result<Run> {
+async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode) -> anyhow::Result<Run> {
     let [data, folder, home] = [tempfile::tempdir()?, tempfile::tempdir()?, tempfile::tempdir()?];
-    let service = Service::start(data.path()).await?;
+    let service = Service::start(data.path(), mode).await?;
     let task = prepare(folder.path())?;
     let steps = client.steps(&task, thinks);
     service.engine.script(TASK_KEY, steps.iter().map(Step::answer));
@@ -109,7 +129,10 @@ async fn run(client: &Client, installed: &Installed, thinks: bool) -> anyhow::Re
     let assembly = service.finish(&session.session_id, 1.0).await?;
     let trained = service.check_batch().await?;
     ensure!(trained as u64 == assembly.trained_tokens, "{trained} tokens are trained, and {assembly:?}");
-    let sampled = service.engine.log().calls().count();
+    // The engine compares the ids that it is sent with the messages.
+    let log = service.engine.log();
+    let with_ids = log.calls().filter(|call| call.json()["input_ids"].is_array()).count();
+    let sampled = if mode == Mode::Exact { with_ids } else { log.calls().count() - with_ids };
     ensure!(sampled as u64 >= assembly.calls, "the engine was called {sampled} times, and {assembly:?}");
     for exchange in &exchanges {
         let is_success = exchange.status.is_some_and(|status| status.is_success());
@@ -128,59 +151,68 @@ async fn check_task(task: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Run {
-    fn row(&self, client: &Client, installed: &Installed) -> String {
-        let dialect = |path: &str| match path.rsplit_once("/v1/").map_or("", |(_, path)| path) {
-            path if path.starts_with("chat/completions") => Some("chat"),
-            path if path.starts_with("responses") => Some("responses"),
-            path if path.starts_with("messages/count_tokens") => None,
-            path if path.starts_with("messages") => Some("messages"),
-            _ => None,
-        };
-        let retried =
-            |exchange: &&Exchange| exchange.headers.get("x-stainless-retry-count").is_some_and(|count| count != "0");
-        row([
-            client.name,
-            &format!("{} {}", client.package, installed.version),
-            if self.thinks { "yes" } else { "no" },
-            self.exchanges.iter().find_map(|exchange| dialect(&exchange.path)).unwrap_or("none"),
-            &self.assembly.calls.to_string(),
-            &self.assembly.segments.to_string(),
-            &self.assembly.breaks.to_string(),
-            &self.exchanges.iter().filter(retried).count().to_string(),
-        ])
-    }
+const COLUMNS: [&str; 9] =
+    ["client", "version", "dialect", "calls", "observe", "with reasoning", "exact", "with reasoning", "retries"];
 
-    /// What `recordings` should know of the run.
+/// A row of the table: segments in both modes, for a model that does not reason and for one that does.
+fn row_of(client: &Client, installed: &Installed, plain: &Pair, thinking: &Pair) -> String {
+    let dialect = |path: &str| match path.rsplit_once("/v1/").map_or("", |(_, path)| path) {
+        path if path.starts_with("chat/completions") => Some("chat"),
+        path if path.starts_with("responses") => Some("responses"),
+        path if path.starts_with("messages/count_tokens") => None,
+        path if path.starts_with("messages") => Some("messages"),
+        _ => None,
+    };
+    let retried =
+        |exchange: &&Exchange| exchange.headers.get("x-stainless-retry-count").is_some_and(|count| count != "0");
+    let runs = [&plain.observe, &thinking.observe, &plain.exact, &thinking.exact];
+    let retries: usize = runs.iter().map(|run| run.exchanges.iter().filter(retried).count()).sum();
+    let segments = runs.map(|run| run.assembly.segments.to_string());
+    row([
+        client.name,
+        &format!("{} {}", client.package, installed.version),
+        plain.observe.exchanges.iter().find_map(|exchange| dialect(&exchange.path)).unwrap_or("none"),
+        &plain.observe.assembly.calls.to_string(),
+        &segments[0],
+        &segments[1],
+        &segments[2],
+        &segments[3],
+        &retries.to_string(),
+    ])
+}
+
+impl Pair {
+    /// What `recordings` should know of the runs.
     fn counts(&self) -> Value {
+        let made = |run: &Run| json!({"segments": run.assembly.segments, "breaks": run.assembly.breaks});
         json!({
-            "reasoning": self.thinks, "calls": self.assembly.calls, "segments": self.assembly.segments,
-            "breaks": self.assembly.breaks,
+            "reasoning": self.observe.thinks, "calls": self.observe.assembly.calls, "observe": made(&self.observe),
+            "exact": made(&self.exact),
         })
     }
 }
 
-fn row(cells: [&str; 8]) -> String {
+fn row(cells: [&str; COLUMNS.len()]) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
 /// Compares the counts with those of the recording.
-fn compare(client: &Client, runs: &[Run]) -> anyhow::Result<()> {
+fn compare(client: &Client, runs: &[Pair]) -> anyhow::Result<()> {
     let path = process::folder().join("recordings").join(client.name).with_extension("json");
     let text = std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
     let recording: Value = serde_json::from_slice(&text)?;
     for run in runs {
         let recorded = recording["runs"].as_array().into_iter().flatten().map(|run| &run["counts"]);
         let counts = run.counts();
-        let mut same = recorded.filter(|recorded| recorded["reasoning"] == run.thinks);
+        let mut same = recorded.filter(|recorded| recorded["reasoning"] == run.observe.thinks);
         let recorded = same.next().context("the recording does not have this run")?;
         ensure!(*recorded == counts, "counts were {recorded} and are {counts}: see why, then use --record");
     }
     Ok(())
 }
 
-/// Writes what a client sent. A Python program does it, because it keeps the order of fields.
-async fn record(client: &Client, installed: &Installed, runs: &[Run]) -> anyhow::Result<()> {
+/// Writes what a client sent in the mode `observe`. A Python program does it, because it keeps the order of fields.
+async fn record(client: &Client, installed: &Installed, runs: &[Pair]) -> anyhow::Result<()> {
     let scripts = |run: &Run| json!([{"key": TASK_KEY, "answers": run.steps}, {"key": TITLE_KEY, "answers": title()}]);
     let exchange = |exchange: &Exchange| {
         let headers = exchange.headers.iter();
@@ -193,9 +225,10 @@ async fn record(client: &Client, installed: &Installed, runs: &[Run]) -> anyhow:
     };
     let runs: Vec<Value> = runs
         .iter()
-        .map(|run| {
+        .map(|pair| {
+            let run = &pair.observe;
             json!({
-                "counts": run.counts(), "scripts": scripts(run), "folders": run.folders, "session": run.session,
+                "counts": pair.counts(), "scripts": scripts(run), "folders": run.folders, "session": run.session,
                 "requests": run.exchanges.iter().map(exchange).collect::<Vec<_>>(),
             })
         })

@@ -1,6 +1,6 @@
 //! The service as a process, with a fake engine behind it.
 
-use std::{path::Path, process::Stdio};
+use std::{fmt::Write as _, path::Path, process::Stdio};
 
 use anyhow::{Context as _, bail};
 use forebay_client::{
@@ -20,6 +20,15 @@ use crate::process;
 /// tokens here.
 const CONTEXT_TOKENS: usize = 1 << 20;
 
+/// Who renders the prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The engine.
+    Observe,
+    /// The service.
+    Exact,
+}
+
 /// The running service. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -31,14 +40,20 @@ pub(crate) struct Service {
 
 impl Service {
     /// Starts it with its database in this folder.
-    pub(crate) async fn start(folder: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn start(folder: &Path, mode: Mode) -> anyhow::Result<Self> {
         let engine = FakeEngine::start(EngineKind::Sglang).await;
         engine.switch(|switches| switches.context_tokens = CONTEXT_TOKENS);
         let config = folder.join("forebay.toml");
-        let text = format!(
+        let mut text = format!(
             "[sessions]\nlisten = \"127.0.0.1:0\"\n\n[[upstream]]\nname = \"fake\"\nkind = \"sglang\"\nurls = [\"{}\"]\n",
             engine.url()
         );
+        if mode == Mode::Exact {
+            FakeEngine::write_model(folder)?;
+            let tokenizer = folder.join("tokenizer.json");
+            writeln!(text, "mode = \"exact\"\ntokenizer = \"{}\"", tokenizer.display())?;
+            text += "family = { stops = [\"<|im_end|>\"], close = \"<|im_end|>\" }\n";
+        }
         std::fs::write(&config, text)?;
         let built = process::repository().join("target/debug/forebay");
         let mut command = Command::new(std::env::var_os("FOREBAY_PROGRAM").unwrap_or_else(|| built.into()));

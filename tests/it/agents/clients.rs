@@ -5,11 +5,17 @@
 use std::path::PathBuf;
 
 use forebay::config::Config;
-use forebay_gateway::engine::recording::{Recording, Sent};
+use forebay_gateway::engine::{
+    FakeEngine,
+    recording::{Counts, Made, Recording, Sent},
+};
 use serde_json::{Value, json};
 
 use super::{Agent, trained};
 use crate::support::{Backend, TestApp};
+
+/// The longest context of the engine. Most characters of a prompt are tokens here.
+pub(super) const CONTEXT_TOKENS: usize = 1 << 20;
 
 fn recordings() -> Vec<PathBuf> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/clients/recordings");
@@ -32,10 +38,9 @@ async fn send(agent: &Agent, sent: &Sent, body: &str) {
     assert_eq!(body["stream"] == true, last.iter().any(|end| text.contains(end)), "{}: {text}", sent.path);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_real_agents_sent_becomes_the_same_segments() {
-    let app = TestApp::start(Backend::Sqlite).await;
-    app.engine.switch(|switches| switches.context_tokens = 1 << 20);
+/// Sends all recordings again, and checks that their calls become as many segments as `expected` says.
+pub(super) async fn replay(app: &TestApp, engine: &FakeEngine, expected: impl Fn(&Counts) -> Made) {
+    engine.switch(|switches| switches.context_tokens = CONTEXT_TOKENS);
     let paths = recordings();
     assert!(!paths.is_empty());
     for path in paths {
@@ -43,24 +48,30 @@ async fn what_real_agents_sent_becomes_the_same_segments() {
         for run in &recording.runs {
             let name = format!("{}, reasoning {}", recording.client, run.counts.reasoning);
             for script in &run.scripts {
-                app.engine.script(&script.key, script.answers());
+                engine.script(&script.key, script.answers());
             }
-            let agent = Agent::open(&app, json!({"rollout_id": name})).await;
+            let agent = Agent::open(app, json!({"rollout_id": name})).await;
             for (sent, body) in run.requests.iter().zip(run.bodies()) {
                 send(&agent, sent, &body).await;
             }
-            let assembly = agent.finish(&app, 1.0).await["assembly"].take();
+            let assembly = agent.finish(app, 1.0).await["assembly"].take();
+            let Made { segments, breaks } = expected(&run.counts);
             let counts = (&assembly["calls"], &assembly["segments"], &assembly["breaks"]);
-            let expected = (&json!(run.counts.calls), &json!(run.counts.segments), &json!(run.counts.breaks));
-            assert_eq!(counts, expected, "{name}");
-            let (rows, tokens) = trained(&app).await;
+            assert_eq!(counts, (&json!(run.counts.calls), &json!(segments), &json!(breaks)), "{name}");
+            let (rows, tokens) = trained(app).await;
             assert_eq!(
                 (json!(rows.len()), json!(tokens)),
-                (json!(run.counts.segments), assembly["trained_tokens"].clone()),
+                (json!(segments), assembly["trained_tokens"].clone()),
                 "{name}"
             );
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_real_agents_sent_becomes_the_same_segments() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    replay(&app, &app.engine, |counts| counts.observe).await;
     app.finish().await;
 }
 

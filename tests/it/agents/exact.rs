@@ -1,15 +1,20 @@
 //! The mode exact: whatever an agent does to the answers that it sends back, its conversation is one segment.
 
-use forebay_gateway::engine::{Answer, EngineKind, FakeEngine};
+use forebay_gateway::engine::{Answer, EngineKind, FakeEngine, IdFault};
 use serde_json::{Value, json};
 
-use super::{Agent, Dialect, metric, success, trained};
+use super::{
+    Agent, Dialect,
+    clients::{self, CONTEXT_TOKENS},
+    metric, success, trained,
+};
 use crate::support::{Backend, TestApp, text};
 
 /// A service in the mode exact, and the folder with the tokenizer and template of the fake engine.
 async fn start(backend: Backend, engine: &FakeEngine, kind: &str) -> (TestApp, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     FakeEngine::write_model(folder.path()).expect("the folder can be written to");
+    engine.switch(|switches| switches.context_tokens = CONTEXT_TOKENS);
     let tokenizer = folder.path().join("tokenizer.json");
     let config = format!(
         r#"
@@ -20,7 +25,7 @@ urls = ["{}"]
 policies = ["*"]
 mode = "exact"
 tokenizer = "{}"
-context_tokens = 60000
+context_tokens = {CONTEXT_TOKENS}
 tool_call_parser = "qwen25"
 reasoning_parser = "qwen3"
 
@@ -82,10 +87,13 @@ async fn converse(app: &mut TestApp, question: &str, restarts: bool) -> Agent {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_conversation_is_one_segment_also_after_a_restart() {
-    for (backend, kind, name) in
-        [(Backend::Sqlite, EngineKind::Sglang, "sglang"), (Backend::Postgres, EngineKind::Vllm, "vllm")]
-    {
+    for (backend, kind, name, id_fault) in [
+        (Backend::Sqlite, EngineKind::Sglang, "sglang", IdFault::None),
+        (Backend::Sqlite, EngineKind::Sglang, "sglang", IdFault::NoneInChat),
+        (Backend::Postgres, EngineKind::Vllm, "vllm", IdFault::None),
+    ] {
         let engine = FakeEngine::start(kind).await;
+        engine.switch(|switches| switches.id_fault = id_fault);
         engine.script("Start", drifting());
         let (mut app, _folder) = start(backend, &engine, name).await;
         for restarts in [false, true] {
@@ -110,6 +118,15 @@ async fn the_same_conversation_breaks_where_the_engine_renders_it() {
     let ended = agent.finish(&app, 1.0).await;
     assert_eq!(ended["assembly"]["segments"], 4, "{ended}");
     assert_eq!(trained(&app).await.0.len(), 4);
+    app.finish().await;
+}
+
+/// The recordings of `make test-clients`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_real_agents_sent_becomes_one_segment_unless_they_change_it() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    let (app, _folder) = start(Backend::Sqlite, &engine, "sglang").await;
+    clients::replay(&app, &engine, |counts| counts.exact).await;
     app.finish().await;
 }
 

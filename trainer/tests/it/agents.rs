@@ -74,7 +74,7 @@ async fn play(service: &TestService, engine: &FakeEngine, place: usize) -> Playe
     }
     let request: FinishRequest = serde_json::from_value(json!({"reward": reward})).expect("it is a request");
     let ended = service.client.finish_session(&session.session_id, &request).await.expect("the session ends");
-    assert_eq!(ended.assembly.segments, recorded.counts.segments);
+    assert_eq!(ended.assembly.segments, recorded.counts.observe.segments);
     Played { trained_tokens: ended.assembly.trained_tokens, segments: ended.assembly.segments }
 }
 
