@@ -8,7 +8,7 @@ use super::{
     clients::{self, CONTEXT_TOKENS},
     metric, success, trained,
 };
-use crate::support::{Backend, TestApp, text};
+use crate::support::{Backend, TestApp, eventually, text};
 
 /// A service in the mode exact, and the folder with the tokenizer and template of the fake engine.
 async fn start(backend: Backend, engine: &FakeEngine, kind: &str) -> (TestApp, tempfile::TempDir) {
@@ -147,6 +147,25 @@ async fn an_answer_that_an_update_cuts_is_continued() {
     assert_eq!((assembly["calls"].as_u64(), assembly["segments"].as_u64()), (Some(4), Some(1)), "{ended}");
     assert!(sent.len() == 6 && sent.is_sorted(), "each request goes on behind the one before: {sent:?}");
     trained(&app).await;
+    app.finish().await;
+}
+
+/// Only the probe knows which endpoint takes ids, and a session may be older than the process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_after_a_restart_waits_for_the_first_probe() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    engine.switch(|switches| switches.id_fault = IdFault::NoneInChat);
+    let (mut app, _folder) = start(Backend::Sqlite, &engine, "sglang").await;
+    let agent = Agent::open(&app, json!({})).await;
+    engine.switch(|switches| switches.stall = true);
+    app.restart().await;
+    let url = format!("http://{}/sessions/{}/v1/chat/completions", app.agents, agent.id());
+    let body = Dialect::Chat.body(&["Start.".to_owned()], false);
+    let calling = tokio::spawn(agent.http.post(url).bearer_auth(agent.key()).json(&body).send());
+    eventually("the call", || async { metric(&app, "forebay_agent_calls_in_flight").await == Some(1.0) }).await;
+    engine.wait(|log| log.stalled > 0).await;
+    engine.switch(|switches| switches.stall = false);
+    success(calling.await.expect("the call does not panic").expect("the listener answers")).await;
     app.finish().await;
 }
 
