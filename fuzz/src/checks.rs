@@ -26,7 +26,7 @@ use forebay::{
 };
 use forebay_client::wire;
 use forebay_gateway::{
-    Completion, Dialect,
+    Completion, Dialect, Request,
     canonical::Canonical,
     completion::{AssistantMessage, Finish, ToolCall, Usage},
     dialect::Envelope,
@@ -455,7 +455,7 @@ pub fn responses(bytes: &[u8]) {
 /// The body of a call is accepted, or refused with an error that blames the agent, as JSON of bounded length. A call that
 /// is accepted can be compared with others and recorded, and its answer can be written as a body and as events.
 fn dialect(dialect: Dialect, bytes: &[u8]) {
-    let request = match dialect.parse(bytes) {
+    let request = match dialect.parse(bytes).and_then(Request::recorded) {
         Ok(request) => request,
         Err(error) => {
             let reply = dialect.error(&error);

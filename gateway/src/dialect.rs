@@ -16,6 +16,8 @@ pub use errors::{DialectError, ErrorReply};
 pub use messages::token_count;
 pub use sse::{SseEvent, keep_alive_comment};
 
+pub(crate) use fields::recorded;
+
 use http::HeaderMap;
 
 use crate::{completion::Completion, request::Request};
@@ -61,7 +63,7 @@ impl Dialect {
         if headers.contains_key("anthropic-version") { Self::Messages } else { Self::Chat }
     }
 
-    /// Parses the body of a call. An error names the field.
+    /// Parses the body of a call. An error names the field. If the call is recorded, [`Request::recorded`] follows.
     pub fn parse(self, body: &[u8]) -> Result<Request, DialectError> {
         match self {
             Self::Chat => chat::parse(body),

@@ -65,6 +65,11 @@ impl<'a> Item<'a> {
         }
     }
 
+    /// A field of the body that was taken as text.
+    pub(crate) fn field(name: &str, raw: &'a RawValue) -> Self {
+        Self { path: name.to_owned(), raw }
+    }
+
     pub(crate) fn path(&self) -> &str {
         if self.path.is_empty() { "body" } else { &self.path }
     }
@@ -184,9 +189,17 @@ impl<'a> Object<'a> {
         self.take(name).map(|item| item.boolean()).transpose()
     }
 
+    /// Takes the fields with these names, with their text. Fields that are null are dropped.
+    pub(crate) fn take_fields(&mut self, names: impl Iterator<Item = &'static str>) -> Fields {
+        names.filter_map(|name| Some((name.to_owned(), self.take(name)?.to_raw()))).collect()
+    }
+
     /// Drops fields. It is for fields that are read by nobody and that the engine must not see.
-    pub(crate) fn discard(&mut self, names: &[&str]) {
+    /// Returns whether there were any.
+    pub(crate) fn discard(&mut self, names: &[&str]) -> bool {
+        let before = self.entries.len();
         self.entries.retain(|(name, _)| !names.contains(&name.as_str()));
+        self.entries.len() < before
     }
 
     /// The fields that nobody has taken, with their text.

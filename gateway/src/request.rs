@@ -8,7 +8,8 @@ use serde_json::value::RawValue;
 
 use crate::{
     completion::ToolCall,
-    json::{self, Fields},
+    dialect::{self, DialectError},
+    json::{self, Fields, Item},
 };
 
 /// A request of an agent.
@@ -30,8 +31,10 @@ pub struct Request {
     pub max_tokens: Option<u32>,
     /// Texts that end the answer.
     pub stop: Vec<String>,
-    /// What the agent asked for that the policy's sampling replaces: temperature, `top_p`, `top_k` and the like.
-    pub replaced: Fields,
+    /// What the agent asked for that concerns sampling: temperature, penalties, `logprobs` and the like. The engine
+    /// is sent it only for a call that is not recorded. Of a call that is recorded, only what the session's sampling
+    /// replaces is left.
+    pub sampling: Fields,
     /// Fields that the gateway does not interpret. They are passed to the engine.
     pub other: Fields,
     /// What was left out of the request, in words, each with the field.
@@ -39,6 +42,16 @@ pub struct Request {
 }
 
 impl Request {
+    /// The request of a call that is recorded. What would change the distribution that is sampled from is refused, or
+    /// left out where an answer without it is as good: `strict` of tools, for which engines mask logits.
+    pub fn recorded(mut self) -> Result<Self, DialectError> {
+        self.sampling = dialect::recorded(self.sampling, &mut self.warnings)?;
+        for tool in &mut self.tools {
+            tool.leave_out_strict();
+        }
+        Ok(self)
+    }
+
     /// The bound of sampled tokens where there is room for `room` more. If neither is known, the engine samples until
     /// its context is full.
     #[must_use]
@@ -65,7 +78,7 @@ fn masks_logits(name: &str, value: &str) -> bool {
             !serde_json::from_str::<Format>(value).is_ok_and(|format| format.r#type == "text")
         }
         "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" | "json_schema"
-        | "regex" | "ebnf" | "structural_tag" => value != "null",
+        | "regex" | "ebnf" | "grammar" | "structural_tag" => value != "null",
         _ => false,
     }
 }
@@ -171,6 +184,25 @@ impl Tool {
         let definition =
             vec![("type".to_owned(), json::raw(&"function")), ("function".to_owned(), json::object_of(&function))];
         Self { name, definition: json::object_of(&definition) }
+    }
+
+    fn leave_out_strict(&mut self) {
+        let without = |text: &RawValue| {
+            let mut fields = Item::field("tools", text).object().ok()?;
+            let found = fields.discard(&["strict"]);
+            Some((fields.rest(), found))
+        };
+        let Some((mut fields, mut found)) = without(&self.definition) else { return };
+        let function = fields.iter_mut().find(|(name, _)| name == "function");
+        if let Some((_, value)) = function
+            && let Some((inner, true)) = without(value)
+        {
+            *value = json::object_of(&inner);
+            found = true;
+        }
+        if found {
+            self.definition = json::object_of(&fields);
+        }
     }
 }
 

@@ -52,7 +52,7 @@ pub fn read_answer(body: &[u8], version: i64, options: &UpstreamOptions) -> Resu
 /// The chat endpoint of all engines.
 const CHAT: &str = "/v1/chat/completions";
 
-/// The sampling of a policy. It replaces the agent's.
+/// The sampling of a session. It replaces the agent's in calls that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Logits are divided by it.
@@ -77,7 +77,7 @@ pub struct EngineCall<'a> {
     pub request: &'a Request,
     /// The model's name at the engine.
     pub model: &'a str,
-    /// The policy's sampling.
+    /// The session's sampling.
     pub sampling: Sampling,
     /// How many tokens may be sampled at most, at least one. `None` if only the engine's context bounds them.
     pub room: Option<u32>,

@@ -101,7 +101,11 @@ impl Call {
         } else {
             parse()
         };
-        let request = request?;
+        let mut request = request?;
+        // A name that the session does not know is refused later.
+        if permit.policy(&request.model).is_ok_and(|policy| policy.is_some()) {
+            request = request.recorded()?;
+        }
         if request.model.is_empty() || request.model.len() > ID_BYTES_MAX || request.model.chars().any(char::is_control)
         {
             let why = format!("must be 1 to {ID_BYTES_MAX} bytes without control characters");

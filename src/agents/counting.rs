@@ -25,7 +25,7 @@ pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &B
 
 async fn rendered(agents: &Agents, permit: &CallPermit, body: Bytes) -> Result<Option<u64>, DialectError> {
     let parse = move || {
-        let request = Dialect::Messages.parse(&body)?;
+        let request = Dialect::Messages.parse(&body)?.recorded()?;
         let canonical = Canonical::of(&request);
         Ok::<_, DialectError>((request, canonical))
     };

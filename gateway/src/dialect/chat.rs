@@ -16,7 +16,7 @@ const MEDIA: [&str; 8] =
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
     let mut warnings = Vec::new();
-    let replaced = fields::take_sampling(&mut object, &mut warnings)?;
+    let sampling = fields::take_sampling(&mut object)?;
     for name in ["functions", "function_call"] {
         if let Some(item) = object.take(name) {
             return Err(item.invalid("is the deprecated form of `tools` and `tool_choice`"));
@@ -44,7 +44,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         stream_usage,
         max_tokens,
         stop,
-        replaced,
+        sampling,
         other,
         warnings,
     })

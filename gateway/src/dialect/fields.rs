@@ -1,36 +1,73 @@
 //! Fields that all dialects treat alike: what concerns sampling, and what only the gateway may ask an engine for.
 //!
-//! The trainer and the engine must agree on the distribution that was sampled from. So the policy's sampling replaces
-//! the agent's, and what would change the distribution in another way is refused unless it is neutral.
+//! The trainer and the engine must agree on the distribution that was sampled from. So the session's sampling replaces
+//! the agent's in calls that are recorded, and what would change the distribution in another way is refused unless it is
+//! neutral. Calls that are not recorded are sampled as the agent asks.
 
 use crate::{
     dialect::DialectError,
     json::{Fields, Item, Object},
 };
 
-/// Fields that the policy's sampling replaces.
-const REPLACED: [&str; 6] = ["temperature", "top_p", "top_k", "min_p", "typical_p", "top_a"];
+/// Fields that the session's sampling replaces.
+const REPLACED: [&str; 7] = ["temperature", "top_p", "top_k", "min_p", "typical_p", "top_a", "seed"];
 
-/// Numbers that change the distribution unless they have this value.
-const NEUTRAL_NUMBERS: [(&str, f64); 5] = [
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0.0),
-    ("repetition_penalty", 1.0),
-    ("length_penalty", 1.0),
-    ("min_tokens", 0.0),
+/// Numbers that must be 1, because a call of a session has one answer.
+const ONE: [&str; 2] = ["n", "best_of"];
+
+/// Numbers that change the distribution unless they have one of these values. The names are those of SGLang, vLLM, and
+/// llama.cpp, whose -1 switches a sampler off.
+const NEUTRAL_NUMBERS: [(&str, &[f64]); 23] = [
+    ("presence_penalty", &[0.0]),
+    ("frequency_penalty", &[0.0]),
+    ("repetition_penalty", &[1.0]),
+    ("encoder_repetition_penalty", &[1.0]),
+    ("repeat_penalty", &[1.0]),
+    ("length_penalty", &[1.0]),
+    ("min_tokens", &[0.0]),
+    ("min_new_tokens", &[0.0]),
+    ("no_repeat_ngram_size", &[0.0]),
+    ("penalty_alpha", &[0.0]),
+    ("guidance_scale", &[1.0]),
+    ("top_n_sigma", &[0.0, -1.0]),
+    ("nsigma", &[0.0, -1.0]),
+    ("dry_multiplier", &[0.0]),
+    ("xtc_probability", &[0.0]),
+    ("mirostat", &[0.0]),
+    ("mirostat_mode", &[0.0]),
+    ("dynatemp_range", &[0.0]),
+    ("smoothing_factor", &[0.0]),
+    ("tfs", &[1.0]),
+    ("tfs_z", &[1.0]),
+    ("epsilon_cutoff", &[0.0]),
+    ("eta_cutoff", &[0.0]),
 ];
 
-/// Objects and arrays that change the distribution, or the weights, unless they are empty.
-const NEUTRAL_IF_EMPTY: [&str; 6] =
-    ["logit_bias", "bad_words", "allowed_token_ids", "logits_processors", "custom_logit_processor", "lora_path"];
+/// Fields that change the distribution unless they are absent: objects, arrays and texts unless they are empty, and
+/// switches unless they are off.
+const NEUTRAL_IF_EMPTY: [&str; 10] = [
+    "logit_bias",
+    "bad_words",
+    "banned_tokens",
+    "allowed_token_ids",
+    "negative_prompt",
+    "ignore_eos",
+    "use_beam_search",
+    "dynamic_temperature",
+    "watermarking",
+    "thinking_token_budget",
+];
 
-/// Switches that change the distribution unless they are off.
-const NEUTRAL_IF_OFF: [&str; 2] = ["ignore_eos", "use_beam_search"];
+/// Fields that name code, weights, or arguments of such code, which no agent may choose.
+const REFUSED: [&str; 5] = ["logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs", "lora_path"];
 
-/// Fields that the engine must not see from an agent. A seed would make the rollouts of a group equal. The others are
-/// set by the gateway, name a request of the engine, or replace the prompt.
-const DISCARDED: [&str; 25] = [
-    "seed",
+/// Fields that a recorded call has no use for: the answer has no log-probabilities, and without reasoning vLLM leaves out
+/// the ids.
+const OF_UNRECORDED: [&str; 3] = ["logprobs", "top_logprobs", "include_reasoning"];
+
+/// Fields that the engine must not see from an agent. They are set by the gateway, name a request or a part of the
+/// engine, or replace the prompt.
+const DISCARDED: [&str; 27] = [
     "input_ids",
     "input_embeds",
     "prompt_embeds",
@@ -40,7 +77,6 @@ const DISCARDED: [&str; 25] = [
     "session_params",
     "echo",
     "detokenize",
-    "top_logprobs",
     "prompt_logprobs",
     "return_token_ids",
     "return_prompt_token_ids",
@@ -54,40 +90,53 @@ const DISCARDED: [&str; 25] = [
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "bootstrap_pair_key",
     "priority",
+    "data_parallel_rank",
+    "routed_dp_rank",
+    "disagg_prefill_dp_rank",
 ];
 
-/// Takes all these fields, and returns those that the policy's sampling replaces.
-pub(super) fn take_sampling(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<Fields, DialectError> {
-    for name in ["n", "best_of"] {
-        require_neutral(object.take(name), 1.0, "must be 1, because a call of a session records one answer")?;
-    }
-    for (name, neutral) in NEUTRAL_NUMBERS {
-        let why = format!("must be {neutral}, because any other value changes the distribution that the policy trains");
-        require_neutral(object.take(name), neutral, &why)?;
-    }
-    for name in NEUTRAL_IF_EMPTY {
+/// Takes all these fields, and returns those that concern sampling.
+pub(super) fn take_sampling(object: &mut Object<'_>) -> Result<Fields, DialectError> {
+    for name in REFUSED {
         if let Some(item) = object.take(name)
-            && !is_empty(&item)
+            && !is_neutral(&item)
         {
-            return Err(item.invalid("must be empty, because it changes the distribution that the policy trains"));
+            return Err(item.invalid("must be empty, because an agent may not change the model or how it is sampled"));
         }
     }
-    for name in NEUTRAL_IF_OFF {
-        if let Some(item) = object.take(name)
-            && item.boolean()?
-        {
-            return Err(item.invalid("must be false, because it changes the distribution that the policy trains"));
+    for name in ONE {
+        if let Some(item) = object.take(name) {
+            require_number(&item, &[1.0], "must be 1, because a call of a session has one answer")?;
         }
-    }
-    if let Some(item) = object.take("logprobs")
-        && item.verbatim() != "false"
-    {
-        warnings.push("logprobs: the answer does not contain log-probabilities".to_owned());
     }
     object.discard(&DISCARDED);
-    let replaced = REPLACED.iter().filter_map(|&name| Some((name.to_owned(), object.take(name)?.to_raw())));
-    Ok(replaced.collect())
+    let numbers = NEUTRAL_NUMBERS.iter().map(|(name, _)| *name);
+    let names = REPLACED.into_iter().chain(numbers).chain(NEUTRAL_IF_EMPTY).chain(OF_UNRECORDED);
+    Ok(object.take_fields(names))
+}
+
+/// Checks the fields of a call that is recorded, and returns those that the session's sampling replaces.
+pub(crate) fn recorded(sampling: Fields, warnings: &mut Vec<String>) -> Result<Fields, DialectError> {
+    let mut replaced = Fields::new();
+    for (name, value) in sampling {
+        let item = Item::field(&name, &value);
+        if REPLACED.contains(&name.as_str()) {
+            replaced.push((name, value));
+        } else if let Some((_, neutral)) = NEUTRAL_NUMBERS.iter().find(|(found, _)| *found == name) {
+            let first = neutral[0];
+            let why = format!("must be {first}, because any other value changes the distribution that is trained");
+            require_number(&item, neutral, &why)?;
+        } else if NEUTRAL_IF_EMPTY.contains(&name.as_str()) {
+            if !is_neutral(&item) {
+                return Err(item.invalid("must be absent, because it changes the distribution that is trained"));
+            }
+        } else if name == "logprobs" && item.verbatim() != "false" {
+            warnings.push("logprobs: the answer does not contain log-probabilities".to_owned());
+        }
+    }
+    Ok(replaced)
 }
 
 /// Reads texts that end the answer: one, or an array of them. Empty texts are skipped.
@@ -103,15 +152,16 @@ pub(super) fn stop(item: Option<Item<'_>>) -> Result<Vec<String>, DialectError> 
     Ok(texts.into_iter().filter(|text| !text.is_empty()).collect())
 }
 
-fn require_neutral(item: Option<Item<'_>>, neutral: f64, why: &str) -> Result<(), DialectError> {
-    match item {
-        Some(item) if (item.number()? - neutral).abs() > 0.0 => Err(item.invalid(why)),
-        _ => Ok(()),
-    }
+fn require_number(item: &Item<'_>, neutral: &[f64], why: &str) -> Result<(), DialectError> {
+    let number = item.number()?;
+    let is_neutral = neutral.iter().any(|neutral| (number - neutral).abs() <= 0.0);
+    if is_neutral { Ok(()) } else { Err(item.invalid(why)) }
 }
 
-fn is_empty(item: &Item<'_>) -> bool {
+/// Whether a value is `false`, or an empty object, array or text.
+fn is_neutral(item: &Item<'_>) -> bool {
     let inner = item.verbatim();
     let inside = inner.get(1..inner.len() - 1).unwrap_or(inner);
-    matches!(inner.as_bytes().first(), Some(b'{' | b'[' | b'"')) && inside.trim().is_empty()
+    let is_empty = matches!(inner.as_bytes().first(), Some(b'{' | b'[' | b'"')) && inside.trim().is_empty();
+    is_empty || inner == "false"
 }

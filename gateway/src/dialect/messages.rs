@@ -37,7 +37,7 @@ const BYTES_PER_TOKEN: u64 = 4;
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
     let mut warnings = Vec::new();
-    let replaced = fields::take_sampling(&mut object, &mut warnings)?;
+    let sampling = fields::take_sampling(&mut object)?;
     if object.take("mcp_servers").is_some_and(|item| item.verbatim() != "[]") {
         warnings.push("mcp_servers: MCP servers cannot be called from here and were left out".to_owned());
     }
@@ -67,7 +67,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         stream_usage: false,
         max_tokens,
         stop,
-        replaced,
+        sampling,
         other,
         warnings,
     })

@@ -48,7 +48,7 @@ const HOSTED: [&str; 8] = [
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
     let mut warnings = Vec::new();
-    let replaced = fields::take_sampling(&mut object, &mut warnings)?;
+    let sampling = fields::take_sampling(&mut object)?;
     for name in STORED {
         if let Some(item) = object.take(name) {
             return Err(item.unsupported("refers to something stored; send the whole conversation in `input`"));
@@ -83,7 +83,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         stream_usage: false,
         max_tokens,
         stop,
-        replaced,
+        sampling,
         other,
         warnings,
     })

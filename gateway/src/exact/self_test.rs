@@ -64,7 +64,7 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
         stream_usage: false,
         max_tokens: None,
         stop: Vec::new(),
-        replaced: Vec::new(),
+        sampling: Vec::new(),
         other: Vec::new(),
         warnings: Vec::new(),
     };

@@ -196,7 +196,7 @@ impl Serialize for EngineBody<'_> {
         }
         map.serialize_entry("stream", &false)?;
         if self.wanted == Wanted::Nothing {
-            json::write_fields(&mut map, &request.replaced)?;
+            json::write_fields(&mut map, &request.sampling)?;
         } else {
             self.sampling(&mut map)?;
             self.recording(&mut map)?;

@@ -71,21 +71,24 @@ impl LogprobScale {
         match self {
             Self::Scaled if kind == EngineKind::Vllm && truncated => refused(
                 "vLLM's processed log-probabilities contain top_p and top_k, which a trainer's do not",
-                "set top_p = 1 and top_k = -1 in the policy's sampling",
+                "open the session with top_p = 1 and top_k = -1 in `sampling`",
             ),
             Self::Raw if !is_one => refused(
-                "the engine reports log-probabilities before the temperature, and the policy's temperature is not 1",
+                "the engine reports log-probabilities before the temperature, and the session's temperature is not 1",
                 match kind {
-                    EngineKind::Vllm => "start vLLM with --logprobs-mode processed_logprobs, or set temperature = 1",
-                    EngineKind::Sglang => {
-                        "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB, or set temperature = 1 in the policy"
+                    EngineKind::Vllm => {
+                        "start vLLM with --logprobs-mode processed_logprobs, or open the session with temperature = 1 in `sampling`"
                     }
-                    EngineKind::Openai => "set temperature = 1 in the policy's sampling",
+                    EngineKind::Sglang => {
+                        "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB, or open the session with temperature = 1 in \
+                         `sampling`"
+                    }
+                    EngineKind::Openai => "open the session with temperature = 1 in `sampling`",
                 },
             ),
             Self::Unknown { why } if !is_one => refused(
                 format!("the probe could not tell whether log-probabilities contain the temperature: {why}"),
-                "set temperature = 1 in the policy's sampling, or use an engine that reports top_logprobs",
+                "open the session with temperature = 1 in `sampling`, or use an engine that reports top_logprobs",
             ),
             Self::Scaled | Self::Raw | Self::Unknown { .. } => Verdict::Ready,
         }
@@ -297,7 +300,7 @@ fn request(prompt: &str) -> Request {
         stream_usage: false,
         max_tokens: Some(1),
         stop: Vec::new(),
-        replaced: Vec::new(),
+        sampling: Vec::new(),
         other: Vec::new(),
         warnings: Vec::new(),
     }

@@ -1,6 +1,6 @@
 //! Bodies in the shapes of real clients, written by hand.
 
-use forebay_gateway::Dialect;
+use forebay_gateway::{Dialect, Request};
 use serde_json::{Value, json};
 
 /// A body that a client could send, with the dialect.
@@ -199,7 +199,7 @@ pub(crate) fn responses() -> Vec<Posted> {
 #[test]
 fn the_bodies_of_all_clients_are_accepted() {
     for Posted { client, dialect, body } in all() {
-        let request = dialect.parse(body.to_string().as_bytes());
+        let request = dialect.parse(body.to_string().as_bytes()).and_then(Request::recorded);
         let request = request.unwrap_or_else(|error| panic!("{client} is understood, but: {error}"));
         assert_eq!(request.model, "default", "{client}");
         assert!(!request.messages.is_empty(), "{client}");

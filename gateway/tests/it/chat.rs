@@ -69,9 +69,9 @@ fn both_names_of_reasoning_are_read() {
 #[test]
 fn the_policys_sampling_replaces_the_agents_and_a_seed_is_dropped() {
     let request = parsed(CHAT, &body(json!({"temperature": 0.2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7})));
-    let mut replaced: Vec<&str> = request.replaced.iter().map(|(name, _)| name.as_str()).collect();
+    let mut replaced: Vec<&str> = request.sampling.iter().map(|(name, _)| name.as_str()).collect();
     replaced.sort_unstable();
-    assert_eq!(replaced, ["min_p", "temperature", "top_k", "top_p"]);
+    assert_eq!(replaced, ["min_p", "seed", "temperature", "top_k", "top_p"]);
     assert!(request.other.is_empty(), "nothing of it reaches the engine: {:?}", request.other);
 }
 
@@ -88,6 +88,17 @@ fn what_changes_the_distribution_is_refused_unless_it_is_neutral() {
         ("n", json!(1), json!(2)),
         ("best_of", json!(1), json!(4)),
         ("lora_path", json!(null), json!("adapter")),
+        ("logits_processors", json!([]), json!(["a.B"])),
+        ("custom_params", json!({}), json!({"a": 1})),
+        ("vllm_xargs", json!(null), json!({"a": 1})),
+        ("watermarking", json!(false), json!(true)),
+        ("watermarking", json!({}), json!({"key": 5})),
+        ("thinking_token_budget", json!(null), json!(5)),
+        ("top_n_sigma", json!(-1), json!(1)),
+        ("dry_multiplier", json!(0), json!(0.8)),
+        ("xtc_probability", json!(0), json!(0.5)),
+        ("mirostat", json!(0), json!(2)),
+        ("min_new_tokens", json!(0), json!(3)),
     ];
     for (field, neutral, other) in cases {
         let request = parsed(CHAT, &body(json!({field: neutral})));
@@ -97,9 +108,24 @@ fn what_changes_the_distribution_is_refused_unless_it_is_neutral() {
 }
 
 #[test]
+fn a_call_that_is_not_recorded_is_sampled_as_the_agent_asks() {
+    let fields = json!({"n": 1, "temperature": 0.2, "seed": 7, "presence_penalty": 0.5, "logit_bias": {"5": 1},
+        "include_reasoning": false, "tools": [function("f")]});
+    let request = CHAT.parse(body(fields).to_string().as_bytes()).expect("it is accepted");
+    let mut sampling: Vec<&str> = request.sampling.iter().map(|(name, _)| name.as_str()).collect();
+    sampling.sort_unstable();
+    assert_eq!(sampling, ["include_reasoning", "logit_bias", "presence_penalty", "seed", "temperature"]);
+    for (field, value) in [("vllm_xargs", json!({"a": 1})), ("custom_logit_processor", json!("code")), ("n", json!(2))]
+    {
+        let error = CHAT.parse(body(json!({field: value})).to_string().as_bytes()).expect_err("no agent may choose it");
+        assert_eq!(field_of(&error), (field, 400));
+    }
+}
+
+#[test]
 fn fields_that_only_the_gateway_may_set_do_not_reach_the_engine() {
     let fields = json!({"input_ids": [1], "rid": "x", "return_token_ids": false, "logprobs": true, "top_logprobs": 5,
-        "return_meta_info": false, "session_id": "s", "user": "u"});
+        "return_meta_info": false, "session_id": "s", "data_parallel_rank": 1, "include_reasoning": false, "user": "u"});
     let request = parsed(CHAT, &body(fields));
     let names: Vec<&str> = request.other.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["user"]);

@@ -1,6 +1,6 @@
 //! Bodies that no client means to send.
 
-use forebay_gateway::{Dialect, DialectError};
+use forebay_gateway::{Dialect, DialectError, Request};
 use proptest::{prelude::*, sample::Index};
 
 use crate::bodies;
@@ -29,7 +29,7 @@ const PIECES: [&str; 16] = [
 const VALUES: [&str; 9] = ["null", "{}", "[]", "\"\"", "0", "-1", "true", "[[]]", "[{}]"];
 
 fn check(dialect: Dialect, body: &[u8]) -> Result<(), TestCaseError> {
-    match dialect.parse(body) {
+    match dialect.parse(body).and_then(Request::recorded) {
         Err(DialectError::Invalid { field, why } | DialectError::Unsupported { field, why }) => {
             prop_assert!(!field.is_empty() && !why.is_empty(), "an error names the field and the reason");
         }

@@ -110,7 +110,7 @@ fn opaque_parts_keep_their_text() {
     );
     assert_eq!(
         request.tools[0].definition.get(),
-        r#"{"type":"function","function":{"name":"f","description":"D","parameters":{"z":1e2,"a":[2 ]},"strict":true}}"#
+        r#"{"type":"function","function":{"name":"f","description":"D","parameters":{"z":1e2,"a":[2 ]}}}"#
     );
     let others: Vec<_> = request.other.iter().map(|(name, value)| (name.as_str(), value.get())).collect();
     let format = r#"{"type":"json_schema","json_schema":{"name":"n","schema":{"z":1.50,"a":2}}}"#;

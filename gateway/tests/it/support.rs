@@ -11,19 +11,20 @@ use forebay_gateway::{
 };
 use serde_json::Value;
 
-/// Parses a body that must be accepted.
+/// Parses a body of a recorded call that must be accepted.
 pub(crate) fn parsed(dialect: Dialect, body: &Value) -> Request {
     parsed_text(dialect, &body.to_string())
 }
 
-/// Parses a body, given as text, that must be accepted.
+/// Parses a body, given as text, of a recorded call that must be accepted.
 pub(crate) fn parsed_text(dialect: Dialect, body: &str) -> Request {
-    dialect.parse(body.as_bytes()).unwrap_or_else(|error| panic!("the body is accepted, but: {error}\n{body}"))
+    let parsed = dialect.parse(body.as_bytes()).and_then(Request::recorded);
+    parsed.unwrap_or_else(|error| panic!("the body is accepted, but: {error}\n{body}"))
 }
 
-/// Parses a body that must be refused.
+/// Parses a body of a recorded call that must be refused.
 pub(crate) fn refused(dialect: Dialect, body: &Value) -> DialectError {
-    match dialect.parse(body.to_string().as_bytes()) {
+    match dialect.parse(body.to_string().as_bytes()).and_then(Request::recorded) {
         Ok(_) => panic!("the body is refused: {body}"),
         Err(error) => error,
     }

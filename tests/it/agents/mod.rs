@@ -6,6 +6,7 @@
 mod calls;
 mod clients;
 mod crashes;
+mod distribution;
 mod ends;
 mod engines;
 #[cfg(feature = "exact")]
