@@ -20,7 +20,7 @@ pub struct Completion {
     pub version_assumed: bool,
     /// Why the answer ended.
     pub finish: Finish,
-    /// What ended the answer, if it did not end at its length.
+    /// What ended the answer. `None` if it ended at its length, or because the model repeated itself.
     pub stop_matched: Option<StopMatch>,
     /// What the engine's parsers made of the ids.
     pub message: AssistantMessage,

@@ -21,6 +21,9 @@ const ROOM_NAMED_BELOW: u64 = 128 << 10;
 /// How long before its client would give up a call is answered.
 const ANSWER_BEFORE: Duration = Duration::from_secs(30);
 
+/// How often an engine is asked again that failed with status 500. It may fail again and again for the same call.
+const FAILURES_MAX: u32 = 2;
+
 /// How often a call that waits looks whether its session still exists. A session may end at another replica.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
@@ -90,6 +93,7 @@ impl Call {
         let mut bounds = Bounds { request: Cow::Borrowed(&self.request), room: self.room(), prompt };
         let mut version = policy.map_or(0, |policy| policy.current_version.0);
         let mut engine_time = Duration::ZERO;
+        let mut failures = 0;
         for attempt in 0_u32.. {
             let asked = Instant::now();
             let error = match self.ask_once(route, policy.is_some(), &bounds, attempt, version).await {
@@ -101,8 +105,9 @@ impl Call {
                 Err(error) => error,
             };
             metrics.engine_failed(route.name(), error.name());
+            failures += u32::from(matches!(error, UpstreamError::Failed { status: 500, .. }));
             if !(matches!(error, UpstreamError::ContextLength { .. }) && bounds.widen()) {
-                self.hold(route, &error, until).await?;
+                self.hold(route, &error, failures, until).await?;
                 // A pause is often an update, which the answer will come from.
                 if let Some(policy) = policy {
                     version = self.current_version(policy).await.unwrap_or(version);
@@ -140,8 +145,14 @@ impl Call {
     }
 
     /// Waits before the engine is asked again, or fails if that would not help, if it would be too late, or if the service
-    /// stops.
-    async fn hold(&self, route: &Route, error: &UpstreamError, until: Option<Instant>) -> Result<(), DialectError> {
+    /// stops. `failures` is how often the engine failed with status 500.
+    async fn hold(
+        &self,
+        route: &Route,
+        error: &UpstreamError,
+        failures: u32,
+        until: Option<Instant>,
+    ) -> Result<(), DialectError> {
         let pause = match error {
             UpstreamError::Busy { retry_after_s, .. } => {
                 Some(Duration::from_secs(u64::from(*retry_after_s).clamp(1, 10)))
@@ -150,6 +161,7 @@ impl Call {
             UpstreamError::Unreachable { .. }
             | UpstreamError::Aborted { .. }
             | UpstreamError::Failed { status: 502 | 504, .. } => Some(Duration::from_secs(1)),
+            UpstreamError::Failed { status: 500, .. } if failures <= FAILURES_MAX => Some(Duration::from_secs(1)),
             _ => None,
         };
         let refused = || {

@@ -68,6 +68,12 @@ pub enum DialectError {
         /// What the check found, with the remedy.
         why: String,
     },
+    /// The engine refuses every call: its key, its address or the model's name is wrong in the configuration.
+    #[error("{why}")]
+    Refused {
+        /// How it refused.
+        why: String,
+    },
     /// The engine cannot be reached or failed.
     #[error("the engine failed: {why}")]
     Upstream {
@@ -98,7 +104,7 @@ impl DialectError {
     #[must_use]
     pub fn status(&self) -> u16 {
         match self {
-            Self::Invalid { .. } | Self::ContextLength { .. } | Self::Closed { .. } => 400,
+            Self::Invalid { .. } | Self::ContextLength { .. } | Self::Closed { .. } | Self::Refused { .. } => 400,
             Self::Unauthorized => 401,
             Self::NotFound { .. } => 404,
             Self::BodyTooLarge { .. } => 413,
@@ -130,6 +136,7 @@ impl DialectError {
             Self::BodyTooLarge { .. } => "body-too-large",
             Self::Busy { .. } => "busy",
             Self::Untrusted { .. } => "upstream-untrusted",
+            Self::Refused { .. } => "upstream-refused",
             Self::Upstream { .. } => "upstream-failed",
             Self::Internal => "internal",
         }

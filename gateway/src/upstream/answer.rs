@@ -1,7 +1,7 @@
 //! An engine's answer as it was sent. Everything may be missing: `check` says what must be there.
 
 use serde::{Deserialize, de::IgnoredAny};
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 
 use super::check::Fault;
 use crate::completion::{AssistantMessage, ToolCall};
@@ -54,7 +54,8 @@ struct WireToolCall {
 #[derive(Debug, Deserialize)]
 struct WireFunction {
     name: String,
-    arguments: Option<String>,
+    /// A text, or an object in the answers of engines that have parsed it.
+    arguments: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -239,12 +240,20 @@ impl WireMessage {
         let calls = self.tool_calls.iter().flatten().enumerate().map(|(index, call)| ToolCall {
             id: text(&call.id).unwrap_or_else(|| format!("call_{rid}_{index}")),
             name: call.function.name.clone(),
-            arguments: call.function.arguments.clone().unwrap_or_default(),
+            arguments: call.function.arguments.as_deref().map(arguments).unwrap_or_default(),
         });
         AssistantMessage {
             content: text(&self.content),
             reasoning: text(&self.reasoning_content).or_else(|| text(&self.reasoning)),
             tool_calls: calls.collect(),
         }
+    }
+}
+
+/// The arguments of a tool call as text.
+fn arguments(value: &RawValue) -> String {
+    match serde_json::from_str::<Option<String>>(value.get()) {
+        Ok(text) => text.unwrap_or_default(),
+        Err(_) => value.get().to_owned(),
     }
 }

@@ -18,6 +18,9 @@ const ABOVE_ZERO_MAX: f64 = 1e-3;
 /// What vLLM writes if it has no log-probability of a token.
 const NO_LOGPROB: f64 = -9999.0;
 
+/// What vLLM writes if it ended an answer because the model repeated itself.
+const REPETITION: &str = "repetition";
+
 /// Why an answer cannot be recorded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Fault {
@@ -282,7 +285,7 @@ pub(super) fn logprobs(values: &[Option<f64>], ids: usize) -> Result<Vec<f32>, F
 
 pub(super) fn finish(choice: &Choice) -> Result<Finish, Fault> {
     match choice.finish() {
-        Some("stop") => Ok(Finish::Stop),
+        Some("stop" | REPETITION) => Ok(Finish::Stop),
         Some("length") => Ok(Finish::Length),
         Some("tool_calls") => Ok(Finish::ToolCalls),
         other => Err(Fault::FinishReason { reason: other.unwrap_or("null").to_owned() }),
@@ -290,7 +293,7 @@ pub(super) fn finish(choice: &Choice) -> Result<Finish, Fault> {
 }
 
 pub(super) fn stop_matched(choice: &Choice, finish: Finish) -> Option<StopMatch> {
-    if finish == Finish::Length {
+    if finish == Finish::Length || choice.finish() == Some(REPETITION) {
         return None;
     }
     match choice.stop() {

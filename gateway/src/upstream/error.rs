@@ -121,17 +121,19 @@ impl From<&UpstreamError> for DialectError {
         match error {
             UpstreamError::Untrusted { .. } => Self::Untrusted { why },
             UpstreamError::ContextLength { message } => Self::ContextLength { detail: message.clone() },
-            UpstreamError::Refused { status: 400 | 422, message } => {
+            UpstreamError::Refused { status: 400 | 413 | 422, message } => {
                 Self::Invalid { field: "body".to_owned(), why: format!("was refused by the engine: {message}") }
             }
             UpstreamError::Busy { retry_after_s, .. } => Self::Busy { why, retry_after_s: *retry_after_s },
             UpstreamError::Aborted { .. } => Self::Busy { why, retry_after_s: RETRY_AFTER_S },
             UpstreamError::Options { .. } => Self::Internal,
-            UpstreamError::Unreachable { .. }
+            // With these statuses, a proxy says that the engine was too slow or that requests are in each other's way.
+            UpstreamError::Refused { status: 408 | 409 | 425, .. }
+            | UpstreamError::Unreachable { .. }
             | UpstreamError::Silent { .. }
-            | UpstreamError::Refused { .. }
             | UpstreamError::Failed { .. }
             | UpstreamError::TooLarge { .. } => Self::Upstream { why },
+            UpstreamError::Refused { .. } => Self::Refused { why },
         }
     }
 }

@@ -25,9 +25,19 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const ERROR_BYTES_MAX: usize = 64 << 10;
 const ERROR_CHARS_MAX: usize = 500;
 
-/// What engines write if a prompt does not fit.
-const CONTEXT_LENGTH: [&str; 4] =
-    ["context length", "context_length", "maximum model length", "longer than the maximum"];
+/// What engines write if a prompt does not fit, alone or with the tokens that may be sampled behind it.
+const CONTEXT_LENGTH: [&str; 7] = [
+    "context length",
+    "context_length",
+    "maximum model length",
+    "longer than the maximum",
+    "maximum allowed length",
+    "max_completion_tokens is too large",
+    "max_model_len",
+];
+
+/// The fields that an engine's error names if the bound of sampled tokens is too large.
+const BOUNDS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
 
 /// The connections to the workers.
 #[derive(Clone, Debug)]
@@ -174,12 +184,12 @@ impl Transport {
         {
             body.extend_from_slice(&piece);
         }
-        let message = message(&body);
+        let (message, field) = words(&body);
         let lower = message.to_lowercase();
+        let is_too_long = CONTEXT_LENGTH.iter().any(|phrase| lower.contains(phrase))
+            || field.is_some_and(|field| BOUNDS.contains(&field.as_str()));
         match status.as_u16() {
-            400 | 413 | 422 if CONTEXT_LENGTH.iter().any(|phrase| lower.contains(phrase)) => {
-                UpstreamError::ContextLength { message }
-            }
+            400 | 413 | 422 if is_too_long => UpstreamError::ContextLength { message },
             // The words may quote the key, and the agent sees them.
             status @ (401 | 403) => {
                 tracing::warn!(message, status, "an engine refused the key of its upstream");
@@ -208,17 +218,18 @@ fn base(url: &Url) -> String {
     text.strip_suffix("/v1").unwrap_or(text).to_owned()
 }
 
-/// The words of an engine's error.
-fn message(body: &[u8]) -> String {
-    let text = match serde_json::from_slice::<serde_json::Value>(body) {
+/// The words of an engine's error, and the field that it names.
+fn words(body: &[u8]) -> (String, Option<String>) {
+    let (text, field) = match serde_json::from_slice::<serde_json::Value>(body) {
         Ok(value) => {
-            let places = ["/error/message", "/message", "/detail", "/error"];
-            let found = places.iter().find_map(|place| value.pointer(place)?.as_str());
-            found.map_or_else(|| value.to_string(), str::to_owned)
+            let find =
+                |places: &[&str]| places.iter().find_map(|place| Some(value.pointer(place)?.as_str()?.to_owned()));
+            let found = find(&["/error/message", "/message", "/detail", "/error"]);
+            (found.unwrap_or_else(|| value.to_string()), find(&["/error/param", "/param"]))
         }
-        Err(_) => String::from_utf8_lossy(body).trim().to_owned(),
+        Err(_) => (String::from_utf8_lossy(body).trim().to_owned(), None),
     };
-    text.chars().take(ERROR_CHARS_MAX).collect()
+    (text.chars().take(ERROR_CHARS_MAX).collect(), field)
 }
 
 /// Tells SGLang to abort a call that was given up. Closing the connection is enough for other engines, and usually for

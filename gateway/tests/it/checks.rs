@@ -2,8 +2,9 @@
 
 use forebay_gateway::{
     DialectError, Upstream, UpstreamError,
+    completion::Finish,
     engine::{EngineKind, FakeEngine, IdFault, LogprobFault, Switches, tokenizer::VOCABULARY},
-    upstream::{Fault, UpstreamOptions},
+    upstream::{Fault, UpstreamOptions, read_answer},
 };
 
 use crate::support::{KINDS, ask, options};
@@ -165,4 +166,32 @@ async fn ids_that_the_usage_counts_must_be_there() {
     assert_eq!(answered(EngineKind::Vllm, &answer(0)).await.expect("nothing was sampled").0, [0; 0]);
     let error = answered(EngineKind::Vllm, &answer(3)).await.expect_err("three ids are missing");
     assert!(matches!(error, UpstreamError::Untrusted { fault: Fault::TokenIds, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_that_was_ended_because_it_repeats_itself_is_recorded() {
+    for kind in KINDS {
+        let engine = FakeEngine::start(kind).await;
+        engine.switch(|switches| switches.finish_reason = Some("repetition".to_owned()));
+        let upstream = Upstream::new(options(kind, &[&engine])).expect("the options are usable");
+        let completion = ask(&upstream, "Hi").await.expect("the answer passes").completion;
+        assert_eq!((completion.finish, &completion.stop_matched), (Finish::Stop, &None));
+        assert!(!completion.stopped_on_token());
+    }
+}
+
+#[test]
+fn arguments_of_a_tool_call_may_be_an_object() {
+    for (sent, expected) in
+        [(r#"{"b": 1.50, "a": [2 ]}"#, r#"{"b": 1.50, "a": [2 ]}"#), (r#""{\"b\": 1}""#, r#"{"b": 1}"#), ("null", "")]
+    {
+        let answer = format!(
+            r#"{{"prompt_token_ids": [1], "choices": [{{"finish_reason": "tool_calls", "token_ids": [],
+                "message": {{"tool_calls": [{{"id": "c", "function": {{"name": "f", "arguments": {sent}}}}}]}}}}]}}"#
+        );
+        let options =
+            UpstreamOptions::new("test", EngineKind::Vllm, ["http://engine"]).expect("the options are usable");
+        let completion = read_answer(answer.as_bytes(), 0, &options).expect("the answer passes");
+        assert_eq!(completion.message.tool_calls[0].arguments, expected);
+    }
 }

@@ -30,6 +30,7 @@ fn all() -> Vec<(DialectError, u16)> {
         (DialectError::Busy { why: why(), retry_after_s: 7 }, 503),
         (DialectError::Untrusted { why: why() }, 502),
         (DialectError::Upstream { why: why() }, 502),
+        (DialectError::Refused { why: why() }, 400),
         (DialectError::Internal, 500),
     ]
 }
@@ -76,6 +77,7 @@ fn errors_of_messages_have_anthropics_shape() {
         "overloaded_error",
         "api_error",
         "api_error",
+        "invalid_request_error",
         "api_error",
     ];
     assert_eq!(kinds.collect::<Vec<_>>(), expected);

@@ -229,6 +229,63 @@ async fn a_bound_of_tokens_that_the_context_has_no_room_for_is_left_to_the_engin
     app.finish().await;
 }
 
+/// Answers of engines to a bound of tokens that is larger than their whole context.
+const BOUND_TOO_LARGE: [&str; 4] = [
+    r#"{"object": "error", "code": 400,
+        "message": "max_completion_tokens is too large: 9.This model supports at most 8 completion tokens."}"#,
+    r#"{"error": {"message": "max_tokens=9cannot be greater than max_model_len=max_total_tokens=8."}}"#,
+    r#"{"error": {"message": "max_tokens=9 cannot be greater than max_model_len=8. Please request fewer output tokens."}}"#,
+    r#"{"error": {"message": "too much was asked for", "param": "max_tokens"}}"#,
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bound_of_tokens_above_the_whole_context_is_left_to_the_engine() {
+    let app = start(60).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let mut body = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    body["max_tokens"] = 1_000_000.into();
+    for words in BOUND_TOO_LARGE {
+        app.engine.switch(|switches| switches.failures = Some((1, 400, words.to_owned())));
+        app.engine.switch(|switches| switches.context_tokens = 2_000_000);
+        success(agent.call(Dialect::Chat, &body).await).await;
+        let sent = app.engine.log().calls().last().expect("the engine was called").json();
+        assert_eq!(sent.get("max_tokens"), None, "{words}");
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_above_what_sglang_allows_is_the_dialects_own_error() {
+    let app = start(60).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let words = r#"{"message": "Input length (9 tokens) exceeds the maximum allowed length (8 tokens)."}"#;
+    app.engine.switch(|switches| switches.failures = Some((2, 400, words.to_owned())));
+    let response = agent.call(Dialect::Chat, &Dialect::Chat.body(&["Hello.".to_owned()], false)).await;
+    let (status, retry, body) = error(response).await;
+    assert_eq!((status.as_u16(), retry, &body["error"]["code"]), (400, Some(false), &json!("context_length_exceeded")));
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_fails_is_asked_twice_more_and_one_that_refuses_is_not() {
+    let app = start(60).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let calls = || app.engine.log().calls().filter(|call| call.text.contains("Hello.")).count();
+    let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    for (failures, status, expected, asked) in
+        [(2, 500, (200, None), 3), (9, 500, (502, Some(true)), 3), (9, 404, (400, Some(false)), 1)]
+    {
+        let before = calls();
+        app.engine.switch(|switches| switches.failures = Some((failures, status, "no".to_owned())));
+        let response = agent.call(Dialect::Chat, &body).await;
+        let retry = response.headers().get("x-should-retry").map(|value| value == "true");
+        assert_eq!((response.status().as_u16(), retry), expected);
+        assert_eq!(calls() - before, asked, "after {failures} times {status}");
+    }
+    app.engine.switch(|switches| switches.failures = None);
+    app.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_is_opened_for_an_engine_whose_answers_cannot_be_recorded() {
     let mut app = start(60).await;
