@@ -45,6 +45,8 @@ pub enum Denied {
     Invalid,
     /// The key has expired.
     Expired,
+    /// The key is that of a session, which is only for the listener of agents.
+    Session,
 }
 
 impl Denied {
@@ -55,6 +57,7 @@ impl Denied {
             Self::Missing => "missing",
             Self::Invalid => "invalid",
             Self::Expired => "expired",
+            Self::Session => "session",
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::{
         Grant,
         keyring::{Denied, Keyring},
     },
-    buffer::ids::CallerId,
+    buffer::{ids::CallerId, session::SessionKey},
 };
 
 /// Media types that a web page may post to another origin without a preflight request.
@@ -165,7 +165,12 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Denied> {
         return Err(Denied::Invalid);
     }
     let (scheme, key) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(Denied::Invalid)?;
-    if scheme.eq_ignore_ascii_case("bearer") { Ok(Some(key.trim())) } else { Err(Denied::Invalid) }
+    let key = key.trim();
+    if !scheme.eq_ignore_ascii_case("bearer") {
+        return Err(Denied::Invalid);
+    }
+    // Without keys everybody may do everything here, but an agent must not end its own session.
+    if SessionKey::has_prefix(key) { Err(Denied::Session) } else { Ok(Some(key)) }
 }
 
 /// The host that a request is for.
@@ -240,6 +245,9 @@ fn unauthorized(denied: Denied) -> Failure {
         Denied::Missing => "send a key: `Authorization: Bearer fb_...`",
         Denied::Invalid => "the key is unknown to this service, or it was revoked",
         Denied::Expired => "the key has expired",
+        Denied::Session => {
+            "the key of a session opens only the calls of its agent, at the address of `sessions.listen`"
+        }
     };
     Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "A valid key is needed").detail(detail)
 }

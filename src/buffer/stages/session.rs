@@ -132,6 +132,12 @@ impl SessionKey {
         text.strip_prefix(KEY_PREFIX).is_some_and(|secret| blake3::Hash::from_hex(secret).is_ok())
     }
 
+    /// Whether a text begins like a key of a session.
+    #[must_use]
+    pub fn has_prefix(text: &str) -> bool {
+        text.starts_with(KEY_PREFIX)
+    }
+
     /// The key, for the answer to the producer.
     #[must_use]
     pub fn reveal(&self) -> &str {

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Agent, DIALECTS, Dialect, error, message, success};
-use crate::support::{Backend, TestApp};
+use crate::support::{Backend, TestApp, text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_address_of_a_session_answers_probes() {
@@ -95,6 +95,19 @@ async fn bodies_are_bounded_one_by_one_and_together() {
         let response = call.await.expect("the task goes on").expect("the listener answers");
         assert_eq!(response.status(), 200);
     }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_key_of_a_session_opens_nothing_on_the_main_listener() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({})).await;
+    agent.ask("Hello.").await;
+    let path = format!("/sessions/{}/finish", agent.id());
+    let problem = app.post_as(agent.key(), &path, json!({"reward": 9.0})).await.refused(401, "unauthorized");
+    assert!(text(&problem["detail"]).contains("sessions.listen"), "{problem}");
+    app.get_as(agent.key(), &format!("/sessions/{}", agent.id())).await.refused(401, "unauthorized");
+    assert_eq!(app.get(&format!("/sessions/{}", agent.id())).await.expect(200)["state"], "open");
     app.finish().await;
 }
 
