@@ -18,9 +18,6 @@ use crate::buffer::{port::SessionPolicy, refusal::BufferError};
 /// does not fit into their context together with the prompt, so it is not named without need.
 const ROOM_NAMED_BELOW: u64 = 128 << 10;
 
-/// How long before its client would give up a call is answered.
-const ANSWER_BEFORE: Duration = Duration::from_secs(30);
-
 /// How often an engine is asked again that failed with status 500. It may fail again and again for the same call.
 const FAILURES_MAX: u32 = 2;
 
@@ -72,12 +69,9 @@ impl Call {
         if self.request.stream {
             return self.ask(route, policy, prompt, None).await;
         }
-        let hold = self.agents.options().hold;
-        let patience = self.read_timeout.map_or(hold, |timeout| {
-            if timeout > 2 * ANSWER_BEFORE { timeout.saturating_sub(ANSWER_BEFORE) } else { timeout / 2 }
-        });
-        let until = Instant::now() + patience;
-        tokio::time::timeout(patience, self.ask(route, policy, prompt, Some(until))).await.unwrap_or_else(|_| {
+        let until = self.times.answer_by;
+        let asking = self.ask(route, policy, prompt, Some(until));
+        tokio::time::timeout_at(until.into(), asking).await.unwrap_or_else(|_| {
             Err(DialectError::Busy { why: "the engine has not answered yet".to_owned(), retry_after_s: 1 })
         })
     }

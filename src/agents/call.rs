@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use axum::http::HeaderMap;
@@ -56,18 +56,25 @@ pub(super) struct Call {
     digest: [u8; 32],
     retry_count: u32,
     agent: Option<AgentLabel>,
-    /// How long the client waits for an answer, if it says so.
-    pub(super) read_timeout: Option<Duration>,
     pub(super) id: String,
     created_s: u64,
     began: Timestamp,
-    arrived: Instant,
+    pub(super) times: Times,
     _in_flight: CallInFlight,
     /// Held as long as the request.
     _share: Share,
     /// Whether it was counted how the call ended.
     is_counted: AtomicBool,
     is_recorded: AtomicBool,
+}
+
+/// Times of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// When its body had been read.
+    pub(super) arrived: Instant,
+    /// When it must be answered, if it is one without events.
+    pub(super) answer_by: Instant,
 }
 
 /// What a call is answered with.
@@ -93,7 +100,7 @@ impl Call {
         permit: CallPermit,
         headers: &HeaderMap,
         ReadBody { bytes, share }: ReadBody,
-        arrived: Instant,
+        times: Times,
     ) -> Result<Self, DialectError> {
         let parse = move || (*blake3::hash(&bytes).as_bytes(), dialect.parse(&bytes));
         let (digest, request) = if is_large(&share) {
@@ -124,14 +131,10 @@ impl Call {
             permit: Arc::new(permit),
             retry_count: number(headers, "x-stainless-retry-count").unwrap_or(0),
             agent: AgentLabel::of(headers),
-            // The clients in Python and in TypeScript have different names for it.
-            read_timeout: number(headers, "x-stainless-read-timeout")
-                .or_else(|| number(headers, "x-stainless-timeout"))
-                .map(|seconds| Duration::from_secs(seconds.into())),
             id,
             created_s: began.unix_s(),
             began,
-            arrived,
+            times,
             _in_flight: agents.metrics().call_begins(),
             agents,
             _share: share,
@@ -170,7 +173,7 @@ impl Call {
         let asked = self.ask_until_ended(&route, Some(policy), prompt.as_deref()).await?;
         let Asked { answered, engine_time } = asked;
         let answer = self.record(&route, policy, &canonical, answered).await?;
-        let added = self.arrived.elapsed().saturating_sub(engine_time);
+        let added = self.times.arrived.elapsed().saturating_sub(engine_time);
         self.agents.metrics().call_added(self.dialect.name(), added);
         Ok(answer)
     }
@@ -333,7 +336,8 @@ fn is_large(share: &Share) -> bool {
     share.num_permits() * PERMIT_BYTES > LARGE_BODY_BYTES
 }
 
-fn number(headers: &HeaderMap, name: &str) -> Option<u32> {
+/// The number in a header.
+pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u32> {
     let text = headers.get(name)?.to_str().ok()?.trim();
     // Some clients write seconds with a fraction.
     text.split('.').next()?.parse().ok()

@@ -1,6 +1,9 @@
 //! The routes of agents. Each handler says which dialect it speaks.
 
-use std::{any::Any, time::Instant};
+use std::{
+    any::Any,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
@@ -18,17 +21,21 @@ use tracing::Instrument as _;
 use super::{
     Agents, answer,
     body::{self, ReadBody},
-    call::Call,
+    call::{Call, Times, number},
     counting, refusal,
 };
 use crate::{
     buffer::{
         ids::SessionId,
+        refusal::{BufferError, Refusal},
         session::{CallPermit, SessionKey},
     },
     framing::{self, Framing},
     telemetry,
 };
+
+/// How long before its client would give up a call is answered.
+const ANSWER_BEFORE: Duration = Duration::from_secs(30);
 
 /// The path parameter of a session's routes. On the routes without it, the key alone names the session.
 type Id = Option<Path<String>>;
@@ -86,9 +93,22 @@ async fn call(agents: Agents, dialect: Dialect, id: Id, request: Request) -> Res
 /// Finds the session, and reads and parses the call.
 async fn admit(agents: Agents, dialect: Dialect, id: Id, request: Request) -> Result<Call, DialectError> {
     let (parts, body) = request.into_parts();
+    let answer_by = answer_by(&agents, &parts.headers);
     let (permit, body) = read(&agents, id, &parts.headers, body).await?;
-    let arrived = Instant::now();
-    Call::parse(agents, dialect, permit, &parts.headers, body, arrived).await
+    let times = Times { arrived: Instant::now(), answer_by };
+    Call::parse(agents, dialect, permit, &parts.headers, body, times).await
+}
+
+/// When a call without events must be answered: before its client gives up.
+fn answer_by(agents: &Agents, headers: &HeaderMap) -> Instant {
+    // The clients in Python and in TypeScript have different names for it.
+    let names = ["x-stainless-read-timeout", "x-stainless-timeout"];
+    let timeout = names.into_iter().find_map(|name| number(headers, name));
+    let patience = timeout.map_or(agents.options().hold, |seconds| {
+        let timeout = Duration::from_secs(seconds.into());
+        if timeout > 2 * ANSWER_BEFORE { timeout.saturating_sub(ANSWER_BEFORE) } else { timeout / 2 }
+    });
+    Instant::now() + patience
 }
 
 /// The permission for a call, and its body. A refused call is read to its end, because its client would not see the
@@ -116,9 +136,33 @@ async fn permit(agents: &Agents, id: Id, headers: &HeaderMap) -> Result<CallPerm
         let why = "is not supported; send the body without compression".to_owned();
         return Err(DialectError::Unsupported { field: "Content-Encoding".to_owned(), why });
     }
-    let permit = agents.buffer().session_for_call(id, key).await.map_err(refusal::of)?;
+    let permit = match agents.buffer().session_for_call(id, key, Duration::ZERO).await {
+        Err(BufferError::Refused(Refusal::SessionBusy(_))) => {
+            let wait = answer_by(agents, headers).saturating_duration_since(Instant::now());
+            wait_for_place(agents, id, key, wait).await
+        }
+        permit => permit,
+    };
+    let permit = permit.map_err(refusal::of)?;
     tracing::Span::current().record("session.id", tracing::field::display(permit.session_id()));
     Ok(permit)
+}
+
+/// Waits until the session has fewer calls in flight, unless the service stops.
+async fn wait_for_place(
+    agents: &Agents,
+    id: Option<SessionId>,
+    key: &str,
+    wait: Duration,
+) -> Result<CallPermit, BufferError> {
+    let mut draining = agents.draining();
+    tokio::select! {
+        permit = agents.buffer().session_for_call(id, key, wait) => permit,
+        // Its client repeats the call.
+        () = async { drop(draining.wait_for(|draining| *draining).await) } => {
+            agents.buffer().session_for_call(id, key, Duration::ZERO).await
+        }
+    }
 }
 
 /// The key of a session, where any of the clients puts it.
@@ -137,7 +181,7 @@ async fn models(State(agents): State<Agents>, id: Id, headers: HeaderMap) -> Res
     let dialect = Dialect::of_headers(&headers);
     match permit(&agents, id, &headers).await {
         Ok(permit) => {
-            let names: Vec<&str> = permit.models().collect();
+            let names: Vec<&str> = permit.models().into_iter().collect();
             answer::json(dialect.models(&names, agents.buffer().now().unix_s()))
         }
         Err(error) => answer::error(dialect, &error),

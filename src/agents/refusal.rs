@@ -4,7 +4,7 @@ use forebay_gateway::DialectError;
 
 use crate::buffer::refusal::{BufferError, Refusal};
 
-/// When an agent repeats a call that the store could not take.
+/// When an agent repeats a call that the store, or its session, could not take.
 const RETRY_AFTER_S: u32 = 1;
 
 /// What an agent is told.
@@ -25,6 +25,7 @@ fn of_refusal(refusal: &Refusal) -> DialectError {
         Refusal::SessionEnded(_) | Refusal::SessionReset(_) => DialectError::Closed { why },
         // Agents know how to go on, or to end, when their context is full.
         Refusal::SessionFull(_) => DialectError::ContextLength { detail: why },
+        Refusal::SessionBusy(_) => DialectError::Busy { why, retry_after_s: RETRY_AFTER_S },
         Refusal::UnknownModel(name) => DialectError::NotFound { what: format!("the model `{name}`") },
         Refusal::Invalid(violations) => {
             let parts: Vec<String> = violations.iter().map(|v| format!("{} {}", v.pointer, v.detail)).collect();

@@ -203,6 +203,7 @@ impl From<Refusal> for Failure {
             }
             Refusal::NoRoom(_) => (S::TOO_MANY_REQUESTS, "no-room", "There is no room for another rollout"),
             Refusal::SessionFull(_) => (S::BAD_REQUEST, "session-full", "The session is full"),
+            Refusal::SessionBusy(_) => (S::SERVICE_UNAVAILABLE, "session-busy", "The session has many calls in flight"),
             Refusal::TooManyKeys(_) | Refusal::TooManySessionKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
             Refusal::TooManyPolicies(_) => (S::CONFLICT, "too-many-policies", "Too many policies"),
             Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),

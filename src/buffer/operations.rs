@@ -79,10 +79,16 @@ impl Buffer {
         session::open(self, open).await
     }
 
-    /// Permission for a call of the session that has this key; `id` is the session that the caller names.
+    /// Permission for a call of the session that has this key; `id` is the session that the caller names. If the session
+    /// has as many calls in flight as it may have, it waits for `wait` until one ends.
     #[instrument(level = "debug", skip_all)]
-    pub async fn session_for_call(&self, id: Option<SessionId>, key: &str) -> Result<CallPermit, BufferError> {
-        session::permit(self, id, key).await
+    pub async fn session_for_call(
+        &self,
+        id: Option<SessionId>,
+        key: &str,
+        wait: Duration,
+    ) -> Result<CallPermit, BufferError> {
+        session::permit(self, id, key, wait).await
     }
 
     /// Refuses a call if its session has as much as it may have. A call that repeats another is not refused.

@@ -175,8 +175,13 @@ pub enum Refusal {
     #[error("policy `{0}` has no room for another rollout")]
     NoRoom(PolicyName),
     /// The session has as much as it may hold.
-    #[error("the session has the most {0} that it may have")]
+    #[error("the session has the most {what} that it may have ({bound})", what = .0, bound = bound_of(.0))]
     SessionFull(&'static str),
+    /// The session has as many calls in flight as it may have at once.
+    #[error(
+        "the session has {0} calls in flight, which is the most that it may have at once (`sessions.max_in_flight`)"
+    )]
+    SessionBusy(u32),
     /// The session has the maximum number of keys.
     #[error("the session has {0} keys, which is the most that a session may have")]
     TooManySessionKeys(u32),
@@ -205,6 +210,16 @@ pub enum Refusal {
         /// The maximum.
         max: usize,
     },
+}
+
+/// The setting that bounds what a session holds.
+fn bound_of(what: &str) -> &'static str {
+    match what {
+        "calls" => "`max_calls`",
+        "bytes" => "`sessions.max_session_bytes`",
+        "segments" => "`limits.trajectory_segments`",
+        _ => "`limits.trajectory_tokens`",
+    }
 }
 
 fn unknown_step(step: Step, last: Option<Step>) -> String {

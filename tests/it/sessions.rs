@@ -1,5 +1,7 @@
 //! Sessions: the calls of agents are recorded, and become rollouts when the session ends.
 
+use std::time::Duration;
+
 use forebay::{
     access::Role,
     buffer::{
@@ -53,7 +55,7 @@ fn blake3_of(prompt: &[i32], ids: &[i32]) -> blake3::Hash {
 
 async fn permit(app: &TestApp, session: &Value) -> Result<CallPermit, BufferError> {
     let id = text(&session["session_id"]).parse().expect("it is an id");
-    app.buffer.session_for_call(Some(id), text(&session["key"])).await
+    app.buffer.session_for_call(Some(id), text(&session["key"]), Duration::ZERO).await
 }
 
 async fn try_record(app: &TestApp, session: &Value, call: NewCall) -> Result<RecordedCall, BufferError> {
@@ -389,9 +391,9 @@ on_both_stores! {
         app.get_as(key, &path(&opened, "")).await.refused(401, "unauthorized");
         let mixed = json!({"session_id": other["session_id"], "key": opened["key"]});
         assert_eq!(refused(permit(app, &mixed).await), Refusal::UnknownSessionKey);
-        assert!(app.buffer.session_for_call(None, key).await.is_ok(), "the key alone names the session");
+        assert!(app.buffer.session_for_call(None, key, Duration::ZERO).await.is_ok(), "the key alone names the session");
         // A key of the service is no key of a session, and other policies are not seen.
-        assert_eq!(refused(app.buffer.session_for_call(None, &produce).await), Refusal::UnknownSessionKey);
+        assert_eq!(refused(app.buffer.session_for_call(None, &produce, Duration::ZERO).await), Refusal::UnknownSessionKey);
         let foreign = app.key(Role::Produce, &["other"]).await;
         app.get_as(&foreign, &path(&opened, "")).await.refused(404, "not-found");
         app.post_as(&foreign, &path(&opened, "/abort"), json!({"reason": "x"})).await.refused(404, "not-found");
@@ -408,7 +410,7 @@ on_both_stores! {
             assert_eq!(app.read_value(sql).await, found);
         }
         app.post_as(&admin, &path(&opened, "/abort"), json!({"reason": "x"})).await.expect(200);
-        let ended = app.buffer.session_for_call(None, key).await;
+        let ended = app.buffer.session_for_call(None, key, Duration::ZERO).await;
         assert_eq!(refused(ended), Refusal::SessionEnded(SessionState::Aborted));
     }
 
@@ -488,7 +490,7 @@ on_both_stores! {
             assert!(matches!(refused(try_record(app, &opened, wrong).await), Refusal::Invalid(_)));
         }
         let allowed = permit(app, &opened).await.expect("the session is open");
-        assert_eq!(refused(permit(app, &opened).await), Refusal::SessionFull("calls in flight"));
+        assert_eq!(refused(permit(app, &opened).await), Refusal::SessionBusy(1));
         drop(allowed);
         record(app, &opened, good).await;
         // A continuation adds its tail; another prompt would add a segment with all its ids.

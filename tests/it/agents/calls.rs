@@ -78,27 +78,33 @@ on_both_stores! {
         assert_eq!((rows.len(), count as u64), (1, sampled), "one conversation without drift is one segment");
     }
 
-    async fn thirty_two_calls_at_once_are_all_recorded(app: TestApp) {
+    async fn calls_beyond_those_that_may_be_in_flight_wait_for_a_place(app: TestApp) {
         let agent = Agent::open(app, json!({})).await;
         let body = |index: usize| Dialect::Chat.body(&[format!("Question {index}.")], index.is_multiple_of(2));
-        let bodies: Vec<_> = (0..33).map(body).collect();
+        let bodies: Vec<_> = (0..40).map(body).collect();
         app.engine.switch(|switches| switches.stall = true);
-        let calls = async { futures::future::join_all(bodies[..32].iter().map(|body| agent.call(Dialect::Chat, body))).await };
+        let calls = async { futures::future::join_all(bodies.iter().map(|body| agent.call(Dialect::Chat, body))).await };
         let refused = async {
             app.engine.wait(|log| log.stalled == 32).await;
-            let refused = super::error(agent.call(Dialect::Chat, &bodies[32]).await).await;
+            // A client that waits only shortly is told to come again.
+            let request = agent.request(Dialect::Chat, &bodies[0]).header("x-stainless-read-timeout", "1");
+            let response = request.send().await.expect("the listener answers");
+            assert!(response.headers().contains_key("retry-after"));
+            let refused = super::error(response).await;
             app.engine.switch(|switches| switches.stall = false);
             refused
         };
         let (answered, (status, retry, error)) = tokio::join!(calls, refused);
-        assert_eq!((status.as_u16(), retry, &error["error"]["code"]), (400, Some(false), &json!("context_length_exceeded")));
+        assert_eq!((status.as_u16(), retry, &error["error"]["code"]), (503, Some(true), &json!("busy")));
+        assert!(text(&error["error"]["message"]).contains("max_in_flight"), "{error}");
         for response in answered {
             assert_eq!(response.status(), 200);
             response.bytes().await.expect("the answer ends well");
         }
         agent.finish(app, 1.0).await;
         let (rows, _) = trained(app).await;
-        assert_eq!(rows.len(), 32, "each question is a segment of its own");
+        assert_eq!(rows.len(), 40, "each question is a segment of its own");
+        assert_eq!(rows[0]["status"], "completed", "no bound of the session was reached");
     }
 }
 

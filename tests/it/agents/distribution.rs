@@ -103,5 +103,9 @@ async fn a_frozen_model_is_asked_as_the_agent_asks() {
     for field in ["presence_penalty", "seed", "tools"] {
         assert_eq!(sent[field], body[field]);
     }
+    let request = app.http.get(agent.url("/models")).bearer_auth(agent.key());
+    let list = success(request.send().await.expect("the listener answers")).await;
+    let names: Vec<&Value> = list["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
+    assert_eq!(names, ["default", "judge"], "each name can be called");
     app.finish().await;
 }

@@ -166,3 +166,21 @@ async fn a_session_that_is_full_tells_its_agent_to_end() {
     assert_eq!(rows[0]["status"], "truncated");
     app.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_without_room_for_tokens_names_the_setting() {
+    let config = "[limits]\ntrajectory_tokens = 60\n[sessions]\nlisten = \"127.0.0.1:0\"\n";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.script("First", super::answers(&["Yes."]));
+    agent.ask("First.").await;
+    let long = "A question that needs many tokens. ".repeat(20);
+    let response = agent.call(Dialect::Chat, &Dialect::Chat.body(&[long], false)).await;
+    let (status, retry, body) = error(response).await;
+    assert_eq!((status.as_u16(), retry, &body["error"]["code"]), (400, Some(false), &json!("context_length_exceeded")));
+    assert!(text(&body["error"]["message"]).contains("limits.trajectory_tokens"), "{body}");
+    agent.finish(&app, 1.0).await;
+    let (rows, _) = trained(&app).await;
+    assert_eq!(rows[0]["status"], "truncated");
+    app.finish().await;
+}

@@ -504,6 +504,7 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::SessionConflict(_) => Refused::SessionConflict,
         Refusal::SessionReset(policy) => Refused::SessionReset(policy.to_string()),
         Refusal::SessionFull(what) => Refused::SessionFull(what),
+        Refusal::SessionBusy(_) => Refused::SessionBusy,
         Refusal::UnknownSessionKey => Refused::UnknownSessionKey,
         Refusal::UnknownModel(_) => Refused::UnknownModel,
         Refusal::NoTurns => Refused::NoTurns,

@@ -302,6 +302,7 @@ pub(crate) enum Refused {
     SessionConflict,
     SessionReset(String),
     SessionFull(&'static str),
+    SessionBusy,
     UnknownSessionKey,
     UnknownModel,
     NoTurns,

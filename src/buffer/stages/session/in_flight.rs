@@ -51,6 +51,20 @@ impl InFlight {
         Some(Guard { session, number, calls: Arc::clone(calls), all: Arc::clone(self) })
     }
 
+    /// Counts a call as soon as the session has fewer than `max` calls in flight.
+    pub(super) async fn wait(self: &Arc<Self>, session: SessionId, max: u32) -> Guard {
+        loop {
+            if let Some(guard) = self.begin(session, max) {
+                return guard;
+            }
+            let count = self.sessions().get(&session).map(|calls| calls.count.subscribe());
+            if let Some(mut count) = count {
+                // An error means that no call is in flight any more.
+                let _ = count.wait_for(|count| *count < max).await;
+            }
+        }
+    }
+
     /// Whether a session has calls in flight.
     pub(super) fn has_calls(&self, session: SessionId) -> bool {
         self.sessions().contains_key(&session)

@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use forebay_client::wire::{Sampling, VersionSpan, Violation};
 
 use super::{
-    SessionKeyHash,
+    ANY_MODEL, SessionKeyHash,
     calls::SessionCalls,
     in_flight::Guard,
     paths::{CallPaths, Shared},
@@ -28,6 +29,9 @@ use crate::{
     },
     clock::Timestamp,
 };
+
+/// Stands in lists for all names of a session in which other names are not recorded.
+const ANY_NAME: &str = "default";
 
 /// Ids that the trees of all sessions hold together: 64 MiB.
 const CACHED_IDS_MAX: usize = 16 << 20;
@@ -106,9 +110,15 @@ impl CallPermit {
         found.map(Some).ok_or_else(|| Refusal::UnknownModel(model.to_owned()))
     }
 
-    /// The model names of the session.
-    pub fn models(&self) -> impl Iterator<Item = &str> {
-        self.session.spec.models.keys().map(String::as_str)
+    /// Model names that an agent can call. The entry for all other names is listed by its policy's name.
+    #[must_use]
+    pub fn models(&self) -> BTreeSet<&str> {
+        let mut names: BTreeSet<&str> = self.session.spec.models.keys().map(String::as_str).collect();
+        if names.remove(ANY_MODEL) {
+            let policy = self.session.spec.models.get(ANY_MODEL).and_then(Option::as_deref);
+            names.insert(policy.unwrap_or(ANY_NAME));
+        }
+        names
     }
 
     /// How tokens are sampled.
@@ -149,7 +159,33 @@ pub(in crate::buffer) async fn permit(
     buffer: &Buffer,
     id: Option<SessionId>,
     key: &str,
+    wait: Duration,
 ) -> Result<CallPermit, BufferError> {
+    let session = open_session(buffer, id, key).await?;
+    let max = buffer.options.sessions.in_flight_max;
+    let (session, guard) = match buffer.in_flight.begin(session.session_id, max) {
+        Some(guard) => (session, guard),
+        None if wait.is_zero() => return Err(Refusal::SessionBusy(max).into()),
+        None => {
+            let place = tokio::time::timeout(wait, buffer.in_flight.wait(session.session_id, max)).await;
+            let guard = place.map_err(|_| Refusal::SessionBusy(max))?;
+            // Other calls were recorded meanwhile, or the session has ended.
+            (open_session(buffer, id, key).await?, guard)
+        }
+    };
+    let bounds = bounds(buffer);
+    let full = [
+        ("calls", session.calls >= session.max_calls),
+        ("bytes", session.bytes >= bounds.bytes_max),
+        ("segments", session.segments >= bounds.segments_max),
+        ("tokens", session.tokens >= bounds.tokens_max),
+    ];
+    let full = full.into_iter().find(|(_, is_full)| *is_full).map(|(what, _)| what);
+    Ok(CallPermit { session, tokens_max: bounds.tokens_max, full, guard })
+}
+
+/// The session of a key, which must be open.
+async fn open_session(buffer: &Buffer, id: Option<SessionId>, key: &str) -> Result<Session, BufferError> {
     let found = buffer.store.session_of_key(SessionKeyHash::of(key)).await?;
     let session = found.filter(|session| id.is_none_or(|id| id == session.session_id));
     let session = session.ok_or(Refusal::UnknownSessionKey)?;
@@ -160,17 +196,7 @@ pub(in crate::buffer) async fn permit(
     if session.state != SessionState::Open {
         return Err(Refusal::SessionEnded(session.state).into());
     }
-    let bounds = bounds(buffer);
-    let full = [
-        ("calls", session.calls >= session.max_calls),
-        ("bytes", session.bytes >= bounds.bytes_max),
-        ("segments", session.segments >= bounds.segments_max),
-        ("tokens", session.tokens >= bounds.tokens_max),
-    ];
-    let full = full.into_iter().find(|(_, is_full)| *is_full).map(|(what, _)| what);
-    let guard = buffer.in_flight.begin(session.session_id, buffer.options.sessions.in_flight_max);
-    let guard = guard.ok_or(Refusal::SessionFull("calls in flight"))?;
-    Ok(CallPermit { session, tokens_max: bounds.tokens_max, full, guard })
+    Ok(session)
 }
 
 pub(in crate::buffer) async fn check_room(buffer: &Buffer, permit: &CallPermit) -> Result<(), BufferError> {

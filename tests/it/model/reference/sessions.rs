@@ -303,7 +303,7 @@ impl Reference {
         ];
         let full = full.into_iter().find(|(_, is_full)| *is_full).map(|(what, _)| what);
         if self.in_flight.values().filter(|call| call.session == number).count() >= IN_FLIGHT_MAX {
-            return Err(Refused::SessionFull("calls in flight"));
+            return Err(Refused::SessionBusy);
         }
         let call = self.begun;
         self.begun += 1;

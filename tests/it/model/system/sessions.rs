@@ -1,7 +1,7 @@
 //! Sessions of the real buffer: the calls of agents go through the same functions as those of the listener of sessions,
 //! without HTTP and without an engine.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use forebay::buffer::{
     ids::SessionId,
@@ -105,7 +105,7 @@ impl System {
             (KeyPick::Of(owner), _) => of(owner, 0),
             (KeyPick::Own(_), None) | (KeyPick::Forged, _) => "forged".to_owned(),
         };
-        self.buffer.session_for_call(Some(self.session_id(session)), &key).await
+        self.buffer.session_for_call(Some(self.session_id(session)), &key, Duration::ZERO).await
     }
 
     async fn end_call(&self, permit: CallPermit, sent: Option<&AgentCall>) -> Result<Answer, BufferError> {
