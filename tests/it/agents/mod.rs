@@ -11,6 +11,7 @@ mod ends;
 mod engines;
 #[cfg(feature = "exact")]
 mod exact;
+mod group;
 mod requests;
 mod teachers;
 
