@@ -22,7 +22,8 @@
 //! 4. After a restart, or to catch up with another replica: for each row in the order of the numbers, read the record
 //!    from the row ([`Record::from_json`]) and the message from the stored [`Completion`](crate::Completion), and add
 //!    them. A call that is already there is skipped.
-//! 5. The assembler reports a break between a call and its nearest earlier call: [`History::cause`] names the cause.
+//! 5. The assembler reports a break between a call and its nearest earlier call. [`History::cause_between`] names the
+//!    cause, from the rows of the session.
 
 mod defaults;
 mod history;

@@ -185,22 +185,34 @@ impl History {
     /// the messages of the request. `None` if the call is not there.
     #[must_use]
     pub fn cause(&self, nearest: u32, request: &Canonical) -> Option<BreakCause> {
-        self.difference(nearest, request.head, request.keys.iter())
+        self.difference(nearest, request.head, request.keys.iter(), 0)
     }
 
-    /// Why a recorded call does not continue another one. `None` if one of them is not there.
+    /// Why a recorded call does not continue another one. Both may have the ids of a third call, `after`, with its
+    /// answer: what differs in its messages made no difference to the ids, and is passed over. `None` if one of the calls
+    /// is not there.
     #[must_use]
-    pub fn cause_between(&self, nearest: u32, seq: u32) -> Option<BreakCause> {
+    pub fn cause_between(&self, nearest: u32, seq: u32, after: Option<u32>) -> Option<BreakCause> {
         let call = self.calls.get(&seq)?;
-        self.difference(nearest, call.head, self.path(call.request).into_iter())
+        let equal = match after {
+            Some(after) => self.nodes[self.calls.get(&after)?.answer as usize].depth as usize,
+            None => 0,
+        };
+        self.difference(nearest, call.head, self.path(call.request).into_iter(), equal)
     }
 
-    fn difference<'a>(&'a self, nearest: u32, head: Hash, new: impl Iterator<Item = &'a Key>) -> Option<BreakCause> {
+    fn difference<'a>(
+        &'a self,
+        nearest: u32,
+        head: Hash,
+        new: impl Iterator<Item = &'a Key>,
+        equal: usize,
+    ) -> Option<BreakCause> {
         let nearest = self.calls.get(&nearest)?;
         if nearest.head != head {
             return Some(BreakCause::System);
         }
-        Some(BreakCause::between(self.path(nearest.answer).into_iter(), new))
+        Some(BreakCause::between(self.path(nearest.answer).into_iter().skip(equal), new.skip(equal)))
     }
 
     /// The messages up to a node.

@@ -123,9 +123,19 @@ impl Renderer {
     /// The text of ids, without special tokens.
     #[must_use]
     pub fn decode(&self, ids: &[i32]) -> String {
+        self.text(ids, true)
+    }
+
+    /// The text of ids, with special tokens.
+    #[must_use]
+    pub fn decode_whole(&self, ids: &[i32]) -> String {
+        self.text(ids, false)
+    }
+
+    fn text(&self, ids: &[i32], skips_special: bool) -> String {
         let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
         // The library fails only for a decoder that does not fit its own tokens.
-        self.tokenizer.decode(&ids, true).unwrap_or_default()
+        self.tokenizer.decode(&ids, skips_special).unwrap_or_default()
     }
 
     /// The prompt of a request. `clock_s` is the time that templates print, in seconds since 1970. It must be the same

@@ -343,7 +343,7 @@ fn a_record_that_fits_no_call_is_refused() {
         assert_eq!(refused, Err(HistoryError::Damaged { seq: 2, after, shared }));
     }
     assert_eq!(one_call().cause(2, &canonical(&json!([user("")]))), None);
-    assert_eq!(one_call().cause_between(1, 2), None);
+    assert_eq!(one_call().cause_between(1, 2, None), None);
 }
 
 #[test]
@@ -478,7 +478,7 @@ proptest! {
             messages.push(answer.clone());
             calls.push((messages, *effort));
             for nearest in 1..seq {
-                prop_assert_eq!(history.cause_between(nearest, seq), history.cause(nearest, &request));
+                prop_assert_eq!(history.cause_between(nearest, seq, None), history.cause(nearest, &request));
             }
         }
     }
