@@ -380,30 +380,17 @@ fn access(mut access: AccessConfig, violations: &mut Vec<Violation>) -> AccessCo
 
 /// The policies of the array `[[policy]]`.
 fn policies_of(sent: Option<toml::Value>, violations: &mut Vec<Violation>) -> Vec<(PolicyName, Arc<Rules>)> {
-    let tables = match sent {
-        None => return Vec::new(),
-        Some(toml::Value::Array(tables)) => tables,
-        Some(_) => {
-            let detail = "must be an array of tables: write [[policy]]".to_owned();
-            violations.push(Violation { pointer: "/policy".to_owned(), detail });
-            return Vec::new();
-        }
-    };
     let mut names = BTreeSet::new();
-    let policy = |(index, value)| policy(&format!("/policy/{index}"), value, &mut names, violations);
-    tables.into_iter().enumerate().filter_map(policy).collect()
+    let tables = collect::tables("policy", sent, violations);
+    tables.into_iter().filter_map(|(at, table)| policy(&at, table, &mut names, violations)).collect()
 }
 
 fn policy(
     at: &str,
-    value: toml::Value,
+    mut table: toml::Table,
     names: &mut BTreeSet<PolicyName>,
     violations: &mut Vec<Violation>,
 ) -> Option<(PolicyName, Arc<Rules>)> {
-    let toml::Value::Table(mut table) = value else {
-        violations.push(Violation { pointer: at.to_owned(), detail: "must be a table".to_owned() });
-        return None;
-    };
     let name = match table.remove("name") {
         Some(toml::Value::String(name)) => match PolicyName::parse(&name) {
             Ok(name) if names.insert(name.clone()) => Ok(name),

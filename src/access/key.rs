@@ -7,7 +7,7 @@ use forebay_client::wire::{ApiKey, KeyInfo, KeyRequest, Violation};
 use super::{Role, globs::PolicyGlobs};
 use crate::{
     buffer::{
-        ids::{ID_BYTES_MAX, KeyPk},
+        ids::{KeyPk, check_name},
         refusal::Refusal,
     },
     clock::Timestamp,
@@ -130,8 +130,8 @@ impl NewKey {
         let mut violations = Vec::new();
         let mut refuse = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
         let KeyRequest { name, role, policies, expires_in_s } = request;
-        if name.is_empty() || name.len() > ID_BYTES_MAX || name.chars().any(char::is_control) {
-            refuse("/name".to_owned(), format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
+        if let Err(detail) = check_name(&name) {
+            refuse("/name".to_owned(), detail);
         }
         if expires_in_s.is_some_and(|seconds| !(1..=EXPIRES_IN_S_MAX).contains(&seconds)) {
             refuse("/expires_in_s".to_owned(), format!("must be 1 to {EXPIRES_IN_S_MAX}"));

@@ -395,6 +395,12 @@ number! {
     KeyPk
 }
 
+/// Refuses a text that is no name: a name has 1 to 256 bytes without control characters. The error continues the name of
+/// the field.
+pub fn check_name(text: &str) -> Result<(), String> {
+    check_text(text).map_err(|_| format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"))
+}
+
 fn check_text(text: &str) -> Result<(), InvalidId> {
     if text.is_empty() || text.len() > ID_BYTES_MAX {
         Err(InvalidId::Length)

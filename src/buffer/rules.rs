@@ -7,7 +7,7 @@ pub(super) mod unused;
 use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
 
 use self::filter::{FilterViolation, Filters};
-use super::{ids::ID_BYTES_MAX, trajectory::GROUP_SIZE_MAX};
+use super::{ids::check_name, trajectory::GROUP_SIZE_MAX};
 
 /// Seconds of ten years. A longer duration is a typing error.
 const DURATION_S_MAX: u64 = 315_360_000;
@@ -126,8 +126,7 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
 /// Checks the form of the name. Which names there are depends on the configuration of each process.
 fn check_teacher(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     let Some(teacher) = &rules.sessions.teacher else { return };
-    if teacher.is_empty() || teacher.len() > ID_BYTES_MAX || teacher.chars().any(char::is_control) {
-        let detail = format!("must be 1 to {ID_BYTES_MAX} bytes without control characters");
+    if let Err(detail) = check_name(teacher) {
         violations.push(Violation { pointer: "/sessions/teacher".into(), detail });
     }
 }

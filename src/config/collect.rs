@@ -44,6 +44,28 @@ pub(super) fn read<T: DeserializeOwned + Default>(at: &str, table: Table, violat
     T::default()
 }
 
+/// The tables of an array at the top of the file, each with its pointer.
+pub(super) fn tables(key: &str, sent: Option<Value>, violations: &mut Vec<Violation>) -> Vec<(String, Table)> {
+    let values = match sent {
+        None => return Vec::new(),
+        Some(Value::Array(values)) => values,
+        Some(_) => {
+            let detail = format!("must be an array of tables: write [[{key}]]");
+            violations.push(Violation { pointer: format!("/{key}"), detail });
+            return Vec::new();
+        }
+    };
+    let table = |(index, value): (usize, Value)| {
+        let at = format!("/{key}/{index}");
+        if let Value::Table(table) = value {
+            return Some((at, table));
+        }
+        violations.push(Violation { pointer: at, detail: "must be a table".to_owned() });
+        None
+    };
+    values.into_iter().enumerate().filter_map(table).collect()
+}
+
 /// A step from a table or a list to one of its values.
 #[derive(Clone)]
 enum Step {

@@ -13,7 +13,7 @@ use super::collect;
 use crate::{
     access::globs::PolicyGlobs,
     agents::{ExactConfig, FamilyConfig, UpstreamConfig},
-    buffer::ids::ID_BYTES_MAX,
+    buffer::ids::check_name,
 };
 
 #[derive(Debug, Default, Deserialize)]
@@ -125,49 +125,28 @@ impl Entry {
 
 /// The upstreams of the file.
 pub(super) fn read(sent: Option<toml::Value>, violations: &mut Vec<Violation>) -> Vec<UpstreamConfig> {
-    let tables = match sent {
-        None => return Vec::new(),
-        Some(toml::Value::Array(tables)) => tables,
-        Some(_) => {
-            let detail = "must be an array of tables: write [[upstream]]".to_owned();
-            violations.push(Violation { pointer: "/upstream".to_owned(), detail });
-            return Vec::new();
-        }
-    };
     let mut names = BTreeSet::new();
-    let upstream = |(index, value)| upstream(&format!("/upstream/{index}"), value, &mut names, violations);
-    tables.into_iter().enumerate().filter_map(upstream).collect()
+    let tables = collect::tables("upstream", sent, violations);
+    tables.into_iter().filter_map(|(at, table)| upstream(&at, table, &mut names, violations)).collect()
 }
 
 fn upstream(
     at: &str,
-    value: toml::Value,
+    table: toml::Table,
     names: &mut BTreeSet<String>,
     violations: &mut Vec<Violation>,
 ) -> Option<UpstreamConfig> {
-    let toml::Value::Table(table) = value else {
-        violations.push(Violation { pointer: at.to_owned(), detail: "must be a table".to_owned() });
-        return None;
-    };
     let before = violations.len();
     let mut entry: Entry = collect::read(at, table, violations);
     let exact = entry.kind.and_then(|kind| entry.exact(at, kind.engine(), violations));
     let mut refuse = |key: &str, detail: String| violations.push(Violation { pointer: format!("{at}/{key}"), detail });
-    let name = match entry.name.take() {
-        Some(name) if !is_name(&name) => {
-            refuse("name", format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
-            None
-        }
-        Some(name) if !names.insert(name.clone()) => {
-            refuse("name", format!("the upstream `{name}` appears twice"));
-            None
-        }
-        Some(name) => Some(name),
-        None => {
-            refuse("name", "is required and must be text".to_owned());
-            None
-        }
+    let name = match entry.name.take().map(|name| check_name(&name).map(|()| name)) {
+        Some(Ok(name)) if names.insert(name.clone()) => Ok(name),
+        Some(Ok(name)) => Err(format!("the upstream `{name}` appears twice")),
+        Some(Err(detail)) => Err(detail),
+        None => Err("is required and must be text".to_owned()),
     };
+    let name = name.map_err(|detail| refuse("name", detail)).ok();
     let Some(kind) = entry.kind.map(Kind::engine) else {
         refuse("kind", "is required: `sglang`, `vllm` or `openai`".to_owned());
         return None;
@@ -177,14 +156,15 @@ fn upstream(
     let globs = globs.filter(|globs| !globs.is_empty());
     let policies = globs.map(|globs| PolicyGlobs::parse(&globs)).transpose();
     let policies = policies.map_err(|(index, error)| refuse(&format!("policies/{index}"), error.to_string()));
-    if let Some(index) = entry.models.iter().position(|name| !is_name(name)) {
-        refuse(&format!("models/{index}"), format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
+    let mut wrong = entry.models.iter().enumerate().filter_map(|(index, name)| Some((index, check_name(name).err()?)));
+    if let Some((index, detail)) = wrong.next() {
+        refuse(&format!("models/{index}"), detail);
     }
     if let Some((label, _)) = entry.version_labels.iter().find(|(_, version)| **version < 0) {
         refuse(&format!("version_labels/{label}"), "must be 0 or above".to_owned());
     }
-    if entry.model.as_deref().is_some_and(|model| !is_name(model)) {
-        refuse("model", format!("must be 1 to {ID_BYTES_MAX} bytes without control characters"));
+    if let Some(Err(detail)) = entry.model.as_deref().map(check_name) {
+        refuse("model", detail);
     }
     let name = name?;
     let mut options = match UpstreamOptions::new(name.clone(), kind, &entry.urls) {
@@ -211,8 +191,4 @@ fn upstream(
         key_file: entry.key_file,
         ca_file: entry.ca_file,
     })
-}
-
-fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.len() <= ID_BYTES_MAX && !text.chars().any(char::is_control)
 }

@@ -9,7 +9,7 @@ use crate::{
     buffer::{
         Buffer,
         canonical::{ContentDigest, Hasher},
-        ids::{AdmissionId, ID_BYTES_MAX, PolicyName, RolloutId, SessionId},
+        ids::{AdmissionId, PolicyName, RolloutId, SessionId, check_name},
         ingest::NewRollout,
         port::NewSession,
         refusal::{BufferError, Refusal},
@@ -161,8 +161,8 @@ fn models(sent: &wire::SessionRequest, violations: &mut Vec<Violation>) -> BTree
     let mut models = BTreeMap::new();
     for (name, model) in &sent.models {
         let at = format!("/models/{}", name.replace('~', "~0").replace('/', "~1"));
-        if name.is_empty() || name.len() > ID_BYTES_MAX || name.chars().any(char::is_control) {
-            refuse(at.clone(), format!("must have a name of 1 to {ID_BYTES_MAX} bytes without control characters"));
+        if let Err(detail) = check_name(name) {
+            refuse(at.clone(), format!("its name {detail}"));
         }
         match model.policy.as_deref().map(PolicyName::parse).transpose() {
             Ok(_) => {
