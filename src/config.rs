@@ -267,7 +267,7 @@ impl Config {
 /// The listener of agents. It needs an inference engine, and engines need it.
 fn agents(file: &File, upstreams: Option<toml::Value>, violations: &mut Vec<Violation>) -> Option<AgentsConfig> {
     let is_named = upstreams.as_ref().is_some_and(|value| value.as_array().is_none_or(|tables| !tables.is_empty()));
-    let upstreams = upstreams::read(upstreams, violations);
+    let mut upstreams = upstreams::read(upstreams, violations);
     match (&file.sessions.listen, is_named) {
         (None, false) => None,
         (Some(_), false) => {
@@ -283,6 +283,10 @@ fn agents(file: &File, upstreams: Option<toml::Value>, violations: &mut Vec<Viol
         (Some(listen), true) => {
             let bodies = file.limits.bodies();
             file.sessions.check_budget(bodies.body_bytes_max, violations);
+            let answers = file.sessions.answers();
+            for upstream in &mut upstreams {
+                upstream.options.answers = answers.clone();
+            }
             Some(AgentsConfig {
                 listen: listen.clone(),
                 public_url: file.sessions.public_url(),

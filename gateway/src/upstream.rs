@@ -2,13 +2,14 @@
 //! `exact` the gateway sends ids.
 //!
 //! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request,
-//! `transport` sends it, `answer` reads what came back, and `check` makes a [`Completion`] of it or says what is wrong
+//! `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what came back, and `check` makes a [`Completion`] of it or says what is wrong
 //! with it, for which `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and
 //! continues it if the engine aborts it. [`probe`] makes such calls before any agent does. `score` has an engine report
 //! the log-probabilities of given ids.
 
 mod answer;
 mod body;
+mod budget;
 mod check;
 mod error;
 mod exact;
@@ -21,6 +22,7 @@ mod versions;
 
 #[cfg(feature = "exact")]
 pub(crate) use body::message as rendered_message;
+pub use budget::AnswerBudget;
 pub use check::Fault;
 pub use error::UpstreamError;
 pub use exact::ExactPrompt;
@@ -28,9 +30,12 @@ pub use options::{EngineKind, Parsers, Secret, UpstreamOptions};
 pub use route::order;
 pub use score::Scoring;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{completion::Completion, request::Request};
@@ -87,9 +92,21 @@ pub struct EngineCall<'a> {
     pub session: &'a str,
     /// A unique id of the call, by which `SGLang` can abort it.
     pub rid: &'a str,
-    /// The policy's published version now. It is asked when a generation begins, and stands for what the engine does
-    /// not say.
-    pub version: &'a (dyn Fn() -> i64 + Sync),
+    /// The policy's published version. It is read when a generation begins, also after an abort, and stands for what the
+    /// engine does not say.
+    pub version: &'a dyn PublishedVersion,
+}
+
+/// Reads the published version of a policy.
+pub trait PublishedVersion: Sync {
+    /// The version now.
+    fn read(&self) -> Pin<Box<dyn Future<Output = i64> + Send + '_>>;
+}
+
+impl<F: Fn() -> i64 + Sync> PublishedVersion for F {
+    fn read(&self) -> Pin<Box<dyn Future<Output = i64> + Send + '_>> {
+        Box::pin(std::future::ready(self()))
+    }
 }
 
 /// What an engine answered, and what it took.
@@ -150,7 +167,7 @@ impl Upstream {
     async fn complete_at(&self, call: &EngineCall<'_>, workers: &[usize]) -> Result<Answered, UpstreamError> {
         let (mut aborts, mut reconnects) = (0, 0);
         loop {
-            let version = (call.version)();
+            let version = call.version.read().await;
             let rid = format!("{}-{aborts}", call.rid);
             let answer = match self.answer(call, &rid, Wanted::Recording, workers, &mut reconnects).await {
                 // SGLang answers a call that was aborted while it was queued with an error.
@@ -192,7 +209,7 @@ impl Upstream {
     ) -> Result<EngineAnswer, UpstreamError> {
         let body = |rid: &str| body::write(call, self.options.kind, rid, wanted);
         let post = Post { path: CHAT, workers, session: call.session, rid, body: &body };
-        let bytes = self.transport.post(&post, reconnects).await?;
-        EngineAnswer::read(&bytes).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
+        let body = self.transport.post(&post, reconnects).await?;
+        EngineAnswer::read(&body).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
     }
 }

@@ -3,12 +3,14 @@
 
 use std::{
     borrow::Cow,
+    pin::Pin,
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use forebay_gateway::{
     DialectError, Request, UpstreamError,
-    upstream::{Answered, EngineCall, Sampling},
+    upstream::{Answered, EngineCall, PublishedVersion, Sampling},
 };
 
 use super::{call::Call, refusal, upstreams::Route};
@@ -85,12 +87,13 @@ impl Call {
     ) -> Result<Asked, DialectError> {
         let metrics = self.agents.metrics();
         let mut bounds = Bounds { request: Cow::Borrowed(&self.request), room: self.room(), prompt };
-        let mut version = policy.map_or(0, |policy| policy.current_version.0);
+        let mut next = policy.map_or(0, |policy| policy.current_version.0);
         let mut engine_time = Duration::ZERO;
         let mut failures = 0;
         for attempt in 0_u32.. {
             let asked = Instant::now();
-            let error = match self.ask_once(route, policy.is_some(), &bounds, attempt, version).await {
+            let version = Published { call: self, policy, first: next, reads: AtomicU32::new(0) };
+            let error = match self.ask_once(route, &bounds, attempt, &version).await {
                 Ok(answered) => {
                     engine_time += asked.elapsed();
                     metrics.engine_answered(route.name(), asked.elapsed(), answered.aborts);
@@ -103,9 +106,7 @@ impl Call {
             if !(matches!(error, UpstreamError::ContextLength { .. }) && bounds.widen()) {
                 self.hold(route, &error, failures, until).await?;
                 // A pause is often an update, which the answer will come from.
-                if let Some(policy) = policy {
-                    version = self.current_version(policy).await.unwrap_or(version);
-                }
+                next = self.current_version(policy).await.unwrap_or(next);
             }
             engine_time += asked.elapsed();
         }
@@ -115,10 +116,9 @@ impl Call {
     async fn ask_once(
         &self,
         route: &Route,
-        recorded: bool,
         bounds: &Bounds<'_>,
         attempt: u32,
-        version: i64,
+        version: &Published<'_>,
     ) -> Result<Answered, UpstreamError> {
         let text = |ids: &[i32]| route.exact.as_ref().map(|exact| exact.text(ids)).unwrap_or_default();
         let call = EngineCall {
@@ -129,9 +129,9 @@ impl Call {
             room: bounds.room,
             session: &self.permit.session_id().to_string(),
             rid: &format!("{attempt}-{}", self.id),
-            version: &|| version,
+            version,
         };
-        if recorded {
+        if version.policy.is_some() {
             return route.upstream.complete(&call).await;
         }
         let completion = route.upstream.forward(&call).await?;
@@ -173,7 +173,8 @@ impl Call {
     }
 
     /// The policy's published version; none if it cannot be read.
-    async fn current_version(&self, policy: &SessionPolicy) -> Option<i64> {
+    async fn current_version(&self, policy: Option<&SessionPolicy>) -> Option<i64> {
+        let policy = policy?;
         let session = self.agents.buffer().session(self.permit.session_id()).await.ok()?;
         let found = session.policies.iter().find(|found| found.policy == policy.policy)?;
         Some(found.current_version.0)
@@ -183,6 +184,26 @@ impl Call {
     fn room(&self) -> Option<u32> {
         let left = self.permit.tokens_left();
         (left < ROOM_NAMED_BELOW).then_some(left.max(1) as u32)
+    }
+}
+
+/// The published version of a call's policy. Every read but the first one asks the store: an engine that aborts a call
+/// often does so for an update.
+struct Published<'a> {
+    call: &'a Call,
+    /// None if the call is not recorded.
+    policy: Option<&'a SessionPolicy>,
+    first: i64,
+    reads: AtomicU32,
+}
+
+impl PublishedVersion for Published<'_> {
+    fn read(&self) -> Pin<Box<dyn Future<Output = i64> + Send + '_>> {
+        let is_first = self.reads.fetch_add(1, Ordering::Relaxed) == 0;
+        Box::pin(async move {
+            let read = if is_first { None } else { self.call.current_version(self.policy).await };
+            read.unwrap_or(self.first)
+        })
     }
 }
 
@@ -207,9 +228,13 @@ impl Bounds<'_> {
     }
 }
 
-/// The sampling as engines are told. The shortest decimal of each number is sent, as the producer wrote it.
+/// The number as the producer wrote it, which is its shortest decimal: 0.7 and not 0.699999988079071.
+pub(super) fn widened(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+/// The sampling as engines are told.
 pub(super) fn sampling(sampling: forebay_client::wire::Sampling) -> Sampling {
-    let widened = |value: f32| value.to_string().parse().unwrap_or_else(|_| f64::from(value));
     Sampling {
         temperature: widened(sampling.temperature),
         top_p: widened(sampling.top_p),

@@ -7,7 +7,10 @@ use forebay_gateway::upstream::{Scoring, probe::LogprobScale};
 use futures::{StreamExt as _, TryStreamExt as _};
 use tokio::time::Instant;
 
-use super::upstreams::{Route, Upstreams};
+use super::{
+    asking::widened,
+    upstreams::{Route, Upstreams},
+};
 use crate::buffer::{
     ids::SessionId,
     port::{TeacherFault, Teachers, Unscored},
@@ -98,9 +101,4 @@ impl Route {
         *found = Some((Instant::now(), scale.clone()));
         Ok(scale)
     }
-}
-
-/// The temperature as it was written: 0.7 and not 0.699999988079071.
-fn widened(temperature: f32) -> f64 {
-    temperature.to_string().parse().unwrap_or_else(|_| f64::from(temperature))
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use forebay_client::wire::Violation;
+use forebay_gateway::upstream::AnswerBudget;
 use serde::Deserialize;
 
 use super::check_listen;
@@ -23,7 +24,7 @@ const IN_FLIGHT_MAX: u64 = 4_096;
 /// The most bytes of one call: more than a prompt of any model. One call can hold so much of `inflight_bytes`.
 const CALL_BYTES_MAX: usize = 32 << 20;
 
-/// The largest value of `inflight_bytes`: 1 TiB, more memory than a machine has.
+/// The largest value of `inflight_bytes` and of `inflight_answer_bytes`: 1 TiB, more memory than a machine has.
 const INFLIGHT_BYTES_MAX: u64 = 1 << 40;
 
 /// The largest value of `hold_s`: a day.
@@ -38,6 +39,7 @@ pub(super) struct Sessions {
     pub(super) listen: Option<String>,
     public_url: Option<String>,
     inflight_bytes: u64,
+    inflight_answer_bytes: u64,
     hold_s: u64,
     keep_alive_s: u64,
     max_calls: u64,
@@ -53,6 +55,7 @@ impl Default for Sessions {
             listen: None,
             public_url: None,
             inflight_bytes: 256 << 20,
+            inflight_answer_bytes: 256 << 20,
             hold_s: 540,
             keep_alive_s: 10,
             max_calls: 1_024,
@@ -73,6 +76,7 @@ impl Sessions {
             ("ttl_s", self.ttl_s, 1, TTL_S_MAX),
             ("idle_s", self.idle_s, 1, TTL_S_MAX),
             ("inflight_bytes", self.inflight_bytes, 1 << 10, INFLIGHT_BYTES_MAX),
+            ("inflight_answer_bytes", self.inflight_answer_bytes, 1 << 20, INFLIGHT_BYTES_MAX),
             ("hold_s", self.hold_s, 1, HOLD_S_MAX),
             ("keep_alive_s", self.keep_alive_s, 1, KEEP_ALIVE_S_MAX),
         ] {
@@ -116,6 +120,11 @@ impl Sessions {
             keep_alive: Duration::from_secs(self.keep_alive_s),
             hold: Duration::from_secs(self.hold_s),
         }
+    }
+
+    /// The budget that the engines share.
+    pub(super) fn answers(&self) -> AnswerBudget {
+        AnswerBudget::new(self.inflight_answer_bytes as usize)
     }
 
     pub(super) fn limits(&self) -> SessionLimits {

@@ -88,7 +88,7 @@ pub(super) async fn complete_by(
     let bound = bound(upstream, call, prompt)?;
     let mut sampled = Sampled::default();
     let last = loop {
-        let version = (call.version)();
+        let version = call.version.read().await;
         let rid = format!("{}-{aborts}", call.rid);
         let exchange = Exchange { upstream, way, call, prompt, workers, rid: &rid };
         let ids = [prompt.ids, &sampled.tokens].concat();

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use forebay_client::ClientOptions;
 use reqwest::Url;
 
-use super::UpstreamError;
+use super::{AnswerBudget, UpstreamError};
+
+/// The largest answer has a million tokens, for each of which an engine writes about 200 bytes.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 /// What speaks at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +81,8 @@ pub struct UpstreamOptions {
     pub idle_timeout: Duration,
     /// The largest answer that is read.
     pub answer_bytes_max: usize,
+    /// The bytes of the answers that are being read and parsed. Several upstreams can share it.
+    pub answers: AnswerBudget,
     /// How often a call is repeated that the engine aborts.
     pub aborts_max: u32,
     /// How long to wait before such a repeat, because a paused engine may abort every call at once.
@@ -88,7 +93,7 @@ impl UpstreamOptions {
     /// Options with the defaults: connections open within 10 s, answers within an hour and 256 MiB, and 30 repeats of
     /// an aborted call, one per second.
     ///
-    /// The largest answer has a million tokens, for each of which an engine writes about 200 bytes.
+    /// All answers of the upstream together have the budget of one that is as large as possible.
     pub fn new<I, S>(name: impl Into<String>, kind: EngineKind, urls: I) -> Result<Self, UpstreamError>
     where
         I: IntoIterator<Item = S>,
@@ -126,7 +131,8 @@ impl UpstreamOptions {
             parsers: None,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_hours(1),
-            answer_bytes_max: 256 << 20,
+            answer_bytes_max: ANSWER_BYTES_MAX,
+            answers: AnswerBudget::new(ANSWER_BYTES_MAX),
             aborts_max: 30,
             repeat_delay: Duration::from_secs(1),
         })

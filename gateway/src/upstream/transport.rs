@@ -4,7 +4,7 @@
 //! that the pool kept through a pause of the engine may be dead. So a call whose connection breaks before the first
 //! byte of the answer is sent once more on a fresh connection.
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use reqwest::{
@@ -13,7 +13,7 @@ use reqwest::{
     redirect,
 };
 
-use super::{EngineKind, UpstreamError, UpstreamOptions, error::RETRY_AFTER_S};
+use super::{AnswerBudget, EngineKind, UpstreamError, UpstreamOptions, budget::Share, error::RETRY_AFTER_S};
 
 /// How long the engine has to confirm that it aborted a call whose agent is gone.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,6 +24,9 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// How much of an engine's error is read, and how much of it is repeated to the agent.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 const ERROR_CHARS_MAX: usize = 500;
+
+/// What an answer takes from the budget if it does not announce its length.
+const FIRST_BYTES: usize = 16 << 10;
 
 /// What engines write if a prompt does not fit, alone or with the tokens that may be sampled behind it.
 const CONTEXT_LENGTH: [&str; 7] = [
@@ -48,7 +51,23 @@ pub(super) struct Transport {
     /// Each worker's address without a slash at its end and without `/v1`.
     bases: Vec<String>,
     answer_bytes_max: usize,
+    answers: AnswerBudget,
     idle_timeout: Duration,
+}
+
+/// The body of an answer, with its share of the budget.
+#[derive(Debug)]
+pub(super) struct ReadBody {
+    bytes: BytesMut,
+    _share: Share,
+}
+
+impl Deref for ReadBody {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// One request.
@@ -97,13 +116,14 @@ impl Transport {
             fresh: build(0)?,
             kind: options.kind,
             bases: options.urls.iter().map(base).collect(),
-            answer_bytes_max: options.answer_bytes_max,
+            answer_bytes_max: options.answer_bytes_max.min(options.answers.bytes()),
+            answers: options.answers.clone(),
             idle_timeout: options.idle_timeout,
         })
     }
 
     /// Sends a request to the first worker that can be reached, and returns the body of a successful answer.
-    pub(super) async fn post(&self, post: &Post<'_>, reconnects: &mut u32) -> Result<Bytes, UpstreamError> {
+    pub(super) async fn post(&self, post: &Post<'_>, reconnects: &mut u32) -> Result<ReadBody, UpstreamError> {
         let first = post.workers[0];
         let error = match self.exchange(&self.pooled, first, post, post.rid).await? {
             Ok(body) => return Ok(body),
@@ -128,7 +148,7 @@ impl Transport {
         place: usize,
         post: &Post<'_>,
         rid: &str,
-    ) -> Result<Result<Bytes, reqwest::Error>, UpstreamError> {
+    ) -> Result<Result<ReadBody, reqwest::Error>, UpstreamError> {
         let base = &self.bases[place];
         let mut cancel = CancelOnDrop { client: &self.fresh, kind: self.kind, base, rid, armed: true };
         let sent = client
@@ -155,7 +175,7 @@ impl Transport {
         body.map(Ok)
     }
 
-    async fn read(&self, mut response: Response) -> Result<Bytes, UpstreamError> {
+    async fn read(&self, mut response: Response) -> Result<ReadBody, UpstreamError> {
         let status = response.status();
         if !status.is_success() {
             return Err(self.refusal(status, response).await);
@@ -165,14 +185,21 @@ impl Transport {
         if announced > self.answer_bytes_max as u64 {
             return Err(too_large());
         }
-        let mut body = BytesMut::with_capacity(announced as usize);
+        // Engines announce the length of their answers. Another answer waits for room for its beginning, and gets more as
+        // it arrives.
+        let mut share = self.answers.wait_for((announced as usize).max(FIRST_BYTES)).await;
+        let mut bytes = BytesMut::with_capacity(announced as usize);
         while let Some(piece) = response.chunk().await.map_err(|error| self.broken(error))? {
-            if body.len() + piece.len() > self.answer_bytes_max {
+            if bytes.len() + piece.len() > self.answer_bytes_max {
                 return Err(too_large());
             }
-            body.extend_from_slice(&piece);
+            if !share.grow(bytes.len() + piece.len()) {
+                let message = "too many bytes of engines' answers are in memory".to_owned();
+                return Err(UpstreamError::Busy { message, retry_after_s: RETRY_AFTER_S });
+            }
+            bytes.extend_from_slice(&piece);
         }
-        Ok(body.freeze())
+        Ok(ReadBody { bytes, _share: share })
     }
 
     async fn refusal(&self, status: StatusCode, mut response: Response) -> UpstreamError {

@@ -129,7 +129,7 @@ impl Session {
         let prompt = self.prompt(request);
         let text = |ids: &[i32]| self.renderer.decode(ids);
         let exact = ExactPrompt { ids: &prompt.ids, stop_ids: self.renderer.stop_ids(), text: &text };
-        let engine_call = EngineCall { exact: Some(exact), version, ..call(request) };
+        let engine_call = EngineCall { exact: Some(exact), version: &version, ..call(request) };
         let answered = self.upstream.complete(&engine_call).await?;
         let completion = &answered.completion;
         assert_eq!(completion.prompt_tokens, prompt.ids);
