@@ -127,6 +127,10 @@ declare! {
         upstream_failures: IntCounterVec = "forebay_upstream_failures_total" ["upstream", "failure"],
         /// Calls that inference engines aborted, so that they were repeated.
         upstream_aborts: IntCounterVec = "forebay_upstream_aborts_total" ["upstream"],
+        /// Rollouts of sessions that a teacher was asked to score, by outcome: scored, or why they were not.
+        teacher_rollouts: IntCounterVec = "forebay_teacher_rollouts_total" ["policy", "outcome"],
+        /// Seconds that teachers took to score all segments of a rollout, or to fail.
+        teacher_seconds: HistogramVec = "forebay_teacher_seconds" ["policy"] in AGE_BUCKETS_S,
         /// Events of leases, by event.
         leases: IntCounterVec = "forebay_leases_total" ["policy", "event"],
         /// Tokens of batches leased.
@@ -480,6 +484,13 @@ impl Metrics {
     /// An engine did not answer a call. The failure is one of a fixed set.
     pub fn engine_failed(&self, upstream: &str, failure: &str) {
         self.flow.upstream_failures.with_label_values(&[upstream, failure]).inc();
+    }
+
+    /// A teacher was asked to score a rollout of a session. The outcome is one of a fixed set.
+    pub fn taught(&self, policy: &str, outcome: &str, time: Duration) {
+        let policy = self.policies.bound(policy);
+        self.flow.teacher_rollouts.with_label_values(&[policy, outcome]).inc();
+        self.flow.teacher_seconds.with_label_values(&[policy]).observe(time.as_secs_f64());
     }
 
     /// A session ended. `dropped` has the tokens that it does not train, by reason.

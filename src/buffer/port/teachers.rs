@@ -44,6 +44,18 @@ pub enum TeacherFault {
     Failed(String),
 }
 
+impl TeacherFault {
+    /// The name in metrics.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Unsuited(_) => "unsuited",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
 /// No teachers at all.
 #[derive(Clone, Copy, Debug)]
 pub struct NoTeachers;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_gateway::engine::{Answer, EngineKind, FakeEngine, LogprobFault, model::logprob};
 use serde_json::{Value, json};
 
-use super::{Agent, Dialect, check_row};
+use super::{Agent, Dialect, check_row, metric};
 use crate::support::{Backend, TestApp, rollout, text};
 
 const BACKENDS: [Backend; 2] = [Backend::Sqlite, Backend::Postgres];
@@ -98,6 +98,9 @@ async fn a_finish_fills_in_what_the_teacher_says_about_every_trained_token() {
             agent.finish(&class.app, 1.0).await;
             assert_eq!(class.check_scores(0.7).await, 2);
             assert_eq!(class.asked(), 2, "once for each segment");
+            let scored = "forebay_teacher_rollouts_total{outcome=\"scored\",policy=\"default\"}";
+            assert_eq!(metric(&class.app, scored).await, Some(1.0));
+            assert_eq!(metric(&class.app, "forebay_teacher_seconds_count{policy=\"default\"}").await, Some(1.0));
             let again = agent.finish(&class.app, 1.0).await;
             assert_eq!(again["duplicate"], true);
             assert_eq!(class.asked(), 2, "a repeated finish is not scored again");
@@ -134,6 +137,8 @@ async fn a_session_whose_teacher_fails_goes_on_and_its_finish_may_be_repeated() 
                 switches.context_tokens = 65_536;
             });
         }
+        let failed = "forebay_teacher_rollouts_total{outcome=\"failed\",policy=\"default\"}";
+        assert_eq!(metric(&class.app, failed).await, Some(3.0));
         class.app.post("/batches", json!({})).await.expect(204);
         class.app.post(&path, json!({"reward": 1.0})).await.expect(200);
         assert_eq!(class.check_scores(1.0).await, 5);

@@ -1,7 +1,7 @@
 //! A teacher scores the segments of sessions that are finished, between their assembling and the transaction that stores
 //! them. No transaction waits for it, and if it fails, nothing has changed.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use super::{OpenSession, end::AssembledRollout};
 use crate::buffer::{
@@ -52,7 +52,10 @@ async fn score_one(buffer: &Buffer, rollout: &mut AssembledRollout) -> Result<()
     if unscored.is_empty() {
         return Ok(());
     }
+    let began = Instant::now();
     let scored = buffer.teachers.score(teacher, rollout.session_id, temperature, &unscored).await;
+    let outcome = scored.as_ref().map_or_else(TeacherFault::name, |_| "scored");
+    buffer.metrics.taught(rollout.policy.as_str(), outcome, began.elapsed());
     let scored = scored.map_err(|fault| {
         tracing::warn!(
             upstream.name = teacher,
