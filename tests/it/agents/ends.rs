@@ -1,9 +1,14 @@
 //! Sessions that end, and what an agent may not do.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::{Agent, DIALECTS, Dialect, error, message, trained};
 use crate::support::{Backend, TestApp, on_both_stores, text};
+
+/// Less than the time after which a call looks by itself whether its session has ended.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(20);
 
 on_both_stores! {
     async fn the_calls_of_an_ended_session_are_refused_for_good(app: TestApp) {
@@ -66,7 +71,9 @@ on_both_stores! {
         app.engine.wait(|log| log.stalled == 1).await;
         let path = format!("/sessions/{}/finish", agent.id());
         app.post(&path, json!({"reward": 1.0, "wait_ms": 0})).await.expect(200);
-        let response = call.await.expect("the task goes on").expect("the listener answers");
+        // A call also looks from time to time whether its session has ended, but not so often.
+        let answered = tokio::time::timeout(CANCEL_PATIENCE, call).await.expect("the finish cancels the call");
+        let response = answered.expect("the task goes on").expect("the listener answers");
         let (status, retry, _) = error(response).await;
         assert_eq!((status.as_u16(), retry), (400, Some(false)));
         app.engine.wait(|log| log.abandoned == 1).await;

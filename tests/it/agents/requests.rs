@@ -74,8 +74,26 @@ async fn wrong_calls_are_refused_in_the_words_of_their_dialect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compressed_body_is_refused_with_the_reason() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({})).await;
+    for dialect in DIALECTS {
+        let body = dialect.body(&["Hello.".to_owned()], false);
+        let send = async |coding: &str| {
+            let request = agent.request(dialect, &body).header("content-encoding", coding);
+            request.send().await.expect("the listener answers")
+        };
+        let (status, retry, refused) = error(send("gzip").await).await;
+        assert_eq!((status.as_u16(), retry), (400, Some(false)), "{refused}");
+        assert!(message(&refused).contains("Content-Encoding"), "{refused}");
+        success(send("identity").await).await;
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_are_bounded_one_by_one_and_together() {
-    let config = "[limits]\nbody_bytes = 60_000\n\n\
+    let config = "[limits]\nbody_bytes = 60_000\nbody_timeout_s = 1\n\n\
                   [sessions]\nlisten = \"127.0.0.1:0\"\ninflight_bytes = 65_536\n";
     let app = TestApp::start_with(Backend::Sqlite, config).await;
     let agent = Agent::open(&app, json!({})).await;
@@ -85,13 +103,16 @@ async fn bodies_are_bounded_one_by_one_and_together() {
     app.engine.switch(|switches| switches.stall = true);
     let held = tokio::spawn(agent.request(Dialect::Chat, &body(40_000)).send());
     app.engine.wait(|log| log.stalled == 1).await;
-    // The other call holds most of the budget, so this one waits, and a small one does not.
-    let waiting = tokio::spawn(agent.request(Dialect::Chat, &body(40_000)).send());
+    // The other call holds most of the budget, so these wait, as long as a body may take to arrive. A small one does not.
+    for dialect in DIALECTS {
+        let (status, retry, body) = error(agent.call(dialect, &dialect.body(&["x".repeat(40_000)], false)).await).await;
+        assert_eq!((status.as_u16(), retry), (503, Some(true)), "{body}");
+    }
     let small = tokio::spawn(agent.request(Dialect::Chat, &body(1_000)).send());
-    app.engine.wait(|log| log.stalled == 1 || log.stalled == 2).await;
-    assert!(!waiting.is_finished());
+    app.engine.wait(|log| log.stalled == 2).await;
     app.engine.switch(|switches| switches.stall = false);
-    for call in [held, waiting, small] {
+    let again = tokio::spawn(agent.request(Dialect::Chat, &body(40_000)).send());
+    for call in [held, small, again] {
         let response = call.await.expect("the task goes on").expect("the listener answers");
         assert_eq!(response.status(), 200);
     }
