@@ -162,7 +162,7 @@ declare! {
         reserved: IntGaugeVec = "forebay_ledger_reserved_rollouts" ["policy"],
         /// Stored payload bytes of rollouts that are not yet trained.
         live_bytes: IntGaugeVec = "forebay_ledger_live_bytes" ["policy"],
-        /// Rollouts whose producer sent no version.
+        /// Rollouts whose producer sent no version, or whose engine did not say the version of every trained token.
         assumed_versions: IntGaugeVec = "forebay_ledger_assumed_versions" ["policy"],
         /// Rollouts received minus the sum of all states. Any value but 0 is a bug.
         unconserved: IntGaugeVec = "forebay_ledger_unconserved" ["policy"],
@@ -260,7 +260,7 @@ pub struct Ledger {
     pub live_bytes: i64,
     /// Rollouts that are admitted and not yet posted.
     pub reserved: i64,
-    /// Rollouts whose producer sent no version.
+    /// Rollouts with an assumed version.
     pub assumed_versions: i64,
     /// Rollouts received minus the sum of all states.
     pub unconserved: i64,
@@ -493,14 +493,15 @@ impl Metrics {
         self.flow.teacher_seconds.with_label_values(&[policy]).observe(time.as_secs_f64());
     }
 
-    /// A session ended. `dropped` has the tokens that it does not train, by reason.
-    pub fn session_ended(&self, policy: &str, dropped: &[(&str, u64)], breaks: u64) {
+    /// A session ended. `dropped` has the tokens that it does not train, by reason, and `breaks` the causes of its breaks,
+    /// each one of a fixed set.
+    pub fn session_ended(&self, policy: &str, dropped: &[(&str, u64)], breaks: &[&'static str]) {
         let policy = self.policies.bound(policy);
         for (reason, tokens) in dropped.iter().filter(|(_, tokens)| *tokens > 0) {
             self.flow.session_tokens_dropped.with_label_values(&[policy, *reason]).inc_by(*tokens);
         }
-        if breaks > 0 {
-            self.flow.session_breaks.with_label_values(&[policy, "tokens"]).inc_by(breaks);
+        for cause in breaks {
+            self.flow.session_breaks.with_label_values(&[policy, *cause]).inc();
         }
     }
 

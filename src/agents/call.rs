@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     buffer::{
-        ids::{CallPk, ID_BYTES_MAX},
+        ids::{CallPk, check_name},
         port::SessionPolicy,
         refusal::BufferError,
         session::{CallPermit, NewCall, Replayed},
@@ -113,11 +113,7 @@ impl Call {
         if permit.policy(&request.model).is_ok_and(|policy| policy.is_some()) {
             request = request.recorded()?;
         }
-        if request.model.is_empty() || request.model.len() > ID_BYTES_MAX || request.model.chars().any(char::is_control)
-        {
-            let why = format!("must be 1 to {ID_BYTES_MAX} bytes without control characters");
-            return Err(DialectError::Invalid { field: "model".to_owned(), why });
-        }
+        check_name(&request.model).map_err(|why| DialectError::Invalid { field: "model".to_owned(), why })?;
         for warning in &request.warnings {
             tracing::debug!(warning, "a part of a call was left out");
         }
@@ -238,6 +234,7 @@ impl Call {
                 Some(StopMatch::Text(text)) => Some(text.clone()),
                 _ => None,
             },
+            version_assumed: completion.version_assumed,
             stopped_on_token: completion.stopped_on_token(),
             body_digest: self.digest,
             retry_count: self.retry_count,

@@ -61,9 +61,14 @@ impl Exact {
         Ok(prompt.ids)
     }
 
-    /// The text of ids.
+    /// The text of ids without special tokens.
     pub(super) fn text(&self, ids: &[i32]) -> String {
         self.renderer.decode(ids)
+    }
+
+    /// The text of ids with special tokens.
+    pub(super) fn whole_text(&self, ids: &[i32]) -> String {
+        self.renderer.decode_whole(ids)
     }
 
     /// The request that an engine is probed with, and the ids of its prompt.

@@ -2,10 +2,7 @@
 //!
 //! This is only a cache. It is built from the stored calls if it is missing, also from those of other replicas.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use forebay_gateway::{
     Completion,
@@ -16,10 +13,10 @@ use serde::Deserialize;
 
 use crate::buffer::{
     Buffer,
-    ids::{PolicyName, SessionId},
+    ids::PolicyName,
     port::StoreError,
     refusal::BufferError,
-    session::{CallPermit, RecordedText, RecordedTexts},
+    session::{CallPermit, KnownCalls, RecentSessions, RecordedText, RecordedTexts},
 };
 
 /// Ids that the histories of all sessions hold together: 64 MiB. A message counts as much as the ids in its memory.
@@ -28,58 +25,12 @@ const SIZE_MAX: usize = 16 << 20;
 /// A message takes as much memory as this many ids.
 const MESSAGE_IDS: usize = 64;
 
-/// Sessions that have a history.
-const SESSIONS_MAX: usize = 4_096;
-
 /// The histories of the sessions that were active last.
-#[derive(Debug, Default)]
-pub(super) struct Histories(Mutex<Cached>);
+pub(super) type Histories = RecentSessions<SessionHistory>;
 
-#[derive(Debug, Default)]
-struct Cached {
-    sessions: HashMap<SessionId, Entry>,
-    size: usize,
-    /// Counts uses.
-    uses: u64,
-}
-
-#[derive(Debug)]
-struct Entry {
-    history: SharedHistory,
-    size: usize,
-    used: u64,
-}
-
-/// The history of a session, of which several calls may be in flight.
-pub(super) type SharedHistory = Arc<tokio::sync::Mutex<SessionHistory>>;
-
-impl Histories {
-    pub(super) fn of(&self, session: SessionId) -> SharedHistory {
-        let mut cached = self.cached();
-        cached.uses += 1;
-        let used = cached.uses;
-        let entry = cached.sessions.entry(session);
-        let entry = entry.or_insert_with(|| Entry { history: Arc::default(), size: 0, used });
-        entry.used = used;
-        Arc::clone(&entry.history)
-    }
-
-    /// Notes how large a history is, and drops those that were used the longest time ago if they are too large together.
-    pub(super) fn note(&self, session: SessionId, size: usize) {
-        let mut cached = self.cached();
-        let Some(entry) = cached.sessions.get_mut(&session) else { return };
-        let before = std::mem::replace(&mut entry.size, size);
-        cached.size = cached.size + size - before;
-        while cached.size > SIZE_MAX || cached.sessions.len() > SESSIONS_MAX {
-            let oldest = cached.sessions.iter().min_by_key(|(_, entry)| entry.used).map(|(session, _)| *session);
-            let Some(dropped) = oldest.and_then(|session| cached.sessions.remove(&session)) else { return };
-            cached.size -= dropped.size;
-        }
-    }
-
-    fn cached(&self) -> std::sync::MutexGuard<'_, Cached> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// No histories yet.
+pub(super) fn none() -> Histories {
+    RecentSessions::new(SIZE_MAX)
 }
 
 /// What a history holds of its calls.
@@ -95,10 +46,7 @@ pub(super) enum Holds {
 #[derive(Debug, Default)]
 pub(super) struct SessionHistory {
     policies: HashMap<PolicyName, Paths>,
-    /// All calls up to this number are known.
-    up_to: u32,
-    /// Further calls that are.
-    beyond: BTreeSet<u32>,
+    known: KnownCalls,
 }
 
 /// A call that was recorded.
@@ -119,7 +67,7 @@ impl SessionHistory {
         permit: &CallPermit,
         holds: Holds,
     ) -> Result<(), BufferError> {
-        if (self.up_to + 1..=permit.calls()).all(|seq| self.beyond.contains(&seq)) {
+        if self.known.has_all(permit.calls()) {
             return Ok(());
         }
         let texts = buffer.recorded_texts(permit).await?;
@@ -132,7 +80,7 @@ impl SessionHistory {
     fn read(&mut self, texts: &RecordedTexts, holds: Holds) -> Result<(), StoreError> {
         for text in texts.iter() {
             let text = text?;
-            if !self.knows(text.seq) {
+            if !self.known.has(text.seq) {
                 self.add_stored(&text, holds);
             }
         }
@@ -140,29 +88,24 @@ impl SessionHistory {
     }
 
     fn add_stored(&mut self, text: &RecordedText, holds: Holds) {
-        /// The part of a stored answer that is needed.
-        #[derive(Deserialize)]
-        struct Answer {
-            completion: Completion,
-        }
         let record = text.request.as_deref().map(Record::from_json);
-        match (record, serde_json::from_str::<Answer>(&text.response)) {
-            (Some(Ok(record)), Ok(answer)) => {
+        match (record, message(&text.response)) {
+            (Some(Ok(record)), Ok(message)) => {
                 let call = Recorded {
                     seq: text.seq,
                     policy: &text.policy,
                     record: &record,
                     prompt: &text.prompt,
                     ids: &text.ids,
-                    message: &answer.completion.message,
+                    message: &message,
                 };
                 self.add(&call, holds);
             }
             // No request continues a call that an earlier version of the service recorded.
-            (None, _) => self.learn(text.seq),
+            (None, _) => self.known.learn(text.seq),
             (Some(Err(error)), _) | (_, Err(error)) => {
                 tracing::error!(error = %error, call.seq = text.seq, "the stored request of a call cannot be read");
-                self.learn(text.seq);
+                self.known.learn(text.seq);
             }
         }
     }
@@ -179,7 +122,7 @@ impl SessionHistory {
 
     /// Adds a call.
     pub(super) fn add(&mut self, call: &Recorded<'_>, holds: Holds) {
-        if self.knows(call.seq) {
+        if self.known.has(call.seq) {
             return;
         }
         let paths = self.policies.entry(call.policy.clone()).or_default();
@@ -190,22 +133,21 @@ impl SessionHistory {
         if let Err(error) = paths.add(call.seq, call.record, prompt, ids, call.message) {
             tracing::error!(error = %error, call.seq, "the stored request of a call cannot be used");
         }
-        self.learn(call.seq);
+        self.known.learn(call.seq);
     }
 
     pub(super) fn size(&self) -> usize {
         let size = |paths: &Paths| paths.ids() + MESSAGE_IDS * paths.history().messages();
         self.policies.values().map(size).sum()
     }
+}
 
-    fn knows(&self, seq: u32) -> bool {
-        seq <= self.up_to || self.beyond.contains(&seq)
+/// The message of a stored answer.
+pub(super) fn message(response: &str) -> Result<AssistantMessage, serde_json::Error> {
+    /// The part of a stored answer that is needed.
+    #[derive(Deserialize)]
+    struct Answer {
+        completion: Completion,
     }
-
-    fn learn(&mut self, seq: u32) {
-        self.beyond.insert(seq);
-        while self.beyond.remove(&(self.up_to + 1)) {
-            self.up_to += 1;
-        }
-    }
+    serde_json::from_str::<Answer>(response).map(|answer| answer.completion.message)
 }

@@ -13,13 +13,14 @@
 //! 4. `answer`: the answer is written, at once or as events.
 //!
 //! `counting` tells agents how many tokens a prompt has, and `teachers` lets engines score the segments of finished
-//! sessions.
+//! sessions. `breaks` says why prompts do not continue earlier calls.
 //!
 //! The dialects and the client of engines are the crate `forebay_gateway`.
 
 mod answer;
 mod asking;
 mod body;
+mod breaks;
 mod call;
 mod counting;
 #[cfg_attr(not(feature = "exact"), path = "no_exact.rs")]
@@ -106,7 +107,7 @@ impl Agents {
             upstreams,
             metrics,
             options,
-            histories: histories::Histories::default(),
+            histories: histories::none(),
             bytes: body::budget(options.inflight_bytes_max),
             draining: watch::Sender::new(false),
         }))

@@ -21,6 +21,10 @@ impl Exact {
         match *self {}
     }
 
+    pub(super) fn whole_text(&self, _: &[i32]) -> String {
+        match *self {}
+    }
+
     pub(super) fn probe(&self) -> (&Request, &[i32]) {
         match *self {}
     }

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     agents::NoUpstream,
     buffer::{
-        port::{Session, SessionFilter},
+        port::{Delivery, Session, SessionFilter},
         refusal::Refusal,
         session::{Abort, Ended, Finish, OpenSession, Turn},
     },
@@ -355,8 +355,9 @@ fn turn_on_wire(turn: Turn) -> SessionTurn {
         agent: call.head.agent,
         prompt_tokens: call.prompt as u64,
         sampled_tokens: call.columns.ids.len() as u64,
+        version_assumed: call.columns.version_assumed,
         finish_reason: call.head.finish_reason,
-        delivered: call.delivered,
+        delivered: call.delivery == Delivery::Delivered,
         retry_count: call.head.retry_count,
         started_at: call.head.started_at.to_string(),
         ended_at: call.ended_at.to_string(),
@@ -364,9 +365,11 @@ fn turn_on_wire(turn: Turn) -> SessionTurn {
         divergence: turn.divergence.map(|found| SessionBreak {
             nearest: found.nearest,
             position: found.position as u64,
-            cause: "tokens".to_owned(),
+            cause: found.cause.to_owned(),
             expected: found.expected,
             found: found.found,
+            expected_text: found.expected_text,
+            found_text: found.found_text,
         }),
     }
 }

@@ -50,7 +50,10 @@ use self::{
     coordination::{service_time, waiter_slots::WaiterSlots, wakers::Wakers},
     evaluation::LastSeenRules,
     ids::PolicyName,
-    port::{ExistingPolicy, Health, NoTeachers, RulesWritten, Store, StoreError, Teachers, WriteRules},
+    port::{
+        Conversations, ExistingPolicy, Health, NoConversations, NoTeachers, RulesWritten, Store, StoreError, Teachers,
+        WriteRules,
+    },
     refusal::{BufferError, Refusal},
     replicas::Replicas,
     rules::Rules,
@@ -103,6 +106,7 @@ pub struct Buffer {
     delivered: Arc<Delivered>,
     health: watch::Receiver<Health>,
     teachers: Arc<dyn Teachers>,
+    conversations: Arc<dyn Conversations>,
 }
 
 impl Buffer {
@@ -133,9 +137,10 @@ impl Buffer {
             gates: Arc::default(),
             last_seen_rules: Arc::default(),
             in_flight: Arc::default(),
-            call_paths: Arc::default(),
+            call_paths: Arc::new(session::path_cache()),
             delivered: Arc::default(),
             teachers: Arc::new(NoTeachers),
+            conversations: Arc::new(NoConversations),
         };
         service_time::start_clock(&buffer).await?;
         for (name, rules) in policies {
@@ -146,10 +151,11 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// The same buffer, with teachers for the segments of sessions.
+    /// The same buffer, with the inference engines of sessions: teachers for their segments, and what reads the messages
+    /// of their calls.
     #[must_use]
-    pub fn with_teachers(self, teachers: Arc<dyn Teachers>) -> Self {
-        Self { teachers, ..self }
+    pub fn with_engines(self, engines: Arc<impl Teachers + Conversations>) -> Self {
+        Self { teachers: Arc::clone(&engines) as _, conversations: engines, ..self }
     }
 
     /// Whether there is a teacher with this name.

@@ -103,7 +103,7 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     .await
     .context("the store cannot be used")?;
     let buffer = match &agents {
-        Some(agents) => buffer.with_teachers(Arc::new(agents.upstreams.clone())),
+        Some(agents) => buffer.with_engines(Arc::new(agents.upstreams.clone())),
         None => buffer,
     };
     let is_reachable = !is_loopback(&address);

@@ -25,8 +25,8 @@ use super::{
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         session::{
-            BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindTexts, FindUndelivered,
-            MarkDelivered, MarkFull, ReopenSessions, RetireSessions,
+            BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindTexts, FindUnmarked, MarkCalls,
+            MarkFull, ReopenSessions, RetireSessions,
         },
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
@@ -45,7 +45,7 @@ use crate::{
         port::{
             Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts, Checkpoint,
             Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock, DecidedGroup,
-            DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer, Group, GroupFilter,
+            Delivery, DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer, Group, GroupFilter,
             GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession, LeaseStore, LedgerStore, LineageStore,
             Nack, NewSession, OpenedSession, Page, Peers, Policy, PolicyStore, Publish, RecordCall, RecordedCall,
             Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter,
@@ -302,12 +302,12 @@ impl<D: Dialect> SessionStore for SqlStore<D> {
         self.write(MarkFull(session)).await
     }
 
-    async fn mark_delivered(&self, calls: Vec<CallPk>) -> Result<(), StoreError> {
-        self.write(MarkDelivered(calls)).await
+    async fn mark_calls(&self, calls: Vec<CallPk>, delivery: Delivery) -> Result<(), StoreError> {
+        self.write(MarkCalls { calls, delivery }).await
     }
 
-    async fn has_undelivered(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError> {
-        self.dialect.read(FindUndelivered { session, ended_after }).await
+    async fn has_unmarked(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError> {
+        self.dialect.read(FindUnmarked { session, ended_after }).await
     }
 
     async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError> {

@@ -39,7 +39,8 @@ pub struct TrajectoryStory {
     pub advantage: Option<f64>,
     /// Weight version: the version of the oldest span with a trained token.
     pub policy_version: i64,
-    /// True when the producer sent no version.
+    /// True when the producer sent no version, or when the engine of a session did not say the version of every trained
+    /// token. The version that was current then stands in.
     pub policy_version_assumed: bool,
     /// Number of segments.
     pub segments: u32,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
 ///
 /// When rules are replaced, these stay fixed for a group from the arrival of its first rollout: `require`, `filter`,
-/// `group`, `advantage`, `sessions.retries`, `retention.dropped_s` of what is dropped or discarded, and
+/// `group`, `advantage`, `sessions.retries` of posted turns, `retention.dropped_s` of what is dropped or discarded, and
 /// `retention.tombstone_s` of what is purged. All other rules, including `staleness`, apply to all groups from the next request on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -288,7 +288,8 @@ impl Default for RetentionRules {
     }
 }
 
-/// How the calls of an agent, which are posted as `turns`, become segments.
+/// How the calls of an agent, which are posted as `turns` or recorded in a session, become segments. For a recorded
+/// session, the rules at its finish count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]

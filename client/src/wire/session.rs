@@ -368,6 +368,10 @@ pub struct SessionTurn {
     pub prompt_tokens: u64,
     /// Number of tokens that were sampled.
     pub sampled_tokens: u64,
+    /// Whether the engine did not say the version of every sampled token, so that the policy's published version stands
+    /// in.
+    #[serde(default)]
+    pub version_assumed: bool,
     /// Why the engine stopped.
     pub finish_reason: String,
     /// Whether the agent received the answer.
@@ -394,10 +398,18 @@ pub struct SessionBreak {
     pub nearest: u32,
     /// Number of ids that both begin with.
     pub position: u64,
-    /// What differs; `tokens` if nothing more is known.
+    /// What differs first: `system` (the tools, the arguments of the template, or a system message), `rewrite` (the content
+    /// of a message), `reasoning` (the reasoning of an answer was dropped or changed), `arguments` (those of a tool call
+    /// are the same JSON in another spelling), `tokens` (no message: the same text has other ids), or `unknown`.
     pub cause: String,
     /// The next ids of the earlier call, at most 16.
     pub expected: Vec<i32>,
     /// The next ids of the prompt, at most 16.
     pub found: Vec<i32>,
+    /// The text of `expected`; absent unless the service has the model's tokenizer, as in the mode `exact`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_text: Option<String>,
+    /// The text of `found`; absent unless the service has the model's tokenizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found_text: Option<String>,
 }

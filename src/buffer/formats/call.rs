@@ -23,6 +23,8 @@ pub struct CallColumns {
     pub logprobs: Vec<f32>,
     /// The spans of versions that tile `ids`.
     pub versions: Vec<VersionSpan>,
+    /// Whether the engine did not say the version of every id.
+    pub version_assumed: bool,
     /// The stop sequence that ended the call, if one did.
     pub stop: Option<String>,
 }
@@ -34,6 +36,9 @@ struct Header {
     id_bytes: u8,
     versions: Vec<VersionSpan>,
     stop: Option<String>,
+    /// Earlier versions did not store it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    version_assumed: bool,
 }
 
 impl CallColumns {
@@ -46,6 +51,7 @@ impl CallColumns {
             id_bytes: id_bytes(&self.tail).max(id_bytes(&self.ids)),
             versions: self.versions.clone(),
             stop: self.stop.clone(),
+            version_assumed: self.version_assumed,
         };
         let mut narrow = Vec::with_capacity(4 * (self.tail.len() + self.ids.len()));
         put_ids(&mut narrow, &self.tail, header.id_bytes);
@@ -81,7 +87,8 @@ impl CallColumns {
         };
         let (tail, ids) = (column(header.tail)?, column(header.ids)?);
         let logprobs = from_little_endian(take(&mut rest, ids.len().saturating_mul(4))?);
-        Ok(Self { tail, ids, logprobs, versions: header.versions, stop: header.stop })
+        let Header { versions, version_assumed, stop, .. } = header;
+        Ok(Self { tail, ids, logprobs, versions, version_assumed, stop })
     }
 }
 
@@ -113,6 +120,7 @@ mod tests {
             ids: vec![1 << 20, 7],
             logprobs: vec![-0.5, -0.25],
             versions: vec![VersionSpan(3, 0, 2)],
+            version_assumed: true,
             stop: Some("\n\n".to_owned()),
         };
         for columns in [columns, CallColumns::default()] {
@@ -129,6 +137,7 @@ mod tests {
             ids: vec![7],
             logprobs: vec![-0.5],
             versions: vec![VersionSpan(3, 0, 1)],
+            version_assumed: false,
             stop: Some("x".to_owned()),
         };
         let header = br#"{"tail":2,"ids":1,"id_bytes":2,"versions":[[3,0,1]],"stop":"x"}"#;

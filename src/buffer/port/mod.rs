@@ -7,10 +7,12 @@
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
 //! [`samples`], [`lineage`], [`ledger`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
-//! [`health`], [`peers`]. [`teachers`] is the connection to models that score segments.
+//! [`health`], [`peers`]. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
+//! reads the messages of calls.
 
 pub mod admission;
 pub mod clock;
+pub mod conversations;
 pub mod diagnosis;
 pub mod error;
 pub mod groups;
@@ -29,6 +31,7 @@ pub mod teachers;
 pub use self::{
     admission::{AdmissionStore, Admit},
     clock::{ClockReading, ClockStore, CorrectClock},
+    conversations::{Conversation, Conversations, NoConversations},
     diagnosis::{Contradiction, DiagnosisStore, Examination},
     error::{DatabaseFailure, StoreError},
     groups::{CloseGroup, DecidedGroup, DiscardGroup, Group, GroupStore},
@@ -43,8 +46,9 @@ pub use self::{
     policies::{ExistingPolicy, OpenGroup, Policy, PolicyStore, RulesWritten, WaitingFor, WriteRules},
     samples::{BatchMember, SampleStore, StoredPayload},
     sessions::{
-        CallHead, CallTexts, EndSession, FindAnswer, KeepSession, NewSession, OpenedSession, RecordCall, RecordedCall,
-        Session, SessionBounds, SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer, StoredCall,
+        CallHead, CallTexts, Delivery, EndSession, FindAnswer, KeepSession, NewSession, OpenedSession, RecordCall,
+        RecordedCall, Session, SessionBounds, SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer,
+        StoredCall,
     },
     sweep::{RulesOfGroups, SweepStore},
     teachers::{NoTeachers, TeacherFault, Teachers, Unscored},

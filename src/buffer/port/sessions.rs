@@ -38,10 +38,10 @@ pub trait SessionStore: Send + Sync {
     async fn keep_session(&self, keep: KeepSession) -> Answer<()>;
     /// Remembers that a call was refused because a bound was reached.
     async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError>;
-    /// Marks calls as delivered.
-    async fn mark_delivered(&self, calls: Vec<CallPk>) -> Result<(), StoreError>;
-    /// Whether a call that ended after a time is not marked as delivered.
-    async fn has_undelivered(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError>;
+    /// Marks whether the agents received the answers of calls. A call that was delivered stays so.
+    async fn mark_calls(&self, calls: Vec<CallPk>, delivery: Delivery) -> Result<(), StoreError>;
+    /// Whether it is not known of a call that ended after a time whether its answer was delivered.
+    async fn has_unmarked(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError>;
     /// The recorded answer to a request that its client repeats: of several, one that is not marked as delivered, and of
     /// these the last.
     async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError>;
@@ -337,11 +337,39 @@ pub struct StoredCall {
     /// The ids of the whole prompt.
     pub prompt: usize,
     /// Whether the agent received the answer.
-    pub delivered: bool,
+    pub delivery: Delivery,
     /// When it ended.
     pub ended_at: Timestamp,
     /// Its columns.
     pub columns: CallColumns,
+}
+
+/// Whether an agent received the answer of a call, as far as it is known. Each is stored as its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Delivery {
+    /// The answer is being sent, or the process that sent it was killed before it stored what became of the answer.
+    Unknown = 0,
+    /// The agent's connection took the answer.
+    Delivered = 1,
+    /// The connection ended before it took the answer, or the session ended before.
+    Lost = 2,
+}
+
+impl Delivery {
+    /// All values.
+    pub const ALL: [Self; 3] = [Self::Unknown, Self::Delivered, Self::Lost];
+
+    /// The number that is stored.
+    #[must_use]
+    pub fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The value that a number stands for.
+    #[must_use]
+    pub fn of_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|delivery| delivery.code() == code)
+    }
 }
 
 /// The end of a session, in the transaction that ingests its rollouts.

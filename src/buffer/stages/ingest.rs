@@ -88,6 +88,11 @@ impl NewRollout {
         }
     }
 
+    /// Marks the versions of its spans as assumed.
+    pub(in crate::buffer) fn assume_versions(&mut self) {
+        self.form.facts.versions.spans_assumed = true;
+    }
+
     /// What is stored of it under rules with this setting.
     #[must_use]
     pub fn form(&self, retries: Retries) -> &Form {

@@ -6,18 +6,27 @@
 //!
 //! - `open`: checks what ingest would refuse at the end, and reserves room.
 //! - `record`: permits calls and stores them. `paths` finds what a prompt shares with earlier calls.
+//! - `delivery`: whether agents received the answers.
+//! - `recent`: what is kept in memory of the sessions that were active last.
 //! - `in_flight`: the calls of this process that have not ended.
-//! - `end`: assembles the calls and ingests the rollouts; the session ends in the same transaction.
-//! - `teacher`: has a teacher score the segments between these two steps.
+//! - `ending`: what a request wants of the end of a session.
+//! - `end`: has the calls assembled and ingests the rollouts; the session ends in the same transaction.
+//! - `rollouts`: assembles the calls. `breaks` finds out why prompts do not continue earlier calls.
+//! - `teacher`: has a teacher score the segments between assembling and ingest.
 //! - `calls`: the calls of a session as the assembler needs them.
 //! - `texts`: the calls of a session with their requests and answers.
 
+mod breaks;
 mod calls;
+mod delivery;
 mod end;
+mod ending;
 mod in_flight;
 mod open;
 mod paths;
+mod recent;
 mod record;
+mod rollouts;
 mod teacher;
 mod texts;
 
@@ -32,16 +41,19 @@ use serde_json::value::RawValue;
 
 pub(in crate::buffer) use self::{
     calls::turns,
+    delivery::{Delivered, flush_delivered, mark_delivered},
     end::{abort, expire, finish},
     in_flight::InFlight,
     open::open,
-    record::{Delivered, PathCache, check_room, flush_delivered, keep, mark_delivered, permit, record, replay},
+    record::{PathCache, check_room, keep, path_cache, permit, record, replay},
     texts::texts,
 };
 pub use self::{
     calls::{CallOutcome, Divergence, Turn},
-    end::{Abort, Ended, Finish},
+    end::Ended,
+    ending::{Abort, Finish},
     open::{OpenSession, Opened},
+    recent::{KnownCalls, RecentSessions},
     record::{CallPermit, NewCall, Replayed},
     texts::{RecordedText, RecordedTexts},
 };

@@ -124,6 +124,8 @@ pub struct VersionFacts {
     /// Whether no span describes some trained token, or the rollout as a whole.
     uncovered: bool,
     trains: bool,
+    /// Whether the versions of some spans are assumed, because an engine did not say them.
+    pub(in crate::buffer) spans_assumed: bool,
 }
 
 /// A rollout's version once the current one is known.
@@ -133,7 +135,7 @@ pub struct ResolvedVersions {
     pub version: Version,
     /// Versions of its trained tokens; none if no token is trained.
     pub trained: Option<TrainedVersions>,
-    /// Whether the producer sent no version and the current version stands in.
+    /// Whether the producer sent no version, or an engine said none in a session, and the current version stands in.
     pub assumed: bool,
 }
 
@@ -142,7 +144,8 @@ impl VersionFacts {
     #[must_use]
     pub fn resolve(&self, admitted: Option<Version>, current: Version) -> ResolvedVersions {
         let stated = self.stated(admitted, current);
-        let assumed = self.declared.is_none() && admitted.is_none() && self.uncovered;
+        let is_absent = self.declared.is_none() && admitted.is_none() && self.uncovered;
+        let assumed = is_absent || self.spans_assumed;
         let without_span = (self.uncovered && self.trains).then(|| TrainedVersions::one(stated));
         let trained = TrainedVersions::of_all([self.trained_spans, without_span]);
         let fallback = if self.uncovered { stated } else { self.oldest_span.map_or(stated, Version) };

@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 
 pub(in crate::store) use self::{
-    calls::{FindCalls, FindTexts, FindUndelivered, MarkDelivered, MarkFull},
+    calls::{FindCalls, FindTexts, FindUnmarked, MarkCalls, MarkFull},
     sweep::{DueSessions, RetireSessions},
 };
 use super::bounded_scan;

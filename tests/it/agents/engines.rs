@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use forebay_gateway::engine::{IdFault, LogprobFault};
+use forebay_gateway::engine::{IdFault, LogprobFault, VersionReport};
 use serde_json::json;
+use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
 use super::{Agent, DIALECTS, Dialect, PATIENCE, error, message, metric, success, trained};
 use crate::support::{Backend, TestApp, eventually, text};
@@ -67,6 +68,45 @@ async fn weights_that_change_in_the_middle_of_an_answer_are_two_spans() {
     agent.finish(&app, 1.0).await;
     let (rows, count) = trained(&app).await;
     assert_eq!(rows[0]["versions"], json!([[0, 0, 2], [1, 2, count - 2]]));
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_that_the_engine_does_not_say_is_marked_as_assumed() {
+    let app = start(60).await;
+    for (report, is_assumed) in
+        [(VersionReport::Spans, false), (VersionReport::Last, true), (VersionReport::Nothing, true)]
+    {
+        app.engine.switch(|switches| switches.version_report = report);
+        let id = format!("{report:?}");
+        let agent = Agent::open(&app, json!({"rollout_id": id})).await;
+        agent.ask("Which version?").await;
+        assert_eq!(agent.turns(&app).await[0]["version_assumed"], is_assumed);
+        agent.finish(&app, 1.0).await;
+        let story = app.get(&format!("/trajectories?rollout_id={id}")).await.expect(200);
+        assert_eq!(story["policy_version_assumed"], is_assumed, "{id}: {story}");
+    }
+    assert_eq!(metric(&app, "forebay_ledger_assumed_versions{policy=\"default\"}").await, Some(2.0));
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_an_update_aborts_has_the_version_behind_it() {
+    let app = start(60).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| {
+        switches.version_report = VersionReport::Nothing;
+        (switches.stall, switches.aborts) = (true, 1);
+    });
+    let publish = async {
+        app.engine.wait(|log| log.stalled == 1).await;
+        app.publish(1).await.expect(200);
+        app.engine.switch(|switches| switches.stall = false);
+    };
+    tokio::join!(agent.ask("An update comes."), publish);
+    agent.finish(&app, 1.0).await;
+    let (rows, count) = trained(&app).await;
+    assert_eq!(rows[0]["versions"], json!([[1, 0, count]]));
     app.finish().await;
 }
 
@@ -147,6 +187,75 @@ async fn an_answer_that_cannot_be_recorded_is_not() {
     let untrusted = "forebay_agent_calls_total{dialect=\"chat\",outcome=\"upstream-untrusted\"}";
     assert_eq!(metric(&app, untrusted).await, Some(10.0));
     app.finish().await;
+}
+
+/// An engine that sends the beginning of an answer of 900,000 bytes, and no more.
+async fn unfinished() -> (String, tokio::task::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("a listener has an address"));
+    let serving = tokio::spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            let (mut connection, _) = listener.accept().await.expect("the listener accepts");
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900000\r\n\r\n{";
+            connection.write_all(head.as_bytes()).await.expect("the client reads");
+            open.push(connection);
+        }
+    });
+    (url, serving)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_of_engines_are_bounded_together() {
+    let mut app = start(600).await;
+    let (url, serving) = unfinished().await;
+    let config = format!(
+        "[sessions]\nlisten = \"127.0.0.1:0\"\ninflight_answer_bytes = 1_048_576\n\
+         [[upstream]]\nname = \"slow\"\nkind = \"openai\"\nurls = [\"{url}\"]\nmodels = [\"slow\"]\n\
+         [[upstream]]\nname = \"trained\"\nkind = \"sglang\"\nurls = [\"{}\"]\n",
+        app.engine.url()
+    );
+    app.reconfigure(&config).await;
+    let models = json!({"slow": {"policy": null}, "m": {"policy": "default"}});
+    let agent = Agent::open(&app, json!({"models": models})).await;
+    let mut slow = Dialect::Chat.body(&["Slow.".to_owned()], false);
+    slow["model"] = "slow".into();
+    let slow = tokio::spawn(agent.request(Dialect::Chat, &slow).send());
+    app.engine.switch(|switches| switches.padding = 200_000);
+    for dialect in DIALECTS {
+        let body = dialect.body(&["Hello.".to_owned()], false);
+        let request = || agent.request(dialect, &body).header("x-stainless-read-timeout", "4");
+        // The other answer has most of the budget, as soon as its engine has begun to send it.
+        let refused = eventually_some("a refusal", || async {
+            let response = request().send().await.expect("the listener answers");
+            (response.status() != 200).then_some(response)
+        });
+        let (status, retry, body) = error(refused.await).await;
+        assert_eq!((status.as_u16(), retry), (503, Some(true)), "{body}");
+    }
+    let recorded = agent.turns(&app).await.len();
+    slow.abort();
+    agent.ask("There is room again.").await;
+    assert_eq!(agent.turns(&app).await.len(), recorded + 1);
+    // An answer that is larger than the budget is refused.
+    app.engine.switch(|switches| switches.padding = 1_100_000);
+    let body = Dialect::Chat.body(&["Too large.".to_owned()], false);
+    let (status, _, body) = error(agent.call(Dialect::Chat, &body).await).await;
+    assert_eq!(status.as_u16(), 502, "{body}");
+    serving.abort();
+    app.finish().await;
+}
+
+/// Tries something until it returns a value.
+async fn eventually_some<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+    let trying = async {
+        loop {
+            if let Some(found) = attempt().await {
+                return found;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, trying).await.unwrap_or_else(|_| panic!("{what} never came"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

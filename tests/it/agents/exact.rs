@@ -4,7 +4,7 @@ use forebay_gateway::engine::{Answer, EngineKind, FakeEngine, IdFault};
 use serde_json::{Value, json};
 
 use super::{
-    Agent, Dialect,
+    Agent, DIALECTS, Dialect, breaks,
     clients::{self, CONTEXT_TOKENS},
     metric, success, trained,
 };
@@ -216,5 +216,46 @@ async fn an_engine_that_takes_no_ids_is_not_ready() {
     let (app, _folder) = start(Backend::Sqlite, &engine, "vllm").await;
     let problem = app.post("/sessions", json!({})).await.refused(503, "upstream-not-ready");
     assert!(text(&problem["detail"]).contains("404"), "{problem}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn breaks_have_the_cause_behind_what_is_continued_and_the_text_of_both_sides() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    let (mut app, _folder) = start(Backend::Sqlite, &engine, "sglang").await;
+    for dialect in DIALECTS {
+        let key = format!("Breaks in {}", dialect.name());
+        app.rules(dialect.name(), json!({})).await;
+        breaks::script(&engine, &key, true);
+        let agent = Agent::open(&app, json!({"policy": dialect.name()})).await;
+        let mut conversation = breaks::Conversation::new(dialect, &key);
+        conversation.turn(&agent).await;
+        let mut fork = conversation.clone();
+        conversation.turn(&agent).await;
+        // The call is continued without its reasoning and with other spaces, so neither is why the prompt differs.
+        fork.drop_reasoning();
+        fork.respell_arguments();
+        fork.rewrite_last();
+        fork.turn(&agent).await;
+        let mut other = conversation.clone();
+        other.rewrite_question();
+        other.turn(&agent).await;
+        let check = async |app: &TestApp| {
+            let found = breaks::breaks(app, &agent).await;
+            let shown = |at: usize, side: &str| text(&found[at].1[side]).to_owned();
+            let causes: Vec<_> = found.iter().map(|(seq, found)| (*seq, text(&found["cause"]))).collect();
+            assert_eq!(causes, [(3, "rewrite"), (4, "rewrite")], "{found:?}");
+            assert!(shown(0, "expected_text").starts_with("a file"), "{found:?}");
+            assert!(shown(0, "found_text").starts_with("another file"), "{found:?}");
+            assert!(shown(1, "expected_text").starts_with("<|im_end|>"), "special tokens are shown: {found:?}");
+            assert!(shown(1, "found_text").starts_with(" Please."), "{found:?}");
+        };
+        check(&app).await;
+        app.restart().await;
+        check(&app).await;
+        agent.finish(&app, 1.0).await;
+        let line = format!("forebay_session_breaks_total{{cause=\"rewrite\",policy=\"{}\"}}", dialect.name());
+        assert_eq!(metric(&app, &line).await, Some(2.0));
+    }
     app.finish().await;
 }

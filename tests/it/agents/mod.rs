@@ -3,6 +3,7 @@
 //! The engine's log-probability of a token is a function of the ids before it. So each trained token is checked against
 //! the context that it was really sampled in, which finds every mistake of recording and assembling.
 
+mod breaks;
 mod calls;
 mod clients;
 mod crashes;
@@ -178,13 +179,18 @@ impl Agent {
     }
 }
 
-/// A call that is answered after an abort and a failure of the engine, so that all metrics of calls are exported.
+/// A call that is answered after an abort and a failure of the engine, and a session that a teacher scores, so that all
+/// metrics of calls are exported.
 pub(crate) async fn traffic(app: &TestApp) {
     app.engine.switch(|switches| {
         switches.aborts = 1;
         switches.failures = Some((1, 503, r#"{"message": "paused"}"#.to_owned()));
     });
     Agent::open(app, json!({})).await.ask("Hello.").await;
+    app.rules("taught", json!({"sessions": {"teacher": "fake"}})).await;
+    let agent = Agent::open(app, json!({"policy": "taught"})).await;
+    agent.ask("Hello.").await;
+    agent.finish(app, 1.0).await;
 }
 
 /// The JSON of an answer that must be a success.

@@ -13,7 +13,7 @@ use forebay::{
     buffer::{
         call::{CallColumns, pack_text},
         ids::{Epoch, GroupPk, PolicyName},
-        port::{CallHead, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
+        port::{CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
         states::SessionState,
     },
     clock::Timestamp,
@@ -89,8 +89,8 @@ async fn record_call(store: &dyn Store) {
         now,
     };
     let call = store.record_call(record).await.expect("answered").expect("recorded");
-    assert!(store.has_undelivered(session_pk, Timestamp::from_micros(0)).await.expect("answered"));
-    store.mark_delivered(vec![call.call_pk]).await.expect("answered");
+    assert!(store.has_unmarked(session_pk, Timestamp::from_micros(0)).await.expect("answered"));
+    store.mark_calls(vec![call.call_pk], Delivery::Delivered).await.expect("answered");
     let find = FindAnswer { session_pk, dialect: "chat".to_owned(), body_digest: [0; 32], retry_count: 1 };
     assert!(store.answer(find).await.expect("answered").is_some());
     assert_eq!(store.session_calls(session_pk, 0, 10).await.expect("answered").len(), 1);

@@ -484,7 +484,7 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &F
             .expect("the store can be used");
     let agents = config.agents.expect("every test has a listener for agents");
     let upstreams = Upstreams::load(agents.upstreams).expect("the engine's address is valid");
-    let buffer = buffer.with_teachers(Arc::new(upstreams.clone()));
+    let buffer = buffer.with_engines(Arc::new(upstreams.clone()));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let keys: Arc<dyn KeyStore> = store;
     let keyring = Keyring::start(Arc::clone(&keys), Arc::clone(clock) as _, config.access.required);

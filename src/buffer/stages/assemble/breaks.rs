@@ -18,6 +18,8 @@ pub struct Break {
     pub nearest: usize,
     /// The number of ids that they share.
     pub position: usize,
+    /// The call that both continue, if there is one.
+    pub parent: Option<usize>,
 }
 
 /// The breaks among the kept calls, in the order of their ends. A break is at a call that continues no other one, or that
@@ -51,7 +53,7 @@ pub(super) fn find(set: &CallSet<'_>, is_kept: &[bool]) -> Vec<Break> {
             && position > BREAK_IDS_MIN
             && position < set.prompt_len(call)
         {
-            breaks.push(Break { call, nearest, position });
+            breaks.push(Break { call, nearest, position, parent });
         }
     }
     breaks

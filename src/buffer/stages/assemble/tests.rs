@@ -276,11 +276,14 @@ fn a_prompt_that_leaves_what_was_recorded_is_a_break() {
     let recorded = calls(&[(&first, &[11, 12, E]), (&drifted, &[13, E]), (&short, &[14]), (&first, &[15])]);
     let (assembly, _) = assembled(&recorded, Retries::Keep);
     // The last call repeats a prompt, which leaves nothing.
-    let expected = [Break { call: 1, nearest: 0, position: 72 }, Break { call: 2, nearest: 0, position: 70 }];
+    let expected = [
+        Break { call: 1, nearest: 0, position: 72, parent: None },
+        Break { call: 2, nearest: 0, position: 70, parent: None },
+    ];
     assert_eq!(assembly.breaks, expected);
     let few: Vec<Recorded> =
         recorded.iter().map(|call| Recorded { prompt: call.prompt[6..].to_vec(), ..call.clone() }).collect();
-    assert_eq!(assembled(&few, Retries::Keep).0.breaks, [Break { call: 1, nearest: 0, position: 66 }]);
+    assert_eq!(assembled(&few, Retries::Keep).0.breaks, [Break { call: 1, nearest: 0, position: 66, parent: None }]);
 }
 
 #[test]

@@ -9,9 +9,13 @@ use std::{
 use forebay_client::wire::{Retries, Segment, SessionAssembly};
 use tokio::sync::Semaphore;
 
+use super::{
+    breaks::{self, CallBreak},
+    delivery,
+};
 use crate::buffer::{
     Buffer,
-    assemble::{After, Assembly, Call, CallSet, DropReason, NoBeginning},
+    assemble::{After, Assembly, Break, Call, CallSet, DropReason, NoBeginning},
     ids::{PolicyName, SessionId, SessionPk},
     policies,
     port::{StoreError, StoredCall},
@@ -36,6 +40,10 @@ pub(super) struct SessionCalls {
 pub(super) struct Assembled {
     pub(super) segments: Vec<Segment>,
     pub(super) totals: SessionAssembly,
+    /// Whether the engine did not say the version of every trained token.
+    pub(super) version_assumed: bool,
+    /// Where prompts do not continue the calls that they should have continued.
+    pub(super) breaks: Vec<CallBreak>,
 }
 
 /// A recorded call, as producers read it.
@@ -80,6 +88,12 @@ pub struct Divergence {
     pub expected: Vec<i32>,
     /// The next ids of the prompt.
     pub found: Vec<i32>,
+    /// What differs first between the messages, one of a fixed set.
+    pub cause: &'static str,
+    /// The text of `expected`, if the tokenizer is known.
+    pub expected_text: Option<String>,
+    /// The text of `found`, if the tokenizer is known.
+    pub found_text: Option<String>,
 }
 
 /// The name of a reason.
@@ -140,10 +154,14 @@ impl SessionCalls {
         let calls = of_policy.calls()?;
         let assembly = calls.assemble(retries);
         let segments: Vec<Segment> = assembly.chains.iter().map(|chain| calls.segment(chain)).collect();
-        Ok(Assembled { totals: of_policy.totals(&assembly, &segments), segments })
+        let breaks = assembly.breaks.iter().map(|found| of_policy.call_break(policy, found)).collect();
+        let mut trained = assembly.chains.iter().flat_map(|chain| &chain.calls);
+        let version_assumed = trained.any(|&call| of_policy.stored[call].columns.version_assumed);
+        Ok(Assembled { totals: of_policy.totals(&assembly, &segments), segments, version_assumed, breaks })
     }
 
-    fn turns(&self, policy: &PolicyName, retries: Retries) -> Result<Vec<Turn>, NoBeginning> {
+    /// The calls of a policy, and the breaks among them. The causes of the breaks are not known yet.
+    fn turns(&self, policy: &PolicyName, retries: Retries) -> Result<(Vec<Turn>, Vec<CallBreak>), NoBeginning> {
         let of_policy = OfPolicy::new(self, policy);
         let assembly = of_policy.calls()?.assemble(retries);
         let mut turns: Vec<Turn> = of_policy
@@ -163,9 +181,13 @@ impl SessionCalls {
                 position: found.position,
                 expected: next(self.path(nearest, whole)),
                 found: next(self.prompt(call)),
+                cause: "",
+                expected_text: None,
+                found_text: None,
             });
         }
-        Ok(turns)
+        let breaks = assembly.breaks.iter().map(|found| of_policy.call_break(policy, found)).collect();
+        Ok((turns, breaks))
     }
 }
 
@@ -176,6 +198,8 @@ struct OfPolicy<'a> {
     prompts: Vec<(Option<After>, Cow<'a, [i32]>)>,
     /// The place of each call in time.
     places: Vec<u64>,
+    /// Whether each call counts as delivered.
+    delivered: Vec<bool>,
 }
 
 impl<'a> OfPolicy<'a> {
@@ -200,23 +224,33 @@ impl<'a> OfPolicy<'a> {
         for (place, call) in order.into_iter().enumerate() {
             places[call] = place as u64;
         }
-        Self { stored, prompts, places }
+        let delivered = delivery::counts(all, &stored);
+        Self { stored, prompts, places, delivered }
     }
 
     fn calls(&self) -> Result<CallSet<'_>, NoBeginning> {
-        let calls =
-            self.stored.iter().zip(&self.prompts).zip(&self.places).map(|((stored, (after, prompt)), place)| Call {
-                ended: *place,
-                after: *after,
-                prompt,
-                ids: &stored.columns.ids,
-                logprobs: Some(&stored.columns.logprobs),
-                versions: Some(&stored.columns.versions),
-                stopped_on_token: stored.head.stopped_on_token,
-                agent: stored.head.agent.as_deref(),
-                delivered: stored.delivered,
-            });
+        let with_places = self.stored.iter().zip(&self.prompts).zip(&self.places).zip(&self.delivered);
+        let calls = with_places.map(|(((stored, (after, prompt)), place), delivered)| Call {
+            ended: *place,
+            after: *after,
+            prompt,
+            ids: &stored.columns.ids,
+            logprobs: Some(&stored.columns.logprobs),
+            versions: Some(&stored.columns.versions),
+            stopped_on_token: stored.head.stopped_on_token,
+            agent: stored.head.agent.as_deref(),
+            delivered: *delivered,
+        });
         CallSet::new(calls.collect())
+    }
+
+    fn call_break(&self, policy: &PolicyName, found: &Break) -> CallBreak {
+        CallBreak {
+            policy: policy.clone(),
+            call: self.stored[found.call].seq,
+            nearest: self.stored[found.nearest].seq,
+            after: found.parent.map(|parent| self.stored[parent].seq),
+        }
     }
 
     fn totals(&self, assembly: &Assembly, segments: &[Segment]) -> SessionAssembly {
@@ -289,15 +323,31 @@ pub(in crate::buffer) async fn turns(buffer: &Buffer, session_id: SessionId) -> 
     }
     super::flush_delivered(buffer).await?;
     let _few = one_of_few().await?;
-    let calls = SessionCalls::read(buffer, session.session_pk).await?;
-    let listed = tokio::task::spawn_blocking(move || {
-        let mut turns = Vec::with_capacity(calls.calls.len());
-        for (policy, retries) in policies {
-            turns.extend(calls.turns(&policy, retries)?);
+    let calls = Arc::new(SessionCalls::read(buffer, session.session_pk).await?);
+    let listing = {
+        let calls = Arc::clone(&calls);
+        move || {
+            let (mut turns, mut breaks) = (Vec::with_capacity(calls.calls.len()), Vec::new());
+            for (policy, retries) in policies {
+                let (of_policy, found) = calls.turns(&policy, retries)?;
+                turns.extend(of_policy);
+                breaks.extend(found);
+            }
+            turns.sort_by_key(|turn| turn.call.seq);
+            Ok::<_, NoBeginning>((turns, breaks))
         }
-        turns.sort_by_key(|turn| turn.call.seq);
-        Ok::<_, NoBeginning>(turns)
-    });
-    let turns = listed.await.map_err(|_| StoreError::Closed)?;
-    Ok(turns.map_err(|_| circular(session_id))?)
+    };
+    let listed = tokio::task::spawn_blocking(listing).await.map_err(|_| StoreError::Closed)?;
+    let (mut turns, breaks) = listed.map_err(|_| circular(session_id))?;
+    let causes = breaks::causes(buffer, session.session_pk, &calls, &breaks).await?;
+    for (found, cause) in breaks.iter().zip(causes) {
+        let at = turns.binary_search_by_key(&found.call, |turn| turn.call.seq);
+        let turn = at.ok().and_then(|at| turns.get_mut(at));
+        if let Some(divergence) = turn.and_then(|turn| turn.divergence.as_mut()) {
+            divergence.cause = cause;
+            divergence.expected_text = buffer.conversations.text(&found.policy, &divergence.expected);
+            divergence.found_text = buffer.conversations.text(&found.policy, &divergence.found);
+        }
+    }
+    Ok(turns)
 }

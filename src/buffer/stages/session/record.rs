@@ -11,14 +11,16 @@ use forebay_client::wire::{Sampling, VersionSpan, Violation};
 use super::{
     ANY_MODEL, SessionKeyHash,
     calls::SessionCalls,
+    delivery::{Delivered, flush_delivered},
     in_flight::Guard,
     paths::{CallPaths, Shared},
+    recent::{KnownCalls, RecentSessions},
 };
 use crate::{
     buffer::{
         Buffer,
         call::{CallColumns, pack_text, unpack_text},
-        ids::{CallPk, ID_BYTES_MAX, PolicyName, SessionId, SessionPk},
+        ids::{CallPk, PolicyName, SessionId, SessionPk, check_name},
         port::{
             CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, Session, SessionBounds, SessionPolicy,
             StoreError,
@@ -36,9 +38,6 @@ const ANY_NAME: &str = "default";
 /// Ids that the trees of all sessions hold together: 64 MiB.
 const CACHED_IDS_MAX: usize = 16 << 20;
 
-/// Sessions that have a tree.
-const CACHED_SESSIONS_MAX: usize = 4_096;
-
 /// Permission for one call of a session. While it exists, the call is in flight: keep it until the answer is delivered,
 /// so that a finish waits for it.
 #[derive(Debug)]
@@ -48,6 +47,18 @@ pub struct CallPermit {
     /// What the session has the most of that it may have.
     full: Option<&'static str>,
     guard: Guard,
+    /// The calls that were recorded with it.
+    recorded: Mutex<Vec<CallPk>>,
+    delivered: Arc<Delivered>,
+}
+
+impl Drop for CallPermit {
+    fn drop(&mut self) {
+        let recorded = self.recorded.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for &call in recorded.iter() {
+            self.delivered.end(call);
+        }
+    }
 }
 
 /// A finished call of an agent.
@@ -69,6 +80,8 @@ pub struct NewCall {
     pub logprobs: Vec<f32>,
     /// The spans of versions that tile `ids`.
     pub versions: Vec<VersionSpan>,
+    /// Whether the engine did not say the version of every id, so that the published one stands in.
+    pub version_assumed: bool,
     /// Why the engine stopped.
     pub finish_reason: String,
     /// The stop sequence that ended the call, if one did.
@@ -181,7 +194,8 @@ pub(in crate::buffer) async fn permit(
         ("tokens", session.tokens >= bounds.tokens_max),
     ];
     let full = full.into_iter().find(|(_, is_full)| *is_full).map(|(what, _)| what);
-    Ok(CallPermit { session, tokens_max: bounds.tokens_max, full, guard })
+    let delivered = Arc::clone(&buffer.delivered);
+    Ok(CallPermit { session, tokens_max: bounds.tokens_max, full, guard, recorded: Mutex::default(), delivered })
 }
 
 /// The session of a key, which must be open.
@@ -251,6 +265,7 @@ pub(in crate::buffer) async fn record(
         ids: call.ids.clone(),
         logprobs: call.logprobs.clone(),
         versions: call.versions.clone(),
+        version_assumed: call.version_assumed,
         stop: call.stop.clone(),
     };
     let (body, digest) = columns.pack();
@@ -291,6 +306,8 @@ pub(in crate::buffer) async fn record(
         Err(Refusal::SessionFull(what)) => return Err(full_of(buffer, session, what).await?.into()),
         Err(refusal) => return Err(refusal.into()),
     };
+    buffer.delivered.begin(recorded.call_pk, session.session_id);
+    permit.recorded.lock().unwrap_or_else(PoisonError::into_inner).push(recorded.call_pk);
     let ids = {
         let mut paths = paths.lock().await;
         paths.add(recorded.seq, &call);
@@ -325,14 +342,15 @@ fn check(call: &NewCall) -> Result<(), Refusal> {
             violations.push(Violation { pointer: pointer.to_owned(), detail: detail.to_owned() });
         }
     };
-    let is_name = |text: &str| !text.is_empty() && text.len() <= ID_BYTES_MAX && !text.chars().any(char::is_control);
     for (pointer, text) in [
         ("/agent", call.agent.as_deref()),
         ("/dialect", Some(call.dialect.as_str())),
         ("/model", Some(call.model.as_str())),
         ("/finish_reason", Some(call.finish_reason.as_str())),
     ] {
-        require(text.is_none_or(is_name), pointer, "must be 1 to 256 bytes without control characters");
+        if let Some(Err(detail)) = text.map(check_name) {
+            require(false, pointer, &detail);
+        }
     }
     require(!call.prompt.is_empty(), "/prompt", "must have at least one id");
     require(call.prompt.iter().chain(&call.ids).all(|&id| id >= 0), "/ids", "must be 0 or above");
@@ -349,131 +367,38 @@ fn check(call: &NewCall) -> Result<(), Refusal> {
     if violations.is_empty() { Ok(()) } else { Err(Refusal::Invalid(violations)) }
 }
 
-/// Recorded calls that were delivered and are not yet marked.
-#[derive(Debug, Default)]
-pub(in crate::buffer) struct Delivered {
-    pending: Mutex<Vec<CallPk>>,
-    /// Held while calls are marked, so that the end of a session waits for marks that another task writes.
-    writing: tokio::sync::Mutex<()>,
-}
-
-impl Delivered {
-    fn pending(&self) -> std::sync::MutexGuard<'_, Vec<CallPk>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-pub(in crate::buffer) fn mark_delivered(buffer: &Buffer, call: CallPk) {
-    buffer.delivered.pending().push(call);
-}
-
-/// Marks calls as delivered. When it returns, all calls that were noted before are marked.
-pub(in crate::buffer) async fn flush_delivered(buffer: &Buffer) -> Result<(), StoreError> {
-    let _writing = buffer.delivered.writing.lock().await;
-    // They stay noted until they are marked, also if this is cancelled. Meanwhile others are only added behind them.
-    let calls = buffer.delivered.pending().clone();
-    if calls.is_empty() {
-        return Ok(());
-    }
-    let marked = calls.len();
-    buffer.store.mark_delivered(calls).await?;
-    buffer.delivered.pending().drain(..marked);
-    Ok(())
-}
-
 /// The trees of the sessions that were active last.
-#[derive(Debug, Default)]
-pub(in crate::buffer) struct PathCache(Mutex<Cached>);
+pub(in crate::buffer) type PathCache = RecentSessions<SessionPaths>;
 
-#[derive(Debug, Default)]
-struct Cached {
-    sessions: HashMap<SessionId, CachedPaths>,
-    ids: usize,
-    /// Counts uses.
-    uses: u64,
-}
-
-#[derive(Debug)]
-struct CachedPaths {
-    paths: Arc<tokio::sync::Mutex<SessionPaths>>,
-    ids: usize,
-    used: u64,
-}
-
-impl PathCache {
-    fn of(&self, session: SessionId) -> Arc<tokio::sync::Mutex<SessionPaths>> {
-        let mut cached = self.cached();
-        cached.uses += 1;
-        let used = cached.uses;
-        let entry = cached.sessions.entry(session);
-        let entry = entry.or_insert_with(|| CachedPaths { paths: Arc::default(), ids: 0, used });
-        entry.used = used;
-        Arc::clone(&entry.paths)
-    }
-
-    /// Notes how many ids a tree holds, and drops the trees that were used the longest time ago if there are too many.
-    fn note(&self, session: SessionId, ids: usize) {
-        let mut cached = self.cached();
-        let Some(entry) = cached.sessions.get_mut(&session) else { return };
-        let before = std::mem::replace(&mut entry.ids, ids);
-        cached.ids = cached.ids + ids - before;
-        while cached.ids > CACHED_IDS_MAX || cached.sessions.len() > CACHED_SESSIONS_MAX {
-            let oldest = cached.sessions.iter().min_by_key(|(_, entry)| entry.used).map(|(session, _)| *session);
-            let Some(dropped) = oldest.and_then(|session| cached.sessions.remove(&session)) else { return };
-            cached.ids -= dropped.ids;
-        }
-    }
-
-    /// Drops the tree of a session that has ended.
-    pub(super) fn forget(&self, session: SessionId) {
-        let mut cached = self.cached();
-        if let Some(dropped) = cached.sessions.remove(&session) {
-            cached.ids -= dropped.ids;
-        }
-    }
-
-    fn cached(&self) -> std::sync::MutexGuard<'_, Cached> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// No trees yet.
+pub(in crate::buffer) fn path_cache() -> PathCache {
+    RecentSessions::new(CACHED_IDS_MAX)
 }
 
 /// The trees of a session, one per policy.
 #[derive(Debug, Default)]
-struct SessionPaths {
+pub(in crate::buffer) struct SessionPaths {
     policies: HashMap<PolicyName, CallPaths>,
-    /// All calls up to this number are in the trees.
-    up_to: u32,
-    /// Further calls that are.
-    beyond: BTreeSet<u32>,
+    /// The calls that are in the trees.
+    known: KnownCalls,
 }
 
 impl SessionPaths {
     /// Adds the stored calls that the trees lack: all after a restart, and those that other replicas have recorded.
     async fn catch_up(&mut self, buffer: &Buffer, session: &Session) -> Result<(), StoreError> {
-        if (self.up_to + 1..=session.calls).all(|seq| self.beyond.contains(&seq)) {
+        if self.known.has_all(session.calls) {
             return Ok(());
         }
         // A prompt may share ids with any earlier call, so all of them are read.
         let stored = SessionCalls::read(buffer, session.session_pk).await?;
         for call in &stored.calls {
-            if !self.knows(call.seq) {
+            if !self.known.has(call.seq) {
                 let paths = self.policies.entry(call.policy.clone()).or_default();
                 paths.add(call.seq, &stored.prompt(call), &call.columns.ids, call.head.stopped_on_token);
-                self.learn(call.seq);
+                self.known.learn(call.seq);
             }
         }
         Ok(())
-    }
-
-    fn knows(&self, seq: u32) -> bool {
-        seq <= self.up_to || self.beyond.contains(&seq)
-    }
-
-    fn learn(&mut self, seq: u32) {
-        self.beyond.insert(seq);
-        while self.beyond.remove(&(self.up_to + 1)) {
-            self.up_to += 1;
-        }
     }
 
     fn shared(&self, call: &NewCall) -> Shared {
@@ -481,12 +406,12 @@ impl SessionPaths {
     }
 
     fn add(&mut self, seq: u32, call: &NewCall) {
-        if self.knows(seq) {
+        if self.known.has(seq) {
             return;
         }
         let paths = self.policies.entry(call.policy.clone()).or_default();
         paths.add(seq, &call.prompt, &call.ids, call.stopped_on_token);
-        self.learn(seq);
+        self.known.learn(seq);
     }
 
     fn len(&self) -> usize {

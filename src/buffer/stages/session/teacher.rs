@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{OpenSession, end::AssembledRollout};
+use super::{OpenSession, rollouts::AssembledRollout};
 use crate::buffer::{
     Buffer,
     ids::PolicyName,

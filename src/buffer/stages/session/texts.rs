@@ -70,7 +70,7 @@ pub(in crate::buffer) async fn texts(buffer: &Buffer, permit: &CallPermit) -> Re
     let mut texts: Vec<CallTexts> = Vec::new();
     loop {
         let after = texts.last().map_or(0, |texts| texts.seq);
-        let page = buffer.store.call_texts(session, after, TEXTS_PAGE).await?;
+        let page = page(buffer, session, after).await?;
         let is_last = page.len() < TEXTS_PAGE as usize;
         texts.extend(page);
         if is_last {
@@ -78,4 +78,9 @@ pub(in crate::buffer) async fn texts(buffer: &Buffer, permit: &CallPermit) -> Re
             return Ok(RecordedTexts { session, calls, texts });
         }
     }
+}
+
+/// The next calls of a session after a number.
+pub(super) async fn page(buffer: &Buffer, session: SessionPk, after: u32) -> Result<Vec<CallTexts>, StoreError> {
+    buffer.store.call_texts(session, after, TEXTS_PAGE).await
 }

@@ -7,8 +7,8 @@ use crate::{
         call::CallColumns,
         ids::{CallPk, PolicyName, PolicyPk, SessionPk},
         port::{
-            CallHead, CallTexts, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds, StoreError,
-            StoredAnswer, StoredCall,
+            CallHead, CallTexts, Delivery, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds,
+            StoreError, StoredAnswer, StoredCall,
         },
         refusal::Refusal,
         states::SessionState,
@@ -204,42 +204,47 @@ impl Op for MarkFull {
     }
 }
 
-pub(in crate::store) struct MarkDelivered(pub(in crate::store) Vec<CallPk>);
+pub(in crate::store) struct MarkCalls {
+    pub(in crate::store) calls: Vec<CallPk>,
+    pub(in crate::store) delivery: Delivery,
+}
 
 #[async_trait]
-impl Op for MarkDelivered {
+impl Op for MarkCalls {
     type Output = ();
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
-        // Two replicas mark no call both, because only the one that recorded a call answers it.
-        const MARK_DELIVERED: Statement = among_keys!(
-            "-- mark_delivered
+        // Two replicas mark no call both, because only the one that recorded a call answers it. An answer that was lost
+        // may be sent again, but not the other way round.
+        const MARK_CALLS: Statement = among_keys!(
+            "-- mark_calls
             UPDATE session_call
-            SET delivered = 1
+            SET delivered = CASE WHEN delivered = 1 THEN delivered ELSE $2 END
             WHERE call_pk"
         );
-        tx.execute(MARK_DELIVERED, args![key_list(self.0.iter().map(|call| call.0))]).await.map(drop)
+        let calls = key_list(self.calls.iter().map(|call| call.0));
+        tx.execute(MARK_CALLS, args![calls, self.delivery.code()]).await.map(drop)
     }
 }
 
-pub(in crate::store) struct FindUndelivered {
+pub(in crate::store) struct FindUnmarked {
     pub(in crate::store) session: SessionPk,
     pub(in crate::store) ended_after: Timestamp,
 }
 
 #[async_trait]
-impl Op for FindUndelivered {
+impl Op for FindUnmarked {
     type Output = bool;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
-        const FIND_UNDELIVERED: Statement = Statement::new(
-            "-- find_undelivered
+        const FIND_UNMARKED: Statement = Statement::new(
+            "-- find_unmarked
             SELECT call_pk
             FROM session_call
             WHERE session_pk = $1 AND seq > 0 AND delivered = 0 AND ended_us > $2
             LIMIT 1",
         );
-        Ok(tx.fetch_optional(FIND_UNDELIVERED, args![self.session, self.ended_after]).await?.is_some())
+        Ok(tx.fetch_optional(FIND_UNMARKED, args![self.session, self.ended_after]).await?.is_some())
     }
 }
 
@@ -257,9 +262,9 @@ impl Op for FindAnswer {
             ORDER BY seq DESC
             LIMIT 1",
         );
-        for delivered in [false, true] {
+        for delivery in [Delivery::Unknown, Delivery::Lost, Delivery::Delivered] {
             let dialect = self.dialect.as_str();
-            let values = args![self.session_pk, &self.body_digest[..], self.retry_count, dialect, delivered];
+            let values = args![self.session_pk, &self.body_digest[..], self.retry_count, dialect, delivery.code()];
             let Some(mut row) = tx.fetch_optional(FIND_ANSWER, values).await? else { continue };
             return Ok(Some(StoredAnswer {
                 call: RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? },
@@ -302,13 +307,14 @@ fn read(mut row: Row) -> Result<StoredCall, StoreError> {
     let corrupt = |what: String| StoreError::Corrupt(format!("call {call_pk}: {what}"));
     let policy: String = row.get("policy")?;
     let body: Vec<u8> = row.get("body")?;
+    let delivery: u32 = row.get("delivered")?;
     Ok(StoredCall {
         seq: row.get("seq")?,
         policy: PolicyName::parse(&policy).map_err(|error| corrupt(error.to_string()))?,
         parent: row.get("parent")?,
         shared: row.get::<u64>("shared")? as usize,
         prompt: row.get::<u64>("prompt")? as usize,
-        delivered: row.get("delivered")?,
+        delivery: Delivery::of_code(delivery).ok_or_else(|| corrupt(format!("its delivery is {delivery}")))?,
         ended_at: row.get("ended_us")?,
         columns: CallColumns::unpack(&body, row.get("digest")?).map_err(|damage| corrupt(damage.to_string()))?,
         head: CallHead {

@@ -79,7 +79,7 @@ pub(super) fn assemble(calls: &[(&AgentCall, bool)], retries: Retries) -> Assemb
     let owned: usize = expected.owned.iter().map(Vec::len).sum();
     assert_eq!(owned + expected.dropped.len(), calls.len(), "every call is in one segment or dropped");
     let mut breaks = vec![None; calls.len()];
-    for Break { call, nearest, position } in expected.breaks {
+    for Break { call, nearest, position, .. } in expected.breaks {
         breaks[call] = Some((nearest, position));
     }
     let segments = expected.segments.into_iter().map(|segment| Segment {

@@ -225,7 +225,8 @@ fn breaks(calls: &[Recorded], parents: &[Option<Parent>], kept: &[usize]) -> Vec
             && common(nearest) > 64
             && common(nearest) < calls[call].prompt.len()
         {
-            found.push(Break { call, nearest, position: common(nearest) });
+            let parent = parents[call].map(|parent| parent.call);
+            found.push(Break { call, nearest, position: common(nearest), parent });
         }
     }
     found.sort_by_key(|found| calls[found.call].ended);
