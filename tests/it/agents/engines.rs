@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_gateway::engine::{IdFault, LogprobFault, VersionReport};
+use forebay_gateway::engine::{IdFault, Log, LogprobFault, VersionReport};
 use serde_json::json;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
@@ -111,6 +111,30 @@ async fn a_call_that_an_update_aborts_has_the_version_behind_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_waits_for_an_update_has_the_version_behind_it() {
+    let app = start(600).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| {
+        switches.version_report = VersionReport::Nothing;
+        switches.failures = Some((1000, 503, r#"{"message": "paused"}"#.to_owned()));
+    });
+    let publish = async {
+        let asked = |log: &Log| log.calls().filter(|call| call.text.contains("An update comes.")).count();
+        app.engine.wait(|log| asked(log) == 1).await;
+        app.publish(1).await.expect(200);
+        // The version of the attempt that follows is read behind the update.
+        let before = asked(&app.engine.log());
+        app.engine.wait(|log| asked(log) > before).await;
+        app.engine.switch(|switches| switches.failures = None);
+    };
+    tokio::join!(agent.ask("An update comes."), publish);
+    agent.finish(&app, 1.0).await;
+    let (rows, count) = trained(&app).await;
+    assert_eq!(rows[0]["versions"], json!([[1, 0, count]]));
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_waits_for_an_engine_that_is_busy_or_gone() {
     let app = start(600).await;
     let agent = Agent::open(&app, json!({})).await;
@@ -150,7 +174,7 @@ async fn a_client_that_says_how_long_it_waits_is_answered_before() {
     app.engine.switch(|switches| switches.stall = true);
     let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
     for (header, value) in [("x-stainless-read-timeout", "2.0"), ("x-stainless-timeout", "2")] {
-        let request = agent.request(Dialect::Chat, &body).header(header, value);
+        let request = agent.request(Dialect::Chat, &body).header(header, value).timeout(PATIENCE);
         let (status, retry, _) = error(request.send().await.expect("the listener answers")).await;
         assert_eq!((status.as_u16(), retry), (503, Some(true)));
     }

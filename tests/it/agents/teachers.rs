@@ -147,6 +147,22 @@ async fn a_session_whose_teacher_fails_goes_on_and_its_finish_may_be_repeated() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_teacher_that_was_restarted_with_other_values_scores_nothing() {
+    let mut class = Class::start(Backend::Sqlite, EngineKind::Vllm).await;
+    let agent = class.agent(json!({"sampling": {"temperature": 0.7}})).await;
+    class.teacher.switch(|switches| switches.raw_logprobs = true);
+    // The service probes its teachers again.
+    class.app.restart().await;
+    let path = format!("/sessions/{}/finish", agent.id());
+    let problem = class.app.post(&path, json!({"reward": 1.0})).await.refused(503, "teacher-failed");
+    assert!(text(&problem["detail"]).contains("temperature"), "{problem}");
+    let unsuited = "forebay_teacher_rollouts_total{outcome=\"unsuited\",policy=\"default\"}";
+    assert_eq!(metric(&class.app, unsuited).await, Some(1.0));
+    assert_eq!((class.asked(), class.state(&agent).await.as_str()), (0, "open"));
+    class.app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_sessions_are_scored_and_finished_together_or_not_at_all() {
     for backend in BACKENDS {
         let class = Class::start(backend, EngineKind::Vllm).await;
