@@ -273,6 +273,11 @@ on_both_stores! {
         record(app, &repeated, call(&[S, U, A], &[11, E])).await;
         let lost = open(app, json!({"rollout_id": "lost"})).await;
         record(app, &lost, call(&[S, U, A], &[11, E])).await;
+        let candidates = open(app, json!({"rollout_id": "candidates"})).await;
+        let began = app.buffer.now();
+        for id in [11, 12] {
+            record(app, &candidates, NewCall { started_at: Some(began), ..call(&[S, U, A], &[id, E]) }).await;
+        }
         lose_marks(app).await;
         // The agent sends the same prompt again. Another agent with the same prompt repeats nothing.
         record(app, &repeated, call(&[S, U, A], &[12, E])).await;
@@ -287,6 +292,8 @@ on_both_stores! {
         };
         let (trained, undelivered) = ("trained".to_owned(), "undelivered".to_owned());
         assert_eq!(outcomes(&only).await, [(false, trained.clone())]);
+        // What is sampled at the same time is no repeat.
+        assert_eq!(outcomes(&candidates).await, [(false, trained.clone()), (false, trained.clone())]);
         let expected = [(false, undelivered.clone()), (true, trained.clone()), (true, trained)];
         assert_eq!(outcomes(&repeated).await, expected);
         // The repeated answer was lost as well, and the process knows it.
