@@ -262,14 +262,20 @@ impl Op for FindAnswer {
             ORDER BY seq DESC
             LIMIT 1",
         );
-        for delivery in [Delivery::Unknown, Delivery::Lost, Delivery::Delivered] {
-            let dialect = self.dialect.as_str();
-            let values = args![self.session_pk, &self.body_digest[..], self.retry_count, dialect, delivery.code()];
-            let Some(mut row) = tx.fetch_optional(FIND_ANSWER, values).await? else { continue };
-            return Ok(Some(StoredAnswer {
-                call: RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? },
-                response: row.get("response")?,
-            }));
+        for deliveries in [&[Delivery::Unknown, Delivery::Lost][..], &[Delivery::Delivered]] {
+            let mut last: Option<StoredAnswer> = None;
+            for delivery in deliveries {
+                let dialect = self.dialect.as_str();
+                let values = args![self.session_pk, &self.body_digest[..], self.retry_count, dialect, delivery.code()];
+                let Some(mut row) = tx.fetch_optional(FIND_ANSWER, values).await? else { continue };
+                let call = RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? };
+                if last.as_ref().is_none_or(|last| last.call.seq < call.seq) {
+                    last = Some(StoredAnswer { call, response: row.get("response")? });
+                }
+            }
+            if last.is_some() {
+                return Ok(last);
+            }
         }
         Ok(None)
     }

@@ -17,7 +17,7 @@ mod lineage;
 mod retention;
 mod sessions;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use forebay::buffer::assemble::{Break, DropReason};
 use forebay_client::wire::{BatchState, GroupState, LossWeighting, Verdict};
@@ -52,8 +52,8 @@ pub(crate) struct Reference {
     pub(crate) sessions: BTreeMap<SessionNumber, Session>,
     /// Calls that have begun and have not ended.
     pub(crate) in_flight: BTreeMap<InFlightNumber, InFlight>,
-    /// Calls that were delivered and are not yet marked in the store: session and number.
-    delivered: BTreeSet<(SessionNumber, u32)>,
+    /// Calls that are not yet marked in the store, by session and number: whether they were delivered.
+    delivered: BTreeMap<(SessionNumber, u32), bool>,
     /// Numbers are never used twice, even after their objects are forgotten.
     arrivals: usize,
     openings: usize,
@@ -194,7 +194,7 @@ impl Reference {
             batches: BTreeMap::new(),
             sessions: BTreeMap::new(),
             in_flight: BTreeMap::new(),
-            delivered: BTreeSet::new(),
+            delivered: BTreeMap::new(),
             arrivals: 0,
             openings: 0,
             readies: 0,

@@ -69,8 +69,8 @@ pub(crate) struct OfPolicy {
 pub(crate) struct Stored {
     pub(crate) policy: PolicyNumber,
     pub(crate) sent: AgentCall,
-    /// Whether it is marked as delivered.
-    pub(super) delivered: bool,
+    /// Whether it is marked as delivered or as lost; none if neither is stored.
+    pub(super) delivered: Option<bool>,
 }
 
 /// A call in flight.
@@ -111,8 +111,16 @@ impl Session {
     /// The segments of a policy's calls.
     pub(super) fn assembled(&self, policy: PolicyNumber, retries: Retries) -> Assembled {
         let calls: Vec<(&AgentCall, bool)> =
-            self.calls_of(policy).map(|(_, call)| (&call.sent, call.delivered)).collect();
+            self.calls_of(policy).map(|(seq, call)| (&call.sent, self.counts_as_delivered(seq, call))).collect();
         assembling::assemble(&calls, retries)
+    }
+
+    /// A call of which it is not known counts, unless its agent sent the prompt again.
+    fn counts_as_delivered(&self, seq: u32, call: &Stored) -> bool {
+        let is_repeat = |(later, other): (u32, &Stored)| {
+            later > seq && (other.sent.agent, &other.sent.prompt) == (call.sent.agent, &call.sent.prompt)
+        };
+        call.delivered.unwrap_or_else(|| !self.calls_of(call.policy).any(is_repeat))
     }
 
     /// Which bound the segments exceed, none of which may happen.
@@ -330,11 +338,13 @@ impl Reference {
         }
         let Some(known) = self.sessions.get(&number) else { return Err(Refused::Unknown) };
         let repeats = |call: &Stored| call.sent.body == sent.body && call.sent.retries < sent.retries;
-        let lost = known.calls.iter().rposition(|call| repeats(call) && !call.delivered);
+        let lost = known.calls.iter().rposition(|call| repeats(call) && call.delivered != Some(true));
         let replayed = lost.or_else(|| known.calls.iter().rposition(repeats));
         if let Some(place) = replayed.filter(|_| sent.retries > 0 && !known.purged) {
             let seq = place as u32 + 1;
-            self.note_delivered(number, seq, sent);
+            if sent.delivered {
+                self.delivered.insert((number, seq), true);
+            }
             return Ok(Recorded::Replayed { seq });
         }
         if let Some(what) = call.full {
@@ -363,28 +373,22 @@ impl Reference {
             known.full = true;
             return Err(Refused::SessionFull(what));
         }
-        known.calls.push(Stored { policy, sent: sent.clone(), delivered: false });
+        known.calls.push(Stored { policy, sent: sent.clone(), delivered: None });
         known.continued.extend(continues.map(|(seq, _)| seq));
         known.bounds = (known.bounds.0 + segments, known.bounds.1 + tokens);
         known.last_call_at = Some(now);
         known.due_at = Some(known.expires_at.min(now + known.opening.idle_s));
         let seq = known.calls.len() as u32;
-        self.note_delivered(number, seq, sent);
+        self.delivered.insert((number, seq), sent.delivered);
         Ok(Recorded::New { seq })
     }
 
-    /// Deliveries are marked in the store with the next request that needs them. A restart in between loses them.
-    fn note_delivered(&mut self, session: SessionNumber, seq: u32, sent: &AgentCall) {
-        if sent.delivered {
-            self.delivered.insert((session, seq));
-        }
-    }
-
+    /// Calls are marked in the store with the next request that needs it. A restart in between loses the marks.
     pub(super) fn mark_delivered(&mut self) {
-        for (session, seq) in std::mem::take(&mut self.delivered) {
+        for ((session, seq), is_delivered) in std::mem::take(&mut self.delivered) {
             let call = self.sessions.get_mut(&session).and_then(|known| known.calls.get_mut(seq as usize - 1));
             if let Some(call) = call {
-                call.delivered = true;
+                call.delivered = Some(is_delivered || call.delivered == Some(true));
             }
         }
     }
