@@ -1,0 +1,414 @@
+"""Sends calls: a pool of connections which is rebuilt after a fork, one attempt after the other, and cancellation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import socket
+import ssl
+import threading
+import urllib.parse
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import urllib3
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from . import _codec, errors
+from ._retry import Effect, Retry, effect, retry_after_s
+from ._uuid import uuid7
+from ._version import __version__
+from ._wire import Problem
+
+log = logging.getLogger("forebay")
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+PROBLEM = "application/problem+json"
+
+CONNECT_TIMEOUT_S = 10.0
+"""Long enough to survive a few lost packets, short enough to try another replica soon."""
+
+SILENCE_TIMEOUT_S = 120.0
+"""How long a connection may be silent before it counts as broken: twice the longest long poll of the API."""
+
+CONNECTIONS_MAX = 64
+"""Connections that are kept open for the next call. More are opened if more threads call at once."""
+
+EXCERPT_CHARS = 256
+"""How much of an unexpected body an error quotes: enough to see which server sent it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a client is made of. It is all that a pickle of a client has."""
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    identity: str | None = None
+    timeout_s: float = SILENCE_TIMEOUT_S
+    retry: Retry = Retry()
+    check_version: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """A request that can be sent any number of times."""
+
+    method: str
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    repeat: bool
+    """Whether the call may be sent again when its outcome is unknown."""
+    body: bytes | None = None
+    media: str = JSON
+    encoding: str | None = None
+    accept: str = JSON
+    accept_encoding: str = "identity"
+
+    def target(self) -> str:
+        given = {name: _text(value) for name, value in self.query.items() if value is not None}
+        return self.path + ("?" + urllib.parse.urlencode(given, quote_via=urllib.parse.quote) if given else "")
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer whose status is a success, with its whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Cancellation:
+    """Ends a call from another thread. Its connection is closed, so that the service forgets a request that waits."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._connection: Any = None
+
+    def cancel(self) -> None:
+        self._event.set()
+        sock = getattr(self._connection, "sock", None)
+        if sock is not None:
+            try:
+                # The method of plain sockets: that of TLS sockets must not run while another thread reads.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            except OSError:
+                pass  # It is closed already.
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._event.is_set()
+
+    def pause(self, seconds: float) -> bool:
+        """Waits, and returns whether the call was cancelled meanwhile."""
+        return self._event.wait(seconds)
+
+    def uses(self, connection: Any) -> None:
+        self._connection = connection
+
+
+class _Current(threading.local):
+    """The cancellation of the calls that this thread makes."""
+
+    scope: Cancellation | None = None
+    """That of the code that makes the calls, if it is cancellable."""
+    cancellation: Cancellation | None = None
+    """That of the call that is being sent."""
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def cancellable(cancellation: Cancellation) -> Iterator[None]:
+    """The calls that this thread makes in the block end when `cancellation` is cancelled."""
+    before, _current.scope = _current.scope, cancellation
+    try:
+        yield
+    finally:
+        _current.scope = before
+
+
+class _HttpPool(HTTPConnectionPool):
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        connection = super()._get_conn(timeout)
+        if _current.cancellation:
+            _current.cancellation.uses(connection)
+        return connection
+
+
+class _HttpsPool(HTTPSConnectionPool):
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        connection = super()._get_conn(timeout)
+        if _current.cancellation:
+            _current.cancellation.uses(connection)
+        return connection
+
+
+class Transport:
+    """The connections to one service. Threads may share it; a process that was forked opens its own connections."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.base = _base(config.url)
+        self._headers = {"User-Agent": f"forebay-python/{__version__}"}
+        if config.key is not None:
+            if not config.key.isascii() or not config.key.isprintable() or " " in config.key:
+                raise errors.ConfigurationError("the key contains characters that are not allowed in a key")
+            self._headers["Authorization"] = f"Bearer {config.key}"
+        self._tls = _tls(config) if self.base.scheme == "https" else None
+        # The pool and the process that it belongs to. Two threads may each make one, and then the later one stays.
+        self._pool: tuple[int, HTTPConnectionPool] | None = None
+        self._active: weakref.WeakSet[Cancellation] = weakref.WeakSet()
+
+    def close(self) -> None:
+        """Closes all connections, and ends the calls that still wait. The transport can be used again afterwards."""
+        for cancellation in list(self._active):
+            cancellation.cancel()
+        pool, self._pool = self._pool, None
+        if pool and pool[0] == os.getpid():
+            pool[1].close()
+
+    def send(self, call: Call, *, retry: Retry, timeout_s: float) -> Answer:
+        """Sends a call, and repeats it as the rule allows."""
+        cancellation = _current.scope or Cancellation()
+        self._active.add(cancellation)
+        request_id = uuid7()
+        attempts, paused = 1, 0.0
+        while True:
+            try:
+                return self._attempt(call, request_id, timeout_s, cancellation)
+            except _Failure as failure:
+                if cancellation.is_cancelled:
+                    raise self._cancelled(call, request_id) from None
+                pause = retry.pause_s(attempts, failure.retry_after_s, random.random())
+                paused += pause
+                may = failure.effect is Effect.NOT_BEGUN or (failure.effect is Effect.UNKNOWN and call.repeat)
+                if not may or attempts >= retry.attempts_max or paused > retry.pause_total_max_s:
+                    raise failure.error from failure.__cause__
+                log.debug("%s %s is repeated in %.2f s: %s", call.method, call.path, pause, failure.error)
+            if cancellation.pause(pause):
+                raise self._cancelled(call, request_id)
+            attempts += 1
+
+    def _cancelled(self, call: Call, request_id: str) -> errors.Cancelled:
+        return errors.Cancelled(
+            "the call was cancelled", method=call.method, path=call.path, request_id=request_id
+        )
+
+    def _attempt(self, call: Call, request_id: str, timeout_s: float, cancellation: Cancellation) -> Answer:
+        headers = {
+            **self._headers,
+            "Accept": call.accept,
+            "Accept-Encoding": call.accept_encoding,
+            "x-request-id": request_id,
+        }
+        if call.body is not None:
+            headers["Content-Type"] = call.media
+            if call.encoding:
+                headers["Content-Encoding"] = call.encoding
+        _current.cancellation = cancellation
+        try:
+            response = self._connections().urlopen(
+                call.method,
+                self.base.path + call.target(),
+                body=call.body,
+                headers=headers,
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s),
+                preload_content=False,
+                decode_content=False,
+                # Version 1 of urllib3 does not check the length otherwise.
+                enforce_content_length=True,
+            )
+            try:
+                body = response.read()
+            finally:
+                response.release_conn()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._broken(error, call, request_id) from error
+        finally:
+            _current.cancellation = None
+            cancellation.uses(None)
+        answered = response.headers
+        if 200 <= response.status < 300:
+            if response.status != 204 and not _is_delimited(answered):
+                raise _Failure(
+                    errors.UnexpectedAnswer(
+                        "the answer has neither a content length nor chunks, so it may be incomplete",
+                        method=call.method, path=call.path, status=response.status, request_id=request_id,
+                    ),
+                    Effect.FINAL,
+                )
+            return Answer(response.status, answered, body)
+        raise self._refused(call, request_id, response.status, answered, body)
+
+    def _connections(self) -> HTTPConnectionPool:
+        pool, process = self._pool, os.getpid()
+        if pool is None or pool[0] != process:
+            # The connections of the parent process are left alone: both would read the same answers.
+            pool = (process, self._new_pool())
+            self._pool = pool
+        return pool[1]
+
+    def _new_pool(self) -> HTTPConnectionPool:
+        base = self.base
+        if self._tls is None:
+            return _HttpPool(base.host, base.port, maxsize=CONNECTIONS_MAX)
+        return _HttpsPool(base.host, base.port, maxsize=CONNECTIONS_MAX, ssl_context=self._tls)
+
+    def _broken(self, error: BaseException, call: Call, request_id: str) -> _Failure:
+        place: dict[str, Any] = {"method": call.method, "path": call.path, "request_id": request_id}
+        where = f"{self.base.host}:{self.base.port}"
+        if why := _certificate(error):
+            # The next handshake would fail in the same way.
+            refused = errors.CertificateRefused(f"{where}: {why}", **place)
+            refused.not_begun = True
+            return _Failure(refused, Effect.FINAL)
+        not_begun = isinstance(error, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError)
+        if not_begun:
+            reason = f"no connection to {where} could be opened: {_reason(error)}"
+        else:
+            reason = f"the connection to {where} broke before its answer was complete: {_reason(error)}"
+        unreachable = errors.Unreachable(reason, **place)
+        unreachable.not_begun = not_begun
+        return _Failure(unreachable, Effect.NOT_BEGUN if not_begun else Effect.UNKNOWN)
+
+    def _refused(
+        self, call: Call, request_id: str, status: int, headers: Mapping[str, str], body: bytes
+    ) -> _Failure:
+        request_id = headers.get("x-request-id", request_id)
+        problem = _problem(headers, body)
+        error: errors.ForebayError
+        if problem:
+            error = errors.of_problem(problem, call.method, call.path, request_id)
+        else:
+            text = body.decode("utf-8", "replace")[:EXCERPT_CHARS]
+            error = errors.UnexpectedAnswer(
+                f"status {status} without a problem document: {text}",
+                method=call.method, path=call.path, status=status, request_id=request_id,
+            )
+        kind = effect(status, problem.type if problem else None)
+        return _Failure(error, kind, retry_after_s(status, headers))
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The parts of a base URL."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+
+class _Failure(Exception):
+    """A failed attempt."""
+
+    def __init__(self, error: errors.ForebayError, effect: Effect, retry_after_s: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.effect = effect
+        self.retry_after_s = retry_after_s
+
+
+def path(*parts: str) -> str:
+    """Joins the parts of a path; each of them may have any characters."""
+    return "/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
+
+
+def json_body(body: Any, method: str, path: str) -> bytes:
+    """Writes a body, or says which of its values cannot be sent."""
+    try:
+        return _codec.encode(body)
+    except _codec.NotEncodable as error:
+        raise errors.NotEncodableError(
+            "the request was not sent, because it cannot be written as JSON",
+            method=method, path=path, violations=(errors.Violation(pointer=error.pointer, detail=error.detail),),
+        ) from None
+
+
+def _base(url: str) -> Base:
+    def refuse(why: str) -> errors.ConfigurationError:
+        return errors.ConfigurationError(f"`{url}` cannot be the address of the service: {why}")
+
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise refuse(str(error)) from None
+    if parts.username is not None or parts.password is not None:
+        raise errors.ConfigurationError("the address of the service must not have a user or a password: use a key")
+    if parts.scheme not in ("http", "https"):
+        raise refuse("it must begin with http:// or https://")
+    if not parts.hostname:
+        raise refuse("it has no host")
+    if parts.query or parts.fragment:
+        raise refuse("it must end with the path")
+    default = 443 if parts.scheme == "https" else 80
+    return Base(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"))
+
+
+def _tls(config: Config) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=config.ca)
+        if config.ca is not None:
+            # The file may have the service's own certificate in place of an authority.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if config.identity is not None:
+            context.load_cert_chain(config.identity)
+    except (OSError, ssl.SSLError) as error:
+        raise errors.ConfigurationError(f"TLS cannot be used: {error}") from None
+    return context
+
+
+def _problem(headers: Mapping[str, str], body: bytes) -> Problem | None:
+    if headers.get("Content-Type", "").split(";")[0].strip().lower() != PROBLEM:
+        return None
+    try:
+        return _codec.decode(Problem, json.loads(body))
+    except ValueError:
+        return None
+
+
+def _is_delimited(headers: Mapping[str, str]) -> bool:
+    return "Content-Length" in headers or "Transfer-Encoding" in headers
+
+
+def _certificate(error: BaseException) -> str | None:
+    cause: BaseException | None = error
+    for _ in range(8):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"the service's certificate is not accepted: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError) and "CERTIFICATE" in (cause.reason or ""):
+            return f"the service does not accept this client's certificate, or needs one: {cause.reason}"
+        if cause is None:
+            return None
+        inner = cause.args[-1] if cause.args and isinstance(cause.args[-1], BaseException) else None
+        cause = inner or cause.__cause__ or cause.__context__
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost reason, without the addresses of objects which urllib3 prints."""
+    inner: Any = error
+    while isinstance(inner, BaseException) and inner.args and isinstance(inner.args[-1], BaseException):
+        inner = inner.args[-1]
+    text = str(inner)
+    return text.split(": ", 1)[-1] if "object at 0x" in text else text
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

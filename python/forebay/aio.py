@@ -1,0 +1,165 @@
+"""The asynchronous client: the calls of `Client`, made on threads of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import islice
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ._http import SILENCE_TIMEOUT_S, Cancellation, cancellable
+from ._retry import Retry
+from ._threads import Threads
+from .client import Client
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+ITEMS_AT_ONCE = 256
+"""Items of an iterator that are fetched by one task of a thread."""
+
+
+def _twin(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    """The asynchronous form of a call."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncClient, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(functools.partial(method, self.sync, *args, **kwargs))
+
+    return call
+
+
+def _twin_iterator(
+    method: Callable[Concatenate[Client, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    """The asynchronous form of a call that yields."""
+
+    @functools.wraps(method)
+    async def generate(self: AsyncClient, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        items = method(self.sync, *args, **kwargs)
+        while found := await self.run(lambda: list(islice(items, ITEMS_AT_ONCE))):
+            for item in found:
+                yield item
+
+    return generate
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same calls with the same arguments, to be awaited, and the same configuration.
+
+    A call whose task is cancelled is closed, so that the service forgets a request that waits. As with every client that
+    disconnects, it is then unknown whether the service has processed the request.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        ca: str | os.PathLike[str] | None = None,
+        identity: str | os.PathLike[str] | None = None,
+        timeout_s: float = SILENCE_TIMEOUT_S,
+        retry: Retry | None = None,
+        check_version: bool = True,
+    ) -> None:
+        self._start(
+            Client(
+                url, key, ca=ca, identity=identity, timeout_s=timeout_s, retry=retry, check_version=check_version
+            )
+        )
+
+    def _start(self, sync: Client) -> None:
+        self.sync = sync
+        """The synchronous client with the same connections."""
+        self._threads = Threads("forebay-async")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Runs a function that makes calls of `sync` on a thread; its calls end when the task is cancelled."""
+        cancellation = Cancellation()
+
+        def scoped() -> T:
+            with cancellable(cancellation):
+                return call()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, scoped)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise
+
+    def with_options(self, *, timeout_s: float | None = None, retry: Retry | None = None) -> AsyncClient:
+        """Returns a client with other timeouts or another rule of repeats, which shares the connections."""
+        other = type(self).__new__(type(self))
+        other._start(self.sync.with_options(timeout_s=timeout_s, retry=retry))
+        return other
+
+    @property
+    def url(self) -> str:
+        """The address of the service."""
+        return self.sync.url
+
+    async def close(self) -> None:
+        """Closes the connections. Calls that still wait end with `errors.Cancelled`."""
+        self.sync.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.sync)[1:]}"
+
+    def __getstate__(self) -> Any:
+        return self.sync
+
+    def __setstate__(self, sync: Client) -> None:
+        self._start(sync)
+
+    post = _twin(Client.post)
+    post_many = _twin_iterator(Client.post_many)
+    admit = _twin(Client.admit)
+    get_trajectory = _twin(Client.get_trajectory)
+    list_trajectories = _twin_iterator(Client.list_trajectories)
+    list_groups = _twin_iterator(Client.list_groups)
+    close_group = _twin(Client.close_group)
+    discard_group = _twin(Client.discard_group)
+
+    open_session = _twin(Client.open_session)
+    get_session = _twin(Client.get_session)
+    list_sessions = _twin_iterator(Client.list_sessions)
+    list_session_turns = _twin(Client.list_session_turns)
+    finish_session = _twin(Client.finish_session)
+    finish_sessions = _twin(Client.finish_sessions)
+    abort_session = _twin(Client.abort_session)
+
+    lease = _twin(Client.lease)
+    get_batch = _twin(Client.get_batch)
+    list_batches = _twin_iterator(Client.list_batches)
+    samples = _twin(Client.samples)
+    samples_arrow = _twin(Client.samples_arrow)
+    extend = _twin(Client.extend)
+    ack = _twin(Client.ack)
+    nack = _twin(Client.nack)
+    readmit = _twin(Client.readmit)
+    checkpoint = _twin(Client.checkpoint)
+    resume = _twin(Client.resume)
+    publish = _twin(Client.publish)
+    reset = _twin(Client.reset)
+
+    get_policy = _twin(Client.get_policy)
+    wait_version = _twin(Client.wait_version)
+    list_policies = _twin_iterator(Client.list_policies)
+    put_policy = _twin(Client.put_policy)
+    patch_policy = _twin(Client.patch_policy)
+    stats = _twin(Client.stats)
+    create_key = _twin(Client.create_key)
+    list_keys = _twin_iterator(Client.list_keys)
+    revoke_key = _twin(Client.revoke_key)
+    health = _twin(Client.health)
+    is_ready = _twin(Client.is_ready)
+    metrics = _twin(Client.metrics)
+    openapi = _twin(Client.openapi)

@@ -1,0 +1,533 @@
+"""The client: one method per call of the API, for agents, trainers and operators."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar, cast, overload
+
+from . import _codec, errors
+from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Config, Transport, json_body, path
+from ._retry import Retry
+from ._uuid import uuid7
+from ._wire import (
+    AbortRequest, AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState,
+    BulkLine, CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FinishRequest,
+    GroupInfo, GroupPage, GroupState, Health, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList,
+    PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Role, RolloutState,
+    Sample, Sampling, SessionEnded, SessionFinish, SessionInfo, SessionModel, SessionOpened, SessionPage,
+    SessionRequest, SessionState, SessionTurns, Stats, Status, Trajectory, TrajectoryPage, TrajectoryStory, Verdict,
+    VersionRequest,
+)
+
+T = TypeVar("T")
+
+URL = "http://127.0.0.1:8080"
+
+BULK_LINES = 512
+"""Trajectories of one request of `post_many`: the service takes up to 16,384 and up to 64 MiB."""
+
+Posted = Trajectory | Mapping[str, Any]
+"""A trajectory, as a dataclass or as the JSON object of the API."""
+
+
+class Client:
+    """A client of one Forebay service.
+
+    The address and the key are those of the arguments, or of `FOREBAY_URL` and `FOREBAY_KEY`; certificates to trust
+    (`ca`) and an own certificate with its key (`identity`) are PEM files, or in `FOREBAY_CA` and `FOREBAY_IDENTITY`.
+    Proxies in the environment are not used.
+
+    Threads may share a client. It may be pickled, as its configuration; and after a fork both processes may use it.
+
+    A call is repeated only where that is safe: always if the service certainly did not begin it, and if the outcome is
+    unknown only if the service recognises the repeat. If no attempt succeeds, the last error is raised
+    (`forebay.errors`).
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        ca: str | os.PathLike[str] | None = None,
+        identity: str | os.PathLike[str] | None = None,
+        timeout_s: float = SILENCE_TIMEOUT_S,
+        retry: Retry | None = None,
+        check_version: bool = True,
+    ) -> None:
+        self._start(
+            Config(
+                url=url or os.environ.get("FOREBAY_URL") or URL,
+                key=key or os.environ.get("FOREBAY_KEY") or None,
+                ca=_file(ca, "FOREBAY_CA"),
+                identity=_file(identity, "FOREBAY_IDENTITY"),
+                timeout_s=timeout_s,
+                retry=retry or Retry(),
+                check_version=check_version,
+            )
+        )
+
+    def _start(self, config: Config, transport: Transport | None = None) -> None:
+        self._config = config
+        self._transport = transport or Transport(config)
+
+    def with_options(self, *, timeout_s: float | None = None, retry: Retry | None = None) -> Client:
+        """Returns a client with other timeouts or another rule of repeats, which shares the connections."""
+        other = type(self).__new__(type(self))
+        config = replace(
+            self._config,
+            timeout_s=self._config.timeout_s if timeout_s is None else timeout_s,
+            retry=self._config.retry if retry is None else retry,
+        )
+        other._start(config, self._transport)
+        return other
+
+    @property
+    def url(self) -> str:
+        """The address of the service."""
+        return self._config.url
+
+    def close(self) -> None:
+        """Closes the connections. Calls that still wait in other threads end with `errors.Cancelled`."""
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        key = "with a key" if self._config.key else "without a key"
+        return f"<{type(self).__name__} of {self._config.url} {key}>"
+
+    def __getstate__(self) -> Config:
+        return self._config
+
+    def __setstate__(self, config: Config) -> None:
+        self._start(config)
+
+    # Agents: hand in finished rollouts, and look up what became of them.
+
+    @overload
+    def post(self, trajectory: Posted) -> Receipt: ...
+    @overload
+    def post(self, trajectory: Sequence[Posted]) -> list[Receipt]: ...
+    def post(self, trajectory: Posted | Sequence[Posted]) -> Receipt | list[Receipt]:
+        """Posts one trajectory, or several in one commit: either all are stored or none.
+
+        If this returns, they are stored durably. The post is safe to repeat: a trajectory without `rollout_id` gets one
+        before it is sent, and the service recognises the repeat by it.
+        """
+        if isinstance(trajectory, Sequence):
+            receipts = self._call(
+                "POST", path("trajectories"), [_identified(item) for item in trajectory], into=list[Receipt]
+            )
+            return _answered_each(receipts, len(trajectory))
+        return self._call("POST", path("trajectories"), _identified(trajectory), into=Receipt)
+
+    def post_many(self, trajectories: Iterable[Posted]) -> Iterator[BulkLine]:
+        """Posts trajectories independently of each other, many in one request, and yields an answer for each, in order.
+
+        `receipt` is the receipt of a trajectory that was stored, and `problem` says why it was refused; the caller has
+        to repeat those that were refused with status 429 or 503. Trajectories are read as the answers are.
+        """
+        remaining = iter(trajectories)
+        count = 0
+        while chunk := [_identified(item) for item in islice(remaining, BULK_LINES)]:
+            body = b"".join(json_body(item, "POST", path("trajectories")) + b"\n" for item in chunk)
+            answer = self._send(
+                Call(
+                    method="POST", path=path("trajectories"), repeat=True, body=body, media=NDJSON, accept=NDJSON
+                )
+            )
+            for line in _answered_each(_lines(answer, BulkLine, "POST", path("trajectories")), len(chunk)):
+                yield replace(line, line=line.line + count)
+            count += len(chunk)
+
+    def admit(self, policy: str = "default", *, rollouts: int) -> Admission:
+        """Reserves room for rollouts that are about to start. The service may grant any number from 0 to `rollouts`."""
+        request = AdmissionRequest(policy=policy, rollouts=rollouts)
+        return self._call("POST", path("admissions"), request, into=Admission, repeat=False)
+
+    def get_trajectory(self, policy: str, rollout_id: str) -> TrajectoryStory | None:
+        """Returns what became of a rollout in the current run of its policy, or None if it is not known."""
+        query = {"policy": policy, "rollout_id": rollout_id}
+        return self._found(errors.NotFound, "GET", path("trajectories"), query=query, into=TrajectoryStory)
+
+    def list_trajectories(
+        self,
+        policy: str | None = None,
+        *,
+        execution_id: str | None = None,
+        group_id: str | None = None,
+        verdict: Verdict | None = None,
+        reason: str | None = None,
+        state: RolloutState | None = None,
+        step: int | None = None,
+    ) -> Iterator[TrajectoryStory]:
+        """Yields what became of rollouts, in the order in which they arrived, and asks for pages as they are read."""
+        query = {
+            "policy": policy, "execution_id": execution_id, "group_id": group_id, "verdict": verdict, "reason": reason,
+            "state": state, "step": step,
+        }
+        return self._pages(path("trajectories"), query, TrajectoryPage, lambda page: page.trajectories)
+
+    def list_groups(
+        self, policy: str = "default", *, group_id: str | None = None, state: GroupState | None = None
+    ) -> Iterator[GroupInfo]:
+        """Yields groups, in the order in which they were opened."""
+        query = {"policy": policy, "group_id": group_id, "state": state}
+        return self._pages(path("groups"), query, GroupPage, lambda page: page.groups)
+
+    def close_group(self, policy: str, group_id: str) -> GroupInfo:
+        """Decides an open group now, as if it had timed out."""
+        request = CloseRequest(policy=policy, group_id=group_id)
+        return self._call("POST", path("groups", "close"), request, into=GroupInfo, repeat=False)
+
+    def discard_group(self, policy: str, group_id: str, *, reason: str) -> GroupInfo:
+        """Discards a group that is open, ready or quarantined."""
+        request = DiscardRequest(policy=policy, group_id=group_id, reason=reason)
+        return self._call("POST", path("groups", "discard"), request, into=GroupInfo, repeat=False)
+
+    # Sessions, in which the service records the calls of agents.
+
+    def open_session(
+        self,
+        policy: str | None = None,
+        *,
+        models: Mapping[str, SessionModel] | None = None,
+        rollout_id: str | None = None,
+        group_id: str | None = None,
+        group_size: int | None = None,
+        environment: str | None = None,
+        execution_id: str | None = None,
+        sampling: Sampling | None = None,
+        ttl_s: int | None = None,
+        idle_s: int | None = None,
+        max_calls: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> SessionOpened:
+        """Opens a session, with a `rollout_id` that is made here if none is given, so that the call can be repeated."""
+        request = SessionRequest(
+            policy=policy, models=models, rollout_id=rollout_id or uuid7(), group_id=group_id, group_size=group_size,
+            environment=environment, execution_id=execution_id, sampling=sampling, ttl_s=ttl_s, idle_s=idle_s,
+            max_calls=max_calls, metadata=metadata,
+        )
+        return self._call("POST", path("sessions"), request, into=SessionOpened)
+
+    def get_session(self, session_id: str) -> SessionInfo | None:
+        """Returns a session, or None if it is not known."""
+        return self._found(errors.NotFound, "GET", path("sessions", session_id), into=SessionInfo)
+
+    def list_sessions(self, policy: str = "default", *, state: SessionState | None = None) -> Iterator[SessionInfo]:
+        """Yields sessions, in the order in which they were opened."""
+        query = {"policy": policy, "state": state}
+        return self._pages(path("sessions"), query, SessionPage, lambda page: page.sessions)
+
+    def list_session_turns(self, session_id: str) -> SessionTurns:
+        """Returns the recorded calls of a session, and what becomes of each."""
+        return self._call("GET", path("sessions", session_id, "turns"), into=SessionTurns)
+
+    def finish_session(
+        self,
+        session_id: str,
+        *,
+        reward: float | None = None,
+        rewards: Mapping[str, float] | None = None,
+        reward_components: Mapping[str, float] | None = None,
+        status: Status | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        wait_ms: int | None = None,
+    ) -> SessionEnded:
+        """Ends a session with its reward: the rollouts that its calls are assembled to are stored."""
+        request = FinishRequest(
+            reward=reward, rewards=rewards, reward_components=reward_components, status=status, metadata=metadata,
+            wait_ms=wait_ms,
+        )
+        return self._call("POST", path("sessions", session_id, "finish"), request, into=SessionEnded)
+
+    def finish_sessions(self, sessions: Sequence[SessionFinish]) -> list[SessionEnded]:
+        """Ends several sessions in one commit, all or none."""
+        ended = self._call("POST", path("sessions", "finish"), list(sessions), into=list[SessionEnded])
+        return _answered_each(ended, len(sessions))
+
+    def abort_session(self, session_id: str, *, reason: str, keep: bool | None = None) -> SessionEnded:
+        """Ends a session without a reward. Its calls are kept as segments only if `keep` is true."""
+        request = AbortRequest(reason=reason, keep=keep)
+        return self._call("POST", path("sessions", session_id, "abort"), request, into=SessionEnded)
+
+    # Trainers: lease and ack batches, and record the lineage of the weights.
+
+    def lease(
+        self,
+        policy: str = "default",
+        *,
+        consumer: str | None = None,
+        request_id: str | None = None,
+        wait_ms: int | None = None,
+        partial: bool | None = None,
+        epoch: int | None = None,
+    ) -> BatchDescriptor | None:
+        """Leases the next batch. Returns None if no batch became ready within `wait_ms`, which is at most 60,000.
+
+        With a `request_id` the call can be repeated safely, and is.
+        """
+        request = BatchRequest(
+            policy=policy, consumer=consumer, request_id=request_id, wait_ms=wait_ms, partial=partial, epoch=epoch
+        )
+        return self._maybe("POST", path("batches"), request, into=BatchDescriptor, repeat=request_id is not None)
+
+    def get_batch(self, batch_id: str, *, shards: int | None = None) -> BatchDescriptor | None:
+        """Returns a batch without its lease, or None if it is not known; with `shards`, also the size of each shard."""
+        query = {"shards": shards}
+        return self._found(errors.NotFound, "GET", path("batches", batch_id), query=query, into=BatchDescriptor)
+
+    def list_batches(self, policy: str = "default", *, state: BatchState | None = None) -> Iterator[BatchDescriptor]:
+        """Yields batches, in the order in which they were cut."""
+        return self._pages(path("batches"), {"policy": policy, "state": state}, BatchPage, lambda page: page.batches)
+
+    def samples(self, batch_id: str, *, shard: int | None = None, shards: int | None = None) -> list[Sample]:
+        """Returns the rows of a batch, or of one of its shards, in order. An answer that is incomplete is an error."""
+        place = path("batches", batch_id, "samples")
+        query = {"shard": shard, "shards": shards}
+        answer = self._send(Call(method="GET", path=place, query=query, repeat=True, accept=NDJSON))
+        return _lines(answer, Sample, "GET", place)
+
+    def samples_arrow(self, batch_id: str, *, shard: int | None = None, shards: int | None = None) -> bytes:
+        """Returns the rows of a batch, or of one of its shards, as a complete Arrow IPC stream."""
+        query = {"shard": shard, "shards": shards}
+        call = Call(
+            method="GET", path=path("batches", batch_id, "samples"), query=query, repeat=True, accept=ARROW
+        )
+        return self._send(call).body
+
+    def extend(self, batch_id: str, *, lease: str, ttl_s: int, epoch: int | None = None) -> BatchDescriptor:
+        """Extends a lease: it expires `ttl_s` from now."""
+        request = ExtendRequest(lease=lease, ttl_s=ttl_s, epoch=epoch)
+        return self._call("POST", path("batches", batch_id, "extend"), request, into=BatchDescriptor)
+
+    def ack(self, batch_id: str, *, lease: str, step: int, epoch: int | None = None) -> BatchDescriptor:
+        """Says which optimizer step consumed the batch. Change the weights only after this has returned."""
+        request = AckRequest(lease=lease, step=step, epoch=epoch)
+        return self._call("POST", path("batches", batch_id, "ack"), request, into=BatchDescriptor)
+
+    def nack(
+        self,
+        batch_id: str,
+        *,
+        lease: str,
+        reason: str | None = None,
+        groups: Sequence[str] | None = None,
+        epoch: int | None = None,
+    ) -> BatchDescriptor:
+        """Gives a batch back. Groups that are named are quarantined."""
+        request = NackRequest(lease=lease, reason=reason, groups=groups, epoch=epoch)
+        return self._call("POST", path("batches", batch_id, "nack"), request, into=BatchDescriptor, repeat=False)
+
+    def readmit(self, batch_id: str) -> BatchDescriptor:
+        """Brings back a quarantined batch, or the quarantined groups of a split one."""
+        return self._call("POST", path("batches", batch_id, "readmit"), into=BatchDescriptor, repeat=False)
+
+    def checkpoint(
+        self, policy: str, *, step: int, force: bool | None = None, epoch: int | None = None
+    ) -> CheckpointResponse:
+        """Says that the trainer has saved the weights of `step` durably."""
+        request = CheckpointRequest(step=step, force=force, epoch=epoch)
+        return self._call("POST", path("policies", policy, "checkpoints"), request, into=CheckpointResponse)
+
+    def resume(
+        self, policy: str, *, step: int | None, force: bool | None = None, epoch: int | None = None
+    ) -> ResumeResponse:
+        """Says that a trainer starts from its checkpoint of `step`; None: from nothing. Begins a new epoch."""
+        request = ResumeRequest(step=step, force=force, epoch=epoch)
+        place = path("policies", policy, "resume")
+        return self._call("POST", place, request, into=ResumeResponse, repeat=epoch is None)
+
+    def publish(
+        self, policy: str, version: int, *, step: int | None = None, uri: str | None = None, epoch: int | None = None
+    ) -> PolicyStatus:
+        """Publishes a weight version, which agents then use."""
+        request = VersionRequest(version=version, step=step, uri=uri, epoch=epoch)
+        return self._call("PUT", path("policies", policy, "version"), request, into=PolicyStatus)
+
+    def reset(self, policy: str, *, epoch: int | None = None) -> ResetResponse:
+        """Begins a new run of a policy: what is not trained is discarded, and step and version start over."""
+        request = ResetRequest(epoch=epoch)
+        return self._call("POST", path("policies", policy, "reset"), request, into=ResetResponse, repeat=False)
+
+    # Policies, totals and keys.
+
+    def get_policy(self, policy: str = "default") -> PolicyStatus | None:
+        """Returns a policy: its rules, its version and what its buffer holds. None if it is not known."""
+        return self._found(errors.UnknownPolicy, "GET", path("policies", policy), into=PolicyStatus)
+
+    def wait_version(self, policy: str, *, above: int, wait_ms: int = 30_000) -> PolicyStatus | None:
+        """Waits until the version is another one than `above`. Returns None if that did not happen in `wait_ms`."""
+        query = {"wait_version_above": above, "wait_ms": wait_ms}
+        return self._maybe("GET", path("policies", policy), query=query, into=PolicyStatus)
+
+    def list_policies(self) -> Iterator[PolicyStatus]:
+        """Yields the policies that the key sees, in the order of their names."""
+        return self._pages(path("policies"), {}, PolicyList, lambda page: page.policies)
+
+    def put_policy(self, policy: str, rules: PolicyRules | Mapping[str, Any]) -> PolicyStatus:
+        """Replaces the rules of a policy, and creates it if it does not exist. Rules left out take their defaults."""
+        return self._call("PUT", path("policies", policy), rules, into=PolicyStatus)
+
+    def patch_policy(self, policy: str, patch: Mapping[str, Any]) -> PolicyStatus:
+        """Changes the rules that are named; None resets a rule to its default (a JSON merge patch)."""
+        return self._call("PATCH", path("policies", policy), patch, into=PolicyStatus)
+
+    def stats(self) -> Stats:
+        """Returns the totals of every policy, and whether they add up."""
+        return self._call("GET", path("stats"), into=Stats)
+
+    def create_key(
+        self, name: str, role: Role, *, policies: Sequence[str] | None = None, expires_in_s: int | None = None
+    ) -> KeyCreated:
+        """Creates a key. Only this answer has the secret."""
+        request = KeyRequest(name=name, role=role, policies=policies, expires_in_s=expires_in_s)
+        return self._call("POST", path("keys"), request, into=KeyCreated, repeat=False)
+
+    def list_keys(self) -> Iterator[KeyInfo]:
+        """Yields the keys, in the order in which they were created."""
+        return self._pages(path("keys"), {}, KeyPage, lambda page: page.keys)
+
+    def revoke_key(self, key_id: str) -> KeyInfo | None:
+        """Revokes a key. Returns None if it is not known."""
+        return self._found(errors.NotFound, "DELETE", path("keys", key_id), into=KeyInfo)
+
+    def health(self) -> Health:
+        """Returns the version of the service. It answers while its process is alive."""
+        return self._call("GET", path("healthz"), into=Health)
+
+    def is_ready(self) -> bool:
+        """Whether the service can be reached, and its store reads and writes."""
+        call = Call(method="GET", path=path("readyz"), repeat=True)
+        try:
+            self._transport.send(call, retry=Retry.none(), timeout_s=min(self._config.timeout_s, 10.0))
+        except (errors.Unreachable, errors.Unavailable):
+            return False
+        return True
+
+    def metrics(self) -> str:
+        """Returns the metrics of the service in the text format of Prometheus."""
+        return self._send(Call(method="GET", path=path("metrics"), repeat=True, accept="*/*")).body.decode()
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document of the service."""
+        return json.loads(self._send(Call(method="GET", path=path("openapi.json"), repeat=True)).body)
+
+    # What the calls share.
+
+    def _send(self, call: Call) -> Answer:
+        return self._transport.send(call, retry=self._config.retry, timeout_s=self._config.timeout_s)
+
+    def _call(
+        self,
+        method: str,
+        place: str,
+        body: Any = None,
+        *,
+        into: type[T],
+        query: Mapping[str, Any] | None = None,
+        repeat: bool = True,
+    ) -> T:
+        answer = self._exchange(method, place, body, query, repeat)
+        return _parsed(answer, into, method, place)
+
+    def _maybe(
+        self,
+        method: str,
+        place: str,
+        body: Any = None,
+        *,
+        into: type[T],
+        query: Mapping[str, Any] | None = None,
+        repeat: bool = True,
+    ) -> T | None:
+        """A call that may be answered with 204."""
+        answer = self._exchange(method, place, body, query, repeat)
+        return None if answer.status == 204 else _parsed(answer, into, method, place)
+
+    def _found(
+        self,
+        absent: type[errors.ServiceError],
+        method: str,
+        place: str,
+        *,
+        into: type[T],
+        query: Mapping[str, Any] | None = None,
+    ) -> T | None:
+        """A call about something that may not exist."""
+        try:
+            return self._call(method, place, into=into, query=query)
+        except absent:
+            return None
+
+    def _exchange(
+        self, method: str, place: str, body: Any, query: Mapping[str, Any] | None, repeat: bool
+    ) -> Answer:
+        encoded = None if body is None else json_body(body, method, place)
+        return self._send(Call(method=method, path=place, query=query or {}, repeat=repeat, body=encoded))
+
+    def _pages(
+        self, place: str, query: Mapping[str, Any], page: type[T], items: Callable[[T], Sequence[Any]]
+    ) -> Iterator[Any]:
+        after: str | None = None
+        while True:
+            found = self._call("GET", place, into=page, query={**query, "limit": 1_000, "after": after})
+            yield from items(found)
+            after = cast("Any", found).next
+            if after is None:
+                return
+
+
+def _identified(trajectory: Posted) -> Posted:
+    """The trajectory with a `rollout_id`, by which the service recognises a repeat."""
+    if isinstance(trajectory, Trajectory):
+        return trajectory if trajectory.rollout_id is not None else replace(trajectory, rollout_id=uuid7())
+    return trajectory if trajectory.get("rollout_id") is not None else {**trajectory, "rollout_id": uuid7()}
+
+
+def _parsed(answer: Answer, into: type[T], method: str, place: str) -> T:
+    try:
+        return _codec.decode(into, json.loads(answer.body))
+    except ValueError as error:
+        raise errors.UnexpectedAnswer(
+            f"the answer does not have the documented form: {error}", method=method, path=place, status=answer.status,
+            request_id=answer.headers.get("x-request-id"),
+        ) from None
+
+
+def _lines(answer: Answer, into: type[T], method: str, place: str) -> list[T]:
+    """The values of an answer with one per line."""
+    found: list[T] = []
+    lines = answer.body.split(b"\n")
+    last = lines.pop()
+    try:
+        if last:
+            raise ValueError("it ends in the middle of a line")
+        for line in lines:
+            found.append(_codec.decode(into, json.loads(line)))
+    except ValueError as error:
+        raise errors.UnexpectedAnswer(
+            f"line {len(found) + 1} of the answer does not have the documented form: {error}", method=method,
+            path=place, status=answer.status, request_id=answer.headers.get("x-request-id"),
+        ) from None
+    return found
+
+
+def _answered_each(answers: list[T], expected: int) -> list[T]:
+    if len(answers) != expected:
+        raise errors.UnexpectedAnswer(f"received {len(answers)} answers, but expected {expected}")
+    return answers
+
+
+def _file(given: str | os.PathLike[str] | None, variable: str) -> str | None:
+    return os.fspath(given) if given is not None else os.environ.get(variable) or None
