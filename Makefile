@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
+.PHONY: run test test-service test-python test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -10,7 +10,7 @@ help: ## Print this list
 run: ## Serve on 127.0.0.1:8080 with an SQLite database in data/; needs Rust and a C compiler
 	$(CARGO) run --release -p forebay -- serve
 
-test: test-service test-trainer ## Run all lints and tests: the service on both databases, the trainer on the CPU; downloads what is missing
+test: test-service test-python test-trainer ## Run all lints and tests: the service on both databases, the Python package, the trainer on the CPU; downloads what is missing
 
 test-service: lint ## Run the tests of the service and its client, without libtorch; downloads Postgres and PgBouncer if missing
 	./scripts/postgres-bin > /dev/null
@@ -22,6 +22,11 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	$(CARGO) test -p forebay-gateway
 	$(CARGO) test -p forebay -p forebay-bench
 	$(CARGO) test -p forebay --features exact --test it -- agents::exact
+
+test-python: ## Run the lints and tests of the Python package against a service that they start
+	$(CARGO) build -p forebay
+	python=$$(./scripts/python-env package) && \
+	$$python -m ruff format --check && $$python -m ruff check && $$python -m basedpyright --warnings && $$python -m pytest
 
 test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings

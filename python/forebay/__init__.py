@@ -5,12 +5,26 @@
 
 from __future__ import annotations
 
-from . import errors as errors
-from ._retry import Retry as Retry
-from ._version import __version__ as __version__
-from ._wire import Segment as Segment
-from ._wire import Trajectory as Trajectory
-from ._wire import Turn as Turn
-from .aio import AsyncClient as AsyncClient
-from .client import Client as Client
-from .server import Server as Server
+from . import errors
+from ._retry import Retry
+from ._version import __version__
+from ._wire import (
+    Segment,
+    Trajectory,
+    Turn,
+)
+from .aio import AsyncClient
+from .client import Client
+from .server import Server
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Retry",
+    "Segment",
+    "Server",
+    "Trajectory",
+    "Turn",
+    "__version__",
+    "errors",
+]

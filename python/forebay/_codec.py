@@ -40,15 +40,16 @@ def encode(body: Any) -> bytes:
 
 def plain(value: Any) -> Any:
     """Returns the next simpler form of a value that is not JSON: of a dataclass, an array, a mapping or a sequence."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _fields_of(value)
-    if hasattr(value, "tolist"):
+    cls = cast("type[Any]", type(value))
+    if dataclasses.is_dataclass(cls):
+        return _fields_of(value, cls)
+    if hasattr(cls, "tolist"):
         return _numbers(value.tolist())
-    if isinstance(value, Mapping):
-        return dict(cast("Mapping[Any, Any]", value))
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return list(cast("Sequence[Any]", value))
-    raise TypeError(f"a value of type {type(value).__name__}")
+    if issubclass(cls, Mapping):
+        return dict(value)
+    if issubclass(cls, Sequence) and not issubclass(cls, bytes | bytearray | memoryview):
+        return list(value)
+    raise TypeError(f"a value of type {cls.__name__}")
 
 
 def decode(cls: type[T], value: Any) -> T:
@@ -57,10 +58,10 @@ def decode(cls: type[T], value: Any) -> T:
     return cast("T", convert(value) if convert else value)
 
 
-def _fields_of(value: Any) -> dict[str, Any]:
+def _fields_of(value: Any, cls: type[Any]) -> dict[str, Any]:
     """The fields of a dataclass under their names in JSON, without those that are None or have the default."""
     found: dict[str, Any] = {}
-    for attribute, name, default, is_mask in _encoded_fields(type(value)):
+    for attribute, name, default, is_mask in _encoded_fields(cls):
         held = getattr(value, attribute)
         if held is None or (default is not None and held == default):
             continue
@@ -75,8 +76,10 @@ def _encoded_fields(cls: type[Any]) -> tuple[tuple[str, str, Any, bool], ...]:
         (
             field.name,
             field.metadata.get("name", field.name),
-            field.default if field.default is not dataclasses.MISSING
-            else field.default_factory() if field.default_factory is not dataclasses.MISSING
+            field.default
+            if field.default is not dataclasses.MISSING
+            else field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
             else None,
             field.name == "loss_mask",
         )
@@ -86,9 +89,8 @@ def _encoded_fields(cls: type[Any]) -> tuple[tuple[str, str, Any, bool], ...]:
 
 def _numbers(values: Any) -> Any:
     """Writes a mask of booleans as 0 and 1, which the API demands."""
-    if isinstance(values, list | tuple) and values and isinstance(values[0], bool):
-        return [int(value) for value in cast("Sequence[bool]", values)]
-    return values
+    is_boolean = type(values) in (list, tuple) and values and type(values[0]) is bool
+    return [int(value) for value in values] if is_boolean else values
 
 
 def _fault(value: Any, pointer: str, depth: int) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ import ssl
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ class Config:
     ca: str | None = None
     identity: str | None = None
     timeout_s: float = SILENCE_TIMEOUT_S
-    retry: Retry = Retry()
+    retry: Retry = field(default_factory=Retry)
     check_version: bool = True
 
 
@@ -98,11 +98,10 @@ class Cancellation:
         self._event.set()
         sock = getattr(self._connection, "sock", None)
         if sock is not None:
-            try:
-                # The method of plain sockets: that of TLS sockets must not run while another thread reads.
+            # It may be closed already. The method is that of plain sockets: that of TLS sockets must not run while
+            # another thread reads.
+            with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
-            except OSError:
-                pass  # It is closed already.
 
     @property
     def is_cancelled(self) -> bool:
@@ -129,7 +128,7 @@ _current = _Current()
 
 
 @contextlib.contextmanager
-def cancellable(cancellation: Cancellation) -> Iterator[None]:
+def cancellable(cancellation: Cancellation) -> Generator[None]:
     """The calls that this thread makes in the block end when `cancellation` is cancelled."""
     before, _current.scope = _current.scope, cancellation
     try:
@@ -201,9 +200,7 @@ class Transport:
             attempts += 1
 
     def _cancelled(self, call: Call, request_id: str) -> errors.Cancelled:
-        return errors.Cancelled(
-            "the call was cancelled", method=call.method, path=call.path, request_id=request_id
-        )
+        return errors.Cancelled("the call was cancelled", method=call.method, path=call.path, request_id=request_id)
 
     def _attempt(self, call: Call, request_id: str, timeout_s: float, cancellation: Cancellation) -> Answer:
         headers = {
@@ -247,7 +244,10 @@ class Transport:
                 raise _Failure(
                     errors.UnexpectedAnswer(
                         "the answer has neither a content length nor chunks, so it may be incomplete",
-                        method=call.method, path=call.path, status=response.status, request_id=request_id,
+                        method=call.method,
+                        path=call.path,
+                        status=response.status,
+                        request_id=request_id,
                     ),
                     Effect.FINAL,
                 )
@@ -285,9 +285,7 @@ class Transport:
         unreachable.not_begun = not_begun
         return _Failure(unreachable, Effect.NOT_BEGUN if not_begun else Effect.UNKNOWN)
 
-    def _refused(
-        self, call: Call, request_id: str, status: int, headers: Mapping[str, str], body: bytes
-    ) -> _Failure:
+    def _refused(self, call: Call, request_id: str, status: int, headers: Mapping[str, str], body: bytes) -> _Failure:
         request_id = headers.get("x-request-id", request_id)
         problem = _problem(headers, body)
         error: errors.ForebayError
@@ -297,7 +295,10 @@ class Transport:
             text = body.decode("utf-8", "replace")[:EXCERPT_CHARS]
             error = errors.UnexpectedAnswer(
                 f"status {status} without a problem document: {text}",
-                method=call.method, path=call.path, status=status, request_id=request_id,
+                method=call.method,
+                path=call.path,
+                status=status,
+                request_id=request_id,
             )
         kind = effect(status, problem.type if problem else None)
         return _Failure(error, kind, retry_after_s(status, headers))
@@ -335,7 +336,9 @@ def json_body(body: Any, method: str, path: str) -> bytes:
     except _codec.NotEncodable as error:
         raise errors.NotEncodableError(
             "the request was not sent, because it cannot be written as JSON",
-            method=method, path=path, violations=(errors.Violation(pointer=error.pointer, detail=error.detail),),
+            method=method,
+            path=path,
+            violations=(errors.Violation(pointer=error.pointer, detail=error.detail),),
         ) from None
 
 

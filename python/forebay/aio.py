@@ -49,8 +49,8 @@ def _twin_iterator(
 class AsyncClient:
     """`Client` for asyncio: the same calls with the same arguments, to be awaited, and the same configuration.
 
-    A call whose task is cancelled is closed, so that the service forgets a request that waits. As with every client that
-    disconnects, it is then unknown whether the service has processed the request.
+    If the task of a call is cancelled, its connection is closed, so that the service forgets a request that waits. It
+    is then unknown whether the service has processed the request.
     """
 
     def __init__(
@@ -65,9 +65,7 @@ class AsyncClient:
         check_version: bool = True,
     ) -> None:
         self._start(
-            Client(
-                url, key, ca=ca, identity=identity, timeout_s=timeout_s, retry=retry, check_version=check_version
-            )
+            Client(url, key, ca=ca, identity=identity, timeout_s=timeout_s, retry=retry, check_version=check_version)
         )
 
     def _start(self, sync: Client) -> None:

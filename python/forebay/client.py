@@ -14,12 +14,57 @@ from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Config, Trans
 from ._retry import Retry
 from ._uuid import uuid7
 from ._wire import (
-    AbortRequest, AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState,
-    BulkLine, CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FinishRequest,
-    GroupInfo, GroupPage, GroupState, Health, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList,
-    PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Role, RolloutState,
-    Sample, Sampling, SessionEnded, SessionFinish, SessionInfo, SessionModel, SessionOpened, SessionPage,
-    SessionRequest, SessionState, SessionTurns, Stats, Status, Trajectory, TrajectoryPage, TrajectoryStory, Verdict,
+    AbortRequest,
+    AckRequest,
+    Admission,
+    AdmissionRequest,
+    BatchDescriptor,
+    BatchPage,
+    BatchRequest,
+    BatchState,
+    BulkLine,
+    CheckpointRequest,
+    CheckpointResponse,
+    CloseRequest,
+    DiscardRequest,
+    ExtendRequest,
+    FinishRequest,
+    GroupInfo,
+    GroupPage,
+    GroupState,
+    Health,
+    KeyCreated,
+    KeyInfo,
+    KeyPage,
+    KeyRequest,
+    NackRequest,
+    PolicyList,
+    PolicyRules,
+    PolicyStatus,
+    Receipt,
+    ResetRequest,
+    ResetResponse,
+    ResumeRequest,
+    ResumeResponse,
+    Role,
+    RolloutState,
+    Sample,
+    Sampling,
+    SessionEnded,
+    SessionFinish,
+    SessionInfo,
+    SessionModel,
+    SessionOpened,
+    SessionPage,
+    SessionRequest,
+    SessionState,
+    SessionTurns,
+    Stats,
+    Status,
+    Trajectory,
+    TrajectoryPage,
+    TrajectoryStory,
+    Verdict,
     VersionRequest,
 )
 
@@ -141,9 +186,7 @@ class Client:
         while chunk := [_identified(item) for item in islice(remaining, BULK_LINES)]:
             body = b"".join(json_body(item, "POST", path("trajectories")) + b"\n" for item in chunk)
             answer = self._send(
-                Call(
-                    method="POST", path=path("trajectories"), repeat=True, body=body, media=NDJSON, accept=NDJSON
-                )
+                Call(method="POST", path=path("trajectories"), repeat=True, body=body, media=NDJSON, accept=NDJSON)
             )
             for line in _answered_each(_lines(answer, BulkLine, "POST", path("trajectories")), len(chunk)):
                 yield replace(line, line=line.line + count)
@@ -172,8 +215,13 @@ class Client:
     ) -> Iterator[TrajectoryStory]:
         """Yields what became of rollouts, in the order in which they arrived, and asks for pages as they are read."""
         query = {
-            "policy": policy, "execution_id": execution_id, "group_id": group_id, "verdict": verdict, "reason": reason,
-            "state": state, "step": step,
+            "policy": policy,
+            "execution_id": execution_id,
+            "group_id": group_id,
+            "verdict": verdict,
+            "reason": reason,
+            "state": state,
+            "step": step,
         }
         return self._pages(path("trajectories"), query, TrajectoryPage, lambda page: page.trajectories)
 
@@ -214,9 +262,18 @@ class Client:
     ) -> SessionOpened:
         """Opens a session, with a `rollout_id` that is made here if none is given, so that the call can be repeated."""
         request = SessionRequest(
-            policy=policy, models=models, rollout_id=rollout_id or uuid7(), group_id=group_id, group_size=group_size,
-            environment=environment, execution_id=execution_id, sampling=sampling, ttl_s=ttl_s, idle_s=idle_s,
-            max_calls=max_calls, metadata=metadata,
+            policy=policy,
+            models=models,
+            rollout_id=rollout_id or uuid7(),
+            group_id=group_id,
+            group_size=group_size,
+            environment=environment,
+            execution_id=execution_id,
+            sampling=sampling,
+            ttl_s=ttl_s,
+            idle_s=idle_s,
+            max_calls=max_calls,
+            metadata=metadata,
         )
         return self._call("POST", path("sessions"), request, into=SessionOpened)
 
@@ -246,7 +303,11 @@ class Client:
     ) -> SessionEnded:
         """Ends a session with its reward: the rollouts that its calls are assembled to are stored."""
         request = FinishRequest(
-            reward=reward, rewards=rewards, reward_components=reward_components, status=status, metadata=metadata,
+            reward=reward,
+            rewards=rewards,
+            reward_components=reward_components,
+            status=status,
+            metadata=metadata,
             wait_ms=wait_ms,
         )
         return self._call("POST", path("sessions", session_id, "finish"), request, into=SessionEnded)
@@ -301,9 +362,7 @@ class Client:
     def samples_arrow(self, batch_id: str, *, shard: int | None = None, shards: int | None = None) -> bytes:
         """Returns the rows of a batch, or of one of its shards, as a complete Arrow IPC stream."""
         query = {"shard": shard, "shards": shards}
-        call = Call(
-            method="GET", path=path("batches", batch_id, "samples"), query=query, repeat=True, accept=ARROW
-        )
+        call = Call(method="GET", path=path("batches", batch_id, "samples"), query=query, repeat=True, accept=ARROW)
         return self._send(call).body
 
     def extend(self, batch_id: str, *, lease: str, ttl_s: int, epoch: int | None = None) -> BatchDescriptor:
@@ -470,9 +529,7 @@ class Client:
         except absent:
             return None
 
-    def _exchange(
-        self, method: str, place: str, body: Any, query: Mapping[str, Any] | None, repeat: bool
-    ) -> Answer:
+    def _exchange(self, method: str, place: str, body: Any, query: Mapping[str, Any] | None, repeat: bool) -> Answer:
         encoded = None if body is None else json_body(body, method, place)
         return self._send(Call(method=method, path=place, query=query or {}, repeat=repeat, body=encoded))
 
@@ -500,7 +557,10 @@ def _parsed(answer: Answer, into: type[T], method: str, place: str) -> T:
         return _codec.decode(into, json.loads(answer.body))
     except ValueError as error:
         raise errors.UnexpectedAnswer(
-            f"the answer does not have the documented form: {error}", method=method, path=place, status=answer.status,
+            f"the answer does not have the documented form: {error}",
+            method=method,
+            path=place,
+            status=answer.status,
             request_id=answer.headers.get("x-request-id"),
         ) from None
 
@@ -517,8 +577,11 @@ def _lines(answer: Answer, into: type[T], method: str, place: str) -> list[T]:
             found.append(_codec.decode(into, json.loads(line)))
     except ValueError as error:
         raise errors.UnexpectedAnswer(
-            f"line {len(found) + 1} of the answer does not have the documented form: {error}", method=method,
-            path=place, status=answer.status, request_id=answer.headers.get("x-request-id"),
+            f"line {len(found) + 1} of the answer does not have the documented form: {error}",
+            method=method,
+            path=place,
+            status=answer.status,
+            request_id=answer.headers.get("x-request-id"),
         ) from None
     return found
 

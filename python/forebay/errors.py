@@ -39,8 +39,11 @@ class ForebayError(Exception):
     def __str__(self) -> str:
         call = f"{self.method} {self.path}: " if self.method else ""
         request = f" (request {self.request_id})" if self.request_id else ""
-        return call + self.message + request + "".join(
-            f"\n  {violation.pointer or '/'}: {violation.detail}" for violation in self.violations
+        return (
+            call
+            + self.message
+            + request
+            + "".join(f"\n  {violation.pointer or '/'}: {violation.detail}" for violation in self.violations)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,6 +114,7 @@ class ServiceError(ForebayError):
     def retry_after_s(self) -> int | None:
         """Seconds after which the call is worth repeating."""
         return self.problem.retry_after_s
+
 
 class AccessDenied(ServiceError):
     """The key is missing, or does not allow the call (401, 403)."""

@@ -111,13 +111,22 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="forebay-")
         folder = Path(self._folder.name)
         port_file = folder / "address"
-        command = [binary, "serve", "--listen", self._listen, "--database", self._database, "--port-file", str(port_file)]
+        command = [
+            binary,
+            "serve",
+            "--listen",
+            self._listen,
+            "--database",
+            self._database,
+            "--port-file",
+            str(port_file),
+        ]
         if self._config is not None:
             command += ["--config", os.fspath(self._config)]
         command += self._arguments
         # What the caller's environment says about another service must not change this one.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-        self._log = open(folder / "log", "wb")
+        self._log = (folder / "log").open("wb")
         try:
             self._process = subprocess.Popen(
                 command,
