@@ -9,20 +9,26 @@ from . import errors
 from ._retry import Retry
 from ._version import __version__
 from ._wire import (
+    Sampling,
     Segment,
     Trajectory,
     Turn,
 )
 from .aio import AsyncClient
 from .client import Client
+from .rollout import Rollout
 from .server import Server
+from .state import State
 
 __all__ = [
     "AsyncClient",
     "Client",
     "Retry",
+    "Rollout",
+    "Sampling",
     "Segment",
     "Server",
+    "State",
     "Trajectory",
     "Turn",
     "__version__",

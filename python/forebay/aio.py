@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ._agents import AsyncAgentMethods
 from ._http import SILENCE_TIMEOUT_S, Cancellation, cancellable
 from ._retry import Retry
 from ._threads import Threads
@@ -46,7 +47,7 @@ def _twin_iterator(
     return generate
 
 
-class AsyncClient:
+class AsyncClient(AsyncAgentMethods):
     """`Client` for asyncio: the same calls with the same arguments, to be awaited, and the same configuration.
 
     If the task of a call is cancelled, its connection is closed, so that the service forgets a request that waits. It
@@ -118,6 +119,7 @@ class AsyncClient:
         self._start(sync)
 
     post = _twin(Client.post)
+    post_body = _twin(Client.post_body)
     post_many = _twin_iterator(Client.post_many)
     admit = _twin(Client.admit)
     get_trajectory = _twin(Client.get_trajectory)

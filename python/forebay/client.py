@@ -10,7 +10,9 @@ from itertools import islice
 from typing import Any, TypeVar, cast, overload
 
 from . import _codec, errors
+from ._agents import AgentMethods
 from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Config, Transport, json_body, path
+from ._posts import Posted, identified
 from ._retry import Retry
 from ._uuid import uuid7
 from ._wire import (
@@ -61,7 +63,6 @@ from ._wire import (
     SessionTurns,
     Stats,
     Status,
-    Trajectory,
     TrajectoryPage,
     TrajectoryStory,
     Verdict,
@@ -75,11 +76,8 @@ URL = "http://127.0.0.1:8080"
 BULK_LINES = 512
 """Trajectories of one request of `post_many`: the service takes up to 16,384 and up to 64 MiB."""
 
-Posted = Trajectory | Mapping[str, Any]
-"""A trajectory, as a dataclass or as the JSON object of the API."""
 
-
-class Client:
+class Client(AgentMethods):
     """A client of one Forebay service.
 
     The address and the key are those of the arguments, or of `FOREBAY_URL` and `FOREBAY_KEY`; certificates to trust
@@ -170,10 +168,18 @@ class Client:
         """
         if isinstance(trajectory, Sequence):
             receipts = self._call(
-                "POST", path("trajectories"), [_identified(item) for item in trajectory], into=list[Receipt]
+                "POST", path("trajectories"), [identified(item) for item in trajectory], into=list[Receipt]
             )
             return _answered_each(receipts, len(trajectory))
-        return self._call("POST", path("trajectories"), _identified(trajectory), into=Receipt)
+        return self._call("POST", path("trajectories"), identified(trajectory), into=Receipt)
+
+    def post_body(self, body: bytes, *, encoding: str | None = None) -> list[Receipt]:
+        """Posts the JSON of one or several trajectories, which have ids, as it is. It is never spooled."""
+        call = Call(method="POST", path=path("trajectories"), repeat=True, body=body, encoding=encoding)
+        answer = self._send(call)
+        into = list[Receipt] if answer.body.lstrip().startswith(b"[") else Receipt
+        receipts = _parsed(answer, into, call.method, call.path)
+        return receipts if isinstance(receipts, list) else [receipts]
 
     def post_many(self, trajectories: Iterable[Posted]) -> Iterator[BulkLine]:
         """Posts trajectories independently of each other, many in one request, and yields an answer for each, in order.
@@ -183,7 +189,7 @@ class Client:
         """
         remaining = iter(trajectories)
         count = 0
-        while chunk := [_identified(item) for item in islice(remaining, BULK_LINES)]:
+        while chunk := [identified(item) for item in islice(remaining, BULK_LINES)]:
             body = b"".join(json_body(item, "POST", path("trajectories")) + b"\n" for item in chunk)
             answer = self._send(
                 Call(method="POST", path=path("trajectories"), repeat=True, body=body, media=NDJSON, accept=NDJSON)
@@ -543,13 +549,6 @@ class Client:
             after = cast("Any", found).next
             if after is None:
                 return
-
-
-def _identified(trajectory: Posted) -> Posted:
-    """The trajectory with a `rollout_id`, by which the service recognises a repeat."""
-    if isinstance(trajectory, Trajectory):
-        return trajectory if trajectory.rollout_id is not None else replace(trajectory, rollout_id=uuid7())
-    return trajectory if trajectory.get("rollout_id") is not None else {**trajectory, "rollout_id": uuid7()}
 
 
 def _parsed(answer: Answer, into: type[T], method: str, place: str) -> T:

@@ -66,6 +66,22 @@ class NotEncodableError(ForebayError, ValueError):
     """The request cannot be written as JSON. Nothing was sent; `violations` names the place."""
 
 
+class RecordError(ForebayError, ValueError):
+    """A call of an agent cannot be recorded, or a recorder is used in a way that its state does not allow."""
+
+
+class EngineAborted(RecordError):
+    """The inference engine ended a call before its answer was complete. Repeat the call."""
+
+
+class RecorderFull(RecordError):
+    """The rollout has as many calls or tokens as a trajectory may have, so the call was not recorded."""
+
+
+class StateError(ForebayError):
+    """The file of a `State` cannot be used."""
+
+
 class Unreachable(ForebayError):
     """No connection could be opened, or it broke before the answer was complete.
 
