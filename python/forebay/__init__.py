@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from . import errors
-from ._retry import Retry
+from . import (
+    errors,
+    types,
+)
 from ._version import __version__
 from ._wire import (
-    Sampling,
     Segment,
     Trajectory,
-    Turn,
 )
 from .aio import AsyncClient
 from .client import Client
@@ -23,14 +23,12 @@ from .state import State
 __all__ = [
     "AsyncClient",
     "Client",
-    "Retry",
     "Rollout",
-    "Sampling",
     "Segment",
     "Server",
     "State",
     "Trajectory",
-    "Turn",
     "__version__",
     "errors",
+    "types",
 ]

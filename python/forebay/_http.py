@@ -6,24 +6,23 @@ import contextlib
 import json
 import logging
 import os
-import random
 import socket
 import ssl
 import threading
 import urllib.parse
-import weakref
-from collections.abc import Generator, Mapping
+import warnings
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import urllib3
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from . import _codec, errors
-from ._retry import Effect, Retry, effect, retry_after_s
+from ._retry import Attempts, Effect, Retry, effect, retry_after_s
 from ._uuid import uuid7
-from ._version import __version__
-from ._wire import Problem
+from ._version import __version__, mismatch
+from ._wire import Health, Problem
 
 log = logging.getLogger("forebay")
 
@@ -37,6 +36,9 @@ CONNECT_TIMEOUT_S = 10.0
 
 SILENCE_TIMEOUT_S = 120.0
 """How long a connection may be silent before it counts as broken: twice the longest long poll of the API."""
+
+VERSION_TIMEOUT_S = 5.0
+"""How long the question for the version of the service may take."""
 
 CONNECTIONS_MAX = 64
 """Connections that are kept open for the next call. More are opened if more threads call at once."""
@@ -55,6 +57,7 @@ class Config:
     identity: str | None = None
     timeout_s: float = SILENCE_TIMEOUT_S
     retry: Retry = field(default_factory=Retry)
+    compression: Literal["auto", "zstd", "gzip", "none"] = "auto"
     check_version: bool = True
 
 
@@ -93,9 +96,12 @@ class Cancellation:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._connection: Any = None
+        self._then: Callable[[], object] | None = None
 
     def cancel(self) -> None:
         self._event.set()
+        if self._then is not None:
+            self._then()
         sock = getattr(self._connection, "sock", None)
         if sock is not None:
             # It may be closed already. The method is that of plain sockets: that of TLS sockets must not run while
@@ -112,7 +118,12 @@ class Cancellation:
         return self._event.wait(seconds)
 
     def uses(self, connection: Any) -> None:
+        """Names the connection that is closed."""
         self._connection = connection
+
+    def then(self, act: Callable[[], object]) -> None:
+        """Names what else is done when the call is cancelled."""
+        self._then = act
 
 
 class _Current(threading.local):
@@ -167,7 +178,9 @@ class Transport:
         self._tls = _tls(config) if self.base.scheme == "https" else None
         # The pool and the process that it belongs to. Two threads may each make one, and then the later one stays.
         self._pool: tuple[int, HTTPConnectionPool] | None = None
-        self._active: weakref.WeakSet[Cancellation] = weakref.WeakSet()
+        # A dictionary, because threads add to it while another one lists it.
+        self._active: dict[Cancellation, None] = {}
+        self._is_checked = not config.check_version
 
     def close(self) -> None:
         """Closes all connections, and ends the calls that still wait. The transport can be used again afterwards."""
@@ -179,25 +192,52 @@ class Transport:
 
     def send(self, call: Call, *, retry: Retry, timeout_s: float) -> Answer:
         """Sends a call, and repeats it as the rule allows."""
-        cancellation = _current.scope or Cancellation()
-        self._active.add(cancellation)
         request_id = uuid7()
-        attempts, paused = 1, 0.0
-        while True:
-            try:
-                return self._attempt(call, request_id, timeout_s, cancellation)
-            except _Failure as failure:
+        attempts = Attempts(retry)
+        with self.cancellable() as cancellation:
+            while True:
                 if cancellation.is_cancelled:
-                    raise self._cancelled(call, request_id) from None
-                pause = retry.pause_s(attempts, failure.retry_after_s, random.random())
-                paused += pause
-                may = failure.effect is Effect.NOT_BEGUN or (failure.effect is Effect.UNKNOWN and call.repeat)
-                if not may or attempts >= retry.attempts_max or paused > retry.pause_total_max_s:
-                    raise failure.error from failure.__cause__
-                log.debug("%s %s is repeated in %.2f s: %s", call.method, call.path, pause, failure.error)
-            if cancellation.pause(pause):
-                raise self._cancelled(call, request_id)
-            attempts += 1
+                    raise self._cancelled(call, request_id)
+                try:
+                    return self._attempt(call, request_id, timeout_s, cancellation)
+                except _Failure as failure:
+                    if cancellation.is_cancelled:
+                        raise self._cancelled(call, request_id) from None
+                    pause_s = attempts.pause_s(
+                        failure.effect, repeat=call.repeat, status=failure.error.status, asked_s=failure.retry_after_s
+                    )
+                    if pause_s is None:
+                        raise failure.error from failure.__cause__
+                    log.debug("%s %s is repeated in %.2f s: %s", call.method, call.path, pause_s, failure.error)
+                cancellation.pause(pause_s)
+
+    def pause(self, call: Call, seconds: float) -> None:
+        """Waits between two calls; the wait ends when the client is closed or the task is cancelled."""
+        with self.cancellable() as cancellation:
+            if cancellation.pause(seconds):
+                raise self._cancelled(call, uuid7())
+
+    def check_version(self) -> None:
+        """Warns once if the versions of client and service are far apart. Errors are left to the other calls."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        with contextlib.suppress(errors.ForebayError, ValueError):
+            call = Call(method="GET", path="/healthz", repeat=True)
+            answer = self.send(call, retry=Retry.none(), timeout_s=VERSION_TIMEOUT_S)
+            health = _codec.decode(Health, json.loads(answer.body))
+            if text := mismatch(__version__, health.version):
+                warnings.warn(text, errors.VersionWarning, stacklevel=4)
+
+    @contextlib.contextmanager
+    def cancellable(self) -> Generator[Cancellation]:
+        """What is cancelled in the block when the client is closed or the task is cancelled."""
+        cancellation = _current.scope or Cancellation()
+        self._active[cancellation] = None
+        try:
+            yield cancellation
+        finally:
+            self._active.pop(cancellation, None)
 
     def _cancelled(self, call: Call, request_id: str) -> errors.Cancelled:
         return errors.Cancelled("the call was cancelled", method=call.method, path=call.path, request_id=request_id)
@@ -312,6 +352,11 @@ class Base:
     host: str
     port: int
     path: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the service is on this machine, as far as its name says."""
+        return self.host in ("127.0.0.1", "::1", "localhost")
 
 
 class _Failure(Exception):

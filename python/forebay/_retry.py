@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -26,11 +27,14 @@ class Retry:
     """Upper bound of each pause as the back-off grows."""
     pause_total_max_s: float = 60.0
     """Upper bound of the sum of all pauses of one call. A call that would have to wait longer fails at once."""
+    backlog_total_max_s: float = 600.0
+    """The same for a call that is refused with 429, because the policy has as much work as it may have. These refusals
+    do not count as attempts: a finished rollout waits for the trainer."""
 
     @staticmethod
     def none() -> Retry:
         """Makes only one attempt."""
-        return Retry(attempts_max=1)
+        return Retry(attempts_max=1, backlog_total_max_s=0.0)
 
     def pause_s(self, attempts: int, retry_after_s: float | None, jitter: float) -> float:
         """Returns the pause after `attempts` attempts; `jitter` is random in [0, 1)."""
@@ -47,6 +51,35 @@ class Effect(Enum):
     """It is unknown whether the service processed the call."""
     FINAL = "final"
     """The service answered, and a repeat would receive the same answer."""
+
+
+class Attempts:
+    """The failed attempts of one call."""
+
+    def __init__(self, retry: Retry) -> None:
+        self._retry = retry
+        self._failed = 0
+        self._paused_s = 0.0
+        self._refused = 0
+        self._waited_s = 0.0
+
+    def pause_s(self, effect: Effect, *, repeat: bool, status: int | None, asked_s: float | None) -> float | None:
+        """Counts a failed attempt, and returns the pause before the next one, or None if there is none.
+
+        `repeat` says whether the call may be sent again when its outcome is unknown.
+        """
+        if effect is Effect.FINAL or (effect is Effect.UNKNOWN and not repeat):
+            return None
+        retry, jitter = self._retry, random.random()
+        if status == 429:
+            self._refused += 1
+            pause = retry.pause_s(self._refused, asked_s, jitter)
+            self._waited_s += pause
+            return pause if self._waited_s <= retry.backlog_total_max_s else None
+        self._failed += 1
+        pause = retry.pause_s(self._failed, asked_s, jitter)
+        self._paused_s += pause
+        return pause if self._failed < retry.attempts_max and self._paused_s <= retry.pause_total_max_s else None
 
 
 NOT_BEGUN = ("overloaded", "too-many-waiters", "stopping")

@@ -10,10 +10,12 @@ from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ._agents import AsyncAgentMethods
+from ._bodies import Compression
 from ._http import SILENCE_TIMEOUT_S, Cancellation, cancellable
 from ._retry import Retry
 from ._threads import Threads
 from .client import Client
+from .versions import Version, follow_async
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -63,10 +65,20 @@ class AsyncClient(AsyncAgentMethods):
         identity: str | os.PathLike[str] | None = None,
         timeout_s: float = SILENCE_TIMEOUT_S,
         retry: Retry | None = None,
+        compression: Compression = "auto",
         check_version: bool = True,
     ) -> None:
         self._start(
-            Client(url, key, ca=ca, identity=identity, timeout_s=timeout_s, retry=retry, check_version=check_version)
+            Client(
+                url,
+                key,
+                ca=ca,
+                identity=identity,
+                timeout_s=timeout_s,
+                retry=retry,
+                compression=compression,
+                check_version=check_version,
+            )
         )
 
     def _start(self, sync: Client) -> None:
@@ -118,6 +130,14 @@ class AsyncClient(AsyncAgentMethods):
     def __setstate__(self, sync: Client) -> None:
         self._start(sync)
 
+    def versions(self, policy: str = "default") -> AsyncIterator[Version]:
+        """Yields the newest weight version whenever it is another one, for ever; at first the current one.
+
+        While no version has been published, nothing is yielded. A resume or a reset may lower the version. All
+        followers of a policy in a process share one long poll, which goes on while the service cannot be reached.
+        """
+        return follow_async(self.sync, self.sync.config, policy)
+
     post = _twin(Client.post)
     post_body = _twin(Client.post_body)
     post_many = _twin_iterator(Client.post_many)
@@ -152,6 +172,7 @@ class AsyncClient(AsyncAgentMethods):
 
     get_policy = _twin(Client.get_policy)
     wait_version = _twin(Client.wait_version)
+    version = _twin(Client.version)
     list_policies = _twin_iterator(Client.list_policies)
     put_policy = _twin(Client.put_policy)
     patch_policy = _twin(Client.patch_policy)

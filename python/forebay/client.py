@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar, cast, overload
 
-from . import _codec, errors
+from . import _bodies, _codec, errors, versions
 from ._agents import AgentMethods
-from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Config, Transport, json_body, path
+from ._bodies import Compression
+from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Cancellation, Config, Transport, json_body, path
 from ._posts import Posted, identified
-from ._retry import Retry
+from ._retry import Retry, retry_after_s
 from ._uuid import uuid7
 from ._wire import (
     AbortRequest,
@@ -68,10 +72,14 @@ from ._wire import (
     Verdict,
     VersionRequest,
 )
+from .versions import Version
 
 T = TypeVar("T")
 
 URL = "http://127.0.0.1:8080"
+
+ADMISSION_PAUSE_S = 5.0
+"""Time between two requests for room, if the service names none."""
 
 BULK_LINES = 512
 """Trajectories of one request of `post_many`: the service takes up to 16,384 and up to 64 MiB."""
@@ -100,6 +108,7 @@ class Client(AgentMethods):
         identity: str | os.PathLike[str] | None = None,
         timeout_s: float = SILENCE_TIMEOUT_S,
         retry: Retry | None = None,
+        compression: Compression = "auto",
         check_version: bool = True,
     ) -> None:
         self._start(
@@ -110,6 +119,7 @@ class Client(AgentMethods):
                 identity=_file(identity, "FOREBAY_IDENTITY"),
                 timeout_s=timeout_s,
                 retry=retry or Retry(),
+                compression=compression,
                 check_version=check_version,
             )
         )
@@ -128,6 +138,21 @@ class Client(AgentMethods):
         )
         other._start(config, self._transport)
         return other
+
+    def copy(self) -> Client:
+        """Returns a client with the same configuration and connections of its own."""
+        other = type(self).__new__(type(self))
+        other._start(self._config)
+        return other
+
+    def cancellable(self) -> contextlib.AbstractContextManager[Cancellation]:
+        """For waits between calls: what is cancelled in the block when this client is closed."""
+        return self._transport.cancellable()
+
+    @property
+    def config(self) -> Config:
+        """What the client was made of, and what a pickle of it has."""
+        return self._config
 
     @property
     def url(self) -> str:
@@ -167,19 +192,16 @@ class Client(AgentMethods):
         before it is sent, and the service recognises the repeat by it.
         """
         if isinstance(trajectory, Sequence):
-            receipts = self._call(
-                "POST", path("trajectories"), [identified(item) for item in trajectory], into=list[Receipt]
-            )
-            return _answered_each(receipts, len(trajectory))
-        return self._call("POST", path("trajectories"), identified(trajectory), into=Receipt)
+            bundle = [identified(item) for item in trajectory]
+            return _answered_each(self._post(bundle, is_bundle=True), len(bundle))
+        (receipt,) = _answered_each(self._post(identified(trajectory), is_bundle=False), 1)
+        return receipt
 
     def post_body(self, body: bytes, *, encoding: str | None = None) -> list[Receipt]:
         """Posts the JSON of one or several trajectories, which have ids, as it is. It is never spooled."""
-        call = Call(method="POST", path=path("trajectories"), repeat=True, body=body, encoding=encoding)
-        answer = self._send(call)
-        into = list[Receipt] if answer.body.lstrip().startswith(b"[") else Receipt
-        receipts = _parsed(answer, into, call.method, call.path)
-        return receipts if isinstance(receipts, list) else [receipts]
+        return _receipts(
+            self._send(Call(method="POST", path=path("trajectories"), repeat=True, body=body, encoding=encoding))
+        )
 
     def post_many(self, trajectories: Iterable[Posted]) -> Iterator[BulkLine]:
         """Posts trajectories independently of each other, many in one request, and yields an answer for each, in order.
@@ -198,10 +220,25 @@ class Client(AgentMethods):
                 yield replace(line, line=line.line + count)
             count += len(chunk)
 
-    def admit(self, policy: str = "default", *, rollouts: int) -> Admission:
-        """Reserves room for rollouts that are about to start. The service may grant any number from 0 to `rollouts`."""
-        request = AdmissionRequest(policy=policy, rollouts=rollouts)
-        return self._call("POST", path("admissions"), request, into=Admission, repeat=False)
+    def admit(self, policy: str = "default", *, rollouts: int, wait_s: float | None = None) -> Admission:
+        """Reserves room for rollouts that are about to start, and waits until there is some.
+
+        From 1 to `rollouts` are granted. `wait_s` bounds the wait: if there is no room by then, 0 are granted. With
+        `wait_s=0` the service is asked once. Without it, the wait has no bound.
+        """
+        place = path("admissions")
+        body = json_body(AdmissionRequest(policy=policy, rollouts=rollouts), "POST", place)
+        call = Call(method="POST", path=place, repeat=False, body=body)
+        end = None if wait_s is None else time.monotonic() + wait_s
+        while True:
+            answer = self._send(call)
+            admission = _parsed(answer, Admission, "POST", place)
+            pause_s = retry_after_s(429, answer.headers) or ADMISSION_PAUSE_S
+            left_s = pause_s if end is None else end - time.monotonic()
+            if admission.granted > 0 or left_s <= 0:
+                return admission
+            # Many agents wait for the same room, so they do not all ask at the same time.
+            self._transport.pause(call, min(pause_s * random.uniform(0.5, 1.0), left_s))
 
     def get_trajectory(self, policy: str, rollout_id: str) -> TrajectoryStory | None:
         """Returns what became of a rollout in the current run of its policy, or None if it is not known."""
@@ -436,6 +473,18 @@ class Client(AgentMethods):
         query = {"wait_version_above": above, "wait_ms": wait_ms}
         return self._maybe("GET", path("policies", policy), query=query, into=PolicyStatus)
 
+    def version(self, policy: str = "default") -> Version:
+        """Returns the current weight version. If `versions` is followed in this process, that takes no call."""
+        return versions.current(self, self._config, policy)
+
+    def versions(self, policy: str = "default") -> Iterator[Version]:
+        """Yields the newest weight version whenever it is another one, for ever; at first the current one.
+
+        While no version has been published, nothing is yielded. A resume or a reset may lower the version. All
+        followers of a policy in a process share one long poll, which goes on while the service cannot be reached.
+        """
+        return versions.follow(self, self._config, policy)
+
     def list_policies(self) -> Iterator[PolicyStatus]:
         """Yields the policies that the key sees, in the order of their names."""
         return self._pages(path("policies"), {}, PolicyList, lambda page: page.policies)
@@ -491,7 +540,22 @@ class Client(AgentMethods):
     # What the calls share.
 
     def _send(self, call: Call) -> Answer:
-        return self._transport.send(call, retry=self._config.retry, timeout_s=self._config.timeout_s)
+        answer = self._transport.send(call, retry=self._config.retry, timeout_s=self._config.timeout_s)
+        if self._config.check_version:
+            self._transport.check_version()
+        return answer
+
+    def _post(self, trajectory: Posted | Sequence[Posted], *, is_bundle: bool) -> list[Receipt]:
+        how: dict[str, Any] = {"compression": self._config.compression, "is_local": self._transport.base.is_local}
+        call = _bodies.call(trajectory, is_bundle=is_bundle, **how)
+        try:
+            answer = self._send(call)
+        except errors.ServiceError as error:
+            if call.media != ARROW or error.status not in (400, 415, 422):
+                raise
+            # Nothing is stored. The answer to JSON names the place of each violation.
+            answer = self._send(_bodies.json_call(trajectory, **how))
+        return _receipts(answer)
 
     def _call(
         self,
@@ -549,6 +613,12 @@ class Client(AgentMethods):
             after = cast("Any", found).next
             if after is None:
                 return
+
+
+def _receipts(answer: Answer) -> list[Receipt]:
+    if answer.body.lstrip().startswith(b"["):
+        return _parsed(answer, list[Receipt], "POST", path("trajectories"))
+    return [_parsed(answer, Receipt, "POST", path("trajectories"))]
 
 
 def _parsed(answer: Answer, into: type[T], method: str, place: str) -> T:

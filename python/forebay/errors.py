@@ -58,6 +58,10 @@ def _rebuilt(cls: type[ForebayError], arguments: tuple[Any, ...], fields: dict[s
     return error
 
 
+class VersionWarning(UserWarning):
+    """The client and the service are of versions that are far apart."""
+
+
 class ConfigurationError(ForebayError, ValueError):
     """The client cannot be used as it was configured."""
 
@@ -465,7 +469,7 @@ class Stopping(Unavailable):
     types = ("stopping",)
 
 
-_BY_STATUS: dict[int, type[ServiceError]] = {
+BY_STATUS: dict[int, type[ServiceError]] = {
     401: AccessDenied,
     403: AccessDenied,
     404: Absent,
@@ -473,6 +477,7 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
     429: Backlog,
     503: Unavailable,
 }
+"""The class of problems of a type that this version does not know."""
 
 
 def _all_below(cls: type[ServiceError]) -> list[type[ServiceError]]:
@@ -485,7 +490,7 @@ BY_TYPE: dict[str, type[ServiceError]] = {name: cls for cls in _all_below(Servic
 
 def of_problem(problem: Problem, method: str, path: str, request_id: str | None) -> ServiceError:
     """Makes the exception of a problem document."""
-    cls = BY_TYPE.get(problem.type) or _BY_STATUS.get(problem.status, ServiceError)
+    cls = BY_TYPE.get(problem.type) or BY_STATUS.get(problem.status, ServiceError)
     detail = f": {problem.detail}" if problem.detail else ""
     error = cls(
         f"{problem.title} ({problem.type}, status {problem.status}){detail}",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from stub import Stub
 
 import forebay
 
@@ -52,3 +54,26 @@ def policy(fb: forebay.Client) -> str:
     name = f"p-{uuid.uuid4().hex}"
     fb.put_policy(name, {})
     return name
+
+
+@pytest.fixture
+def stub() -> Iterator[Callable[..., Stub]]:
+    """Starts servers that give the answers which the test wrote."""
+    stubs: list[Stub] = []
+
+    def start(*answers: bytes | str) -> Stub:
+        stubs.append(Stub(*answers))
+        return stubs[-1]
+
+    yield start
+    for started in stubs:
+        started.close()
+
+
+NO_PAUSES = forebay.types.Retry(first_pause_s=0.0, pause_max_s=0.0)
+"""The usual number of attempts, without waiting between them."""
+
+
+def client_of(stub: Stub, **options: Any) -> forebay.Client:
+    """A client that makes no call of its own accord."""
+    return forebay.Client(stub.url, check_version=False, **{"retry": NO_PAUSES, **options})

@@ -202,7 +202,7 @@ def test_an_exception_posts_the_rollout_as_aborted_and_goes_on(fb: forebay.Clien
 
 
 def test_the_exception_of_the_agent_goes_on_even_if_the_service_is_gone(own_server: forebay.Server) -> None:
-    fb = forebay.Client(own_server.url, retry=forebay.Retry.none())
+    fb = forebay.Client(own_server.url, retry=forebay.types.Retry.none())
     with fb, pytest.raises(ZeroDivisionError), fb.rollout() as r:
         own_server.kill()
         _ = 1 / 0

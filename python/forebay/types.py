@@ -1,0 +1,10 @@
+"""The types of requests and answers, for annotations and for those who prefer classes to dictionaries.
+
+They have the names of the schemas of the OpenAPI document, and `Retry` is the rule of repeats.
+"""
+
+from __future__ import annotations
+
+from ._retry import Retry as Retry
+from ._wire import *  # noqa: F403
+from .versions import Version as Version

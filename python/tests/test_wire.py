@@ -1,0 +1,349 @@
+"""The dataclasses against the OpenAPI document, and every method of the client against its operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+
+import forebay
+from forebay import _codec, _http, _wire
+
+DOCUMENT = json.loads((REPOSITORY / "openapi" / "forebay.json").read_text())
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+
+NO_CLASS = {
+    "ApiKey": "a text",
+    "ArrowStream": "bytes",
+    "ReceiptOrBundle": "a receipt, or a list of them",
+    "StoryOrPage": "the client knows which of them it asks for",
+    "TrajectoryOrBundle": "a trajectory, or a list of them",
+    "VersionSpan": "a list of three numbers",
+}
+"""Schemas without a class, and what stands for them."""
+
+MINTED = {("Trajectory", "rollout_id")}
+"""Fields with a default that the document does not have."""
+
+CLASSES = {name: cls for name, cls in vars(_wire).items() if dataclasses.is_dataclass(cls)}
+NAMES = {name: value for name, value in vars(_wire).items() if typing.get_origin(value) is typing.Literal}
+
+
+def properties(name: str) -> tuple[dict[str, Any], set[str]]:
+    """The properties of a schema, and which of them are required."""
+    schema = SCHEMAS[name]
+    parts = [SCHEMAS[part["$ref"].split("/")[-1]] if "$ref" in part else part for part in schema.get("allOf", [schema])]
+    found: dict[str, Any] = {}
+    required: set[str] = set()
+    for part in parts:
+        found |= part.get("properties", {})
+        required |= set(part.get("required", []))
+    return found, required
+
+
+def shape(schema: dict[str, Any]) -> Any:
+    """The form of a value: a class, a type of JSON, a set of texts, a list of a form, or an object with such values."""
+    if "oneOf" in schema:
+        (schema,) = [part for part in schema["oneOf"] if part.get("type") != "null"]
+    if "$ref" in schema:
+        name = schema["$ref"].split("/")[-1]
+        if "enum" in SCHEMAS[name]:
+            return set(SCHEMAS[name]["enum"])
+        return {"ApiKey": "string", "VersionSpan": ["integer"]}.get(name, name)
+    kind = schema["type"]
+    if isinstance(kind, list):
+        (kind,) = [part for part in kind if part != "null"]
+    if kind == "array":
+        return [shape(schema["items"])]
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        return {"*": shape(values) if isinstance(values, dict) else "anything"}
+    return kind
+
+
+def shape_of_hint(hint: Any) -> Any:
+    """The same of a type in Python."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        first = [part for part in arguments if part is not type(None) and part is not _wire.ToList]
+        assert len(first) == 1, hint
+        return shape_of_hint(first[0])
+    if origin in (list, Sequence):
+        return [shape_of_hint(arguments[0])]
+    if origin in (dict, Mapping):
+        return {"*": shape_of_hint(arguments[1])}
+    if origin is typing.Literal:
+        return set(arguments)
+    if dataclasses.is_dataclass(hint):
+        return hint.__name__
+    return {str: "string", int: "integer", float: "number", bool: "boolean", Any: "anything"}[hint]
+
+
+def fields(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    return {field.metadata.get("name", field.name): field for field in dataclasses.fields(cls)}
+
+
+def is_optional(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def test_each_schema_has_a_class_or_a_reason() -> None:
+    assert set(SCHEMAS) == set(CLASSES) | set(NAMES) | set(NO_CLASS)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_the_values_of_a_name_are_those_of_the_document(name: str) -> None:
+    assert list(typing.get_args(NAMES[name])) == SCHEMAS[name]["enum"]
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_the_fields_of_a_class_are_those_of_the_document(name: str) -> None:
+    documented, required = properties(name)
+    own, hints = fields(CLASSES[name]), typing.get_type_hints(CLASSES[name])
+    forms = {wire: shape_of_hint(hints[field.name]) for wire, field in own.items()}
+    assert forms == {wire: shape(schema) for wire, schema in documented.items()}
+    assert {wire for wire, field in own.items() if not is_optional(field)} == required
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_defaults_are_those_of_the_document(name: str) -> None:
+    for wire, schema in properties(name)[0].items():
+        field = fields(CLASSES[name])[wire]
+        if "default" not in schema or field.default is None or not is_optional(field):
+            continue
+        has_factory = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if has_factory else field.default  # type: ignore[misc]
+        assert written(default) == written(schema["default"], CLASSES.get(str(shape(schema)))), wire
+
+
+def written(value: Any, cls: Any = None) -> Any:
+    """A value as it is sent, without what is the default anyway."""
+    return json.loads(_codec.encode(_codec.decode(cls, value) if cls else value))
+
+
+# Answers in which every field has a value, and in which only the required ones have.
+
+
+def instance(schema: dict[str, Any], *, is_full: bool) -> Any:
+    if "oneOf" in schema:
+        (schema,) = [part for part in schema["oneOf"] if part.get("type") != "null"]
+    if "$ref" in schema:
+        name = schema["$ref"].split("/")[-1]
+        if name not in CLASSES:
+            return instance(SCHEMAS[name], is_full=is_full)
+        documented, required = properties(name)
+        return {
+            wire: instance(part, is_full=is_full) for wire, part in documented.items() if is_full or wire in required
+        }
+    if "enum" in schema:
+        return schema["enum"][-1]
+    kind = schema["type"]
+    if isinstance(kind, list):
+        (kind,) = [part for part in kind if part != "null"]
+    if kind == "array":
+        return [instance(schema["items"], is_full=is_full)] * (schema.get("minItems") or 2)
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        return {"name": instance(values, is_full=is_full) if isinstance(values, dict) else 1}
+    return {"string": "text", "integer": 3, "number": 0.5, "boolean": True}[kind]
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+@pytest.mark.parametrize("is_full", [True, False])
+def test_an_answer_with_unknown_fields_is_read_and_written_again_without_loss(name: str, is_full: bool) -> None:
+    sent = instance({"$ref": f"#/components/schemas/{name}"}, is_full=is_full)
+    read = _codec.decode(CLASSES[name], {**sent, "a_field_of_a_later_version": {"x": 1}})
+    again = json.loads(_codec.encode(read))
+    if not is_full:
+        again = {wire: value for wire, value in again.items() if (name, wire) not in MINTED and wire in sent}
+    assert again == sent
+
+
+def test_an_answer_that_lacks_a_field_is_refused_with_its_name() -> None:
+    with pytest.raises(ValueError, match="Receipt lacks some of .*verdict"):
+        _codec.decode(_wire.Receipt, {"policy": "p", "rollout_id": "r"})
+    with pytest.raises(ValueError, match="Receipt is not an object"):
+        _codec.decode(_wire.Receipt, ["a list"])
+
+
+# Every operation of the document has a method, which sends what the document says.
+
+T1 = {"rollout_id": "r", "segments": [{"tokens": [1, 2], "loss_mask": [1]}]}
+
+OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
+    "post_admission": [lambda fb: fb.admit("p", rollouts=8, wait_s=0)],
+    "list_batches": [lambda fb: list(fb.list_batches("p", state="leased"))],
+    "lease_batch": [
+        lambda fb: fb.lease("p"),
+        lambda fb: fb.lease("p", consumer="c", request_id="r", wait_ms=5, partial=True, epoch=1),
+    ],
+    "get_batch": [lambda fb: fb.get_batch("b/1"), lambda fb: fb.get_batch("b/1", shards=2)],
+    "ack_batch": [lambda fb: fb.ack("b", lease="k", step=1, epoch=2)],
+    "extend_lease": [lambda fb: fb.extend("b", lease="k", ttl_s=60, epoch=2)],
+    "nack_batch": [lambda fb: fb.nack("b", lease="k", reason="r", groups=["g"], epoch=1)],
+    "readmit_batch": [lambda fb: fb.readmit("b")],
+    "get_samples": [
+        lambda fb: fb.samples("b"),
+        lambda fb: fb.samples("b", shard=0, shards=2),
+        lambda fb: fb.samples_arrow("b", shard=1, shards=2),
+    ],
+    "list_groups": [lambda fb: list(fb.list_groups("p", group_id="g", state="open"))],
+    "close_group": [lambda fb: fb.close_group("p", "g")],
+    "discard_group": [lambda fb: fb.discard_group("p", "g", reason="r")],
+    "get_health": [lambda fb: fb.health()],
+    "list_keys": [lambda fb: list(fb.list_keys())],
+    "create_key": [lambda fb: fb.create_key("n", "train", policies=["p*"], expires_in_s=60)],
+    "revoke_key": [lambda fb: fb.revoke_key("k")],
+    "list_policies": [lambda fb: list(fb.list_policies())],
+    "get_policy": [
+        lambda fb: fb.get_policy("p"),
+        lambda fb: fb.wait_version("p", above=3, wait_ms=5),
+        lambda fb: fb.version("p"),
+        lambda fb: next(fb.versions("p")),
+    ],
+    "put_policy": [lambda fb: fb.put_policy("p", _wire.PolicyRules(group=_wire.GroupRules(size=8)))],
+    "patch_policy": [lambda fb: fb.patch_policy("p", {"group": {"size": 8}})],
+    "checkpoint": [lambda fb: fb.checkpoint("p", step=1, force=True, epoch=1)],
+    "reset_policy": [lambda fb: fb.reset("p", epoch=1)],
+    "resume": [lambda fb: fb.resume("p", step=None), lambda fb: fb.resume("p", step=1, force=True, epoch=1)],
+    "publish_version": [lambda fb: fb.publish("p", 3, step=1, uri="file:///w", epoch=1)],
+    "get_readiness": [lambda fb: fb.is_ready()],
+    "list_sessions": [lambda fb: list(fb.list_sessions("p", state="open"))],
+    "open_session": [
+        lambda fb: fb.open_session("p"),
+        lambda fb: fb.open_session(
+            models={"*": _wire.SessionModel(policy="p")},
+            rollout_id="r",
+            group_id="g",
+            group_size=2,
+            environment="e",
+            execution_id="x",
+            sampling=_wire.Sampling(temperature=0.5),
+            ttl_s=1,
+            idle_s=1,
+            max_calls=1,
+            metadata={"a": 1},
+        ),
+    ],
+    "finish_sessions": [lambda fb: fb.finish_sessions([_wire.SessionFinish(session_id="s", reward=1.0)] * 2)],
+    "get_session": [lambda fb: fb.get_session("s")],
+    "abort_session": [lambda fb: fb.abort_session("s", reason="r", keep=True)],
+    "finish_session": [
+        lambda fb: fb.finish_session(
+            "s", reward=1.0, reward_components={"a": 1.0}, status="failed", metadata={"a": 1}, wait_ms=1
+        ),
+        lambda fb: fb.finish_session("s", rewards={"p": 1.0}),
+    ],
+    "list_session_turns": [lambda fb: fb.list_session_turns("s")],
+    "get_stats": [lambda fb: fb.stats()],
+    "get_trajectories": [
+        lambda fb: fb.get_trajectory("p", "r"),
+        lambda fb: list(
+            fb.list_trajectories("p", execution_id="x", group_id="g", verdict="kept", reason="r", state="open", step=1)
+        ),
+    ],
+    "post_trajectories": [
+        lambda fb: fb.post(T1),
+        lambda fb: fb.post([T1, forebay.Trajectory(status="failed")]),
+        lambda fb: list(fb.post_many([T1, forebay.Trajectory(status="failed")])),
+    ],
+}
+"""Every way to make each operation."""
+
+WAYS = [(name, number) for name, ways in OPERATIONS.items() for number in range(len(ways))]
+
+
+def operations() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    for template, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            yield operation["operationId"], method.upper(), template, operation
+
+
+def test_every_operation_has_a_method() -> None:
+    assert sorted(OPERATIONS) == sorted(name for name, *_ in operations())
+
+
+@pytest.mark.parametrize(("name", "number"), WAYS)
+def test_a_method_sends_and_reads_what_the_document_says(name: str, number: int) -> None:
+    ((method, template, operation),) = [rest for found, *rest in operations() if found == name]
+    sent: list[_http.Call] = []
+
+    def send(self: Any, call: _http.Call, **_: Any) -> _http.Answer:
+        sent.append(call)
+        return _http.Answer(200, {}, documented_answer(name, operation, call))
+
+    fb = forebay.Client("http://service.invalid", check_version=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_http.Transport, "send", send)
+        result = OPERATIONS[name][number](fb)
+    assert result is not None
+    call = sent[0]
+    assert call.method == method
+    assert len(call.path.split("/")) == len(template.split("/"))
+    for part, given in zip(template.split("/"), call.path.split("/"), strict=True):
+        assert part == given or (part.startswith("{") and given)
+    known = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "query"}
+    assert set(call.query) <= known
+    if "requestBody" not in operation:
+        assert call.body is None
+    elif call.media == _http.NDJSON:
+        for line in (call.body or b"").splitlines():
+            check(json.loads(line), SCHEMAS["Trajectory"])
+    else:
+        assert call.media in operation["requestBody"]["content"]
+        check(json.loads(call.body or b""), operation["requestBody"]["content"][call.media]["schema"])
+
+
+def documented_answer(name: str, operation: dict[str, Any], call: _http.Call) -> bytes:
+    """An answer with all documented fields, in the form that the call accepts."""
+    response = next(found for status, found in operation["responses"].items() if status in ("200", "201"))
+    content = response.get("content", {})
+    if call.accept == _http.ARROW:
+        return b"a stream"
+    if call.accept == _http.NDJSON:
+        line = instance(content[_http.NDJSON]["schema"], is_full=True)
+        return (json.dumps(line) + "\n").encode() * 2
+    if name == "post_trajectories":
+        receipt = instance({"$ref": "#/components/schemas/Receipt"}, is_full=True)
+        return json.dumps([receipt] * 2 if (call.body or b"").startswith(b"[") else receipt).encode()
+    if name == "get_trajectories":
+        kind = "TrajectoryStory" if "rollout_id" in call.query else "TrajectoryPage"
+        content = {_http.JSON: {"schema": {"$ref": f"#/components/schemas/{kind}"}}}
+    found = instance(content[_http.JSON]["schema"], is_full=True) if content else None
+    # The first page is the last one.
+    return json.dumps({**found, "next": None} if isinstance(found, dict) else found).encode()
+
+
+def check(value: Any, schema: dict[str, Any]) -> None:
+    """Whether a body has only documented fields, and all required ones."""
+    if "oneOf" in schema:
+        options = [part for part in schema["oneOf"] if part.get("type") != "null"]
+        schema = next(part for part in options if (part.get("type") == "array") == isinstance(value, list))
+    if "$ref" in schema:
+        check(value, SCHEMAS[schema["$ref"].split("/")[-1]])
+        return
+    if isinstance(value, list):
+        for item in value:
+            check(item, schema["items"])
+    elif isinstance(value, dict) and "properties" in schema:
+        assert set(schema.get("required", [])) <= set(value) <= set(schema["properties"])
+        for wire, held in value.items():
+            check(held, schema["properties"][wire])
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def public(cls: type) -> set[str]:
+        return {name for name, member in inspect.getmembers(cls) if not name.startswith("_") and callable(member)}
+
+    assert public(forebay.Client) - public(forebay.AsyncClient) == {"copy", "cancellable"}
+    assert public(forebay.AsyncClient) - public(forebay.Client) == {"run"}
+    for name in public(forebay.Client) & public(forebay.AsyncClient):
+        own = inspect.signature(getattr(forebay.Client, name)).parameters
+        assert list(own) == list(inspect.signature(getattr(forebay.AsyncClient, name)).parameters), name
