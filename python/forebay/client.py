@@ -81,6 +81,9 @@ URL = "http://127.0.0.1:8080"
 ADMISSION_PAUSE_S = 5.0
 """Time between two requests for room, if the service names none."""
 
+PAGE = 1_000
+"""Entries that are asked for at once; the API allows no more."""
+
 BULK_LINES = 512
 """Trajectories of one request of `post_many`: the service takes up to 16,384 and up to 64 MiB."""
 
@@ -608,7 +611,7 @@ class Client(AgentMethods):
     ) -> Iterator[Any]:
         after: str | None = None
         while True:
-            found = self._call("GET", place, into=page, query={**query, "limit": 1_000, "after": after})
+            found = self._call("GET", place, into=page, query={**query, "limit": PAGE, "after": after})
             yield from items(found)
             after = cast("Any", found).next
             if after is None:
