@@ -15,18 +15,22 @@ from ._wire import (
     Trajectory,
 )
 from .aio import AsyncClient
+from .batch import Batch
 from .client import Client
 from .rollout import Rollout
 from .server import Server
 from .state import State
+from .trainer import Trainer
 
 __all__ = [
     "AsyncClient",
+    "Batch",
     "Client",
     "Rollout",
     "Segment",
     "Server",
     "State",
+    "Trainer",
     "Trajectory",
     "__version__",
     "errors",
