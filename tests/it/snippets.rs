@@ -47,6 +47,9 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/trainers.md", "make demo ", "trains for minutes and needs libtorch"),
 ];
 
+/// Documents of the Python package, whose blocks `python/tests/test_documents.py` runs.
+const OF_PYTHON: &str = "docs/python";
+
 /// A block of code in a document.
 #[derive(Debug)]
 struct Block {
@@ -112,7 +115,9 @@ fn blocks(document: &str) -> Vec<Block> {
 
 /// The blocks of a document that are run.
 fn run_blocks(document: &str) -> impl Iterator<Item = Block> {
-    blocks(document).into_iter().filter(|block| !NOT_RUN.iter().any(|entry| block.is_not_run(entry)))
+    let is_run =
+        |block: &Block| !block.document.starts_with(OF_PYTHON) && !NOT_RUN.iter().any(|entry| block.is_not_run(entry));
+    blocks(document).into_iter().filter(is_run)
 }
 
 /// A folder in which blocks run one after the other, with a service on a port.

@@ -1,0 +1,54 @@
+"""The blocks of Python in the documents of the package, run as they are printed against a service of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+import forebay
+
+NOT_RUN: dict[str, str] = {}
+"""Documents whose blocks need more than this test has, and what runs them instead."""
+
+DOCUMENTS = ["python/README.md", *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("python*.md")))]
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def run(text: str, url: str, folder: Path) -> str:
+    script = folder / "block.py"
+    script.write_text(text)
+    found = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=folder,
+        env={**os.environ, "FOREBAY_URL": url, "PYTHONPATH": str(REPOSITORY / "python")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, f"{text}\n{found.stdout}\n{found.stderr}"
+    return found.stdout
+
+
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if document not in NOT_RUN])
+def test_blocks_run_as_printed(document: str, own_server: forebay.Server, tmp_path: Path) -> None:
+    blocks = BLOCK.findall((REPOSITORY / document).read_text())
+    assert blocks
+    for block in blocks:
+        run(block, own_server.url, tmp_path)
+
+
+def test_the_first_block_can_be_run_again(own_server: forebay.Server, tmp_path: Path) -> None:
+    block = BLOCK.findall((REPOSITORY / "python" / "README.md").read_text())[0]
+    assert "kept ready" in run(block, own_server.url, tmp_path)
+    assert len([line for line in block.splitlines() if line]) <= 15
+    with own_server.client() as fb:
+        before = fb.stats()
+        run(block, own_server.url, tmp_path)
+        assert fb.stats() == before
