@@ -59,6 +59,8 @@ class Config:
     retry: Retry = field(default_factory=Retry)
     compression: Literal["auto", "zstd", "gzip", "none"] = "auto"
     check_version: bool = True
+    spool: str | None = None
+    spool_bytes_max: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from ._agents import AsyncAgentMethods
 from ._bodies import Compression
 from ._http import SILENCE_TIMEOUT_S, Cancellation, cancellable
 from ._retry import Retry
+from ._spool import BYTES_MAX, Spool
 from ._threads import Threads
 from .client import Client
 from .versions import Version, follow_async
@@ -67,6 +68,8 @@ class AsyncClient(AsyncAgentMethods):
         retry: Retry | None = None,
         compression: Compression = "auto",
         check_version: bool = True,
+        spool: str | os.PathLike[str] | None = None,
+        spool_bytes_max: int = BYTES_MAX,
     ) -> None:
         self._start(
             Client(
@@ -78,6 +81,8 @@ class AsyncClient(AsyncAgentMethods):
                 retry=retry,
                 compression=compression,
                 check_version=check_version,
+                spool=spool,
+                spool_bytes_max=spool_bytes_max,
             )
         )
 
@@ -107,13 +112,19 @@ class AsyncClient(AsyncAgentMethods):
         return other
 
     @property
+    def spool(self) -> Spool | None:
+        """The posts that wait on disk for the service, if the client has a spool."""
+        return self.sync.spool
+
+    @property
     def url(self) -> str:
         """The address of the service."""
         return self.sync.url
 
     async def close(self) -> None:
         """Closes the connections. Calls that still wait end with `errors.Cancelled`."""
-        self.sync.close()
+        # With a spool this may take some seconds.
+        await asyncio.get_running_loop().run_in_executor(self._threads, self.sync.close)
 
     async def __aenter__(self) -> AsyncClient:
         return self

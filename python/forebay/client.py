@@ -18,6 +18,7 @@ from ._bodies import Compression
 from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Cancellation, Config, Transport, json_body, path
 from ._posts import Posted, identified
 from ._retry import Retry, retry_after_s
+from ._spool import BYTES_MAX, Spool
 from ._uuid import uuid7
 from ._wire import (
     AbortRequest,
@@ -95,6 +96,9 @@ class Client(AgentMethods):
     (`ca`) and an own certificate with its key (`identity`) are PEM files, or in `FOREBAY_CA` and `FOREBAY_IDENTITY`.
     Proxies in the environment are not used.
 
+    With a `spool`, a folder (or `FOREBAY_SPOOL`; an empty text for none), posts are kept there while the service cannot
+    be reached; see `docs/python-agents.md`.
+
     Threads may share a client. It may be pickled, as its configuration; and after a fork both processes may use it.
 
     A call is repeated only where that is safe: always if the service certainly did not begin it, and if the outcome is
@@ -113,6 +117,8 @@ class Client(AgentMethods):
         retry: Retry | None = None,
         compression: Compression = "auto",
         check_version: bool = True,
+        spool: str | os.PathLike[str] | None = None,
+        spool_bytes_max: int = BYTES_MAX,
     ) -> None:
         self._start(
             Config(
@@ -124,12 +130,18 @@ class Client(AgentMethods):
                 retry=retry or Retry(),
                 compression=compression,
                 check_version=check_version,
+                spool=_file(spool, "FOREBAY_SPOOL") or None,
+                spool_bytes_max=spool_bytes_max,
             )
         )
 
-    def _start(self, config: Config, transport: Transport | None = None) -> None:
+    def _start(self, config: Config, transport: Transport | None = None, spool: Spool | None = None) -> None:
         self._config = config
         self._transport = transport or Transport(config)
+        self._spool = spool
+        if config.spool is not None and spool is None:
+            self._spool = Spool(config.spool, self, bytes_max=config.spool_bytes_max)
+            self._spool.adopt()
 
     def with_options(self, *, timeout_s: float | None = None, retry: Retry | None = None) -> Client:
         """Returns a client with other timeouts or another rule of repeats, which shares the connections."""
@@ -139,13 +151,13 @@ class Client(AgentMethods):
             timeout_s=self._config.timeout_s if timeout_s is None else timeout_s,
             retry=self._config.retry if retry is None else retry,
         )
-        other._start(config, self._transport)
+        other._start(config, self._transport, self._spool)
         return other
 
     def copy(self) -> Client:
-        """Returns a client with the same configuration and connections of its own."""
+        """Returns a client with the same configuration and connections of its own, and without a spool."""
         other = type(self).__new__(type(self))
-        other._start(self._config)
+        other._start(replace(self._config, spool=None))
         return other
 
     def cancellable(self) -> contextlib.AbstractContextManager[Cancellation]:
@@ -158,12 +170,19 @@ class Client(AgentMethods):
         return self._config
 
     @property
+    def spool(self) -> Spool | None:
+        """The posts that wait on disk for the service, if the client has a spool."""
+        return self._spool
+
+    @property
     def url(self) -> str:
         """The address of the service."""
         return self._config.url
 
     def close(self) -> None:
         """Closes the connections. Calls that still wait in other threads end with `errors.Cancelled`."""
+        if self._spool is not None:
+            self._spool.close()
         self._transport.close()
 
     def __enter__(self) -> Client:
@@ -239,6 +258,8 @@ class Client(AgentMethods):
             pause_s = retry_after_s(429, answer.headers) or ADMISSION_PAUSE_S
             left_s = pause_s if end is None else end - time.monotonic()
             if admission.granted > 0 or left_s <= 0:
+                if self._spool is not None:
+                    self._spool.note_admission(admission.admission_id, admission.policy_version)
                 return admission
             # Many agents wait for the same room, so they do not all ask at the same time.
             self._transport.pause(call, min(pause_s * random.uniform(0.5, 1.0), left_s))
@@ -469,7 +490,10 @@ class Client(AgentMethods):
 
     def get_policy(self, policy: str = "default") -> PolicyStatus | None:
         """Returns a policy: its rules, its version and what its buffer holds. None if it is not known."""
-        return self._found(errors.UnknownPolicy, "GET", path("policies", policy), into=PolicyStatus)
+        status = self._found(errors.UnknownPolicy, "GET", path("policies", policy), into=PolicyStatus)
+        if self._spool is not None and status is not None:
+            self._spool.note(status)
+        return status
 
     def wait_version(self, policy: str, *, above: int, wait_ms: int = 30_000) -> PolicyStatus | None:
         """Waits until the version is another one than `above`. Returns None if that did not happen in `wait_ms`."""
@@ -549,6 +573,17 @@ class Client(AgentMethods):
         return answer
 
     def _post(self, trajectory: Posted | Sequence[Posted], *, is_bundle: bool) -> list[Receipt]:
+        if self._spool is None:
+            return self._post_now(trajectory, is_bundle=is_bundle)
+        items = cast("Sequence[Posted]", trajectory if is_bundle else [trajectory])
+
+        def send(completed: Sequence[Posted], once: bool) -> list[Receipt]:
+            client = self.with_options(retry=Retry.none()) if once else self
+            return client._post_now(completed if is_bundle else completed[0], is_bundle=is_bundle)
+
+        return self._spool.post(self, items, send, is_bundle=is_bundle)
+
+    def _post_now(self, trajectory: Posted | Sequence[Posted], *, is_bundle: bool) -> list[Receipt]:
         how: dict[str, Any] = {"compression": self._config.compression, "is_local": self._transport.base.is_local}
         call = _bodies.call(trajectory, is_bundle=is_bundle, **how)
         try:

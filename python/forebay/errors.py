@@ -82,6 +82,14 @@ class RecorderFull(RecordError):
     """The rollout has as many calls or tokens as a trajectory may have, so the call was not recorded."""
 
 
+class SpoolError(ForebayError):
+    """The service could not be reached, and the post could not be written to the spool either."""
+
+
+class SpoolFull(SpoolError):
+    """The spool has as many bytes as it may have. The post is neither stored nor on disk."""
+
+
 class StateError(ForebayError):
     """The file of a `State` cannot be used."""
 

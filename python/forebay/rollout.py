@@ -250,7 +250,7 @@ class Rollout(Recording):
         self._bundle = bundle
         self._lock = threading.Lock()
         if self._policy_version is None:
-            self._policy_version = current_version(client, policy)
+            self._policy_version = client.version(policy).version
 
     def chat(self, llm: Any, messages: str | Iterable[Any], *, agent: str | None = None, **options: Any) -> Reply:
         """Calls `llm.chat.completions.create` (of `openai.OpenAI` or the like) and records the answer.
@@ -312,14 +312,6 @@ class Rollout(Recording):
         self.failed(error)
         if self._bundle is None and self._receipt is None:
             self._receipt = post_aborted(self._client, error, self.trajectory())
-
-
-def current_version(client: Client, policy: str) -> int:
-    """The version of a policy that is published now."""
-    status = client.get_policy(policy)
-    if status is None:
-        raise RecordError(f"the policy {policy!r} does not exist, or the key does not see it")
-    return status.version
 
 
 def post_aborted(client: Client, error: BaseException, trajectory: Trajectory) -> Receipt | None:
@@ -413,7 +405,7 @@ class AsyncRollout(Recording):
 
     async def _begin(self) -> AsyncRollout:
         if self._policy_version is None:
-            self._policy_version = await self._client.run(lambda: current_version(self._client.sync, self.policy))
+            self._policy_version = (await self._client.version(self.policy)).version
         return self
 
     async def __aenter__(self) -> AsyncRollout:

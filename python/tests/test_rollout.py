@@ -16,7 +16,7 @@ import pytest
 import forebay
 from forebay import testing
 from forebay._record import Turns
-from forebay.errors import Invalid, NotEncodableError, RecorderFull, RecordError
+from forebay.errors import Invalid, NotEncodableError, RecorderFull, RecordError, UnknownPolicy
 from forebay.testing import Answer, Engine
 
 ASK_VLLM: dict[str, Any] = {"model": "policy", "logprobs": True, "extra_body": {"return_token_ids": True}}
@@ -259,7 +259,7 @@ def test_an_admission_brings_the_version(fb: forebay.Client, policy: str) -> Non
 
 
 def test_an_unknown_policy_is_refused_before_the_work(fb: forebay.Client) -> None:
-    with pytest.raises(RecordError, match="does not exist"):
+    with pytest.raises(UnknownPolicy, match="does not exist"):
         fb.rollout("nobody")
 
 

@@ -165,6 +165,11 @@ class Receipt:
     assembly: Assembly | None = None
     """What became of the turns; absent if the rollout was posted without turns."""
 
+    @property
+    def spooled(self) -> bool:
+        """Whether the rollout is only in the spool of this machine. Then `verdict` and `group.state` are `spooled`."""
+        return False
+
 
 @dataclass(slots=True, kw_only=True)
 class ReceiptGroup:
