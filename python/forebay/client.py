@@ -578,7 +578,7 @@ class Client(AgentMethods):
         items = cast("Sequence[Posted]", trajectory if is_bundle else [trajectory])
 
         def send(completed: Sequence[Posted], once: bool) -> list[Receipt]:
-            client = self.with_options(retry=Retry.none()) if once else self
+            client = self.with_options(retry=replace(self._config.retry, attempts_max=1)) if once else self
             return client._post_now(completed if is_bundle else completed[0], is_bundle=is_bundle)
 
         return self._spool.post(self, items, send, is_bundle=is_bundle)

@@ -98,9 +98,7 @@ class State:
             if self._pending is not None:
                 self._finish(client)
             body = json_body([identified(item) for item in trajectories], "POST", "/trajectories")
-            self._pending = {"body": body.decode(), "before": self._durable_value}
-            self._durable_value = value
-            self._write()
+            self._write(value, {"body": body.decode(), "before": self._durable_value})
             receipts = self._finish(client)
             self.value = copy.deepcopy(value)
             return receipts
@@ -123,21 +121,19 @@ class State:
             receipts = client.post_body(self._pending["body"].encode())
         except ServiceError as error:
             if error.status not in REPEATED:
-                self._durable_value = self._pending["before"]
-                self._pending = None
-                self._write()
+                self._write(self._pending["before"], None)
                 self.reload()
             raise
-        self._pending = None
-        self._write()
+        self._write(self._durable_value, None)
         return receipts
 
-    def _write(self) -> None:
+    def _write(self, value: Any, pending: dict[str, Any] | None) -> None:
         if self._held is None:
             raise StateError(f"the state in {self.path} is closed")
-        content: dict[str, Any] = {"format": FORMAT, "value": self._durable_value, "pending": self._pending}
+        content: dict[str, Any] = {"format": FORMAT, "value": value, "pending": pending}
         try:
             data = json.dumps(content, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise StateError(f"the state cannot be written as JSON: {error}") from None
         _durable.replace(self.path, data)
+        self._durable_value, self._pending = value, pending

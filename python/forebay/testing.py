@@ -46,6 +46,10 @@ OTHER_SPELLING = 512
 
 BODY_BYTES_MAX = 64 * 2**20
 
+PROBE = "forebay-probe"
+"""The session of calls with which a service finds out whether the engine's answers can be recorded. They are answered
+outside of the script."""
+
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
@@ -209,13 +213,17 @@ class Engine:
     ) -> None:
         self.close()
 
-    def answer(self, path: str, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], _Sampled | None]:
+    def answer(
+        self, path: str, body: Mapping[str, Any], *, is_probe: bool
+    ) -> tuple[Mapping[str, Any], _Sampled | None]:
         """Finds and samples the answer to a call. The first value is an error's body if there is no second one."""
         if path == "/generate":
             sent = body.get("input_ids")
             prompt = list(cast("list[int]", sent)) if sent is not None else encode(str(body.get("text") or ""))
         else:
             prompt = render(body.get("messages") or (), body.get("tools") or ())
+        if is_probe:
+            return {}, self._sample(Request(path, body, prompt, 0), Answer("yes"))
         with self._lock:
             request = Request(path, body, prompt, len(self.requests))
             self.requests.append(request)
@@ -320,7 +328,8 @@ class _Handler(BaseHTTPRequestHandler):
             refusal = self._refusal(body)
             if refusal is not None:
                 return self._send(400, _error(400, refusal))
-            error, sampled = self._engine.answer(self.path, body)
+            is_probe = self.headers.get("x-session-id") == PROBE
+            error, sampled = self._engine.answer(self.path, body, is_probe=is_probe)
             if sampled is None:
                 return self._send(error["code"], {"error": error})
             if self.path == "/generate":
@@ -414,9 +423,16 @@ def _finish(sampled: _Sampled) -> str | None:
     return "tool_calls" if has_called else sampled.finish
 
 
-def _content(sampled: _Sampled) -> list[dict[str, Any]]:
-    pairs = zip(sampled.ids, sampled.logprobs, strict=False)
-    return [{"token": decode([token]), "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]
+def _content(body: Mapping[str, Any], sampled: _Sampled) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    for token, value in zip(sampled.ids, sampled.logprobs, strict=False):
+        entry: dict[str, Any] = {"token": decode([token]), "logprob": value, "bytes": None, "top_logprobs": []}
+        if value is not None and (body.get("top_logprobs") or 0) > 1:
+            # The gap between two tokens shrinks with the temperature, by which a probe recognises scaled values.
+            second = value - 1.0 / (body.get("temperature") or 1.0)
+            entry["top_logprobs"] = [{"token": entry["token"], "logprob": value}, {"token": "?", "logprob": second}]
+        entries.append(entry)
+    return entries
 
 
 def _meta(engine: Engine, sampled: _Sampled) -> dict[str, Any]:
@@ -449,7 +465,7 @@ def _chat(engine: Engine, body: Mapping[str, Any], sampled: _Sampled) -> dict[st
     choice: dict[str, Any] = {"index": 0, "message": _message(sampled), "finish_reason": _finish(sampled)}
     answer = {**_head(body, "chat.completion"), "choices": [choice], "usage": _usage(sampled)}
     if body.get("logprobs") and "logprobs" not in without:
-        choice["logprobs"] = {"content": _content(sampled)}
+        choice["logprobs"] = {"content": _content(body, sampled)}
     if engine.kind == "vllm":
         choice["stop_reason"] = sampled.matched if isinstance(sampled.matched, str) else None
         if body.get("return_token_ids"):
@@ -491,7 +507,7 @@ def _chunks(engine: Engine, body: Mapping[str, Any], sampled: _Sampled) -> Itera
     without = sampled.answer.without
     with_ids = engine.kind == "vllm" and body.get("return_token_ids")
     message = _message(sampled)
-    entries = _content(sampled)
+    entries = _content(body, sampled)
     visible = len(message["content"].encode())
     first = {**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
     if with_ids and "prompt_token_ids" not in without:

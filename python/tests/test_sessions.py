@@ -1,0 +1,185 @@
+"""Sessions: the service records the calls of an agent that only has an address and a key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+import forebay
+from forebay.errors import Absent, EndConflict, NoTurns, RecordError
+from forebay.testing import Engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(lambda request: f"{request.model} says {request.text}", kind="sglang") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def recording(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[forebay.Server]:
+    """A service that records the calls to a scripted engine."""
+    config = tmp_path_factory.mktemp("sessions") / "forebay.toml"
+    config.write_text(
+        f"""
+        [sessions]
+        listen = "127.0.0.1:0"
+        [[upstream]]
+        name = "scripted"
+        kind = "sglang"
+        urls = ["{engine.url}"]
+        [[upstream]]
+        name = "frozen"
+        kind = "sglang"
+        urls = ["{engine.url}"]
+        models = ["judge"]
+        """
+    )
+    with forebay.Server(config=config) as server:
+        yield server
+
+
+@pytest.fixture
+def fb(recording: forebay.Server) -> Iterator[forebay.Client]:
+    with recording.client() as client:
+        yield client
+
+
+def ask(session: forebay.sessions.Session, text: str, model: str = "policy") -> str:
+    llm = openai.OpenAI(base_url=session.base_url, api_key=session.key, max_retries=0)
+    answer = llm.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+    return answer.choices[0].message.content or ""
+
+
+def test_a_session_is_finished_with_its_reward_at_the_end_of_the_block(fb: forebay.Client, policy: str) -> None:
+    with fb.session(policy, group_id="g", epoch=2, metadata={"task": 1}) as s:
+        assert ask(s, "hi") == "scripted says hi"
+        s.reward, s.reward_components["tests"] = 1.0, 0.5
+        s.metadata["note"] = "fine"
+    assert [(receipt.verdict, receipt.group_id) for receipt in s.receipts] == [("kept", "g.e2")]
+    assert s.ended.assembly.calls == 1
+    batch = fb.lease(policy, wait_ms=10_000)
+    assert batch is not None
+    (row,) = fb.samples(batch.batch_id)
+    assert (row.reward, row.metadata) == (1.0, {"task": 1, "note": "fine"})
+    assert s.finish() is s.ended
+
+
+def test_an_agent_in_another_process_needs_only_the_environment(fb: forebay.Client, policy: str) -> None:
+    program = (
+        "import openai\n"
+        "answer = openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
+        "print(answer.choices[0].message.content)\n"
+    )
+    with fb.session(policy) as s:
+        run: Any = {"capture_output": True, "text": True, "check": True}
+        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **s.environment}, **run)
+        s.reward = 1.0
+    assert done.stdout == "scripted says hi\n"
+    assert s.receipts[0].verdict == "kept"
+
+
+def test_an_exception_aborts_the_session_and_goes_on(fb: forebay.Client, policy: str) -> None:
+    with pytest.raises(ZeroDivisionError), fb.session(policy) as s:
+        ask(s, "hi")
+        _ = 1 / 0
+    info = fb.get_session(s.session_id)
+    assert info is not None and (info.state, info.reason) == ("aborted", "ZeroDivisionError: division by zero")
+
+
+def test_a_refused_finish_leaves_the_session_open(fb: forebay.Client, policy: str) -> None:
+    with pytest.raises(NoTurns), fb.session(policy) as s:
+        s.reward = 1.0
+    ask(s, "hi")
+    assert s.finish().receipts[0].verdict == "kept"
+
+
+def test_rewards_may_differ_by_policy_and_a_frozen_model_is_not_recorded(fb: forebay.Client, policy: str) -> None:
+    other = f"{policy}-critic"
+    fb.put_policy(other, {})
+    with fb.session(models={"solver": policy, "critic": other, "judge": None}) as s:
+        for model in ("solver", "critic", "judge"):
+            ask(s, "hi", model)
+        s.rewards = {policy: 1.0, other: 0.0}
+    assert [(receipt.policy, receipt.verdict) for receipt in s.receipts] == [(policy, "kept"), (other, "kept")]
+    assert s.ended.assembly.calls == 2
+
+
+def test_several_sessions_end_in_one_commit(fb: forebay.Client, policy: str) -> None:
+    with fb.session(policy) as first, fb.session(policy) as second:
+        ask(first, "1")
+        ask(second, "2")
+        first.reward, second.reward = 1.0, 0.0
+        ended = fb.finish([first, second])
+    assert [end.session_id for end in ended] == [first.session_id, second.session_id]
+    assert first.receipts[0].execution_id == second.receipts[0].execution_id
+    with pytest.raises(RecordError, match="has ended already"):
+        fb.finish([first])
+    assert fb.finish([]) == []
+
+
+def test_one_session_that_cannot_end_keeps_the_others_open(fb: forebay.Client, policy: str) -> None:
+    first, second = fb.session(policy), fb.session(policy)
+    ask(first, "1")
+    first.reward = second.reward = 1.0
+    with pytest.raises(NoTurns):
+        fb.finish([first, second])
+    assert not first.has_ended
+    second.status = "failed"
+    assert [end.state for end in fb.finish([first, second])] == ["finished", "finished"]
+
+
+def test_an_abort_may_keep_the_calls(fb: forebay.Client, policy: str) -> None:
+    with fb.session(policy) as s:
+        ask(s, "hi")
+        s.abort("the sandbox\nwas lost " + "x" * 300, keep=True)
+    assert s.ended.state == "aborted"
+    info = fb.get_session(s.session_id)
+    assert info is not None and info.reason is not None
+    assert info.reason.startswith("the sandbox was lost x") and len(info.reason) == 256
+
+
+def test_an_unknown_policy_is_refused_before_the_work(fb: forebay.Client) -> None:
+    with pytest.raises(Absent, match="nobody"):
+        fb.session("nobody")
+
+
+def test_another_end_of_the_same_session_is_a_conflict(fb: forebay.Client, policy: str) -> None:
+    s = fb.session(policy)
+    ask(s, "hi")
+    fb.finish_session(s.session_id, reward=0.0)
+    s.reward = 1.0
+    with pytest.raises(EndConflict):
+        s.finish()
+
+
+def test_sessions_are_recorded_asynchronously(recording: forebay.Server, policy: str) -> None:
+    async def call(s: forebay.sessions.AsyncSession) -> None:
+        async with openai.AsyncOpenAI(base_url=s.base_url, api_key=s.key, max_retries=0) as llm:
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        s.reward = 1.0
+
+    async def main() -> list[str]:
+        async with forebay.AsyncClient(recording.url) as fb:
+            async with fb.session(policy) as alone:
+                await call(alone)
+            async with fb.session(policy) as first, fb.session(policy) as second:
+                await asyncio.gather(call(first), call(second))
+                await fb.finish([first, second])
+            with pytest.raises(ZeroDivisionError):
+                async with fb.session(policy) as failed:
+                    _ = 1 / 0
+            info = await fb.get_session(failed.session_id)
+            assert info is not None
+            async with fb.session(policy) as aborted:
+                await aborted.abort("no reason")
+            return [alone.ended.state, first.ended.state, second.ended.state, info.state, aborted.ended.state]
+
+    assert asyncio.run(main()) == ["finished", "finished", "finished", "aborted", "aborted"]
