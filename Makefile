@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
+.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test-python: ## Run the lints and tests of the Python package against a service 
 	$(CARGO) build -p forebay
 	python=$$(./scripts/python-env package) && \
 	$$python -m ruff format --check && $$python -m ruff check && $$python -m basedpyright --warnings && $$python -m pytest
+
+test-frameworks: ## Run the tests of the Python package with PyTorch and TRL, and print a table; fetches them, 5 GB; FRAMEWORKS="trl"
+	$(CARGO) build -p forebay
+	./scripts/test-frameworks $(FRAMEWORKS)
 
 test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings
