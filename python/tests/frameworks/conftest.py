@@ -9,7 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-NEEDS = {"test_torch.py": "torch", "test_trl.py": "trl"}
+NEEDS = {
+    "test_slime.py": "torch",
+    "test_tinker.py": "tinker",
+    "test_torch.py": "torch",
+    "test_trl.py": "trl",
+}
 """What the files import. Without it they are not collected: `make test-frameworks` runs them."""
 
 collect_ignore = [name for name, package in NEEDS.items() if importlib.util.find_spec(package) is None]
