@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
+.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,10 @@ torture: ## Run the long versions of the reliability tests and print a table of 
 
 bench-sessions: ## Measure what recording adds to the calls of agents, the size of a turn on disk, and a finish
 	$(CARGO) bench -p forebay --bench sessions
+
+bench-batches: ## Measure how long a trainer in Python takes from a leased batch to tensors, as Arrow and as JSON; fetches PyTorch, 5 GB
+	$(CARGO) build --release -p forebay
+	./scripts/bench-batches
 
 bench-trainer: libtorch ## Compare the trainer's step with eager PyTorch, in turn on the same cores; fetches PyTorch, 3 GB
 	$(CARGO) build --release -p forebay-trainer

@@ -16,7 +16,11 @@ import json
 import logging
 import math
 import os
+import queue
 import shutil
+import threading
+import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
-from . import errors
+from . import errors, trainer as leasing
 from .batch import Batch
 from .client import Client
 from .torch import Row, Trainer, rows
@@ -36,6 +40,12 @@ log = logging.getLogger("forebay")
 
 Publish = Callable[["GRPOTrainer", int], "str | None"]
 """Hands the weights after a step to inference. Called on all ranks; the result of rank 0 is the URI of the version."""
+
+SAMPLES_MAX = 4_096
+"""How many samples wait for `AsyncGRPOTrainer`."""
+
+STOP_S = 1.0
+"""How long a rollout worker may take to notice that it is stopped."""
 
 SUMS = ("dapo", "cispo", "vespo")
 """Loss types that divide by the number of items of the batch, which is given, and by nothing else."""
@@ -202,6 +212,100 @@ class GRPOTrainer(trl.GRPOTrainer):
                 self._logs["completion"].append(self._tokenizer.decode(row.tokens[first:].tolist()))
                 self._logs["rewards"]["reward"].append(row.reward)
                 self._logs["advantages"].append(row.advantage)
+
+
+class RolloutWorker:
+    """A rollout worker of TRL's experimental `AsyncGRPOTrainer` which hands over the rows of batches. Experimental.
+
+    Only advantages cross the interface of TRL, not loss weights. TRL spreads a batch over its own steps, so a batch is
+    acked when it is handed over, and the policy should have `"settle": "ack"`. Give `AsyncGRPOConfig` a large
+    `max_staleness`: TRL would drop samples that are acked. `lease_options` are further arguments of `forebay.Trainer`.
+    """
+
+    def __init__(self, policy: str = "default", *, client: Client | None = None, **lease_options: Any) -> None:
+        self.policy = policy
+        self.client = client or Client()
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue(SAMPLES_MAX)
+        self.metrics_queue: queue.Queue[Any] = queue.Queue(SAMPLES_MAX)
+        self._lease_options = lease_options
+        self._model_version = 0
+        self._stopped = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Resumes, and begins to hand over batches."""
+        run = leasing.Trainer(self.policy, client=self.client, **self._lease_options)
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._feed, args=[run], name="forebay-rollouts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops leasing. A batch that is not yet handed over is delivered again."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def update_model_version(self, model_version: int) -> None:
+        """TRL counts its versions from 0. Staleness is the buffer's to decide, so samples have the newest version."""
+        self._model_version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raises what ended the worker. A buffer that has no batch yet is not a failure."""
+        if self._failure is not None:
+            raise RuntimeError(f"no batches of {self.policy} can be leased") from self._failure
+
+    def _feed(self, run: leasing.Trainer) -> None:
+        try:
+            with run:
+                step = run.status().checkpoint_step or 0
+                while not self._stopped.is_set():
+                    # TRL takes a sample before it needs it, so the next batch is not leased ahead of that as well.
+                    batch = run.lease(wait_s=STOP_S) if self.rollout_buffer.empty() else None
+                    if batch is None:
+                        self._stopped.wait(0.02)
+                        continue
+                    held = [row for row in rows(batch) if row.is_trained]
+                    batch.ack(step := step + 1)
+                    self._tell(batch)
+                    for sample in map(self._sample, held):
+                        self._hand_over(sample)
+        except BaseException as error:
+            log.warning("the rollout worker of %s ends: %s", self.policy, error)
+            self._failure = error
+
+    def _sample(self, row: Row) -> Any:
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+        if row.logprobs is None:
+            raise errors.ConfigurationError(f"rollout {row.rollout_id} has no log-probabilities")
+        first = len(row.tokens) - row.response_length
+        trained = row.loss_mask.bool()
+        return RolloutSample(
+            prompt=[],
+            completion=[],
+            input_ids=row.tokens.long().numpy(),
+            completion_mask=torch.cat([torch.zeros(first, dtype=torch.long), row.loss_mask.long()]).numpy(),
+            old_log_probs=torch.cat([torch.zeros(first), torch.where(trained, row.logprobs, 0.0)]).numpy(),
+            advantage=row.advantage,
+            model_version=self._model_version,
+            group_id=zlib.crc32(row.group_id.encode()),
+            metrics={} if row.reward is None else {"reward": row.reward},
+            enqueued_at=time.time(),
+        )
+
+    def _hand_over(self, sample: Any) -> None:
+        while not self._stopped.is_set():
+            try:
+                return self.rollout_buffer.put(sample, timeout=STOP_S)
+            except queue.Full:
+                continue
+
+    def _tell(self, batch: Batch) -> None:
+        try:
+            self.metrics_queue.put_nowait({f"forebay/{name}": value for name, value in batch.metrics.items()})
+        except queue.Full:
+            log.debug("nobody reads the metrics of the rollout worker")
 
 
 class _Lineage(TrainerCallback):

@@ -13,7 +13,11 @@ from conftest import REPOSITORY
 
 import forebay
 
-NOT_RUN = {"docs/python-agents.md": "test_agents_document.py, which has an engine"}
+NOT_RUN = {
+    "docs/python-agents.md": "test_agents_document.py, which has an engine",
+    "docs/python-trainers.md": "frameworks/test_guides.py, which has PyTorch",
+    "docs/python-trl.md": "frameworks/test_guides.py, which has TRL",
+}
 """Documents whose blocks need more than this test has, and what runs them instead."""
 
 DOCUMENTS = ["python/README.md", *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("python*.md")))]

@@ -13,6 +13,8 @@ import pytest
 import tiny
 import torch
 from conftest import Difference
+from datasets import Dataset
+from faults import wait_for
 from transformers import TrainerCallback
 
 import forebay
@@ -253,3 +255,77 @@ def test_the_last_complete_checkpoint_is_used(tmp_path: Path) -> None:
         if state is not None:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     assert forebay.trl.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+def sdpa(query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, *_: Any, **options: Any) -> torch.Tensor:
+    """What the kernel of TRL's tree attention computes, which needs a GPU: each part of `query` attends to its part of
+    `key`, and both end together."""
+    found = []
+    for segment in range(len(starts_q) - 1):
+        one = query[starts_q[segment] : starts_q[segment + 1]].transpose(0, 1)
+        keys, values = (
+            x[starts_k[segment] : starts_k[segment + 1]].transpose(0, 1).repeat_interleave(len(one) // x.shape[1], 0)
+            for x in (key, value)
+        )
+        mask = torch.ones(one.shape[1], keys.shape[1], dtype=torch.bool).tril(keys.shape[1] - one.shape[1])
+        scale = options["softmax_scale"]
+        attended = torch.nn.functional.scaled_dot_product_attention(one, keys, values, mask, scale=scale)
+        found.append(attended.transpose(0, 1))
+    return torch.cat(found)
+
+
+class NoTransfer:
+    """Weights stay in the process."""
+
+    def init_weight_transfer(self) -> None: ...
+    def pause(self) -> None: ...
+    def send_weights(self, iterator: Any) -> None:
+        for _ in iterator:
+            pass
+
+    def resume(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+def test_the_worker_feeds_the_asynchronous_trainer(
+    fb: forebay.Client, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test of the contract of an experimental interface, with two parts of TRL replaced that need a GPU."""
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+
+    monkeypatch.setattr(
+        packing, "_flash_attn", lambda: type("Kernel", (), {"flash_attn_varlen_func": staticmethod(sdpa)})
+    )
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
+    tiny.post(fb, policy, 12, settle="ack")
+    start = tiny.model()
+    start.save_pretrained(tmp_path / "start")
+    tiny.tokenizer().save_pretrained(tmp_path / "start")
+    worker = forebay.trl.RolloutWorker(policy, client=fb)
+    run = AsyncGRPOTrainer(
+        str(tmp_path / "start"), reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+        train_dataset=Dataset.from_dict({"prompt": [""]}), processing_class=tiny.tokenizer(), rollout_worker=worker,
+        weight_transfer=NoTransfer(),
+        args=AsyncGRPOConfig(
+            str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=1, gradient_accumulation_steps=1,
+            token_budget=64, max_staleness=10**9, report_to="none", use_cpu=True, bf16=False, dtype="float32",
+            learning_rate=1e-2, save_strategy="no", logging_steps=1, disable_tqdm=True, gradient_checkpointing=False,
+        ),
+    )  # fmt: skip
+    run.train()
+    assert run.state.global_step == 3
+    assert apart(start.state_dict(), run.model.state_dict()) > 1e-3
+    states = [batch.state for batch in fb.list_batches(policy)]
+    assert states and set(states) == {"checkpointed"}
+    assert any("forebay/reward/trained" in entry for entry in run.state.log_history)
+
+
+def test_what_ends_the_worker_ends_the_training(fb: forebay.Client, policy: str) -> None:
+    worker = forebay.trl.RolloutWorker(policy, client=fb)
+    worker.start()
+    worker.check_health(1.0)
+    fb.resume(policy, step=None)
+    wait_for(lambda: worker._failure is not None, "the refusal of a lease")
+    with pytest.raises(RuntimeError, match="can be leased"):
+        worker.check_health(1.0)
+    worker.stop()
