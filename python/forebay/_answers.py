@@ -69,7 +69,7 @@ def field(value: object, name: str) -> Any:
 
 
 def is_chunk(value: object) -> bool:
-    """Whether this is a part of a streamed answer."""
+    """Whether this is a part of a streamed chat answer."""
     return field(value, "object") == "chat.completion.chunk"
 
 
@@ -171,7 +171,7 @@ def _read_generate(answer: object, prompt_tokens: Sequence[int] | None) -> Call:
 def _read_chunks(chunks: list[object], prompt_tokens: Sequence[int] | None) -> Call:
     """Joins the chunks of one streamed chat answer."""
     prompt = sampled = finish = stop = None
-    entries: list[object] = []
+    values: list[Any] = []
     for chunk in chunks:
         error = field(chunk, "error")
         if error is not None:
@@ -190,7 +190,7 @@ def _read_chunks(chunks: list[object], prompt_tokens: Sequence[int] | None) -> C
             part = field(choice, "token_ids")
             if part is not None:
                 sampled = [*(sampled or ()), *part]
-            entries.extend(field(field(choice, "logprobs"), "content") or ())
+            values.extend(_values(field(choice, "logprobs")) or ())
             finish = _first(field(choice, "finish_reason"), finish)
             stop = _first(field(choice, "matched_stop"), field(choice, "stop_reason"), stop)
     if not chunks:
@@ -198,7 +198,7 @@ def _read_chunks(chunks: list[object], prompt_tokens: Sequence[int] | None) -> C
     if finish is None:
         raise RecordError("the stream ended without a finish_reason: the answer is not complete, so it is not recorded")
     finish = _finish(finish, None)
-    tokens, logprobs = _tokens(sampled, None, {"content": entries}, None, _ASK_STREAMED_IDS)
+    tokens, logprobs = _tokens(sampled, None, {"token_logprobs": values}, None, _ASK_STREAMED_IDS)
     return Call(
         prompt=_prompt(prompt, prompt_tokens, _ASK_STREAMED_IDS),
         tokens=tokens,
@@ -256,17 +256,19 @@ def _tokens(
         return told, _logprobs([pair[0] for pair in pairs], len(told))
     if ids is None or (len(ids) == 0 and isinstance(count, int) and count > 0):
         raise RecordError(f"the answer has no token_ids. {ask}")
-    entries = field(logprobs, "content")
-    if entries is not None:
-        for entry, token in zip(entries, ids, strict=False):
-            if field(entry, "token_id") not in (None, token):
-                raise RecordError("the answer names different ids in token_ids and in logprobs.content")
-        values = [field(entry, "logprob") for entry in entries]
-    else:
-        values = field(logprobs, "token_logprobs")
+    for entry, token in zip(field(logprobs, "content") or (), ids, strict=False):
+        if field(entry, "token_id") not in (None, token):
+            raise RecordError("the answer names different ids in token_ids and in logprobs.content")
+    values = _values(logprobs)
     if not values and len(ids) > 0:
         raise RecordError(f"the answer has no log-probabilities. {_ASK_LOGPROBS}")
     return ids, _logprobs(values or [], len(ids))
+
+
+def _values(logprobs: object) -> list[Any] | None:
+    """The log-probabilities of a chat answer or of completions, as they are."""
+    entries = field(logprobs, "content")
+    return field(logprobs, "token_logprobs") if entries is None else [field(entry, "logprob") for entry in entries]
 
 
 def _logprobs(values: Sequence[Any], count: int) -> array[float]:

@@ -105,6 +105,16 @@ def test_the_chunks_of_a_streamed_answer_of_sglang_are_joined() -> None:
     assert read(chunks) == ([1, 2, 3], [11, 12, 9], [-0.11, -0.12, -0.09], "stop", True)
 
 
+def test_the_chunks_of_streamed_completions_are_joined() -> None:
+    def part(ids: list[int], finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}}
+        return {"object": "text_completion", "choices": [{**choice, "finish_reason": finish}]}
+
+    first = part([11])
+    first["choices"][0]["prompt_token_ids"] = [1, 2, 3]
+    assert read([first, part([12, 9], "stop")]) == ([1, 2, 3], [11, 12, 9], [-0.5] * 3, "stop", True)
+
+
 def test_ids_may_be_anything_with_tolist() -> None:
     ids = SimpleNamespace(tolist=lambda: [1, 2, 3])
     assert read(sglang_generate(), prompt_tokens=ids) == EXPECTED
