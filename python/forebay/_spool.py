@@ -47,7 +47,8 @@ CLOSE_S = 5.0
 
 FIRST_PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
-"""Longest pause between two attempts to reach the service."""
+"""Longest pause between two attempts to reach the service, and between two attempts to post what it answers with an
+error that may pass."""
 
 REFUSED = (400, 404, 409, 410, 413, 415, 422)
 """Statuses after which the same body would be refused again."""
@@ -59,7 +60,6 @@ ENDING = ".json.gz"
 LOCK = "lock"
 SERVICE = "service"
 REJECTED = "rejected"
-
 
 Send = Callable[[Sequence[Posted], bool], list[Receipt]]
 """Sends trajectories, only once if the flag is true."""
@@ -100,6 +100,8 @@ class _Folder:
     path: Path
     lock: int
     is_own: bool
+    posts: int = 0
+    """Posts in it that are not delivered yet."""
 
 
 @dataclass(order=True, slots=True)
@@ -182,7 +184,7 @@ class Spool:
     def counts(self) -> SpoolCounts:
         """What became of posts so far."""
         with self._changed:
-            return replace(self._counts, waiting=len(self._left()))
+            return replace(self._counts, waiting=self._left())
 
     def adopt(self, *, any_service: bool = False) -> int:
         """Takes over the folders of processes that have ended, and returns the number of their posts.
@@ -243,7 +245,7 @@ class Spool:
         version = self._admissions.get(admission) if admission is not None else None
         if version is None:
             policy = _get(item, "policy") or "default"
-            with contextlib.suppress(errors.Unreachable, errors.Unavailable, errors.UnexpectedAnswer):
+            with contextlib.suppress(errors.ForebayError):
                 if not self._is_down or policy not in self._versions:
                     client.with_options(retry=Retry.none()).get_policy(policy)
             status = self._versions.get(policy)
@@ -279,10 +281,8 @@ class Spool:
                     path=error.path,
                 ) from error
             self._counts.spooled += 1
-            heapq.heappush(self._entries, _Entry(name, folder))
             self._is_down = True
-            self._start()
-            self._changed.notify_all()
+            self._add(folder, [name])
         log.warning("a post is in the spool %s until the service answers: %s", self.root, error.message)
 
     def _own_folder(self) -> _Folder:
@@ -322,16 +322,17 @@ class Spool:
             return 0
         with self._changed:
             self._folders.append(folder)
-            for name in names:
-                heapq.heappush(self._entries, _Entry(name, folder))
-            self._start()
-            self._changed.notify_all()
+            self._add(folder, names)
         log.info("%d posts of a process that has ended are taken over from %s", len(names), path)
         return len(names)
 
     # The thread that posts what is on disk.
 
-    def _start(self) -> None:
+    def _add(self, folder: _Folder, names: Sequence[str]) -> None:
+        for name in names:
+            heapq.heappush(self._entries, _Entry(name, folder))
+        folder.posts += len(names)
+        self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="forebay-spool", daemon=True)
             self._thread.start()
@@ -352,7 +353,12 @@ class Spool:
                     return
                 remaining = None if self._stop_at is None else max(self._stop_at - time.monotonic(), 0.1)
             client = self._client.with_options(retry=Retry.none(), timeout_s=remaining)
-            pause = self._deliver(client, entry)
+            try:
+                pause = self._deliver(client, entry)
+            except Exception:
+                # The thread has to go on: the others may be fine, and this one is still on disk.
+                log.exception("a post of the spool could not be posted: %s", entry.path)
+                pause = self._defer(entry, PAUSE_MAX_S)
             with self._changed:
                 if self._is_ended():
                     return
@@ -395,28 +401,31 @@ class Spool:
                 break
         self._resume = False
 
-    def _left(self) -> list[_Entry]:
-        """What is on disk and belongs to this process."""
-        current = [] if self._current is None else [self._current]
-        return [*current, *self._entries, *(entry for _, entry in self._deferred)]
+    def _left(self) -> int:
+        """The number of posts that are on disk and belong to this process."""
+        return len(self._entries) + len(self._deferred) + (self._current is not None)
 
     def _deliver(self, client: Client, entry: _Entry) -> float | None:
         """Posts an entry. Returns None if the next one may be tried, or else how long to wait besides the back-off."""
         try:
             receipts = client.post_body(entry.path.read_bytes(), encoding="gzip")
         except FileNotFoundError:
-            return None  # Another process has taken the folder over, after this spool was closed.
-        except errors.Backlog as error:
-            # Only this policy is full, so the posts of other policies need not wait for it.
-            with self._changed:
-                if not self._is_ended():
-                    self._deferred.append((time.monotonic() + float(error.retry_after_s or 1), entry))
+            # Another process has taken the folder over, after this spool was closed.
             return None
+        except errors.Unavailable as error:
+            return self._keep(entry, error, float(error.retry_after_s or 0))
         except errors.ServiceError as error:
             if error.status in REFUSED:
                 self._reject(entry, error)
                 return None
-            return self._keep(entry, error, float(error.retry_after_s or 0))
+            # The policy is full, or the key does not allow it: other posts need not wait for this one.
+            log.log(
+                logging.DEBUG if isinstance(error, errors.Backlog) else logging.ERROR,
+                "a post of the spool was not taken yet: %s: %s",
+                entry.path,
+                error,
+            )
+            return self._defer(entry, float(error.retry_after_s or PAUSE_MAX_S))
         except errors.ForebayError as error:
             return self._keep(entry, error, 0.0)
         entry.path.unlink(missing_ok=True)
@@ -432,13 +441,19 @@ class Spool:
         return None
 
     def _keep(self, entry: _Entry, error: errors.ForebayError, wait_s: float) -> float:
-        level = logging.ERROR if isinstance(error, errors.AccessDenied) else logging.DEBUG
-        log.log(level, "a post of the spool %s was not taken yet: %s", self.root, error)
+        """The service is away, so all posts wait."""
+        log.debug("the service cannot take the posts of the spool %s yet: %s", self.root, error)
         with self._changed:
-            self._is_down = not isinstance(error, errors.ServiceError) or isinstance(error, errors.Unavailable)
+            self._is_down = True
             if not self._is_ended():
                 heapq.heappush(self._entries, entry)
         return wait_s
+
+    def _defer(self, entry: _Entry, wait_s: float) -> None:
+        """Only this post waits."""
+        with self._changed:
+            if not self._is_ended():
+                self._deferred.append((time.monotonic() + wait_s, entry))
 
     def _reject(self, entry: _Entry, error: errors.ServiceError) -> None:
         rejected = self.root / REJECTED
@@ -454,11 +469,11 @@ class Spool:
             self._counts.rejected += 1
             self._drained(entry)
 
-    def _drained(self, gone: _Entry) -> None:
+    def _drained(self, entry: _Entry) -> None:
         """Removes a folder that was taken over, if this was its last post."""
-        folder = gone.folder
-        is_last = all(entry is gone or entry.folder is not folder for entry in self._left())
-        if is_last and not folder.is_own and folder in self._folders:
+        folder = entry.folder
+        folder.posts -= 1
+        if folder.posts == 0 and not folder.is_own and folder in self._folders:
             self._folders.remove(folder)
             _release(folder)
 

@@ -79,10 +79,6 @@ def agent(service: Service, spool: Path) -> Iterator[forebay.Client]:
     client.put_policy("p", {"require": ["tokens"]})
     client.get_policy("p")
     yield client
-    with forebay.Client(service.url, spool="") as plain:
-        if plain.is_ready():
-            stats = plain.stats()
-            assert stats.conserved
     client.close()
 
 
@@ -227,6 +223,37 @@ def test_a_full_policy_does_not_stop_the_others(service: Service, agent: forebay
     agent.ack(batch.batch_id, lease=batch.lease, step=1)
     assert spool_of(agent).flush(PATIENCE_S)
     assert agent.get_trajectory("full", "r1") is not None
+
+
+def test_a_post_that_fails_in_an_unexpected_way_does_not_stop_the_others(
+    service: Service, agent: forebay.Client, spool: Path
+) -> None:
+    service.kill()
+    agent.post(trajectory("absent", policy="absent", policy_version=0))
+    agent.post(trajectory("r1"))
+    (spool / "rejected").write_text("a file where the folder should be")
+    service.start()
+    counts = wait_for(agent, lambda counts: counts.delivered == 1)
+    assert (counts.waiting, counts.rejected) == (1, 0)
+    assert [body["rollout_id"] for body in bodies(spool)] == ["absent"]
+
+
+def test_a_post_that_the_key_does_not_allow_waits_for_another_key(
+    service: Service, agent: forebay.Client, spool: Path
+) -> None:
+    admin = agent.create_key("operator", "admin").key
+    keyed = forebay.Client(service.url, admin, spool="")
+    reader, producer = keyed.create_key("reader", "read").key, keyed.create_key("producer", "produce").key
+    service.kill()
+    agent.post(trajectory("r1"))
+    agent.close()
+    service.start()
+    with forebay.Client(service.url, reader, spool=spool) as fb:
+        wait_for(fb, lambda _: spool_of(fb)._deferred)  # pyright: ignore[reportPrivateUsage]
+        assert (spool_of(fb).counts.waiting, spool_of(fb).counts.rejected) == (1, 0)
+    with forebay.Client(service.url, producer, spool=spool) as fb:
+        assert spool_of(fb).flush(PATIENCE_S)
+    assert keyed.get_trajectory("p", "r1") is not None
 
 
 def wait_for(client: forebay.Client, condition: Any) -> Any:
