@@ -210,6 +210,12 @@ def test_the_exception_of_the_agent_goes_on_even_if_the_service_is_gone(own_serv
         _ = r.receipt
 
 
+def test_an_interrupted_program_posts_the_rollout_as_aborted(fb: forebay.Client, policy: str) -> None:
+    with pytest.raises(KeyboardInterrupt), fb.rollout(policy) as r:
+        raise KeyboardInterrupt
+    assert r.receipt.reason == "no-reward"
+
+
 def test_a_failed_policy_is_posted_with_its_turns(fb: forebay.Client, trained: str) -> None:
     with Engine(["a"]) as engine, fb.rollout(trained) as r:
         r.chat(client(engine), "q")
