@@ -119,6 +119,7 @@ def test_several_sessions_end_in_one_commit(fb: forebay.Client, policy: str) -> 
         first.reward, second.reward = 1.0, 0.0
         ended = fb.finish([first, second])
     assert [end.session_id for end in ended] == [first.session_id, second.session_id]
+    assert (first.ended, second.ended) == (ended[0], ended[1]) and not first.ended.duplicate
     assert first.receipts[0].execution_id == second.receipts[0].execution_id
     with pytest.raises(RecordError, match="has ended already"):
         fb.finish([first])
