@@ -15,6 +15,7 @@ NEEDS = {
     "test_tinker.py": "tinker",
     "test_torch.py": "torch",
     "test_trl.py": "trl",
+    "test_verl.py": "verl",
 }
 """What the files import. Without it they are not collected: `make test-frameworks` runs them."""
 
