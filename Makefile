@@ -28,7 +28,7 @@ test-python: ## Run the lints and tests of the Python package against a service 
 	python=$$(./scripts/python-env package) && \
 	$$python -m ruff format --check && $$python -m ruff check && $$python -m basedpyright --warnings && $$python -m pytest
 
-test-frameworks: ## Run the tests of the Python package with PyTorch and TRL, and print a table; fetches them, 5 GB; FRAMEWORKS="trl"
+test-frameworks: ## Run the tests of the Python package with PyTorch, TRL, slime (a checkout in SLIME_SRC), verl and Tinker, and print a table; fetches them, 6 GB; FRAMEWORKS="trl"
 	$(CARGO) build -p forebay
 	./scripts/test-frameworks $(FRAMEWORKS)
 

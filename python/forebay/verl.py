@@ -2,7 +2,7 @@
 
 `Sampler` leases a batch and acks it in place of verl's replay buffer, `NoAgentLoop` generates nothing, `NoPrompts` is
 the data set of the prompts that nobody reads, `Checkpoints` reports checkpoints, and the advantage estimator `forebay`
-uses the advantages and weights of the batch. `docs/verl.md` of the repository has the command.
+uses the advantages and weights of the batch. `docs/python-verl.md` of the repository has the command.
 
 All of them live in the driver process of verl's trainer.
 """
@@ -283,7 +283,7 @@ def _selected(config: Any, path: str, default: Any) -> Any:
 def _check_config(config: Any) -> None:
     """Refuses settings under which verl's loss would not be that of the batch."""
     if config is None:
-        log.warning("verl's configuration is not known here, so it is not checked: see docs/verl.md")
+        log.warning("verl's configuration is not known here, so it is not checked: see docs/python-verl.md")
         return
     actor = "actor_rollout_ref.actor"
     wanted = {

@@ -16,7 +16,10 @@ import forebay
 NOT_RUN = {
     "docs/python-agents.md": "test_agents_document.py, which has an engine",
     "docs/python-trainers.md": "frameworks/test_guides.py, which has PyTorch",
+    "docs/python-slime.md": "frameworks/test_slime.py, which has slime",
+    "docs/python-tinker.md": "frameworks/test_tinker.py, which has Tinker's types",
     "docs/python-trl.md": "frameworks/test_guides.py, which has TRL",
+    "docs/python-verl.md": "frameworks/test_verl.py, which resolves its command",
 }
 """Documents whose blocks need more than this test has, and what runs them instead."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -67,7 +68,7 @@ def slime() -> Any:
 
 
 def arguments(**given: Any) -> Namespace:
-    """The arguments of slime that the hooks read, as `forebay.yaml` and the command of docs/slime.md set them."""
+    """The arguments of slime that the hooks read, as the command of docs/python-slime.md sets them."""
     return Namespace(
         **{
             "advantage_estimator": "grpo",
@@ -602,6 +603,37 @@ def contract_tests(fb: forebay.Client, policy: str) -> Iterator[Callable[..., st
     yield run
 
 
+DOCUMENT = PYTHON.parent / "docs" / "python-slime.md"
+
+
+def documented() -> dict[str, str]:
+    """The flags of the command in docs/python-slime.md."""
+    (command,) = re.findall(r"^python train\.py (.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    words = shlex.split(command.replace("\\\n", " "))
+    flags: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            flags[word] = "" if following.startswith("--") else following
+    return flags
+
+
+def test_the_documented_flags_are_those_of_slime() -> None:
+    assert SOURCE is not None
+    source = Path(SOURCE, "slime", "utils", "arguments.py").read_text()
+    megatron = {"--save-interval"}
+    assert [flag for flag in documented() if f'"{flag}"' not in source and flag not in megatron] == []
+
+
+def test_the_documented_file_has_the_settings_that_are_read() -> None:
+    text = DOCUMENT.read_text()
+    (table,) = re.findall(r"^## Settings$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    keys = set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+    assert set(re.findall(r"^(forebay_\w+): ", text, re.MULTILINE)) <= keys
+    folder = PYTHON / "forebay" / "slime"
+    read = {key for file in folder.glob("*.py") for key in re.findall(r'"(forebay_\w+)"', file.read_text())}
+    assert keys == read
+
+
 def test_slimes_contract_of_rollout_functions(
     contract_tests: Callable[..., str], fb: forebay.Client, policy: str
 ) -> None:
@@ -611,19 +643,113 @@ def test_slimes_contract_of_rollout_functions(
         [forebay.Trajectory(policy=policy, group_id="g", reward=reward, segments=[segment]) for reward in (0.0, 1.0)]
     )
     line = contract_tests(
-        "test_plugin_rollout_contracts.py", "--rollout-function-path", "forebay.slime.generate_rollout"
+        "test_plugin_rollout_contracts.py", "--rollout-function-path", documented()["--rollout-function-path"]
     )
     assert re.search(r"\b6 passed", line), line
     assert list(steps(fb, policy).values()) == [2], "the tests ask for the batch of step 2"
 
 
 def test_slimes_contract_of_data_sources(contract_tests: Callable[..., str]) -> None:
-    line = contract_tests("test_plugin_path_loading_contracts.py", "--data-source-path", "forebay.slime.DataSource")
+    path = documented()["--data-source-path"]
+    line = contract_tests("test_plugin_path_loading_contracts.py", "--data-source-path", path)
     assert re.search(r"\b16 passed", line), line
 
 
 def test_slimes_contract_of_converters(contract_tests: Callable[..., str]) -> None:
-    line = contract_tests(
-        "test_plugin_runtime_hook_contracts.py", "--custom-convert-samples-to-train-data-path", "forebay.slime.convert"
-    )
+    flag = "--custom-convert-samples-to-train-data-path"
+    line = contract_tests("test_plugin_runtime_hook_contracts.py", flag, documented()[flag])
     assert re.search(r"\b10 passed", line), line
+
+
+GAME = """
+async def play(args, sample, sampling_params):
+    sample.tokens, sample.response, sample.response_length = [1, 2, 3], "two", 2
+    sample.rollout_log_probs, sample.reward, sample.status = [-0.1, -0.2], 1.0, type(sample).Status.COMPLETED
+    sample.group_index = 0
+    return sample
+"""
+
+
+def test_slimes_contract_of_generate_functions(
+    contract_tests: Callable[..., str], fb: forebay.Client, tmp_path: Path
+) -> None:
+    (text,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_agent.py").write_text(text)
+    (tmp_path / "my_game.py").write_text(GAME)
+    fb.put_policy("math", {"require": ["tokens", "logprobs"]})
+    line = contract_tests(
+        "test_plugin_generate_contracts.py", "--custom-generate-function-path", "my_agent.generate", path=tmp_path
+    )
+    assert re.search(r"\b4 passed", line), line
+    (story,) = fb.list_trajectories("math")
+    assert (story.verdict, story.reward, story.segments) == ("kept", 1.0, 1)
+    (group,) = fb.list_groups("math")
+    assert group.size == 2
+
+
+# miles, in a process of its own: the hooks take the package that is loaded.
+
+MILES = """
+import importlib.abc, importlib.machinery, sys
+from unittest.mock import MagicMock
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("ray", "sglang", "sglang_router"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return MagicMock(__path__=[], __spec__=spec)
+
+    def exec_module(self, module):
+        pass
+
+sys.meta_path.insert(0, Stubs())
+import contract, forebay.slime
+from argparse import Namespace
+from forebay.slime import _framework
+from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput
+from miles.rollout.inference_rollout.compatibility import load_rollout_function
+from miles.utils.dp_schedule import build_dp_schedule
+
+args = Namespace(
+    advantage_estimator="grpo", global_batch_size=4, rollout_batch_size=1, n_samples_per_prompt=4,
+    use_dynamic_batch_size=True, max_tokens_per_gpu=64, balance_data=False, use_rollout_logprobs=True,
+    actor_num_nodes=1, actor_num_gpus_per_node=2, forebay_policy=sys.argv[1],
+)
+source = forebay.slime.DataSource(args)
+source.load(-1)
+generate = load_rollout_function(RolloutFnConstructorInput(args, source), "forebay.slime.generate_rollout")
+samples = [sample for group in generate(RolloutFnTrainInput(0)).samples for rollout in group for sample in rollout]
+data = forebay.slime.convert(args, samples)
+parallel = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+partitions, microbatches, counts, sizes = build_dp_schedule(
+    args, parallel, [len(tokens) for tokens in data["tokens"]], global_batch_size=4, rollout_indices=data["rollout_ids"]
+)
+assert sizes == [4] and sorted(sum(partitions, [])) == list(range(len(data["tokens"])))
+for mask, sample, denominator in zip(data["loss_masks"], samples, data["rollout_mask_sums"]):
+    if any(mask):
+        weight = sample.train_metadata["forebay"]["loss_weight"]
+        assert abs(1 / denominator / 4 - weight) < 1e-12 * weight
+print(type(samples[0]).__module__, len(samples))
+"""
+
+
+@pytest.mark.skipif("MILES_SRC" not in os.environ, reason="MILES_SRC does not name a checkout of miles: NOT TESTED")
+def test_miles_trains_on_the_batches_with_the_same_hooks(fb: forebay.Client, grouped: str) -> None:
+    post_group(fb, grouped, "task0")
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MILES, grouped],
+        env={
+            **os.environ,
+            "FOREBAY_URL": fb.url,
+            "PYTHONPATH": os.pathsep.join([os.environ["MILES_SRC"], str(PYTHON), str(Path(__file__).parent)]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["miles.utils.types", "5"]
+    assert list(steps(fb, grouped).values()) == [0]

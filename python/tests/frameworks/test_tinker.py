@@ -22,7 +22,7 @@ import forebay.tinker
 from forebay import errors
 from forebay.tinker import Loss
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tinker.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "python-tinker.md"
 
 EPS = 0.2
 

@@ -101,8 +101,8 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 
 def documented_overrides() -> list[str]:
-    """The settings of the command in docs/verl.md."""
-    text = (REPOSITORY / "docs" / "verl.md").read_text()
+    """The settings of the command in docs/python-verl.md."""
+    text = (REPOSITORY / "docs" / "python-verl.md").read_text()
     (command,) = re.findall(r"^python -m verl\.trainer\.main_ppo (.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return shlex.split(command.replace("\\\n", " "))
 
