@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi help
+.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-trainer: libtorch ## Run only the trainer's lints and tests
 	./scripts/python-env wandb > /dev/null
 	./scripts/python-env openai > /dev/null
 	$(CARGO) test -p forebay-trainer
+
+wheel: ## Build the wheels of the Python package, with the program and without, and try both in fresh environments
+	./scripts/wheel
 
 test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 4 GB; CLIENTS="codex openai_chat"
 	$(CARGO) build -p forebay --features exact

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import time
@@ -255,8 +256,9 @@ class Client(AgentMethods):
         while True:
             answer = self._send(call)
             admission = _parsed(answer, Admission, "POST", place)
-            pause_s = retry_after_s(429, answer.headers) or ADMISSION_PAUSE_S
-            left_s = pause_s if end is None else end - time.monotonic()
+            asked_s = retry_after_s(429, answer.headers)
+            pause_s = ADMISSION_PAUSE_S if asked_s is None else asked_s
+            left_s = math.inf if end is None else end - time.monotonic()
             if admission.granted > 0 or left_s <= 0:
                 if self._spool is not None:
                     self._spool.note_admission(admission.admission_id, admission.policy_version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ._wire import Problem, Verdict, Violation
 
@@ -45,17 +45,6 @@ class ForebayError(Exception):
             + request
             + "".join(f"\n  {violation.pointer or '/'}: {violation.detail}" for violation in self.violations)
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Errors travel between processes, for example those of Ray, with all of their fields."""
-        return _rebuilt, (type(self), self.args, self.__dict__)
-
-
-def _rebuilt(cls: type[ForebayError], arguments: tuple[Any, ...], fields: dict[str, Any]) -> ForebayError:
-    error = cls.__new__(cls, *arguments)
-    error.args = arguments
-    error.__dict__.update(fields)
-    return error
 
 
 class VersionWarning(UserWarning):

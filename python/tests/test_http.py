@@ -155,6 +155,14 @@ def test_a_finished_rollout_waits_for_the_backlog_longer_than_for_failures(stub:
     assert len(server.requests) == 31
 
 
+def test_an_admission_is_asked_for_until_there_is_room(stub: Stubs) -> None:
+    none = answer(200, {**ADMISSION, "granted": 0}, Retry_After="0")
+    assert client_of(stub(none, none, answer(201, ADMISSION))).admit("p", rollouts=8).granted == 8
+    once = stub(none)
+    assert client_of(once).admit("p", rollouts=8, wait_s=0).granted == 0
+    assert len(once.requests) == 1
+
+
 def test_a_repeated_post_has_the_same_id(stub: Stubs) -> None:
     server = stub(BREAK, RECEIPT)
     client_of(server).post({"reward": 1.0})

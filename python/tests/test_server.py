@@ -38,7 +38,7 @@ def test_a_server_runs_within_its_block() -> None:
 
 
 def test_the_environment_of_the_caller_does_not_change_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOREBAY_DATABASE", "postgres://nowhere.invalid/x")
+    monkeypatch.setenv("FOREBAY_CONFIG", "/nowhere/forebay.toml")
     monkeypatch.setenv("FOREBAY_LISTEN", "nonsense")
     with forebay.Server() as server:
         assert server.client().is_ready()

@@ -312,12 +312,16 @@ def test_a_large_post_that_is_refused_names_the_places_as_json_does(fb: forebay.
         (lambda t: setattr(t, "metadata", {"a": {1}}), errors.NotEncodableError),
     ],
 )
-def test_what_arrow_cannot_say_is_refused_as_json(fb: forebay.Client, policy: str, change: Any, expected: Any) -> None:
+def test_what_arrow_cannot_say_is_refused_as_json(
+    fb: forebay.Client, policy: str, change: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = sent(fb, monkeypatch)
     wrong = large(policy)
     change(wrong)
     with pytest.raises(expected) as refused:
         fb.post(wrong)
     assert refused.value.violations[0].pointer.startswith(("/segments/0/", "/metadata/a"))
+    assert _http.ARROW not in [call.media for call in calls]
 
 
 def test_two_rollouts_with_one_id_are_not_joined(fb: forebay.Client, policy: str) -> None:
