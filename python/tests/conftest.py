@@ -6,14 +6,12 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from stub import Stub
+from support import REPOSITORY
 
 import forebay
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def pytest_configure() -> None:
@@ -68,12 +66,3 @@ def stub() -> Iterator[Callable[..., Stub]]:
     yield start
     for started in stubs:
         started.close()
-
-
-NO_PAUSES = forebay.types.Retry(first_pause_s=0.0, pause_max_s=0.0)
-"""The usual number of attempts, without waiting between them."""
-
-
-def client_of(stub: Stub, **options: Any) -> forebay.Client:
-    """A client that makes no call of its own accord."""
-    return forebay.Client(stub.url, check_version=False, **{"retry": NO_PAUSES, **options})

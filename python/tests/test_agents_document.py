@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from support import REPOSITORY
 from test_documents import BLOCK
 
 import forebay

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from support import REPOSITORY
 
 import forebay
 

@@ -6,8 +6,8 @@ import pickle
 import re
 
 import pytest
-from conftest import REPOSITORY, client_of
 from stub import Stub, answer, problem
+from support import REPOSITORY, client_of
 
 import forebay
 from forebay import errors

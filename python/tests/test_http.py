@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import NO_PAUSES, client_of
 from stub import BREAK, HANG, Stub, answer, problem
+from support import NO_PAUSES, client_of
 
 import forebay
 from forebay import _retry, errors

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from support import REPOSITORY
 
 import forebay
 from forebay import errors

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import client_of
 from stub import HANG, Stub, answer, problem
+from support import client_of
 
 import forebay
 from forebay import errors, versions

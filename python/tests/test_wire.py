@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
+from support import REPOSITORY
 
 import forebay
 from forebay import _codec, _http, _wire
