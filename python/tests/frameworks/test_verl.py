@@ -392,7 +392,9 @@ def test_rows_that_verl_would_train_wrongly_are_not_acked(
     assert [batch.state for batch in fb.list_batches(policy)] == ["leased"]
 
 
-def test_validation_is_refused(configure: Callable[..., Any], queue: Queue) -> None:
+def test_validation_is_refused(configure: Callable[..., Any], queue: Queue, fb: forebay.Client, policy: str) -> None:
+    fb.put_policy(policy, RULES)
+    post_groups(fb, policy, 2)
     sampler = Trainer(configure(), queue).replay_buffer
     with pytest.raises(errors.ConfigurationError, match=r"trainer\.test_freq=-1"):
         sampler.sample(global_steps=1, partition_id="val", batch_size=1)
