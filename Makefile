@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,10 @@ fuzz-api: ## Fuzz the API against its OpenAPI document with schemathesis, SECOND
 bench: ## Compare durable ingest with a handler that only reads; BENCH=--postgres, SLIME_URL and ATROPOS_URL add services
 	$(CARGO) build --release -p forebay -p forebay-bench
 	./scripts/bench $(BENCH)
+
+bench-client: ## Measure how fast one Python process posts, with the package and with requests and JSON written by hand
+	$(CARGO) build --release -p forebay
+	./scripts/bench-client
 
 bench-growth: ## Compare operations on an empty ledger and on one with ten million rollouts; needs 6 GB of disk
 	$(CARGO) build --release -p forebay -p forebay-bench
