@@ -288,6 +288,9 @@ class SessionTurn:
     """Number of tokens of the prompt."""
     sampled_tokens: int
     """Number of tokens that were sampled."""
+    version_assumed: bool = False
+    """Whether the engine did not say the version of every sampled token, so that the policy's published version stands
+    in."""
     finish_reason: str
     """Why the engine stopped."""
     delivered: bool
@@ -314,8 +317,14 @@ class SessionBreak:
     position: int
     """Number of ids that both begin with."""
     cause: str
-    """What differs; `tokens` if nothing more is known."""
+    """What differs first: `system` (the tools, the arguments of the template, or a system message), `rewrite` (the
+    content of a message), `reasoning` (the reasoning of an answer was dropped or changed), `arguments` (those of a tool
+    call are the same JSON in another spelling), `tokens` (no message: the same text has other ids), or `unknown`."""
     expected: list[int]
     """The next ids of the earlier call, at most 16."""
     found: list[int]
     """The next ids of the prompt, at most 16."""
+    expected_text: str | None = None
+    """The text of `expected`; absent unless the service has the model's tokenizer, as in the mode `exact`."""
+    found_text: str | None = None
+    """The text of `found`; absent unless the service has the model's tokenizer."""
