@@ -285,7 +285,7 @@ async fn served() -> (Service, Session) {
 fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() {
     let all: Vec<Block> = documents().iter().flat_map(|document| blocks(document)).collect();
     for block in &all {
-        // slime is configured in YAML; the tests of its adapter read those blocks.
+        // slime is configured in YAML. These blocks are settings and are not run.
         let is_known = ["sh", "python", "toml"].contains(&block.language.as_str())
             || block.document.starts_with(OF_PYTHON) && block.language == "yaml";
         assert!(is_known, "{}: `{}` is not run by this test", block.place(), block.language);
