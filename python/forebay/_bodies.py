@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from . import _arrow, _zstd
+from . import _arrow, _zstd, errors
 from ._http import ARROW, JSON, Call, json_body
 
 Compression = Literal["auto", "zstd", "gzip", "none"]
@@ -22,6 +22,17 @@ COMPRESSED_BYTES_MIN = 256 << 10
 GZIP_LEVEL = 1
 
 PLACE = "/trajectories"
+
+
+def check(compression: str) -> None:
+    """Refuses a kind of compression that is not known, or that no installed library has."""
+    known = get_args(Compression)
+    if compression not in known:
+        raise errors.ConfigurationError(f"`compression` is {compression!r}, but must be one of {', '.join(known)}")
+    if compression == "zstd" and _zstd.compressor() is None:
+        raise errors.ConfigurationError(
+            "`compression` is 'zstd', but no library that has it is installed: install zstandard or pyarrow"
+        )
 
 
 def call(trajectory: Any, *, is_bundle: bool, compression: Compression, is_local: bool) -> Call:

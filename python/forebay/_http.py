@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import ipaddress
 import json
 import logging
 import os
@@ -13,10 +15,12 @@ import urllib.parse
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import urllib3
+from urllib3.connection import HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.util.ssl_match_hostname import CertificateError
 
 from . import _codec, errors
 from ._retry import Attempts, Effect, Retry, effect, retry_after_s
@@ -42,6 +46,18 @@ VERSION_TIMEOUT_S = 5.0
 
 CONNECTIONS_MAX = 64
 """Connections that are kept open for the next call. More are opened if more threads call at once."""
+
+NOT_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST")
+"""OpenSSL's names for an answer that is not TLS."""
+
+CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")
+"""What OpenSSL's names for alerts about certificates contain; the last one means that a signature does not fit."""
+
+TLS_ALERT = "\x15\x03"
+"""How a service with TLS begins its answer to a request that is not encrypted."""
+
+CAUSES_MAX = 8
+"""How far the causes of an error are followed. urllib3 wraps an error of TLS up to three times."""
 
 EXCERPT_CHARS = 256
 """How much of an unexpected body an error quotes: enough to see which server sent it."""
@@ -158,7 +174,20 @@ class _HttpPool(HTTPConnectionPool):
         return connection
 
 
+class _HttpsConnection(HTTPSConnection):
+    def send(self, data: Any) -> None:
+        try:
+            super().send(data)
+        except (ConnectionResetError, ssl.SSLEOFError):
+            # In TLS 1.3 a service refuses the certificate of a client when the client sends its request already. This
+            # read raises the refusal, if it has arrived.
+            self.sock.recv(1)
+            raise
+
+
 class _HttpsPool(HTTPSConnectionPool):
+    ConnectionCls: Any = _HttpsConnection
+
     def _get_conn(self, timeout: float | None = None) -> Any:
         connection = super()._get_conn(timeout)
         if _current.cancellation:
@@ -177,7 +206,7 @@ class Transport:
             if not config.key.isascii() or not config.key.isprintable() or " " in config.key:
                 raise errors.ConfigurationError("the key contains characters that are not allowed in a key")
             self._headers["Authorization"] = f"Bearer {config.key}"
-        self._tls = _tls(config) if self.base.scheme == "https" else None
+        self._tls = _tls(config, self.base) if self.base.scheme == "https" else None
         # The pool and the process that it belongs to. Two threads may each make one, and then the later one stays.
         self._pool: tuple[int, HTTPConnectionPool] | None = None
         # A dictionary, because threads add to it while another one lists it.
@@ -318,6 +347,10 @@ class Transport:
             refused = errors.CertificateRefused(f"{where}: {why}", **place)
             refused.not_begun = True
             return _Failure(refused, Effect.FINAL)
+        if why := _wrong_scheme(error):
+            misdirected = errors.Unreachable(f"{where}: {why}", **place)
+            misdirected.not_begun = True
+            return _Failure(misdirected, Effect.FINAL)
         not_begun = isinstance(error, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError)
         if not_begun:
             reason = f"no connection to {where} could be opened: {_reason(error)}"
@@ -358,7 +391,15 @@ class Base:
     @property
     def is_local(self) -> bool:
         """Whether the service is on this machine, as far as its name says."""
-        return self.host in ("127.0.0.1", "::1", "localhost")
+        return self.host == "localhost" if self.address is None else self.address.is_loopback
+
+    @property
+    def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        """The host, if it is an address and not a name."""
+        try:
+            return ipaddress.ip_address(self.host)
+        except ValueError:
+            return None
 
 
 class _Failure(Exception):
@@ -410,18 +451,35 @@ def _base(url: str) -> Base:
     return Base(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"))
 
 
-def _tls(config: Config) -> ssl.SSLContext:
-    try:
+def _tls(config: Config, base: Base) -> ssl.SSLContext:
+    with _refused_file("ca", "FOREBAY_CA", config.ca):
         context = ssl.create_default_context(cafile=config.ca)
-        if config.ca is not None:
-            # The file may have the service's own certificate in place of an authority.
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        if config.identity is not None:
-            context.load_cert_chain(config.identity)
-    except (OSError, ssl.SSLError) as error:
-        raise errors.ConfigurationError(f"TLS cannot be used: {error}") from None
+    if config.ca is not None:
+        # The file may have the service's own certificate in place of an authority.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if config.identity is not None:
+        with _refused_file("identity", "FOREBAY_IDENTITY", config.identity):
+            context.load_cert_chain(config.identity, password=_no_password)
+    if base.address is not None and cast("Any", urllib3).__version__.startswith("1."):
+        # Version 1 does not tell Python's ssl the host if it is an address. It compares the certificate by itself.
+        context.check_hostname = False
     return context
+
+
+@contextlib.contextmanager
+def _refused_file(argument: str, variable: str, file: str | None) -> Generator[None]:
+    """Errors in the block are those of a file with certificates."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        which = "certificates of the system" if file is None else f"file of `{argument}` or {variable}, {file},"
+        raise errors.ConfigurationError(f"the {which} cannot be used for TLS: {error}") from None
+
+
+def _no_password() -> str:
+    # Otherwise OpenSSL would ask for one on the terminal.
+    raise ValueError("its private key is encrypted; write the key without a password")
 
 
 def _problem(headers: Mapping[str, str], body: bytes) -> Problem | None:
@@ -438,17 +496,40 @@ def _is_delimited(headers: Mapping[str, str]) -> bool:
 
 
 def _certificate(error: BaseException) -> str | None:
-    cause: BaseException | None = error
-    for _ in range(8):
+    for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"the service's certificate is not accepted: {cause.verify_message}"
-        if isinstance(cause, ssl.SSLError) and "CERTIFICATE" in (cause.reason or ""):
-            return f"the service does not accept this client's certificate, or needs one: {cause.reason}"
+        if isinstance(cause, CertificateError):
+            return f"the service's certificate is not accepted: {cause}"
+        reason = _tls_reason(cause) if isinstance(cause, ssl.SSLError) else ""
+        if "ALERT" in reason and any(word in reason for word in CERTIFICATE_ALERTS):
+            return f"the service does not accept this client's certificate, or needs one: it sent {reason}"
+    return None
+
+
+def _wrong_scheme(error: BaseException) -> str | None:
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLError) and _tls_reason(cause) in NOT_TLS:
+            return "what listens there does not answer in TLS; its address may have to begin with http://"
+        if isinstance(cause, http.client.BadStatusLine) and str(cause).startswith(TLS_ALERT):
+            return "what listens there answers in TLS; its address has to begin with https://"
+    return None
+
+
+def _causes(error: BaseException) -> Generator[BaseException]:
+    """An error and what it wraps."""
+    cause: BaseException | None = error
+    for _ in range(CAUSES_MAX):
         if cause is None:
-            return None
+            return
+        yield cause
         inner = cause.args[-1] if cause.args and isinstance(cause.args[-1], BaseException) else None
         cause = inner or cause.__cause__ or cause.__context__
-    return None
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    """OpenSSL's name of an error, which Python only has as a text if its table is older than OpenSSL."""
+    return (error.reason or str(error)).upper().replace(" ", "_")
 
 
 def _reason(error: BaseException) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import array
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from . import errors
+from . import _arrow, errors
 from ._wire import BatchDescriptor, Sample, VersionRange
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ Shard = tuple[int, int]
 """Which shard of how many, e.g. `(0, 8)`. A shard has whole rollouts; together the shards are the batch."""
 
 Form = Literal["auto", "arrow", "json"]
-"""How columns are transferred. `auto` is Arrow if pyarrow is installed."""
+"""How columns are transferred. `auto` is Arrow if pyarrow can be imported; its newer versions refuse NumPy 1."""
 
 Ended = Literal["acked", "given back", "lost"]
 """How the lease of a batch ended."""
@@ -162,7 +161,7 @@ class Batch:
 
         As Arrow the values are not copied: they are the bytes of the answer.
         """
-        if form == "json" or (form == "auto" and importlib.util.find_spec("pyarrow") is None):
+        if form == "json" or (form == "auto" and _arrow.pyarrow() is None):
             return [_json_page(self.rows(shard))]
         return [_arrow_page(record_batch) for record_batch in self.arrow(shard).to_batches()]
 

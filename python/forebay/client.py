@@ -137,6 +137,7 @@ class Client(AgentMethods):
         )
 
     def _start(self, config: Config, transport: Transport | None = None, spool: Spool | None = None) -> None:
+        _bodies.check(config.compression)
         self._config = config
         self._transport = transport or Transport(config)
         self._spool = spool

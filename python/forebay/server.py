@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .client import Client
 from .errors import ConfigurationError, ForebayError
@@ -23,6 +25,9 @@ STOP_S = 15.0
 """How long a service may take to finish its requests when it is stopped, before it is killed."""
 
 POLL_S = 0.02
+
+HANDSHAKE_S = 5.0
+"""How long a service that is ready may take to greet a connection."""
 
 
 class ServerError(ForebayError):
@@ -59,7 +64,7 @@ class Server:
         fb.post(...)
     ```
 
-    Without a `database` the data is in a temporary file and gone at the end. It listens on a free port of 127.0.0.1.
+    Without a `database` the data is in memory and gone at the end. It listens on a free port of 127.0.0.1.
     """
 
     def __init__(
@@ -99,9 +104,9 @@ class Server:
             raise ServerError("the server is not running")
         return self._process.pid
 
-    def client(self, key: str | None = None) -> Client:
-        """Returns a client of this service."""
-        return Client(self.url, key)
+    def client(self, key: str | None = None, **options: Any) -> Client:
+        """Returns a client of this service. Options are those of `Client`, e.g. `ca` if the service has `[tls]`."""
+        return Client(self.url, key, **options)
 
     def start(self) -> Server:
         """Starts the service, and returns when it accepts requests."""
@@ -135,7 +140,9 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env={**inherited, **self._environment},
             )
-            self._url = f"http://{self._await_address(port_file)}"
+            address = self._await_address(port_file)
+            is_configured = self._config or self._arguments or self._environment
+            self._url = f"{_scheme(address) if is_configured else 'http'}://{address}"
         except BaseException:
             self.stop()
             raise
@@ -192,6 +199,23 @@ class Server:
 
     def _tail(self) -> str:
         return "\n".join(self.log().splitlines()[-20:])
+
+
+def _scheme(address: str) -> str:
+    """Whether a service has `[tls]` in its configuration: it greets a connection in TLS, or closes it."""
+    host, _, port = address.rpartition(":")
+    # The certificate does not matter here. Clients check it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE_S) as plain,
+            context.wrap_socket(plain) as _,
+        ):
+            return "https"
+    except OSError:
+        return "http"
 
 
 def _script_folders() -> Iterator[str]:

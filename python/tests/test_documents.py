@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from support import REPOSITORY
 
 import forebay
@@ -59,3 +61,26 @@ def test_the_first_block_can_be_run_again(own_server: forebay.Server, tmp_path: 
         before = fb.stats()
         run(block, own_server.url, tmp_path)
         assert fb.stats() == before
+
+
+def test_the_extras_of_the_guide_are_those_of_the_package_and_allow_the_tested_versions() -> None:
+    manifest = (REPOSITORY / "pyproject.toml").read_text()
+    table = manifest.split("[project.optional-dependencies]")[1].split("\n\n")[0]
+    extras = {name: json.loads(bounds) for name, bounds in re.findall(r"^(\w+) = (\[.*\])$", table, re.MULTILINE)}
+    guide = (REPOSITORY / "docs/python.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| .* \|$", guide.split("| extra |")[1].split("\n\n")[0], re.MULTILINE) == list(
+        extras
+    )
+    for document in DOCUMENTS:
+        named = re.findall(r"'forebay\[(\w+)\]'", (REPOSITORY / document).read_text())
+        assert set(named) <= set(extras), document
+    # The environments of `make test-frameworks`; those of slime and verl extend that of TRL.
+    pinned: dict[str, set[str]] = {}
+    for environment in ("package", "trl", "verl", "tinker"):
+        for line in (REPOSITORY / f"tests/python/{environment}.txt").read_text().splitlines():
+            if (found := re.match(r"([\w.-]+)==([^;\s]+)", line)) is not None:
+                pinned.setdefault(found[1].lower(), set()).add(found[2])
+    for bounds in extras.values():
+        for bound in map(Requirement, bounds):
+            tested = pinned[bound.name.lower()]
+            assert all(version in bound.specifier for version in tested), (bound, tested)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 from faults import LossyProxy, wait_for
 
 import forebay
-from forebay import errors
+from forebay import _arrow, errors
 
 
 def post(fb: forebay.Client, policy: str, names: str, **fields: object) -> None:
@@ -214,7 +215,7 @@ def test_a_lost_lease_is_noticed_and_its_ack_refused(
 STOPPED = """
 import sys
 import forebay
-from forebay import errors
+from forebay import _arrow, errors
 
 run = forebay.Trainer(sys.argv[2], client=forebay.Client(sys.argv[1]))
 batch = run.lease()
@@ -360,6 +361,19 @@ def test_columns_are_the_same_as_arrow_and_as_json(varied: forebay.Batch) -> Non
     assert arrow["tokens"] == [([4, 2, None, 3], [7, 8, 9, 10, 1, 2**31 - 1, 1, 2, 3])]
     assert arrow["logprobs"] == [([3, None, None, 2], [-0.5, 0.0, -0.125, -0.5, -0.25])]
     assert arrow["loss_weight"] == [row.loss_weight for row in varied.rows()]
+
+
+def test_columns_are_read_as_json_if_pyarrow_cannot_be_imported(
+    varied: forebay.Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow = varied.columns()
+    # As a version of pyarrow does that refuses the installed numpy.
+    monkeypatch.setitem(sys.modules, "pyarrow.compute", None)  # type: ignore[arg-type]
+    _arrow.pyarrow.cache_clear()
+    json = varied.columns()
+    monkeypatch.undo()
+    _arrow.pyarrow.cache_clear()
+    assert isinstance(json[0].tokens.values, array.array) and not isinstance(arrow[0].tokens.values, array.array)
 
 
 def test_shards_together_are_the_batch(varied: forebay.Batch) -> None:
