@@ -65,14 +65,15 @@ pub(super) async fn lease(
     Json(request): Json<BatchRequest>,
 ) -> Result<Response, Failure> {
     let wait_ms = wait_ms("/wait_ms", request.wait_ms)?;
+    let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let request = LeaseRequest {
-        policy: params::policy(&grant, "/policy", request.policy.as_deref())?,
         consumer: params::optional("/consumer", request.consumer.as_deref(), ConsumerName::parse)?,
         request_id: params::optional("/request_id", request.request_id.as_deref(), RequestId::parse)?,
         epoch: params::epoch(request.epoch),
         partial: request.partial.unwrap_or(false),
         wait: Duration::from_millis(wait_ms),
         caller: caller_id(&grant),
+        ..LeaseRequest::of(policy)
     };
     let leased = api.buffer.lease(request, || api.guard.keyring.still_grants(&grant)).await?;
     let Some(leased) = leased else {

@@ -7,7 +7,7 @@ pub(super) mod unused;
 use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
 
 use self::filter::{FilterViolation, Filters};
-use super::{ids::check_name, trajectory::GROUP_SIZE_MAX};
+use super::{batch::GROUPS_MAX, ids::check_name, trajectory::GROUP_SIZE_MAX};
 
 /// Seconds of ten years. A longer duration is a typing error.
 const DURATION_S_MAX: u64 = 315_360_000;
@@ -104,7 +104,7 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
         within("/group/min_size", min_size.into(), 1, group.size.max(1).into());
     }
     within("/group/timeout_s", group.timeout_s, 1, DURATION_S_MAX);
-    within("/batch/groups", rules.batch.groups.into(), 1, 65_536);
+    within("/batch/groups", rules.batch.groups.into(), 1, GROUPS_MAX.into());
     if let Some(max_tokens) = rules.batch.max_tokens {
         within("/batch/max_tokens", max_tokens, 1, i64::MAX as u64);
     }

@@ -1,5 +1,6 @@
 //! Integration tests: the real router and server over sockets, on SQLite and Postgres.
 
+mod claims;
 mod support;
 
 mod access;

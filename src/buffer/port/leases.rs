@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use super::{Answer, Page, StoreError};
 use crate::{
     buffer::{
+        batch::BatchSize,
         ids::{
             BatchId, BatchPk, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, PolicyPk, RequestId, Step, Version,
         },
@@ -49,8 +50,12 @@ pub struct Claim {
     pub request_id: Option<RequestId>,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
+    /// How large a new batch is.
+    pub size: BatchSize,
     /// Whether a batch with fewer groups is accepted.
     pub partial: bool,
+    /// Seconds of the lease; those of the policy's rules if absent.
+    pub ttl_s: Option<u64>,
     /// The id of the batch, if a new one is cut.
     pub batch_id: BatchId,
     /// The token of the lease, if one is granted.

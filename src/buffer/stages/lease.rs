@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::buffer::{
     Buffer,
+    batch::BatchSize,
     coordination::wakers::Woken,
     ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
     policies,
@@ -16,6 +17,7 @@ use crate::buffer::{
     reasons,
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
+    rules::LEASE_TTL_S_MAX,
     states::BatchState,
     sweep,
 };
@@ -24,6 +26,18 @@ use crate::buffer::{
 pub const WAIT_MS_MAX: u64 = 60_000;
 
 /// A request for a batch.
+///
+/// A protocol that reads as much as it can calls `buffer.lease` like this, and acks what it got by its id and its lease:
+///
+/// ```
+/// use forebay::buffer::{batch::BatchSize, ids::PolicyName, lease::LeaseRequest};
+///
+/// let request = LeaseRequest {
+///     size: BatchSize::Groups { at_most: 256 },
+///     ttl_s: Some(86_400),
+///     ..LeaseRequest::of(PolicyName::default())
+/// };
+/// ```
 #[derive(Clone, Debug)]
 pub struct LeaseRequest {
     /// Policy.
@@ -34,12 +48,39 @@ pub struct LeaseRequest {
     pub request_id: Option<RequestId>,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
+    /// How large a new batch is. A batch that came back is delivered as it was cut, before any new one, whatever its
+    /// size is; but a request for an exact number of samples gets only one with this number. Others that came back stay
+    /// for other requests.
+    ///
+    /// A request that waits is woken when a batch by the rules may be ready. With another size, it may see only at its
+    /// next poll, 500 ms later by default, that its batch is ready.
+    pub size: BatchSize,
     /// Whether the request takes a batch with fewer groups when the time is over.
     pub partial: bool,
+    /// Seconds of the lease, at most [`LEASE_TTL_S_MAX`]; those of the policy's rules if absent.
+    pub ttl_s: Option<u64>,
     /// How long to wait.
     pub wait: Duration,
     /// The caller in whose share of the slots the request waits.
     pub caller: Option<CallerId>,
+}
+
+impl LeaseRequest {
+    /// A request for a batch by the rules of the policy, that does not wait.
+    #[must_use]
+    pub fn of(policy: PolicyName) -> Self {
+        Self {
+            policy,
+            consumer: None,
+            request_id: None,
+            epoch: None,
+            size: BatchSize::Rules,
+            partial: false,
+            ttl_s: None,
+            wait: Duration::ZERO,
+            caller: None,
+        }
+    }
 }
 
 /// The answer to a request for a batch.
@@ -121,7 +162,9 @@ fn claim(buffer: &Buffer, request: &LeaseRequest, partial: bool) -> Claim {
         consumer: request.consumer.clone(),
         request_id: request.request_id.clone(),
         epoch: request.epoch,
+        size: request.size.clone(),
         partial,
+        ttl_s: request.ttl_s.map(|ttl_s| ttl_s.clamp(1, LEASE_TTL_S_MAX)),
         batch_id: BatchId::mint(),
         lease: LeaseToken::mint(),
         now: buffer.clock.now(),

@@ -4,39 +4,34 @@
 
 pub(super) mod line;
 mod mask;
-
-use std::collections::BTreeMap;
+mod metrics;
+mod ready;
 
 use async_trait::async_trait;
-use forebay_client::wire::{BatchOrder, StalenessAction};
-use serde::{Deserialize, Serialize};
+use forebay_client::wire::BatchOrder;
 
 use self::{
     line::{Found, Line},
-    mask::Masking,
+    metrics::metrics,
+    ready::{Ready, counted, fresh_groups},
 };
-use super::{batch, name_of, policy, sweep, trained_versions};
+use super::{batch, name_of, policy, sweep};
 use crate::{
     buffer::{
-        batch::cut,
-        ids::{BatchPk, ConsumerName, GroupPk, RequestId, Version},
+        batch::{BatchSize, Candidate, select},
+        ids::{BatchPk, ConsumerName, RequestId},
         port::{Batch, Claim, ClaimAnswer, Claimed, Policy, StoreError},
         refusal::Refusal,
-        staleness::{TrainedVersions, oldest_fresh},
-        states::{BatchMove, BatchState, GroupMove, GroupState},
-        tally::Tally,
+        staleness::TrainedVersions,
+        states::{BatchMove, BatchState, GroupMove},
         weights::BatchWeights,
     },
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
-        tally::{CountedGroups, Recent},
+        sql::{Statement, Tx, among_keys, args, key_list},
     },
 };
-
-/// Ready groups that are read in addition if they may be stale, so that many stale groups are skipped in few steps.
-const LOOKAHEAD_GROUPS: u32 = 256;
 
 #[async_trait]
 impl Op for Claim {
@@ -67,8 +62,20 @@ impl Op for Claim {
 }
 
 impl Claim {
+    fn ttl_s(&self, policy: &Policy) -> u64 {
+        self.ttl_s.unwrap_or(policy.rules.lease.ttl_s)
+    }
+
     fn expires_at(&self, policy: &Policy) -> Timestamp {
-        self.now.plus_seconds(policy.rules.lease.ttl_s)
+        self.now.plus_seconds(self.ttl_s(policy))
+    }
+
+    /// The samples of a batch that came back must be this many; 0 if any number will do.
+    fn exact_samples(&self) -> u32 {
+        match &self.size {
+            BatchSize::Samples(packing) => packing.samples,
+            BatchSize::Rules | BatchSize::Groups { .. } | BatchSize::Rollouts { .. } => 0,
+        }
     }
 
     fn consumer(&self) -> &str {
@@ -110,7 +117,7 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
         "-- select_returned
         SELECT batch_pk
         FROM batch
-        WHERE policy_pk = $1 AND run = $2 AND state = 'returned'
+        WHERE policy_pk = $1 AND run = $2 AND state = 'returned' AND ($3 = 0 OR sample_count = $3)
         ORDER BY COALESCE(step, 9223372036854775807), batch_pk
         LIMIT 1",
     );
@@ -121,7 +128,7 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
             expires_us = $7, attempt = attempt + 1
         WHERE batch_pk = $1 AND state = 'returned'",
     );
-    let values = args![policy.policy_pk, policy.run];
+    let values = args![policy.policy_pk, policy.run, claim.exact_samples()];
     let Some(mut row) = tx.fetch_optional(SELECT_RETURNED, values).await? else { return Ok(None) };
     let batch = batch::get(tx, row.get("batch_pk")?).await?;
     let values = args![
@@ -130,46 +137,13 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
         claim.consumer(),
         claim.request_id(),
         policy.epoch,
-        policy.rules.lease.ttl_s,
+        claim.ttl_s(policy),
         claim.expires_at(policy),
     ];
     let to = batch::after(&batch, BatchMove::Lease)?;
     tx.guarded(LEASE_AGAIN, values, 1).await?;
     batch::tally_move(tx, &batch, to).await?;
     batch::get(tx, batch.batch_pk).await.map(Some)
-}
-
-/// The columns of a ready group that cutting a batch needs.
-struct Ready {
-    group_pk: GroupPk,
-    /// Its position in the line of ready groups.
-    place: i64,
-    rollouts: u64,
-    samples: u64,
-    trained_samples: u64,
-    tokens: u64,
-    trained_tokens: u64,
-    reward_sum: f64,
-    reward_count: i64,
-    versions: Option<TrainedVersions>,
-    payload_bytes: i64,
-    failed_deliveries: u32,
-    resumes: u32,
-    delivered: bool,
-    /// The changes by masking, if any token is masked.
-    masking: Option<Masking>,
-}
-
-impl Ready {
-    /// How many versions its oldest trained token is behind.
-    fn staleness(&self, current: Version) -> i64 {
-        self.versions.map_or(0, |versions| current.0.saturating_sub(versions.oldest.0).max(0))
-    }
-
-    /// Whether it is over a staleness bound. The bound applies only to the first delivery.
-    fn is_over(&self, current: Version, max: u32) -> bool {
-        !self.delivered && self.staleness(current) > i64::from(max)
-    }
 }
 
 async fn cut_new(
@@ -179,172 +153,34 @@ async fn cut_new(
     passed_over: &mut u64,
 ) -> Result<Option<Batch>, StoreError> {
     let mut line = Line::read(tx, policy, claim.now).await?;
-    let mut ready = fresh_groups(tx, policy, claim, line.begin(), passed_over).await?;
-    let tokens: Vec<u64> = ready.iter().map(|group| group.tokens).collect();
-    let cut = cut(&policy.rules.batch, &tokens, claim.partial);
-    let taken = cut.unwrap_or(0);
+    let rules = &policy.rules.batch;
+    let limit = claim.size.candidates(rules);
+    let ready = fresh_groups(tx, policy, claim.now, line.begin(), limit, passed_over).await?;
+    let candidates: Vec<Candidate<'_>> = ready.iter().map(Ready::candidate).collect();
+    let selected = select(rules, &claim.size, &candidates, claim.partial);
+    let (taken, left) = divide(ready, selected.as_deref().unwrap_or_default());
     // In any other order, the groups that were read are not the front of the line.
-    let found = (policy.rules.batch.order == BatchOrder::Fifo).then(|| Found {
-        first_left: ready.get(taken).map(|group| group.place),
-        last_taken: ready[..taken].last().map(|group| group.place),
+    let found = (rules.order == BatchOrder::Fifo).then(|| Found {
+        first_left: left.first().map(|group| group.place),
+        last_taken: taken.iter().map(|group| group.place).max(),
     });
-    if cut.is_none() {
+    if selected.is_none() {
         line.write_if_moved(tx, policy, found).await?;
         return Ok(None);
     }
-    ready.truncate(taken);
-    let batch_pk = insert_batch(tx, policy, claim, &ready, &mut line).await?;
+    let batch_pk = insert_batch(tx, policy, claim, &taken, &mut line).await?;
     line.write(tx, policy, found).await?;
-    fill_batch(tx, batch_pk, &ready).await?;
-    let cut = counted(ready.iter());
+    fill_batch(tx, batch_pk, &taken).await?;
     tx.tallies().batches(policy.policy_pk, BatchState::Leased, 1);
-    tx.tallies().move_groups(policy.policy_pk, cut, GroupMove::Cut)?;
+    tx.tallies().move_groups(policy.policy_pk, counted(taken.iter()), GroupMove::Cut)?;
     batch::get(tx, batch_pk).await.map(Some)
 }
 
-/// The numbers of ready groups for the tallies. The batch that they become part of is leased at once.
-fn counted<'g>(groups: impl Iterator<Item = &'g Ready>) -> CountedGroups {
-    let none =
-        CountedGroups { state: GroupState::Ready, batch: Some(BatchState::Leased), groups: 0, rollouts: 0, bytes: 0 };
-    groups.fold(none, |sum, group| CountedGroups {
-        groups: sum.groups + 1,
-        rollouts: sum.rollouts + group.rollouts as i64,
-        bytes: sum.bytes + group.payload_bytes,
-        ..sum
-    })
-}
-
-/// The version that staleness measures, by which `freshest` orders groups. A group without trained tokens counts as
-/// fresh.
-macro_rules! freshness {
-    () => {
-        "COALESCE(version_min, 9223372036854775807)"
-    };
-}
-
-macro_rules! select_ready {
-    ($name:literal, $tail:expr) => {
-        locking!(concat!(
-            $name,
-            "
-            SELECT group_pk, ready_seq, kept + masked AS rollouts, samples, trained_samples, tokens, trained_tokens,
-                reward_sum, reward_count, version_min, version_max, payload_bytes, failed_deliveries, resumes, delivered
-            FROM rollout_group
-            WHERE policy_pk = $1 AND run = $2 AND state = 'ready' ",
-            $tail
-        ))
-    };
-}
-
-/// The first ready groups in the order of delivery, after groups over the staleness bound are removed.
-async fn fresh_groups(
-    tx: &mut Tx<'_>,
-    policy: &Policy,
-    claim: &Claim,
-    begin: i64,
-    passed_over: &mut u64,
-) -> Result<Vec<Ready>, StoreError> {
-    const SELECT_READY: Statement = select_ready!("-- select_ready", "AND ready_seq >= $4 ORDER BY ready_seq LIMIT $3");
-    const SELECT_FRESHEST: Statement =
-        select_ready!("-- select_freshest", concat!("ORDER BY ", freshness!(), " DESC, ready_seq LIMIT $3"));
-    // One more than a batch has, because whether the next group fits decides whether a batch is full.
-    let limit = policy.rules.batch.groups + 1;
-    let staleness = &policy.rules.staleness;
-    let masks = staleness.action == StalenessAction::Mask;
-    // Masking reads the rollouts of a group, so groups that cannot be in this batch are not read.
-    let in_passing = limit + LOOKAHEAD_GROUPS * u32::from(staleness.max.is_some() && !masks);
-    let (statement, values) = match policy.rules.batch.order {
-        BatchOrder::Fifo => (SELECT_READY, args![policy.policy_pk, policy.run, in_passing, begin]),
-        BatchOrder::Freshest => {
-            take_out_left_behind(tx, policy, claim.now, passed_over).await?;
-            (SELECT_FRESHEST, args![policy.policy_pk, policy.run, limit])
-        }
-    };
-    loop {
-        let rows = tx.fetch_all(statement, values.clone()).await?;
-        let mut ready = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
-        if let (Some(max), true) = (staleness.max, masks) {
-            let oldest = oldest_fresh(policy.version, max);
-            for group in ready.iter_mut().filter(|group| group.is_over(policy.version, max)) {
-                mask::apply(tx, group, oldest).await?;
-            }
-        }
-        let is_stale = |group: &Ready| staleness.max.is_some_and(|max| group.is_over(policy.version, max));
-        let stale: Vec<&Ready> = ready.iter().filter(|group| is_stale(group)).collect();
-        if stale.is_empty() {
-            ready.truncate(limit as usize);
-            return Ok(ready);
-        }
-        *passed_over += stale.len() as u64;
-        make_stale(tx, policy, &stale, claim.now).await?;
-    }
-}
-
-/// Removes groups over the staleness bound from the end of the line, where `freshest` puts them. No claim would ever
-/// reach them there, and they would count in the backlog for as long as there are fresher groups.
-async fn take_out_left_behind(
-    tx: &mut Tx<'_>,
-    policy: &Policy,
-    now: Timestamp,
-    passed_over: &mut u64,
-) -> Result<(), StoreError> {
-    const SELECT_LEFT_BEHIND: Statement = select_ready!(
-        "-- select_left_behind",
-        concat!("AND delivered = 0 AND ", freshness!(), " < $3 ORDER BY ", freshness!(), " LIMIT $4")
-    );
-    let staleness = &policy.rules.staleness;
-    let Some(max) = staleness.max else { return Ok(()) };
-    let oldest = oldest_fresh(policy.version, max);
-    // A group whose newest token is fresh keeps some tokens when it is masked, so it stays until its turn.
-    let stays = |group: &Ready| {
-        staleness.action == StalenessAction::Mask && group.versions.is_some_and(|versions| versions.newest >= oldest)
-    };
-    loop {
-        let values = args![policy.policy_pk, policy.run, oldest, LOOKAHEAD_GROUPS];
-        let rows = tx.fetch_all(SELECT_LEFT_BEHIND, values).await?;
-        let old = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
-        let stale: Vec<&Ready> = old.iter().filter(|group| !stays(group)).collect();
-        if stale.is_empty() {
-            return Ok(());
-        }
-        *passed_over += stale.len() as u64;
-        make_stale(tx, policy, &stale, now).await?;
-    }
-}
-
-fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
-    Ok(Ready {
-        group_pk: row.get("group_pk")?,
-        place: row.get("ready_seq")?,
-        rollouts: row.get("rollouts")?,
-        samples: row.get("samples")?,
-        trained_samples: row.get("trained_samples")?,
-        tokens: row.get("tokens")?,
-        trained_tokens: row.get("trained_tokens")?,
-        reward_sum: row.get("reward_sum")?,
-        reward_count: row.get("reward_count")?,
-        versions: trained_versions(&mut row)?,
-        payload_bytes: row.get("payload_bytes")?,
-        failed_deliveries: row.get("failed_deliveries")?,
-        resumes: row.get("resumes")?,
-        delivered: row.get("delivered")?,
-        masking: None,
-    })
-}
-
-async fn make_stale(tx: &mut Tx<'_>, policy: &Policy, stale: &[&Ready], now: Timestamp) -> Result<(), StoreError> {
-    const MAKE_STALE: Statement = among_keys!(
-        "-- make_stale
-        UPDATE rollout_group
-        SET state = 'stale', purge_us = $2
-        WHERE state = 'ready' AND group_pk"
-    );
-    let keys = key_list(stale.iter().map(|group| group.group_pk.0));
-    let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
-    tx.guarded(MAKE_STALE, args![keys, purge_at], stale.len()).await?;
-    let stale = counted(stale.iter().copied());
-    tx.tallies().recent(policy.policy_pk, Recent::Stale, stale.groups, now);
-    tx.tallies().move_groups(policy.policy_pk, stale, GroupMove::GoStale)
+/// The groups at the selected positions, in the order of the selection, and the others in their order.
+fn divide(ready: Vec<Ready>, selected: &[usize]) -> (Vec<Ready>, Vec<Ready>) {
+    let mut ready: Vec<Option<Ready>> = ready.into_iter().map(Some).collect();
+    let taken = selected.iter().filter_map(|at| ready[*at].take()).collect();
+    (taken, ready.into_iter().flatten().collect())
 }
 
 async fn insert_batch(
@@ -388,7 +224,7 @@ async fn insert_batch(
         claim.consumer(),
         claim.request_id(),
         policy.epoch,
-        policy.rules.lease.ttl_s,
+        claim.ttl_s(policy),
         claim.expires_at(policy),
         failed + 1,
         failed,
@@ -432,78 +268,4 @@ async fn fill_batch(tx: &mut Tx<'_>, batch: BatchPk, groups: &[Ready]) -> Result
     mask::write(tx, groups).await?;
     tx.guarded(BATCH_GROUPS, args![keys.clone(), batch], groups.len()).await?;
     tx.guarded(PLACE_GROUPS, args![keys, batch], groups.len()).await
-}
-
-/// The tallies when the previous batch was cut.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct TallyMark {
-    rewards: i64,
-    reward_sum: f64,
-    dropped: BTreeMap<String, i64>,
-}
-
-/// Metrics for the trainer's log: about a new batch, and about the rollouts received since the previous one.
-async fn metrics(
-    tx: &mut Tx<'_>,
-    policy: &Policy,
-    groups: &[Ready],
-    line: &mut Line,
-) -> Result<BTreeMap<String, f64>, StoreError> {
-    const SELECT_FLOW: Statement = Statement::new(
-        "-- select_flow
-        SELECT name, CAST(SUM(value) AS BIGINT) AS value, SUM(amount) AS amount
-        FROM tally_now
-        WHERE policy_pk = $1 AND (name = 'reward' OR name LIKE 'dropped.%')
-        GROUP BY name",
-    );
-    let before: TallyMark = serde_json::from_str(&line.tally_mark).unwrap_or_default();
-    let mut now = TallyMark::default();
-    for mut row in tx.fetch_all(SELECT_FLOW, args![policy.policy_pk]).await? {
-        let (name, value): (String, i64) = (row.get("name")?, row.get("value")?);
-        match Tally::parse(&name) {
-            Some(Tally::Dropped(rule)) => {
-                now.dropped.insert(rule, value);
-            }
-            Some(Tally::Reward) => (now.rewards, now.reward_sum) = (value, row.get("amount")?),
-            _ => {}
-        }
-    }
-    let mut metrics = flow_metrics(&before, &now);
-    metrics.extend(batch_metrics(policy.version, groups));
-    let masked: u64 = groups.iter().filter_map(|group| group.masking.as_ref()).map(|masking| masking.tokens).sum();
-    if masked > 0 {
-        metrics.insert("staleness/masked-tokens".to_owned(), masked as f64);
-    }
-    line.tally_mark = serde_json::to_string(&now).expect("names and finite numbers always serialize");
-    Ok(metrics)
-}
-
-fn flow_metrics(before: &TallyMark, now: &TallyMark) -> BTreeMap<String, f64> {
-    let mut metrics = BTreeMap::new();
-    let rewards = now.rewards - before.rewards;
-    if rewards > 0 {
-        metrics.insert("reward/all".to_owned(), (now.reward_sum - before.reward_sum) / rewards as f64);
-    }
-    for (rule, total) in &now.dropped {
-        let dropped = total - before.dropped.get(rule).copied().unwrap_or(0);
-        if dropped > 0 {
-            metrics.insert(format!("dropped/{rule}"), dropped as f64);
-        }
-    }
-    metrics
-}
-
-fn batch_metrics(current: Version, groups: &[Ready]) -> BTreeMap<String, f64> {
-    let mut metrics = BTreeMap::new();
-    let rewards: i64 = groups.iter().map(|group| group.reward_count).sum();
-    let reward_sum: f64 = groups.iter().map(|group| group.reward_sum).sum();
-    if rewards > 0 && reward_sum.is_finite() {
-        metrics.insert("reward/trained".to_owned(), reward_sum / rewards as f64);
-    }
-    let staleness: Vec<i64> = groups.iter().map(|group| group.staleness(current)).collect();
-    let mean = staleness.iter().sum::<i64>() as f64 / staleness.len().max(1) as f64;
-    metrics.insert("staleness/mean".to_owned(), mean);
-    metrics.insert("staleness/max".to_owned(), staleness.iter().copied().max().unwrap_or(0) as f64);
-    metrics
 }

@@ -6,7 +6,7 @@
 
 mod sessions;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use forebay::{
     buffer::{
@@ -152,13 +152,11 @@ impl System {
             }
             Call::Claim { policy, consumer, request, partial, epoch } => {
                 let request = LeaseRequest {
-                    caller: None,
-                    policy: policy_name(*policy),
                     consumer: consumer_name(*consumer),
                     request_id: request.map(request_id),
                     epoch: epoch.map(Epoch),
                     partial: *partial,
-                    wait: Duration::ZERO,
+                    ..LeaseRequest::of(policy_name(*policy))
                 };
                 match self.buffer.lease(request, || true).await? {
                     Some(leased) => self.leased(leased).await,
