@@ -65,6 +65,7 @@ lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay-gateway --test clients -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay --features exact --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-bench

@@ -163,10 +163,10 @@ fn row_of(client: &Client, installed: &Installed, plain: &Pair, thinking: &Pair)
         path if path.starts_with("messages") => Some("messages"),
         _ => None,
     };
-    let retried =
+    let is_retry =
         |exchange: &&Exchange| exchange.headers.get("x-stainless-retry-count").is_some_and(|count| count != "0");
     let runs = [&plain.observe, &thinking.observe, &plain.exact, &thinking.exact];
-    let retries: usize = runs.iter().map(|run| run.exchanges.iter().filter(retried).count()).sum();
+    let retries: usize = runs.iter().map(|run| run.exchanges.iter().filter(is_retry).count()).sum();
     let segments = runs.map(|run| run.assembly.segments.to_string());
     row([
         client.name,
