@@ -19,6 +19,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/python-env openapi > /dev/null
 	./scripts/template-fixtures --check
 	$(CARGO) test -p forebay-client
+	$(CARGO) test -p forebay-formats
 	$(CARGO) test -p forebay-gateway
 	$(CARGO) test -p forebay -p forebay-bench
 	$(CARGO) test -p forebay --features exact --test it -- agents::exact
@@ -64,11 +65,12 @@ simulate: ## Draw synchronous and asynchronous training of the same work to docs
 lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay-formats --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --test clients -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay --features exact --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-bench
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-formats -p forebay-bench
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact,test-engine
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once

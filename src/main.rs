@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use forebay::config::Config;
 
-use self::commands::{bench, keys, maintenance, serve};
+use self::commands::{bench, import, keys, maintenance, serve};
 
 /// The durable rollout buffer between LLM agents and the trainers that learn from them.
 #[derive(Parser)]
@@ -26,6 +26,11 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Create, list and revoke keys
     Keys(keys::KeysArgs),
+    /// Import recorded rollouts of other projects into a running service
+    ///
+    /// Prints a report for each file: how many rollouts were stored, were already there or were refused, and where. Exits
+    /// 1 if anything was refused. An interrupted import is continued by the same command: nothing is stored twice.
+    Import(Box<import::ImportArgs>),
     /// Check a configuration file: exits 0 if it is valid, otherwise 1 and lists every invalid value
     CheckConfig {
         /// Configuration file (TOML)
@@ -95,6 +100,7 @@ fn main() -> ExitCode {
         None => serve::serve(command_line.serve),
         Some(Command::Serve(args)) => serve::serve(args),
         Some(Command::Keys(args)) => keys::keys(args),
+        Some(Command::Import(args)) => import::import(*args),
         Some(Command::CheckConfig { file }) => check_config(&file),
         Some(Command::Backup { file, database }) => database.url().and_then(|url| maintenance::backup(&url, &file)),
         Some(Command::Restore { file, database }) => {

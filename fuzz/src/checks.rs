@@ -25,6 +25,7 @@ use forebay::{
     config::Config,
 };
 use forebay_client::wire;
+use forebay_formats::{Importer, Options, Record};
 use forebay_gateway::{
     Completion, Dialect, Request,
     canonical::Canonical,
@@ -132,6 +133,41 @@ pub fn lines(bytes: &[u8]) {
     }
     let held = |bytes: &[u8]| bytes.iter().filter(|byte| !byte.is_ascii_whitespace()).count();
     assert_eq!(lines.iter().map(|(_, line)| held(line)).sum::<usize>(), held(bytes));
+}
+
+/// Every document of a source becomes rollouts with ids or is refused with reasons, and the same source gives the same
+/// rollouts again. The first line of the bytes is the name of the format.
+pub fn import(bytes: &[u8]) {
+    let Some(end) = bytes.iter().position(|&byte| byte == b'\n') else { return };
+    let Some(format) = std::str::from_utf8(&bytes[..end]).ok().and_then(forebay_formats::format) else { return };
+    let read = || {
+        let options = Options { tokens_max: LIMITS.tokens_max, ..Options::default() };
+        let mut importer = Importer::new(format, &options, &bytes[end + 1..]);
+        let mut records: Vec<Record> = Vec::new();
+        while let Some(record) = importer.next_record().expect("a slice can be read") {
+            records.push(record);
+        }
+        records
+    };
+    let (first, second) = (read(), read());
+    assert_eq!(format!("{first:?}"), format!("{second:?}"));
+    for record in first {
+        match record.outcome {
+            Err(violations) => assert!((1..=VIOLATIONS_MAX).contains(&violations.len()), "a refusal has reasons"),
+            Ok(imported) => imported.trajectories.into_iter().for_each(imported_rollout),
+        }
+    }
+}
+
+/// A rollout of an import has an id, and the service takes it or says what is wrong.
+fn imported_rollout(sent: wire::Trajectory) {
+    assert!(sent.rollout_id.is_some(), "a second import is recognised by the id");
+    let tokens: usize = sent.segments.iter().map(|segment| segment.tokens.len()).sum();
+    assert!(tokens <= LIMITS.tokens_max, "the segments of a rollout are bounded");
+    serde_json::to_vec(&sent).expect("a trajectory is JSON");
+    if let Err(violations) = Trajectory::parse(sent, &LIMITS) {
+        assert!((1..=VIOLATIONS_MAX).contains(&violations.len()), "a refusal has reasons, and not too many");
+    }
 }
 
 /// A compressed body is expanded within its limits, or refused. The first byte selects the coding.

@@ -152,6 +152,7 @@ class AsyncClient(AsyncAgentMethods):
     post = _twin(Client.post)
     post_body = _twin(Client.post_body)
     post_many = _twin_iterator(Client.post_many)
+    import_ = _twin(Client.import_)
     admit = _twin(Client.admit)
     get_trajectory = _twin(Client.get_trajectory)
     list_trajectories = _twin_iterator(Client.list_trajectories)

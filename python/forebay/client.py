@@ -41,6 +41,7 @@ from ._wire import (
     GroupPage,
     GroupState,
     Health,
+    ImportReport,
     KeyCreated,
     KeyInfo,
     KeyPage,
@@ -243,6 +244,45 @@ class Client(AgentMethods):
             for line in _answered_each(_lines(answer, BulkLine, "POST", path("trajectories")), len(chunk)):
                 yield replace(line, line=line.line + count)
             count += len(chunk)
+
+    def import_(
+        self,
+        format: str,
+        documents: bytes | Iterable[Mapping[str, Any]],
+        *,
+        policy: str | None = None,
+        environment: str | None = None,
+        group_size: int | None = None,
+        policy_version: int | None = None,
+        prefix: str | None = None,
+        reward_at: str | None = None,
+        group_at: str | None = None,
+        rollout_at: str | None = None,
+    ) -> ImportReport:
+        """Imports recorded rollouts of another project: the bytes of a file, or its documents.
+
+        `format` is `atif`, `chat`, `nemo-gym` or `verifiers`. The other arguments hold for all rollouts and take
+        precedence over what the documents say; those that end in `_at` are JSON pointers into each record. The report
+        says what was refused, and where. A repeated import stores nothing twice. For files that are larger than a body
+        may be, use the command `forebay import`.
+        """
+        place = path("imports", format)
+        body = documents
+        if not isinstance(body, bytes):
+            body = b"".join(json_body(document, "POST", place) + b"\n" for document in body)
+        labels = {
+            "policy": policy,
+            "environment": environment,
+            "group_size": group_size,
+            "policy_version": policy_version,
+            "prefix": prefix,
+            "reward_at": reward_at,
+            "group_at": group_at,
+            "rollout_at": rollout_at,
+        }
+        query = {name: value for name, value in labels.items() if value is not None}
+        answer = self._send(Call(method="POST", path=place, query=query, repeat=True, body=body, media=NDJSON))
+        return _parsed(answer, ImportReport, "POST", place)
 
     def admit(self, policy: str = "default", *, rollouts: int, wait_s: float | None = None) -> Admission:
         """Reserves room for rollouts that are about to start, and waits until there is some.

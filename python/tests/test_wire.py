@@ -178,6 +178,21 @@ def test_an_answer_that_lacks_a_field_is_refused_with_its_name() -> None:
 T1 = {"rollout_id": "r", "segments": [{"tokens": [1, 2], "loss_mask": [1]}]}
 
 OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
+    "post_import": [
+        lambda fb: fb.import_("chat", [{"messages": [], "reward": 1.0}]),
+        lambda fb: fb.import_(
+            "atif",
+            b'{"schema_version": "ATIF-v1.8"}',
+            policy="p",
+            environment="e",
+            group_size=2,
+            policy_version=1,
+            prefix="a/",
+            reward_at="/extra/score",
+            group_at="/extra/task",
+            rollout_at="/extra/id",
+        ),
+    ],
     "post_admission": [lambda fb: fb.admit("p", rollouts=8, wait_s=0)],
     "list_batches": [lambda fb: list(fb.list_batches("p", state="leased"))],
     "lease_batch": [
@@ -295,7 +310,7 @@ def test_a_method_sends_and_reads_what_the_document_says(name: str, number: int)
         assert call.body is None
     elif call.media == _http.NDJSON:
         for line in (call.body or b"").splitlines():
-            check(json.loads(line), SCHEMAS["Trajectory"])
+            check(json.loads(line), operation["requestBody"]["content"][_http.NDJSON]["schema"])
     else:
         assert call.media in operation["requestBody"]["content"]
         check(json.loads(call.body or b""), operation["requestBody"]["content"][call.media]["schema"])

@@ -18,6 +18,7 @@ mod framing;
 mod groups;
 mod guard;
 mod headers;
+mod imports;
 mod keys;
 mod observe;
 mod openapi;
@@ -149,6 +150,7 @@ pub fn openapi() -> String {
 fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::document())
         .routes(routes!(trajectories::post, trajectories::get))
+        .routes(routes!(imports::post))
         .routes(routes!(admissions::post))
         .routes(routes!(sessions::open, sessions::list))
         .routes(routes!(sessions::get))

@@ -4,6 +4,7 @@ use axum::{
     extract::{FromRequestParts, rejection::PathRejection},
     http::{Uri, request::Parts},
 };
+use forebay_formats::Format;
 use serde::de::DeserializeOwned;
 
 use super::{Api, explain::explain, guard::Caller, problem::Failure};
@@ -106,6 +107,18 @@ impl FromRequestParts<Api> for SessionPath {
 /// Whether a caller may access all policies whose rollouts a session records.
 pub(super) fn sees_session(grant: &Grant, session: &Session) -> bool {
     grant.policies.are_all() || session.policies.iter().all(|policy| grant.sees(&policy.policy))
+}
+
+/// The import format in a path.
+pub(super) struct FormatPath(pub(super) &'static Format);
+
+impl FromRequestParts<Api> for FormatPath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let name = path(parts, api).await?;
+        forebay_formats::format(&name).map(Self).ok_or_else(|| Refusal::Unknown("the import format").into())
+    }
 }
 
 /// The key in a path.

@@ -3,7 +3,7 @@
 //!
 //! | calls | produce | train | read | admin |
 //! |---|---|---|---|---|
-//! | `POST /admissions`, `POST /trajectories` | x | | | x |
+//! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | x |
 //! | `POST /sessions`, finish, abort | x | | | x |
 //! | `GET /trajectories`, `GET /groups`, `GET /sessions`, turns | x | | x | x |
 //! | `GET /policies`, `GET /policies/{p}` | x | x | x | x |
@@ -41,6 +41,7 @@ use Role::{Admin, Produce, Read, Train};
 const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/admissions", By(&[Produce, Admin])),
     ("POST", "/trajectories", By(&[Produce, Admin])),
+    ("POST", "/imports/{format}", By(&[Produce, Admin])),
     ("GET", "/trajectories", By(&[Produce, Read, Admin])),
     ("POST", "/sessions", By(&[Produce, Admin])),
     ("GET", "/sessions", By(&[Produce, Read, Admin])),

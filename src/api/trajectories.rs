@@ -51,10 +51,10 @@ const RECEIPT_BYTES: usize = 1 << 10;
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
 /// The most lines of a bulk body that share a commit.
-const BULK_LINES: usize = 64;
+pub(super) const BULK_LINES: usize = 64;
 
 /// The payload bytes at which bulk lines are committed.
-const BULK_BYTES: usize = 8 << 20;
+pub(super) const BULK_BYTES: usize = 8 << 20;
 
 /// Post finished rollouts
 ///
@@ -149,7 +149,10 @@ async fn whole(
 
 /// Runs long work on a blocking thread. At most one task per core runs at a time, because more would only hold more
 /// memory.
-async fn run<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+pub(super) async fn run<T: Send + 'static>(
+    inline: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
     static CORES: LazyLock<Semaphore> =
         LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
     if inline {
@@ -167,7 +170,7 @@ fn is_short_work<'b>(bodies: impl IntoIterator<Item = &'b Bytes> + Clone) -> boo
 }
 
 /// Takes memory from the budget for segments that are larger than the turns they are assembled from.
-struct SegmentMemory {
+pub(super) struct SegmentMemory {
     budget: Budget,
     /// The bytes that the request holds already.
     posted: usize,
@@ -175,21 +178,26 @@ struct SegmentMemory {
 }
 
 impl SegmentMemory {
-    fn new(budget: &Budget, posted: usize) -> Self {
+    pub(super) fn new(budget: &Budget, posted: usize) -> Self {
         Self { budget: budget.clone(), posted, shares: Vec::new() }
     }
 
     /// Takes bytes, or returns false. One trajectory never needs more than is left of the whole budget, so that it can be
     /// stored while nothing else is.
-    fn take(&mut self, bytes: usize) -> bool {
+    pub(super) fn take(&mut self, bytes: usize) -> bool {
         let left = self.budget.bytes().saturating_sub(self.posted);
         let wanted = if self.shares.is_empty() { bytes.min(left) } else { bytes };
         self.budget.take(wanted).map(|share| self.shares.push(share)).is_ok()
     }
+
+    /// Whether bytes were taken.
+    pub(super) fn is_held(&self) -> bool {
+        !self.shares.is_empty()
+    }
 }
 
 /// Validates and packs trajectories. The caller must be allowed to access all of their policies.
-fn prepare(
+pub(super) fn prepare(
     buffer: &Buffer,
     grant: &Grant,
     bundle: Vec<wire::Trajectory>,
@@ -221,9 +229,9 @@ impl Shape {
 }
 
 /// A line of a bulk body: the rollout to store, or the error.
-struct Line {
-    number: u64,
-    prepared: Result<NewRollout, Failure>,
+pub(super) struct Line {
+    pub(super) number: u64,
+    pub(super) prepared: Result<NewRollout, Failure>,
 }
 
 /// Ingests a bulk body and sends the response line by line. It continues to the end even if the client disconnects.
@@ -324,7 +332,7 @@ fn decode_lines(
     lines
 }
 
-async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Vec<BulkLine> {
+pub(super) async fn ingest_lines(buffer: &Buffer, lines: Vec<Line>) -> Vec<BulkLine> {
     let mut answers: Vec<BulkLine> = Vec::with_capacity(lines.len());
     let mut slice: Vec<(u64, NewRollout)> = Vec::new();
     let mut bytes = 0;

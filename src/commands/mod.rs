@@ -4,6 +4,10 @@ pub(crate) mod serve;
 
 pub(crate) mod keys;
 
+pub(crate) mod import;
+
 pub(crate) mod maintenance;
 
 pub(crate) mod bench;
+
+pub(crate) mod service;

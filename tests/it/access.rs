@@ -11,9 +11,10 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 36] = [
+const PROMISED: [(&str, &str); 37] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
+    ("POST /imports/{format}", "PA"),
     ("GET /trajectories", "PRA"),
     ("POST /sessions", "PA"),
     ("GET /sessions", "PRA"),
@@ -87,7 +88,7 @@ on_both_stores! {
             let promise = PROMISED.iter().find(|(promised, _)| *promised == call);
             let roles = promise.unwrap_or_else(|| panic!("nobody has promised who may {call}")).1;
             let (method, path) = call.split_once(' ').expect("method and path");
-            let path = path.replace("{id}", NOBODY).replace("{policy}", "default");
+            let path = path.replace("{id}", NOBODY).replace("{policy}", "default").replace("{format}", "chat");
             let method: Method = method.parse().expect("it is a method");
             let body = matches!(method, Method::POST | Method::PUT | Method::PATCH).then(|| json!({}));
             let unknown = app.call(method.clone(), &path, body.clone()).await;

@@ -60,7 +60,7 @@ const PIECES: &[&[u8]] = &[
 type Check = fn(&[u8]);
 
 /// Every target with the folder of its seeds.
-const TARGETS: [(&str, Check); 19] = [
+const TARGETS: [(&str, Check); 20] = [
     ("trajectory", checks::trajectory),
     ("bundle", checks::bundle),
     ("lines", checks::lines),
@@ -80,6 +80,7 @@ const TARGETS: [(&str, Check); 19] = [
     ("responses", checks::responses),
     ("engine", checks::engine),
     ("lineage", checks::lineage),
+    ("import", checks::import),
 ];
 
 fn folder() -> std::path::PathBuf {

@@ -25,6 +25,7 @@ mod groups;
 mod growth;
 mod history;
 mod hostile;
+mod imports;
 mod ingest;
 mod keys;
 mod ledger;

@@ -9,6 +9,7 @@ pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
 mod admission;
 mod batch;
 mod finite;
+mod import;
 mod key;
 mod ledger;
 mod object;
@@ -24,6 +25,7 @@ pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
     VersionRange,
 };
+pub use import::{IMPORT_REFUSALS_MAX, ImportRefusal, ImportReport, ImportVerdicts};
 pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role};
 pub use ledger::{
     CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Health, PolicyStats, RolloutState, Stats,

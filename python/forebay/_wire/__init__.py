@@ -24,6 +24,7 @@ from .batch import (
     VersionRange,
     VersionRequest,
 )
+from .imports import ImportRefusal, ImportReport, ImportVerdicts
 from .ledger import (
     Admission,
     AdmissionRequest,
@@ -142,6 +143,9 @@ __all__ = [
     "GroupRules",
     "GroupState",
     "Health",
+    "ImportRefusal",
+    "ImportReport",
+    "ImportVerdicts",
     "Ints",
     "KeyCreated",
     "KeyInfo",

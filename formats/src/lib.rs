@@ -1,0 +1,47 @@
+//! Import formats: recorded agent runs of other projects become trajectories of the API.
+//!
+//! Everything here is a pure function of bytes, so that `forebay import` and `POST /imports/{format}` give the same
+//! results. A source is a file or a body. [`Importer`] cuts it into documents, and the [`Reader`] of a [`Format`] makes
+//! trajectories of each document, or says where the document is wrong. [`FORMATS`] lists the formats, each of which has
+//! a file of its own.
+//!
+//! The modules, in reading order: `format` (what a format is), `importer` (from bytes to records), `options` (what a
+//! caller may say about all rollouts), `labels` (whose rollout it is, from the options, the record or the format),
+//! `ids` (ids of records that have none), `json` (errors with pointers), `turns` (prompts without what
+//! an earlier call has), and the formats.
+
+mod format;
+mod ids;
+mod importer;
+mod json;
+mod labels;
+mod options;
+mod turns;
+
+mod atif;
+mod chat;
+mod nemo_gym;
+mod verifiers;
+
+pub use self::{
+    format::{Document, Format, Imported, Layout, Note, Reader, Record},
+    ids::digest_id,
+    importer::{DOCUMENT_BYTES_MAX, Importer},
+    options::{Options, ROLLOUT_TOKENS_MAX},
+};
+
+/// Every format, in the order of their names.
+pub const FORMATS: &[Format] = &[atif::FORMAT, chat::FORMAT, nemo_gym::FORMAT, verifiers::FORMAT];
+
+/// The format with this name.
+#[must_use]
+pub fn format(name: &str) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| format.name == name)
+}
+
+/// The names of all formats, as a sentence can list them.
+#[must_use]
+pub fn names() -> String {
+    let names: Vec<&str> = FORMATS.iter().map(|format| format.name).collect();
+    names.join(", ")
+}

@@ -1,0 +1,261 @@
+//! Rollouts of NeMo Gym: a line per rollout, with an OpenAI Responses object whose items have the ids of their call.
+//!
+//! An item with `generation_token_ids` ends a call, and its `prompt_token_ids` are the whole prompt of the call. So the
+//! rollout becomes turns, which the service assembles.
+
+mod items;
+
+use forebay_client::wire::{Object, Segment, Status, Turn, Violation};
+use serde::Deserialize;
+use serde_json::{Map, Value, json, value::RawValue};
+
+use crate::{
+    format::{Document, Format, Imported, Layout, Note, each},
+    ids::digest_id,
+    json::{self, Fields, Problems},
+    labels::{Id, Labels, Number, sampling},
+    options::Options,
+    turns,
+};
+
+pub(crate) const FORMAT: Format = Format {
+    name: "nemo-gym",
+    about: "rollouts of NeMo Gym, one JSON object per line",
+    layout: Layout::Lines,
+    reader: |options| each(options, convert),
+};
+
+/// The most scalar fields of a record that its metadata keeps.
+const SCALARS_MAX: usize = 64;
+
+/// The most bytes of a scalar field that the metadata keeps.
+const SCALAR_BYTES_MAX: usize = 256;
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Response {
+    id: Option<String>,
+    model: Option<String>,
+    status: Option<String>,
+    incomplete_details: Option<Value>,
+    output: Vec<Object<Item>>,
+}
+
+/// An item of the output. Its other fields are read as a part of the conversation.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Item {
+    prompt_token_ids: Option<Vec<i32>>,
+    generation_token_ids: Option<Vec<i32>>,
+    generation_log_probs: Option<Vec<f32>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Parameters {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+}
+
+#[derive(Deserialize)]
+struct AgentRef {
+    name: Option<String>,
+}
+
+fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<Violation>> {
+    let mut fields = json::fields(document.text)?;
+    let record: &RawValue = json::whole(document.text)?;
+    let mut problems = Problems::default();
+    let given = Labels::of_options(options, record, &mut problems);
+    let (response_text, parameters_text) =
+        (fields.get("response").copied(), fields.get("responses_create_params").copied());
+    problems.require(response_text.is_some(), "/response", "is missing: a rollout of NeMo Gym has it");
+    let response: Response = problems.take(&mut fields, "", "response").unwrap_or_default();
+    let parameters: Parameters = problems.take(&mut fields, "", "responses_create_params").unwrap_or_default();
+    let is_masked = problems.take(&mut fields, "", "mask_sample").unwrap_or(false);
+    let own = labels(&mut fields, parameters_text, &parameters, &response, &mut problems);
+    let mut imported = Imported::default();
+    let mut turns = calls(&response, &mut imported, &mut problems);
+    let messages = items::messages(parameters_text, response_text);
+    let metadata = metadata(&fields, &response);
+    let mut trajectory = given.or(own).trajectory(options, || digest_id(FORMAT.name, document.text));
+    problems.or(())?;
+    trajectory.messages = (!messages.is_empty()).then(|| json::raw(&messages));
+    trajectory.metadata = Some(json::raw(&metadata));
+    if is_masked {
+        trajectory.segments = turns.last().map(masked).into_iter().collect();
+    } else {
+        turns::shorten(&mut turns);
+        trajectory.turns = turns;
+    }
+    imported.trajectories.push(trajectory);
+    Ok(imported)
+}
+
+fn labels(
+    fields: &mut Fields<'_>,
+    parameters_text: Option<&RawValue>,
+    parameters: &Parameters,
+    response: &Response,
+    problems: &mut Problems,
+) -> Labels {
+    let mut id = |name: &str| problems.take(fields, "", name).map(Id::into_inner);
+    let (task, rollout, named) = (id("_ng_task_index"), id("_ng_rollout_index"), id("_ng_rollout_id"));
+    let attempt: u64 = problems.take(fields, "", "_ng_attempt_index").unwrap_or(0);
+    let failed = fields.contains_key("_ng_failure_class");
+    let indexed = || Some(format!("{}-{}", task.as_deref()?, rollout.as_deref()?));
+    let rollout_id = named.or_else(indexed);
+    let environment: Option<AgentRef> = problems.take(fields, "", "agent_ref");
+    let is_cut = response.status.as_deref() == Some("incomplete")
+        || response.incomplete_details.as_ref().is_some_and(|details| !details.is_null());
+    Labels {
+        rollout_id: rollout_id.map(|id| if attempt > 0 { format!("{id}-a{attempt}") } else { id }),
+        // Rollouts of the same task were made with the same parameters.
+        group_id: task.or_else(|| Some(digest_id("nemo-gym-task", parameters_text?.get().as_bytes()))),
+        environment: environment.and_then(|agent| agent.name),
+        reward: problems.take(fields, "", "reward").map(|Number(reward)| reward),
+        status: Some(match (failed, is_cut) {
+            (true, _) => Status::Failed,
+            (false, true) => Status::Truncated,
+            (false, false) => Status::Completed,
+        }),
+        sampling: Some(sampling(parameters.temperature, parameters.top_p, None)),
+        ..Labels::default()
+    }
+}
+
+/// The calls, which are the items with sampled ids.
+fn calls(response: &Response, imported: &mut Imported, problems: &mut Problems) -> Vec<Turn> {
+    let mut turns = Vec::new();
+    for (index, Object(item)) in response.output.iter().enumerate() {
+        let Some(tokens) = item.generation_token_ids.as_ref().filter(|ids| !ids.is_empty()) else { continue };
+        let Some(prompt_tokens) = item.prompt_token_ids.as_ref().filter(|ids| !ids.is_empty()) else {
+            imported.note(Note::CallWithoutPrompt, 1);
+            continue;
+        };
+        if let Some(logprobs) = &item.generation_log_probs
+            && logprobs.len() != tokens.len()
+        {
+            let detail = format!("has {} entries for {} tokens", logprobs.len(), tokens.len());
+            problems.push(format!("/response/output/{index}/generation_log_probs"), detail);
+        }
+        turns.push(Turn {
+            prompt_tokens: prompt_tokens.clone(),
+            tokens: tokens.clone(),
+            logprobs: item.generation_log_probs.clone(),
+            ..Turn::default()
+        });
+    }
+    turns
+}
+
+/// The segment of a rollout that must not be trained: its last call, with a mask of zeros. It still votes in the baseline
+/// of its group.
+fn masked(last: &Turn) -> Segment {
+    Segment {
+        tokens: [last.prompt_tokens.as_slice(), &last.tokens].concat(),
+        loss_mask: vec![0; last.tokens.len()],
+        logprobs: last.logprobs.clone(),
+        ..Segment::default()
+    }
+}
+
+/// Where the rollout comes from, and the scalar fields of its record, for filters.
+fn metadata(fields: &Fields<'_>, response: &Response) -> Value {
+    let scalar = |(name, value): (&String, &&RawValue)| {
+        let is_small = value.get().len() + name.len() <= SCALAR_BYTES_MAX;
+        let is_scalar = !value.get().starts_with(['{', '[', 'n']);
+        let value: Value = (is_small && is_scalar).then(|| serde_json::from_str(value.get()).ok())??;
+        Some((name.clone(), value))
+    };
+    let record: Map<String, Value> = fields.iter().filter_map(scalar).take(SCALARS_MAX).collect();
+    json!({
+        "source": {"format": FORMAT.name, "response_id": response.id, "model": response.model},
+        "record": record,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_client::wire::Trajectory;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Imported, Vec<Violation>> {
+        convert(&Document { line: 1, text: text.as_bytes() }, &Options::default())
+    }
+
+    fn one(text: &str) -> Trajectory {
+        read(text).expect("the record is right").trajectories.remove(0)
+    }
+
+    const CALLS: &str = r#"{"_ng_task_index":3,"_ng_rollout_index":1,"reward":0.5,"resolved":true,
+        "agent_ref":{"name":"swe"},
+        "responses_create_params":{"input":[{"role":"user","content":"q"}],"temperature":0.7},
+        "response":{"id":"resp_1","model":"m","output":[
+            {"type":"reasoning","summary":[{"type":"summary_text","text":"hm"}]},
+            {"type":"function_call","call_id":"c1","name":"run","arguments":"{}",
+             "prompt_token_ids":[1,2],"generation_token_ids":[3,4],"generation_log_probs":[-0.1,-0.2]},
+            {"type":"function_call_output","call_id":"c1","output":"ok"},
+            {"type":"message","role":"assistant","content":[{"type":"output_text","text":"done"}],
+             "prompt_token_ids":[1,2,3,4,5],"generation_token_ids":[6],"generation_log_probs":[-0.3]}]}}"#;
+
+    #[test]
+    fn indices_are_group_and_rollout_and_items_with_ids_are_turns() {
+        let trajectory = one(CALLS);
+        assert_eq!(trajectory.group_id.as_deref(), Some("3"));
+        assert_eq!(trajectory.rollout_id.as_deref(), Some("3-1"));
+        assert_eq!((trajectory.reward, trajectory.environment.as_deref()), (Some(0.5), Some("swe")));
+        assert!((trajectory.sampling.temperature - 0.7).abs() < f32::EPSILON);
+        let prompts: Vec<&[i32]> = trajectory.turns.iter().map(|turn| turn.prompt_tokens.as_slice()).collect();
+        assert_eq!(prompts, [&[1, 2][..], &[5]], "the second prompt continues the first call");
+        assert_eq!(trajectory.turns[1].tokens, [6]);
+        let messages: Value =
+            serde_json::from_str(trajectory.messages.expect("there are messages").get()).expect("JSON");
+        assert_eq!(
+            messages,
+            json!([
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": null, "reasoning_content": "hm",
+                 "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}]},
+                {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+                {"role": "assistant", "content": "done"},
+            ])
+        );
+        let metadata: Value =
+            serde_json::from_str(trajectory.metadata.expect("there is metadata").get()).expect("JSON");
+        assert_eq!(metadata["record"], json!({"resolved": true}));
+    }
+
+    #[test]
+    fn lengths_that_differ_are_refused_with_their_path() {
+        let found = read(&CALLS.replace("[-0.3]", "[-0.3,-0.4]")).expect_err("the lengths differ");
+        assert_eq!(found[0].pointer, "/response/output/3/generation_log_probs");
+        assert_eq!(found[0].detail, "has 2 entries for 1 tokens");
+        assert_eq!(read("{\"reward\":1}").expect_err("there is no response")[0].pointer, "/response");
+        let nested = read(r#"{"response":{"output":[[{}]]},"reward":1}"#).expect_err("an item is an object");
+        assert_eq!(nested[0].pointer, "/response/output/0");
+    }
+
+    #[test]
+    fn a_masked_sample_trains_nothing() {
+        let trajectory = one(&CALLS.replace("\"reward\":0.5", "\"reward\":0.5,\"mask_sample\":true"));
+        assert!(trajectory.turns.is_empty());
+        assert_eq!(trajectory.segments[0].tokens, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(trajectory.segments[0].loss_mask, [0]);
+    }
+
+    #[test]
+    fn rollouts_of_a_task_without_an_index_share_a_group() {
+        let text = |answer: &str| {
+            format!(
+                r#"{{"responses_create_params":{{"input":"q"}},"reward":1,"response":{{"output":[
+                    {{"type":"message","role":"assistant","content":"{answer}"}}]}}}}"#
+            )
+        };
+        let (one, other) = (self::one(&text("a")), self::one(&text("b")));
+        assert_eq!(one.group_id, other.group_id);
+        assert_ne!(one.rollout_id, other.rollout_id);
+        assert!(one.turns.is_empty() && one.segments.is_empty(), "there are no ids");
+    }
+}

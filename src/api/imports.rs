@@ -1,0 +1,250 @@
+//! `/imports/{format}`: recorded rollouts of other projects are read, and ingested like posted trajectories.
+
+use std::{collections::VecDeque, io::Cursor};
+
+use axum::{Json, body::Body, extract::State, http::HeaderMap};
+use bytes::Bytes;
+use forebay_client::wire::{ImportReport, Trajectory, Violation};
+use forebay_formats::{Importer, Options, Record};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{
+    Api,
+    body::{self, Media, ReadBody},
+    budget::{Budget, Shares},
+    guard::Caller,
+    openapi::InvalidQuery,
+    params::{FormatPath, Query},
+    problem::Failure,
+    trajectories::{self, BULK_BYTES, BULK_LINES, Line, SegmentMemory},
+};
+use crate::{
+    access::Grant,
+    buffer::{Buffer, refusal::Refusal},
+};
+
+/// Bytes of a token of a segment in memory: its id, its bit of the mask, and its log-probability.
+const TOKEN_BYTES: usize = 9;
+
+/// What a caller says about all rollouts of an import. Each parameter takes precedence over what the body says.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ImportQuery {
+    /// Policy of the rollouts. In the format `verifiers`, `{agent}` stands for the name of a trace's agent.
+    #[param(min_length = 1, max_length = 256)]
+    policy: Option<String>,
+    /// Label of their environment.
+    #[param(min_length = 1, max_length = 256)]
+    environment: Option<String>,
+    /// Size of their groups.
+    #[param(minimum = 1, maximum = 65536)]
+    group_size: Option<u32>,
+    /// Weight version that generated them.
+    #[param(minimum = 0)]
+    policy_version: Option<i64>,
+    /// Text before every group id and rollout id.
+    #[param(max_length = 256)]
+    prefix: Option<String>,
+    /// JSON pointer to the reward in a record.
+    #[param(pattern = "^/")]
+    reward_at: Option<String>,
+    /// JSON pointer to the group id in a record.
+    #[param(pattern = "^/")]
+    group_at: Option<String>,
+    /// JSON pointer to the rollout id in a record.
+    #[param(pattern = "^/")]
+    rollout_at: Option<String>,
+}
+
+impl ImportQuery {
+    fn options(self, tokens_max: usize) -> Result<Options, Failure> {
+        let Self { policy, environment, group_size, policy_version, prefix, reward_at, group_at, rollout_at } = self;
+        let options = Options {
+            policy,
+            environment,
+            group_size,
+            policy_version,
+            prefix,
+            reward_at,
+            group_at,
+            rollout_at,
+            tokens_max,
+        };
+        options.check().map_err(|(name, why)| Failure::invalid(name, why))?;
+        Ok(options)
+    }
+}
+
+/// Import recorded rollouts
+///
+/// The body is a source of a format: `atif`, `chat`, `nemo-gym` or `verifiers`. It is a document per line, or for `atif`
+/// and `chat` also one document. Every rollout is stored or refused on its own, and the response says what became of
+/// them. A repeated import stores nothing twice.
+#[utoipa::path(
+    post,
+    path = "/imports/{format}",
+    operation_id = "post_import",
+    tag = "agents",
+    params(("format" = String, Path, description = "Name of the format"), ImportQuery),
+    request_body(
+        content((Object = "application/x-ndjson"), (Object = "application/json")),
+        description = "Documents of the format. `Content-Encoding` may be gzip or zstd."
+    ),
+    responses(
+        (status = 200, description = "What became of the documents", body = ImportReport),
+        (status = 404, description = "No such format"),
+        (status = 413, description = "Too large; nothing was stored"),
+        (status = 503, description = "The byte budget is used up, or the store cannot write"),
+        InvalidQuery,
+    )
+)]
+pub(super) async fn post(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    FormatPath(format): FormatPath,
+    Query(query): Query<ImportQuery>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<ImportReport>, Failure> {
+    if body::media(&headers)? == Media::Arrow {
+        return Err(body::unsupported("Content-Type must be application/json or application/x-ndjson"));
+    }
+    let options = query.options(api.buffer.trajectory_limits().tokens_max)?;
+    if !api.buffer.is_writable() {
+        return Err(Failure::unwritable());
+    }
+    let ReadBody { bytes, shares } = body::read(&api.budgets.posts, api.limits, &headers, body).await?;
+    let importer = Importer::new(format, &options, Cursor::new(bytes));
+    let source = Source { importer, waiting: VecDeque::new(), budget: api.budgets.posts.clone(), held: shares.bytes() };
+    let report = ImportReport::new(format.name);
+    api.run_uncancelled(|buffer| async move { ingest(&buffer, grant, source, shares, report).await }).await.map(Json)
+}
+
+/// The records of a body, and where the memory for their rollouts comes from.
+struct Source {
+    importer: Importer<Cursor<Bytes>>,
+    /// Rollouts that were read, and for which there was no memory yet.
+    waiting: VecDeque<(u64, Trajectory)>,
+    budget: Budget,
+    /// The bytes that the body holds.
+    held: usize,
+}
+
+/// What is ingested together.
+#[derive(Default)]
+struct Slice {
+    lines: Vec<Line>,
+    /// Line and rollout of each entry of `lines`, which are numbered by their index.
+    names: Vec<(u64, Option<String>)>,
+    refused: Vec<(u64, Vec<Violation>)>,
+    read: Vec<(usize, Vec<(&'static str, u64)>)>,
+    is_last: bool,
+}
+
+/// Ingests slice by slice: each slice is stored before the next one is read. The shares of the body are held to the end.
+async fn ingest(
+    buffer: &Buffer,
+    grant: Grant,
+    mut source: Source,
+    shares: Shares,
+    mut report: ImportReport,
+) -> Result<ImportReport, Failure> {
+    loop {
+        let (decoder, caller) = (buffer.clone(), grant.clone());
+        let mut memory = SegmentMemory::new(&source.budget, source.held);
+        let decode = move || {
+            let slice = source.slice(&decoder, &caller, &mut memory);
+            (slice, source, memory)
+        };
+        let (slice, rest, memory) = trajectories::run(false, decode).await?;
+        source = rest;
+        for (rollouts, notes) in slice.read {
+            report.read_document(rollouts, notes);
+        }
+        for (line, violations) in slice.refused {
+            report.refuse_document(line, violations);
+        }
+        for answer in trajectories::ingest_lines(buffer, slice.lines).await {
+            let (line, rollout_id) = &slice.names[answer.line as usize];
+            report.answered(*line, rollout_id.as_deref(), answer);
+        }
+        drop(memory);
+        if slice.is_last {
+            drop(shares);
+            return Ok(report);
+        }
+    }
+}
+
+impl Source {
+    fn slice(&mut self, buffer: &Buffer, grant: &Grant, memory: &mut SegmentMemory) -> Slice {
+        let mut slice = Slice::default();
+        let mut bytes = 0;
+        while slice.lines.len() + slice.refused.len() < BULK_LINES && bytes < BULK_BYTES {
+            if self.waiting.is_empty() {
+                // A body in memory can always be read.
+                let Ok(Some(record)) = self.importer.next_record() else {
+                    slice.is_last = true;
+                    break;
+                };
+                self.take(record, &mut slice);
+                continue;
+            }
+            let Some((line, trajectory)) = self.waiting.pop_front() else { continue };
+            match prepare(buffer, grant, trajectory, memory) {
+                Err(kept) => {
+                    self.waiting.push_front((line, *kept));
+                    break;
+                }
+                Ok((rollout_id, prepared)) => {
+                    bytes += prepared.as_ref().map_or(0, crate::buffer::ingest::NewRollout::payload_bytes);
+                    let number = slice.lines.len() as u64;
+                    slice.lines.push(Line { number, prepared: prepared.map_err(Failure::of_single_object) });
+                    slice.names.push((line, rollout_id));
+                }
+            }
+        }
+        slice
+    }
+
+    fn take(&mut self, Record { line, outcome }: Record, slice: &mut Slice) {
+        match outcome {
+            Err(violations) => slice.refused.push((line, violations)),
+            Ok(imported) => {
+                let notes = imported.notes.iter().map(|(note, times)| (note.as_str(), *times)).collect();
+                slice.read.push((imported.trajectories.len(), notes));
+                self.waiting.extend(imported.trajectories.into_iter().map(|trajectory| (line, trajectory)));
+            }
+        }
+    }
+}
+
+/// Validates and packs a rollout. The rollout comes back if there is no memory for it while others hold some.
+type Prepared = (Option<String>, Result<crate::buffer::ingest::NewRollout, Failure>);
+
+fn prepare(
+    buffer: &Buffer,
+    grant: &Grant,
+    trajectory: Trajectory,
+    memory: &mut SegmentMemory,
+) -> Result<Prepared, Box<Trajectory>> {
+    let holds_memory = memory.is_held();
+    // Branches repeat what they share, so segments may be larger than the body that pays for them.
+    let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
+    if tokens > 0 && !memory.take(tokens * TOKEN_BYTES) {
+        if holds_memory {
+            return Err(Box::new(trajectory));
+        }
+        return Ok((trajectory.rollout_id, Err(Refusal::NoMemory.into())));
+    }
+    let kept = (holds_memory && !trajectory.turns.is_empty()).then(|| Box::new(trajectory.clone()));
+    let rollout_id = trajectory.rollout_id.clone();
+    let prepared = match (trajectories::prepare(buffer, grant, vec![trajectory], memory), kept) {
+        (Err(Refusal::NoMemory), Some(kept)) => return Err(kept),
+        (Err(refusal), _) => Err(refusal.into()),
+        (Ok(mut one), _) => one.pop().ok_or_else(body::stopped),
+    };
+    Ok((rollout_id, prepared))
+}

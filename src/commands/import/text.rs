@@ -1,0 +1,120 @@
+//! Reports as text and as JSON, and the progress on a terminal.
+
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal as _, Write as _},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use forebay_client::wire::ImportReport;
+
+use super::source::Position;
+
+/// The shortest time between two lines of progress.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// A report as one line of JSON.
+pub(super) fn json(report: &ImportReport) -> String {
+    serde_json::to_string(report).expect("a report is plain data") + "\n"
+}
+
+/// A report for people.
+pub(super) fn report(report: &ImportReport) -> String {
+    let ImportReport { documents, rollouts, stored, duplicates, refused, .. } = report;
+    let file = report.file.as_deref().unwrap_or("-");
+    let mut text = format!(
+        "{file}: {documents} documents with {rollouts} rollouts: {stored} stored, {duplicates} already there, {refused} refused\n"
+    );
+    let verdicts = report.verdicts;
+    let named =
+        [("kept", verdicts.kept), ("masked", verdicts.masked), ("dropped", verdicts.dropped), ("late", verdicts.late)];
+    line(&mut text, "verdicts", named.into_iter().filter(|(_, count)| *count > 0));
+    line(&mut text, "reasons", report.reasons.iter().map(|(reason, count)| (reason.as_str(), *count)));
+    line(&mut text, "left out", report.notes.iter().map(|(note, count)| (note.as_str(), *count)));
+    for refusal in &report.refusals {
+        let rollout = refusal.rollout_id.as_ref().map(|id| format!(" ({id})")).unwrap_or_default();
+        let pointer = if refusal.pointer.is_empty() { String::new() } else { format!(" {}", refusal.pointer) };
+        let _ = writeln!(text, "  line {}{rollout}{pointer}: {}: {}", refusal.line, refusal.kind, refusal.detail);
+    }
+    if report.refused > report.refusals.len() as u64 {
+        let _ = writeln!(text, "  and more: only the first {} are listed", report.refusals.len());
+    }
+    if verdicts.late > 0 {
+        text.push_str("  late: the group was decided before; name the size of the groups with --group-size\n");
+    }
+    text
+}
+
+fn line<'n>(text: &mut String, title: &str, counts: impl Iterator<Item = (&'n str, u64)>) {
+    let counts: Vec<String> = counts.map(|(name, count)| format!("{count} {name}")).collect();
+    if !counts.is_empty() {
+        let _ = writeln!(text, "  {title}: {}", counts.join(", "));
+    }
+}
+
+/// Shows on a terminal how far the import is.
+pub(super) struct Progress {
+    file: String,
+    position: Arc<Position>,
+    is_shown: bool,
+    last: Option<Instant>,
+}
+
+impl Progress {
+    pub(super) fn new(file: &Path, position: Arc<Position>) -> Self {
+        let is_shown = std::io::stderr().is_terminal();
+        Self { file: file.display().to_string(), position, is_shown, last: None }
+    }
+
+    pub(super) fn show(&mut self, report: &ImportReport) {
+        if !self.is_shown || self.last.is_some_and(|last| last.elapsed() < PROGRESS_EVERY) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        let (read, total) = self.position.get();
+        let share =
+            total.filter(|&total| total > 0).map(|total| format!("{}%, ", read * 100 / total)).unwrap_or_default();
+        let done = format!("{} rollouts, {} refused", report.stored + report.duplicates, report.refused);
+        // The line is written over by the next one. Progress that cannot be shown is no error.
+        let _ = write!(std::io::stderr(), "\r\x1b[K{}: {share}{:.1} MB, {done}", self.file, read as f64 / 1e6);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.last.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_client::wire::Violation;
+
+    use super::*;
+
+    #[test]
+    fn a_report_says_what_was_refused_and_where() {
+        let mut refused = ImportReport { file: Some("a.jsonl".to_owned()), ..ImportReport::new("atif") };
+        refused.read_document(2, [("copied-context", 3)]);
+        refused.stored = 2;
+        refused.verdicts.late = 1;
+        refused.verdicts.kept = 1;
+        let violation = |detail: &str| Violation { pointer: "/steps/0".to_owned(), detail: detail.to_owned() };
+        for line in 0..150 {
+            refused.refuse_document(line, vec![violation("is wrong")]);
+        }
+        let text = report(&refused);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "a.jsonl: 151 documents with 2 rollouts: 2 stored, 0 already there, 150 refused");
+        assert_eq!(lines[1], "  verdicts: 1 kept, 1 late");
+        assert_eq!(lines[2], "  left out: 3 copied-context");
+        assert_eq!(lines[3], "  line 0 /steps/0: invalid-document: is wrong");
+        assert_eq!(lines.len(), 3 + 100 + 2);
+        assert!(lines[103].contains("only the first 100"), "{}", lines[103]);
+        assert!(json(&refused).ends_with("}\n"));
+    }
+}
