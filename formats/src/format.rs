@@ -30,7 +30,7 @@ pub enum Layout {
 
 /// Reads the documents of one source, in their order.
 ///
-/// Most formats have a rollout in each document and use [`each`]. A format whose rollouts span several documents keeps
+/// Most formats have a rollout in each document and use `each`. A format whose rollouts span several documents keeps
 /// the incomplete rollout, and adds its record when a later document or [`end`](Self::end) completes it.
 pub trait Reader: Send {
     /// Reads the next document, and adds the records that are complete now.

@@ -28,9 +28,11 @@ pub(crate) fn parse<'d, T: Deserialize<'d>>(at: &str, text: &'d str) -> Result<T
     let mut deserializer = serde_json::Deserializer::from_str(text);
     serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let place = pointer(error.path());
-        let message = explain(error.inner());
-        // The path of an unknown or repeated field ends with its name.
-        violation(format!("{at}{place}"), message)
+        let text = error.inner().to_string();
+        // The path of a missing field is that of its object.
+        let missing = text.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        let field = missing.map(|field| format!("/{}", escape(field))).unwrap_or_default();
+        violation(format!("{at}{place}{field}"), explain(error.inner()))
     })
 }
 
@@ -157,7 +159,7 @@ fn explain(error: &serde_json::Error) -> String {
         return format!("must be {expected}, not {found}");
     }
     match message.strip_prefix("missing field ") {
-        Some(field) => format!("the field {field} is missing"),
+        Some(_) => "is missing".to_owned(),
         None => message.to_owned(),
     }
 }
@@ -184,5 +186,7 @@ mod tests {
             (error.pointer.as_str(), error.detail.as_str()),
             ("/ids/1/1", "must be a whole number, not string \"x\"")
         );
+        let missing = parse::<Violation>("/a", r#"{"pointer":""}"#).expect_err("a field is missing");
+        assert_eq!((missing.pointer.as_str(), missing.detail.as_str()), ("/a/detail", "is missing"));
     }
 }
