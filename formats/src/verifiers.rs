@@ -193,7 +193,10 @@ fn trace(
     let mut given = Labels::of_options(options, source.record, &mut problems);
     let agent = trace.agent.as_ref().and_then(|agent| agent.name.as_deref());
     given.policy = given.policy.map(|policy| policy.replace(AGENT, agent.unwrap_or("agent")));
-    let branches = branches::read(base, &trace.nodes, options.tokens_max, &mut problems);
+    // The bound holds for all traces of an episode together, because they are held together.
+    let segments = imported.trajectories.iter().flat_map(|trajectory| &trajectory.segments);
+    let held: usize = segments.map(|segment| segment.tokens.len()).sum();
+    let branches = branches::read(base, &trace.nodes, options.tokens_max.saturating_sub(held), &mut problems);
     problems.or(())?;
     let labels = given.or(of_episode).or(trace.labels());
     let mut trajectory = labels.trajectory(options, || source.id.clone());
@@ -364,5 +367,10 @@ mod tests {
         let options = Options { tokens_max: 13, ..Options::default() };
         let found = read_with(TRACE, &options).expect_err("the branches have 14 tokens");
         assert_eq!(found[0].pointer, "/nodes");
+        let options = Options { tokens_max: 27, ..Options::default() };
+        assert!(read_with(TRACE, &options).is_ok());
+        let episode = format!("{{\"traces\":[{TRACE},{TRACE}]}}");
+        let found = read_with(&episode, &options).expect_err("the traces have 28 tokens together");
+        assert_eq!(found[0].pointer, "/traces/1/nodes");
     }
 }

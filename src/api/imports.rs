@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     access::Grant,
-    buffer::{Buffer, refusal::Refusal},
+    buffer::{Buffer, ingest::NewRollout, refusal::Refusal},
 };
 
 /// Bytes of a token of a segment in memory: its id, its bit of the mask, and its log-probability.
@@ -199,7 +199,7 @@ impl Source {
                     break;
                 }
                 Ok((rollout_id, prepared)) => {
-                    bytes += prepared.as_ref().map_or(0, crate::buffer::ingest::NewRollout::payload_bytes);
+                    bytes += prepared.as_ref().map_or(0, NewRollout::payload_bytes);
                     let number = slice.lines.len() as u64;
                     slice.lines.push(Line { number, prepared: prepared.map_err(Failure::of_single_object) });
                     slice.names.push((line, rollout_id));
@@ -221,9 +221,10 @@ impl Source {
     }
 }
 
-/// Validates and packs a rollout. The rollout comes back if there is no memory for it while others hold some.
-type Prepared = (Option<String>, Result<crate::buffer::ingest::NewRollout, Failure>);
+/// The id of a rollout, and the rollout to store or why it is refused.
+type Prepared = (Option<String>, Result<NewRollout, Failure>);
 
+/// Validates and packs a rollout. The rollout comes back if there is no memory for it while others hold some.
 fn prepare(
     buffer: &Buffer,
     grant: &Grant,
