@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ test-python: ## Run the lints and tests of the Python package against a service 
 test-frameworks: ## Run the tests of the Python package with PyTorch, TRL, slime (a checkout in SLIME_SRC), verl and Tinker, and of imports with checkouts in NEMO_GYM_SRC and VERIFIERS_SRC, and print a table; fetches them, 6 GB; FRAMEWORKS="trl"
 	$(CARGO) build -p forebay
 	./scripts/test-frameworks $(FRAMEWORKS)
+
+test-facades: ## Run the clients of other rollout buffers against the facades: slime's (a checkout in SLIME_SRC); FACADES="slime"
+	$(CARGO) build -p forebay
+	./scripts/test-facades $(FACADES)
 
 test-trainer: libtorch ## Run only the trainer's lints and tests
 	$(CARGO) clippy -p forebay-trainer --all-targets -- -D warnings

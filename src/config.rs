@@ -1,6 +1,7 @@
 //! Configuration: one TOML file in which every key has a default. The whole file is validated before anything starts.
 
 mod collect;
+mod facades;
 mod limits;
 mod sessions;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use crate::{
     agents::{AgentOptions, UpstreamConfig, Upstreams},
     api::BodyLimits,
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
+    facades::FacadeConfig,
     server::ServerLimits,
     store,
     telemetry::LogFormat,
@@ -58,6 +60,8 @@ pub struct Config {
     pub buffer: BufferOptions,
     /// The listener of agents; none if sessions cannot be opened.
     pub agents: Option<AgentsConfig>,
+    /// Listeners for the clients of other rollout buffers.
+    pub facades: Vec<FacadeConfig>,
     /// Policies that are created at start if they do not exist.
     pub policies: Vec<(PolicyName, Arc<Rules>)>,
 }
@@ -222,6 +226,7 @@ impl Config {
         let mut table = text::parse(text, &mut violations).map_err(ConfigError::Parse)?;
         let policies = table.remove("policy");
         let upstreams = table.remove("upstream");
+        let facades = table.remove("facades");
         let file: File = collect::read("", table, &mut violations);
         explain_renamed(&mut violations);
         if let Err(detail) = check_listen(&file.listen) {
@@ -233,6 +238,7 @@ impl Config {
         file.limits.check(&mut violations);
         file.sessions.check(&mut violations);
         let agents = agents(&file, upstreams, &mut violations);
+        let facades = facades::read(facades, &mut violations);
         let access = access(file.access, &mut violations);
         let tls = file.tls.and_then(|table| tls_files(table, &mut violations));
         let policy_defaults = rules("/policy_defaults", file.policy_defaults, &mut violations)
@@ -258,6 +264,7 @@ impl Config {
                 sessions: file.sessions.limits(),
             },
             agents,
+            facades,
             policies,
         };
         Ok((config, violations))

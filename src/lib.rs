@@ -8,8 +8,9 @@
 //! - [`access`]: keys, and which policies they may access.
 //! - [`api`]: the mapping between HTTP and the domain, without decisions.
 //! - [`agents`]: the listener of agents, whose calls are recorded in sessions.
+//! - [`facades`]: listeners that speak the protocols of other rollout buffers.
 //! - [`server`], [`tls`]: accept loop, background tasks, graceful shutdown.
-//! - `framing`: which requests are ambiguous, for both listeners.
+//! - `framing`: which requests are ambiguous, for all listeners.
 //! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the other modules depend on.
 
 pub mod access;
@@ -18,6 +19,7 @@ pub mod api;
 pub mod buffer;
 pub mod clock;
 pub mod config;
+pub mod facades;
 mod framing;
 pub mod metrics;
 mod panics;

@@ -8,6 +8,7 @@ mod smuggling;
 use std::{
     convert::Infallible,
     io,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,6 +32,7 @@ use crate::{
     agents::{self, AgentUrls, Agents, Upstreams},
     api::{self, Access, Api, BodyLimits},
     buffer::Buffer,
+    facades::{self, FacadeConfig},
     metrics::Metrics,
     tls::Tls,
 };
@@ -77,6 +79,16 @@ pub struct AgentServer {
     pub urls: AgentUrls,
 }
 
+/// The listener of a facade, which is ready to run.
+pub struct FacadeServer {
+    /// Where its clients connect.
+    pub listener: TcpListener,
+    /// The bound address.
+    pub address: SocketAddr,
+    /// What it speaks.
+    pub config: FacadeConfig,
+}
+
 /// A service that is ready to run.
 pub struct Server {
     listener: TcpListener,
@@ -85,6 +97,7 @@ pub struct Server {
     keyring: Arc<Keyring>,
     tls: Option<Arc<Tls>>,
     agents: Option<AgentServer>,
+    facades: Vec<FacadeServer>,
     metrics: Arc<Metrics>,
     limits: ServerLimits,
 }
@@ -101,7 +114,7 @@ impl Server {
     ) -> io::Result<Self> {
         let keyring = Arc::clone(&access.keyring);
         let api = Api::new(buffer.clone(), Arc::clone(&metrics), bodies, access, listener.local_addr()?);
-        Ok(Self { listener, api, buffer, keyring, tls: None, agents: None, metrics, limits })
+        Ok(Self { listener, api, buffer, keyring, tls: None, agents: None, facades: Vec::new(), metrics, limits })
     }
 
     /// The same service, with TLS if given.
@@ -115,6 +128,12 @@ impl Server {
     pub fn with_agents(self, agents: Option<AgentServer>) -> Self {
         let sessions = agents.as_ref().map(|agents| (agents.upstreams.clone(), agents.urls.clone()));
         Self { api: self.api.with_sessions(sessions), agents, ..self }
+    }
+
+    /// The same service, with listeners for the clients of other rollout buffers.
+    #[must_use]
+    pub fn with_facades(self, facades: Vec<FacadeServer>) -> Self {
+        Self { facades, ..self }
     }
 
     /// Serves until `shutdown` completes, then stops gracefully: `/readyz` fails, waiting requests are answered,
@@ -135,14 +154,24 @@ impl Server {
                 None => std::future::pending().await,
             }
         };
+        let facades = async {
+            futures::future::join_all(self.facades.iter().map(|facade| {
+                let router = facades::router(&self.api, &facade.config, facade.address);
+                self.accept(&facade.listener, router, &connections, Tls::acceptor)
+            }))
+            .await;
+            // There are no facades.
+            std::future::pending().await
+        };
         let outcome = tokio::select! {
             biased;
             () = shutdown => Ok(()),
             () = self.buffer.broken() => Err(Broken),
             never = self.accept(&self.listener, router, &connections, Tls::acceptor) => match never {},
             never = calls => match never {},
+            never = facades => never,
         };
-        drop(self.listener);
+        drop((self.listener, self.facades));
         let agents = self.agents.map(|agents| agents.agents);
 
         tracing::info!("stopping: accepting no new connections, finishing running requests");

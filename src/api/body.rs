@@ -60,9 +60,9 @@ pub struct BodyLimits {
 }
 
 /// A body that was read and decompressed, with its share of the budget.
-pub(super) struct ReadBody {
-    pub(super) bytes: Bytes,
-    pub(super) shares: Shares,
+pub(crate) struct ReadBody {
+    pub(crate) bytes: Bytes,
+    pub(crate) shares: Shares,
 }
 
 /// Media types of bodies.
@@ -137,7 +137,7 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
 }
 
 /// Reads a body of trajectories within the limits and the budget.
-pub(super) async fn read(
+pub(crate) async fn read(
     budget: &Budget,
     limits: BodyLimits,
     headers: &HeaderMap,
@@ -318,7 +318,7 @@ pub(super) fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits)
     expand(sent, coding(headers)?, max, paid).map(|body| body.bytes)
 }
 
-pub(super) fn stopped() -> Failure {
+pub(crate) fn stopped() -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "The service is stopping").retry()
 }
 
@@ -425,7 +425,7 @@ async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
 }
 
 /// Parses JSON. Errors have a JSON pointer.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(bytes).map_err(|error| describe::<T>(bytes, &error))
 }
 

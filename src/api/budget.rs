@@ -41,10 +41,10 @@ pub struct ByteBudgets {
 
 /// The budgets of one service.
 #[derive(Clone, Debug)]
-pub(super) struct Budgets {
-    pub(super) posts: Budget,
-    pub(super) control: Budget,
-    pub(super) samples: Budget,
+pub(crate) struct Budgets {
+    pub(crate) posts: Budget,
+    pub(crate) control: Budget,
+    pub(crate) samples: Budget,
 }
 
 impl Budgets {
@@ -59,7 +59,7 @@ impl Budgets {
 
 /// A budget of bytes.
 #[derive(Clone, Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     permits: Arc<Semaphore>,
     permits_max: usize,
     in_flight: IntGauge,
@@ -77,7 +77,7 @@ impl Budget {
     }
 
     /// Takes bytes, or fails immediately. Waiting would only queue more requests in memory.
-    pub(super) fn take(&self, bytes: usize) -> Result<Share, Failure> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<Share, Failure> {
         let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.permits).try_acquire_many_owned(permits).map_err(|_| overloaded())?;
         Ok(Share::new(Some(permit), permits as usize * PERMIT_BYTES, &self.in_flight))
@@ -87,7 +87,7 @@ impl Budget {
     ///
     /// Requests are served in order. No task waits here while it holds bytes that only it can give back, so there is no
     /// deadlock.
-    pub(super) async fn wait_for(&self, bytes: usize) -> Share {
+    pub(crate) async fn wait_for(&self, bytes: usize) -> Share {
         let permits = bytes.div_ceil(PERMIT_BYTES).min(self.permits_max);
         let permit = Arc::clone(&self.permits).acquire_many_owned(permits as u32).await;
         let permit = permit.expect("the semaphore is never closed");
@@ -113,7 +113,7 @@ fn overloaded() -> Failure {
 
 /// A share of a budget. It is given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(crate) struct Share {
     permit: Option<OwnedSemaphorePermit>,
     bytes: usize,
     in_flight: IntGauge,
@@ -130,7 +130,7 @@ impl Share {
     }
 
     /// Keeps a share for `bytes` and gives back the rest.
-    pub(super) fn shrink(&mut self, bytes: usize) {
+    pub(crate) fn shrink(&mut self, bytes: usize) {
         let Some(permit) = &mut self.permit else { return };
         let surplus = permit.num_permits().saturating_sub(bytes.div_ceil(PERMIT_BYTES));
         if permit.split(surplus).is_some() {
@@ -148,19 +148,19 @@ impl Drop for Share {
 
 /// Several shares that cover the same data.
 #[derive(Debug, Default)]
-pub(super) struct Shares(Vec<Share>);
+pub(crate) struct Shares(Vec<Share>);
 
 impl Shares {
-    pub(super) fn push(&mut self, share: Share) {
+    pub(crate) fn push(&mut self, share: Share) {
         self.0.push(share);
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.0.iter().map(Share::bytes).sum()
     }
 
     /// Keeps a share for `bytes` and gives back the rest.
-    pub(super) fn shrink(&mut self, bytes: usize) {
+    pub(crate) fn shrink(&mut self, bytes: usize) {
         let mut left = bytes;
         for share in &mut self.0 {
             share.shrink(left);
@@ -183,13 +183,13 @@ impl<S> AsRef<[u8]> for PaidBytes<S> {
 }
 
 /// Attaches shares to bytes until they are dropped. hyper drops them when they are written or the connection ends.
-pub(super) fn paid<S: Send + 'static>(bytes: Bytes, shares: S) -> Bytes {
+pub(crate) fn paid<S: Send + 'static>(bytes: Bytes, shares: S) -> Bytes {
     Bytes::from_owner(PaidBytes { bytes, _shares: shares })
 }
 
 /// Marks a response whose bytes already have shares of a budget.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct IsPaid;
+pub(crate) struct IsPaid;
 
 /// The shares of a request's body, held while its handler runs.
 #[derive(Clone, Debug, Default)]

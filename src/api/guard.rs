@@ -43,24 +43,39 @@ pub struct Access {
     pub hosts: Arc<[String]>,
 }
 
+/// What a call needs, by its method and the template of its route.
+pub(crate) type RouteNeeds = fn(&Method, &str) -> roles::Needs;
+
+/// A key that the path of a request has, for clients that cannot send headers.
+#[derive(Clone)]
+pub(crate) struct PathKey(pub(crate) Arc<str>);
+
 /// The access checks of one listener.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) keyring: Arc<Keyring>,
     hosts: Hosts,
+    needs: RouteNeeds,
     log: Arc<Mutex<RefusalLog>>,
 }
 
 impl Guard {
     pub(super) fn new(access: Access, listen: SocketAddr) -> Self {
-        Self { keyring: access.keyring, hosts: Hosts { known: access.hosts, listen }, log: Arc::default() }
+        let hosts = Hosts { known: access.hosts, listen };
+        Self { keyring: access.keyring, hosts, needs: roles::needs, log: Arc::default() }
+    }
+
+    /// The checks of another listener of the same service, with other routes.
+    pub(super) fn of_listener(&self, listen: SocketAddr, needs: RouteNeeds) -> Self {
+        let hosts = Hosts { known: Arc::clone(&self.hosts.known), listen };
+        Self { keyring: Arc::clone(&self.keyring), hosts, needs, log: Arc::default() }
     }
 
     /// Checks a request. It returns what the caller may do, or the reason's name and the error.
     fn admit(&self, request: &Request) -> Result<Option<Grant>, (&'static str, Failure)> {
         let (headers, method) = (request.headers(), request.method());
         let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-        let needs = route.map(|route| roles::needs(method, route));
+        let needs = route.map(|route| (self.needs)(method, route));
         let host = host(request.uri(), headers);
         // Probes may use any address as the host, and their responses contain nothing secret.
         let is_probe = matches!(route, Some("/healthz" | "/readyz"));
@@ -73,7 +88,7 @@ impl Guard {
         if needs == Some(roles::Needs::Nothing) {
             return Ok(None);
         }
-        let grant = bearer(headers).and_then(|key| self.keyring.admit(key));
+        let grant = presented(request).and_then(|key| self.keyring.admit(key));
         let grant = grant.map_err(|denied| (denied.as_str(), unauthorized(denied)))?;
         match needs.and_then(|needs| needs.lacking(&grant)) {
             Some(why) => Err(("forbidden", forbidden(&why))),
@@ -141,19 +156,28 @@ pub(super) fn turn_away(request: Request) {
 }
 
 /// What the caller may do: the grant that [`guard`] stored. Without it, the request is rejected.
-pub(super) struct Caller(pub(super) Grant);
+pub(crate) struct Caller(pub(crate) Grant);
 
-impl FromRequestParts<Api> for Caller {
+impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, _api: &Api) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Failure> {
         parts.extensions.get().cloned().map(Self).ok_or_else(|| unauthorized(Denied::Missing))
     }
 }
 
 /// The caller that limits per key are counted for, or none if no key is needed.
-pub(super) fn caller_id(grant: &Grant) -> Option<CallerId> {
+pub(crate) fn caller_id(grant: &Grant) -> Option<CallerId> {
     grant.key_id.as_ref().map(|key_id| CallerId::new(key_id.as_str()))
+}
+
+/// The key that a request has: the one in its path, or else the one in its header.
+fn presented(request: &Request) -> Result<Option<&str>, Denied> {
+    match request.extensions().get::<PathKey>() {
+        Some(PathKey(key)) if SessionKey::has_prefix(key) => Err(Denied::Session),
+        Some(PathKey(key)) => Ok(Some(key)),
+        None => bearer(request.headers()),
+    }
 }
 
 /// The key in `Authorization: Bearer`, if there is one.

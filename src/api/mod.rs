@@ -53,8 +53,17 @@ pub use budget::ByteBudgets;
 pub(crate) use explain::explain_toml;
 pub use guard::Access;
 
-use self::{budget::Budgets, compression::Compressors, guard::Guard, problem::Failure, refusals::Refusals};
+pub(crate) use self::{
+    body::{ReadBody, parse, read, stopped},
+    budget::{Budgets, paid},
+    guard::{Caller, PathKey, RouteNeeds},
+    policies::parse_rules,
+    problem::{Failure, method_not_allowed},
+    roles::Needs,
+};
+use self::{compression::Compressors, guard::Guard, problem::ErrorBody, refusals::Refusals};
 use crate::{
+    access::Grant,
     agents::{AgentUrls, Upstreams},
     buffer::Buffer,
     metrics::Metrics,
@@ -71,6 +80,9 @@ pub struct Api {
     guard: Guard,
     refusals: Arc<Refusals>,
     draining: Arc<AtomicBool>,
+    errors: ErrorBody,
+    /// What routes begin with in metrics and in the log, so that the routes of listeners can be told apart.
+    route_prefix: &'static str,
     /// The engines and the addresses of sessions; none if sessions cannot be opened.
     sessions: Option<Arc<(Upstreams, AgentUrls)>>,
 }
@@ -89,6 +101,8 @@ impl Api {
             guard: Guard::new(access, listen),
             refusals: Arc::default(),
             draining: Arc::default(),
+            errors: ErrorBody::Problem,
+            route_prefix: "",
             sessions: None,
         }
     }
@@ -99,10 +113,44 @@ impl Api {
         Self { sessions: sessions.map(Arc::new), ..self }
     }
 
+    /// The state of a listener that speaks another protocol. It shares everything with the API, but has routes of its own
+    /// and writes errors as `FastAPI` does.
+    pub(crate) fn of_facade(&self, prefix: &'static str, listen: SocketAddr, needs: RouteNeeds) -> Self {
+        let guard = self.guard.of_listener(listen, needs);
+        Self { guard, errors: ErrorBody::Detail, route_prefix: prefix, ..self.clone() }
+    }
+
+    /// Puts the layers around routes that every listener of the API has.
+    pub(crate) fn layered(self, router: Router) -> Router {
+        router
+            .layer(middleware::from_fn_with_state(self.clone(), guard::guard))
+            .layer(middleware::from_fn(framing::check))
+            .layer(CatchPanicLayer::custom(problem::panicked))
+            .layer(middleware::from_fn_with_state(self.clone(), observe::observe))
+            .layer(middleware::map_response(headers::secure))
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    pub(crate) fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+
+    pub(crate) fn limits(&self) -> BodyLimits {
+        self.limits
+    }
+
+    /// Whether a grant still holds, for requests that wait.
+    pub(crate) fn still_grants(&self, grant: &Grant) -> bool {
+        self.guard.keyring.still_grants(grant)
+    }
+
     /// Runs a change of the store to its end, even if the client disconnects and the handler is dropped. Waiting
     /// requests are then still woken after the commit, and the shares of the byte budget are held as long as the bytes
     /// that they pay for.
-    async fn run_uncancelled<T, E, F>(&self, work: impl FnOnce(Buffer) -> F) -> Result<T, Failure>
+    pub(crate) async fn run_uncancelled<T, E, F>(&self, work: impl FnOnce(Buffer) -> F) -> Result<T, Failure>
     where
         T: Send + 'static,
         E: Into<Failure> + Send + 'static,
@@ -126,17 +174,13 @@ impl Api {
 /// Every route of the service.
 pub fn router(api: Api) -> Router {
     let (router, document) = routes().split_for_parts();
-    router
+    let router = router
         .merge(SwaggerUi::new("/docs").url("/openapi.json", openapi::complete(document)))
         .route("/metrics", get(operations::metrics))
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
-        .layer(middleware::from_fn_with_state(api.clone(), guard::guard))
-        .layer(middleware::from_fn(framing::check))
-        .layer(CatchPanicLayer::custom(problem::panicked))
-        .layer(middleware::from_fn_with_state(api.clone(), observe::observe))
-        .layer(middleware::map_response(headers::secure))
-        .with_state(api)
+        .with_state(api.clone());
+    api.layered(router)
 }
 
 /// The OpenAPI document of [`router`], as pretty JSON.

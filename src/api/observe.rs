@@ -30,7 +30,8 @@ pub(super) async fn observe(State(api): State<Api>, mut request: Request, next: 
     let request_id = request_id(request.headers());
     let method = request.method().clone();
     // The label is the route template, because paths contain ids and would make the number of labels unbounded.
-    let route = request.extensions().get::<MatchedPath>().map_or("_unmatched", MatchedPath::as_str).to_owned();
+    let route = request.extensions().get::<MatchedPath>().map_or("_unmatched", MatchedPath::as_str);
+    let route = format!("{}{route}", api.route_prefix);
     let metrics = &api.metrics;
     // HTTP allows any token as a method, so only known methods become labels.
     let verb = match method.as_str() {

@@ -208,7 +208,7 @@ fn without_teacher(api: &Api, rules: &PolicyRules) -> Option<String> {
     ))
 }
 
-fn parse_rules(value: Value) -> Result<Rules, Refusal> {
+pub(crate) fn parse_rules(value: Value) -> Result<Rules, Refusal> {
     let Object(rules) = parse_value(value).map_err(|violation| Refusal::Invalid(vec![violation]))?;
     Rules::parse(rules).map_err(Refusal::Invalid)
 }

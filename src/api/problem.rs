@@ -11,6 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_client::wire::{PROBLEM_JSON, Problem, Violation};
+use serde_json::{Value, json};
 
 use super::Api;
 use crate::buffer::{
@@ -32,29 +33,29 @@ const LINE_ERRORS_BYTES_MAX: usize = 2 << 10;
 
 /// A failed request: the problem for the client, and the cause for the log only.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     problem: Box<Problem>,
     source: Option<Box<str>>,
 }
 
 impl Failure {
-    pub(super) fn new(status: StatusCode, kind: &str, title: &str) -> Self {
+    pub(crate) fn new(status: StatusCode, kind: &str, title: &str) -> Self {
         let problem =
             Problem { kind: kind.to_owned(), title: title.to_owned(), status: status.as_u16(), ..Problem::default() };
         Self { problem: Box::new(problem), source: None }
     }
 
-    pub(super) fn detail(mut self, detail: impl Into<String>) -> Self {
+    pub(crate) fn detail(mut self, detail: impl Into<String>) -> Self {
         self.problem.detail = Some(shortened(detail.into()));
         self
     }
 
-    pub(super) fn retry(mut self) -> Self {
+    pub(crate) fn retry(mut self) -> Self {
         self.problem.retry_after_s = Some(RETRY_AFTER_S);
         self
     }
 
-    pub(super) fn violations(mut self, violations: Vec<Violation>) -> Self {
+    pub(crate) fn violations(mut self, violations: Vec<Violation>) -> Self {
         let violations = bounded(violations, ERRORS_BYTES_MAX);
         if let [only] = violations.as_slice() {
             let at = if only.pointer.is_empty() { String::new() } else { format!("{}: ", only.pointer) };
@@ -65,7 +66,7 @@ impl Failure {
     }
 
     /// The request is invalid.
-    pub(super) fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub(crate) fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::from(Refusal::invalid(pointer, detail))
     }
 
@@ -75,13 +76,13 @@ impl Failure {
     }
 
     /// The store cannot write at the moment. The body is not read, because it could not be stored.
-    pub(super) fn unwritable() -> Self {
+    pub(crate) fn unwritable() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store cannot write")
             .detail("the body was not read; retry after a pause")
             .retry()
     }
 
-    pub(super) fn into_problem(self) -> Problem {
+    pub(crate) fn into_problem(self) -> Problem {
         *self.problem
     }
 
@@ -252,7 +253,46 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Writes a failure as a problem document, counts it and logs it.
+/// How a listener writes its errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ErrorBody {
+    /// As problem documents.
+    #[default]
+    Problem,
+    /// As `FastAPI` does, which clients of other protocols expect: `detail` is a text, or the list of what is invalid.
+    Detail,
+}
+
+impl ErrorBody {
+    /// The body of an error, and its media type.
+    fn write(self, problem: &Problem) -> (Vec<u8>, &'static str) {
+        match self {
+            Self::Problem => (serde_json::to_vec(problem).expect("a problem is plain text and numbers"), PROBLEM_JSON),
+            Self::Detail => {
+                let entry = |violation: &Violation| {
+                    let path = violation.pointer.split('/').skip(1).map(|step| match step.parse::<u64>() {
+                        Ok(index) => json!(index),
+                        Err(_) => json!(step.replace("~1", "/").replace("~0", "~")),
+                    });
+                    let place: Vec<Value> = [json!("body")].into_iter().chain(path).collect();
+                    let is_missing = violation.detail.starts_with("is required");
+                    let kind = if is_missing { "missing" } else { "value_error" };
+                    json!({"type": kind, "loc": place, "msg": violation.detail})
+                };
+                let invalid = problem.status == StatusCode::UNPROCESSABLE_ENTITY.as_u16();
+                let detail = if invalid && !problem.errors.is_empty() {
+                    Value::Array(problem.errors.iter().map(entry).collect())
+                } else {
+                    let detail = problem.detail.as_deref().map(|detail| format!(": {detail}"));
+                    json!(format!("{}{}", problem.title, detail.unwrap_or_default()))
+                };
+                (json!({"detail": detail}).to_string().into_bytes(), "application/json")
+            }
+        }
+    }
+}
+
+/// Writes a failure in the form of its listener, counts it and logs it.
 pub(super) fn render(mut response: Response, request_id: &str, api: &Api) -> Response {
     let Some(failure) = response.extensions_mut().remove::<Failure>() else { return response };
     let Failure { mut problem, source } = failure;
@@ -263,10 +303,10 @@ pub(super) fn render(mut response: Response, request_id: &str, api: &Api) -> Res
     } else {
         api.refusals.report(&problem);
     }
-    let body = serde_json::to_vec(&problem).expect("a problem is plain text and numbers");
+    let (body, media) = api.errors.write(&problem);
     let headers = response.headers_mut();
     headers.remove(header::CONTENT_LENGTH);
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
     if problem.status == StatusCode::UNAUTHORIZED.as_u16() {
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"forebay\""));
     }
@@ -277,11 +317,11 @@ pub(super) fn render(mut response: Response, request_id: &str, api: &Api) -> Res
     response
 }
 
-pub(super) async fn not_found() -> Failure {
+pub(crate) async fn not_found() -> Failure {
     Failure::new(StatusCode::NOT_FOUND, "no-such-route", "No such route").detail("see /docs for the routes")
 }
 
-pub(super) async fn method_not_allowed() -> Failure {
+pub(crate) async fn method_not_allowed() -> Failure {
     Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The route does not allow this method")
 }
 

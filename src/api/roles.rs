@@ -25,7 +25,7 @@ use crate::access::{Grant, Role};
 
 /// What a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Needs {
+pub(crate) enum Needs {
     /// No key.
     Nothing,
     /// A key of one of these roles.

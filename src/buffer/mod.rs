@@ -36,8 +36,8 @@ pub use self::{
     formats::{call, canonical, payload, seal},
     rules::filter,
     stages::{
-        admission, advantage, assemble, batch, evaluation, finalize, ingest, lease, lineage, samples, session, shard,
-        staleness, sweep, trajectory, warnings, weights,
+        admission, advantage, assemble, batch, evaluation, finalize, ingest, lease, lineage, reading, samples, session,
+        shard, staleness, sweep, trajectory, warnings, weights,
     },
 };
 

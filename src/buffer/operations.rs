@@ -21,9 +21,10 @@ use super::{
     ledger, lineage,
     policies::{self, PolicyOverview},
     port::{
-        Batch, BatchFilter, BundleOutcome, Checkpointed, Group, GroupFilter, Ingested, Page, Publish, RecordedCall,
-        ResetDone, Resumed, RulesWritten, Session, SessionFilter, StoreError, Story, StoryFilter,
+        Batch, BatchFilter, BundleOutcome, Checkpointed, Group, GroupFilter, Ingested, LatestGroup, Page, Publish,
+        RecordedCall, ResetDone, Resumed, RulesWritten, Session, SessionFilter, StoreError, Story, StoryFilter,
     },
+    reading::{self, Reader},
     refusal::{BufferError, Refusal},
     replicas,
     rules::{Rules, unused},
@@ -211,6 +212,30 @@ impl Buffer {
         lease::readmit(self, batch_id).await
     }
 
+    /// Acks and settles everything that a reader has read, with a step of its own. Returns the number of batches.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %reader.policy))]
+    pub async fn ack_reads(&self, reader: &Reader) -> Result<usize, BufferError> {
+        reading::ack_reads(self, reader).await
+    }
+
+    /// Records that the whole response of a read was sent. Refused if a lease of the read was lost meanwhile.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %reader.policy))]
+    pub async fn mark_read(&self, reader: &Reader, read: Vec<Holder>) -> Result<(), BufferError> {
+        reading::mark_read(self, reader, read).await
+    }
+
+    /// Gives back a batch that was not sent to a reader. It counts as no delivery.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %reader.policy))]
+    pub async fn release_read(&self, reader: &Reader, holder: Holder) -> Result<(), BufferError> {
+        reading::release_read(self, reader, holder).await
+    }
+
+    /// Gives back everything that a reader holds. Returns the number of batches.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %reader.policy))]
+    pub async fn give_back_reads(&self, reader: &Reader) -> Result<u64, BufferError> {
+        reading::give_back_reads(self, reader).await
+    }
+
     /// One batch.
     #[instrument(level = "debug", skip_all, fields(batch.id = %batch_id))]
     pub async fn batch(&self, batch_id: BatchId) -> Result<Batch, BufferError> {
@@ -352,6 +377,16 @@ impl Buffer {
         sees: impl Fn(&PolicyName) -> bool,
     ) -> Result<Page<Story>, BufferError> {
         ledger::stories(self, filter, sees).await
+    }
+
+    /// The group of the newest rollout of an execution, in the current run of a policy; none if it has no rollout there.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn latest_group(
+        &self,
+        policy: PolicyName,
+        execution_id: ExecutionId,
+    ) -> Result<Option<LatestGroup>, StoreError> {
+        self.store.latest_group(policy, execution_id).await
     }
 
     /// Groups in the order in which they were opened.

@@ -16,8 +16,9 @@ use forebay::{
     buffer::{Buffer, port::StoreError},
     clock::AnchoredClock,
     config::{AgentsConfig, Config, DEFAULT_DATABASE, check_listen, is_loopback},
+    facades::FacadeConfig,
     metrics::Metrics,
-    server::{AgentServer, Server},
+    server::{AgentServer, FacadeServer, Server},
     store,
     telemetry::{self, LogFormat},
     tls::Tls,
@@ -46,7 +47,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "FOREBAY_LOG", value_name = "FORMAT")]
     log: Option<LogFormat>,
     /// Write the bound address to this file once the service accepts requests; the file is removed when the service
-    /// stops
+    /// stops. The address of a facade is written to a file with `.slime` appended, or the name of its protocol
     #[arg(long, env = "FOREBAY_PORT_FILE", value_name = "FILE")]
     port_file: Option<PathBuf>,
     /// Allow serving without keys on an address that other machines can reach
@@ -89,6 +90,7 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
         Some(agents) => Some(bind_agents(agents, tls.is_some()).await?),
         None => None,
     };
+    let facades = bind_facades(config.facades).await?;
     let metrics = Arc::new(Metrics::new());
     make_default_folder(config.database.reveal())?;
     let opened = store::open_or_create(config.database.reveal(), metrics.store()).await?;
@@ -106,24 +108,36 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
         Some(agents) => buffer.with_engines(Arc::new(agents.upstreams.clone())),
         None => buffer,
     };
-    let is_reachable = !is_loopback(&address);
+    let addresses: Vec<SocketAddr> = facades.iter().map(|facade| facade.address).chain([address]).collect();
+    let is_reachable = !addresses.iter().all(is_loopback);
     // A service that other machines can reach must not become open when its last key is revoked.
     let required = config.access.required || (is_reachable && !args.insecure);
     let keyring = Keyring::start(opened.store, clock, required).await.context("the keys cannot be read")?;
     let keyring = Arc::new(keyring);
-    check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), args.insecure)?;
+    for address in addresses {
+        check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), args.insecure)?;
+    }
     let policies = count_policies(&buffer).await.context("the policies cannot be read")?;
     let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
     let agents = agents.map(|agents| agents.serve(buffer.clone(), Arc::clone(&metrics)));
     let agents_address = agents.as_ref().map(|agents| agents.urls.address.to_string());
+    let facade_addresses: Vec<(&str, SocketAddr)> =
+        facades.iter().map(|facade| (facade.config.protocol.name(), facade.address)).collect();
     let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?
         .with_tls(tls.clone())
-        .with_agents(agents);
-    let port_file = args.port_file.map(|path| PortFile::write(path, address)).transpose()?;
+        .with_agents(agents)
+        .with_facades(facades);
+    let port_files = match args.port_file {
+        Some(path) => write_port_files(&path, address, &facade_addresses)?,
+        None => Vec::new(),
+    };
+    let facade_addresses: Vec<String> =
+        facade_addresses.iter().map(|(name, address)| format!("{name}={address}")).collect();
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(
         listen = %address,
         agents = agents_address.as_deref().unwrap_or("none"),
+        facades = %if facade_addresses.is_empty() { "none".to_owned() } else { facade_addresses.join(" ") },
         docs = %format!("{scheme}://{address}/docs"),
         version = env!("CARGO_PKG_VERSION"),
         database = ?config.database,
@@ -135,7 +149,7 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
         "serving"
     );
     let outcome = server.run(shutdown).await;
-    drop(port_file);
+    drop(port_files);
     Ok(outcome?)
 }
 
@@ -183,6 +197,18 @@ impl BoundAgents {
     }
 }
 
+async fn bind_facades(configs: Vec<FacadeConfig>) -> anyhow::Result<Vec<FacadeServer>> {
+    let mut facades = Vec::with_capacity(configs.len());
+    for config in configs {
+        let name = config.protocol.name();
+        let listener =
+            bind(&config.listen).await.with_context(|| format!("the listener `facades.{name}` cannot be opened"))?;
+        let address = listener.local_addr().context("the listener has no address")?;
+        facades.push(FacadeServer { listener, address, config });
+    }
+    Ok(facades)
+}
+
 /// Refuses to serve other machines while no keys exist, unless `--insecure` is given. No connection has been accepted
 /// yet.
 fn check_reach(address: SocketAddr, has_keys: bool, is_encrypted: bool, insecure: bool) -> anyhow::Result<()> {
@@ -201,6 +227,19 @@ fn check_reach(address: SocketAddr, has_keys: bool, is_encrypted: bool, insecure
         tracing::warn!(listen = %address, "keys and trajectories are sent unencrypted: configure [tls] or a TLS proxy");
     }
     Ok(())
+}
+
+/// Writes the file with the address of the API, and one for each facade beside it.
+fn write_port_files(path: &Path, address: SocketAddr, facades: &[(&str, SocketAddr)]) -> anyhow::Result<Vec<PortFile>> {
+    let mut files = Vec::new();
+    // Whoever waits for the file of the API then finds the others.
+    for (name, address) in facades {
+        let mut path = path.as_os_str().to_owned();
+        path.push(format!(".{name}"));
+        files.push(PortFile::write(path.into(), *address)?);
+    }
+    files.push(PortFile::write(path.to_owned(), address)?);
+    Ok(files)
 }
 
 /// A file that contains the bound address while the service runs.

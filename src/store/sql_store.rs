@@ -19,6 +19,7 @@ use super::{
         clock::{AskClock, MarkClock, ReadClock},
         epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
+        executions::FindLatestGroup,
         group::{DecideOverdue, OverdueGroups},
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::{QuarantineDamaged, Readmit},
@@ -40,17 +41,19 @@ use crate::{
     buffer::{
         admission::Admitted,
         finalize::Cause,
-        ids::{BatchId, CallPk, Epoch, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, SessionId, SessionPk},
+        ids::{
+            BatchId, CallPk, Epoch, ExecutionId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, SessionId, SessionPk,
+        },
         payload::Codec,
         port::{
-            Ack, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts, Checkpoint,
-            Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock, DecidedGroup,
-            Delivery, DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer, Group, GroupFilter,
-            GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession, LeaseStore, LedgerStore, LineageStore,
-            Nack, NewSession, OpenedSession, Page, Peers, Policy, PolicyStore, Publish, RecordCall, RecordedCall,
-            Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter,
-            SessionStore, StoreError, StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore,
-            WaitingFor, WriteRules,
+            Ack, AckReads, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts,
+            Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock,
+            DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer,
+            GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession,
+            LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession, OpenedSession, Page, Peers,
+            Policy, PolicyStore, Publish, ReadStore, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume,
+            Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StoreError,
+            StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -193,6 +196,25 @@ impl<D: Dialect> LeaseStore for SqlStore<D> {
 }
 
 #[async_trait]
+impl<D: Dialect> ReadStore for SqlStore<D> {
+    async fn ack_reads(&self, ack: AckReads) -> Answer<Vec<Batch>> {
+        self.write(ack).await
+    }
+
+    async fn mark_read(&self, mark: MarkRead) -> Answer<()> {
+        self.write(mark).await
+    }
+
+    async fn release_read(&self, release: ReleaseRead) -> Answer<()> {
+        self.write(release).await
+    }
+
+    async fn give_back_reads(&self, give_back: GiveBackReads) -> Answer<u64> {
+        self.write(give_back).await
+    }
+}
+
+#[async_trait]
 impl<D: Dialect> SampleStore for SqlStore<D> {
     async fn batch_members(&self, batch: Batch) -> Result<Option<Vec<BatchMember>>, StoreError> {
         self.dialect.read(BatchMembers(batch)).await
@@ -238,6 +260,14 @@ impl<D: Dialect> LedgerStore for SqlStore<D> {
 
     async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError> {
         self.dialect.read(filter).await
+    }
+
+    async fn latest_group(
+        &self,
+        policy: PolicyName,
+        execution_id: ExecutionId,
+    ) -> Result<Option<LatestGroup>, StoreError> {
+        self.dialect.read(FindLatestGroup { policy, execution_id }).await
     }
 }
 

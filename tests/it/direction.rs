@@ -10,12 +10,13 @@ use std::{
 };
 
 /// Modules and crates that a module must not import.
-const FORBIDDEN: [(&str, &[&str]); 5] = [
-    ("buffer", &["access", "agents", "api", "axum", "hyper", "rusqlite", "sqlx", "store"]),
+const FORBIDDEN: [(&str, &[&str]); 6] = [
+    ("buffer", &["access", "agents", "api", "axum", "facades", "hyper", "rusqlite", "sqlx", "store"]),
     ("access", &["api", "axum", "hyper", "rusqlite", "sqlx", "store"]),
-    ("api", &["rusqlite", "sqlx", "store"]),
-    ("agents", &["api", "rusqlite", "sqlx", "store"]),
-    ("store", &["api", "axum", "hyper"]),
+    ("api", &["facades", "rusqlite", "sqlx", "store"]),
+    ("agents", &["api", "facades", "rusqlite", "sqlx", "store"]),
+    ("facades", &["agents", "rusqlite", "sqlx", "store"]),
+    ("store", &["api", "axum", "facades", "hyper"]),
 ];
 
 /// For each module, the modules that it imports, with the files that import them.

@@ -17,6 +17,7 @@ mod damage;
 mod dashboards;
 mod direction;
 mod executions;
+mod facades;
 mod faults;
 mod files;
 mod filters;

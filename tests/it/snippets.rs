@@ -21,6 +21,9 @@ use crate::support::process::Service;
 /// The port that documents name.
 const PORT: &str = "8080";
 
+/// The port of a facade that documents name.
+const FACADE_PORT: &str = "8889";
+
 /// The first port for which no privilege is needed.
 const FIRST_PORT: u16 = 1_024;
 
@@ -124,11 +127,13 @@ fn run_blocks(document: &str) -> impl Iterator<Item = Block> {
 struct Session {
     folder: tempfile::TempDir,
     port: u16,
+    facade_port: u16,
 }
 
 impl Session {
     fn new(port: u16) -> Self {
-        let session = Self { folder: tempfile::tempdir().expect("a temporary folder can be made"), port };
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let session = Self { folder, port, facade_port: unused_port() };
         fs::create_dir(session.path("bin")).expect("the folder is empty");
         fs::create_dir(session.path("work")).expect("the folder is empty");
         let curl = find("curl");
@@ -175,9 +180,10 @@ impl Session {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is our file");
     }
 
-    /// Replaces the port by that of this session; this is the only difference from the printed text.
+    /// Replaces the ports by those of this session; this is the only difference from the printed text.
     fn with_port(&self, text: &str) -> String {
-        text.replace(&format!(":{PORT}"), &format!(":{}", self.port))
+        let text = text.replace(&format!(":{PORT}"), &format!(":{}", self.port));
+        text.replace(&format!(":{FACADE_PORT}"), &format!(":{}", self.facade_port))
     }
 
     fn run(&self, interpreter: &str, name: &str, text: &str) -> Output {

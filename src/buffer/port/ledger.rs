@@ -19,6 +19,21 @@ pub trait LedgerStore: Send + Sync {
     async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, StoreError>;
     /// Groups in the order in which they were opened.
     async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError>;
+    /// The group of the newest rollout of an execution, in the current run of a policy.
+    async fn latest_group(
+        &self,
+        policy: PolicyName,
+        execution_id: ExecutionId,
+    ) -> Result<Option<LatestGroup>, StoreError>;
+}
+
+/// The group of the newest rollout of an execution.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LatestGroup {
+    /// Its id.
+    pub group_id: String,
+    /// Its state.
+    pub state: GroupState,
 }
 
 /// A rollout in the ledger.

@@ -6,7 +6,7 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`samples`], [`lineage`], [`ledger`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`peers`]. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
@@ -23,6 +23,7 @@ pub mod ledger;
 pub mod lineage;
 pub mod peers;
 pub mod policies;
+pub mod reads;
 pub mod samples;
 pub mod sessions;
 pub mod sweep;
@@ -40,10 +41,11 @@ pub use self::{
     leases::{
         Ack, Batch, BatchFilter, Claim, ClaimAnswer, Claimed, ExpiredLeases, Extend, LeaseProof, LeaseStore, Nack,
     },
-    ledger::{GroupFilter, LedgerStore, Page, Story, StoryFilter},
+    ledger::{GroupFilter, LatestGroup, LedgerStore, Page, Story, StoryFilter},
     lineage::{Checkpoint, Checkpointed, LineageStore, Publish, Reset, ResetDone, Resume, Resumed},
     peers::Peers,
     policies::{ExistingPolicy, OpenGroup, Policy, PolicyStore, RulesWritten, WaitingFor, WriteRules},
+    reads::{AckReads, GiveBackReads, MarkRead, ReadStore, ReleaseRead},
     samples::{BatchMember, SampleStore, StoredPayload},
     sessions::{
         CallHead, CallTexts, Delivery, EndSession, FindAnswer, KeepSession, NewSession, OpenedSession, RecordCall,
@@ -65,6 +67,7 @@ pub trait Store:
     + IngestStore
     + GroupStore
     + LeaseStore
+    + ReadStore
     + SampleStore
     + LineageStore
     + LedgerStore
@@ -83,6 +86,7 @@ impl<S> Store for S where
         + IngestStore
         + GroupStore
         + LeaseStore
+        + ReadStore
         + SampleStore
         + LineageStore
         + LedgerStore

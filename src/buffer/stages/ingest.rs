@@ -51,6 +51,8 @@ pub struct NewRollout {
     pub admission_id: Option<AdmissionId>,
     /// Canonical content.
     pub content: ContentDigest,
+    /// Whether it is refused if its group is decided. Otherwise it is then stored with the verdict `late`.
+    pub only_open: bool,
     /// The latest result of its filters.
     pub evaluation: LatestEvaluation,
     form: Form,
@@ -82,6 +84,7 @@ impl NewRollout {
             execution_id: trajectory.execution_id.unwrap_or_else(ExecutionId::mint),
             admission_id: trajectory.admission_id,
             content: trajectory.content,
+            only_open: false,
             evaluation: LatestEvaluation::default(),
             form: Form { facts: trajectory.facts, payload, assembly: trajectory.assembly },
             with_retries: trajectory.with_retries.map(|other| Box::new(Self::pack(*other, codec).form)),

@@ -26,6 +26,8 @@ pub mod weights;
 
 pub mod lease;
 
+pub mod reading;
+
 pub mod samples;
 
 pub mod shard;

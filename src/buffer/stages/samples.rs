@@ -148,6 +148,11 @@ impl SampleReader {
         }
     }
 
+    /// The ids of the groups that are still to be read, in order, once for each rollout.
+    pub fn group_ids(&self) -> impl Iterator<Item = &str> {
+        self.members.as_slice().iter().map(|member| member.group_id.as_str())
+    }
+
     /// The bytes of the rows of the next page; 0 at the end.
     #[must_use]
     pub fn next_page_bytes(&self) -> u64 {

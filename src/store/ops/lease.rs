@@ -6,12 +6,13 @@ use forebay_client::wire::Settle;
 use super::{batch, policy};
 use crate::{
     buffer::{
-        ids::{BatchId, GroupPk},
+        ids::{BatchId, GroupPk, LeaseToken, Step},
         port::{Ack, Batch, Extend, LeaseProof, Nack, Policy, StoreError},
         reasons,
         refusal::{LostLease, Refusal},
         states::{BatchMove, BatchState},
     },
+    clock::Timestamp,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},
@@ -27,7 +28,7 @@ async fn lock(tx: &mut Tx<'_>, batch_id: BatchId) -> Result<Option<(Policy, Batc
 }
 
 /// Checks that the proof belongs to the batch's current lease.
-fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) -> Result<(), Refusal> {
+pub(super) fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) -> Result<(), Refusal> {
     policy::check_epoch(proof.epoch, policy.epoch)?;
     let is_its_token = batch.lease.as_ref() == Some(&proof.lease);
     let lost = match batch.state {
@@ -93,12 +94,20 @@ impl Op for Ack {
         {
             return Ok(Err(Refusal::StepSettled { step: self.step, checkpoint }));
         }
-        train(tx, self, &policy, &batch).await?;
+        train(tx, &policy, &batch, policy.rules.settle, self.step, self.proof.now).await?;
         batch::get(tx, batch.batch_pk).await.map(Ok)
     }
 }
 
-async fn train(tx: &mut Tx<'_>, ack: &Ack, policy: &Policy, batch: &Batch) -> Result<(), StoreError> {
+/// Moves a leased batch to the state of an acked one.
+pub(super) async fn train(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    batch: &Batch,
+    settle: Settle,
+    step: Step,
+    now: Timestamp,
+) -> Result<(), StoreError> {
     // The token is kept, so that a repeated ack is recognised.
     const TRAIN_BATCH: Statement = Statement::new(
         "-- train_batch
@@ -112,17 +121,17 @@ async fn train(tx: &mut Tx<'_>, ack: &Ack, policy: &Policy, batch: &Batch) -> Re
         SET acked_step = $2, steps_known = 1
         WHERE policy_pk = $1",
     );
-    let to = batch::after(batch, BatchMove::Ack(policy.rules.settle))?;
-    let kept_s = match policy.rules.settle {
+    let to = batch::after(batch, BatchMove::Ack(settle))?;
+    let kept_s = match settle {
         Settle::Checkpoint => policy.rules.retention.trained_s,
         Settle::Ack => policy.rules.retention.settled_s,
     };
-    let now = ack.proof.now;
-    let values = args![batch.batch_pk, ack.proof.lease.as_str(), to, ack.step, now];
+    let lease = batch.lease.as_ref().map(LeaseToken::as_str);
+    let values = args![batch.batch_pk, lease, to, step, now];
     tx.guarded(TRAIN_BATCH, values, 1).await?;
     batch::tally_move(tx, batch, to).await?;
     batch::schedule_purge(tx, batch.batch_pk, Some(now.plus_seconds(kept_s))).await?;
-    let last = policy.acked_step.map_or(ack.step, |acked| acked.max(ack.step));
+    let last = policy.acked_step.map_or(step, |acked| acked.max(step));
     tx.guarded(SET_ACKED_STEP, args![policy.policy_pk, last], 1).await
 }
 

@@ -73,7 +73,11 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
 
 /// Keys of batches in the order in which they were cut. They are sorted here, because for an `ORDER BY` SQLite would
 /// read all batches that the policy ever had.
-async fn batch_keys(tx: &mut Tx<'_>, statement: Statement, values: Vec<Arg>) -> Result<Vec<BatchPk>, StoreError> {
+pub(super) async fn batch_keys(
+    tx: &mut Tx<'_>,
+    statement: Statement,
+    values: Vec<Arg>,
+) -> Result<Vec<BatchPk>, StoreError> {
     let rows = tx.fetch_all(statement, values).await?;
     let mut batches = rows.into_iter().map(|mut row| row.get("batch_pk")).collect::<Result<Vec<BatchPk>, _>>()?;
     batches.sort_unstable();
@@ -231,7 +235,7 @@ pub(super) async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<Batch
 
 /// Ends a lease because of a resume. This is not a failed delivery, but a batch that makes every trainer fail must stop
 /// being delivered, so after `max_resumes` it is quarantined. Returns whether it is.
-async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<bool, StoreError> {
+pub(super) async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<bool, StoreError> {
     const REVOKE_LEASE: Statement = Statement::new(
         "-- revoke_lease
         UPDATE batch

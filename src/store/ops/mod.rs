@@ -9,6 +9,7 @@ pub(super) mod claim;
 pub(super) mod clock;
 pub(super) mod epochs;
 pub(super) mod examine;
+pub(super) mod executions;
 pub(super) mod group;
 pub(super) mod ingest;
 
@@ -18,6 +19,7 @@ pub(super) mod lease;
 pub(super) mod ledger;
 pub(super) mod lineage;
 pub(super) mod policy;
+mod reads;
 pub(super) mod samples;
 pub(super) mod session;
 pub(super) mod sweep;

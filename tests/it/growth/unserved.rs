@@ -1,25 +1,33 @@
-//! Statements that no request of the API runs: those that delete unused rules every ten minutes, those of a restore, and
-//! those for calls of agents.
+//! Statements that no request of the API runs: those that delete unused rules every ten minutes, those of a restore, those
+//! for calls of agents, and those of facades.
 //!
 //! They run on a store in this process, where a subscriber receives their texts. In a service they would all be logged
 //! only after it had looked for unused rules twice.
 
 use std::{
     collections::BTreeSet,
-    sync::{Mutex, Once, PoisonError},
+    sync::{Arc, Mutex, Once, PoisonError},
 };
 
 use forebay::{
     buffer::{
+        Buffer,
+        batch::BatchSize,
         call::{CallColumns, pack_text},
-        ids::{Epoch, GroupPk, PolicyName},
-        port::{CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
+        ids::{Epoch, ExecutionId, GroupPk, PolicyName},
+        lease::Holder,
+        port::{Batch, CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
+        reading::Reader,
+        rules::Rules,
         states::SessionState,
     },
-    clock::Timestamp,
+    clock::{AnchoredClock, Timestamp},
+    config::Config,
     metrics::Metrics,
     store,
 };
+use forebay_client::wire::PolicyRules;
+use serde_json::json;
 use tracing::{
     Event, Metadata, Subscriber,
     field::{Field, Visit},
@@ -28,9 +36,10 @@ use tracing::{
 use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use super::{Walked, name_of, named_in};
+use crate::support::{rollout, with};
 
 /// Files with statements that no request runs.
-pub(super) const FILES: [&str; 3] = ["unused_rules.rs", "epochs.rs", "session/calls.rs"];
+pub(super) const FILES: [&str; 5] = ["unused_rules.rs", "epochs.rs", "session/calls.rs", "reads.rs", "executions.rs"];
 
 /// Runs the statements on the database of a stopped service. Returns each of them once.
 pub(super) async fn walked(database: &str) -> Vec<Walked> {
@@ -43,6 +52,7 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     store.forget_rules(unused).await.expect("answered");
     store.begin_epochs(Epoch(1)).await.expect("answered");
     record_call(&*store).await;
+    read_by_name(store.clone()).await;
     store.close().await;
     // Other tests of this process run statements at the same time.
     let names = named_in(|path| FILES.iter().any(|file| path.ends_with(file)));
@@ -51,6 +61,38 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     let walked = told.into_iter().filter(|(of, _)| *of == dialect);
     let walked = walked.filter_map(|(_, text)| Some(Walked { name: name_of(&text)?, text }));
     walked.filter(|statement| names.contains(&statement.name)).collect()
+}
+
+/// Reads a batch as a consumer that is known by its name.
+async fn read_by_name(store: Arc<dyn Store>) {
+    let options = Config::parse("").expect("the defaults are valid").buffer;
+    let buffer = Buffer::start(store, Arc::new(AnchoredClock::new()), Arc::new(Metrics::new()), options, Vec::new());
+    let buffer = buffer.await.expect("the store can be used");
+    let policy = PolicyName::parse("read").expect("it is a name");
+    let rules = Rules::parse(PolicyRules::default()).expect("the defaults are valid");
+    buffer.put_policy(policy.clone(), Arc::new(rules)).await.expect("written");
+    let reader = Reader::new(policy.clone(), "walk").expect("it is a name");
+    for name in ["acked", "returned"] {
+        let sent = with(rollout(name, 1.0), json!({"policy": "read", "execution_id": "task"}));
+        let sent = serde_json::from_value(sent).expect("it is a trajectory");
+        let prepared = buffer.prepare(vec![sent]).expect("it is valid");
+        buffer.ingest(prepared).await.expect("stored");
+        let leased = buffer.lease(reader.request(BatchSize::Rules), || true).await.expect("answered");
+        let Batch { batch_id, lease, .. } = leased.expect("a group is ready").batch;
+        let holder = Holder { batch_id, lease: lease.expect("it was just leased"), epoch: None };
+        buffer.release_read(&reader, holder).await.expect("the lease lives");
+        let leased = buffer.lease(reader.request(BatchSize::Rules), || true).await.expect("answered");
+        let Batch { batch_id, lease, .. } = leased.expect("it came back").batch;
+        let holder = Holder { batch_id, lease: lease.expect("it was just leased"), epoch: None };
+        buffer.mark_read(&reader, vec![holder]).await.expect("the lease lives");
+        if name == "acked" {
+            assert_eq!(buffer.ack_reads(&reader).await.expect("answered"), 1);
+        }
+    }
+    assert_eq!(buffer.give_back_reads(&reader).await.expect("answered"), 1);
+    let execution = ExecutionId::parse("task").expect("it is an id");
+    let latest = buffer.latest_group(policy, execution).await.expect("answered");
+    assert_eq!(latest.map(|latest| latest.group_id).as_deref(), Some("returned"));
 }
 
 /// Records a call in the session that the walk has left open.

@@ -6,6 +6,7 @@ pub(crate) mod process;
 pub(crate) mod torture;
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{
         Arc,
@@ -27,7 +28,7 @@ use forebay::{
     clock::{Clock, Timestamp},
     config::Config,
     metrics::Metrics,
-    server::{AgentServer, Server},
+    server::{AgentServer, FacadeServer, Server},
     store,
     tls::Tls,
 };
@@ -116,6 +117,8 @@ pub(crate) struct TestApp {
     pub(crate) engine: Arc<FakeEngine>,
     /// Where agents connect.
     pub(crate) agents: SocketAddr,
+    /// The addresses of the facades, by the names of their protocols.
+    pub(crate) facades: BTreeMap<&'static str, String>,
     /// Whether the test damaged the database directly.
     damaged: bool,
     _folder: tempfile::TempDir,
@@ -124,6 +127,7 @@ pub(crate) struct TestApp {
 struct Launched {
     url: String,
     agents: SocketAddr,
+    facades: BTreeMap<&'static str, String>,
     buffer: Buffer,
     keyring: Arc<Keyring>,
     keys: Arc<dyn KeyStore>,
@@ -194,7 +198,7 @@ impl TestApp {
         let clock = Arc::new(TestClock::default());
         let engine = Arc::new(FakeEngine::start(EngineKind::Sglang).await);
         let launched = launch(&database, config, &clock, &engine).await;
-        let Launched { url, agents, buffer, keyring, keys, tls, running } = launched;
+        let Launched { url, agents, facades, buffer, keyring, keys, tls, running } = launched;
         Self {
             clock,
             url,
@@ -208,6 +212,7 @@ impl TestApp {
             running: Some(running),
             engine,
             agents,
+            facades,
             damaged: false,
             _folder: folder,
         }
@@ -219,7 +224,7 @@ impl TestApp {
         let launched = launch(&self.database, &self.config, &self.clock, &self.engine).await;
         (self.url, self.buffer, self.running) = (launched.url, launched.buffer, Some(launched.running));
         (self.keyring, self.keys, self.tls) = (launched.keyring, launched.keys, launched.tls);
-        self.agents = launched.agents;
+        (self.agents, self.facades) = (launched.agents, launched.facades);
     }
 
     /// Restarts with another configuration.
@@ -410,7 +415,7 @@ impl TestApp {
     /// Another replica of the service on the same database (Postgres).
     pub(crate) async fn replica(&self) -> Self {
         let launched = launch(&self.database, &self.config, &self.clock, &self.engine).await;
-        let Launched { url, agents, buffer, keyring, keys, tls, running } = launched;
+        let Launched { url, agents, facades, buffer, keyring, keys, tls, running } = launched;
         Self {
             clock: Arc::clone(&self.clock),
             url,
@@ -424,6 +429,7 @@ impl TestApp {
             running: Some(running),
             engine: Arc::clone(&self.engine),
             agents,
+            facades,
             damaged: false,
             _folder: tempfile::tempdir().expect("a temporary folder can be made"),
         }
@@ -503,14 +509,24 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &F
         upstreams,
         urls: AgentUrls { public: agents.public_url, address, is_encrypted: tls.is_some() },
     };
+    let mut facades = Vec::new();
+    for facade in config.facades {
+        let listener = TcpListener::bind(&facade.listen).await.expect("a port is free");
+        let address = listener.local_addr().expect("a listener has an address");
+        facades.push(FacadeServer { listener, address, config: facade });
+    }
+    let facade_urls =
+        facades.iter().map(|facade| (facade.config.protocol.name(), format!("{scheme}://{}", facade.address)));
+    let facade_urls = facade_urls.collect();
     let server = Server::new(listener, buffer.clone(), metrics, config.bodies, config.server, access)
         .expect("a listener has an address")
         .with_tls(tls.clone())
-        .with_agents(Some(agents));
+        .with_agents(Some(agents))
+        .with_facades(facades);
     let task = tokio::spawn(async move {
         let _ = server.run(async { drop(stopped.await) }).await;
     });
-    Launched { url, agents: address, buffer, keyring, keys, tls, running: Running { stop, task } }
+    Launched { url, agents: address, facades: facade_urls, buffer, keyring, keys, tls, running: Running { stop, task } }
 }
 
 /// A configuration with a listener for agents, also for a service of its own process, and with the test's engine unless it names engines.

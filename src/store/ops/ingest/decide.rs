@@ -218,6 +218,9 @@ impl<'b> Decider<'b> {
         let room = draft.rooms.of(incoming);
         self.take_group(draft, incoming, tallies)?;
         let group = draft.groups.get_mut(&group_key).expect("the group was just taken");
+        if new.only_open && !group.locked.fill.state.is_open() {
+            return Err(Refusal::GroupDecided(group.locked.fill.state));
+        }
         let size = group.locked.fill.size;
         if new.group_size.is_some_and(|declared| declared != size) {
             let group_id = group.locked.group_id.clone();

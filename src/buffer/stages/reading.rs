@@ -1,0 +1,107 @@
+//! Stage 5 for protocols without acks: a consumer reads batches, and its next read acks them.
+//!
+//! Separate from [`lease`](super::lease), whose callers prove that they hold a lease. Here the consumer's name alone
+//! finds its leases, so that any replica can answer, and nothing is kept in memory between two reads.
+//!
+//! While a read is being sent, its leases belong to a name of their own ([`Reader::reading`]) and last as long as the
+//! policy says. A response that does not arrive is therefore not acked by the next read. Once the whole response is
+//! sent, the leases get the consumer's name and last [`READ_LEASE_S`].
+
+use crate::buffer::{
+    Buffer,
+    batch::BatchSize,
+    ids::{ConsumerName, InvalidId, PolicyName},
+    lease::{Holder, LeaseRequest},
+    port::{AckReads, Batch, GiveBackReads, LeaseProof, MarkRead, ReleaseRead},
+    refusal::BufferError,
+    replicas::{self, Awaited},
+};
+
+/// How long a consumer keeps what it has read if it never reads again: a day, longer than any step of training.
+pub const READ_LEASE_S: u64 = 86_400;
+
+/// A consumer whose reads ack its previous ones.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    /// Policy.
+    pub policy: PolicyName,
+    /// The holder of what was read.
+    consumer: ConsumerName,
+    /// The holder of what is being sent.
+    reading: ConsumerName,
+}
+
+impl Reader {
+    /// The reader with this name. Its leases have names that no other consumer should use.
+    pub fn new(policy: PolicyName, name: &str) -> Result<Self, InvalidId> {
+        let consumer = ConsumerName::parse(&format!("facade:{name}"))?;
+        let reading = ConsumerName::parse(&format!("reading:{}", consumer.as_str()))?;
+        Ok(Self { policy, consumer, reading })
+    }
+
+    /// The request for the next batch of a read: what is ready now.
+    #[must_use]
+    pub fn request(&self, size: BatchSize) -> LeaseRequest {
+        LeaseRequest {
+            consumer: Some(self.reading.clone()),
+            size,
+            partial: true,
+            ..LeaseRequest::of(self.policy.clone())
+        }
+    }
+}
+
+/// Acks everything that the consumer has read, with a step of its own, and settles it. Returns the number of batches.
+pub(in crate::buffer) async fn ack_reads(buffer: &Buffer, reader: &Reader) -> Result<usize, BufferError> {
+    let ack = AckReads { policy: reader.policy.clone(), consumer: reader.consumer.clone(), now: buffer.clock.now() };
+    let acked: Vec<Batch> = buffer.store.ack_reads(ack).await??;
+    for batch in &acked {
+        buffer.metrics.lease(batch.policy.as_str(), "acked", 1);
+        buffer.metrics.acked(batch.policy.as_str(), buffer.clock.now().micros_since(batch.created_at) as f64 / 1e6);
+    }
+    Ok(acked.len())
+}
+
+/// Records that the whole response of a read was sent. Refused if a lease of the read was lost meanwhile.
+pub(in crate::buffer) async fn mark_read(
+    buffer: &Buffer,
+    reader: &Reader,
+    read: Vec<Holder>,
+) -> Result<(), BufferError> {
+    let now = buffer.clock.now();
+    let proof = |Holder { batch_id, lease, epoch }| LeaseProof { batch_id, lease, epoch, now };
+    let mark = MarkRead {
+        policy: reader.policy.clone(),
+        consumer: reader.consumer.clone(),
+        proofs: read.into_iter().map(proof).collect(),
+        expires_at: now.plus_seconds(READ_LEASE_S),
+    };
+    Ok(buffer.store.mark_read(mark).await??)
+}
+
+/// Gives back a batch that was not sent. It counts as no delivery, and is the next one that is leased.
+pub(in crate::buffer) async fn release_read(
+    buffer: &Buffer,
+    reader: &Reader,
+    holder: Holder,
+) -> Result<(), BufferError> {
+    let Holder { batch_id, lease, epoch } = holder;
+    let proof = LeaseProof { batch_id, lease, epoch, now: buffer.clock.now() };
+    buffer.store.release_read(ReleaseRead { policy: reader.policy.clone(), proof }).await??;
+    replicas::wake(buffer, Awaited::Batch, &reader.policy);
+    Ok(())
+}
+
+/// Gives back everything that the consumer holds, because it starts again. Returns the number of batches.
+pub(in crate::buffer) async fn give_back_reads(buffer: &Buffer, reader: &Reader) -> Result<u64, BufferError> {
+    let give_back = GiveBackReads {
+        policy: reader.policy.clone(),
+        consumers: [reader.consumer.clone(), reader.reading.clone()],
+        now: buffer.clock.now(),
+    };
+    let returned = buffer.store.give_back_reads(give_back).await??;
+    if returned > 0 {
+        replicas::wake(buffer, Awaited::Batch, &reader.policy);
+    }
+    Ok(returned)
+}
