@@ -190,11 +190,13 @@ def test_the_generator_and_the_rollout_function_work_together(
     # A read has one generation of each task, because slime puts all items of a task into one group.
     assert len(data.metadata["0"]) == len(set(data.metadata["0"])) >= 2
     for step in range(1, 10):
-        if len(sum(data.metadata.values(), [])) == 6:
+        if sum(len(ids) for ids in data.metadata.values()) == 6:
             break
         groups = sources.example.generate_rollout(arguments(service.url, rollout_batch_size=1), step, data)
         assert [len(group) for group in groups] == [SIZE]
-    assert Counter(sum(data.metadata.values(), [])) == {0: 2, 1: 2, 2: 2}, "both generations of all three tasks"
+    assert Counter(id for ids in data.metadata.values() for id in ids) == {0: 2, 1: 2, 2: 2}, (
+        "both generations of all three tasks"
+    )
     assert not requests.post(service.url + "/get_rollout_data", json={}, timeout=10).json()["success"]
     sample = groups[0][0]
     assert sample.status.value == "completed" and sample.metadata["finish_reason"] == "stop"
