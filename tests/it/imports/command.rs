@@ -88,12 +88,12 @@ async fn wrong_arguments_and_a_missing_service_are_explained() {
 /// The number of rollouts of the import that is killed: several requests.
 const ROLLOUTS: usize = 6_000;
 
-/// A file of rollouts, four of each group.
-fn write_rollouts(file: &Path) {
+/// A file of rollouts, `of_group` of each group, with as many sampled ids.
+fn write_rollouts(file: &Path, rollouts: usize, of_group: usize, tokens: usize) {
     let mut text = String::new();
-    for index in 0..ROLLOUTS {
-        let (task, rollout) = (index / 4, index % 4);
-        let ids: Vec<usize> = (0..200).map(|place| index + place).collect();
+    for index in 0..rollouts {
+        let (task, rollout) = (index / of_group, index % of_group);
+        let ids: Vec<usize> = (0..tokens).map(|place| index + place).collect();
         let output = json!([{"type": "message", "role": "assistant", "content": "a", "prompt_token_ids": [1, 2],
             "generation_token_ids": ids, "generation_log_probs": vec![-0.5; ids.len()]}]);
         let record = json!({"_ng_task_index": task, "_ng_rollout_index": rollout, "reward": rollout,
@@ -107,7 +107,7 @@ fn write_rollouts(file: &Path) {
 async fn an_import_that_was_killed_is_completed_by_the_next_run_and_nothing_is_there_twice() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let file = folder.path().join("rollouts.jsonl");
-    write_rollouts(&file);
+    write_rollouts(&file, ROLLOUTS, 4, 200);
     let service = service(folder.path()).await;
     let arguments = ["--format", "nemo-gym", "--group-size", "4", "--json"];
     let received = || async { stats(&service.url).await["policies"]["default"]["received"].as_u64().unwrap_or(0) };
@@ -128,6 +128,59 @@ async fn an_import_that_was_killed_is_completed_by_the_next_run_and_nothing_is_t
     assert_eq!((&policy["received"], &policy["conserved"]), (&json!(ROLLOUTS), &json!(true)));
     assert_eq!(policy["groups"]["ready"], json!(ROLLOUTS / 4), "every group is complete: {policy}");
     assert_eq!(ids(&service.url).await.len(), ROLLOUTS, "each rollout is there once");
+    service.stop().await;
+}
+
+/// Changes rules of the policy `default`.
+async fn patch_rules(url: &str, rules: Value) {
+    let patched = http().patch(format!("{url}/policies/default")).json(&rules).send().await;
+    assert!(patched.expect("the service answers").status().is_success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_import_ends_if_there_is_no_room_and_the_next_run_continues() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let file = folder.path().join("rollouts.jsonl");
+    write_rollouts(&file, 300, 1, 4);
+    let service = service(folder.path()).await;
+    patch_rules(&service.url, json!({"backlog": {"max_ready_rollouts": 1}})).await;
+    let full = run(&service.url, &["--format", "nemo-gym", "--patience-s", "0", "--json"], &[&file]).await;
+    let said = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert_eq!(full.status.code(), Some(1), "{said}");
+    assert!(said.contains("run the same command again") && said.contains("had no room"), "{said}");
+    let first = counts(&reports(&full)[0]);
+    assert!((1..300).contains(&first[2]), "{first:?}");
+    assert_eq!(first[4], 0, "what has no room is not refused: {first:?}");
+    patch_rules(&service.url, json!({"backlog": null})).await;
+    let again = run(&service.url, &["--format", "nemo-gym", "--json"], &[&file]).await;
+    assert!(again.status.success(), "{again:?}");
+    let [_, rollouts, stored, duplicates, _] = counts(&reports(&again)[0]);
+    assert_eq!((rollouts, stored, duplicates), (300, 300 - first[2], first[2]));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_are_divided_until_the_service_takes_them() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (file, config) = (folder.path().join("rollouts.jsonl"), folder.path().join("forebay.toml"));
+    write_rollouts(&file, 40, 1, 1_000);
+    let mut large = fs::read_to_string(&file).expect("it was written");
+    let long = "a".repeat(100_000);
+    let _ = writeln!(
+        large,
+        "{}",
+        json!({"_ng_task_index": "long", "_ng_rollout_index": 0, "reward": 1,
+        "responses_create_params": {"input": long}, "response": {"output": []}})
+    );
+    fs::write(&file, large).expect("the folder can be written");
+    fs::write(&config, "[limits]\nbody_bytes = 65_536\n").expect("the folder can be written");
+    let database = format!("sqlite:{}", folder.path().join("forebay.db").display());
+    let config = config.display().to_string();
+    let service = Service::start_with(&database, &["--config", &config], &[]).await;
+    let output = run(&service.url, &["--format", "nemo-gym", "--json"], &[&file]).await;
+    let report = &reports(&output)[0];
+    assert_eq!(counts(report), [41, 41, 40, 0, 1], "{output:?}");
+    assert_eq!(refusals(report), [(41, "too-large".to_owned(), String::new())]);
     service.stop().await;
 }
 
