@@ -25,6 +25,9 @@ const POLICY_LABELS_MAX: usize = 256;
 /// The most reasons with labels of their own.
 const REASON_LABELS_MAX: usize = 256;
 
+/// The most environments, over all policies, that have gauges.
+pub const ENVIRONMENTS_MAX: usize = 1_024;
+
 /// The label shared by values beyond the bound.
 const OTHER: &str = "_other";
 
@@ -50,6 +53,8 @@ pub struct Metrics {
     store: StoreMetrics,
     policies: LabelSet,
     reasons: LabelSet,
+    /// The policies and environments whose gauges are set.
+    environments: Mutex<BTreeSet<(String, String)>>,
 }
 
 declare! {
@@ -168,6 +173,10 @@ declare! {
         unconserved: IntGaugeVec = "forebay_ledger_unconserved" ["policy"],
         /// Current weight version.
         policy_version: IntGaugeVec = "forebay_policy_version" ["policy"],
+        /// Ready groups of environments that have shares in `batch.environments`, counted up to 1,000 or to a batch.
+        environment_ready: IntGaugeVec = "forebay_environment_ready_groups" ["policy", "environment"],
+        /// Groups of such an environment that the next batch waits for.
+        environment_needed: IntGaugeVec = "forebay_environment_needed_groups" ["policy", "environment"],
         /// Scrapes for which the ledger could not be read, so that its gauges are out of date.
         gauge_failures: IntCounter = "forebay_gauge_failures_total",
     }
@@ -347,6 +356,7 @@ impl Metrics {
             store: StoreMetrics::register(&registry),
             policies: LabelSet::new(POLICY_LABELS_MAX),
             reasons: LabelSet::new(REASON_LABELS_MAX),
+            environments: Mutex::default(),
             registry,
         }
     }
@@ -574,6 +584,26 @@ impl Metrics {
         let has_label = if version > 0 { self.policies.bound(policy) == policy } else { self.policies.has(policy) };
         if has_label && policy != OTHER {
             self.ledger.policy_version.with_label_values(&[policy]).set(version);
+        }
+    }
+
+    /// Sets the gauges of environments that have shares: policy, environment, ready groups and needed groups. The gauges
+    /// of others are removed, because their rules are gone.
+    pub fn environments(&self, found: &[(String, String, i64, i64)]) {
+        let families = [&self.ledger.environment_ready, &self.ledger.environment_needed];
+        let mut shown = self.environments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let before = std::mem::take(&mut *shown);
+        for (policy, environment, ready, needed) in found.iter().take(ENVIRONMENTS_MAX) {
+            for (gauges, groups) in families.into_iter().zip([*ready, *needed]) {
+                gauges.with_label_values(&[policy, environment]).set(groups);
+            }
+            shown.insert((policy.clone(), environment.clone()));
+        }
+        for (policy, environment) in before.difference(&shown) {
+            for gauges in families {
+                // It fails only if the gauge is gone already.
+                drop(gauges.remove_label_values(&[policy, environment]));
+            }
         }
     }
 

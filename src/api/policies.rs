@@ -10,7 +10,7 @@ use axum::{
 };
 use forebay_client::wire::{
     CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, ReceiptGroup,
-    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting,
+    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingEnvironment,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -341,7 +341,13 @@ pub(super) async fn reset(
 }
 
 fn on_wire(overview: PolicyOverview) -> PolicyStatus {
-    let PolicyOverview { policy, tallies, waiting } = overview;
+    let PolicyOverview { policy, tallies, waiting, environments } = overview;
+    let environments = environments.into_iter().map(|of| WaitingEnvironment {
+        environment: of.environment,
+        ready_groups: of.ready,
+        needed_groups: of.needed,
+        open_groups: of.open,
+    });
     let fullest = waiting.fullest.into_iter().map(|group| OpenGroup {
         group_id: group.group_id,
         fill: ReceiptGroup { state: group.fill.state.into(), arrived: group.fill.arrived(), size: group.fill.size },
@@ -361,6 +367,7 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
             returned_batches: tallies.count(&Tally::Batches(BatchState::Returned)),
             open_groups: tallies.count(&Tally::Groups(GroupState::Open)),
             fullest: fullest.collect(),
+            environments: environments.collect(),
             reserved_rollouts: tallies.count(&Tally::Reserved),
             last_post_at: params::time(tallies.last_received_at),
             dropped_last_hour: waiting.dropped,

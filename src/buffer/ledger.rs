@@ -11,7 +11,7 @@ use super::{
     refusal::{BufferError, Refusal},
     tally::{Tallies, Tally},
 };
-use crate::metrics::Ledger;
+use crate::metrics::{ENVIRONMENTS_MAX, Ledger};
 
 /// Rollouts of an execution that are read at once, if the caller may see only some of them.
 const STORIES_AT_ONCE: u32 = 100;
@@ -97,14 +97,21 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
     with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at));
     buffer.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| (policy.as_str(), gauges(tallies))));
     let mut after = String::new();
+    let mut environments = Vec::new();
     loop {
         let page = buffer.store.policies(after.clone(), 100).await?;
-        let Some(last) = page.last() else { return Ok(()) };
+        let Some(last) = page.last() else { break };
         last.name.as_str().clone_into(&mut after);
         for policy in page {
             buffer.metrics.version(policy.name.as_str(), policy.version.0);
+            if environments.len() < ENVIRONMENTS_MAX {
+                let found = policies::environments(buffer, &policy).await?.into_iter();
+                environments.extend(found.map(|of| (policy.name.to_string(), of.environment, of.ready, of.needed)));
+            }
         }
     }
+    buffer.metrics.environments(&environments);
+    Ok(())
 }
 
 fn gauges(tallies: &Tallies) -> Ledger {

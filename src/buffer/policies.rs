@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::{
     Buffer,
+    batch::needed,
     ids::{CallerId, PolicyName, Version},
-    port::{ExistingPolicy, Policy, RulesWritten, StoreError, WaitingFor, WriteRules},
+    port::{ExistingPolicy, Policy, ReadEnvironments, RulesWritten, StoreError, WaitingFor, WriteRules},
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
     rules::{Rules, changes},
@@ -17,6 +18,9 @@ use super::{
 
 /// Policies that are read at once. The caller may see only a few of them.
 const POLICIES_AT_ONCE: u32 = 100;
+
+/// Ready groups of an environment that are counted, if a batch has no more. The number is only shown to people.
+const READY_COUNTED: u32 = 1_000;
 
 /// A policy with the contents of its buffer.
 #[derive(Clone, Debug)]
@@ -27,6 +31,21 @@ pub struct PolicyOverview {
     pub tallies: Tallies,
     /// What its trainer is waiting for.
     pub waiting: WaitingFor,
+    /// What its trainer is waiting for of each environment that has rules.
+    pub environments: Vec<EnvironmentOverview>,
+}
+
+/// The groups of an environment, and how many of them the next batch needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnvironmentOverview {
+    /// Its label.
+    pub environment: String,
+    /// Ready groups. At least as many as a batch has groups are counted.
+    pub ready: i64,
+    /// The groups that the next batch has of it at least, and waits for.
+    pub needed: i64,
+    /// Open groups, among a bounded number of those of the policy.
+    pub open: i64,
 }
 
 pub(in crate::buffer) async fn put_policy(
@@ -145,5 +164,32 @@ pub(in crate::buffer) async fn existing_policy(buffer: &Buffer, name: &PolicyNam
 async fn overview(buffer: &Buffer, policy: Policy) -> Result<PolicyOverview, BufferError> {
     let tallies = buffer.store.tallies(Some(policy.policy_pk)).await?.remove(&policy.name).unwrap_or_default();
     let waiting = buffer.store.waiting_for(policy.policy_pk, policy.run, buffer.clock.now()).await?;
-    Ok(PolicyOverview { policy, tallies, waiting })
+    let environments = environments(buffer, &policy).await?;
+    Ok(PolicyOverview { policy, tallies, waiting, environments })
+}
+
+/// The environments that have rules.
+pub(in crate::buffer) async fn environments(
+    buffer: &Buffer,
+    policy: &Policy,
+) -> Result<Vec<EnvironmentOverview>, StoreError> {
+    let rules = &policy.rules.batch;
+    if rules.environments.is_empty() {
+        return Ok(Vec::new());
+    }
+    let read = ReadEnvironments {
+        policy: policy.policy_pk,
+        run: policy.run,
+        labels: rules.environments.keys().cloned().collect(),
+        ready_max: rules.groups.max(READY_COUNTED),
+    };
+    let groups = buffer.store.environments(read).await?;
+    let needed = needed(rules, &groups.carried);
+    let overview = |label: &String| EnvironmentOverview {
+        environment: label.clone(),
+        ready: groups.ready.get(label).copied().unwrap_or(0),
+        needed: needed.get(label.as_str()).map_or(0, |needed| *needed as i64),
+        open: groups.open.get(label).copied().unwrap_or(0),
+    };
+    Ok(rules.environments.keys().map(overview).collect())
 }

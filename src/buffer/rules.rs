@@ -7,7 +7,11 @@ pub(super) mod unused;
 use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
 
 use self::filter::{FilterViolation, Filters};
-use super::{batch::GROUPS_MAX, ids::check_name, trajectory::GROUP_SIZE_MAX};
+use super::{
+    batch::GROUPS_MAX,
+    ids::{GroupId, check_name},
+    trajectory::GROUP_SIZE_MAX,
+};
 
 /// Seconds of ten years. A longer duration is a typing error.
 const DURATION_S_MAX: u64 = 315_360_000;
@@ -19,6 +23,13 @@ const PAYLOAD_BYTES_MIN: u64 = 64;
 /// float in any batch.
 const LOSS_CONSTANT_MIN: f64 = 1e-20;
 const LOSS_CONSTANT_MAX: f64 = 1e20;
+
+/// The most environments with rules of their own. Each is a label of metrics, and a search whenever a batch is cut.
+const ENVIRONMENTS_MAX: usize = 64;
+
+/// Least and greatest weight of an environment. With these bounds, no environment has too small a share to be counted.
+const ENVIRONMENT_WEIGHT_MIN: f64 = 1e-6;
+const ENVIRONMENT_WEIGHT_MAX: f64 = 1e6;
 
 /// Seconds of a day: the longest lease, also after a heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
@@ -118,9 +129,38 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/retention/settled_s", retention.settled_s, 0, DURATION_S_MAX);
     within("/retention/dropped_s", retention.dropped_s, 0, DURATION_S_MAX);
     within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
+    check_environments(rules, violations);
     check_backlog(rules, violations);
     check_loss_constant(rules, violations);
     check_teacher(rules, violations);
+}
+
+fn check_environments(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let environments = &rules.batch.environments;
+    let mut push = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
+    if environments.len() > ENVIRONMENTS_MAX {
+        let detail = format!("must be at most {ENVIRONMENTS_MAX} environments, are {}", environments.len());
+        push("/batch/environments".into(), detail);
+        return;
+    }
+    for (label, of) in environments {
+        let pointer = format!("/batch/environments/{}", label.replace('~', "~0").replace('/', "~1"));
+        if let Err(error) = GroupId::parse(label) {
+            push(pointer.clone(), format!("the label {error}"));
+        }
+        if !(ENVIRONMENT_WEIGHT_MIN..=ENVIRONMENT_WEIGHT_MAX).contains(&of.weight) {
+            let detail = format!("must be {ENVIRONMENT_WEIGHT_MIN} to {ENVIRONMENT_WEIGHT_MAX}, is {}", of.weight);
+            push(format!("{pointer}/weight"), detail);
+        }
+        if !(0.0..=1.0).contains(&of.min_share) {
+            push(format!("{pointer}/min_share"), format!("must be 0 to 1, is {}", of.min_share));
+        }
+    }
+    // Parts such as 0.1 are not exact in binary.
+    let sum: f64 = environments.values().map(|of| of.min_share).sum();
+    if sum > 1.0 + 1e-9 {
+        push("/batch/environments".into(), format!("the minimums add up to {sum}, which is more than 1"));
+    }
 }
 
 /// Checks the form of the name. Which names there are depends on the configuration of each process.
@@ -166,6 +206,8 @@ fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
 
 #[cfg(test)]
 mod tests {
+    use forebay_client::wire::EnvironmentRules;
+
     use super::*;
 
     #[test]
@@ -182,6 +224,28 @@ mod tests {
         let found = Rules::parse(rules).expect_err("these rules cannot work");
         let pointers: Vec<_> = found.iter().map(|violation| violation.pointer.as_str()).collect();
         assert_eq!(pointers, ["/group/min_size", "/lease/ttl_s", "/loss_constant"]);
+    }
+
+    #[test]
+    fn the_minimums_of_environments_add_up_to_one_at_most() {
+        let violations = |environments: &[(&str, f64, f64)]| {
+            let of = |(label, weight, min_share): &(&str, f64, f64)| {
+                ((*label).to_owned(), EnvironmentRules { weight: *weight, min_share: *min_share })
+            };
+            let mut rules = PolicyRules::default();
+            rules.batch.environments = environments.iter().map(of).collect();
+            let found = Rules::parse(rules).err().unwrap_or_default();
+            found.into_iter().map(|violation| violation.pointer).collect::<Vec<_>>()
+        };
+        assert!(violations(&[("a", 1.0, 0.7), ("b", 1.0, 0.2), ("c", 1e6, 0.1)]).is_empty());
+        assert_eq!(violations(&[("a", 1.0, 0.7), ("b", 1.0, 0.4)]), ["/batch/environments"]);
+        assert_eq!(violations(&[("a/b", 0.0, 0.0)]), ["/batch/environments/a~1b/weight"]);
+        assert_eq!(violations(&[("a", f64::NAN, 0.0), ("b", f64::INFINITY, 0.0)]).len(), 2);
+        assert_eq!(violations(&[("a", 1.0, -0.1)]), ["/batch/environments/a/min_share"]);
+        assert_eq!(violations(&[("", 1.0, 0.0)]), ["/batch/environments/"]);
+        let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
+        let many: Vec<_> = many.iter().map(|label| (label.as_str(), 1.0, 0.0)).collect();
+        assert_eq!(violations(&many), ["/batch/environments"]);
     }
 
     #[test]

@@ -48,12 +48,13 @@ use crate::{
         port::{
             Ack, AckReads, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts,
             Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock,
-            DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, Examination, ExpiredLeases, Extend, FindAnswer,
-            GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession,
-            LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession, OpenedSession, Page, Peers,
-            Policy, PolicyStore, Publish, ReadStore, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume,
-            Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StoreError,
-            StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+            DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups, Examination, ExpiredLeases,
+            Extend, FindAnswer, GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, Ingest,
+            IngestStore, KeepSession, LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession,
+            OpenedSession, Page, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadStore, RecordCall,
+            RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore,
+            Session, SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall, StoredPayload, Story,
+            StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -106,6 +107,10 @@ impl<D: Dialect> PolicyStore for SqlStore<D> {
 
     async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError> {
         self.dialect.read(ReadWaiting { policy, run, now }).await
+    }
+
+    async fn environments(&self, read: ReadEnvironments) -> Result<EnvironmentGroups, StoreError> {
+        self.dialect.read(read).await
     }
 }
 

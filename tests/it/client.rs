@@ -96,6 +96,8 @@ on_both_stores! {
             {"name": "wide-4", "scope": "rollout", "when": WIDE, "action": "drop"},
         ]);
         app.rules("default", serde_json::json!({"filter": filters})).await;
+        let environments = serde_json::json!({"swe": {"min_share": 0.5}});
+        app.rules("shared", serde_json::json!({"batch": {"environments": environments}})).await;
         let long = serde_json::json!({"metadata": {"tags": vec![1; 130_000]}});
         app.accept(crate::support::with(crate::support::rollout("long", 1.0), long)).await;
         for (name, reward) in [("a", 1.0), ("a", 1.0), ("b", -1.0), ("c", 0.0)] {

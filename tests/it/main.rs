@@ -16,6 +16,7 @@ mod crash;
 mod damage;
 mod dashboards;
 mod direction;
+mod environments;
 mod executions;
 mod facades;
 mod faults;

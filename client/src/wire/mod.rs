@@ -34,13 +34,13 @@ pub use ledger::{
 pub use object::{Components, Object};
 pub use policy::{
     CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
-    ResumeRequest, ResumeResponse, VersionRequest, Waiting,
+    ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingEnvironment,
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
-    Advantage, BacklogRules, BatchOrder, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
-    LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Retries, SessionRules, Settle, StalenessAction,
-    StalenessRules,
+    Advantage, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope,
+    GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Retries, SessionRules,
+    Settle, StalenessAction, StalenessRules,
 };
 pub use session::{
     AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,

@@ -67,6 +67,10 @@ pub struct Waiting {
     pub open_groups: i64,
     /// The open groups that need the fewest further rollouts, at most 5.
     pub fullest: Vec<OpenGroup>,
+    /// The environments that have shares in `batch.environments`, in the order of their labels. If no batch is ready
+    /// although there are enough groups, it waits for those that have fewer ready groups than needed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub environments: Vec<WaitingEnvironment>,
     /// Number of rollouts with reserved room that have not been posted.
     #[serde(default)]
     pub reserved_rollouts: i64,
@@ -76,6 +80,20 @@ pub struct Waiting {
     pub dropped_last_hour: BTreeMap<String, i64>,
     /// Number of groups that became stale in the last hour.
     pub stale_last_hour: i64,
+}
+
+/// An environment, and how many of its groups the next batch needs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct WaitingEnvironment {
+    /// Its label.
+    pub environment: String,
+    /// Number of its groups that are ready, counted up to 1,000 or to the groups of a batch, whichever is more.
+    pub ready_groups: i64,
+    /// Number of its groups that the next batch waits for; 0 if it has no `min_share`.
+    pub needed_groups: i64,
+    /// Number of its open groups, among the first 1,000 open groups of the policy.
+    pub open_groups: i64,
 }
 
 /// An open group and the number of rollouts in it.

@@ -1,5 +1,7 @@
 //! The rules of a policy. TOML files and `PUT /policies/{p}` use the same table.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
@@ -123,7 +125,7 @@ pub enum OnDrop {
 }
 
 /// Contents of one batch, which is the data of one optimizer step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct BatchRules {
@@ -135,11 +137,35 @@ pub struct BatchRules {
     pub max_tokens: Option<u64>,
     /// Which ready groups are delivered first.
     pub order: BatchOrder,
+    /// The shares of environments in each batch, by their labels, at most 64. If this is empty, batches do not depend on
+    /// environments. Otherwise, environments that are not named have weight 1 and no minimum, and so have all groups
+    /// without a label, together.
+    #[serde(deserialize_with = "super::object::named", skip_serializing_if = "BTreeMap::is_empty")]
+    pub environments: BTreeMap<String, EnvironmentRules>,
 }
 
 impl Default for BatchRules {
     fn default() -> Self {
-        Self { groups: 1, max_tokens: None, order: BatchOrder::default() }
+        Self { groups: 1, max_tokens: None, order: BatchOrder::default(), environments: BTreeMap::new() }
+    }
+}
+
+/// The share of an environment in each batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct EnvironmentRules {
+    /// Weight with which the environment shares what the minimums leave, 0.000001 to 1,000,000. It is shared among the
+    /// environments that have ready groups.
+    pub weight: f64,
+    /// The part of each batch that is of this environment at least, 0 to 1. A batch waits for it. The minimums of a
+    /// policy add up to at most 1.
+    pub min_share: f64,
+}
+
+impl Default for EnvironmentRules {
+    fn default() -> Self {
+        Self { weight: 1.0, min_share: 0.0 }
     }
 }
 

@@ -50,12 +50,14 @@ from .policy import (
     Role,
     Stats,
     Waiting,
+    WaitingEnvironment,
 )
 from .rules import (
     Advantage,
     BacklogRules,
     BatchOrder,
     BatchRules,
+    EnvironmentRules,
     FilterAction,
     FilterRule,
     FilterScope,
@@ -132,6 +134,7 @@ __all__ = [
     "CloseRequest",
     "DiscardRequest",
     "DroppedCalls",
+    "EnvironmentRules",
     "ExtendRequest",
     "FilterAction",
     "FilterRule",
@@ -207,4 +210,5 @@ __all__ = [
     "VersionRequest",
     "Violation",
     "Waiting",
+    "WaitingEnvironment",
 ]

@@ -49,6 +49,20 @@ class PolicyStatus:
 
 
 @dataclass(slots=True, kw_only=True)
+class WaitingEnvironment:
+    """An environment, and how many of its groups the next batch needs."""
+
+    environment: str
+    """Its label."""
+    ready_groups: int
+    """Number of its groups that are ready, counted up to 1,000 or to the groups of a batch, whichever is more."""
+    needed_groups: int
+    """Number of its groups that the next batch waits for; 0 if it has no `min_share`."""
+    open_groups: int
+    """Number of its open groups, among the first 1,000 open groups of the policy."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Waiting:
     """What the next batch is waiting for."""
 
@@ -62,6 +76,9 @@ class Waiting:
     """Number of open groups."""
     fullest: list[OpenGroup]
     """The open groups that need the fewest further rollouts, at most 5."""
+    environments: list[WaitingEnvironment] = field(default_factory=list[WaitingEnvironment])
+    """The environments that have shares in `batch.environments`, in the order of their labels. If no batch is ready
+    although there are enough groups, it waits for those that have fewer ready groups than needed."""
     reserved_rollouts: int = 0
     """Number of rollouts with reserved room that have not been posted."""
     last_post_at: str | None = None

@@ -52,6 +52,18 @@ class GroupRules:
 
 
 @dataclass(slots=True, kw_only=True)
+class EnvironmentRules:
+    """The share of an environment in each batch."""
+
+    weight: float = 1.0
+    """Weight with which the environment shares what the minimums leave, 0.000001 to 1,000,000. It is shared among the
+    environments that have ready groups."""
+    min_share: float = 0.0
+    """The part of each batch that is of this environment at least, 0 to 1. A batch waits for it. The minimums of a
+    policy add up to at most 1."""
+
+
+@dataclass(slots=True, kw_only=True)
 class BatchRules:
     """Contents of one batch, which is the data of one optimizer step."""
 
@@ -62,6 +74,10 @@ class BatchRules:
     own. Unbounded when absent."""
     order: BatchOrder = "fifo"
     """Which ready groups are delivered first."""
+    environments: dict[str, EnvironmentRules] = field(default_factory=dict[str, EnvironmentRules])
+    """The shares of environments in each batch, by their labels, at most 64. If this is empty, batches do not depend on
+    environments. Otherwise, environments that are not named have weight 1 and no minimum, and so have all groups
+    without a label, together."""
 
 
 @dataclass(slots=True, kw_only=True)

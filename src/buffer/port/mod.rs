@@ -44,7 +44,10 @@ pub use self::{
     ledger::{GroupFilter, LatestGroup, LedgerStore, Page, Story, StoryFilter},
     lineage::{Checkpoint, Checkpointed, LineageStore, Publish, Reset, ResetDone, Resume, Resumed},
     peers::Peers,
-    policies::{ExistingPolicy, OpenGroup, Policy, PolicyStore, RulesWritten, WaitingFor, WriteRules},
+    policies::{
+        EnvironmentGroups, ExistingPolicy, OpenGroup, Policy, PolicyStore, ReadEnvironments, RulesWritten, WaitingFor,
+        WriteRules,
+    },
     reads::{AckReads, GiveBackReads, MarkRead, ReadStore, ReleaseRead},
     samples::{BatchMember, SampleStore, StoredPayload},
     sessions::{

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use super::{Answer, StoreError};
 use crate::{
     buffer::{
+        batch::CarriedShares,
         ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
         ingest::GroupFill,
         rules::Rules,
@@ -28,6 +29,8 @@ pub trait PolicyStore: Send + Sync {
     async fn tallies(&self, policy: Option<PolicyPk>) -> Result<BTreeMap<PolicyName, Tallies>, StoreError>;
     /// What the next batch of the policy is waiting for.
     async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError>;
+    /// The groups of environments in a run of the policy, and what the environments carry to the next batch.
+    async fn environments(&self, read: ReadEnvironments) -> Result<EnvironmentGroups, StoreError>;
 }
 
 /// A policy's row.
@@ -116,4 +119,28 @@ pub struct OpenGroup {
     pub group_id: String,
     /// Its places and rollouts.
     pub fill: GroupFill,
+}
+
+/// Which environments to read.
+#[derive(Clone, Debug)]
+pub struct ReadEnvironments {
+    /// The policy.
+    pub policy: PolicyPk,
+    /// The run.
+    pub run: Run,
+    /// The labels.
+    pub labels: Vec<String>,
+    /// The most ready groups that are counted of each.
+    pub ready_max: u32,
+}
+
+/// The groups of environments.
+#[derive(Clone, Debug, Default)]
+pub struct EnvironmentGroups {
+    /// Ready groups, of the environments that have some.
+    pub ready: BTreeMap<String, i64>,
+    /// Open groups among a bounded number of those of the policy, of the environments that have some.
+    pub open: BTreeMap<String, i64>,
+    /// What they carry from batch to batch.
+    pub carried: CarriedShares,
 }

@@ -1,14 +1,17 @@
 //! Stage 4, batch: selects the ready groups of the next batch.
 //!
 //! The stage before is [`finalize`](crate::buffer::finalize), the next [`lease`](crate::buffer::lease). `packing.rs`
-//! selects groups with an exact number of samples.
+//! selects groups with an exact number of samples, and `shares.rs` gives environments their shares of a batch.
 
 mod packing;
+mod shares;
 mod sums;
 
 use std::collections::BTreeMap;
 
 use forebay_client::wire::BatchRules;
+
+pub use self::shares::{CarriedShares, EnvironmentLine, Turns, first_reads, needed, take_turns};
 
 /// The most groups of a batch. A batch is one transaction, and its groups are held in memory.
 pub const GROUPS_MAX: u32 = 65_536;

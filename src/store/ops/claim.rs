@@ -6,6 +6,9 @@ pub(super) mod line;
 mod mask;
 mod metrics;
 mod ready;
+pub(super) mod turns;
+
+use std::collections::HashSet;
 
 use async_trait::async_trait;
 use forebay_client::wire::BatchOrder;
@@ -13,7 +16,7 @@ use forebay_client::wire::BatchOrder;
 use self::{
     line::{Found, Line},
     metrics::metrics,
-    ready::{Ready, counted, fresh_groups},
+    ready::{Ready, counted, fresh_groups, fresh_of_environment},
 };
 use super::{batch, name_of, policy, sweep};
 use crate::{
@@ -153,9 +156,39 @@ async fn cut_new(
     passed_over: &mut u64,
 ) -> Result<Option<Batch>, StoreError> {
     let mut line = Line::read(tx, policy, claim.now).await?;
+    let has_shares = !policy.rules.batch.environments.is_empty();
+    // A claim of an exact number of samples has minimums of its own.
+    let (taken, found) = if has_shares && claim.exact_samples() == 0 {
+        (turns::select(tx, policy, claim, passed_over).await?, None)
+    } else {
+        from_line(tx, policy, claim, line.begin(), passed_over).await?
+    };
+    let Some(taken) = taken else {
+        line.write_if_moved(tx, policy, found).await?;
+        return Ok(None);
+    };
+    let batch_pk = insert_batch(tx, policy, claim, &taken, &mut line).await?;
+    line.write(tx, policy, found).await?;
+    fill_batch(tx, batch_pk, &taken).await?;
+    tx.tallies().batches(policy.policy_pk, BatchState::Leased, 1);
+    tx.tallies().move_groups(policy.policy_pk, counted(taken.iter()), GroupMove::Cut)?;
+    batch::get(tx, batch_pk).await.map(Some)
+}
+
+/// The groups of a new batch in the order of the line, if there are enough, and what the claim found of the line.
+async fn from_line(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    claim: &Claim,
+    begin: i64,
+    passed_over: &mut u64,
+) -> Result<(Option<Vec<Ready>>, Option<Found>), StoreError> {
     let rules = &policy.rules.batch;
     let limit = claim.size.candidates(rules);
-    let ready = fresh_groups(tx, policy, claim.now, line.begin(), limit, passed_over).await?;
+    let mut ready = fresh_groups(tx, policy, claim.now, begin, limit, passed_over).await?;
+    if ready.len() == limit as usize {
+        behind(tx, policy, claim, &mut ready, passed_over).await?;
+    }
     let candidates: Vec<Candidate<'_>> = ready.iter().map(Ready::candidate).collect();
     let selected = select(rules, &claim.size, &candidates, claim.partial);
     let (taken, left) = divide(ready, selected.as_deref().unwrap_or_default());
@@ -164,16 +197,25 @@ async fn cut_new(
         first_left: left.first().map(|group| group.place),
         last_taken: taken.iter().map(|group| group.place).max(),
     });
-    if selected.is_none() {
-        line.write_if_moved(tx, policy, found).await?;
-        return Ok(None);
+    Ok((selected.map(|_| taken), found))
+}
+
+/// Adds groups that are further behind in the line, of environments that have a minimum in a batch with an exact number
+/// of samples.
+async fn behind(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    claim: &Claim,
+    ready: &mut Vec<Ready>,
+    passed_over: &mut u64,
+) -> Result<(), StoreError> {
+    let BatchSize::Samples(packing) = &claim.size else { return Ok(()) };
+    let read: HashSet<i64> = ready.iter().map(|group| group.group_pk.0).collect();
+    for (label, _) in packing.environments.iter().filter(|(_, of)| of.min_share > 0.0) {
+        let more = fresh_of_environment(tx, policy, claim.now, label, packing.samples, passed_over).await?;
+        ready.extend(more.into_iter().filter(|group| !read.contains(&group.group_pk.0)));
     }
-    let batch_pk = insert_batch(tx, policy, claim, &taken, &mut line).await?;
-    line.write(tx, policy, found).await?;
-    fill_batch(tx, batch_pk, &taken).await?;
-    tx.tallies().batches(policy.policy_pk, BatchState::Leased, 1);
-    tx.tallies().move_groups(policy.policy_pk, counted(taken.iter()), GroupMove::Cut)?;
-    batch::get(tx, batch_pk).await.map(Some)
+    Ok(())
 }
 
 /// The groups at the selected positions, in the order of the selection, and the others in their order.

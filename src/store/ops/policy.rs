@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
+use super::claim::turns;
 use crate::{
     buffer::{
         ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
         ingest::GroupFill,
-        port::{ExistingPolicy, OpenGroup, Policy, Publish, RulesWritten, StoreError, WaitingFor, WriteRules},
+        port::{
+            EnvironmentGroups, ExistingPolicy, OpenGroup, Policy, Publish, ReadEnvironments, RulesWritten, StoreError,
+            WaitingFor, WriteRules,
+        },
         refusal::Refusal,
         states::GroupState,
         tally::{Tallies, Tally},
@@ -359,5 +363,58 @@ impl Op for ReadWaiting {
             }
         }
         Ok(waiting)
+    }
+}
+
+#[async_trait]
+impl Op for ReadEnvironments {
+    type Output = EnvironmentGroups;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<EnvironmentGroups, StoreError> {
+        const COUNT_READY_OF: Statement = Statement {
+            sqlite: "-- count_ready_of
+                SELECT value AS label, (
+                    SELECT COUNT(*)
+                    FROM (
+                        SELECT 1
+                        FROM rollout_group
+                        WHERE policy_pk = $1 AND run = $2 AND state = 'ready' AND COALESCE(environment, '') = e.value
+                        LIMIT $4
+                    )
+                ) AS ready
+                FROM json_each($3) AS e",
+            postgres: "-- count_ready_of
+                SELECT e.value AS label, (
+                    SELECT COUNT(*)
+                    FROM (
+                        SELECT 1
+                        FROM rollout_group
+                        WHERE policy_pk = $1 AND run = $2 AND state = 'ready' AND COALESCE(environment, '') = e.value
+                        LIMIT $4
+                    ) AS counted
+                ) AS ready
+                FROM json_array_elements_text($3::json) AS e (value)",
+        };
+        const COUNT_OPEN_OF: Statement = Statement::new(
+            "-- count_open_of
+            SELECT COALESCE(environment, '') AS label, COUNT(*) AS open
+            FROM (
+                SELECT environment
+                FROM rollout_group
+                WHERE policy_pk = $1 AND run = $2 AND state = 'open'
+                LIMIT $3
+            ) AS open_groups
+            GROUP BY COALESCE(environment, '')",
+        );
+        let labels = serde_json::to_string(&self.labels).expect("texts always serialize");
+        let mut found = EnvironmentGroups::default();
+        for mut row in tx.fetch_all(COUNT_READY_OF, args![self.policy, self.run, labels, self.ready_max]).await? {
+            found.ready.insert(row.get("label")?, row.get("ready")?);
+        }
+        for mut row in tx.fetch_all(COUNT_OPEN_OF, args![self.policy, self.run, OPEN_SAMPLE_MAX]).await? {
+            found.open.insert(row.get("label")?, row.get("open")?);
+        }
+        found.carried = turns::carried(tx, self.policy, self.run).await?;
+        Ok(found)
     }
 }

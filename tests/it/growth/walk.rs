@@ -77,6 +77,7 @@ pub(super) async fn all(url: &str) {
     train(url).await;
     fail(url).await;
     age(url).await;
+    share(url).await;
     decide(url).await;
     look(url).await;
     give_up(url).await;
@@ -143,6 +144,20 @@ async fn age(url: &str) {
         trainer.accept(with(rollout("new", 1.0), json!({"policy_version": 1}))).await;
         trainer.publish(1).await;
         trainer.lease().await;
+    }
+}
+
+/// Shares of environments, in both orders.
+async fn share(url: &str) {
+    for (policy, order) in [("shares", "fifo"), ("shares-late", "freshest")] {
+        let rules = json!({"batch": {"groups": 2, "order": order, "environments": {"swe": {"min_share": 0.5}}}});
+        let trainer = Caller::of(url, policy, rules).await;
+        for name in ["a", "b"] {
+            trainer.accept(rollout(name, 1.0)).await;
+        }
+        trainer.accept(with(rollout("c", 1.0), json!({"environment": "swe"}))).await;
+        trainer.lease().await;
+        trainer.get(&format!("/policies/{policy}")).await;
     }
 }
 

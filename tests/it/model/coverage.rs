@@ -22,7 +22,7 @@ const MUST_MEET: [(&str, &[&str]); 22] = [
         "quarantined", "repeat", "conflict", "size conflict", "backlog full"]),
     ("close", &["open", "ready", "batched", "discarded", "unknown"]),
     ("discard", &["open", "ready", "batched", "discarded", "quarantined", "unknown"]),
-    ("claim", &["held", "returned", "returned after ack", "ready", "stale", "expired", "delivered", "nothing",
+    ("claim", &["held", "returned", "returned after ack", "ready", "shares", "stale", "expired", "delivered", "nothing",
         "superseded"]),
     ("extend", &["leased", "leased, other lease", "expired", "returned", "trained", "checkpointed", "quarantined",
         "split", "superseded", "unknown"]),
@@ -268,6 +268,9 @@ fn claim_met(before: &Reference, policy: PolicyNumber, consumer: usize, request:
         met.push("nothing");
     } else {
         met.push("ready");
+        if !before.policies[policy].rules.environments.is_empty() {
+            met.push("shares");
+        }
         if ready.iter().any(stale) {
             met.push("stale");
         }

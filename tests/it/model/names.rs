@@ -7,14 +7,14 @@ use forebay::buffer::{
     rules,
 };
 use forebay_client::wire::{
-    BacklogRules, BatchRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop,
-    PolicyRules, RetentionRules, Segment, SessionRules, Settle, StalenessRules, Trajectory,
+    BacklogRules, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
+    LossWeighting, OnDrop, PolicyRules, RetentionRules, Segment, SessionRules, Settle, StalenessRules, Trajectory,
 };
 
 use super::{
     operation::{EXECUTIONS, GROUPS, ROLLOUTS, URIS},
     reference::LOSS_CONSTANT,
-    view::{self, Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, Post, Rules},
+    view::{self, Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, LABELS, Label, MASKS_TRUNCATED, Post, Rules, label},
 };
 
 /// Names of groups, then of rollouts.
@@ -60,6 +60,7 @@ impl Names {
             rollout_id: Some(self.rollout(post.rollout).to_owned()),
             group_id: post.group.map(|group| self.0[group].clone()),
             group_size: post.group_size,
+            environment: environment_of(post.group()),
             execution_id: execution.map(|number| execution_id(number).to_string()),
             policy_version: *version,
             status: *status,
@@ -78,6 +79,15 @@ pub(crate) fn execution_id(number: usize) -> ExecutionId {
 /// The number of an execution; none if the service made its id.
 pub(crate) fn execution_number(id: &ExecutionId) -> Option<usize> {
     (0..EXECUTIONS).find(|number| execution_id(*number) == *id)
+}
+
+/// The label of the environment of a group, if it has one.
+pub(crate) fn environment_of(group: GroupName) -> Option<String> {
+    Some(LABELS[label(group)].to_owned()).filter(|label| !label.is_empty())
+}
+
+fn environment(label: Label, (weight, percent): (i64, i64)) -> (String, EnvironmentRules) {
+    (LABELS[label].to_owned(), EnvironmentRules { weight: weight as f64, min_share: percent as f64 / 100.0 })
 }
 
 fn group_id(name: &str) -> GroupId {
@@ -120,7 +130,12 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
             timeout_s: rules.timeout_s as u64,
             on_drop: if rules.shrink { OnDrop::Shrink } else { OnDrop::Refill },
         },
-        batch: BatchRules { groups: rules.batch_groups as u32, max_tokens: rules.max_tokens, order: rules.order },
+        batch: BatchRules {
+            groups: rules.batch_groups as u32,
+            max_tokens: rules.max_tokens,
+            order: rules.order,
+            environments: rules.environments.iter().map(|(label, of)| environment(*label, *of)).collect(),
+        },
         lease: LeaseRules {
             ttl_s: rules.ttl_s as u64,
             max_deliveries: rules.max_deliveries,

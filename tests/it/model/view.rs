@@ -34,6 +34,20 @@ pub(crate) enum GroupName {
     Alone(usize),
 }
 
+/// The environment of a group; the first of them is that of groups without a label.
+pub(crate) type Label = usize;
+
+/// The labels of environments.
+pub(crate) const LABELS: [&str; 3] = ["", "x", "y"];
+
+/// The environment of a group follows from its name.
+pub(crate) fn label(group: GroupName) -> Label {
+    match group {
+        GroupName::Named(number) => number % LABELS.len(),
+        GroupName::Alone(_) => 0,
+    }
+}
+
 /// Rules of a policy, as far as the model covers them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
@@ -47,6 +61,8 @@ pub(crate) struct Rules {
     pub(crate) batch_groups: usize,
     pub(crate) max_tokens: Option<u64>,
     pub(crate) order: BatchOrder,
+    /// Weight and percents of the minimum share, of environments by their labels.
+    pub(crate) environments: BTreeMap<Label, (i64, i64)>,
     pub(crate) ttl_s: i64,
     pub(crate) max_deliveries: u32,
     pub(crate) max_resumes: u32,

@@ -51,6 +51,7 @@ pub(super) async fn metrics(
     }
     let mut metrics = flow_metrics(&before, &now);
     metrics.extend(batch_metrics(policy.version, groups));
+    metrics.extend(environment_metrics(policy, groups));
     let masked: u64 = groups.iter().filter_map(|group| group.masking.as_ref()).map(|masking| masking.tokens).sum();
     if masked > 0 {
         metrics.insert("staleness/masked-tokens".to_owned(), masked as f64);
@@ -86,4 +87,12 @@ fn batch_metrics(current: Version, groups: &[Ready]) -> BTreeMap<String, f64> {
     metrics.insert("staleness/mean".to_owned(), mean);
     metrics.insert("staleness/max".to_owned(), staleness.iter().copied().max().unwrap_or(0) as f64);
     metrics
+}
+
+/// The groups of each environment that has rules.
+fn environment_metrics<'p>(policy: &'p Policy, groups: &'p [Ready]) -> impl Iterator<Item = (String, f64)> + 'p {
+    policy.rules.batch.environments.keys().map(|label| {
+        let of = groups.iter().filter(|group| group.candidate().environment == Some(label.as_str()));
+        (format!("environments/{label}/groups"), of.count() as f64)
+    })
 }

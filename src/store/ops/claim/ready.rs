@@ -14,7 +14,7 @@ use crate::{
     clock::Timestamp,
     store::{
         ops::trained_versions,
-        sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
+        sql::{Arg, Row, Statement, Tx, among_keys, args, key_list, locking},
         tally::{CountedGroups, Recent},
     },
 };
@@ -114,9 +114,9 @@ pub(super) async fn fresh_groups(
     const SELECT_FRESHEST: Statement =
         select_ready!("-- select_freshest", concat!("ORDER BY ", freshness!(), " DESC, ready_seq LIMIT $3"));
     let staleness = &policy.rules.staleness;
-    let masks = staleness.action == StalenessAction::Mask;
     // Masking reads the rollouts of a group, so groups that cannot be in this batch are not read.
-    let in_passing = limit + LOOKAHEAD_GROUPS * u32::from(staleness.max.is_some() && !masks);
+    let is_dropped = staleness.max.is_some() && staleness.action == StalenessAction::Drop;
+    let in_passing = limit + LOOKAHEAD_GROUPS * u32::from(is_dropped);
     let (statement, values) = match policy.rules.batch.order {
         BatchOrder::Fifo => (SELECT_READY, args![policy.policy_pk, policy.run, in_passing, begin]),
         BatchOrder::Freshest => {
@@ -124,6 +124,47 @@ pub(super) async fn fresh_groups(
             (SELECT_FRESHEST, args![policy.policy_pk, policy.run, limit])
         }
     };
+    let mut ready = fresh(tx, policy, now, statement, values, passed_over).await?;
+    ready.truncate(limit as usize);
+    Ok(ready)
+}
+
+/// The first `limit` ready groups of an environment in the order of delivery, after groups over the staleness bound are
+/// removed. An empty label stands for groups without one.
+pub(super) async fn fresh_of_environment(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    now: Timestamp,
+    label: &str,
+    limit: u32,
+    passed_over: &mut u64,
+) -> Result<Vec<Ready>, StoreError> {
+    const SELECT_READY_OF: Statement =
+        select_ready!("-- select_ready_of", "AND COALESCE(environment, '') = $4 ORDER BY ready_seq LIMIT $3");
+    // The ready groups of the environment are sorted, because this order has no index.
+    const SELECT_FRESHEST_OF: Statement = select_ready!(
+        "-- select_freshest_of",
+        concat!("AND COALESCE(environment, '') = $4 ORDER BY ", freshness!(), " DESC, ready_seq LIMIT $3")
+    );
+    let statement = match policy.rules.batch.order {
+        BatchOrder::Fifo => SELECT_READY_OF,
+        BatchOrder::Freshest => SELECT_FRESHEST_OF,
+    };
+    let values = args![policy.policy_pk, policy.run, limit, label];
+    fresh(tx, policy, now, statement, values, passed_over).await
+}
+
+/// The groups that a statement selects, after those over the staleness bound are removed.
+async fn fresh(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    now: Timestamp,
+    statement: Statement,
+    values: Vec<Arg>,
+    passed_over: &mut u64,
+) -> Result<Vec<Ready>, StoreError> {
+    let staleness = &policy.rules.staleness;
+    let masks = staleness.action == StalenessAction::Mask;
     loop {
         let rows = tx.fetch_all(statement, values.clone()).await?;
         let mut ready = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
@@ -136,7 +177,6 @@ pub(super) async fn fresh_groups(
         let is_stale = |group: &Ready| staleness.max.is_some_and(|max| group.is_over(policy.version, max));
         let stale: Vec<&Ready> = ready.iter().filter(|group| is_stale(group)).collect();
         if stale.is_empty() {
-            ready.truncate(limit as usize);
             return Ok(ready);
         }
         *passed_over += stale.len() as u64;
@@ -144,9 +184,9 @@ pub(super) async fn fresh_groups(
     }
 }
 
-/// Removes groups over the staleness bound from the end of the line, where `freshest` puts them. No claim would ever
-/// reach them there, and they would count in the backlog for as long as there are fresher groups.
-async fn take_out_left_behind(
+/// Removes groups over the staleness bound from the end of the line, where `freshest` puts them, and which the shares of
+/// environments may not reach. They would count in the backlog for as long as there are other groups.
+pub(super) async fn take_out_left_behind(
     tx: &mut Tx<'_>,
     policy: &Policy,
     now: Timestamp,

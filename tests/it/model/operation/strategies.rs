@@ -17,7 +17,7 @@ use super::{
     Operation, POLICIES, REQUESTS, ROLLOUTS, Sequence, SessionOperation, StepPick, URIS, VersionPick, VersionsPlan,
     sessions::{CallPlan, FinishPlan, KeyPlan, ModelPick, OpeningPlan, PromptPlan, SessionGroup, SessionPick},
 };
-use crate::model::view::{PolicyNumber, Rules};
+use crate::model::view::{Label, PolicyNumber, Rules};
 
 /// Histories of a given length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
@@ -217,7 +217,7 @@ fn rules() -> impl Strategy<Value = Rules> {
     let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
     let group = (group, select(vec![Retries::Drop, Retries::Keep]));
     let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
-    let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order);
+    let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order, environments());
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]), select(vec![0, 1, 2, 2, 20]));
     // A batch has at most nine rollouts, and a tenth of nine rounds down to zero, so a full backlog reopens as soon as
     // it is below nine.
@@ -242,6 +242,7 @@ fn rules() -> impl Strategy<Value = Rules> {
             batch_groups: batch.0,
             max_tokens: batch.1,
             order: batch.2,
+            environments: batch.3,
             ttl_s: lease.0,
             max_deliveries: lease.1,
             max_resumes: lease.2,
@@ -256,6 +257,16 @@ fn rules() -> impl Strategy<Value = Rules> {
             tombstone_s: retention.3,
         },
     )
+}
+
+/// None in most rules, so that batches in the order of the line stay as frequent.
+fn environments() -> impl Strategy<Value = BTreeMap<Label, (i64, i64)>> {
+    let of = || (1..4_i64, select(vec![0, 0, 25, 50]));
+    let environments = option::of((of(), option::of(of())));
+    option::weighted(0.4, environments).prop_map(|found| {
+        let Some((x, y)) = found.flatten() else { return BTreeMap::new() };
+        [(1, Some(x)), (2, y)].into_iter().filter_map(|(label, of)| Some((label, of?))).collect()
+    })
 }
 
 fn item() -> impl Strategy<Value = Item> {

@@ -82,31 +82,15 @@ impl Reference {
         })
     }
 
-    /// Exactly `groups` groups in the order of the rules. Fewer if the next group would exceed `max_tokens`; a group
-    /// that exceeds it alone is a batch of its own. `partial` takes the groups that are ready.
+    /// Cuts a new batch, if there are enough groups.
     fn cut(&mut self, policy: PolicyNumber, partial: bool) -> Option<BatchNumber> {
         self.take_out_stale(policy);
         let rules = self.policies[policy].rules.clone();
-        let mut groups: Vec<usize> = Vec::new();
-        let mut tokens = 0;
-        let mut full = false;
-        for group in self.ready(policy) {
-            let more: u64 = self.members(group, &VOTING).map(|rollout| rollout.body.tokens()).sum();
-            let too_much = rules.max_tokens.is_some_and(|most| tokens + more > most);
-            if too_much && !groups.is_empty() {
-                full = true;
-                break;
-            }
-            groups.push(group);
-            tokens += more;
-            full = too_much || groups.len() == rules.batch_groups;
-            if full {
-                break;
-            }
-        }
-        if !(full || partial) || groups.is_empty() {
-            return None;
-        }
+        let groups = if rules.environments.is_empty() {
+            self.first_groups(policy, partial)?
+        } else {
+            self.take_turns(policy, partial)?
+        };
         let failed_deliveries = groups.iter().map(|group| self.groups[group].failed_deliveries).max().unwrap_or(0);
         let number = self.cuts;
         self.cuts += 1;
@@ -137,6 +121,30 @@ impl Reference {
             (group.state, group.batch, group.delivered) = (GroupState::Batched, Some(number), true);
         }
         Some(number)
+    }
+
+    /// Exactly `groups` groups in the order of the rules. Fewer if the next group would exceed `max_tokens`; a group
+    /// that exceeds it alone is a batch of its own. `partial` takes the groups that are ready.
+    fn first_groups(&self, policy: PolicyNumber, partial: bool) -> Option<Vec<usize>> {
+        let rules = &self.policies[policy].rules;
+        let mut groups: Vec<usize> = Vec::new();
+        let mut tokens = 0;
+        let mut full = false;
+        for group in self.ready(policy) {
+            let more: u64 = self.members(group, &VOTING).map(|rollout| rollout.body.tokens()).sum();
+            let too_much = rules.max_tokens.is_some_and(|most| tokens + more > most);
+            if too_much && !groups.is_empty() {
+                full = true;
+                break;
+            }
+            groups.push(group);
+            tokens += more;
+            full = too_much || groups.len() == rules.batch_groups;
+            if full {
+                break;
+            }
+        }
+        ((full || partial) && !groups.is_empty()).then_some(groups)
     }
 
     /// Ready groups in the order in which they became ready, or those of the highest version first.

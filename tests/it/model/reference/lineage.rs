@@ -210,6 +210,7 @@ impl Reference {
         policy.versions.clear();
         (policy.acked_step, policy.checkpoint_step) = (None, None);
         policy.has_acked = false;
+        policy.carried.clear();
         Ok(Answer::Reset { run: policy.run, epoch: policy.epoch, discarded: live.len() as u64 })
     }
 

@@ -6,7 +6,7 @@
 //! specified:" says what was chosen.
 //!
 //! There is one file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`], [`sessions`] and [`ending`];
-//! [`ledger`] returns what can be observed. Only [`assembling`] is code of the service: the oracle of its tests.
+//! [`shares`] belongs to batches; [`ledger`] returns what can be observed. Only [`assembling`] is code of the service: the oracle of its tests.
 
 mod assembling;
 mod batches;
@@ -16,6 +16,7 @@ mod ledger;
 mod lineage;
 mod retention;
 mod sessions;
+mod shares;
 
 use std::collections::BTreeMap;
 
@@ -82,6 +83,8 @@ pub(crate) struct Policy {
     forgotten: i64,
     /// Number of rollouts and groups that each rule has dropped.
     dropped: BTreeMap<String, i64>,
+    /// What environments carry from batch to batch.
+    carried: shares::Carried,
 }
 
 #[derive(Clone, Debug)]
@@ -185,6 +188,7 @@ impl Reference {
             received: 0,
             forgotten: 0,
             dropped: BTreeMap::new(),
+            carried: BTreeMap::new(),
         };
         Self {
             now: 0,

@@ -18,8 +18,8 @@ use crate::model::{
     operation::POLICIES,
     reference::reason,
     view::{
-        Aborting, AgentCall, Answer, Call, Ended, Finishing, InFlightNumber, KeyPick, Opening, PolicyNumber, Receipt,
-        Recorded, Refused, SessionNumber, SessionPolicyView, SessionView, TurnView,
+        Aborting, AgentCall, Answer, Call, Ended, Finishing, GroupName, InFlightNumber, KeyPick, Opening, PolicyNumber,
+        Receipt, Recorded, Refused, SessionNumber, SessionPolicyView, SessionView, TurnView,
     },
 };
 
@@ -79,6 +79,7 @@ impl System {
             rollout_id: Some(self.names.rollout(opening.rollout).to_owned()),
             group_id: opening.group.map(|group| self.names.named_group(group).to_owned()),
             group_size: opening.group_size,
+            environment: opening.group.and_then(|group| names::environment_of(GroupName::Named(group))),
             execution_id: opening.execution.map(|number| names::execution_id(number).to_string()),
             ttl_s: Some(opening.ttl_s as u64),
             idle_s: Some(opening.idle_s as u64),
