@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ bench: ## Compare durable ingest with a handler that only reads; BENCH=--postgre
 bench-client: ## Measure how fast one Python process posts, with the package and with requests and JSON written by hand
 	$(CARGO) build --release -p forebay
 	./scripts/bench-client
+
+bench-facades: ## Compare the facades with their originals on the same bodies, and their memory; SLIME_SRC names a checkout of slime; BENCH="--minutes 10"
+	$(CARGO) build --release -p forebay -p forebay-bench
+	./scripts/bench-facades $(BENCH)
 
 bench-growth: ## Compare operations on an empty ledger and on one with ten million rollouts; needs 6 GB of disk
 	$(CARGO) build --release -p forebay -p forebay-bench

@@ -3,7 +3,7 @@
 //! Separate from [`lease`](super::lease), whose callers prove that they hold a lease. Here the consumer's name alone
 //! finds its leases, so that any replica can answer, and nothing is kept in memory between two reads.
 //!
-//! While a read is being sent, its leases belong to a name of their own ([`Reader::reading`]) and last as long as the
+//! While a read is being sent, its leases belong to a name of their own (`Reader::reading`) and last as long as the
 //! policy says. A response that does not arrive is therefore not acked by the next read. Once the whole response is
 //! sent, the leases get the consumer's name and last [`READ_LEASE_S`].
 

@@ -10,6 +10,7 @@ mod config;
 mod crash;
 mod decoding;
 mod engine;
+mod facades;
 mod generate;
 mod lifecycle;
 mod objectives;

@@ -1,6 +1,7 @@
 //! The service in this process, recorded trajectories, and the trainer as a process that can be killed.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::Stdio,
     sync::{
@@ -25,7 +26,7 @@ use forebay::{
     clock::AnchoredClock,
     config::{AgentsConfig, Config},
     metrics::Metrics,
-    server::{AgentServer, Server},
+    server::{AgentServer, FacadeServer, Server},
     store,
 };
 use forebay_client::{
@@ -50,6 +51,8 @@ pub(crate) const VOCABULARY: u64 = 64;
 pub(crate) struct TestService {
     pub(crate) url: String,
     pub(crate) client: Client,
+    /// The addresses of the facades, by the names of their protocols.
+    pub(crate) facades: BTreeMap<&'static str, String>,
     stop: Option<oneshot::Sender<()>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -81,6 +84,15 @@ impl TestService {
             None => server,
             Some(agents) => server.with_agents(Some(agent_server(agents, buffer, metrics).await)),
         };
+        let mut facades = Vec::new();
+        for config in config.facades {
+            let listener = TcpListener::bind(&config.listen).await.expect("a port is free");
+            let address = listener.local_addr().expect("a listener has an address");
+            facades.push(FacadeServer { listener, address, config });
+        }
+        let urls = facades.iter().map(|facade| (facade.config.protocol.name(), format!("http://{}", facade.address)));
+        let urls = urls.collect();
+        let server = server.with_facades(facades);
         let task = tokio::spawn(async move {
             let stopped = async {
                 let _ = stopped.await;
@@ -88,7 +100,7 @@ impl TestService {
             let _ = server.run(stopped).await;
         });
         let client = Client::new(&url).expect("the URL is valid");
-        Self { url, client, stop: Some(stop), task }
+        Self { url, client, facades: urls, stop: Some(stop), task }
     }
 
     /// Stops the service. A database in memory is lost with it.
