@@ -328,6 +328,9 @@ on_both_stores! {
         // The client takes the head of the answer and goes.
         let url = format!("{}/get_rollout_data", app.facades["slime"]);
         let answer = app.http.post(url).json(&json!({})).send().await.expect("the facade answers");
+        // Until it has all of it, another read of the same consumer does not ack it.
+        assert_eq!(read(app).await, [""; 0]);
+        assert_eq!((count(app, "leased").await, count(app, "checkpointed").await), (json!(8), json!(0)));
         drop(answer);
         eventually("the return of the batches", || async { count(app, "returned").await == json!(8) }).await;
         assert_eq!(read(app).await.len(), 8, "the next read did not ack them");
