@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay-formats
 	$(CARGO) test -p forebay-gateway
+	$(CARGO) test -p forebay-exports
 	$(CARGO) test -p forebay -p forebay-bench
 	$(CARGO) test -p forebay --features exact --test it -- agents::exact
 
@@ -71,10 +72,11 @@ lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) clippy -p forebay-client --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-formats --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay-exports --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --test clients -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay --features exact --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-formats -p forebay-bench
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-exports -p forebay-formats -p forebay-bench
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact,test-engine
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once
@@ -93,6 +95,10 @@ bench: ## Compare durable ingest with a handler that only reads; BENCH=--postgre
 bench-client: ## Measure how fast one Python process posts, with the package and with requests and JSON written by hand
 	$(CARGO) build --release -p forebay
 	./scripts/bench-client
+
+bench-export: ## Measure how fast forebay export writes each format, from the service and from its database, and its memory
+	$(CARGO) build --release -p forebay
+	./scripts/bench-export
 
 bench-facades: ## Compare the facades with their originals on the same bodies, and their memory; SLIME_SRC names a checkout of slime; BENCH="--minutes 10"
 	$(CARGO) build --release -p forebay -p forebay-bench

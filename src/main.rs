@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use forebay::config::Config;
 
-use self::commands::{bench, import, keys, maintenance, serve};
+use self::commands::{bench, export, import, keys, maintenance, serve};
 
 /// The durable rollout buffer between LLM agents and the trainers that learn from them.
 #[derive(Parser)]
@@ -62,6 +62,12 @@ enum Command {
     /// Brings the schema up to date first, as `forebay serve` does. A SQLite database must not be served meanwhile. A
     /// copy made by `forebay backup` can be checked at any time.
     Doctor(DatabaseArgs),
+    /// Write rollouts as a data set: Parquet, NDJSON, session traces, pairs of preferences, or trajectories
+    ///
+    /// Reads from a running service with a key of role `read`, or from a database, also while it is being served. Exits
+    /// with 0 if the export is complete, with 3 if it was written without rollouts whose stored data is damaged, and
+    /// otherwise with 1 and without a file.
+    Export(Box<export::ExportArgs>),
     /// Benchmark a service with simulated agents and trainers
     ///
     /// Runs the program `forebay-bench` with the same arguments. It is searched for in the folder of this program, then
@@ -107,6 +113,7 @@ fn main() -> ExitCode {
             database.url().and_then(|url| wait_for(maintenance::restore(&url, &file)))
         }
         Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(maintenance::doctor(&url))),
+        Some(Command::Export(args)) => wait_for(export::export(*args)),
         Some(Command::Bench { arguments }) => bench::bench(&arguments),
         Some(Command::Openapi) => print(&forebay::api::openapi()),
     };
@@ -114,7 +121,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("forebay: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<export::Incomplete>() { ExitCode::from(export::INCOMPLETE) } else { ExitCode::FAILURE }
         }
     }
 }

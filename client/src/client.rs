@@ -5,6 +5,7 @@
 
 mod error;
 mod exchange;
+mod export;
 mod options;
 mod pinned;
 mod retry;
@@ -23,6 +24,7 @@ use reqwest::{
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use error::{ClientError, TransportError};
+pub use export::Export;
 pub use options::{ClientOptions, SILENCE_TIMEOUT, install_tls_provider};
 pub use retry::RetryPolicy;
 
@@ -357,6 +359,13 @@ impl Client {
     /// setting to its default, and all other settings stay as they are.
     pub async fn patch_policy(&self, policy: &str, patch: &serde_json::Value) -> Result<PolicyStatus> {
         self.send(Method::PATCH, &["policies", policy], patch, Repeat::Always).await
+    }
+
+    /// Begins an export of a policy's rollouts. The parameters are those of `GET /exports`.
+    pub async fn export(&self, policy: &str, query: &[(&str, &str)]) -> Result<Export> {
+        let url = self.url(&["exports"], &of_policy(policy, query));
+        let call = Call::new(Method::GET, url, Repeat::Always).accept(NDJSON);
+        self.retry.run(call.repeat, || call.stream(&self.http)).await.map(Export::new)
     }
 
     /// Returns the totals of every policy, and whether they add up.

@@ -122,7 +122,7 @@ mod heartbeat;
 
 #[cfg(feature = "http")]
 pub use client::{
-    Client, ClientError, ClientOptions, RetryPolicy, SILENCE_TIMEOUT, TransportError, install_tls_provider,
+    Client, ClientError, ClientOptions, Export, RetryPolicy, SILENCE_TIMEOUT, TransportError, install_tls_provider,
 };
 #[cfg(feature = "http")]
 pub use heartbeat::Heartbeat;

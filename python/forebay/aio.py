@@ -188,6 +188,7 @@ class AsyncClient(AsyncAgentMethods):
     list_policies = _twin_iterator(Client.list_policies)
     put_policy = _twin(Client.put_policy)
     patch_policy = _twin(Client.patch_policy)
+    export = _twin(Client.export)
     stats = _twin(Client.stats)
     create_key = _twin(Client.create_key)
     list_keys = _twin_iterator(Client.list_keys)

@@ -35,6 +35,7 @@ from ._wire import (
     CheckpointResponse,
     CloseRequest,
     DiscardRequest,
+    ExportedRollout,
     ExtendRequest,
     FinishRequest,
     GroupInfo,
@@ -566,6 +567,32 @@ class Client(AgentMethods):
     def patch_policy(self, policy: str, patch: Mapping[str, Any]) -> PolicyStatus:
         """Changes the rules that are named; None resets a rule to its default (a JSON merge patch)."""
         return self._call("PATCH", path("policies", policy), patch, into=PolicyStatus)
+
+    def export(
+        self,
+        policy: str | None = None,
+        *,
+        run: int | None = None,
+        state: Sequence[RolloutState] | None = None,
+        verdict: Sequence[Verdict] | None = None,
+        min_reward: float | None = None,
+        where: str | None = None,
+    ) -> list[ExportedRollout]:
+        """Returns the stored rollouts of a run, whole groups in the order in which they were opened.
+
+        They are all held in memory. The command `forebay export` writes exports of any size to files.
+        """
+        query = {
+            "policy": policy,
+            "run": run,
+            "state": ",".join(state) if state else None,
+            "verdict": ",".join(verdict) if verdict else None,
+            "min_reward": min_reward,
+            "where": where,
+        }
+        place = path("exports")
+        answer = self._send(Call(method="GET", path=place, query=query, repeat=True, accept=NDJSON))
+        return _lines(answer, ExportedRollout, "GET", place)
 
     def stats(self) -> Stats:
         """Returns the totals of every policy, and whether they add up."""

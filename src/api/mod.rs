@@ -14,6 +14,7 @@ mod bulk;
 mod compression;
 mod decode;
 mod explain;
+mod exports;
 mod framing;
 mod groups;
 mod guard;
@@ -220,6 +221,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::reset))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .routes(routes!(exports::get))
         .routes(routes!(operations::stats))
         .routes(routes!(operations::health))
         .routes(routes!(operations::ready))

@@ -10,7 +10,7 @@
 //! | `POST /batches`, extend, ack, nack | | x | | x |
 //! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
 //! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
-//! | `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
+//! | `GET /exports`, `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
 //! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | x |
 //! | `/keys` (only with policies `*`) | | | | x |
 //!
@@ -72,6 +72,7 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/keys", ByOverAll(&[Admin])),
     ("POST", "/keys", ByOverAll(&[Admin])),
     ("DELETE", "/keys/{id}", ByOverAll(&[Admin])),
+    ("GET", "/exports", By(&[Read, Admin])),
     ("GET", "/stats", By(&[Read, Admin])),
     ("GET", "/metrics", ByOverAll(&[Read, Admin])),
     ("GET", "/healthz", Nothing),

@@ -15,7 +15,10 @@ use super::{
     Buffer,
     admission::{self, Admitted},
     coordination::service_time,
-    ids::{BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, SessionId, Step, Version},
+    export::{self, ExportFilter, ExportReader},
+    ids::{
+        BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, Run, SessionId, Step, Version,
+    },
     ingest::{self, NewRollout},
     lease::{self, Holder, LeaseRequest, Leased},
     ledger, lineage,
@@ -393,6 +396,17 @@ impl Buffer {
     #[instrument(level = "debug", skip_all)]
     pub async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, BufferError> {
         ledger::groups(self, filter).await
+    }
+
+    /// Begins an export of a run, or of the current one.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn export(
+        &self,
+        policy: PolicyName,
+        run: Option<Run>,
+        filter: ExportFilter,
+    ) -> Result<ExportReader, BufferError> {
+        export::begin(Arc::clone(&self.store), policy, run, filter).await
     }
 
     /// Decides an open group now, as if it had timed out.

@@ -8,6 +8,8 @@ pub(crate) mod import;
 
 pub(crate) mod maintenance;
 
+pub(crate) mod export;
+
 pub(crate) mod bench;
 
 pub(crate) mod service;

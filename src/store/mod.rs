@@ -172,6 +172,19 @@ pub async fn open_existing(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn D
     }
 }
 
+/// Opens a database only for reading. A SQLite file may be served by another process meanwhile, and its schema must be
+/// that of this version. The schema of a Postgres database is brought up to date, as by [`open`].
+pub async fn open_reading(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Database>, OpenError> {
+    match Place::of(url)? {
+        Place::File(path) => {
+            check_exists(path)?;
+            Ok(Arc::new(SqlStore::new(dialect::SqliteReading::open(path).await?)))
+        }
+        Place::Temporary => Err(OpenError::Missing(url.to_owned())),
+        Place::Postgres => open(url, metrics).await,
+    }
+}
+
 /// Checks that a file exists, for commands that must not create it.
 fn check_exists(path: &Path) -> Result<(), OpenError> {
     match path.metadata() {

@@ -20,6 +20,7 @@ use super::{
         epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
         executions::FindLatestGroup,
+        exports::LastRollout,
         group::{DecideOverdue, OverdueGroups},
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::{QuarantineDamaged, Readmit},
@@ -49,12 +50,12 @@ use crate::{
             Ack, AckReads, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts,
             Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock,
             DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups, Examination, ExpiredLeases,
-            Extend, FindAnswer, GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, Ingest,
-            IngestStore, KeepSession, LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession,
-            OpenedSession, Page, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadStore, RecordCall,
-            RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore,
-            Session, SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall, StoredPayload, Story,
-            StoryFilter, SweepStore, WaitingFor, WriteRules,
+            ExportPage, ExportStore, ExportedPage, Extend, FindAnswer, GiveBackReads, Group, GroupFilter, GroupStore,
+            Health, HealthStore, Ingest, IngestStore, KeepSession, LatestGroup, LeaseStore, LedgerStore, LineageStore,
+            MarkRead, Nack, NewSession, OpenedSession, Page, Peers, Policy, PolicyStore, Publish, ReadEnvironments,
+            ReadStore, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups,
+            RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall,
+            StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -254,6 +255,17 @@ impl<D: Dialect> LineageStore for SqlStore<D> {
 
     async fn begin_epochs(&self, first: Epoch) -> Result<u64, StoreError> {
         self.write(BeginEpochs(first)).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> ExportStore for SqlStore<D> {
+    async fn last_rollout(&self, policy: PolicyPk) -> Result<RolloutPk, StoreError> {
+        self.dialect.read(LastRollout(policy)).await
+    }
+
+    async fn exported(&self, page: ExportPage) -> Result<ExportedPage, StoreError> {
+        self.dialect.read(page).await
     }
 }
 

@@ -45,6 +45,7 @@ const PROMISED: [(&str, &str); 37] = [
     ("GET /keys", "A"),
     ("POST /keys", "A"),
     ("DELETE /keys/{id}", "A"),
+    ("GET /exports", "RA"),
     ("GET /stats", "RA"),
     ("GET /metrics", "RA"),
     ("GET /healthz", "-"),

@@ -18,6 +18,7 @@ mod dashboards;
 mod direction;
 mod environments;
 mod executions;
+mod exports;
 mod facades;
 mod faults;
 mod files;

@@ -270,7 +270,7 @@ fn find(command: &str) -> String {
 }
 
 /// The interpreter of the environment that has the packages of the snippets.
-fn python() -> String {
+pub(crate) fn python() -> String {
     let made = Command::new(repository().join("scripts/python-env")).arg("snippets").output();
     let made = made.expect("scripts/python-env can be run");
     assert!(

@@ -27,6 +27,7 @@ assert sorted(line.split()[-1] for line in unsupported) == [
 ], said
 warnings = [line for line in said.splitlines() if line.upper().startswith(("WARNING ", "ERROR "))]
 assert sorted(warnings) == [
+    "WARNING parsing GET /exports within operations.",
     "WARNING parsing POST /imports/{format} within agents.",
     "WARNING parsing POST /trajectories within agents.",
     "WARNING parsing POST /trajectories within agents.",

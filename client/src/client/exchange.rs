@@ -86,17 +86,23 @@ impl Call {
 
     /// Returns all JSON values that answer the call, one per line. If the stream ends early, the result is an error.
     pub(super) async fn rows<T: DeserializeOwned>(&self, http: &reqwest::Client) -> Result<Vec<T>, Failure> {
-        let mut response = self.send(http).await?;
-        // If the end of the body is marked only by the end of the connection, a broken connection looks like a complete
-        // body.
-        if response.content_length().is_none() && !response.headers().contains_key(TRANSFER_ENCODING) {
-            return Err(Failure::new(ClientError::Undelimited, Effect::Final));
-        }
+        let mut response = self.stream(http).await?;
         let mut lines = Lines::new();
         while let Some(chunk) = response.chunk().await? {
             lines.push(&chunk)?;
         }
         lines.finish()
+    }
+
+    /// Returns the head of an answer whose body is still to be read. The end of the body is recognisable.
+    pub(super) async fn stream(&self, http: &reqwest::Client) -> Result<Response, Failure> {
+        let response = self.send(http).await?;
+        // If the end of the body is marked only by the end of the connection, a broken connection looks like a complete
+        // body.
+        if response.content_length().is_none() && !response.headers().contains_key(TRANSFER_ENCODING) {
+            return Err(Failure::new(ClientError::Undelimited, Effect::Final));
+        }
+        Ok(response)
     }
 
     async fn send(&self, http: &reqwest::Client) -> Result<Response, Failure> {

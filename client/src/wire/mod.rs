@@ -8,6 +8,7 @@ pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
 
 mod admission;
 mod batch;
+mod export;
 mod finite;
 mod import;
 mod key;
@@ -25,6 +26,7 @@ pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
     VersionRange,
 };
+pub use export::{ExportCounts, ExportResult, ExportSummary, ExportedRollout};
 pub use import::{IMPORT_REFUSALS_MAX, ImportRefusal, ImportReport, ImportVerdicts};
 pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role};
 pub use ledger::{

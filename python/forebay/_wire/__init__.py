@@ -24,6 +24,7 @@ from .batch import (
     VersionRange,
     VersionRequest,
 )
+from .export import ExportedRollout, ExportResult
 from .imports import ImportRefusal, ImportReport, ImportVerdicts
 from .ledger import (
     Admission,
@@ -135,6 +136,8 @@ __all__ = [
     "DiscardRequest",
     "DroppedCalls",
     "EnvironmentRules",
+    "ExportResult",
+    "ExportedRollout",
     "ExtendRequest",
     "FilterAction",
     "FilterRule",

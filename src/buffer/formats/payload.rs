@@ -5,7 +5,7 @@
 //! take one bit per token. The first two parts are compressed where that saves enough: ids of text shrink to half,
 //! while log-probabilities do not compress. The digest covers all bytes, so damage is found before anything is decoded.
 
-use std::{borrow::Cow, cell::RefCell};
+use std::{borrow::Cow, cell::RefCell, collections::BTreeMap};
 
 use bytes::{Buf, BufMut, Bytes};
 use forebay_client::wire::{Sampling, Segment, Status, VersionSpan};
@@ -70,6 +70,8 @@ pub struct Unpacked {
     pub status: Status,
     /// How tokens were sampled.
     pub sampling: Sampling,
+    /// Named parts of the reward.
+    pub reward_components: BTreeMap<String, f64>,
     /// Chat messages.
     pub messages: Option<Box<RawValue>>,
     /// Free-form object.
@@ -83,7 +85,7 @@ struct Header {
     environment: Option<String>,
     status: Status,
     sampling: Sampling,
-    reward_components: std::collections::BTreeMap<String, f64>,
+    reward_components: BTreeMap<String, f64>,
     messages: Option<Box<RawValue>>,
     metadata: Option<Box<RawValue>>,
     segments: Vec<SegmentHeader>,
@@ -296,6 +298,7 @@ fn unpack(header: &[u8], columns: &mut impl Columns) -> Result<Unpacked, Damaged
         environment: header.environment,
         status: header.status,
         sampling: header.sampling,
+        reward_components: header.reward_components,
         messages: header.messages,
         metadata: header.metadata,
     })

@@ -6,7 +6,7 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`peers`]. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
@@ -15,6 +15,7 @@ pub mod clock;
 pub mod conversations;
 pub mod diagnosis;
 pub mod error;
+pub mod exports;
 pub mod groups;
 pub mod health;
 pub mod ingest;
@@ -35,6 +36,7 @@ pub use self::{
     conversations::{Conversation, Conversations, NoConversations},
     diagnosis::{Contradiction, DiagnosisStore, Examination},
     error::{DatabaseFailure, StoreError},
+    exports::{ExportCursor, ExportMember, ExportPage, ExportStore, ExportedPage},
     groups::{CloseGroup, DecidedGroup, DiscardGroup, Group, GroupStore},
     health::{Health, HealthStore},
     ingest::{Bundle, BundleOutcome, Ingest, IngestStore, Ingested},
@@ -74,6 +76,7 @@ pub trait Store:
     + SampleStore
     + LineageStore
     + LedgerStore
+    + ExportStore
     + SweepStore
     + SessionStore
     + ClockStore
@@ -93,6 +96,7 @@ impl<S> Store for S where
         + SampleStore
         + LineageStore
         + LedgerStore
+        + ExportStore
         + SweepStore
         + SessionStore
         + ClockStore

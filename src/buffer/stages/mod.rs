@@ -34,4 +34,6 @@ pub mod shard;
 
 pub mod lineage;
 
+pub mod export;
+
 pub mod sweep;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub(super) use postgres::Postgres;
-pub(super) use sqlite::{Files, Names, Sqlite, folder_of, mark_copy, sync_folder, with_suffix};
+pub(super) use sqlite::{Files, Names, Sqlite, SqliteReading, folder_of, mark_copy, sync_folder, with_suffix};
 
 use super::{health::HealthReporter, sql::Tx};
 use crate::buffer::{

@@ -8,6 +8,7 @@ mod direct;
 mod files;
 mod log_mark;
 mod readers;
+mod reading;
 mod temporary;
 mod writer;
 
@@ -16,6 +17,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use sqlx::{
     AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
+    migrate::Migrator,
     sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
@@ -23,6 +25,7 @@ use self::{direct::Direct, readers::Readers, temporary::Temporary, writer::Handl
 pub(in crate::store) use self::{
     files::{Files, Names, folder_of, sync_folder, with_suffix},
     log_mark::mark_copy,
+    reading::SqliteReading,
 };
 use super::{Dialect, Op};
 use crate::{
@@ -46,6 +49,9 @@ const WAL_BYTES_MAX: u64 = 64 << 20;
 
 /// How long a connection waits for a lock of another, for example while the log is reset.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The steps that make the schema.
+static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 
 /// An embedded database in one file.
 #[derive(Debug)]
@@ -83,7 +89,7 @@ impl Sqlite {
         let session = files.begin_session()?;
         let mut migrating = SqliteConnection::connect_with(&file_options(&path)).await.map_err(unopened)?;
         check_version(&mut migrating).await?;
-        sqlx::migrate!("migrations/sqlite")
+        MIGRATIONS
             .run(&mut migrating)
             .await
             .map_err(|source| OpenError::schema(&path.display().to_string(), source))?;

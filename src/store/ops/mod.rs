@@ -10,6 +10,7 @@ pub(super) mod clock;
 pub(super) mod epochs;
 pub(super) mod examine;
 pub(super) mod executions;
+pub(super) mod exports;
 pub(super) mod group;
 pub(super) mod ingest;
 

@@ -191,6 +191,7 @@ async fn look(url: &str) {
         "/batches",
         "/policies",
         "/policies/default",
+        "/exports?where=reward%20%3E%200.0",
         "/stats",
         "/metrics",
     ] {

@@ -1,0 +1,40 @@
+//! Rows as JSON, one per line. Messages, tools and metadata are as they were posted.
+
+use std::io::Write;
+
+use forebay_client::wire::ExportedRollout;
+
+use crate::{ExportError, Requirement, Writer, Written, row};
+
+/// Writes rows as NDJSON.
+pub struct Ndjson<W> {
+    out: W,
+    required: Option<Requirement>,
+    rows: u64,
+    left_out: u64,
+}
+
+impl<W: Write + Send> Ndjson<W> {
+    /// Writes to `out`, which should be buffered, only rows that have what is required.
+    pub fn new(out: W, required: Option<Requirement>) -> Self {
+        Self { out, required, rows: 0, left_out: 0 }
+    }
+}
+
+impl<W: Write + Send> Writer for Ndjson<W> {
+    fn write(&mut self, rollouts: &[ExportedRollout]) -> Result<(), ExportError> {
+        let (rows, left_out) = row::rows(rollouts, self.required);
+        self.left_out += left_out;
+        self.rows += rows.len() as u64;
+        for row in rows {
+            serde_json::to_writer(&mut self.out, &row)?;
+            self.out.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Written, ExportError> {
+        self.out.flush()?;
+        Ok(Written { rows: self.rows, left_out: vec![(self.left_out, "rows without what --require names")] })
+    }
+}

@@ -1,0 +1,152 @@
+//! One row per segment: the rows of the Parquet and NDJSON formats.
+
+use std::{collections::BTreeMap, str::FromStr};
+
+use forebay_client::wire::{ExportedRollout, RolloutState, Segment, Status, Verdict, VersionSpan};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// What a row must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requirement {
+    /// Messages, which only the first row of a rollout has.
+    Messages,
+    /// Token ids.
+    Tokens,
+}
+
+impl FromStr for Requirement {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "messages" => Ok(Self::Messages),
+            "tokens" => Ok(Self::Tokens),
+            _ => Err("must be messages or tokens".to_owned()),
+        }
+    }
+}
+
+/// A row. The names and the order of its fields are those of the columns.
+#[derive(Serialize)]
+pub(crate) struct Row<'a> {
+    pub(crate) messages: Option<&'a RawValue>,
+    pub(crate) tools: Option<&'a RawValue>,
+    pub(crate) reward: Option<f64>,
+    pub(crate) reward_components: &'a BTreeMap<String, f64>,
+    pub(crate) advantage: Option<f64>,
+    pub(crate) verdict: Verdict,
+    pub(crate) reason: Option<&'a str>,
+    pub(crate) state: RolloutState,
+    pub(crate) status: Status,
+    pub(crate) environment: Option<&'a str>,
+    pub(crate) policy: &'a str,
+    pub(crate) run: i64,
+    pub(crate) policy_version: i64,
+    pub(crate) step: Option<i64>,
+    pub(crate) group_id: &'a str,
+    pub(crate) group_size: Option<u32>,
+    pub(crate) rollout_id: &'a str,
+    pub(crate) execution_id: Option<&'a str>,
+    pub(crate) segment: i32,
+    pub(crate) segments: i32,
+    pub(crate) kind: Option<&'a str>,
+    pub(crate) tokens: Option<&'a [i32]>,
+    pub(crate) response_length: i32,
+    pub(crate) loss_mask: Option<&'a [u8]>,
+    pub(crate) logprobs: Option<&'a [f32]>,
+    pub(crate) teacher_logprobs: Option<&'a [f32]>,
+    pub(crate) values: Option<&'a [f32]>,
+    pub(crate) versions: Option<&'a [VersionSpan]>,
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    pub(crate) top_k: i32,
+    pub(crate) metadata: Option<&'a RawValue>,
+    pub(crate) received_at: &'a str,
+}
+
+/// The rows of rollouts that have what is required, and how many rows have not.
+pub(crate) fn rows(rollouts: &[ExportedRollout], required: Option<Requirement>) -> (Vec<Row<'_>>, u64) {
+    let mut rows = Vec::with_capacity(rollouts.len());
+    let mut left_out = 0;
+    for rollout in rollouts {
+        let segments = &rollout.trajectory.segments;
+        let tools = rollout.trajectory.metadata.as_deref().and_then(tools);
+        // A rollout without segments has one row without tokens.
+        for index in 0..segments.len().max(1) {
+            let row = row(rollout, segments.get(index), index, tools);
+            let is_complete = match required {
+                None => true,
+                Some(Requirement::Messages) => row.messages.is_some(),
+                Some(Requirement::Tokens) => row.tokens.is_some(),
+            };
+            if is_complete {
+                rows.push(row);
+            } else {
+                left_out += 1;
+            }
+        }
+    }
+    (rows, left_out)
+}
+
+fn row<'a>(
+    rollout: &'a ExportedRollout,
+    segment: Option<&'a Segment>,
+    index: usize,
+    tools: Option<&'a RawValue>,
+) -> Row<'a> {
+    let ExportedRollout { trajectory, result } = rollout;
+    // Messages and metadata belong to the rollout. Repeated in every row, they would be most of the file, and a
+    // conversation would be trained as often as its rollout has segments.
+    let is_first = index == 0;
+    Row {
+        messages: trajectory.messages.as_deref().filter(|_| is_first),
+        tools: tools.filter(|_| is_first),
+        reward: trajectory.reward,
+        reward_components: &trajectory.reward_components,
+        advantage: result.advantage,
+        verdict: result.verdict,
+        reason: result.reason.as_deref(),
+        state: result.state,
+        status: trajectory.status,
+        environment: trajectory.environment.as_deref(),
+        policy: trajectory.policy.as_deref().unwrap_or("default"),
+        run: result.run,
+        policy_version: result.policy_version,
+        step: result.step,
+        group_id: trajectory.group_id.as_deref().unwrap_or_default(),
+        group_size: trajectory.group_size,
+        rollout_id: trajectory.rollout_id.as_deref().unwrap_or_default(),
+        execution_id: trajectory.execution_id.as_deref(),
+        segment: index as i32,
+        segments: trajectory.segments.len().max(1) as i32,
+        kind: segment.and_then(|segment| segment.kind.as_deref()),
+        tokens: segment.map(|segment| segment.tokens.as_slice()),
+        response_length: segment.map_or(0, |segment| segment.loss_mask.len() as i32),
+        loss_mask: segment.map(|segment| segment.loss_mask.as_slice()),
+        logprobs: segment.and_then(|segment| segment.logprobs.as_deref()),
+        teacher_logprobs: segment.and_then(|segment| segment.teacher_logprobs.as_deref()),
+        values: segment.and_then(|segment| segment.values.as_deref()),
+        versions: segment.and_then(|segment| segment.versions.as_deref()),
+        temperature: trajectory.sampling.temperature,
+        top_p: trajectory.sampling.top_p,
+        top_k: trajectory.sampling.top_k,
+        metadata: trajectory.metadata.as_deref().filter(|_| is_first),
+        received_at: &result.received_at,
+    }
+}
+
+/// The tools that the model had, if the producer put them into the metadata.
+pub(crate) fn tools(metadata: &RawValue) -> Option<&RawValue> {
+    #[derive(Deserialize)]
+    struct Metadata<'a> {
+        #[serde(borrow)]
+        tools: Option<&'a RawValue>,
+    }
+    if !metadata.get().contains("\"tools\"") {
+        return None;
+    }
+    let metadata: Metadata<'_> = serde_json::from_str(metadata.get()).ok()?;
+    metadata.tools.filter(|tools| tools.get().starts_with('['))
+}

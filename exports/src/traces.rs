@@ -1,0 +1,146 @@
+//! Session traces: one file per rollout in the format that the Hugging Face Hub calls STS and shows in its viewer.
+
+use std::{
+    fs::create_dir_all,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use forebay_client::wire::{ExportedRollout, Verdict};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde_json::{Value, json, value::RawValue};
+
+use crate::{
+    ExportError, Writer, Written,
+    conversation::{self, Message},
+};
+
+/// Files of one folder. The Hub accepts no more than 10,000.
+const FOLDER_FILES: u64 = 5_000;
+
+/// Characters of ids that stay as they are in names of files.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+
+/// Bytes of an id in the name of a file.
+const NAME_BYTES_MAX: usize = 160;
+
+/// Writes a file for each rollout that has messages.
+pub struct Traces {
+    folder: PathBuf,
+    harness: String,
+    bytes: Arc<AtomicU64>,
+    written: u64,
+    without_messages: u64,
+}
+
+impl Traces {
+    /// Writes below an existing folder, and counts the bytes. The harness is the name of the agent's program.
+    #[must_use]
+    pub fn new(folder: PathBuf, harness: String, bytes: Arc<AtomicU64>) -> Self {
+        Self { folder, harness, bytes, written: 0, without_messages: 0 }
+    }
+
+    /// The path of the next file. It begins with a number, so that two ids never have the same name.
+    fn path(&self, rollout_id: &str) -> PathBuf {
+        let folder = format!("{:05}", self.written / FOLDER_FILES);
+        let mut name = utf8_percent_encode(rollout_id, PLAIN).to_string();
+        name.truncate(NAME_BYTES_MAX);
+        self.folder.join(folder).join(format!("{:07}-{name}.jsonl", self.written))
+    }
+}
+
+/// The first line of a trace.
+#[derive(Serialize)]
+struct Header<'a> {
+    r#type: &'static str,
+    harness: &'a str,
+    id: String,
+    name: String,
+    policy: &'a str,
+    group_id: &'a str,
+    rollout_id: &'a str,
+    environment: Option<&'a str>,
+    reward: Option<f64>,
+    advantage: Option<f64>,
+    verdict: Verdict,
+    policy_version: i64,
+    step: Option<i64>,
+    metadata: Option<&'a RawValue>,
+}
+
+impl Writer for Traces {
+    fn write(&mut self, rollouts: &[ExportedRollout]) -> Result<(), ExportError> {
+        for rollout in rollouts {
+            let Some(messages) = rollout.trajectory.messages.as_deref().and_then(conversation::messages) else {
+                self.without_messages += 1;
+                continue;
+            };
+            let path = self.path(rollout.trajectory.rollout_id.as_deref().unwrap_or_default());
+            if self.written.is_multiple_of(FOLDER_FILES) {
+                create_dir_all(path.parent().unwrap_or(&self.folder))?;
+            }
+            let mut text = serde_json::to_vec(&header(&self.harness, rollout))?;
+            for message in messages {
+                text.push(b'\n');
+                serde_json::to_writer(&mut text, &json!({"type": "message", "message": trace(message)}))?;
+            }
+            text.push(b'\n');
+            std::fs::write(path, &text)?;
+            self.bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
+            self.written += 1;
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Written, ExportError> {
+        Ok(Written { rows: self.written, left_out: vec![(self.without_messages, "rollouts without messages")] })
+    }
+}
+
+fn header<'a>(harness: &'a str, rollout: &'a ExportedRollout) -> Header<'a> {
+    let ExportedRollout { trajectory, result } = rollout;
+    let policy = trajectory.policy.as_deref().unwrap_or_default();
+    let rollout_id = trajectory.rollout_id.as_deref().unwrap_or_default();
+    let reward = trajectory.reward.map_or_else(String::new, |reward| format!(" (reward {reward})"));
+    Header {
+        r#type: "session",
+        harness,
+        id: format!("{policy}/{}/{rollout_id}", result.run),
+        name: format!("{rollout_id}{reward}"),
+        policy,
+        group_id: trajectory.group_id.as_deref().unwrap_or_default(),
+        rollout_id,
+        environment: trajectory.environment.as_deref(),
+        reward: trajectory.reward,
+        advantage: result.advantage,
+        verdict: result.verdict,
+        policy_version: result.policy_version,
+        step: result.step,
+        metadata: trajectory.metadata.as_deref(),
+    }
+}
+
+/// A message with the names of the format.
+fn trace(message: Message) -> Value {
+    let Message { role, content, tool_calls, tool_call_id, name, reasoning_content } = message;
+    let calls = tool_calls.and_then(|calls| serde_json::from_str::<Vec<Value>>(&calls).ok());
+    let mut fields = json!({"role": role, "content": content});
+    let calls = calls.map(Value::Array);
+    let text = |text: Option<String>| text.map(Value::String);
+    let optional = [
+        ("reasoningContent", text(reasoning_content)),
+        ("toolCalls", calls),
+        ("toolCallId", text(tool_call_id)),
+        ("name", text(name)),
+    ];
+    for (name, value) in optional {
+        if let Some(value) = value {
+            fields[name] = value;
+        }
+    }
+    fields
+}

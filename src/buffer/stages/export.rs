@@ -1,0 +1,306 @@
+//! Exports: the rollouts of a run as they were posted, with what became of them.
+//!
+//! Not a stage that rollouts pass; it reads them in whichever state they are. An export has every rollout that was
+//! acknowledged before it began, and none that arrived later: the last one is noted at the beginning. The state of each
+//! is the state when its row is read, because a snapshot that lasts as long as an export would keep the database from
+//! removing old rows. Masks are those that were posted, unlike in [`samples`](super::samples).
+
+use std::sync::Arc;
+
+use forebay_client::wire::{self, ExportCounts, ExportResult, ExportedRollout, FilterAction, FilterRule, FilterScope};
+use serde_json::value::RawValue;
+
+use crate::buffer::{
+    filter::{Filters, RolloutFacts},
+    ids::{PolicyName, RolloutPk, Run, Version},
+    payload::{Damaged, Payload, Unpacked},
+    port::{ExportCursor, ExportMember, ExportPage, Policy, Store, StoreError},
+    refusal::{BufferError, Refusal},
+    seal::RolloutSeal,
+    states::{RolloutState, Verdict},
+};
+
+/// Bytes of the rollouts of one page, unless a single rollout has more.
+const PAGE_BYTES: u64 = 8 << 20;
+
+/// Bytes of a rollout or segment besides its columns.
+const ROW_BYTES: u64 = 1 << 10;
+
+/// The most rollouts of one page.
+const PAGE_ROLLOUTS: usize = 256;
+
+/// Which rollouts an export has.
+#[derive(Clone, Debug, Default)]
+pub struct ExportFilter {
+    /// Only rollouts in these states, if there are any.
+    pub states: Vec<RolloutState>,
+    /// Only rollouts with these verdicts, if there are any.
+    pub verdicts: Vec<Verdict>,
+    /// Only rollouts with at least this reward.
+    pub min_reward: Option<f64>,
+    /// Only rollouts for which this expression is true.
+    pub expression: Option<Arc<Expression>>,
+}
+
+/// An expression over the variables of filters of scope `rollout`.
+#[derive(Debug)]
+pub struct Expression(Filters);
+
+impl Expression {
+    /// Compiles an expression, or says what is wrong with it.
+    pub fn compile(text: &str) -> Result<Self, String> {
+        let rule = FilterRule {
+            name: "where".to_owned(),
+            scope: FilterScope::Rollout,
+            when: text.to_owned(),
+            action: FilterAction::Drop,
+        };
+        let compiled = Filters::compile(&[rule]).map(Self);
+        compiled.map_err(|faults| faults.into_iter().map(|fault| fault.message).collect::<Vec<_>>().join("; "))
+    }
+
+    /// Whether it is true; none if it cannot be evaluated.
+    fn is_true(&self, facts: &RolloutFacts<'_>) -> Option<bool> {
+        let evaluation = self.0.evaluate_rollout(facts);
+        if evaluation.failed.is_empty() { Some(evaluation.matched.is_some()) } else { None }
+    }
+}
+
+/// An export that is being read.
+pub struct ExportReader {
+    store: Arc<dyn Store>,
+    policy: PolicyName,
+    version: Version,
+    filter: ExportFilter,
+    page: ExportPage,
+    is_last: bool,
+    members: std::vec::IntoIter<ExportMember>,
+    counts: ExportCounts,
+}
+
+/// Begins an export of a run, or of the current one.
+pub async fn begin(
+    store: Arc<dyn Store>,
+    policy: PolicyName,
+    run: Option<Run>,
+    filter: ExportFilter,
+) -> Result<ExportReader, BufferError> {
+    let found = store.policy(policy.clone()).await?;
+    let Policy { policy_pk, run: current, version, .. } =
+        found.ok_or_else(|| BufferError::from(Refusal::UnknownPolicy(policy.clone())))?;
+    let last = store.last_rollout(policy_pk).await?;
+    let page = ExportPage { policy_pk, run: run.unwrap_or(current), last, from: ExportCursor::START };
+    let members = Vec::new().into_iter();
+    Ok(ExportReader { store, policy, version, filter, page, is_last: false, members, counts: ExportCounts::default() })
+}
+
+impl ExportReader {
+    /// Reads rows until there is a rollout that may be exported, or to the end. Returns the bytes of the next page; 0 at
+    /// the end.
+    pub async fn next_page_bytes(&mut self) -> Result<u64, BufferError> {
+        while self.members.as_slice().is_empty() && !self.is_last {
+            let read = self.store.exported(self.page).await?;
+            self.counts.purged += read.purged;
+            match read.next {
+                Some(next) => self.page.from = next,
+                None => self.is_last = true,
+            }
+            let found = read.members.len();
+            let members: Vec<_> = read.members.into_iter().filter(|member| self.filter.admits(member)).collect();
+            self.counts.filtered += (found - members.len()) as u64;
+            self.members = members.into_iter();
+        }
+        let members = self.members.as_slice();
+        Ok(members[..next_page_rollouts(members)].iter().map(expanded_bytes).sum())
+    }
+
+    /// The next rollouts, or none at the end. A page may be empty although more follow.
+    pub async fn next_page(&mut self) -> Result<Option<Vec<ExportedRollout>>, BufferError> {
+        self.next_page_bytes().await?;
+        let rollouts = next_page_rollouts(self.members.as_slice());
+        if rollouts == 0 {
+            return Ok(None);
+        }
+        let page: Vec<ExportMember> = self.members.by_ref().take(rollouts).collect();
+        let keys: Vec<RolloutPk> = page.iter().map(|member| member.rollout_pk).collect();
+        let payloads = self.store.payloads(keys).await?;
+        self.counts.purged += (page.len() - payloads.len()) as u64;
+        let (policy, run) = (self.policy.clone(), self.page.run);
+        let (version, expression) = (self.version, self.filter.expression.clone());
+        let unpack = move || {
+            let mut counts = ExportCounts::default();
+            let mut payloads = payloads.into_iter().peekable();
+            let mut exported = Vec::with_capacity(page.len());
+            for member in page {
+                let Some(stored) = payloads.next_if(|stored| stored.rollout_pk == member.rollout_pk) else { continue };
+                match checked(&member, &stored.payload) {
+                    Ok(unpacked) => match verdict(expression.as_deref(), &member, &unpacked, version) {
+                        Some(true) => exported.push(export(&policy, run, member, unpacked)),
+                        Some(false) => counts.filtered += 1,
+                        None => {
+                            counts.filtered += 1;
+                            counts.unevaluated += 1;
+                        }
+                    },
+                    Err(damage) => {
+                        tracing::error!(
+                            rollout.id = %member.rollout_id,
+                            group.id = %member.group_id,
+                            error = %damage,
+                            "a rollout is left out of an export"
+                        );
+                        counts.damaged += 1;
+                    }
+                }
+            }
+            (exported, counts)
+        };
+        let (exported, found) = tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)?;
+        self.counts.rollouts += exported.len() as u64;
+        self.counts.filtered += found.filtered;
+        self.counts.unevaluated += found.unevaluated;
+        self.counts.damaged += found.damaged;
+        Ok(Some(exported))
+    }
+
+    /// What was exported and left out so far.
+    #[must_use]
+    pub fn counts(&self) -> ExportCounts {
+        self.counts
+    }
+}
+
+/// The bytes that a rollout takes in memory.
+fn expanded_bytes(member: &ExportMember) -> u64 {
+    member.unpacked_bytes + u64::from(member.segments.max(1)) * ROW_BYTES
+}
+
+fn next_page_rollouts(members: &[ExportMember]) -> usize {
+    let mut bytes = 0;
+    let fits = |member: &&ExportMember| {
+        bytes += expanded_bytes(member);
+        bytes <= PAGE_BYTES
+    };
+    let fitting = members.iter().take(PAGE_ROLLOUTS).take_while(fits).count();
+    fitting.max(1).min(members.len())
+}
+
+impl ExportFilter {
+    /// Whether a rollout may be exported, as far as its row shows.
+    fn admits(&self, member: &ExportMember) -> bool {
+        (self.states.is_empty() || self.states.contains(&member.state))
+            && (self.verdicts.is_empty() || self.verdicts.contains(&member.verdict))
+            && self.min_reward.is_none_or(|least| member.reward.is_some_and(|reward| reward >= least))
+    }
+}
+
+/// Checks digest and seal, and unpacks.
+fn checked(member: &ExportMember, payload: &Payload) -> Result<Unpacked, Damaged> {
+    let seal = RolloutSeal {
+        rollout_id: &member.rollout_id,
+        group_id: &member.group_id,
+        verdict: member.verdict,
+        reward: member.reward,
+        policy_version: member.policy_version,
+        trained_spans: member.trained_spans.as_deref(),
+        payload: &payload.digest,
+    };
+    if member.seal.is_some_and(|expected| expected != seal.checksum()) {
+        return Err(Damaged("its row differs from its seal"));
+    }
+    payload.unpack()
+}
+
+/// The value of the expression on a rollout; true without an expression.
+fn verdict(
+    expression: Option<&Expression>,
+    member: &ExportMember,
+    unpacked: &Unpacked,
+    current: Version,
+) -> Option<bool> {
+    let Some(expression) = expression else { return Some(true) };
+    let sum = |of: fn(&wire::Segment) -> usize| unpacked.segments.iter().map(of).sum::<usize>() as i64;
+    expression.is_true(&RolloutFacts {
+        status: unpacked.status.as_str(),
+        reward: member.reward,
+        reward_components: &unpacked.reward_components,
+        environment: unpacked.environment.as_deref(),
+        policy_version: member.policy_version.0,
+        version_current: current.0,
+        staleness: current.0.saturating_sub(member.policy_version.0).max(0),
+        segments: unpacked.segments.len() as i64,
+        tokens: sum(|segment| segment.tokens.len()),
+        response_tokens: sum(|segment| segment.loss_mask.len()),
+        trained_tokens: sum(|segment| segment.loss_mask.iter().map(|&bit| usize::from(bit)).sum()),
+        max_segment_tokens: unpacked.segments.iter().map(|segment| segment.tokens.len()).max().unwrap_or(0) as i64,
+        temperature: f64::from(unpacked.sampling.temperature),
+        metadata: unpacked.metadata.as_deref(),
+    })
+}
+
+fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacked) -> ExportedRollout {
+    // If every segment has spans, the version follows from them, and a version beside them would say nothing.
+    let has_spans = |segment: &wire::Segment| segment.versions.is_some();
+    let is_spanned = !unpacked.segments.is_empty() && unpacked.segments.iter().all(has_spans);
+    let policy_version = member.policy_version.0;
+    ExportedRollout {
+        result: ExportResult {
+            run: run.0,
+            verdict: member.verdict.into(),
+            reason: member.reason,
+            state: member.state.into(),
+            advantage: member.advantage,
+            step: member.step.map(|step| step.0),
+            policy_version,
+            policy_version_assumed: member.version_assumed,
+            received_at: member.received_at.to_string(),
+        },
+        trajectory: wire::Trajectory {
+            policy: Some(policy.to_string()),
+            rollout_id: Some(member.rollout_id),
+            group_id: Some(member.group_id),
+            group_size: Some(member.group_size),
+            environment: unpacked.environment,
+            execution_id: member.execution_id.map(|execution_id| execution_id.to_string()),
+            policy_version: (!is_spanned).then_some(policy_version),
+            admission_id: None,
+            status: unpacked.status,
+            reward: member.reward,
+            reward_components: unpacked.reward_components,
+            sampling: unpacked.sampling,
+            segments: unpacked.segments,
+            turns: Vec::new(),
+            messages: unpacked.messages.map(on_one_line),
+            metadata: unpacked.metadata.map(on_one_line),
+        },
+    }
+}
+
+/// The same JSON without line breaks. A line break cannot be inside a JSON string, so replacing each with a space keeps
+/// the meaning.
+fn on_one_line(json: Box<RawValue>) -> Box<RawValue> {
+    if !json.get().contains(['\n', '\r']) {
+        return json;
+    }
+    let text = json.get().replace(['\n', '\r'], " ");
+    RawValue::from_string(text).expect("white space between tokens of JSON may be any")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_is_checked_like_a_filter() {
+        assert!(Expression::compile("reward > 0.5 && status == 'completed'").is_ok());
+        let unknown = Expression::compile("rewards > 0.5").expect_err("no such variable in this scope");
+        assert!(unknown.contains("rewards"), "{unknown}");
+        assert!(Expression::compile("reward >").is_err());
+    }
+
+    #[test]
+    fn line_breaks_between_tokens_become_spaces() {
+        let json = RawValue::from_string("{\n\"a\":\r\n\"b\\nc\"}".to_owned()).expect("it is JSON");
+        assert_eq!(on_one_line(json).get(), "{ \"a\":  \"b\\nc\"}");
+    }
+}

@@ -1,0 +1,204 @@
+//! Where rollouts are read: a running service, or a database.
+
+use std::{path::PathBuf, sync::Arc};
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::Args;
+use forebay::{
+    buffer::{
+        export::{self, ExportFilter, ExportReader, Expression},
+        ids::Run,
+        refusal::{BufferError, Refusal},
+    },
+    metrics::Metrics,
+    store::{self, Database},
+};
+use forebay_client::{
+    Client, ClientError, ClientOptions, Export, RetryPolicy,
+    wire::{ApiKey, ExportCounts, ExportSummary, ExportedRollout},
+};
+use serde::Deserialize;
+
+use super::Selection;
+
+/// Bytes of lines that are parsed at once.
+const PAGE_BYTES: usize = 4 << 20;
+
+/// Where to read.
+#[derive(Args)]
+#[command(next_help_heading = "Where to read")]
+pub(crate) struct PlaceArgs {
+    /// URL of the running service
+    #[arg(long, env = "FOREBAY_URL", value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    url: String,
+    /// Key of role read for the service; set the variable rather than the option, which `ps` shows
+    #[arg(long, env = "FOREBAY_KEY", hide_env_values = true, value_name = "KEY")]
+    key: Option<ApiKey>,
+    /// Certificate (PEM) to trust instead of the system's: the service's own, or that of the authority that signed it
+    #[arg(long, env = "FOREBAY_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Certificate and private key (PEM), for a service that requires client certificates
+    #[arg(long, env = "FOREBAY_IDENTITY", value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Read from this database instead of a service: `sqlite:PATH` or `postgres://...`. It may be served meanwhile
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
+}
+
+/// A page of an export.
+pub(super) enum Page {
+    /// Rollouts.
+    Rollouts(Vec<ExportedRollout>),
+    /// Lines with trajectories, as the service wrote them.
+    Lines(Vec<u8>),
+}
+
+/// An export that is being read.
+pub(super) enum Source {
+    Service { export: Export, is_raw: bool, counts: Option<ExportCounts> },
+    Database { reader: Box<ExportReader>, store: Arc<dyn Database> },
+}
+
+impl PlaceArgs {
+    /// Begins an export. If it is raw, a service sends trajectories alone, and they are not parsed.
+    pub(super) async fn open(self, selection: &Selection, is_raw: bool) -> anyhow::Result<Source> {
+        match &self.database {
+            Some(database) => open_database(database, selection).await,
+            None => self.open_service(selection, is_raw).await,
+        }
+    }
+
+    async fn open_service(self, selection: &Selection, is_raw: bool) -> anyhow::Result<Source> {
+        let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let options = ClientOptions {
+            key: self.key.clone(),
+            ca_pem: self.ca.as_ref().map(read).transpose()?,
+            identity_pem: self.identity.as_ref().map(read).transpose()?,
+            ..ClientOptions::default()
+        };
+        // A user waits at the terminal and can repeat the command, so the client does not retry.
+        let client = Client::with_options(&self.url, &options)?.with_retry(RetryPolicy::none());
+        let query = query(selection, is_raw);
+        let query: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let export =
+            client.export(selection.policy.as_str(), &query).await.map_err(|error| failed(&self.url, error))?;
+        Ok(Source::Service { export, is_raw, counts: None })
+    }
+}
+
+fn query(selection: &Selection, is_raw: bool) -> Vec<(&'static str, String)> {
+    let names = |values: Vec<serde_json::Value>| {
+        let names: Vec<&str> = values.iter().filter_map(serde_json::Value::as_str).collect();
+        Some(names.join(",")).filter(|names| !names.is_empty())
+    };
+    let states = selection.state.iter().filter_map(|state| serde_json::to_value(state).ok()).collect();
+    let verdicts = selection.verdict.iter().filter_map(|verdict| serde_json::to_value(verdict).ok()).collect();
+    let given = [
+        ("run", selection.run.map(|run| run.to_string())),
+        ("state", names(states)),
+        ("verdict", names(verdicts)),
+        ("min_reward", selection.min_reward.map(|least| least.to_string())),
+        ("where", selection.expression.clone()),
+        ("results", is_raw.then(|| "false".to_owned())),
+        ("summary", Some("true".to_owned())),
+    ];
+    given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Adds advice to an error if the solution is known.
+fn failed(url: &str, error: ClientError) -> anyhow::Error {
+    match error {
+        ClientError::Transport(error) if error.is_connection_refused() => anyhow!(
+            "nothing listens at {url}: start it with `forebay serve`, name another service with --url, or read a \
+             database with --database"
+        ),
+        ClientError::Certificate(why) => anyhow!("{url}: {why} (--ca FILE, or FOREBAY_CA)"),
+        error => error.into(),
+    }
+}
+
+async fn open_database(database: &str, selection: &Selection) -> anyhow::Result<Source> {
+    let compile = |text: &String| Expression::compile(text).map_err(|why| anyhow!("--where: {why}"));
+    let filter = ExportFilter {
+        states: selection.state.iter().copied().map(Into::into).collect(),
+        verdicts: selection.verdict.iter().copied().map(Into::into).collect(),
+        min_reward: selection.min_reward,
+        expression: selection.expression.as_ref().map(compile).transpose()?.map(Arc::new),
+    };
+    let store = store::open_reading(database, Metrics::new().store()).await?;
+    let reader = export::begin(Arc::clone(&store) as _, selection.policy.clone(), selection.run.map(Run), filter).await;
+    match reader {
+        Ok(reader) => Ok(Source::Database { reader: Box::new(reader), store }),
+        Err(error) => {
+            store.close().await;
+            Err(refused(error))
+        }
+    }
+}
+
+fn refused(error: BufferError) -> anyhow::Error {
+    match error {
+        BufferError::Refused(refusal @ Refusal::UnknownPolicy(_)) => anyhow!("{refusal}; `--policy` names another one"),
+        error => anyhow::Error::new(error).context("the database cannot be read"),
+    }
+}
+
+impl Source {
+    /// The next page, or none at the end.
+    pub(super) async fn page(&mut self) -> anyhow::Result<Option<Page>> {
+        match self {
+            Self::Database { reader, .. } => {
+                let page = reader.next_page().await.map_err(refused)?;
+                Ok(page.map(Page::Rollouts))
+            }
+            Self::Service { export, is_raw, counts } => {
+                let Some(mut lines) = export.lines(PAGE_BYTES).await? else { return Ok(None) };
+                if let Some(found) = take_summary(&mut lines) {
+                    *counts = Some(found);
+                }
+                if *is_raw {
+                    return Ok(Some(Page::Lines(lines)));
+                }
+                let parsed = tokio::task::spawn_blocking(move || parse(&lines)).await;
+                Ok(Some(Page::Rollouts(parsed.context("the parser stopped")??)))
+            }
+        }
+    }
+
+    /// Ends the export, and returns what it has and what it left out.
+    pub(super) async fn end(self) -> anyhow::Result<ExportCounts> {
+        match self {
+            Self::Database { reader, store } => {
+                let counts = reader.counts();
+                store.close().await;
+                Ok(counts)
+            }
+            Self::Service { counts, .. } => {
+                let Some(counts) = counts else { bail!("the export ended early: the service sent no summary") };
+                Ok(counts)
+            }
+        }
+    }
+}
+
+/// Removes the summary, if the lines end with it.
+fn take_summary(lines: &mut Vec<u8>) -> Option<ExportCounts> {
+    let end = lines.strip_suffix(b"\n")?;
+    let start = end.iter().rposition(|&byte| byte == b'\n').map_or(0, |before| before + 1);
+    let last = &end[start..];
+    if !last.starts_with(b"{\"summary\"") {
+        return None;
+    }
+    let summary: ExportSummary = serde_json::from_slice(last).ok()?;
+    lines.truncate(start);
+    Some(summary.summary)
+}
+
+fn parse(lines: &[u8]) -> anyhow::Result<Vec<ExportedRollout>> {
+    let lines = lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let parse = |line| {
+        let mut read = serde_json::Deserializer::from_slice(line);
+        ExportedRollout::deserialize(&mut read).context("the service sent a line that is no exported rollout")
+    };
+    lines.map(parse).collect()
+}

@@ -1,0 +1,193 @@
+//! `forebay export`: from the service and from the database, in every format.
+
+use std::{path::Path, process::Output};
+
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use super::post_everything;
+use crate::{
+    snippets::python,
+    support::{group, on_both_stores, rollout, text, with},
+};
+
+async fn forebay(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    for name in ["FOREBAY_URL", "FOREBAY_KEY", "FOREBAY_DATABASE", "FOREBAY_CONFIG", "FOREBAY_CA"] {
+        command.env_remove(name);
+    }
+    command.arg("export").args(arguments).output().await.expect("the binary starts")
+}
+
+/// Exports to standard output, and returns it.
+async fn exported(arguments: &[&str]) -> String {
+    let output = forebay(&[arguments, &["--output", "-"]].concat()).await;
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The error of an export that fails.
+async fn complaint(arguments: &[&str]) -> String {
+    let output = forebay(arguments).await;
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn values(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("the folder can be read");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A conversation that begins with the same question.
+fn conversation(answer: &str) -> Value {
+    json!([{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "q"}]},
+        {"role": "assistant", "content": answer, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "4", "tool_call_id": "1"}])
+}
+
+/// A group of conversations, one for each reward.
+fn conversations(group_id: &str, rewards: &[f64]) -> Value {
+    let mut members = group(group_id, rewards);
+    for (index, member) in members.as_array_mut().expect("an array").iter_mut().enumerate() {
+        member["messages"] = conversation(&format!("answer {index}"));
+        member["metadata"] = json!({"tools": [{"type": "function", "function": {"name": "f"}}]});
+    }
+    members
+}
+
+on_both_stores! {
+    async fn the_service_and_its_database_give_the_same_export(app: TestApp) {
+        post_everything(app).await;
+        for format in ["forebay", "ndjson"] {
+            let from_service = exported(&["--format", format, "--url", &app.url]).await;
+            assert_eq!(exported(&["--format", format, "--database", &app.database]).await, from_service);
+            assert_eq!(from_service.lines().count(), if format == "forebay" { 6 } else { 8 });
+        }
+        app.stop().await;
+        assert_eq!(exported(&["--format", "forebay", "--database", &app.database]).await.lines().count(), 6);
+        let refused = complaint(&["--format", "forebay", "--url", &app.url, "--output", "-"]).await;
+        assert!(refused.contains("nothing listens at"), "{refused}");
+        app.restart().await;
+    }
+
+    async fn rows_are_segments_and_their_floats_are_those_that_were_posted(app: TestApp) {
+        post_everything(app).await;
+        let rows = values(&exported(&["--format", "ndjson", "--url", &app.url, "--verdict", "kept"]).await);
+        let names: Vec<(&str, &Value, &Value)> =
+            rows.iter().map(|row| (text(&row["rollout_id"]), &row["segment"], &row["segments"])).collect();
+        let (zero, one, two) = (json!(0), json!(1), json!(2));
+        assert_eq!(names, [
+            ("full-0", &zero, &two), ("full-0", &one, &two), ("full-1", &zero, &two), ("full-1", &one, &two),
+            ("alone", &zero, &one), ("failed", &zero, &one),
+        ]);
+        assert_eq!(rows[1]["logprobs"], json!([0.0, -1e-7]));
+        assert_eq!((&rows[0]["reward"], &rows[0]["messages"][0]["role"], &rows[1]["messages"]), (&json!(0.1), &json!("user"), &Value::Null));
+        assert_eq!(rows[0]["versions"], json!([[3, 0, 1], [4, 1, 1]]));
+        assert_eq!((&rows[5]["tokens"], &rows[5]["response_length"]), (&Value::Null, &zero));
+        let texts = values(&exported(&["--format", "ndjson", "--url", &app.url, "--require", "messages"]).await);
+        assert_eq!(texts.len(), 2);
+    }
+
+    async fn a_parquet_file_has_the_columns_and_values_of_the_rows(app: TestApp) {
+        post_everything(app).await;
+        app.accept(conversations("talk", &[0.0, 1.0])).await;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = folder.path().join("rows.parquet").display().to_string();
+        let output = forebay(&["--format", "parquet", "--url", &app.url, "--output", &file]).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("exported 8 rollouts: 10 rows, "));
+        assert_eq!(files(folder.path()), ["rows.parquet"]);
+        let rows = exported(&["--format", "ndjson", "--url", &app.url]).await;
+        std::fs::write(folder.path().join("rows.ndjson"), &rows).expect("the file can be written");
+        let mut check = Command::new(python());
+        check.arg("-c").arg(include_str!("compare.py")).arg(folder.path());
+        let output = check.output().await.expect("Python starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "10 rows agree");
+    }
+
+    async fn pairs_are_the_best_and_the_worst_of_groups_that_differ(app: TestApp) {
+        app.accept(conversations("differ", &[0.5, 1.0, -1.0, 1.0])).await;
+        app.accept(conversations("equal", &[0.5, 0.5])).await;
+        app.accept(conversations("one", &[1.0])).await;
+        let mut unrelated = conversations("unrelated", &[0.0, 1.0]);
+        unrelated[1]["messages"] = json!([{"role": "user", "content": "another question"}, {"role": "assistant", "content": "a"}]);
+        app.accept(unrelated).await;
+        let arguments = ["--format", "pairs", "--url", &app.url, "--output", "-"];
+        let output = forebay(&arguments).await;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let pairs = values(&String::from_utf8(output.stdout).expect("text"));
+        assert_eq!(pairs.len(), 1, "{said}");
+        let roles = |side: &str| -> Vec<String> {
+            let messages = pairs[0][side].as_array().expect("messages");
+            messages.iter().map(|message| format!("{} {}", text(&message["role"]), text(&message["content"]))).collect()
+        };
+        assert_eq!(roles("prompt"), ["system s", "user q"]);
+        assert_eq!(roles("chosen"), ["assistant answer 1", "tool 4"]);
+        assert_eq!(roles("rejected"), ["assistant answer 2", "tool 4"]);
+        assert_eq!((&pairs[0]["score_chosen"], &pairs[0]["score_rejected"]), (&json!(1.0), &json!(-1.0)));
+        for left_out in ["1 groups without two", "1 groups with equal", "1 groups whose best and worst"] {
+            assert!(said.contains(left_out), "{said}");
+        }
+    }
+
+    async fn traces_are_one_file_for_each_conversation(app: TestApp) {
+        app.accept(conversations("talk/1", &[0.5, 1.0])).await;
+        app.accept(rollout("silent", 1.0)).await;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let traces = folder.path().join("traces");
+        let arguments = ["--format", "sts", "--url", &app.url, "--harness", "mine", "--output", &traces.display().to_string()];
+        let output = forebay(&arguments).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("2 rows, 1 rollouts without messages"));
+        assert_eq!(files(&traces), ["00000"]);
+        assert_eq!(files(&traces.join("00000")), ["0000000-talk%2F1-0.jsonl", "0000001-talk%2F1-1.jsonl"]);
+        let trace = std::fs::read_to_string(traces.join("00000/0000001-talk%2F1-1.jsonl")).expect("a file");
+        let trace = values(&trace);
+        assert_eq!((&trace[0]["type"], &trace[0]["harness"], &trace[0]["reward"]), (&json!("session"), &json!("mine"), &json!(1.0)));
+        let answer = &trace[3]["message"];
+        assert_eq!((&answer["role"], &answer["content"], &answer["toolCalls"][0]["id"]), (&json!("assistant"), &json!("answer 1"), &json!("1")));
+        assert_eq!(trace[4], json!({"type": "message", "message": {"role": "tool", "content": "4", "toolCallId": "1"}}));
+        assert!(complaint(&arguments).await.contains("already exists"));
+    }
+
+    async fn a_file_is_replaced_only_with_force_and_never_left_incomplete(app: TestApp) {
+        app.accept(rollout("a", 1.0)).await;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = folder.path().join("out.ndjson").display().to_string();
+        std::fs::write(&file, "mine").expect("the file can be written");
+        let arguments = ["--format", "ndjson", "--url", &app.url, "--output", &file];
+        assert!(complaint(&arguments).await.contains("already exists; --force replaces it"));
+        let wrong = [&arguments[..], &["--force", "--where", "rewrd > 1"]].concat();
+        assert!(complaint(&wrong).await.contains("where"));
+        let wrong = [&arguments[..], &["--force", "--policy", "nobody"]].concat();
+        assert!(complaint(&wrong).await.contains("nobody"));
+        assert_eq!(std::fs::read_to_string(&file).expect("a file"), "mine");
+        let output = forebay(&[&arguments[..], &["--force"]].concat()).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(values(&std::fs::read_to_string(&file).expect("a file")).len(), 1);
+        assert_eq!(files(folder.path()), ["out.ndjson"]);
+        let nowhere = folder.path().join("no/where").display().to_string();
+        assert!(complaint(&["--format", "ndjson", "--url", &app.url, "-o", &nowhere]).await.contains("cannot write to the folder"));
+    }
+
+    async fn an_export_without_its_damaged_rollouts_has_an_exit_code_of_its_own(app: TestApp) {
+        app.accept(rollout("a", 1.0)).await;
+        app.accept(with(rollout("b", 1.0), json!({"environment": "e"}))).await;
+        assert_eq!(app.damage("UPDATE rollout SET reward = 100.0 WHERE rollout_id = 'b'").await, 1);
+        for place in [["--url", &app.url], ["--database", &app.database]] {
+            let output = forebay(&[&place[..], &["--format", "forebay", "-o", "-"]].concat()).await;
+            assert_eq!(output.status.code(), Some(3));
+            assert_eq!(values(&String::from_utf8(output.stdout).expect("text")).len(), 1);
+            assert!(String::from_utf8_lossy(&output.stderr).contains("without 1 rollouts whose stored data is damaged"));
+        }
+    }
+}
