@@ -3,7 +3,11 @@
 use std::{path::Path, process::Output};
 
 use serde_json::{Value, json};
-use tokio::process::Command;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    process::Command,
+};
 
 use super::post_everything;
 use crate::{
@@ -189,5 +193,47 @@ on_both_stores! {
             assert_eq!(values(&String::from_utf8(output.stdout).expect("text")).len(), 1);
             assert!(String::from_utf8_lossy(&output.stderr).contains("without 1 rollouts whose stored data is damaged"));
         }
+    }
+}
+
+/// A service that answers every request with these chunks, and then ends the body or not.
+async fn answering(chunks: &'static [&'static str], ends: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("a listener has an address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut answer = String::from("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+            for chunk in chunks {
+                answer.extend([format!("{:x}\r\n", chunk.len()).as_str(), *chunk, "\r\n"]);
+            }
+            if ends {
+                answer.push_str("0\r\n\r\n");
+            }
+            let _ = stream.read(&mut [0; 4_096]).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_export_that_breaks_off_leaves_no_file() {
+    const LINE: &str = "{\"rollout_id\":\"a\"}\n";
+    const SUMMARY: &str =
+        "{\"summary\":{\"rollouts\":1,\"filtered\":0,\"unevaluated\":0,\"purged\":0,\"damaged\":0}}\n";
+    let cases: [(&[&str], bool, bool); 5] = [
+        (&[LINE, SUMMARY], true, true),
+        (&[LINE, SUMMARY], false, false),
+        (&[LINE], true, false),
+        (&[LINE, "{\"rollout_id\""], true, false),
+        (&[], true, false),
+    ];
+    for (chunks, ends, is_whole) in cases {
+        let url = answering(chunks, ends).await;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = folder.path().join("out.ndjson").display().to_string();
+        let output = forebay(&["--format", "forebay", "--url", &url, "--output", &file]).await;
+        assert_eq!(output.status.success(), is_whole, "{chunks:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(files(folder.path()), if is_whole { vec!["out.ndjson"] } else { vec![] }, "{chunks:?}");
     }
 }
