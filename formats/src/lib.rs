@@ -20,6 +20,7 @@ mod turns;
 
 mod atif;
 mod chat;
+mod forebay;
 mod nemo_gym;
 mod verifiers;
 
@@ -31,7 +32,7 @@ pub use self::{
 };
 
 /// Every format, in the order of their names.
-pub const FORMATS: &[Format] = &[atif::FORMAT, chat::FORMAT, nemo_gym::FORMAT, verifiers::FORMAT];
+pub const FORMATS: &[Format] = &[atif::FORMAT, chat::FORMAT, forebay::FORMAT, nemo_gym::FORMAT, verifiers::FORMAT];
 
 /// The format with this name.
 #[must_use]

@@ -79,9 +79,9 @@ impl ImportQuery {
 
 /// Import recorded rollouts
 ///
-/// The body is a source of a format: `atif`, `chat`, `nemo-gym` or `verifiers`. It is a document per line, or for `atif`
-/// and `chat` also one document. Every rollout is stored or refused on its own, and the response says what became of
-/// them. A repeated import stores nothing twice.
+/// The body is a source of a format: `atif`, `chat`, `forebay`, `nemo-gym` or `verifiers`. It is a document per line, or
+/// for `atif` and `chat` also one document. Every rollout is stored or refused on its own, and the response says what
+/// became of them. A repeated import stores nothing twice.
 #[utoipa::path(
     post,
     path = "/imports/{format}",

@@ -24,7 +24,7 @@ use super::service::ServiceArgs;
 /// The arguments of `forebay import`.
 #[derive(Args)]
 pub(crate) struct ImportArgs {
-    /// Format of the files: atif, chat, nemo-gym or verifiers
+    /// Format of the files: atif, chat, forebay, nemo-gym or verifiers
     #[arg(long, value_parser = format, value_name = "FORMAT")]
     format: &'static Format,
     /// Files to import, also compressed as .gz or .zst; `-` is the standard input

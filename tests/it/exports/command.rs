@@ -12,7 +12,7 @@ use tokio::{
 use super::post_everything;
 use crate::{
     snippets::python,
-    support::{group, on_both_stores, rollout, text, with},
+    support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, with},
 };
 
 async fn forebay(arguments: &[&str]) -> Output {
@@ -194,6 +194,43 @@ on_both_stores! {
             assert!(String::from_utf8_lossy(&output.stderr).contains("without 1 rollouts whose stored data is damaged"));
         }
     }
+}
+
+/// Starts an import, kills it when the service has received something, and imports again.
+async fn import_with_a_crash(app: &TestApp, file: &str) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["import", "--format", "forebay", "--url", &app.url, file]).kill_on_drop(true);
+    let mut first = command.spawn().expect("the binary starts");
+    eventually("the first rollouts", || async {
+        app.get("/stats").await.json["policies"]["default"]["received"].as_i64().is_some_and(|received| received > 0)
+    })
+    .await;
+    first.kill().await.expect("it can be killed");
+    let output = command.output().await.expect("the binary starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_export_that_is_imported_elsewhere_is_exported_again_to_the_same_bytes() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    post_everything(&app).await;
+    // More than one request of an import.
+    let text = json!([{"role": "user", "content": "x".repeat(300_000)}]);
+    for index in 0..60 {
+        app.accept(with(rollout(&format!("r{index}"), f64::from(index) / 7.0), json!({"messages": text}))).await;
+    }
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let file = folder.path().join("out.ndjson").display().to_string();
+    let output = forebay(&["--format", "forebay", "--url", &app.url, "--output", &file]).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let other = TestApp::start(Backend::Postgres).await;
+    other.rules("default", json!({"require": [], "retention": {"dropped_s": 1_000_000}})).await;
+    import_with_a_crash(&other, &file).await;
+    assert_eq!(other.get("/stats").await.json["policies"]["default"]["received"], 66);
+    let again = exported(&["--format", "forebay", "--url", &other.url]).await;
+    assert!(again == std::fs::read_to_string(&file).expect("a file"), "the second export differs");
+    other.finish().await;
+    app.finish().await;
 }
 
 /// A service that answers every request with these chunks, and then ends the body or not.
