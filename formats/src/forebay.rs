@@ -44,7 +44,7 @@ fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<V
 /// The trajectory with the labels of the options in the place of its own.
 fn labelled(own: Trajectory, labels: Labels, options: &Options, record: &RawValue) -> Trajectory {
     let prefix = options.prefix.as_deref().unwrap_or_default();
-    let id = || digest_id("forebay", record.get());
+    let id = || digest_id("forebay", record.get().as_bytes());
     let rollout_id = labels.rollout_id.or(own.rollout_id).unwrap_or_else(id);
     let group_id = labels.group_id.or(own.group_id);
     Trajectory {
