@@ -260,8 +260,8 @@ impl<D: Dialect> LineageStore for SqlStore<D> {
 
 #[async_trait]
 impl<D: Dialect> ExportStore for SqlStore<D> {
-    async fn last_rollout(&self, policy: PolicyPk) -> Result<RolloutPk, StoreError> {
-        self.dialect.read(LastRollout(policy)).await
+    async fn last_rollout(&self) -> Result<RolloutPk, StoreError> {
+        self.dialect.read(LastRollout).await
     }
 
     async fn exported(&self, page: ExportPage) -> Result<ExportedPage, StoreError> {

@@ -16,8 +16,8 @@ use crate::{
 /// Rollouts for exports.
 #[async_trait]
 pub trait ExportStore: Send + Sync {
-    /// The last rollout that a policy has received.
-    async fn last_rollout(&self, policy: PolicyPk) -> Result<RolloutPk, StoreError>;
+    /// The last rollout that was received, of whichever policy.
+    async fn last_rollout(&self) -> Result<RolloutPk, StoreError>;
     /// The next rollouts, whole groups in the order in which they were opened, and in a group by arrival.
     async fn exported(&self, page: ExportPage) -> Result<ExportedPage, StoreError>;
 }

@@ -88,7 +88,7 @@ pub async fn begin(
     let found = store.policy(policy.clone()).await?;
     let Policy { policy_pk, run: current, version, .. } =
         found.ok_or_else(|| BufferError::from(Refusal::UnknownPolicy(policy.clone())))?;
-    let last = store.last_rollout(policy_pk).await?;
+    let last = store.last_rollout().await?;
     let page = ExportPage { policy_pk, run: run.unwrap_or(current), last, from: ExportCursor::START };
     let members = Vec::new().into_iter();
     Ok(ExportReader { store, policy, version, filter, page, is_last: false, members, counts: ExportCounts::default() })

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use super::trained_spans;
 use crate::{
     buffer::{
-        ids::{GroupPk, PolicyPk, RolloutPk, Run, Step},
+        ids::{GroupPk, RolloutPk, Run, Step},
         port::{ExportCursor, ExportMember, ExportPage, ExportedPage, StoreError},
         states::{BatchState, GroupState, Verdict, rollout_state},
     },
@@ -27,7 +27,7 @@ const GROUPS_MAX: u32 = 512;
 /// Rollouts of one page.
 const ROLLOUTS_MAX: u32 = 1_024;
 
-pub(in crate::store) struct LastRollout(pub(in crate::store) PolicyPk);
+pub(in crate::store) struct LastRollout;
 
 #[async_trait]
 impl Op for LastRollout {
@@ -38,11 +38,10 @@ impl Op for LastRollout {
             "-- select_last_rollout
             SELECT rollout_pk
             FROM rollout
-            WHERE policy_pk = $1
             ORDER BY rollout_pk DESC
             LIMIT 1",
         );
-        let last = tx.fetch_optional(SELECT_LAST_ROLLOUT, args![self.0]).await?;
+        let last = tx.fetch_optional(SELECT_LAST_ROLLOUT, Vec::new()).await?;
         last.map_or(Ok(RolloutPk(0)), |mut row| row.get("rollout_pk"))
     }
 }
