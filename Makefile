@@ -23,7 +23,6 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	$(CARGO) test -p forebay-gateway
 	$(CARGO) test -p forebay-exports
 	$(CARGO) test -p forebay -p forebay-bench
-	$(CARGO) test -p forebay --features exact --test it -- agents::exact
 
 test-python: ## Run the lints and tests of the Python package against a service that they start
 	$(CARGO) build -p forebay
@@ -50,7 +49,7 @@ wheel: ## Build the wheels of the Python package, with the program and without, 
 	./scripts/wheel
 
 test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 4 GB; CLIENTS="codex openai_chat"
-	$(CARGO) build -p forebay --features exact
+	$(CARGO) build -p forebay
 	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
 
 test-openhands: libtorch ## Train a step on a group of four OpenHands rollouts, as docs/connect.md does; fetches OpenHands and libtorch; needs Python 3.12
@@ -75,7 +74,7 @@ lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) clippy -p forebay-exports --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --test clients -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
-	$(CARGO) clippy -p forebay --features exact --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-client -p forebay-exports -p forebay-formats -p forebay-bench
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact,test-engine
 

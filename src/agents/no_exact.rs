@@ -10,7 +10,7 @@ pub(super) enum Exact {}
 
 impl Exact {
     pub(super) fn load(_: &str, _: &ExactConfig) -> Result<Self, String> {
-        Err("this build does not have the mode exact; build it with `--features exact`".to_owned())
+        Err("this program was built without its feature `exact`, which has the mode exact".to_owned())
     }
 
     pub(super) fn prompt(&self, _: &Request, _: i64, _: Option<&Continued>) -> Result<Vec<i32>, DialectError> {
