@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(found[0].content, "ab");
         assert_eq!((found[1].content.as_str(), found[1].name.as_deref()), ("", None));
         assert_eq!(found[1].tool_calls.as_deref(), Some(r#"[{"id":"1"}]"#));
-        assert_eq!(found[2].content, r#"[{"type":"image_url","image_url":{"url":"x"}}]"#);
+        assert_eq!(found[2].content, r#"[{"image_url":{"url":"x"},"type":"image_url"}]"#);
         assert_eq!(found[2].tool_call_id.as_deref(), Some("1"));
     }
 
