@@ -6,16 +6,7 @@
 pub fn digest_id(format: &str, text: &[u8]) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut kept = Vec::with_capacity(CHUNK_BYTES);
-    let (mut in_text, mut escaped) = (false, false);
-    for &byte in text {
-        if in_text {
-            in_text = escaped || byte != b'"';
-            escaped = !escaped && byte == b'\\';
-        } else if byte == b'"' {
-            in_text = true;
-        } else if byte.is_ascii_whitespace() {
-            continue;
-        }
+    for byte in without_blanks(text) {
         kept.push(byte);
         if kept.len() == CHUNK_BYTES {
             hasher.update(&kept);
@@ -24,6 +15,25 @@ pub fn digest_id(format: &str, text: &[u8]) -> String {
     }
     hasher.update(&kept);
     format!("{format}-{}", &hasher.finalize().to_hex()[..ID_HEX_CHARS])
+}
+
+/// JSON without the blanks between its tokens.
+pub(crate) fn compact(json: &str) -> String {
+    String::from_utf8(without_blanks(json.as_bytes()).collect()).expect("blanks are whole characters")
+}
+
+/// The bytes of JSON without the blanks between its tokens.
+fn without_blanks(text: &[u8]) -> impl Iterator<Item = u8> {
+    let (mut in_text, mut escaped) = (false, false);
+    text.iter().copied().filter(move |&byte| {
+        if in_text {
+            in_text = escaped || byte != b'"';
+            escaped = !escaped && byte == b'\\';
+            return true;
+        }
+        in_text = byte == b'"';
+        !byte.is_ascii_whitespace()
+    })
 }
 
 /// How many bytes are hashed at a time.

@@ -18,6 +18,9 @@ mod labels;
 mod options;
 mod turns;
 
+#[cfg(test)]
+mod golden;
+
 mod atif;
 mod chat;
 mod forebay;

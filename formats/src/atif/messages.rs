@@ -4,6 +4,7 @@ use forebay_client::wire::Object;
 use serde_json::{Map, Value, json};
 
 use super::schema::{Content, Part, PartType, Source, Step, ToolCall, Trajectory};
+use crate::ids::compact;
 
 /// The conversation of a trajectory, without those of its sub-agents.
 pub(super) fn of(trajectory: &Trajectory) -> Vec<Value> {
@@ -41,7 +42,7 @@ fn tool_call(call: &ToolCall) -> Value {
     json!({
         "id": call.tool_call_id,
         "type": "function",
-        "function": {"name": call.function_name, "arguments": call.arguments.get()},
+        "function": {"name": call.function_name, "arguments": compact(call.arguments.get())},
     })
 }
 

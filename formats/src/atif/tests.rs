@@ -60,6 +60,9 @@ fn a_trajectory_without_an_id_has_one_of_its_content() {
     let text = TRAJECTORY.replacen("\"trajectory_id\":\"main\",", "", 1);
     let id = one(&text).rollout_id;
     assert_eq!(id, one(&text.replace('\n', " ")).rollout_id);
+    let indented = text.replace("{\"cmd\":\"ls\"}", "{\n  \"cmd\": \"ls\"\n}");
+    assert_eq!(id, one(&indented).rollout_id);
+    assert_eq!(json::raw(&one(&indented)).get(), json::raw(&one(&text)).get(), "the same id has the same content");
     assert_eq!(id, one(&format!("{{\"trajectory\":{text}}}")).rollout_id);
     assert_ne!(id, one(&text.replace("a.txt", "b.txt")).rollout_id);
 }
