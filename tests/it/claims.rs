@@ -121,6 +121,16 @@ on_both_stores! {
         assert_eq!(ids(app, first).await, ["a", "d"]);
     }
 
+    async fn the_minimum_of_an_environment_is_found_far_behind_in_the_line(app: TestApp) {
+        for hundred in 0..11 {
+            let many: Vec<String> = (hundred * 100..(hundred + 1) * 100).map(|at| format!("rich{at}")).collect();
+            post(app, "rich", &many.iter().map(|name| (name.as_str(), 1)).collect::<Vec<_>>()).await;
+        }
+        post(app, "poor", &[("poor", 1)]).await;
+        let first = claim(app, samples(2, &[("poor", 1, 0.5)])).await;
+        assert_eq!(ids(app, first).await, ["rich0", "poor"]);
+    }
+
     async fn an_exact_claim_gets_only_a_returned_batch_of_its_size(app: TestApp) {
         post(app, "x", &[("a", 3), ("b", 4)]).await;
         let three = app.lease().await;
