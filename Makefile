@@ -34,7 +34,7 @@ test-frameworks: ## Run the tests of the Python package with PyTorch, TRL, slime
 	$(CARGO) build -p forebay
 	./scripts/test-frameworks $(FRAMEWORKS)
 
-test-facades: ## Run the clients of other rollout buffers against the facades: slime's (a checkout in SLIME_SRC); FACADES="slime"
+test-facades: ## Run the clients of other rollout buffers against the facades: slime's (a checkout in SLIME_SRC), Atropos' (ATROPOS_SRC; fetches PyTorch, 5 GB); FACADES="slime"
 	$(CARGO) build -p forebay
 	./scripts/test-facades $(FACADES)
 

@@ -56,7 +56,7 @@ pub use guard::Access;
 
 pub(crate) use self::{
     body::{ReadBody, parse, read, stopped},
-    budget::{Budgets, paid},
+    budget::{Budgets, Share, paid},
     guard::{Caller, PathKey, RouteNeeds},
     policies::parse_rules,
     problem::{Failure, method_not_allowed},

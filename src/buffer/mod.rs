@@ -158,6 +158,13 @@ impl Buffer {
         Self { teachers: Arc::clone(&engines) as _, conversations: engines, ..self }
     }
 
+    /// The same buffer with another bound of the metadata of a rollout, for protocols that store columns there.
+    #[must_use]
+    pub fn with_metadata_max(&self, bytes: usize) -> Self {
+        let limits = TrajectoryLimits { metadata_bytes_max: bytes, ..self.options.limits };
+        Self { options: Arc::new(BufferOptions { limits, ..BufferOptions::clone(&self.options) }), ..self.clone() }
+    }
+
     /// Whether there is a teacher with this name.
     #[must_use]
     pub fn has_teacher(&self, name: &str) -> bool {

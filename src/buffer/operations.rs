@@ -24,8 +24,9 @@ use super::{
     ledger, lineage,
     policies::{self, PolicyOverview},
     port::{
-        Batch, BatchFilter, BundleOutcome, Checkpointed, Group, GroupFilter, Ingested, LatestGroup, Page, Publish,
-        RecordedCall, ResetDone, Resumed, RulesWritten, Session, SessionFilter, StoreError, Story, StoryFilter,
+        Batch, BatchFilter, BundleOutcome, Checkpointed, FacadeState, Group, GroupFilter, Ingested, LatestGroup, Page,
+        Publish, ReadyGroup, RecordedCall, ResetDone, Resumed, RulesWritten, Session, SessionFilter, StoreError, Story,
+        StoryFilter,
     },
     reading::{self, Reader},
     refusal::{BufferError, Refusal},
@@ -255,6 +256,30 @@ impl Buffer {
     #[instrument(level = "debug", skip_all, fields(batch.id = %batch_id))]
     pub async fn samples(&self, batch_id: BatchId, shard: Shard) -> Result<SampleReader, BufferError> {
         samples::samples(self, batch_id, shard).await
+    }
+
+    /// The samples of the policy's newest group that is ready or in a batch.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn newest_group(&self, policy: PolicyName) -> Result<Vec<wire::Sample>, BufferError> {
+        samples::newest_group(self, policy).await
+    }
+
+    /// The first ready groups of the policy, in the order in which they became ready.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn ready_groups(&self, policy: PolicyName, limit: u32) -> Result<Vec<ReadyGroup>, BufferError> {
+        Ok(self.store.ready_groups(policy, limit).await?)
+    }
+
+    /// The state of a foreign protocol. None if there is none, or if its revision is `known`.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn facade_state(&self, name: String, known: u64) -> Result<Option<FacadeState>, BufferError> {
+        Ok(self.store.facade_state(name, known).await?)
+    }
+
+    /// Replaces the state of a foreign protocol, if it still has the revision before this one. Returns whether it had.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn write_facade_state(&self, name: String, state: FacadeState) -> Result<bool, BufferError> {
+        Ok(self.store.write_facade_state(name, state).await?)
     }
 
     /// The totals of each of the `count` shards of a batch.

@@ -18,6 +18,7 @@ const GROUPS_MAX: u64 = 1_024;
 #[serde(default, deny_unknown_fields)]
 struct Facades {
     slime: Option<Slime>,
+    atropos: Option<Atropos>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -26,6 +27,13 @@ struct Slime {
     listen: Option<String>,
     policy: Option<String>,
     max_groups: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Atropos {
+    listen: Option<String>,
+    policy: Option<String>,
 }
 
 /// Reads the table `[facades]`.
@@ -42,7 +50,7 @@ pub(super) fn read(sent: Option<Value>, violations: &mut Vec<Violation>) -> Vec<
             *value = Value::Table(Table::from_iter([("listen".to_owned(), listen)]));
         }
     }
-    let Facades { slime } = collect::read("/facades", table, violations);
+    let Facades { slime, atropos } = collect::read("/facades", table, violations);
     let mut facades = Vec::new();
     if let Some(slime) = slime {
         if slime.max_groups.is_some_and(|groups| !(1..=GROUPS_MAX).contains(&groups)) {
@@ -51,6 +59,9 @@ pub(super) fn read(sent: Option<Value>, violations: &mut Vec<Violation>) -> Vec<
         }
         let options = SlimeOptions { max_groups: slime.max_groups.map(|groups| groups.min(GROUPS_MAX) as u32) };
         facades.extend(facade("slime", slime.listen, slime.policy.as_deref(), Protocol::Slime(options), violations));
+    }
+    if let Some(atropos) = atropos {
+        facades.extend(facade("atropos", atropos.listen, atropos.policy.as_deref(), Protocol::Atropos, violations));
     }
     facades
 }

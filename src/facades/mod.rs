@@ -9,11 +9,14 @@
 //! - `paths`: keys and consumers in paths, for clients that can only change their address.
 //! - `object`: JSON objects as they were sent.
 //! - [`slime`]: the rollout buffer of slime.
+//! - `atropos`: the API server of Atropos.
 
 mod calls;
 mod object;
 mod paths;
 pub mod slime;
+
+mod atropos;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -40,6 +43,8 @@ pub struct FacadeConfig {
 pub enum Protocol {
     /// The rollout buffer of slime.
     Slime(slime::SlimeOptions),
+    /// The API server of Atropos.
+    Atropos,
 }
 
 impl Protocol {
@@ -48,6 +53,7 @@ impl Protocol {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Slime(_) => "slime",
+            Self::Atropos => "atropos",
         }
     }
 }
@@ -58,6 +64,10 @@ pub(crate) fn router(api: &Api, config: &FacadeConfig, listen: SocketAddr) -> Ro
     let router = match &config.protocol {
         Protocol::Slime(options) => {
             slime::router(&Facade::new(api.of_facade("slime:", listen, slime::needs), policy, options.clone()))
+        }
+        Protocol::Atropos => {
+            let api = api.of_facade("atropos:", listen, atropos::needs);
+            atropos::router(&Facade::new(api, policy, atropos::Shared::default()))
         }
     };
     // Prefixes are taken from a path before the routes see it, so keys never reach a metric or the log.

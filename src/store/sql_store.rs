@@ -21,6 +21,7 @@ use super::{
         examine::{Examine, GroupMembers, Integrity},
         executions::FindLatestGroup,
         exports::LastRollout,
+        facades::{FindFacadeState, ListReadyGroups, NewestMembers, WriteFacadeState},
         group::{DecideOverdue, OverdueGroups},
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::{QuarantineDamaged, Readmit},
@@ -50,12 +51,13 @@ use crate::{
             Ack, AckReads, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts,
             Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock,
             DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups, Examination, ExpiredLeases,
-            ExportPage, ExportStore, ExportedPage, Extend, FindAnswer, GiveBackReads, Group, GroupFilter, GroupStore,
-            Health, HealthStore, Ingest, IngestStore, KeepSession, LatestGroup, LeaseStore, LedgerStore, LineageStore,
-            MarkRead, Nack, NewSession, OpenedSession, Page, Peers, Policy, PolicyStore, Publish, ReadEnvironments,
-            ReadStore, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups,
-            RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall,
-            StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+            ExportPage, ExportStore, ExportedPage, Extend, FacadeState, FacadeStore, FindAnswer, GiveBackReads, Group,
+            GroupFilter, GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession, LatestGroup, LeaseStore,
+            LedgerStore, LineageStore, MarkRead, Nack, NewSession, OpenedSession, Page, Peers, Policy, PolicyStore,
+            Publish, ReadEnvironments, ReadStore, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone,
+            Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
+            StoreError, StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor,
+            WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -383,6 +385,25 @@ impl<D: Dialect> SessionStore for SqlStore<D> {
 
     async fn retire_sessions(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
         self.write(RetireSessions { now, limit }).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> FacadeStore for SqlStore<D> {
+    async fn facade_state(&self, name: String, known: u64) -> Result<Option<FacadeState>, StoreError> {
+        self.dialect.read(FindFacadeState { name, known }).await
+    }
+
+    async fn write_facade_state(&self, name: String, state: FacadeState) -> Result<bool, StoreError> {
+        self.write(WriteFacadeState { name, state }).await
+    }
+
+    async fn ready_groups(&self, policy: PolicyName, limit: u32) -> Result<Vec<ReadyGroup>, StoreError> {
+        self.dialect.read(ListReadyGroups { policy, limit }).await
+    }
+
+    async fn newest_members(&self, policy: PolicyName) -> Result<Vec<BatchMember>, StoreError> {
+        self.dialect.read(NewestMembers { policy }).await
     }
 }
 

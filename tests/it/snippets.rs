@@ -21,8 +21,8 @@ use crate::support::process::Service;
 /// The port that documents name.
 const PORT: &str = "8080";
 
-/// The port of a facade that documents name.
-const FACADE_PORT: &str = "8889";
+/// The ports of facades that documents name.
+const FACADE_PORTS: [&str; 2] = ["8889", "8000"];
 
 /// The first port for which no privilege is needed.
 const FIRST_PORT: u16 = 1_024;
@@ -183,7 +183,9 @@ impl Session {
     /// Replaces the ports by those of this session; this is the only difference from the printed text.
     fn with_port(&self, text: &str) -> String {
         let text = text.replace(&format!(":{PORT}"), &format!(":{}", self.port));
-        text.replace(&format!(":{FACADE_PORT}"), &format!(":{}", self.facade_port))
+        FACADE_PORTS
+            .iter()
+            .fold(text, |text, port| text.replace(&format!(":{port}"), &format!(":{}", self.facade_port)))
     }
 
     fn run(&self, interpreter: &str, name: &str, text: &str) -> Output {

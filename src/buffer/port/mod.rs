@@ -7,7 +7,7 @@
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
 //! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
-//! [`health`], [`peers`]. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
+//! [`health`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
 pub mod admission;
@@ -16,6 +16,7 @@ pub mod conversations;
 pub mod diagnosis;
 pub mod error;
 pub mod exports;
+pub mod facades;
 pub mod groups;
 pub mod health;
 pub mod ingest;
@@ -37,6 +38,7 @@ pub use self::{
     diagnosis::{Contradiction, DiagnosisStore, Examination},
     error::{DatabaseFailure, StoreError},
     exports::{ExportCursor, ExportMember, ExportPage, ExportStore, ExportedPage},
+    facades::{FacadeState, FacadeStore, ReadyGroup},
     groups::{CloseGroup, DecidedGroup, DiscardGroup, Group, GroupStore},
     health::{Health, HealthStore},
     ingest::{Bundle, BundleOutcome, Ingest, IngestStore, Ingested},
@@ -79,6 +81,7 @@ pub trait Store:
     + ExportStore
     + SweepStore
     + SessionStore
+    + FacadeStore
     + ClockStore
     + DiagnosisStore
     + HealthStore
@@ -99,6 +102,7 @@ impl<S> Store for S where
         + ExportStore
         + SweepStore
         + SessionStore
+        + FacadeStore
         + ClockStore
         + DiagnosisStore
         + HealthStore

@@ -114,6 +114,13 @@ pub fn select(rules: &BatchRules, size: &BatchSize, candidates: &[Candidate<'_>]
     front(&bounds, candidates, ready_suffice).map(|taken| (0..taken).collect())
 }
 
+/// The positions of groups that no batch takes, because the samples of their environment's groups do not add up to its
+/// group size yet.
+#[must_use]
+pub fn held_back(packing: &Packing, candidates: &[Candidate<'_>]) -> Vec<usize> {
+    packing::held_back(packing, candidates)
+}
+
 /// When a batch that takes groups from the front of the line is full.
 struct Bounds {
     groups: usize,

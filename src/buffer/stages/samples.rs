@@ -4,12 +4,12 @@
 
 pub(in crate::buffer) mod checked;
 
-use forebay_client::wire::{Sample, Segment};
+use forebay_client::wire::{LossWeighting, Sample, Segment};
 
 use self::checked::CheckedRollout;
 use crate::buffer::{
     Buffer,
-    ids::BatchId,
+    ids::{BatchId, PolicyName},
     payload::Damaged,
     port::{Batch, BatchMember, StoreError, StoredPayload},
     refusal::{BufferError, Refusal},
@@ -74,6 +74,33 @@ pub(in crate::buffer) async fn shards(
         total.tokens += member.tokens;
     }
     Ok(totals)
+}
+
+/// The most bytes of the samples that [`newest_group`] returns.
+pub const NEWEST_BYTES_MAX: u64 = PAGE_BYTES;
+
+/// The samples of the newest group that is ready or in a batch. Its loss weights are not decided before it is in a batch,
+/// so they are 0. Empty if there is none, or if it is larger than [`NEWEST_BYTES_MAX`] or damaged.
+pub(in crate::buffer) async fn newest_group(buffer: &Buffer, policy: PolicyName) -> Result<Vec<Sample>, BufferError> {
+    let members = buffer.store.newest_members(policy).await?;
+    if members.iter().map(expanded_bytes).sum::<u64>() > NEWEST_BYTES_MAX {
+        return Ok(Vec::new());
+    }
+    let payloads = buffer.store.payloads(members.iter().map(|member| member.rollout_pk).collect()).await?;
+    if payloads.len() != members.len() {
+        return Ok(Vec::new());
+    }
+    let unpack = move || {
+        let check = |(member, stored): (BatchMember, StoredPayload)| CheckedRollout::new(member, &stored.payload);
+        members.into_iter().zip(payloads).map(check).collect::<Result<Vec<_>, _>>()
+    };
+    let Ok(rollouts) = tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)? else {
+        return Ok(Vec::new());
+    };
+    let weighting = LossWeighting::default();
+    let weights = BatchWeights { weighting, constant: 1.0, rollouts: 0, samples: 0, trained_tokens: 0 };
+    let rows = Page { rollouts: rollouts.into_iter(), weights, current: None };
+    Ok(rows.map(|row| Sample { loss_weight: 0.0, ..row }).collect())
 }
 
 async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {

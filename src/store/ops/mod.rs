@@ -11,6 +11,7 @@ pub(super) mod epochs;
 pub(super) mod examine;
 pub(super) mod executions;
 pub(super) mod exports;
+pub(super) mod facades;
 pub(super) mod group;
 pub(super) mod ingest;
 

@@ -1,6 +1,7 @@
 //! Facades: listeners that speak the protocols of other rollout buffers.
 
 mod access;
+mod atropos;
 mod slime;
 mod slime_crash;
 

@@ -16,7 +16,7 @@ use forebay::{
         call::{CallColumns, pack_text},
         ids::{Epoch, ExecutionId, GroupPk, PolicyName},
         lease::Holder,
-        port::{Batch, CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
+        port::{Batch, CallHead, Delivery, FacadeState, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
         reading::Reader,
         rules::Rules,
         states::SessionState,
@@ -39,7 +39,8 @@ use super::{Walked, name_of, named_in};
 use crate::support::{rollout, with};
 
 /// Files with statements that no request runs.
-pub(super) const FILES: [&str; 5] = ["unused_rules.rs", "epochs.rs", "session/calls.rs", "reads.rs", "executions.rs"];
+pub(super) const FILES: [&str; 6] =
+    ["unused_rules.rs", "epochs.rs", "session/calls.rs", "reads.rs", "executions.rs", "facades.rs"];
 
 /// Runs the statements on the database of a stopped service. Returns each of them once.
 pub(super) async fn walked(database: &str) -> Vec<Walked> {
@@ -53,6 +54,7 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     store.begin_epochs(Epoch(1)).await.expect("answered");
     record_call(&*store).await;
     read_by_name(store.clone()).await;
+    keep_run(&*store).await;
     store.close().await;
     // Other tests of this process run statements at the same time.
     let names = named_in(|path| FILES.iter().any(|file| path.ends_with(file)));
@@ -93,6 +95,22 @@ async fn read_by_name(store: Arc<dyn Store>) {
     let execution = ExecutionId::parse("task").expect("it is an id");
     let latest = buffer.latest_group(policy, execution).await.expect("answered");
     assert_eq!(latest.map(|latest| latest.group_id).as_deref(), Some("returned"));
+}
+
+/// Keeps the state of a foreign protocol, and reads the line of ready groups and the newest group of every policy.
+async fn keep_run(store: &dyn Store) {
+    let name = || "atropos:walk".to_owned();
+    for revision in 1..=2 {
+        let state = FacadeState { revision, body: "{}".to_owned() };
+        assert!(store.write_facade_state(name(), state).await.expect("answered"));
+    }
+    assert_eq!(store.facade_state(name(), 2).await.expect("answered"), None);
+    let mut newest = 0;
+    for policy in store.policies(String::new(), 100).await.expect("answered") {
+        store.ready_groups(policy.name.clone(), 10).await.expect("answered");
+        newest += store.newest_members(policy.name).await.expect("answered").len();
+    }
+    assert!(newest > 0, "some policy has a ready group");
 }
 
 /// Records a call in the session that the walk has left open.

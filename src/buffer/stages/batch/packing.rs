@@ -35,6 +35,15 @@ pub(super) fn pack(packing: &Packing, candidates: &[Candidate<'_>]) -> Option<Ve
     Some(taken.into_iter().flat_map(|unit| units[unit].groups.iter().copied()).collect())
 }
 
+/// The positions of the groups that are in no unit.
+pub(super) fn held_back(packing: &Packing, candidates: &[Candidate<'_>]) -> Vec<usize> {
+    let mut is_held = vec![true; candidates.len()];
+    for unit in units(packing, &[], candidates) {
+        unit.groups.into_iter().for_each(|position| is_held[position] = false);
+    }
+    (0..candidates.len()).filter(|position| is_held[*position]).collect()
+}
+
 fn minimums(packing: &Packing) -> Vec<Minimum<'_>> {
     let wanted = packing.samples as usize;
     let shares = || packing.environments.iter().filter(|(_, of)| of.min_share > 0.0);
@@ -212,6 +221,15 @@ mod tests {
         );
         let two = packing(2, &[("a", Some(4), 0.0)]);
         assert_eq!(pack(&two, &groups(&[("a", 2)])), None, "held, though the batch would have room");
+    }
+
+    #[test]
+    fn groups_that_do_not_add_up_are_held_back() {
+        let of_a = packing(8, &[("a", Some(4), 0.0)]);
+        let held = |sizes: &[(&str, u64)]| held_back(&of_a, &groups(sizes));
+        assert_eq!(held(&[("a", 4), ("a", 3), ("b", 3), ("", 1)]), [1]);
+        assert_eq!(held(&[("a", 3), ("a", 2), ("a", 1), ("a", 2), ("a", 2)]), [4]);
+        assert_eq!(held(&[]), [0; 0]);
     }
 
     #[test]
