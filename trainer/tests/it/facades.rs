@@ -128,8 +128,8 @@ async fn scored_groups_of_atropos_are_trained() {
     let line = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("the step is reported");
     let report: Value = serde_json::from_str(&line).expect("there is one line");
     // The sequences whose advantage the environment sets to zero train nothing.
-    let trained = 2 * (5 + 6 + 7);
-    assert_eq!((&report["rollouts"], &report["trained_tokens"]), (&json!(2 * SIZE), &json!(trained)));
+    let tokens = 2 * (5 + 6 + 7);
+    assert_eq!((&report["rollouts"], &report["trained_tokens"]), (&json!(2 * SIZE), &json!(tokens)));
     let url = format!("{}/trajectories?policy=default&state=checkpointed", service.url);
     let listed: Value = http().get(url).send().await.expect("it answers").json().await.expect("it is JSON");
     assert_eq!(listed["trajectories"].as_array().map(Vec::len), Some(2 * SIZE as usize), "{listed}");
