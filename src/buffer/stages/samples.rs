@@ -76,7 +76,7 @@ pub(in crate::buffer) async fn shards(
     Ok(totals)
 }
 
-/// The most bytes of the samples that [`newest_group`] returns.
+/// The most bytes of the samples that `Buffer::newest_group` returns.
 pub const NEWEST_BYTES_MAX: u64 = PAGE_BYTES;
 
 /// The samples of the newest group that is ready or in a batch. Its loss weights are not decided before it is in a batch,
