@@ -2,7 +2,7 @@
 //!
 //! Exports take the bytes of their pages from the budget of [`samples`](super::samples), in the same way.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::{
     body::Body,
@@ -26,6 +26,7 @@ use super::{
     openapi::NoSuchPolicy,
     params::{self, Query},
     problem::Failure,
+    samples::FIRST_PAGE_WAIT,
 };
 use crate::buffer::{
     export::{ExportFilter, ExportReader, Expression},
@@ -41,9 +42,6 @@ const FRAME_BYTES: usize = 1 << 20;
 
 /// How many times a page is held: as stored, unpacked, and as a response whose text is up to three times as long.
 const PAGE_COPIES: u64 = 5;
-
-/// How long a request waits for the bytes of its first page. After that it is refused and may be repeated.
-const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);
 
 /// The most bytes of an expression.
 const WHERE_BYTES_MAX: usize = 4_096;

@@ -46,7 +46,7 @@ const RECORD_BATCH_BYTES: usize = 16 << 20;
 const PAGE_COPIES: u64 = 4;
 
 /// How long a request waits for the bytes of its first page. After that it is refused and may be repeated.
-const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);
+pub(super) const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);
 
 /// The estimated length of the text of a token with its mask and log-probability. A longer text only makes the buffer
 /// grow.
