@@ -137,7 +137,7 @@ fn found_at<'d, T: Deserialize<'d>>(at: Option<&str>, record: &'d RawValue, prob
 }
 
 /// An id: a text, or a whole number, which many records use.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Id(String);
 
 impl Id {

@@ -5,8 +5,16 @@
 
 mod items;
 
+use std::{collections::HashSet, fmt};
+
 use forebay_client::wire::{Object, Segment, Status, Turn, Violation};
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
 use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::{
@@ -38,7 +46,41 @@ struct Response {
     model: Option<String>,
     status: Option<String>,
     incomplete_details: Option<Value>,
-    output: Vec<Object<Item>>,
+    output: Vec<Entry>,
+    /// The task, in the responses of agents that drive an environment.
+    group_id: Option<Id>,
+}
+
+/// An entry of the output.
+enum Entry {
+    Item(Item),
+    /// All that an agent which drives an environment had before it as its next input: the parameters' input, the items
+    /// of all calls so far, and what the environment answered. There is one after each step.
+    State(Vec<Object<Item>>),
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntryVisitor;
+
+        impl<'de> Visitor<'de> for EntryVisitor {
+            type Value = Entry;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an item, or a list of items")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
+                Item::deserialize(MapAccessDeserializer::new(map)).map(Entry::Item)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Entry, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Entry::State)
+            }
+        }
+
+        deserializer.deserialize_any(EntryVisitor)
+    }
 }
 
 /// An item of the output. Its other fields are read as a part of the conversation.
@@ -111,7 +153,9 @@ fn labels(
     Labels {
         rollout_id: rollout_id.map(|id| if attempt > 0 { format!("{id}-a{attempt}") } else { id }),
         // Rollouts of the same task were made with the same parameters.
-        group_id: task.or_else(|| Some(digest_id("nemo-gym-task", parameters_text?.get().as_bytes()))),
+        group_id: task
+            .or_else(|| response.group_id.clone().map(Id::into_inner))
+            .or_else(|| Some(digest_id("nemo-gym-task", parameters_text?.get().as_bytes()))),
         environment: environment.and_then(|agent| agent.name),
         reward: problems.take(fields, "", "reward").map(|Number(reward)| reward),
         status: Some(match (failed, is_cut) {
@@ -124,29 +168,45 @@ fn labels(
     }
 }
 
-/// The calls, which are the items with sampled ids.
+/// The calls, which are the items with sampled ids. The states of an agent repeat the calls of the states before them.
 fn calls(response: &Response, imported: &mut Imported, problems: &mut Problems) -> Vec<Turn> {
     let mut turns = Vec::new();
-    for (index, Object(item)) in response.output.iter().enumerate() {
-        let Some(tokens) = item.generation_token_ids.as_ref().filter(|ids| !ids.is_empty()) else { continue };
-        let Some(prompt_tokens) = item.prompt_token_ids.as_ref().filter(|ids| !ids.is_empty()) else {
-            imported.note(Note::CallWithoutPrompt, 1);
-            continue;
-        };
-        if let Some(logprobs) = &item.generation_log_probs
-            && logprobs.len() != tokens.len()
-        {
-            let detail = format!("has {} entries for {} tokens", logprobs.len(), tokens.len());
-            problems.push(format!("/response/output/{index}/generation_log_probs"), detail);
+    let mut known = HashSet::new();
+    for (index, entry) in response.output.iter().enumerate() {
+        match entry {
+            Entry::Item(item) => turns.extend(call(item, &format!("/response/output/{index}"), imported, problems)),
+            Entry::State(items) => {
+                for (place, Object(item)) in items.iter().enumerate() {
+                    if known.insert((&item.prompt_token_ids, &item.generation_token_ids)) {
+                        let pointer = format!("/response/output/{index}/{place}");
+                        turns.extend(call(item, &pointer, imported, problems));
+                    }
+                }
+            }
         }
-        turns.push(Turn {
-            prompt_tokens: prompt_tokens.clone(),
-            tokens: tokens.clone(),
-            logprobs: item.generation_log_probs.clone(),
-            ..Turn::default()
-        });
     }
     turns
+}
+
+/// The call that an item ends; none if the item has no sampled ids.
+fn call(item: &Item, pointer: &str, imported: &mut Imported, problems: &mut Problems) -> Option<Turn> {
+    let tokens = item.generation_token_ids.as_ref().filter(|ids| !ids.is_empty())?;
+    let Some(prompt_tokens) = item.prompt_token_ids.as_ref().filter(|ids| !ids.is_empty()) else {
+        imported.note(Note::CallWithoutPrompt, 1);
+        return None;
+    };
+    if let Some(logprobs) = &item.generation_log_probs
+        && logprobs.len() != tokens.len()
+    {
+        let detail = format!("has {} entries for {} tokens", logprobs.len(), tokens.len());
+        problems.push(format!("{pointer}/generation_log_probs"), detail);
+    }
+    Some(Turn {
+        prompt_tokens: prompt_tokens.clone(),
+        tokens: tokens.clone(),
+        logprobs: item.generation_log_probs.clone(),
+        ..Turn::default()
+    })
 }
 
 /// The segment of a rollout that must not be trained: its last call, with a mask of zeros. It still votes in the baseline
@@ -233,8 +293,34 @@ mod tests {
         assert_eq!(found[0].pointer, "/response/output/3/generation_log_probs");
         assert_eq!(found[0].detail, "has 2 entries for 1 tokens");
         assert_eq!(read("{\"reward\":1}").expect_err("there is no response")[0].pointer, "/response");
-        let nested = read(r#"{"response":{"output":[[{}]]},"reward":1}"#).expect_err("an item is an object");
-        assert_eq!(nested[0].pointer, "/response/output/0");
+        let nested = read(r#"{"response":{"output":[[{}, 7]]},"reward":1}"#).expect_err("an item is an object");
+        assert_eq!(nested[0].pointer, "/response/output/0/1");
+        let number = read(r#"{"response":{"output":[7]},"reward":1}"#).expect_err("an item is an object");
+        assert_eq!(number[0].pointer, "/response/output/0");
+    }
+
+    #[test]
+    fn the_states_of_an_agent_in_an_environment_have_each_call_once_and_the_last_has_all_messages() {
+        let record = r#"{"reward":1,"responses_create_params":{"input":[]},"response":{"group_id":"7","output":[
+            [{"role":"user","content":"look"},
+             {"type":"function_call","call_id":"c1","name":"go","arguments":"{}",
+              "prompt_token_ids":[1],"generation_token_ids":[2],"generation_log_probs":[-0.1]},
+             {"type":"function_call_output","call_id":"c1","output":"a door"}],
+            [{"role":"user","content":"[hidden]"},
+             {"type":"function_call","call_id":"c1","name":"go","arguments":"{}",
+              "prompt_token_ids":[1],"generation_token_ids":[2],"generation_log_probs":[-0.1]},
+             {"type":"function_call_output","call_id":"c1","output":"a door"},
+             {"type":"message","role":"assistant","content":[{"type":"output_text","text":"out"}],
+              "prompt_token_ids":[1,2,3],"generation_token_ids":[4],"generation_log_probs":[-0.2]}]]}}"#;
+        let trajectory = one(record);
+        assert_eq!(trajectory.group_id.as_deref(), Some("7"));
+        let tokens: Vec<&[i32]> = trajectory.turns.iter().map(|turn| turn.tokens.as_slice()).collect();
+        assert_eq!(tokens, [[2], [4]]);
+        let messages: Vec<Value> =
+            serde_json::from_str(trajectory.messages.expect("there are messages").get()).expect("JSON");
+        let roles: Vec<&Value> = messages.iter().map(|message| &message["role"]).collect();
+        assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+        assert_eq!(messages[0]["content"], "[hidden]");
     }
 
     #[test]

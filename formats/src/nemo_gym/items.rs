@@ -21,14 +21,20 @@ pub(super) fn messages(parameters: Option<&RawValue>, response: Option<&RawValue
     let mut conversation = Conversation::default();
     let input: Input = parameters.and_then(|text| serde_json::from_str(text.get()).ok()).unwrap_or_default();
     let output: Output = response.and_then(|text| serde_json::from_str(text.get()).ok()).unwrap_or_default();
+    // The last state of an agent in an environment begins with the input and has everything that came after it.
+    let mut output = if let Value::Array(output) = output.output { output } else { Vec::new() };
+    if output.last().is_some_and(Value::is_array) {
+        if let Some(Value::Array(last)) = output.pop() {
+            conversation.extend(last);
+        }
+        return conversation.messages;
+    }
     match input.input {
         Value::String(text) => conversation.messages.push(json!({"role": "user", "content": text})),
         Value::Array(items) => conversation.extend(items),
         _ => {}
     }
-    if let Value::Array(items) = output.output {
-        conversation.extend(items);
-    }
+    conversation.extend(output);
     conversation.messages
 }
 
