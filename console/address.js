@@ -1,0 +1,64 @@
+// Addresses of screens: what stands behind `#` in the page's address. Ids are always in the query, because they may
+// contain slashes. Nothing of it is sent to the service.
+
+/** hash("policies/a/groups", { id: "x/y", after: null }) -> "#/policies/a/groups?id=x%2Fy" */
+export function hash(path, query = {}) {
+    const search = new URLSearchParams();
+    for (const [name, value] of Object.entries(query)) {
+        if (value !== null && value !== undefined && value !== "") {
+            search.append(name, value);
+        }
+    }
+    const encoded = path.split("/").map(encodeURIComponent).join("/");
+    const text = search.toString();
+    return `#/${encoded}${text === "" ? "" : `?${text}`}`;
+}
+
+function decoded(segment) {
+    try {
+        return decodeURIComponent(segment);
+    } catch {
+        return segment;
+    }
+}
+
+/** The path segments and the query of a hash. */
+export function split(text) {
+    const [path, ...query] = text.replace(/^#\/?/, "").split("?");
+    const segments = path.split("/").filter((segment) => segment !== "").map(decoded);
+    return { segments, query: Object.fromEntries(new URLSearchParams(query.join("?"))) };
+}
+
+/** The hash one level up, or null at the top. */
+export function above(text) {
+    const { segments, query } = split(text);
+    if (segments.length === 0) {
+        return null;
+    }
+    // From one thing to the list it is in, and from there to what contains the list.
+    if (query.id !== undefined && segments.length > 1) {
+        return hash(segments.join("/"));
+    }
+    return segments.length > 2 ? hash(segments.slice(0, 2).join("/")) : hash("");
+}
+
+const LISTS = { groups: "groups", trajectories: "rollouts", batches: "batches", steps: "steps" };
+const IDS = { groups: "group_id", trajectories: "rollout_id", batches: "batch_id" };
+
+/** Maps a call of the API, such as "./groups?policy=p&state=ready", to the screen that shows its answer, or null. */
+export function fromSee(see) {
+    const [path, text = ""] = see.replace(/^\.?\//, "").split("?");
+    const { policy, ...query } = Object.fromEntries(new URLSearchParams(text));
+    const name = path.split("/");
+    if (policy !== undefined && name.length === 1 && LISTS[name[0]] !== undefined) {
+        const { [IDS[name[0]]]: id, ...rest } = query;
+        delete rest.order;
+        delete rest.limit;
+        return hash(`policies/${policy}/${LISTS[name[0]]}`, { ...rest, id });
+    }
+    if (name[0] === "policies" && name.length >= 2) {
+        const screen = { steps: "/steps", try: "/try", filters: "/try" }[name[2]] ?? "";
+        return hash(`policies/${decoded(name[1])}${screen}`);
+    }
+    return null;
+}

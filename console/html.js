@@ -1,0 +1,44 @@
+// What views take from lit-html, and two directives of our own.
+
+import { html, noChange, nothing, render, svg } from "./vendor/lit-html/lit-html.js";
+import { directive, Directive } from "./vendor/lit-html/directive.js";
+import { repeat } from "./vendor/lit-html/directives/repeat.js";
+
+export { html, nothing, render, repeat, svg };
+
+class Styles extends Directive {
+    render() {
+        return noChange;
+    }
+
+    update(part, [properties]) {
+        for (const [name, value] of Object.entries(properties)) {
+            part.element.style.setProperty(name, value);
+        }
+        return noChange;
+    }
+}
+
+/**
+ * Sets style properties of an element: html`<i ${styles({ width: "40%" })}></i>`. The content security policy refuses
+ * style attributes and allows this.
+ */
+export const styles = directive(Styles);
+
+class Ref extends Directive {
+    render() {
+        return noChange;
+    }
+
+    update(part, [use]) {
+        if (part.element !== this.known) {
+            this.known = part.element;
+            // The element is not in the document yet while its template is rendered.
+            queueMicrotask(() => use(part.element));
+        }
+        return noChange;
+    }
+}
+
+/** Calls a function once with the element: html`<dialog ${ref((dialog) => dialog.showModal())}></dialog>`. */
+export const ref = directive(Ref);

@@ -1,0 +1,154 @@
+// The way of rollouts through a policy, stage by stage, and what was lost on it.
+
+import { hash } from "../address.js";
+import { time, untrusted } from "../elements.js";
+import * as format from "../format.js";
+import { plural } from "../format.js";
+import { html, nothing, styles } from "../html.js";
+
+/** The stages at which each state of a policy is caused or felt. */
+const STARVING = {
+    broken: ["received"],
+    stuck: ["leased"],
+    starved: ["ready", "leased"],
+    untaken: ["leased"],
+    "held-back": ["received"],
+    stale: ["ready"],
+    flat: ["trained"],
+    dropping: ["verdicts"],
+};
+
+const sum = (values) => (values ?? []).reduce((total, value) => total + (value ?? 0), 0);
+
+/** The sum of a metric over the last minutes of the history, or null without any. */
+function recent(history, name, minutes) {
+    const values = history?.hour.metrics[name]?.slice(-minutes).filter((value) => value !== null) ?? [];
+    return values.length === 0 ? null : sum(values);
+}
+
+function rate(history, name) {
+    const values = history?.hour.metrics[name]?.slice(-15).filter((value) => value !== null) ?? [];
+    return values.length === 0 ? null : sum(values) / values.length;
+}
+
+function bar(parts) {
+    const total = sum(parts.map(([, value]) => value));
+    return html`<div class="bar" aria-hidden="true">${parts.map(([token, value]) =>
+        html`<i ${styles({ width: `${total > 0 ? (100 * value) / total : 0}%`, background: `var(${token})` })}></i>`,
+    )}</div>`;
+}
+
+function received({ policy, history }, context) {
+    const lastPost = policy.waiting.last_post_at;
+    return html`<p class="figure">${format.count(rate(history, "received"))} <span class="quiet">/ min</span></p>
+        <p>${format.short(rate(history, "tokens_received"))} tokens / min</p>
+        <p>${lastPost ? html`last post ${time(lastPost, context)} ago` : "no post yet"}</p>`;
+}
+
+function verdicts({ history }) {
+    const of = (name) => recent(history, name, 15) ?? 0;
+    const shares = [["--series-1", of("kept")], ["--series-6", of("masked")], ["--series-3", of("dropped")],
+        ["--series-5", of("late")]];
+    return html`${bar(shares)}
+        <p>kept ${format.count(recent(history, "kept", 15))} · masked ${format.count(recent(history, "masked", 15))}</p>
+        <p>dropped ${format.count(recent(history, "dropped", 15))} · late
+            ${format.count(recent(history, "late", 15))}</p>`;
+}
+
+function open({ policy }) {
+    const { open_groups: groups, fullest, reserved_rollouts: reserved } = policy.waiting;
+    const [first] = fullest;
+    return html`<p class="figure">${format.count(groups)}</p>
+        ${first ? html`<p>fullest ${first.arrived} / ${first.size}</p>` : nothing}
+        ${reserved > 0 ? html`<p>${plural(reserved, "rollout")} reserved</p>` : nothing}`;
+}
+
+function ready({ policy }) {
+    const { ready_groups: groups, needed_groups: needed, returned_batches: returned } = policy.waiting;
+    const share = Math.min(groups, needed);
+    return html`<p class="figure">${format.count(groups)} <span class="quiet">/ ${format.count(needed)}</span></p>
+        ${bar([["--series-2", share], ["--quiet-ground", needed - share]])}
+        <p>${returned > 0 ? `${plural(returned, "returned batch", "returned batches")} first` : nothing}</p>`;
+}
+
+function consumer(name) {
+    return name ? untrusted(name) : "a trainer without a name";
+}
+
+function leased({ policy }, context) {
+    const { asking = [], holding = [] } = policy.waiting;
+    const held = holding.slice(0, 2).map(({ consumer: name, since, attempt }) => html`<p>${consumer(name)} for
+        ${time(since, context)}${attempt > 1 ? html`, attempt ${attempt}` : nothing}</p>`);
+    const waits = asking.slice(0, 2).map(({ consumer: name, since }) => html`<p>${consumer(name)} asks since
+        ${format.clock(since)}, ${time(since, context)}</p>`);
+    return html`<p class="figure">${format.count(policy.batches.leased ?? 0)}</p>${held}${waits}
+        ${held.length + waits.length === 0 ? html`<p>nobody asks</p>` : nothing}`;
+}
+
+function trained({ policy, why }) {
+    const batches = policy.batches.trained ?? 0;
+    const from = policy.checkpoint_step;
+    return html`<p class="figure">${format.count(batches)}</p>
+        <p>${batches === 0 ? "nothing that is not saved" : `${batches === 1 ? "batch" : "batches"} not yet saved`}</p>
+        <p>${from === null || why === null ? nothing : `steps after ${format.count(from)}`}</p>`;
+}
+
+function checkpointed({ policy }) {
+    const groups = policy.groups.batched;
+    return html`<p class="figure">${policy.checkpoint_step === null ? format.count(null)
+        : html`<span class="quiet">step</span> ${format.count(policy.checkpoint_step)}`}</p>
+        <p>${plural(policy.batches.checkpointed ?? 0, "batch", "batches")} saved</p>
+        <p>${groups === undefined ? nothing : `${plural(groups, "group")} in batches`}</p>`;
+}
+
+const STAGES = [
+    ["received", "received", received],
+    ["verdicts", "verdicts, 15 min", verdicts],
+    ["open", "groups open", open],
+    ["ready", "groups ready", ready],
+    ["leased", "batches leased", leased],
+    ["trained", "batches trained", trained],
+    ["checkpointed", "checkpointed", checkpointed],
+];
+
+/** The stages side by side; the one that starves is marked. */
+export function strip(data, context) {
+    const starving = STARVING[data.why.state] ?? [];
+    return html`<ol class="strip" aria-label="The way of rollouts">
+        ${STAGES.map(([name, title, content]) => html`<li class="stage ${starving.includes(name) ? "starving" : ""}">
+            <h2>${title}${starving.includes(name) ? html`<span class="visually-hidden"> (look here)</span>` : nothing}
+            </h2>${content(data, context)}</li>`)}
+    </ol>`;
+}
+
+/** What each rule lost in the last hour: [[rule, number]], the most first. */
+function byRule(history, prefix) {
+    return Object.entries(history.hour.metrics)
+        .filter(([metric]) => metric.startsWith(`${prefix}.`))
+        .map(([metric, values]) => [metric.slice(prefix.length + 1), sum(values)])
+        .filter(([, lost]) => lost > 0)
+        .sort(([, first], [, second]) => second - first);
+}
+
+/** Links to the lists of what was lost in the last hour, by reason. */
+export function losses({ policy, history }) {
+    if (history === null) {
+        return nothing;
+    }
+    const to = (screen, query) => hash(`policies/${policy.policy}/${screen}`, query);
+    const groups = byRule(history, "discarded");
+    // Of a rule that discards groups, the rollouts are those of the groups: groups and rollouts are never added up.
+    const rollouts = byRule(history, "dropped").filter(([rule]) => !groups.some(([other]) => other === rule));
+    const entries = [
+        ...groups.map(([reason, lost]) => [reason, lost, "group", to("groups", { state: "discarded", reason })]),
+        ...rollouts.map(([reason, lost]) => [reason, lost, "rollout", to("rollouts", { verdict: "dropped", reason })]),
+        ["stale", sum(history.hour.metrics.stale_groups), "group", to("groups", { state: "stale" })],
+        ["late", sum(history.hour.metrics.late), "rollout", to("rollouts", { verdict: "late" })],
+        ["quarantined", policy.groups.quarantined ?? 0, "group", to("groups", { state: "quarantined" })],
+    ].filter(([, lost]) => lost > 0);
+    return html`<p class="row losses"><span class="quiet">lost on the way, 1 h:</span>
+        ${entries.length === 0 ? html`<span>nothing</span>` : nothing}
+        ${entries.map(([reason, lost, noun, href]) => html`<span>
+            ${reason === "other" ? reason : html`<a href=${href}>${format.visible(reason)}</a>`}
+            <b>${plural(lost, noun)}</b></span>`)}</p>`;
+}

@@ -1,0 +1,90 @@
+// What the screen of a policy asks for: its state and the reasons each time, its history once a minute.
+
+import { absent } from "../api.js";
+import * as charts from "./charts.js";
+
+const MINUTE = 60_000;
+
+/** The windows of the charts over time: seconds, and the width of a bucket. The service may answer with wider ones. */
+export const WINDOWS = {
+    "1 h": [3600, 60],
+    "6 h": [6 * 3600, 60],
+    "24 h": [24 * 3600, 60],
+    "14 d": [14 * 86_400, 1200],
+    "180 d": [180 * 86_400, 10_800],
+};
+
+export const DEFAULT_WINDOW = "1 h";
+
+/** Steps in a chart: the newest ones, or all of the run in this many buckets. */
+const STEPS = 200;
+
+const HOUR_METRICS = "received,kept,masked,late,dropped,tokens_received,dropped.*,discarded.*,stale_groups";
+
+const WINDOW_METRICS = "kept,masked,dropped,late,tokens_received,acked_tokens,ready_groups";
+
+const iso = (milliseconds) => new Date(milliseconds).toISOString();
+
+/** The steps of the charts as rows: the newest ones for the short windows, the whole run for the long ones. */
+async function readSteps(get, path, window) {
+    const { steps } = await get(`${path}/steps`, { order: "newest", limit: STEPS });
+    const newest = steps.filter(({ undone }) => !undone).reverse();
+    const last = newest.at(-1)?.step ?? 0;
+    if (WINDOWS[window][0] <= 6 * 3600 || last <= STEPS) {
+        return charts.ofSteps(newest);
+    }
+    const { buckets } = await get(`${path}/steps`, { from: 0, to: last, points: STEPS });
+    return charts.ofBuckets(buckets);
+}
+
+/** The history of a policy, which changes once a minute. */
+async function readHistory({ get, now }, path, window) {
+    const [length, step] = WINDOWS[window];
+    const to = now();
+    const series = (seconds, stepSeconds, metrics) =>
+        get(`${path}/series`, { from: iso(to - seconds * 1000), to: iso(to), step_s: stepSeconds, metrics });
+    const [hour, series_, steps, journal] = await Promise.all([
+        series(3600, 60, HOUR_METRICS),
+        series(length, step, WINDOW_METRICS),
+        readSteps(get, path, window),
+        get(`${path}/journal`, { order: "newest", limit: 100 }),
+    ]);
+    return { at: to, window, hour, series: series_, steps, journal: journal.entries };
+}
+
+/** Changes with each step that is acked. */
+function ackedBatches({ batches }) {
+    return (batches.trained ?? 0) + (batches.checkpointed ?? 0);
+}
+
+/** Whether the history that is shown is still the newest. */
+function isFresh(history, policy, { now, params }) {
+    return (
+        history !== null &&
+        history.window === windowOf(params) &&
+        history.acked === ackedBatches(policy) &&
+        now() - history.at < MINUTE
+    );
+}
+
+/** The window that the address names. */
+export function windowOf(params) {
+    return Object.hasOwn(WINDOWS, params.window ?? "") ? params.window : DEFAULT_WINDOW;
+}
+
+export async function load(context) {
+    const path = `./policies/${encodeURIComponent(context.params.policy)}`;
+    const [policy, found] = await Promise.all([context.get(path), context.get(`${path}/why`).catch(absent(404))]);
+    const why = found ?? { state: "idle", headline: "", causes: [], ruled_out: [], unknown: [] };
+    let history = context.data?.history ?? null;
+    let specs = context.data?.charts ?? null;
+    if (!isFresh(history, policy, context)) {
+        // A key that may not read the history still sees the state: agents have such keys.
+        history = await readHistory(context, path, windowOf(context.params)).catch(absent(403, 404));
+        if (history !== null) {
+            history.acked = ackedBatches(policy);
+            specs = charts.specs(history, policy);
+        }
+    }
+    return { policy, why, history, charts: specs };
+}

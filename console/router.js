@@ -1,0 +1,42 @@
+// Which screen an address shows.
+
+import { split } from "./address.js";
+import { view as overview } from "./views/overview.js";
+import { view as policy } from "./views/policy.js";
+
+/** Segments that begin with a colon are parameters. `needs` is a query parameter that chooses between two screens. */
+const ROUTES = [
+    { path: "", view: overview },
+    { path: "policies/:policy", view: policy },
+];
+
+/** The screens of a policy besides its own: title and last segment of the path. */
+export const SCREENS = [];
+
+function match(pattern, segments) {
+    const parts = pattern === "" ? [] : pattern.split("/");
+    if (parts.length !== segments.length) {
+        return null;
+    }
+    const params = {};
+    for (const [index, part] of parts.entries()) {
+        if (part.startsWith(":")) {
+            params[part.slice(1)] = segments[index];
+        } else if (part !== segments[index]) {
+            return null;
+        }
+    }
+    return params;
+}
+
+/** The screen and the parameters of a hash; the screen is null if there is none. */
+export function resolve(text) {
+    const { segments, query } = split(text);
+    for (const route of ROUTES) {
+        const params = match(route.path, segments);
+        if (params !== null && (route.needs === undefined || query[route.needs] !== undefined)) {
+            return { view: route.view, params: { ...query, ...params } };
+        }
+    }
+    return { view: null, params: query };
+}

@@ -1,0 +1,98 @@
+// All policies that the reader may see, worst first.
+
+import { hash } from "../address.js";
+import { absent } from "../api.js";
+import { badge, dataTable, stateBadge, STATES, time, untrusted } from "../elements.js";
+import * as format from "../format.js";
+import { html, nothing } from "../html.js";
+
+/** Pages of `/overview` that are read at most; policies are few. */
+const PAGES = 10;
+
+/** A service that has no `/overview` yet: the same rows without states. */
+async function fromPolicies(get) {
+    const { policies } = await get("./policies", { limit: 200 });
+    const rows = policies.map(({ policy, version, waiting }) => ({ policy, version, ...waiting, state: "idle" }));
+    return { policies: rows, at: null, isWhole: true };
+}
+
+async function all(get) {
+    const policies = [];
+    let after = null;
+    let at = null;
+    for (let page = 0; page < PAGES; page += 1) {
+        const answer = await get("./overview", { after, limit: 200 }).catch(absent(404));
+        if (answer === null) {
+            return fromPolicies(get);
+        }
+        policies.push(...answer.policies);
+        ({ at, next: after } = answer);
+        if (after === null) {
+            break;
+        }
+    }
+    return { policies, at, isWhole: after === null };
+}
+
+function staleness({ staleness: found }) {
+    if (!found) {
+        return format.count(null);
+    }
+    return `${format.real(found.mean, 1)} / ${format.count(found.max)}`;
+}
+
+const columns = (context) => [
+    {
+        title: "policy",
+        cell: ({ policy }) => html`<a data-row href=${hash(`policies/${policy}`)}><b>${untrusted(policy)}</b></a>`,
+    },
+    { title: "state", cell: ({ state }) => stateBadge(state) },
+    { title: "why", cell: ({ headline }) => html`<span class="headline">${format.visible(headline ?? "")}</span>` },
+    { title: "in / min", number: true, cell: ({ received_per_min: rate }) => format.count(rate) },
+    {
+        title: "ready / need",
+        number: true,
+        cell: ({ ready_groups: ready, needed_groups: needed }) => `${format.count(ready)} / ${format.count(needed)}`,
+    },
+    { title: "stale mean / max", number: true, cell: staleness },
+    { title: "reward", number: true, cell: ({ reward }) => format.real(reward?.trained) },
+    { title: "Δ 20 steps", number: true, cell: ({ reward }) => format.signed(reward?.change_20_steps) },
+    { title: "lost 1 h", number: true, cell: ({ lost_last_hour: lost }) => format.count(lost) },
+    { title: "last post", number: true, cell: ({ last_post_at: at }) => time(at, context) },
+    { title: "version", number: true, cell: ({ version }) => `v${version}` },
+];
+
+function summary(policies) {
+    const of = (kind) => policies.filter(({ state }) => STATES[state]?.[1] === kind);
+    const [bad, warn] = [of("bad"), of("warn")];
+    // The glyph is that of the worst, which stands first.
+    const first = (list) => STATES[list[0].state][0];
+    return html`${bad.length > 0 ? badge("bad", first(bad), `${bad.length} need you`) : nothing}
+        ${warn.length > 0 ? badge("warn", first(warn), `${warn.length} to look at`) : nothing}`;
+}
+
+export const view = {
+    title: ({ data }) => {
+        const bad = (data?.policies ?? []).filter(({ state }) => STATES[state]?.[1] === "bad");
+        return bad.length > 0 ? `${bad.length} need you` : "Policies";
+    },
+    live: true,
+    load: ({ get }) => all(get),
+    render(context) {
+        const { policies, isWhole } = context.data;
+        if (policies.length === 0) {
+            return html`<h1>No policies</h1><p>A policy appears here with its rules or its first rollout, if the key may
+                see it.</p>`;
+        }
+        return html`<h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
+            <section class="panel overview">
+                ${dataTable({
+                    caption: "Worst first. Every number is of the ledger, the same on each replica.",
+                    columns: columns(context),
+                    rows: policies,
+                    key: ({ policy }) => policy,
+                })}
+                ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are the worst.</p>`}
+            </section>`;
+    },
+};
