@@ -33,8 +33,8 @@ struct Posted {
 }
 
 /// The messages of a conversation; none if they are not messages.
-pub(crate) fn messages(json: &RawValue) -> Option<Vec<Message>> {
-    let posted: Vec<Posted> = serde_json::from_str(json.get()).ok()?;
+pub(crate) fn messages(json: &str) -> Option<Vec<Message>> {
+    let posted: Vec<Posted> = serde_json::from_str(json).ok()?;
     Some(posted.into_iter().map(message).collect())
 }
 
@@ -85,16 +85,12 @@ fn as_json<S: serde::Serializer>(text: &Option<String>, serializer: S) -> Result
 mod tests {
     use super::*;
 
-    fn of(json: &str) -> Option<Vec<Message>> {
-        messages(&RawValue::from_string(json.to_owned()).expect("it is JSON"))
-    }
-
     #[test]
     fn contents_are_text() {
         let parts = r#"[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
             {"role":"assistant","content":null,"tool_calls":[{"id":"1"}],"name":7},
             {"role":"tool","content":[{"type":"image_url","image_url":{"url":"x"}}],"tool_call_id":"1"}]"#;
-        let found = of(parts).expect("they are messages");
+        let found = messages(parts).expect("they are messages");
         assert_eq!(found[0].content, "ab");
         assert_eq!((found[1].content.as_str(), found[1].name.as_deref()), ("", None));
         assert_eq!(found[1].tool_calls.as_deref(), Some(r#"[{"id":"1"}]"#));
@@ -105,7 +101,7 @@ mod tests {
     #[test]
     fn what_is_not_a_conversation_is_none() {
         for json in ["[1]", r#"[{"content":"a"}]"#, r#"[{"role":1}]"#] {
-            assert_eq!(of(json), None, "{json}");
+            assert_eq!(messages(json), None, "{json}");
         }
     }
 }

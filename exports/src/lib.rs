@@ -2,10 +2,13 @@
 //!
 //! Everything here turns [`ExportedRollout`]s into bytes and knows neither the service nor its database, so that an
 //! export over HTTP and one from the database are the same. A [`Writer`] takes rollouts in order and holds a bounded
-//! number of them. The modules, in reading order: `row` (one row per segment), `ndjson` and `parquet` (the rows),
-//! `conversation` (messages in one shape), `pairs`, `traces`, `trajectories`.
+//! number of them. The modules, in reading order: `row` (one row per segment), [`batch`] (the rows as Arrow, and back),
+//! `lines` (JSON on several threads), `ndjson` and `parquet` (the rows), `conversation` (messages in one shape), `pairs`, `traces`, `trajectories`.
 
+pub mod arrays;
+pub mod batch;
 mod conversation;
+mod lines;
 mod ndjson;
 mod pairs;
 mod parquet;
@@ -13,8 +16,9 @@ mod row;
 mod traces;
 mod trajectories;
 
-use std::{fmt, io, str::FromStr};
+use std::{fmt, io, str::FromStr, thread};
 
+use arrow_array::RecordBatch;
 use forebay_client::wire::ExportedRollout;
 
 pub use self::{
@@ -51,10 +55,24 @@ impl FromStr for Format {
     }
 }
 
+/// The most threads that write one page. More would wait for those that read pages.
+const THREADS_MAX: usize = 4;
+
+/// The number of threads that write a page.
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
+}
+
 /// Writes rollouts in one format.
 pub trait Writer: Send {
     /// Writes rollouts. Groups arrive whole, one after the other.
     fn write(&mut self, rollouts: &[ExportedRollout]) -> Result<(), ExportError>;
+
+    /// Writes the rollouts of a record batch, which has the columns of [`batch::schema`].
+    fn write_batch(&mut self, batch: RecordBatch) -> Result<(), ExportError> {
+        self.write(&batch::rollouts(&batch)?)
+    }
+
     /// Writes the end.
     fn finish(self: Box<Self>) -> Result<Written, ExportError>;
 }

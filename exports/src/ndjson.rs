@@ -4,7 +4,7 @@ use std::io::Write;
 
 use forebay_client::wire::ExportedRollout;
 
-use crate::{ExportError, Requirement, Writer, Written, row};
+use crate::{ExportError, Requirement, Writer, Written, lines, row};
 
 /// Writes rows as NDJSON.
 pub struct Ndjson<W> {
@@ -23,14 +23,16 @@ impl<W: Write + Send> Ndjson<W> {
 
 impl<W: Write + Send> Writer for Ndjson<W> {
     fn write(&mut self, rollouts: &[ExportedRollout]) -> Result<(), ExportError> {
-        let (rows, left_out) = row::rows(rollouts, self.required);
-        self.left_out += left_out;
+        let mut rows = row::rows(rollouts);
+        let found = rows.len();
+        rows.retain(|row| match self.required {
+            None => true,
+            Some(Requirement::Messages) => row.messages.is_some(),
+            Some(Requirement::Tokens) => row.tokens.is_some(),
+        });
+        self.left_out += (found - rows.len()) as u64;
         self.rows += rows.len() as u64;
-        for row in rows {
-            serde_json::to_writer(&mut self.out, &row)?;
-            self.out.write_all(b"\n")?;
-        }
-        Ok(())
+        lines::write(&mut self.out, &rows)
     }
 
     fn finish(mut self: Box<Self>) -> Result<Written, ExportError> {

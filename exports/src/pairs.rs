@@ -5,9 +5,8 @@
 
 use std::{io::Write, sync::Arc};
 
-use ::parquet::arrow::ArrowWriter;
 use arrow_array::{ArrayRef, Float64Array, StringArray};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema};
 use forebay_client::wire::{ExportedRollout, Verdict};
 use serde::Serialize;
 
@@ -16,7 +15,7 @@ use crate::{
     conversation::{self, Message},
     parquet::{
         columns::{messages, messages_type},
-        properties, write_batch,
+        file::File,
     },
     row,
 };
@@ -64,7 +63,7 @@ pub struct Pairs<W: Write + Send> {
 
 enum Out<W: Write + Send> {
     Ndjson(W),
-    Parquet { out: Box<ArrowWriter<W>>, schema: SchemaRef, pairs: Vec<Pair> },
+    Parquet { file: Box<File<W>>, pairs: Vec<Pair> },
 }
 
 impl<W: Write + Send> Pairs<W> {
@@ -75,9 +74,8 @@ impl<W: Write + Send> Pairs<W> {
 
     /// Writes Parquet to `out`.
     pub fn parquet(out: W) -> Result<Self, ExportError> {
-        let schema = Arc::new(schema());
-        let out = ArrowWriter::try_new(out, Arc::clone(&schema), Some(properties()))?;
-        Ok(Self::new(Out::Parquet { out: Box::new(out), schema, pairs: Vec::new() }))
+        let file = Box::new(File::new(out, schema())?);
+        Ok(Self::new(Out::Parquet { file, pairs: Vec::new() }))
     }
 
     fn new(out: Out<W>) -> Self {
@@ -140,7 +138,7 @@ fn without_tokens(rollout: &ExportedRollout) -> ExportedRollout {
 }
 
 fn pair(best: &Side, worst: &Side) -> Option<Pair> {
-    let read = |side: &Side| conversation::messages(side.rollout.trajectory.messages.as_deref()?);
+    let read = |side: &Side| conversation::messages(side.rollout.trajectory.messages.as_deref()?.get());
     let (mut chosen, mut rejected) = (read(best)?, read(worst)?);
     let common = chosen.iter().zip(&rejected).take_while(|(one, other)| one == other).count();
     // What the two have in common may end within the assistant's part, if both began with the same answer. The prompt
@@ -156,7 +154,11 @@ fn pair(best: &Side, worst: &Side) -> Option<Pair> {
         prompt,
         chosen,
         rejected,
-        tools: trajectory.metadata.as_deref().and_then(row::tools).map(|tools| tools.get().to_owned()),
+        tools: trajectory
+            .metadata
+            .as_deref()
+            .and_then(|metadata| row::tools(metadata.get()))
+            .map(|tools| tools.get().to_owned()),
         score_chosen: best.reward,
         score_rejected: worst.reward,
         policy: trajectory.policy.clone().unwrap_or_default(),
@@ -173,12 +175,12 @@ impl<W: Write + Send> Out<W> {
                 out.write_all(b"\n")?;
                 Ok(())
             }
-            Self::Parquet { out, schema, pairs } => {
+            Self::Parquet { file, pairs } => {
                 pairs.push(pair);
                 if pairs.len() < BATCH_PAIRS {
                     return Ok(());
                 }
-                write_batch(out, schema, columns(&std::mem::take(pairs)))
+                file.write(columns(&std::mem::take(pairs)))
             }
         }
     }
@@ -186,12 +188,11 @@ impl<W: Write + Send> Out<W> {
     fn end(self) -> Result<(), ExportError> {
         match self {
             Self::Ndjson(mut out) => Ok(out.flush()?),
-            Self::Parquet { mut out, schema, pairs } => {
+            Self::Parquet { mut file, pairs } => {
                 if !pairs.is_empty() {
-                    write_batch(&mut out, &schema, columns(&pairs))?;
+                    file.write(columns(&pairs))?;
                 }
-                out.close()?;
-                Ok(())
+                file.close()
             }
         }
     }

@@ -43,6 +43,8 @@ pub(crate) struct Row<'a> {
     pub(crate) policy: &'a str,
     pub(crate) run: i64,
     pub(crate) policy_version: i64,
+    #[serde(skip)]
+    pub(crate) policy_version_assumed: bool,
     pub(crate) step: Option<i64>,
     pub(crate) group_id: &'a str,
     pub(crate) group_size: Option<u32>,
@@ -65,44 +67,23 @@ pub(crate) struct Row<'a> {
     pub(crate) received_at: &'a str,
 }
 
-/// The rows of rollouts that have what is required, and how many rows have not.
-pub(crate) fn rows(rollouts: &[ExportedRollout], required: Option<Requirement>) -> (Vec<Row<'_>>, u64) {
-    let mut rows = Vec::with_capacity(rollouts.len());
-    let mut left_out = 0;
-    for rollout in rollouts {
+/// The rows of rollouts. A rollout without segments has one row without tokens.
+pub(crate) fn rows(rollouts: &[ExportedRollout]) -> Vec<Row<'_>> {
+    let rows = rollouts.iter().flat_map(|rollout| {
         let segments = &rollout.trajectory.segments;
-        let tools = rollout.trajectory.metadata.as_deref().and_then(tools);
-        // A rollout without segments has one row without tokens.
-        for index in 0..segments.len().max(1) {
-            let row = row(rollout, segments.get(index), index, tools);
-            let is_complete = match required {
-                None => true,
-                Some(Requirement::Messages) => row.messages.is_some(),
-                Some(Requirement::Tokens) => row.tokens.is_some(),
-            };
-            if is_complete {
-                rows.push(row);
-            } else {
-                left_out += 1;
-            }
-        }
-    }
-    (rows, left_out)
+        (0..segments.len().max(1)).map(|index| row(rollout, segments.get(index), index))
+    });
+    rows.collect()
 }
 
-fn row<'a>(
-    rollout: &'a ExportedRollout,
-    segment: Option<&'a Segment>,
-    index: usize,
-    tools: Option<&'a RawValue>,
-) -> Row<'a> {
+fn row<'a>(rollout: &'a ExportedRollout, segment: Option<&'a Segment>, index: usize) -> Row<'a> {
     let ExportedRollout { trajectory, result } = rollout;
     // Messages and metadata belong to the rollout. Repeated in every row, they would be most of the file, and a
     // conversation would be trained as often as its rollout has segments.
     let is_first = index == 0;
     Row {
         messages: trajectory.messages.as_deref().filter(|_| is_first),
-        tools: tools.filter(|_| is_first),
+        tools: trajectory.metadata.as_deref().filter(|_| is_first).and_then(|metadata| tools(metadata.get())),
         reward: trajectory.reward,
         reward_components: &trajectory.reward_components,
         advantage: result.advantage,
@@ -114,6 +95,7 @@ fn row<'a>(
         policy: trajectory.policy.as_deref().unwrap_or("default"),
         run: result.run,
         policy_version: result.policy_version,
+        policy_version_assumed: result.policy_version_assumed,
         step: result.step,
         group_id: trajectory.group_id.as_deref().unwrap_or_default(),
         group_size: trajectory.group_size,
@@ -138,15 +120,15 @@ fn row<'a>(
 }
 
 /// The tools that the model had, if the producer put them into the metadata.
-pub(crate) fn tools(metadata: &RawValue) -> Option<&RawValue> {
+pub(crate) fn tools(metadata: &str) -> Option<&RawValue> {
     #[derive(Deserialize)]
     struct Metadata<'a> {
         #[serde(borrow)]
         tools: Option<&'a RawValue>,
     }
-    if !metadata.get().contains("\"tools\"") {
+    if !metadata.contains("\"tools\"") {
         return None;
     }
-    let metadata: Metadata<'_> = serde_json::from_str(metadata.get()).ok()?;
+    let metadata: Metadata<'_> = serde_json::from_str(metadata).ok()?;
     metadata.tools.filter(|tools| tools.get().starts_with('['))
 }

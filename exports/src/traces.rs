@@ -75,7 +75,8 @@ struct Header<'a> {
 impl Writer for Traces {
     fn write(&mut self, rollouts: &[ExportedRollout]) -> Result<(), ExportError> {
         for rollout in rollouts {
-            let Some(messages) = rollout.trajectory.messages.as_deref().and_then(conversation::messages) else {
+            let posted = rollout.trajectory.messages.as_deref();
+            let Some(messages) = posted.and_then(|messages| conversation::messages(messages.get())) else {
                 self.without_messages += 1;
                 continue;
             };

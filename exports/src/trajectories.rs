@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use forebay_client::wire::ExportedRollout;
+use forebay_client::wire::{ExportedRollout, Trajectory};
 
-use crate::{ExportError, Writer, Written};
+use crate::{ExportError, Writer, Written, lines};
 
 /// Writes trajectories as NDJSON.
 pub struct Trajectories<W> {
@@ -17,21 +17,12 @@ impl<W: Write + Send> Trajectories<W> {
     pub fn new(out: W) -> Self {
         Self { out, rows: 0 }
     }
-
-    /// Writes lines that are trajectories already.
-    pub fn write_lines(&mut self, lines: &[u8]) -> Result<(), ExportError> {
-        self.out.write_all(lines)?;
-        self.rows += lines.split(|&byte| byte == b'\n').count() as u64 - 1;
-        Ok(())
-    }
 }
 
 impl<W: Write + Send> Writer for Trajectories<W> {
     fn write(&mut self, rollouts: &[ExportedRollout]) -> Result<(), ExportError> {
-        for rollout in rollouts {
-            serde_json::to_writer(&mut self.out, &rollout.trajectory)?;
-            self.out.write_all(b"\n")?;
-        }
+        let trajectories: Vec<&Trajectory> = rollouts.iter().map(|rollout| &rollout.trajectory).collect();
+        lines::write(&mut self.out, &trajectories)?;
         self.rows += rollouts.len() as u64;
         Ok(())
     }
