@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-pictures parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,9 +12,10 @@ run: ## Serve on 127.0.0.1:8080 with an SQLite database in data/; needs Rust and
 
 test: test-service test-python test-trainer ## Run all lints and tests: the service on both databases, the Python package, the trainer on the CPU; downloads what is missing
 
-test-service: lint ## Run the tests of the service and its client, without libtorch; downloads Postgres and PgBouncer if missing
+test-service: lint ## Run the tests of the service and its client, without libtorch; downloads Postgres, PgBouncer and Chromium if missing
 	./scripts/postgres-bin > /dev/null
 	./scripts/pgbouncer-bin > /dev/null
+	./scripts/chromium-bin > /dev/null
 	./scripts/python-env snippets > /dev/null
 	./scripts/python-env openapi > /dev/null
 	./scripts/template-fixtures --check
@@ -44,6 +45,9 @@ test-trainer: libtorch ## Run only the trainer's lints and tests
 	./scripts/python-env wandb > /dev/null
 	./scripts/python-env openai > /dev/null
 	$(CARGO) test -p forebay-trainer
+
+console-pictures: ## Write the pictures of the live page in docs/console/
+	FOREBAY_PICTURES=docs/console $(CARGO) test -p forebay --test it -- console::pictures
 
 wheel: ## Build the wheels of the Python package, with the program and without, and try both in fresh environments
 	./scripts/wheel

@@ -1,6 +1,7 @@
 //! Configuration: one TOML file in which every key has a default. The whole file is validated before anything starts.
 
 mod collect;
+mod console;
 mod facades;
 mod limits;
 mod sessions;
@@ -21,10 +22,10 @@ use axum::http::uri::Authority;
 use forebay_client::wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
-use self::{limits::Limits, sessions::Sessions};
+use self::{console::Console, limits::Limits, sessions::Sessions};
 use crate::{
     agents::{AgentOptions, UpstreamConfig, Upstreams},
-    api::BodyLimits,
+    api::{BodyLimits, Tokenizers},
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     facades::FacadeConfig,
     server::ServerLimits,
@@ -56,6 +57,8 @@ pub struct Config {
     pub server: ServerLimits,
     /// Limits of request bodies.
     pub bodies: BodyLimits,
+    /// The tokenizers of policies, for the live page.
+    pub tokenizers: Tokenizers,
     /// Options of the buffer.
     pub buffer: BufferOptions,
     /// The listener of agents; none if sessions cannot be opened.
@@ -152,6 +155,7 @@ struct File {
     access: AccessConfig,
     tls: Option<TlsTable>,
     limits: Limits,
+    console: Console,
     sessions: Sessions,
     policy_defaults: PolicyRules,
 }
@@ -166,6 +170,7 @@ impl Default for File {
             access: AccessConfig::default(),
             tls: None,
             limits: Limits::default(),
+            console: Console::default(),
             sessions: Sessions::default(),
             policy_defaults: PolicyRules::default(),
         }
@@ -193,7 +198,7 @@ impl Config {
         if violations.is_empty() { Ok(config) } else { Err(ConfigError::Invalid(violations)) }
     }
 
-    /// Reads a file, and also checks the certificates and the database's folder on this machine.
+    /// Reads a file, and also checks the certificates, the tokenizers and the database's folder on this machine.
     pub fn check(path: &Path) -> Result<Self, ConfigError> {
         let (config, mut violations) = Self::read(&read_file(path)?)?;
         if let Some(files) = &config.tls {
@@ -211,6 +216,12 @@ impl Config {
             let pointer = format!("/upstream/{}/{}", index.unwrap_or_default(), error.key);
             violations.push(Violation { pointer, detail: error.why });
         }
+        violations.extend(
+            config
+                .tokenizers
+                .unusable()
+                .map(|(pattern, error)| Violation { pointer: console::pointer(pattern), detail: error }),
+        );
         if !violations.iter().any(|violation| violation.pointer == "/database")
             && config.database.reveal() != DEFAULT_DATABASE
             && let Err(error) = store::check_folder(config.database.reveal())
@@ -238,6 +249,7 @@ impl Config {
         file.limits.check(&mut violations);
         file.sessions.check(&mut violations);
         let agents = agents(&file, upstreams, &mut violations);
+        let tokenizers = file.console.tokenizers(&mut violations);
         let facades = facades::read(facades, &mut violations);
         let access = access(file.access, &mut violations);
         let tls = file.tls.and_then(|table| tls_files(table, &mut violations));
@@ -253,6 +265,7 @@ impl Config {
             tls,
             server: file.limits.server(),
             bodies: file.limits.bodies(),
+            tokenizers,
             buffer: BufferOptions {
                 limits: file.limits.trajectories(),
                 waiters_max: file.limits.waiters_max(),

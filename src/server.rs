@@ -30,7 +30,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     access::keyring::Keyring,
     agents::{self, AgentUrls, Agents, Upstreams},
-    api::{self, Access, Api, BodyLimits},
+    api::{self, Access, Api, BodyLimits, Tokenizers},
     buffer::Buffer,
     facades::{self, FacadeConfig},
     metrics::Metrics,
@@ -128,6 +128,12 @@ impl Server {
     pub fn with_agents(self, agents: Option<AgentServer>) -> Self {
         let sessions = agents.as_ref().map(|agents| (agents.upstreams.clone(), agents.urls.clone()));
         Self { api: self.api.with_sessions(sessions), agents, ..self }
+    }
+
+    /// The same service, with the tokenizers of policies.
+    #[must_use]
+    pub fn with_tokenizers(self, tokenizers: Tokenizers) -> Self {
+        Self { api: self.api.with_tokenizers(tokenizers), ..self }
     }
 
     /// The same service, with listeners for the clients of other rollout buffers.

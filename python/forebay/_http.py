@@ -13,7 +13,7 @@ import ssl
 import threading
 import urllib.parse
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -58,6 +58,9 @@ TLS_ALERT = "\x15\x03"
 
 CAUSES_MAX = 8
 """How far the causes of an error are followed. urllib3 wraps an error of TLS up to three times."""
+
+STREAM_BYTES = 1 << 16
+"""How much of a body that is read while it arrives is read at once."""
 
 EXCERPT_CHARS = 256
 """How much of an unexpected body an error quotes: enough to see which server sent it."""
@@ -227,20 +230,70 @@ class Transport:
         attempts = Attempts(retry)
         with self.cancellable() as cancellation:
             while True:
-                if cancellation.is_cancelled:
-                    raise self._cancelled(call, request_id)
+                response = self._answered(call, request_id, attempts, timeout_s, cancellation)
                 try:
-                    return self._attempt(call, request_id, timeout_s, cancellation)
+                    body = self._body(response, call, request_id, cancellation)
+                    return Answer(response.status, response.headers, body)
                 except _Failure as failure:
-                    if cancellation.is_cancelled:
-                        raise self._cancelled(call, request_id) from None
-                    pause_s = attempts.pause_s(
-                        failure.effect, repeat=call.repeat, status=failure.error.status, asked_s=failure.retry_after_s
-                    )
-                    if pause_s is None:
-                        raise failure.error from failure.__cause__
-                    log.debug("%s %s is repeated in %.2f s: %s", call.method, call.path, pause_s, failure.error)
-                cancellation.pause(pause_s)
+                    self._after(failure, call, request_id, attempts, cancellation)
+
+    def _answered(
+        self, call: Call, request_id: str, attempts: Attempts, timeout_s: float, cancellation: Cancellation
+    ) -> Any:
+        """Sends a call until it is answered with a success, whose body is still to be read."""
+        while True:
+            if cancellation.is_cancelled:
+                raise self._cancelled(call, request_id)
+            try:
+                return self._attempt(call, request_id, timeout_s, cancellation)
+            except _Failure as failure:
+                self._after(failure, call, request_id, attempts, cancellation)
+
+    def _after(
+        self, failure: _Failure, call: Call, request_id: str, attempts: Attempts, cancellation: Cancellation
+    ) -> None:
+        """Pauses before a call is repeated, or raises the error if it is not."""
+        if cancellation.is_cancelled:
+            raise self._cancelled(call, request_id) from None
+        pause_s = attempts.pause_s(
+            failure.effect, repeat=call.repeat, status=failure.error.status, asked_s=failure.retry_after_s
+        )
+        if pause_s is None:
+            raise failure.error from failure.__cause__
+        log.debug("%s %s is repeated in %.2f s: %s", call.method, call.path, pause_s, failure.error)
+        cancellation.pause(pause_s)
+
+    def stream(self, call: Call, *, retry: Retry, timeout_s: float) -> Generator[bytes]:
+        """Sends a call as `send` does, and yields its body as it arrives, which is then not requested again."""
+        request_id = uuid7()
+        with self.cancellable() as first:
+            response = self._answered(call, request_id, Attempts(retry), timeout_s, first)
+            try:
+                # `read` would wait until all bytes that it may return have arrived.
+                parts = response.stream(STREAM_BYTES, decode_content=False)
+                while part := self._part(response, parts, call, request_id, first):
+                    yield part
+                response.release_conn()
+            finally:
+                response.close()
+
+    def _part(
+        self, response: Any, parts: Iterator[bytes], call: Call, request_id: str, first: Cancellation
+    ) -> bytes | None:
+        """The next part of a body, or None at its end."""
+        # The task that reads this part may be another one than that which sent the call, and can be cancelled, too.
+        cancellation = _current.scope or first
+        cancellation.uses(response.connection)
+        try:
+            if first.is_cancelled:
+                raise self._cancelled(call, request_id)
+            return next(parts, None)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            if cancellation.is_cancelled or first.is_cancelled:
+                raise self._cancelled(call, request_id) from None
+            raise self._broken(error, call, request_id).error from error
+        finally:
+            cancellation.uses(None)
 
     def pause(self, call: Call, seconds: float) -> None:
         """Waits between two calls; the wait ends when the client is closed or the task is cancelled."""
@@ -273,7 +326,8 @@ class Transport:
     def _cancelled(self, call: Call, request_id: str) -> errors.Cancelled:
         return errors.Cancelled("the call was cancelled", method=call.method, path=call.path, request_id=request_id)
 
-    def _attempt(self, call: Call, request_id: str, timeout_s: float, cancellation: Cancellation) -> Answer:
+    def _attempt(self, call: Call, request_id: str, timeout_s: float, cancellation: Cancellation) -> Any:
+        """Sends a call once. Returns an answer that is a success, with its body still to be read."""
         headers = {
             **self._headers,
             "Accept": call.accept,
@@ -300,30 +354,38 @@ class Transport:
                 # Version 1 of urllib3 does not check the length otherwise.
                 enforce_content_length=True,
             )
-            try:
-                body = response.read()
-            finally:
-                response.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as error:
+            cancellation.uses(None)
             raise self._broken(error, call, request_id) from error
         finally:
             _current.cancellation = None
-            cancellation.uses(None)
         answered = response.headers
-        if 200 <= response.status < 300:
-            if response.status != 204 and not _is_delimited(answered):
-                raise _Failure(
-                    errors.UnexpectedAnswer(
-                        "the answer has neither a content length nor chunks, so it may be incomplete",
-                        method=call.method,
-                        path=call.path,
-                        status=response.status,
-                        request_id=request_id,
-                    ),
-                    Effect.FINAL,
-                )
-            return Answer(response.status, answered, body)
-        raise self._refused(call, request_id, response.status, answered, body)
+        if not 200 <= response.status < 300:
+            body = self._body(response, call, request_id, cancellation)
+            raise self._refused(call, request_id, response.status, answered, body)
+        if response.status != 204 and not _is_delimited(answered):
+            response.close()
+            raise _Failure(
+                errors.UnexpectedAnswer(
+                    "the answer has neither a content length nor chunks, so it may be incomplete",
+                    method=call.method,
+                    path=call.path,
+                    status=response.status,
+                    request_id=request_id,
+                ),
+                Effect.FINAL,
+            )
+        return response
+
+    def _body(self, response: Any, call: Call, request_id: str, cancellation: Cancellation) -> bytes:
+        """The whole body of an answer."""
+        try:
+            return response.read()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._broken(error, call, request_id) from error
+        finally:
+            response.release_conn()
+            cancellation.uses(None)
 
     def _connections(self) -> HTTPConnectionPool:
         pool, process = self._pool, os.getpid()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import islice
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from ._agents import AsyncAgentMethods
 from ._bodies import Compression
@@ -24,6 +25,9 @@ P = ParamSpec("P")
 ITEMS_AT_ONCE = 256
 """Items of an iterator that are fetched by one task of a thread."""
 
+ROLLOUTS_AT_ONCE = 8
+"""The same for rollouts, each of which may have megabytes."""
+
 
 def _twin(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
     """The asynchronous form of a call."""
@@ -36,16 +40,21 @@ def _twin(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[A
 
 
 def _twin_iterator(
-    method: Callable[Concatenate[Client, P], Iterator[T]],
+    method: Callable[Concatenate[Client, P], Iterator[T]], items_at_once: int = ITEMS_AT_ONCE
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
     """The asynchronous form of a call that yields."""
 
     @functools.wraps(method)
     async def generate(self: AsyncClient, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         items = method(self.sync, *args, **kwargs)
-        while found := await self.run(lambda: list(islice(items, ITEMS_AT_ONCE))):
-            for item in found:
-                yield item
+        try:
+            while found := await self.run(lambda: list(islice(items, items_at_once))):
+                for item in found:
+                    yield item
+        finally:
+            # If the task is cancelled, its thread may still run the call; its connection is closed, which ends it.
+            with contextlib.suppress(ValueError):
+                cast("Any", items).close()
 
     return generate
 
@@ -155,6 +164,7 @@ class AsyncClient(AsyncAgentMethods):
     import_ = _twin(Client.import_)
     admit = _twin(Client.admit)
     get_trajectory = _twin(Client.get_trajectory)
+    get_content = _twin(Client.get_content)
     list_trajectories = _twin_iterator(Client.list_trajectories)
     list_groups = _twin_iterator(Client.list_groups)
     close_group = _twin(Client.close_group)
@@ -185,10 +195,12 @@ class AsyncClient(AsyncAgentMethods):
     get_policy = _twin(Client.get_policy)
     wait_version = _twin(Client.wait_version)
     version = _twin(Client.version)
+    get_tokenizer = _twin(Client.get_tokenizer)
     list_policies = _twin_iterator(Client.list_policies)
     put_policy = _twin(Client.put_policy)
     patch_policy = _twin(Client.patch_policy)
-    export = _twin(Client.export)
+    export = _twin_iterator(Client.export, ROLLOUTS_AT_ONCE)
+    whoami = _twin(Client.whoami)
     stats = _twin(Client.stats)
     create_key = _twin(Client.create_key)
     list_keys = _twin_iterator(Client.list_keys)

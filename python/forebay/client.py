@@ -47,6 +47,7 @@ from ._wire import (
     KeyInfo,
     KeyPage,
     KeyRequest,
+    ListOrder,
     NackRequest,
     PolicyList,
     PolicyRules,
@@ -71,10 +72,12 @@ from ._wire import (
     SessionTurns,
     Stats,
     Status,
+    TrajectoryContent,
     TrajectoryPage,
     TrajectoryStory,
     Verdict,
     VersionRequest,
+    WhoAmI,
 )
 from .versions import Version
 
@@ -313,6 +316,30 @@ class Client(AgentMethods):
         query = {"policy": policy, "rollout_id": rollout_id}
         return self._found(errors.NotFound, "GET", path("trajectories"), query=query, into=TrajectoryStory)
 
+    def get_content(
+        self,
+        policy: str,
+        rollout_id: str,
+        *,
+        segment: int | None = None,
+        from_: int | None = None,
+        limit: int | None = None,
+        messages_from: int | None = None,
+        messages_limit: int | None = None,
+    ) -> TrajectoryContent | None:
+        """Returns a window of the tokens of a rollout and a page of its messages, or None if it is not known."""
+        query = {
+            "policy": policy,
+            "rollout_id": rollout_id,
+            "segment": segment,
+            "from": from_,
+            "limit": limit,
+            "messages_from": messages_from,
+            "messages_limit": messages_limit,
+        }
+        place = path("trajectories", "content")
+        return self._found(errors.NotFound, "GET", place, query=query, into=TrajectoryContent)
+
     def list_trajectories(
         self,
         policy: str | None = None,
@@ -323,8 +350,11 @@ class Client(AgentMethods):
         reason: str | None = None,
         state: RolloutState | None = None,
         step: int | None = None,
+        environment: str | None = None,
+        order: ListOrder | None = None,
     ) -> Iterator[TrajectoryStory]:
-        """Yields what became of rollouts, in the order in which they arrived, and asks for pages as they are read."""
+        """Yields what became of rollouts, in the order in which they arrived or with `order="newest"` the newest first,
+        and asks for pages as they are read."""
         query = {
             "policy": policy,
             "execution_id": execution_id,
@@ -333,14 +363,32 @@ class Client(AgentMethods):
             "reason": reason,
             "state": state,
             "step": step,
+            "environment": environment,
+            "order": order,
         }
         return self._pages(path("trajectories"), query, TrajectoryPage, lambda page: page.trajectories)
 
     def list_groups(
-        self, policy: str = "default", *, group_id: str | None = None, state: GroupState | None = None
+        self,
+        policy: str = "default",
+        *,
+        group_id: str | None = None,
+        batch_id: str | None = None,
+        state: GroupState | None = None,
+        reason: str | None = None,
+        environment: str | None = None,
+        order: ListOrder | None = None,
     ) -> Iterator[GroupInfo]:
-        """Yields groups, in the order in which they were opened."""
-        query = {"policy": policy, "group_id": group_id, "state": state}
+        """Yields groups, in the order in which they were opened, or with `order="newest"` the newest first."""
+        query = {
+            "policy": policy,
+            "group_id": group_id,
+            "batch_id": batch_id,
+            "state": state,
+            "reason": reason,
+            "environment": environment,
+            "order": order,
+        }
         return self._pages(path("groups"), query, GroupPage, lambda page: page.groups)
 
     def close_group(self, policy: str, group_id: str) -> GroupInfo:
@@ -392,9 +440,17 @@ class Client(AgentMethods):
         """Returns a session, or None if it is not known."""
         return self._found(errors.NotFound, "GET", path("sessions", session_id), into=SessionInfo)
 
-    def list_sessions(self, policy: str = "default", *, state: SessionState | None = None) -> Iterator[SessionInfo]:
-        """Yields sessions, in the order in which they were opened."""
-        query = {"policy": policy, "state": state}
+    def list_sessions(
+        self,
+        policy: str = "default",
+        *,
+        rollout_id: str | None = None,
+        state: SessionState | None = None,
+        order: ListOrder | None = None,
+    ) -> Iterator[SessionInfo]:
+        """Yields sessions, in the order in which they were opened, or with `order="newest"` the newest first. With
+        `rollout_id`, only the session that recorded this rollout of the current run."""
+        query = {"policy": policy, "rollout_id": rollout_id, "state": state, "order": order}
         return self._pages(path("sessions"), query, SessionPage, lambda page: page.sessions)
 
     def list_session_turns(self, session_id: str) -> SessionTurns:
@@ -459,9 +515,12 @@ class Client(AgentMethods):
         query = {"shards": shards}
         return self._found(errors.NotFound, "GET", path("batches", batch_id), query=query, into=BatchDescriptor)
 
-    def list_batches(self, policy: str = "default", *, state: BatchState | None = None) -> Iterator[BatchDescriptor]:
-        """Yields batches, in the order in which they were cut."""
-        return self._pages(path("batches"), {"policy": policy, "state": state}, BatchPage, lambda page: page.batches)
+    def list_batches(
+        self, policy: str = "default", *, state: BatchState | None = None, order: ListOrder | None = None
+    ) -> Iterator[BatchDescriptor]:
+        """Yields batches, in the order in which they were cut, or with `order="newest"` the newest first."""
+        query = {"policy": policy, "state": state, "order": order}
+        return self._pages(path("batches"), query, BatchPage, lambda page: page.batches)
 
     def samples(self, batch_id: str, *, shard: int | None = None, shards: int | None = None) -> list[Sample]:
         """Returns the rows of a batch, or of one of its shards, in order. An answer that is incomplete is an error."""
@@ -556,6 +615,13 @@ class Client(AgentMethods):
         """
         return versions.follow(self, self._config, policy)
 
+    def get_tokenizer(self, policy: str = "default") -> bytes | None:
+        """Returns the tokenizer file of a policy, or None if none is configured."""
+        try:
+            return self._send(Call(method="GET", path=path("policies", policy, "tokenizer"), repeat=True)).body
+        except errors.NotFound:
+            return None
+
     def list_policies(self) -> Iterator[PolicyStatus]:
         """Yields the policies that the key sees, in the order of their names."""
         return self._pages(path("policies"), {}, PolicyList, lambda page: page.policies)
@@ -577,10 +643,10 @@ class Client(AgentMethods):
         verdict: Sequence[Verdict] | None = None,
         min_reward: float | None = None,
         where: str | None = None,
-    ) -> list[ExportedRollout]:
-        """Returns the stored rollouts of a run, whole groups in the order in which they were opened.
+    ) -> Iterator[ExportedRollout]:
+        """Yields the stored rollouts of a run as they arrive, whole groups in the order in which they were opened.
 
-        They are all held in memory. The command `forebay export` writes exports of any size to files.
+        Only a few rollouts are held in memory. The command `forebay export` writes data sets to files.
         """
         query = {
             "policy": policy,
@@ -590,9 +656,17 @@ class Client(AgentMethods):
             "min_reward": min_reward,
             "where": where,
         }
-        place = path("exports")
-        answer = self._send(Call(method="GET", path=place, query=query, repeat=True, accept=NDJSON))
-        return _lines(answer, ExportedRollout, "GET", place)
+        call = Call(method="GET", path=path("exports"), query=query, repeat=True, accept=NDJSON)
+        if self._config.check_version:
+            self._transport.check_version()
+        with contextlib.closing(
+            self._transport.stream(call, retry=self._config.retry, timeout_s=self._config.timeout_s)
+        ) as parts:
+            yield from _values(parts, ExportedRollout, method=call.method, path=call.path, status=200)
+
+    def whoami(self) -> WhoAmI:
+        """Returns what the key of this client may do."""
+        return self._call("GET", path("whoami"), into=WhoAmI)
 
     def stats(self) -> Stats:
         """Returns the totals of every policy, and whether they add up."""
@@ -744,23 +818,28 @@ def _parsed(answer: Answer, into: type[T], method: str, place: str) -> T:
 
 def _lines(answer: Answer, into: type[T], method: str, place: str) -> list[T]:
     """The values of an answer with one per line."""
-    found: list[T] = []
-    lines = answer.body.split(b"\n")
-    last = lines.pop()
+    where = {"method": method, "path": place, "request_id": answer.headers.get("x-request-id")}
+    return list(_values([answer.body], into, status=answer.status, **where))
+
+
+def _values(parts: Iterable[bytes], into: type[T], **where: Any) -> Iterator[T]:
+    """The values of an answer with one per line, whose parts may end anywhere."""
+    number = 1
+    partial: list[bytes] = []
     try:
-        if last:
+        for part in parts:
+            first, *lines = part.split(b"\n")
+            partial.append(first)
+            for following in lines:
+                yield _codec.decode(into, json.loads(b"".join(partial)))
+                number += 1
+                partial = [following]
+        if any(partial):
             raise ValueError("it ends in the middle of a line")
-        for line in lines:
-            found.append(_codec.decode(into, json.loads(line)))
     except ValueError as error:
         raise errors.UnexpectedAnswer(
-            f"line {len(found) + 1} of the answer does not have the documented form: {error}",
-            method=method,
-            path=place,
-            status=answer.status,
-            request_id=answer.headers.get("x-request-id"),
+            f"line {number} of the answer does not have the documented form: {error}", **where
         ) from None
-    return found
 
 
 def _answered_each(answers: list[T], expected: int) -> list[T]:

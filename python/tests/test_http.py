@@ -17,7 +17,7 @@ from stub import BREAK, HANG, Stub, answer, problem
 from support import NO_PAUSES, client_of
 
 import forebay
-from forebay import _retry, errors
+from forebay import _retry, aio, errors
 from forebay._retry import Effect
 from forebay.types import Retry
 
@@ -373,6 +373,83 @@ def test_a_cancelled_task_closes_its_connection_and_makes_no_further_attempt(stu
             with pytest.raises(asyncio.CancelledError):
                 await task
             await asyncio.to_thread(server.closed_by_client.get, timeout=10)
+
+    asyncio.run(main())
+    assert len(server.requests) == 1
+
+
+EXPORTED = {
+    "trajectory": {"policy": "p", "rollout_id": "r", "group_id": "g", "group_size": 1, "reward": 1.0},
+    "result": {
+        "run": 1,
+        "verdict": "kept",
+        "reason": None,
+        "state": "ready",
+        "advantage": None,
+        "step": None,
+        "policy_version": 0,
+        "policy_version_assumed": True,
+        "received_at": "2026-01-01T00:00:00Z",
+    },
+}
+
+
+def chunks(*texts: str, **headers: str) -> bytes:
+    """An answer in chunks, without its end."""
+    head = answer(200, media="application/x-ndjson", **headers)
+    head = head.replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    return head + b"".join(f"{len(text):x}\r\n{text}\r\n".encode() for text in texts)
+
+
+def test_an_export_is_yielded_while_it_arrives(stub: Stubs) -> None:
+    line = json.dumps(EXPORTED) + "\n"
+    # The end of the second line does not arrive.
+    server = stub(chunks(line[:20], line[20:] + line[:-1]))
+    fb = client_of(server)
+    exported = fb.export()
+    assert next(exported).trajectory.rollout_id == "r"
+    fb.close()
+    with pytest.raises(errors.Cancelled):
+        next(exported)
+    assert len(server.requests) == 1
+
+
+def test_an_export_that_breaks_off_is_an_error_and_not_its_end(stub: Stubs) -> None:
+    line = json.dumps(EXPORTED) + "\n"
+    found = []
+    with pytest.raises(errors.Unreachable):
+        for rollout in client_of(stub(chunks(line, Connection="close"))).export():
+            found.append(rollout)
+    assert len(found) == 1
+    cut = chunks(line, line[:-1]) + b"0\r\n\r\n"
+    with pytest.raises(errors.UnexpectedAnswer, match="line 2"):
+        list(client_of(stub(cut)).export())
+
+
+def test_an_export_is_requested_again_until_its_answer_begins(stub: Stubs) -> None:
+    line = json.dumps(EXPORTED) + "\n"
+    server = stub(BREAK, problem(503, "overloaded"), chunks(line) + b"0\r\n\r\n")
+    assert len(list(client_of(server).export())) == 1
+    assert len(server.requests) == 3
+
+
+def test_the_task_of_an_asynchronous_export_can_be_cancelled(stub: Stubs) -> None:
+    line = json.dumps(EXPORTED) + "\n"
+    server = stub(chunks(line * aio.ROLLOUTS_AT_ONCE))
+
+    async def main() -> None:
+        async with forebay.AsyncClient(server.url, check_version=False) as fb:
+            arrived = asyncio.Event()
+
+            async def read() -> None:
+                async for _ in fb.export():
+                    arrived.set()
+
+            task = asyncio.create_task(read())
+            await asyncio.wait_for(arrived.wait(), 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
     asyncio.run(main())
     assert len(server.requests) == 1

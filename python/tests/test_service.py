@@ -389,6 +389,9 @@ def test_the_asynchronous_client_makes_the_same_calls(server: forebay.Server, po
             many = (trajectory(policy, group_id="b") for _ in range(2))
             assert [line.status async for line in fb.post_many(many)] == [201, 201]
             assert len([story async for story in fb.list_trajectories(policy)]) == 4
+            exported = [exported.trajectory.group_id async for exported in fb.export(policy)]
+            assert exported == ["a", "a", "b", "b"]
+            assert [one.trajectory.group_id for one in fb.sync.export(policy)] == exported
             batch = await fb.lease(policy, wait_ms=10_000)
             assert batch is not None and batch.lease is not None
             assert len(await fb.samples(batch.batch_id)) == 2

@@ -23,6 +23,7 @@ NO_CLASS = {
     "ApiKey": "a text",
     "ArrowStream": "bytes",
     "ReceiptOrBundle": "a receipt, or a list of them",
+    "TokenizerJson": "a file",
     "StoryOrPage": "the client knows which of them it asks for",
     "TrajectoryOrBundle": "a trajectory, or a list of them",
     "VersionSpan": "a list of three numbers",
@@ -194,7 +195,7 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         ),
     ],
     "post_admission": [lambda fb: fb.admit("p", rollouts=8, wait_s=0)],
-    "list_batches": [lambda fb: list(fb.list_batches("p", state="leased"))],
+    "list_batches": [lambda fb: list(fb.list_batches("p", state="leased", order="newest"))],
     "lease_batch": [
         lambda fb: fb.lease("p"),
         lambda fb: fb.lease("p", consumer="c", request_id="r", wait_ms=5, partial=True, epoch=1),
@@ -210,12 +211,16 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.samples_arrow("b", shard=1, shards=2),
     ],
     "get_exports": [
-        lambda fb: fb.export(),
-        lambda fb: fb.export(
-            "p", run=1, state=["trained", "open"], verdict=["kept"], min_reward=0.5, where="reward > 0.5"
+        lambda fb: list(fb.export()),
+        lambda fb: list(
+            fb.export("p", run=1, state=["trained", "open"], verdict=["kept"], min_reward=0.5, where="reward > 0.5")
         ),
     ],
-    "list_groups": [lambda fb: list(fb.list_groups("p", group_id="g", state="open"))],
+    "list_groups": [
+        lambda fb: list(
+            fb.list_groups("p", group_id="g", batch_id="b", state="open", reason="r", environment="e", order="newest")
+        )
+    ],
     "close_group": [lambda fb: fb.close_group("p", "g")],
     "discard_group": [lambda fb: fb.discard_group("p", "g", reason="r")],
     "get_health": [lambda fb: fb.health()],
@@ -236,7 +241,7 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     "resume": [lambda fb: fb.resume("p", step=None), lambda fb: fb.resume("p", step=1, force=True, epoch=1)],
     "publish_version": [lambda fb: fb.publish("p", 3, step=1, uri="file:///w", epoch=1)],
     "get_readiness": [lambda fb: fb.is_ready()],
-    "list_sessions": [lambda fb: list(fb.list_sessions("p", state="open"))],
+    "list_sessions": [lambda fb: list(fb.list_sessions("p", rollout_id="r", state="open", order="newest"))],
     "open_session": [
         lambda fb: fb.open_session("p"),
         lambda fb: fb.open_session(
@@ -263,11 +268,27 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.finish_session("s", rewards={"p": 1.0}),
     ],
     "list_session_turns": [lambda fb: fb.list_session_turns("s")],
+    "get_whoami": [lambda fb: fb.whoami()],
+    "get_trajectory_content": [
+        lambda fb: fb.get_content("p", "r"),
+        lambda fb: fb.get_content("p", "r", segment=1, from_=2, limit=3, messages_from=4, messages_limit=5),
+    ],
+    "get_tokenizer": [lambda fb: fb.get_tokenizer("p")],
     "get_stats": [lambda fb: fb.stats()],
     "get_trajectories": [
         lambda fb: fb.get_trajectory("p", "r"),
         lambda fb: list(
-            fb.list_trajectories("p", execution_id="x", group_id="g", verdict="kept", reason="r", state="open", step=1)
+            fb.list_trajectories(
+                "p",
+                execution_id="x",
+                group_id="g",
+                verdict="kept",
+                reason="r",
+                state="open",
+                step=1,
+                environment="e",
+                order="newest",
+            )
         ),
     ],
     "post_trajectories": [
@@ -300,9 +321,14 @@ def test_a_method_sends_and_reads_what_the_document_says(name: str, number: int)
         sent.append(call)
         return _http.Answer(200, {}, documented_answer(name, operation, call))
 
+    def stream(self: Any, call: _http.Call, **_: Any) -> Iterator[bytes]:
+        sent.append(call)
+        yield documented_answer(name, operation, call)
+
     fb = forebay.Client("http://service.invalid", check_version=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_http.Transport, "send", send)
+        patch.setattr(_http.Transport, "stream", stream)
         result = OPERATIONS[name][number](fb)
     assert result is not None
     call = sent[0]

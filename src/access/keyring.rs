@@ -128,6 +128,12 @@ impl Keyring {
         Ok(Grant { role: key.role, policies: key.policies.clone(), key_id: Some(presented.key_id) })
     }
 
+    /// The name of a live key: who or what it is for.
+    #[must_use]
+    pub fn name(&self, key_id: &KeyId) -> Option<String> {
+        self.live().get(key_id).map(|key| key.name.clone())
+    }
+
     /// Whether a grant is still valid. Long polls check it again before they are answered.
     #[must_use]
     pub fn still_grants(&self, grant: &Grant) -> bool {

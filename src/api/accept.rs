@@ -13,6 +13,18 @@ pub(super) fn accepted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<I
     })
 }
 
+/// The preferred one of the accepted formats: `known` names those that there are, and `default` is taken if the caller
+/// has no preference. None if it accepts none of them.
+pub(super) fn preferred<F>(headers: &HeaderMap, default: F, known: impl Fn(&str) -> Option<F>) -> Option<F> {
+    let mut entries = accepted(headers, header::ACCEPT).peekable();
+    if entries.peek().is_none() {
+        return Some(default);
+    }
+    let found = entries.filter_map(|(media, quality)| Some((known(&media)?, quality)).filter(|_| quality > 0.0));
+    // If quality values are equal, the format named first wins.
+    found.reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(format, _)| format)
+}
+
 /// Whether the response should be compressed with zstd. It should if the caller names zstd, or if it refuses `identity`
 /// and accepts any coding. `*` alone is not such a request.
 pub(super) fn asks_for_zstd(headers: &HeaderMap) -> bool {

@@ -9,8 +9,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_client::wire::{
-    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, ShardCount,
-    VersionRange,
+    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, ListOrder, NackRequest,
+    ShardCount, VersionRange,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -30,6 +30,7 @@ use crate::{
         port::{Batch, BatchFilter},
         rules::LEASE_TTL_S_MAX,
         shard::SHARDS_MAX,
+        states,
     },
     clock::Timestamp,
 };
@@ -104,6 +105,8 @@ pub(super) struct BatchQuery {
     policy: Option<String>,
     /// Only batches in this state.
     state: Option<BatchState>,
+    /// Which entries come first. `oldest` when absent; an `after` has the order of its list.
+    order: Option<ListOrder>,
     /// The `next` of the previous page.
     after: Option<String>,
     /// The most entries in the page, at most 1,000.
@@ -111,7 +114,7 @@ pub(super) struct BatchQuery {
     limit: Option<u32>,
 }
 
-/// List batches in the order in which they were cut
+/// List batches in the order in which they were cut, or the newest first
 ///
 /// With `state`, a page ends after a bounded number of the policy's batches, whether they match or not. A page can
 /// therefore be short or empty and still have a `next`.
@@ -136,12 +139,13 @@ pub(super) async fn list(
     let filter = BatchFilter {
         policy: params::policy(&grant, "policy", query.policy.as_deref())?,
         state: query.state.map(Into::into),
-        after: params::cursor(query.after.as_deref())?,
+        from: params::cursor(query.order, query.after.as_deref())?,
         limit,
     };
     let page = api.buffer.batches(filter).await?;
-    let (next, now) = (params::next(page.next), api.buffer.now());
-    Ok(Answer(BatchPage { batches: page.entries.into_iter().map(|batch| describe(batch, now)).collect(), next }))
+    let (next, examined, now) = (params::next(page.next), page.examined, api.buffer.now());
+    let batches = page.entries.into_iter().map(|batch| describe(batch, now)).collect();
+    Ok(Answer(BatchPage { batches, next, examined }))
 }
 
 /// Options for reading one batch.
@@ -308,7 +312,13 @@ fn holder(batch_id: BatchId, lease: &str, epoch: Option<i64>) -> Holder {
 
 /// A batch on the wire, without the token of its lease, which only the holder may know.
 fn describe(batch: Batch, now: Timestamp) -> BatchDescriptor {
+    let is_acked = matches!(batch.state, states::BatchState::Trained | states::BatchState::Checkpointed);
+    let acked_at = batch.acked_at.filter(|_| is_acked);
+    let held_until = if batch.state == states::BatchState::Leased { Some(now) } else { acked_at };
     BatchDescriptor {
+        acked_at: params::time(acked_at),
+        waited_ms: batch.waited_us.map(|waited| waited / 1_000),
+        held_ms: held_until.map(|end| batch.held_us(end) / 1_000),
         samples_url: format!("/batches/{}/samples", batch.batch_id),
         batch_id: batch.batch_id.to_string(),
         state: batch.state.into(),

@@ -105,7 +105,7 @@ impl Budget {
     }
 }
 
-fn overloaded() -> Failure {
+pub(super) fn overloaded() -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight")
         .detail("the byte budget is used up and nothing was changed; retry after a pause")
         .retry()

@@ -1,32 +1,24 @@
-//! `GET /exports`: streams the rollouts of a run page by page, so that an export is never held in memory as a whole.
-//!
-//! Exports take the bytes of their pages from the budget of [`samples`](super::samples), in the same way.
+//! `GET /exports`: the rollouts of a run, as lines or as Arrow record batches.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
-use axum::{
-    body::Body,
-    extract::State,
-    http::{HeaderMap, HeaderValue, header},
-    response::{IntoResponse, Response},
-};
+use arrow_schema::ArrowError;
+use axum::{extract::State, http::HeaderMap, response::Response};
 use bytes::Bytes;
-use forebay_client::wire::{ExportSummary, ExportedRollout, RolloutState, Verdict};
-use futures::{TryStreamExt as _, stream};
+use forebay_client::wire::{ARROW_STREAM, ExportSummary, ExportedRollout, RolloutState, Verdict};
+use forebay_exports::batch;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::{
     Api,
-    accept::{accepted, asks_for_zstd},
-    body,
-    budget::{Budget, Share, paid},
-    compression::Compressor,
+    accept::preferred,
+    arrow::Encoder,
     guard::Caller,
-    openapi::NoSuchPolicy,
+    openapi::{ArrowStream, NoSuchPolicy},
+    pages::{self, Reader},
     params::{self, Query},
     problem::Failure,
-    samples::FIRST_PAGE_WAIT,
 };
 use crate::buffer::{
     export::{ExportFilter, ExportReader, Expression},
@@ -34,14 +26,11 @@ use crate::buffer::{
     refusal::BufferError,
 };
 
-/// The media type of the response.
+/// The media type of lines.
 const NDJSON: &str = "application/x-ndjson";
 
 /// The size at which a frame is sent.
 const FRAME_BYTES: usize = 1 << 20;
-
-/// How many times a page is held: as stored, unpacked, and as a response whose text is up to three times as long.
-const PAGE_COPIES: u64 = 5;
 
 /// The most bytes of an expression.
 const WHERE_BYTES_MAX: usize = 4_096;
@@ -68,17 +57,18 @@ pub(super) struct ExportQuery {
     #[serde(rename = "where")]
     #[param(max_length = 4096)]
     expression: Option<String>,
-    /// `false`: each line is a trajectory alone, as `POST /trajectories` takes it. Default `true`.
+    /// `false`: each line is a trajectory alone, as `POST /trajectories` takes it. Default `true`. An Arrow stream has
+    /// all columns in either case.
     results: Option<bool>,
     /// `true`: the last line is `{"summary": {"rollouts": 1, "filtered": 0, "unevaluated": 0, "purged": 0, "damaged": 0}}`
-    /// with the numbers of rollouts that were exported and left out. A response without it is incomplete. Default
-    /// `false`.
+    /// with the numbers of rollouts that were exported and left out. A response without it is incomplete. After an Arrow
+    /// stream, a second one follows, which has these numbers in one row. Default `false`.
     summary: Option<bool>,
 }
 
 /// Export rollouts
 ///
-/// One line for each rollout whose payload is stored, group after group in the order in which the groups were opened,
+/// One line for each rollout whose payload is stored, or one row of an Arrow stream for each segment, group after group in the order in which the groups were opened,
 /// and in a group by arrival. The export has every rollout that was acknowledged before it began, and none that arrived
 /// later; `result` is what had become of a rollout when it was read. Trajectories are as posted, except that segments
 /// stand in the place of turns. Rollouts whose stored data is damaged are left out and counted in the summary.
@@ -89,7 +79,8 @@ pub(super) struct ExportQuery {
     tag = "operations",
     params(ExportQuery),
     responses(
-        (status = 200, description = "The rollouts, one per line", body = ExportedRollout, content_type = "application/x-ndjson"),
+        (status = 200, description = "The rollouts. `Accept` selects the format: one per line, or an Arrow IPC stream with a row per segment",
+            content((ExportedRollout = "application/x-ndjson"), (ArrowStream = "application/vnd.apache.arrow.stream"))),
         NoSuchPolicy,
         (status = 406, description = "No acceptable representation"),
         (status = 422, description = "Invalid query, or an expression that cannot be compiled"),
@@ -103,25 +94,32 @@ pub(super) async fn get(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let policy = params::policy(&grant, "policy", query.policy.as_deref())?;
-    check_accept(&headers)?;
+    let format = negotiate(&headers)?;
     let filter = filter(&query)?;
-    let compressor = asks_for_zstd(&headers).then(|| Compressor::new(&api.compressors)).flatten();
-    let mut reader = api.buffer.export(policy, query.run.map(Run), filter).await?;
-    let budget = api.budgets.samples.clone();
-    let granted = budget.wait_at_most(FIRST_PAGE_WAIT, page_cost(&mut reader).await?).await?;
-    // The first page is read before the head is sent, so that an error can still become a problem document.
-    let page = PaidPage::read(&mut reader, granted).await?;
-    let mut head = HeaderMap::new();
-    head.insert(header::CONTENT_TYPE, HeaderValue::from_static(NDJSON));
-    head.insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
-    if compressor.is_some() {
-        head.insert(header::CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+    let reader = api.buffer.export(policy, query.run.map(Run), filter).await?;
+    let has_summary = query.summary.unwrap_or(false);
+    match format {
+        Format::Ndjson => {
+            let lines = Lines { has_results: query.results.unwrap_or(true), has_summary };
+            pages::respond(&api, &headers, "exports", NDJSON, reader, lines).await
+        }
+        Format::Arrow => {
+            let columns = Columns { encoder: Encoder::new(batch::schema()), has_summary };
+            pages::respond(&api, &headers, "exports", ARROW_STREAM, reader, columns).await
+        }
     }
-    let (has_results, has_summary) = (query.results.unwrap_or(true), query.summary.unwrap_or(false));
-    let lines = Lines { budget, reader, page, is_first: true, ended: false, compressor, has_results, has_summary };
-    let frames = stream::try_unfold(lines, Lines::frames)
-        .map_ok(|frames| stream::iter(frames.into_iter().map(Ok::<_, std::io::Error>)));
-    Ok((head, Body::from_stream(frames.try_flatten())).into_response())
+}
+
+impl Reader for ExportReader {
+    type Page = std::vec::IntoIter<ExportedRollout>;
+
+    async fn next_page_bytes(&mut self) -> Result<u64, BufferError> {
+        Self::next_page_bytes(self).await
+    }
+
+    async fn next_page(&mut self) -> Result<Option<Self::Page>, BufferError> {
+        Ok(Self::next_page(self).await?.map(Vec::into_iter))
+    }
 }
 
 fn filter(query: &ExportQuery) -> Result<ExportFilter, Failure> {
@@ -151,116 +149,96 @@ fn names<T: serde::de::DeserializeOwned>(parameter: &str, list: Option<&str>) ->
     list.map_or(Ok(Vec::new()), |list| list.split(',').map(parse).collect())
 }
 
-fn check_accept(headers: &HeaderMap) -> Result<(), Failure> {
-    let mut entries = accepted(headers, header::ACCEPT).peekable();
-    let takes =
-        |(media, quality): (String, f32)| quality > 0.0 && matches!(media.as_str(), NDJSON | "*/*" | "application/*");
-    if entries.peek().is_none() || entries.any(takes) {
-        return Ok(());
-    }
-    Err(Failure::not_acceptable("exports are available as application/x-ndjson"))
+/// Formats of exports.
+#[derive(Clone, Copy, Debug)]
+enum Format {
+    Ndjson,
+    Arrow,
 }
 
-/// The bytes that the next page of a reader takes from the budget.
-async fn page_cost(reader: &mut ExportReader) -> Result<usize, BufferError> {
-    let bytes = reader.next_page_bytes().await?.saturating_mul(PAGE_COPIES);
-    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
+    let known = |media: &str| match media {
+        NDJSON | "*/*" | "application/*" => Some(Format::Ndjson),
+        ARROW_STREAM => Some(Format::Arrow),
+        _ => None,
+    };
+    preferred(headers, Format::Ndjson, known).ok_or_else(|| {
+        Failure::not_acceptable("exports are available as application/x-ndjson or application/vnd.apache.arrow.stream")
+    })
 }
 
-/// A page with its share of the budget. The share also covers the response made of the page, until it is written.
-struct PaidPage {
-    rollouts: std::vec::IntoIter<ExportedRollout>,
-    share: Arc<Share>,
-}
-
-impl PaidPage {
-    async fn read(reader: &mut ExportReader, share: Share) -> Result<Option<Self>, BufferError> {
-        let page = reader.next_page().await?;
-        Ok(page.map(|page| Self { rollouts: page.into_iter(), share: Arc::new(share) }))
-    }
-}
-
-/// A response body that is being written.
-#[expect(clippy::struct_excessive_bools, reason = "two are options of the caller")]
+/// Writes a line for each rollout.
 struct Lines {
-    budget: Budget,
-    reader: ExportReader,
-    page: Option<PaidPage>,
-    /// Whether the page that was read before the head is still to be written.
-    is_first: bool,
-    ended: bool,
-    compressor: Option<Compressor>,
     has_results: bool,
     has_summary: bool,
 }
 
-impl Lines {
-    /// Returns the next frames. An error closes the connection, so that the client never takes an incomplete export for
-    /// a complete one.
-    async fn frames(mut self) -> Result<Option<(Vec<Bytes>, Self)>, std::io::Error> {
-        if self.ended {
-            return Ok(None);
-        }
-        if self.page.is_none() && !std::mem::take(&mut self.is_first) {
-            let cost = page_cost(&mut self.reader).await.map_err(|error| broken(error.into()))?;
-            let share = self.budget.wait_for(cost).await;
-            self.page = PaidPage::read(&mut self.reader, share).await.map_err(|error| broken(error.into()))?;
-        }
-        let write = move || self.write().map(|frames| (frames, self));
-        let written = tokio::task::spawn_blocking(write).await.map_err(|_| broken(body::stopped()))??;
-        Ok(Some(written))
+impl pages::Writer<ExportReader> for Lines {
+    fn page_copies(&self) -> u64 {
+        // The text of a page is up to three times as long as the page.
+        5
     }
 
-    /// Writes lines of the current page until a frame is full. After the last page, it writes the end of the body.
-    fn write(&mut self) -> Result<Vec<Bytes>, std::io::Error> {
-        self.is_first = false;
+    fn rows(&mut self, rollouts: &mut std::vec::IntoIter<ExportedRollout>) -> io::Result<(Vec<Bytes>, bool)> {
         let mut text = Vec::new();
-        let Some(PaidPage { mut rollouts, mut share }) = self.page.take() else {
-            self.ended = true;
-            if self.has_summary {
-                line(&mut text, &ExportSummary { summary: self.reader.counts() })?;
-            }
-            let mut frames = self.compress(text)?;
-            frames.extend(self.compressor.as_mut().map(Compressor::end).transpose()?);
-            return Ok(frames);
-        };
-        while text.len() < FRAME_BYTES
-            && let Some(rollout) = rollouts.next()
-        {
+        while text.len() < FRAME_BYTES {
+            let Some(rollout) = rollouts.next() else { return Ok((vec![text.into()], true)) };
             if self.has_results {
                 line(&mut text, &rollout)?;
             } else {
                 line(&mut text, &rollout.trajectory)?;
             }
         }
-        let frames = self.compress(text)?;
-        if rollouts.as_slice().is_empty() {
-            drop(rollouts);
-            if let Some(share) = Arc::get_mut(&mut share) {
-                share.shrink(frames.iter().map(Bytes::len).sum());
-            }
-        } else {
-            self.page = Some(PaidPage { rollouts, share: Arc::clone(&share) });
-        }
-        Ok(frames.into_iter().map(|frame| paid(frame, Arc::clone(&share))).collect())
+        Ok((vec![text.into()], rollouts.as_slice().is_empty()))
     }
 
-    fn compress(&mut self, text: Vec<u8>) -> Result<Vec<Bytes>, std::io::Error> {
-        match &mut self.compressor {
-            Some(compressor) => compressor.parts(vec![text.into()]),
-            None => Ok(vec![text.into()]),
+    fn end(&mut self, reader: &ExportReader) -> io::Result<Vec<Bytes>> {
+        let mut text = Vec::new();
+        if self.has_summary {
+            line(&mut text, &ExportSummary { summary: reader.counts() })?;
         }
+        Ok(vec![text.into()])
     }
 }
 
-fn line(text: &mut Vec<u8>, value: &impl serde::Serialize) -> Result<(), std::io::Error> {
+fn line(text: &mut Vec<u8>, value: &impl serde::Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *text, value)?;
     text.push(b'\n');
     Ok(())
 }
 
-fn broken(failure: Failure) -> std::io::Error {
-    let problem = failure.into_problem();
-    tracing::warn!(problem.kind = problem.kind, "a stream of an export was aborted");
-    std::io::Error::other(problem.kind)
+/// Writes a record batch for each page, with whole rollouts.
+struct Columns {
+    encoder: Encoder,
+    has_summary: bool,
+}
+
+impl pages::Writer<ExportReader> for Columns {
+    fn page_copies(&self) -> u64 {
+        4
+    }
+
+    fn rows(&mut self, rollouts: &mut std::vec::IntoIter<ExportedRollout>) -> io::Result<(Vec<Bytes>, bool)> {
+        if rollouts.as_slice().is_empty() {
+            return Ok((Vec::new(), true));
+        }
+        let frames = batch::of(rollouts.as_slice()).and_then(|batch| self.encoder.batch(&batch));
+        Ok((frames.map_err(unwritten)?, true))
+    }
+
+    fn end(&mut self, reader: &ExportReader) -> io::Result<Vec<Bytes>> {
+        let mut frames = self.encoder.end().map_err(unwritten)?;
+        if self.has_summary {
+            let mut encoder = Encoder::new(batch::summary_schema());
+            let summary = batch::summary(reader.counts()).and_then(|summary| encoder.batch(&summary));
+            frames.extend(summary.map_err(unwritten)?);
+            frames.extend(encoder.end().map_err(unwritten)?);
+        }
+        Ok(frames)
+    }
+}
+
+fn unwritten(error: ArrowError) -> io::Error {
+    tracing::error!(error = %error, "writing rollouts as Arrow failed");
+    io::Error::other(error)
 }

@@ -1,7 +1,7 @@
 //! `/groups`: lists groups, and closes or discards a group by hand.
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState};
+use forebay_client::wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, ListOrder};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -14,7 +14,7 @@ use super::{
     problem::Failure,
 };
 use crate::buffer::{
-    ids::{GroupId, ID_BYTES_MAX, PolicyName},
+    ids::{BatchId, GroupId, ID_BYTES_MAX, PolicyName},
     port::{Group, GroupFilter},
 };
 
@@ -29,8 +29,18 @@ pub(super) struct GroupQuery {
     /// Only this group of the current run.
     #[param(min_length = 1, max_length = 256)]
     group_id: Option<String>,
+    /// Only groups that this batch was cut with, in the order of their places in the batch.
+    batch_id: Option<String>,
     /// Only groups in this state.
     state: Option<GroupState>,
+    /// Only groups that were discarded or quarantined for this reason.
+    #[param(min_length = 1, max_length = 256)]
+    reason: Option<String>,
+    /// Only groups of this environment.
+    #[param(min_length = 1, max_length = 256)]
+    environment: Option<String>,
+    /// Which entries come first. `oldest` when absent; an `after` has the order of its list.
+    order: Option<ListOrder>,
     /// The `next` of the previous page.
     after: Option<String>,
     /// The most entries in the page, at most 1,000.
@@ -38,9 +48,9 @@ pub(super) struct GroupQuery {
     limit: Option<u32>,
 }
 
-/// List groups in the order in which they were opened
+/// List groups in the order in which they were opened, or the newest first
 ///
-/// With `state`, a page ends after a bounded number of the policy's groups, whether they match or not. A page can
+/// With `state`, `reason` or `environment`, a page ends after a bounded number of the policy's groups, whether they match or not. A page can
 /// therefore be short or empty and still have a `next`.
 #[utoipa::path(
     get,
@@ -64,13 +74,17 @@ pub(super) async fn list(
     let filter = GroupFilter {
         policy: policy.clone(),
         group_id: params::optional("group_id", query.group_id.as_deref(), GroupId::parse)?,
+        batch_id: query.batch_id.as_deref().map(batch_id).transpose()?,
         state: query.state.map(Into::into),
-        after: params::cursor(query.after.as_deref())?,
+        reason: query.reason.map(|reason| params::text("reason", reason, ID_BYTES_MAX)).transpose()?,
+        environment: query.environment.map(|label| params::text("environment", label, ID_BYTES_MAX)).transpose()?,
+        from: params::cursor(query.order, query.after.as_deref())?,
         limit,
     };
     let page = api.buffer.groups(filter).await?;
-    let next = params::next(page.next);
-    Ok(Answer(GroupPage { groups: page.entries.into_iter().map(|group| on_wire(&policy, group)).collect(), next }))
+    let (next, examined) = (params::next(page.next), page.examined);
+    let groups = page.entries.into_iter().map(|group| on_wire(&policy, group)).collect();
+    Ok(Answer(GroupPage { groups, next, examined }))
 }
 
 /// Decide an open group now, as if it had timed out
@@ -127,6 +141,10 @@ pub(super) async fn discard(
     Ok(Answer(on_wire(&policy, group)))
 }
 
+fn batch_id(text: &str) -> Result<BatchId, Failure> {
+    text.parse().map_err(|_| Failure::invalid("batch_id", "must be the id of a batch"))
+}
+
 fn group_id(text: &str) -> Result<GroupId, Failure> {
     GroupId::parse(text).map_err(|error| Failure::invalid("/group_id", error.to_string()))
 }
@@ -148,8 +166,15 @@ fn on_wire(policy: &PolicyName, group: Group) -> GroupInfo {
         dropped: group.fill.dropped,
         late: group.late,
         batch_id: group.batch_id.map(|batch_id| batch_id.to_string()),
+        tokens: group.tokens,
+        trained_tokens: group.trained_tokens,
+        reward_mean: group.reward_mean,
+        reward_min: group.reward_min,
+        reward_max: group.reward_max,
+        versions: params::trained_versions(group.trained_versions),
         opened_at: group.opened_at.to_string(),
         deadline_at: params::time(group.deadline_at),
         decided_at: params::time(group.decided_at),
+        purged_at: params::time(group.purged_at),
     }
 }

@@ -10,6 +10,12 @@ use axum::{
 const PAGE_POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
      object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+/// What the live page may load: only scripts, styles and answers of this service. Text becomes markup only through the
+/// templates of lit-html, so no other code can turn what an agent wrote into elements or scripts.
+pub(super) const CONSOLE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+     require-trusted-types-for 'script'; trusted-types lit-html";
+
 /// Responses that are not pages may load nothing.
 const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 

@@ -61,8 +61,9 @@ pub(super) async fn create(
 )]
 pub(super) async fn list(State(api): State<Api>, Query(query): Query<KeyQuery>) -> Result<Answer<KeyPage>, Failure> {
     let limit = params::page_limit(query.limit)?;
-    let keys = api.guard.keyring.list(params::cursor(query.after.as_deref())?, limit).await?;
-    let next = params::next(keys.last().filter(|_| keys.len() == limit as usize).map(|key| key.key_pk.0));
+    let after = query.after.as_deref().map_or(Ok(0), params::row_key)?;
+    let keys = api.guard.keyring.list(after, limit).await?;
+    let next = keys.last().filter(|_| keys.len() == limit as usize).map(|key| key.key_pk.0.to_string());
     Ok(Answer(KeyPage { keys: keys.iter().map(StoredKey::on_wire).collect(), next }))
 }
 

@@ -12,6 +12,8 @@ mod body;
 mod budget;
 mod bulk;
 mod compression;
+mod console;
+mod content;
 mod decode;
 mod explain;
 mod exports;
@@ -24,6 +26,7 @@ mod keys;
 mod observe;
 mod openapi;
 mod operations;
+mod pages;
 mod params;
 #[doc(hidden)]
 pub mod parsers;
@@ -33,7 +36,9 @@ mod refusals;
 mod roles;
 mod samples;
 mod sessions;
+mod tokenizers;
 mod trajectories;
+mod whoami;
 
 use std::{
     net::SocketAddr,
@@ -44,6 +49,7 @@ use std::{
 };
 
 use axum::{Router, middleware, routing::get};
+use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -53,6 +59,7 @@ pub use body::BodyLimits;
 pub use budget::ByteBudgets;
 pub(crate) use explain::explain_toml;
 pub use guard::Access;
+pub use tokenizers::{TokenizerFile, Tokenizers};
 
 pub(crate) use self::{
     body::{ReadBody, parse, read, stopped},
@@ -78,12 +85,16 @@ pub struct Api {
     limits: BodyLimits,
     budgets: Budgets,
     compressors: Compressors,
+    /// Limits how many rollouts are unpacked at a time for people who look at them.
+    content_readers: Arc<Semaphore>,
     guard: Guard,
     refusals: Arc<Refusals>,
     draining: Arc<AtomicBool>,
     errors: ErrorBody,
     /// What routes begin with in metrics and in the log, so that the routes of listeners can be told apart.
     route_prefix: &'static str,
+    /// What shows token ids as text.
+    tokenizers: Tokenizers,
     /// The engines and the addresses of sessions; none if sessions cannot be opened.
     sessions: Option<Arc<(Upstreams, AgentUrls)>>,
 }
@@ -99,11 +110,13 @@ impl Api {
             limits,
             budgets,
             compressors: Compressors::default(),
+            content_readers: Arc::new(Semaphore::new(content::READERS_MAX)),
             guard: Guard::new(access, listen),
             refusals: Arc::default(),
             draining: Arc::default(),
             errors: ErrorBody::Problem,
             route_prefix: "",
+            tokenizers: Tokenizers::default(),
             sessions: None,
         }
     }
@@ -112,6 +125,12 @@ impl Api {
     #[must_use]
     pub fn with_sessions(self, sessions: Option<(Upstreams, AgentUrls)>) -> Self {
         Self { sessions: sessions.map(Arc::new), ..self }
+    }
+
+    /// The same API, with the tokenizers of policies.
+    #[must_use]
+    pub fn with_tokenizers(self, tokenizers: Tokenizers) -> Self {
+        Self { tokenizers, ..self }
     }
 
     /// The state of a listener that speaks another protocol. It shares everything with the API, but has routes of its own
@@ -178,6 +197,8 @@ pub fn router(api: Api) -> Router {
     let router = router
         .merge(SwaggerUi::new("/docs").url("/openapi.json", openapi::complete(document)))
         .route("/metrics", get(operations::metrics))
+        .route("/", get(console::page))
+        .route("/console/{*path}", get(console::file))
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
         .with_state(api.clone());
@@ -219,8 +240,11 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::checkpoint))
         .routes(routes!(policies::resume))
         .routes(routes!(policies::reset))
+        .routes(routes!(tokenizers::get))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .routes(routes!(whoami::get))
+        .routes(routes!(content::get))
         .routes(routes!(exports::get))
         .routes(routes!(operations::stats))
         .routes(routes!(operations::health))

@@ -7,7 +7,7 @@
 //! is a problem document is added here.
 
 use axum::http::Method;
-use forebay_client::wire::{PROBLEM_JSON, Problem};
+use forebay_client::wire::{ListOrder, PROBLEM_JSON, Problem};
 use serde_json::Value;
 use utoipa::{
     IntoResponses, OpenApi, ToSchema,
@@ -43,9 +43,10 @@ const SCHEME: &str = "key";
         (name = "agents", description = "Post trajectories and look up their state"),
         (name = "trainers", description = "Lease and ack batches, record checkpoints and resume"),
         (name = "policies", description = "Rules, versions and status of policies"),
+        (name = "console", description = "Looking: what the live page asks"),
         (name = "operations", description = "Health, metrics and totals"),
     ),
-    components(schemas(Problem))
+    components(schemas(ListOrder, Problem))
 )]
 struct Frame;
 
@@ -57,6 +58,12 @@ const EXAMPLES: &str = include_str!("examples.json");
 #[schema(value_type = String, format = Binary)]
 #[expect(dead_code, reason = "it only describes a body")]
 pub(super) struct ArrowStream(Vec<u8>);
+
+/// A tokenizer as Hugging Face's `tokenizers` writes it.
+#[derive(ToSchema)]
+#[schema(value_type = Object)]
+#[expect(dead_code, reason = "it only describes a body")]
+pub(super) struct TokenizerJson(serde_json::Map<String, Value>);
 
 /// No such policy
 #[derive(IntoResponses)]

@@ -4,6 +4,7 @@ use axum::{
     extract::{FromRequestParts, rejection::PathRejection},
     http::{Uri, request::Parts},
 };
+use forebay_client::wire::{ListOrder, TrainedVersions};
 use forebay_formats::Format;
 use serde::de::DeserializeOwned;
 
@@ -12,8 +13,9 @@ use crate::{
     access::{Grant, key::KeyId},
     buffer::{
         ids::{BatchId, Epoch, InvalidId, PolicyName, SessionId, Step, Version},
-        port::Session,
+        port::{Cursor, Order, Session},
         refusal::Refusal,
+        staleness,
     },
     clock::Timestamp,
 };
@@ -181,11 +183,29 @@ pub(super) fn text(pointer: &str, text: String, bytes_max: usize) -> Result<Stri
     Ok(text)
 }
 
-/// Parses the cursor of a page.
-pub(super) fn cursor(after: Option<&str>) -> Result<i64, Failure> {
-    let parse =
-        |text: &str| text.parse().map_err(|_| Failure::invalid("after", "must be the `next` of an earlier page"));
-    after.map_or(Ok(0), parse)
+/// The first character of the cursors of a list that begins with its newest entries.
+const NEWEST_FIRST: char = 'n';
+
+/// Parses where a page begins. A cursor has the order of its list, so the order can be left out with it.
+pub(super) fn cursor(order: Option<ListOrder>, after: Option<&str>) -> Result<Cursor, Failure> {
+    let order = order.map(|order| match order {
+        ListOrder::Oldest => Order::Oldest,
+        ListOrder::Newest => Order::Newest,
+    });
+    let Some(after) = after else { return Ok(Cursor::first(order.unwrap_or_default())) };
+    let from = match after.strip_prefix(NEWEST_FIRST) {
+        Some(key) => Cursor::Before(row_key(key)?),
+        None => Cursor::After(row_key(after)?),
+    };
+    if order.is_some_and(|order| order != from.order()) {
+        return Err(Failure::invalid("after", "is of a page in the other `order`; leave `order` out, or `after`"));
+    }
+    Ok(from)
+}
+
+/// Parses the key of a row in a cursor.
+pub(super) fn row_key(text: &str) -> Result<i64, Failure> {
+    text.parse().map_err(|_| Failure::invalid("after", "must be the `next` of an earlier page"))
 }
 
 /// Checks the size of a page.
@@ -197,8 +217,16 @@ pub(super) fn page_limit(limit: Option<u32>) -> Result<u32, Failure> {
 }
 
 /// The cursor of the next page on the wire.
-pub(super) fn next(next: Option<i64>) -> Option<String> {
-    next.map(|next| next.to_string())
+pub(super) fn next(next: Option<Cursor>) -> Option<String> {
+    next.map(|next| match next {
+        Cursor::After(key) => key.to_string(),
+        Cursor::Before(key) => format!("{NEWEST_FIRST}{key}"),
+    })
+}
+
+/// The versions of trained tokens on the wire.
+pub(super) fn trained_versions(versions: Option<staleness::TrainedVersions>) -> Option<TrainedVersions> {
+    versions.map(|versions| TrainedVersions { min: versions.oldest.0, max: versions.newest.0 })
 }
 
 /// A time on the wire.

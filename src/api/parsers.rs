@@ -15,12 +15,14 @@ use super::{
     arrow,
     batches::{BatchQuery, ShardsQuery},
     body::{self, BodyLimits},
+    content::ContentQuery,
     decode,
     groups::GroupQuery,
     params,
     policies::{PolicyQuery, WaitQuery},
     problem::Failure,
     samples::ShardQuery,
+    sessions::SessionQuery,
     trajectories::{self, StoryQuery},
 };
 use crate::buffer::{
@@ -106,8 +108,10 @@ pub fn query(text: &str) -> Vec<Problem> {
     let Ok(uri) = Uri::try_from(format!("/?{text}")) else { return Vec::new() };
     let refusals = [
         refusal::<BatchQuery>,
+        refusal::<ContentQuery>,
         refusal::<GroupQuery>,
         refusal::<PolicyQuery>,
+        refusal::<SessionQuery>,
         refusal::<ShardQuery>,
         refusal::<ShardsQuery>,
         refusal::<StoryQuery>,

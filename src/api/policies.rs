@@ -369,7 +369,7 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
             fullest: fullest.collect(),
             environments: environments.collect(),
             reserved_rollouts: tallies.count(&Tally::Reserved),
-            last_post_at: params::time(tallies.last_received_at),
+            last_post_at: params::time(tallies.last_received_at()),
             dropped_last_hour: waiting.dropped,
             stale_last_hour: waiting.stale,
         },

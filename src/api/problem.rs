@@ -191,8 +191,10 @@ impl From<Refusal> for Failure {
             Refusal::VersionConflict(_) => (S::CONFLICT, "version-conflict", "The version is not new"),
             Refusal::GroupDecided(_) => (S::CONFLICT, "group-decided", "The group's state does not allow this"),
             Refusal::BatchState(_) => (S::CONFLICT, "batch-state", "The batch's state does not allow this"),
-            Refusal::Purged => (S::GONE, "purged", "The payloads are purged"),
-            Refusal::Damaged => (S::INTERNAL_SERVER_ERROR, "damaged", "A stored payload is damaged"),
+            Refusal::Purged | Refusal::ContentPurged { .. } => (S::GONE, "purged", "The payloads are purged"),
+            Refusal::Damaged | Refusal::DamagedContent { .. } => {
+                (S::INTERNAL_SERVER_ERROR, "damaged", "A stored payload is damaged")
+            }
             Refusal::SessionEnded(_) => (S::CONFLICT, "session-ended", "The session has ended"),
             Refusal::SessionReset(_) => (S::CONFLICT, "session-reset", "A policy of the session was reset"),
             Refusal::SessionChanged => (S::SERVICE_UNAVAILABLE, "session-changing", "The session keeps changing"),

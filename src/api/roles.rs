@@ -10,14 +10,16 @@
 //! | `POST /batches`, extend, ack, nack | | x | | x |
 //! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
 //! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
+//! | `GET /trajectories/content`, `GET /policies/{p}/tokenizer` | | | x | x |
+//! | `GET /whoami` | x | x | x | x |
 //! | `GET /exports`, `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
 //! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | x |
 //! | `/keys` (only with policies `*`) | | | | x |
 //!
 //! A call can only access the policies of its key. Two routes need a key with policies `*`: `/metrics`, because it
 //! names all policies, and `/keys`, because a caller could otherwise create a key with more policies than its own.
-//! `/healthz`, `/readyz`, `/docs` and `/openapi.json` need no key, because probes cannot hold one and browsers cannot
-//! send one when they open a page. Their responses contain nothing secret.
+//! `/healthz`, `/readyz`, `/`, `/console`, `/docs` and `/openapi.json` need no key, because probes cannot hold one and
+//! browsers cannot send one when they open a page. Their responses contain nothing secret.
 
 use axum::http::Method;
 
@@ -69,14 +71,19 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/policies/{policy}/checkpoints", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/resume", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/reset", By(&[Admin])),
+    ("GET", "/policies/{policy}/tokenizer", By(&[Read, Admin])),
     ("GET", "/keys", ByOverAll(&[Admin])),
     ("POST", "/keys", ByOverAll(&[Admin])),
     ("DELETE", "/keys/{id}", ByOverAll(&[Admin])),
+    ("GET", "/trajectories/content", By(&[Read, Admin])),
+    ("GET", "/whoami", By(&[Produce, Train, Read, Admin])),
     ("GET", "/exports", By(&[Read, Admin])),
     ("GET", "/stats", By(&[Read, Admin])),
     ("GET", "/metrics", ByOverAll(&[Read, Admin])),
     ("GET", "/healthz", Nothing),
     ("GET", "/readyz", Nothing),
+    ("GET", "/", Nothing),
+    ("GET", "/console/{*path}", Nothing),
     ("GET", "/openapi.json", Nothing),
     ("GET", "/docs", Nothing),
     ("GET", "/docs/", Nothing),
@@ -124,8 +131,15 @@ mod tests {
     use crate::access::globs::PolicyGlobs;
 
     /// Routes that are not in the document, because Prometheus and the browser define their format.
-    const UNDOCUMENTED: [(&str, &str); 5] =
-        [("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/docs/"), ("GET", "/docs/{*rest}")];
+    const UNDOCUMENTED: [(&str, &str); 7] = [
+        ("GET", "/metrics"),
+        ("GET", "/"),
+        ("GET", "/console/{*path}"),
+        ("GET", "/openapi.json"),
+        ("GET", "/docs"),
+        ("GET", "/docs/"),
+        ("GET", "/docs/{*rest}"),
+    ];
 
     fn documented() -> BTreeSet<(String, String)> {
         let document: serde_json::Value = serde_json::from_str(&crate::api::openapi()).expect("it is JSON");

@@ -9,8 +9,8 @@ use axum::{
     http::{HeaderMap, StatusCode, header, uri::Authority},
 };
 use forebay_client::wire::{
-    AbortRequest, FinishRequest, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel, SessionOpened,
-    SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
+    AbortRequest, FinishRequest, ListOrder, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel,
+    SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -26,6 +26,7 @@ use super::{
 use crate::{
     agents::NoUpstream,
     buffer::{
+        ids::RolloutId,
         port::{Delivery, Session, SessionFilter},
         refusal::Refusal,
         session::{Abort, Ended, Finish, OpenSession, Turn},
@@ -94,8 +95,13 @@ pub(super) struct SessionQuery {
     /// Only sessions that record rollouts of this policy; `default` when absent.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
+    /// Only the session that recorded this rollout of the current run.
+    #[param(min_length = 1, max_length = 256)]
+    rollout_id: Option<String>,
     /// Only sessions in this state.
     state: Option<SessionState>,
+    /// Which entries come first. `oldest` when absent; an `after` has the order of its list.
+    order: Option<ListOrder>,
     /// The `next` of the previous page.
     after: Option<String>,
     /// The most entries in the page, at most 1,000.
@@ -103,7 +109,7 @@ pub(super) struct SessionQuery {
     limit: Option<u32>,
 }
 
-/// List sessions in the order in which they were opened
+/// List sessions in the order in which they were opened, or the newest first
 ///
 /// Sessions that also record rollouts of policies that the caller may not access are left out. With `state`, a page ends
 /// after a bounded number of the policy's sessions, whether they match or not. A page can therefore be short or empty
@@ -127,13 +133,15 @@ pub(super) async fn list(
 ) -> Result<Answer<SessionPage>, Failure> {
     let filter = SessionFilter {
         policy: params::policy(&grant, "policy", query.policy.as_deref())?,
+        rollout_id: params::optional("rollout_id", query.rollout_id.as_deref(), RolloutId::parse)?,
         state: query.state.map(Into::into),
-        after: params::cursor(query.after.as_deref())?,
+        from: params::cursor(query.order, query.after.as_deref())?,
         limit: params::page_limit(query.limit)?,
     };
     let page = api.buffer.sessions(filter).await?;
+    let (next, examined) = (params::next(page.next), page.examined);
     let sessions = page.entries.into_iter().filter(|session| params::sees_session(&grant, session));
-    Ok(Answer(SessionPage { sessions: sessions.map(on_wire).collect(), next: params::next(page.next) }))
+    Ok(Answer(SessionPage { sessions: sessions.map(on_wire).collect(), next, examined }))
 }
 
 /// Look up a session

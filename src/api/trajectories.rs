@@ -11,7 +11,7 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{
-    self, BulkLine, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
+    self, BulkLine, ListOrder, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
 use serde::Deserialize;
 use tokio::sync::Semaphore;
@@ -437,9 +437,14 @@ pub(super) struct StoryQuery {
     reason: Option<String>,
     /// Only rollouts in this state.
     state: Option<RolloutState>,
+    /// Only rollouts of groups of this environment.
+    #[param(min_length = 1, max_length = 256)]
+    environment: Option<String>,
     /// Only rollouts used by this optimizer step.
     #[param(minimum = 0)]
     step: Option<i64>,
+    /// Which entries come first. `oldest` when absent; an `after` has the order of its list.
+    order: Option<ListOrder>,
     /// The `next` of the previous page.
     after: Option<String>,
     /// The most entries in the page, at most 1,000.
@@ -450,9 +455,10 @@ pub(super) struct StoryQuery {
 /// Look up the state and history of rollouts
 ///
 /// With `rollout_id` the response is the story of one rollout: its verdict, state, group and batches. Otherwise it is a
-/// page of stories in the order of arrival. With `execution_id` and without `policy`, it has the rollouts of all policies
-/// that the caller may access. With several filters, or with `verdict`, `reason`, `state` or `step`, a page ends after a
-/// bounded number of rollouts, whether they match or not. A page can therefore be short or empty and still have a `next`.
+/// page of stories in the order of arrival, or the newest first. With `execution_id` and without `policy`, it has the
+/// rollouts of all policies that the caller may access. With several filters, or with `verdict`, `reason`, `state`,
+/// `environment` or `step`, a page ends after a bounded number of rollouts, whether they match or not. A page can
+/// therefore be short or empty and still have a `next`.
 #[utoipa::path(
     get,
     path = "/trajectories",
@@ -489,16 +495,17 @@ pub(super) async fn get(
         reason: query.reason.map(|reason| params::text("reason", reason, ID_BYTES_MAX)).transpose()?,
         state: query.state.map(Into::into),
         step: query.step.map(|step| params::step("step", step)).transpose()?,
-        after: params::cursor(query.after.as_deref())?,
+        environment: query.environment.map(|label| params::text("environment", label, ID_BYTES_MAX)).transpose()?,
+        from: params::cursor(query.order, query.after.as_deref())?,
         limit,
     };
     let page = api.buffer.stories(filter, |policy| grant.sees(policy)).await?;
-    let next = params::next(page.next);
+    let (next, examined) = (params::next(page.next), page.examined);
     let trajectories = page.entries.into_iter().map(story_on_wire).collect();
-    Ok(axum::Json(TrajectoryPage { trajectories, next }).into_response())
+    Ok(axum::Json(TrajectoryPage { trajectories, next, examined }).into_response())
 }
 
-fn story_on_wire(story: Story) -> TrajectoryStory {
+pub(super) fn story_on_wire(story: Story) -> TrajectoryStory {
     TrajectoryStory {
         policy: story.policy.to_string(),
         run: story.run.0,
@@ -512,6 +519,7 @@ fn story_on_wire(story: Story) -> TrajectoryStory {
             group_id: story.group_id,
             state: story.group.state.into(),
             reason: story.group_reason,
+            environment: story.environment,
             arrived: story.group.arrived(),
             size: story.group.size,
         },
@@ -523,6 +531,10 @@ fn story_on_wire(story: Story) -> TrajectoryStory {
         policy_version_assumed: story.version_assumed,
         segments: story.segments,
         tokens: story.tokens,
+        trained_tokens: story.trained_tokens,
+        response_tokens: story.response_tokens,
+        status: story.status,
+        versions: params::trained_versions(story.trained_versions),
         received_at: story.received_at.to_string(),
         decided_at: params::time(story.decided_at),
         batched_at: params::time(story.batched_at),

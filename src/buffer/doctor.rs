@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ids::{GroupPk, RolloutPk},
+    ids::GroupPk,
+    pages::Members,
     payload::Payload,
     port::{BatchMember, Contradiction, Examination, Store, StoreError},
     samples::checked::{CheckedRollout, broken_groups},
@@ -14,9 +15,6 @@ use super::{
 
 /// Groups whose rollouts are listed at once.
 const GROUPS: u32 = 64;
-
-/// Unpacked bytes of payloads that are held at once, unless a single rollout has more.
-const PAGE_BYTES: u64 = 16 << 20;
 
 /// Findings that are kept. More of them would not change the conclusion.
 const FINDINGS_MAX: usize = 100;
@@ -102,7 +100,20 @@ fn is_counted(tally: &Tally) -> bool {
         | Tally::Sessions(_)
         | Tally::LiveBytes
         | Tally::Reserved => true,
-        Tally::Received | Tally::Reward | Tally::AssumedVersion | Tally::Forgotten | Tally::Dropped(_) => false,
+        Tally::Received
+        | Tally::Masked
+        | Tally::LateTotal
+        | Tally::Reward
+        | Tally::AssumedVersion
+        | Tally::Forgotten
+        | Tally::Dropped(_)
+        | Tally::Discarded(_)
+        | Tally::DecidedReady
+        | Tally::Stale
+        | Tally::Leases(_)
+        | Tally::Waited
+        | Tally::Acked
+        | Tally::AckedRollouts => false,
     }
 }
 
@@ -123,12 +134,17 @@ async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Pa
         let Some(last) = members.last() else { break };
         after = last.group_pk;
         for member in broken_groups(&members) {
-            findings.push(format!("group {}: its advantages differ from their seal", member.group_id));
+            findings.push(format!("group {}: its advantages differ from their seal", member.row.group_id));
         }
-        for page in pages(members) {
+        let mut members = Members::from(members);
+        loop {
+            let page = members.next_page(store).await?;
+            if page.is_empty() {
+                break;
+            }
             rollouts += page.len() as u64;
-            bytes += page.iter().map(|member| member.unpacked_bytes).sum::<u64>();
-            findings.extend(check(store, page).await?);
+            bytes += page.iter().map(|(member, _)| member.row.unpacked_bytes).sum::<u64>();
+            findings.extend(check(page).await?);
             findings.truncate(FINDINGS_MAX);
             progress(rollouts);
         }
@@ -136,34 +152,14 @@ async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Pa
     Ok(Part { name: "contents", extent: format!("{rollouts} rollouts, {bytes} bytes unpacked"), findings })
 }
 
-fn pages(members: Vec<BatchMember>) -> Vec<Vec<BatchMember>> {
-    let mut pages: Vec<Vec<BatchMember>> = Vec::new();
-    let mut bytes = 0;
-    for member in members {
-        bytes += member.unpacked_bytes;
-        match pages.last_mut() {
-            Some(page) if bytes <= PAGE_BYTES => page.push(member),
-            _ => {
-                bytes = member.unpacked_bytes;
-                pages.push(vec![member]);
-            }
-        }
-    }
-    pages
-}
-
 /// What is wrong with a page of rollouts. Missing payloads are reported with the structure.
-async fn check(store: &dyn Store, members: Vec<BatchMember>) -> Result<Vec<String>, StoreError> {
-    let keys: Vec<RolloutPk> = members.iter().map(|member| member.rollout_pk).collect();
-    let stored = store.payloads(keys).await?.into_iter();
-    let mut payloads: BTreeMap<RolloutPk, Payload> = stored.map(|one| (one.rollout_pk, one.payload)).collect();
+async fn check(page: Vec<(BatchMember, Option<Payload>)>) -> Result<Vec<String>, StoreError> {
     let check = move || {
-        let check = |member: BatchMember| {
-            let payload = payloads.remove(&member.rollout_pk)?;
-            let name = format!("rollout {} of group {}", member.rollout_id, member.group_id);
-            CheckedRollout::new(member, &payload).err().map(|damage| format!("{name}: {damage}"))
+        let check = |(member, payload): (BatchMember, Option<Payload>)| {
+            let name = format!("rollout {} of group {}", member.row.rollout_id, member.row.group_id);
+            CheckedRollout::new(member, &payload?).err().map(|damage| format!("{name}: {damage}"))
         };
-        members.into_iter().filter_map(check).collect()
+        page.into_iter().filter_map(check).collect()
     };
     tokio::task::spawn_blocking(check).await.map_err(|_| StoreError::Closed)
 }

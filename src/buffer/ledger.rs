@@ -41,20 +41,22 @@ pub(in crate::buffer) async fn stories(
         return Ok(buffer.store.stories(filter).await?);
     }
     // Rollouts of other policies are passed over, so that a page does not tell that there are any.
-    let (limit, mut page) = (filter.limit as usize, Page { entries: Vec::new(), next: Some(filter.after) });
+    let limit = filter.limit as usize;
+    let mut page = Page { entries: Vec::new(), next: Some(filter.from), examined: 0 };
     // A filtered list examines as many rollouts as one read does.
     let reads = if filter.has_filters() { 1 } else { READS_MAX };
     for _ in 0..reads {
-        let Some(after) = page.next.filter(|_| page.entries.len() < limit) else { break };
-        let read = StoryFilter { after, limit: filter.limit.max(STORIES_AT_ONCE), ..filter.clone() };
+        let Some(from) = page.next.filter(|_| page.entries.len() < limit) else { break };
+        let read = StoryFilter { from, limit: filter.limit.max(STORIES_AT_ONCE), ..filter.clone() };
         let read = buffer.store.stories(read).await?;
         page.next = read.next;
         page.entries.extend(read.entries.into_iter().filter(|story| sees(&story.policy)));
     }
     if page.entries.len() > limit {
         page.entries.truncate(limit);
-        page.next = page.entries.last().map(|story| story.rollout_pk.0);
+        page.next = page.entries.last().map(|story| filter.from.behind(story.rollout_pk.0));
     }
+    page.examined = page.entries.len() as u32;
     Ok(page)
 }
 
@@ -94,7 +96,7 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
     let stats = stats(buffer).await?;
     let mut with_traffic: Vec<_> = stats.iter().filter(|(_, tallies)| !tallies.counts.is_empty()).collect();
     // If there are more policies than labels, the policies with the latest traffic get them.
-    with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at));
+    with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at()));
     buffer.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| (policy.as_str(), gauges(tallies))));
     let mut after = String::new();
     let mut environments = Vec::new();

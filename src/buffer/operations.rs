@@ -14,6 +14,7 @@ use tracing::instrument;
 use super::{
     Buffer,
     admission::{self, Admitted},
+    content::{self, ContentReader},
     coordination::service_time,
     export::{self, ExportFilter, ExportReader},
     ids::{
@@ -417,7 +418,13 @@ impl Buffer {
         self.store.latest_group(policy, execution_id).await
     }
 
-    /// Groups in the order in which they were opened.
+    /// A rollout of the current run, whose payload can then be read.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn content(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<ContentReader, BufferError> {
+        content::find(self, policy, rollout_id).await
+    }
+
+    /// Groups in the order in which they were opened, or the newest first.
     #[instrument(level = "debug", skip_all)]
     pub async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, BufferError> {
         ledger::groups(self, filter).await

@@ -125,6 +125,22 @@ pub enum Refusal {
     /// The payloads are purged.
     #[error("the payloads of this batch are purged")]
     Purged,
+    /// The payload of one rollout is not stored.
+    #[error(
+        "the payload of rollout `{rollout_id}` is not stored: how long such payloads are kept is set by {rule} of its policy"
+    )]
+    ContentPurged {
+        /// The id that was named.
+        rollout_id: String,
+        /// The settings of the policy.
+        rule: &'static str,
+    },
+    /// The payload or the row of one rollout does not match its digest or seal. Nothing was changed.
+    #[error("the stored data of rollout `{rollout_id}` is damaged; its group is quarantined when a trainer reads it")]
+    DamagedContent {
+        /// The id that was named.
+        rollout_id: String,
+    },
     /// A stored payload does not match its digest; its group is quarantined.
     #[error("a stored payload is damaged; its group is quarantined")]
     Damaged,

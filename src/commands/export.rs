@@ -3,6 +3,7 @@
 //! Pages are read, parsed and written on different threads, one page ahead of the other, so that the command holds a few
 //! pages and no more. A file gets its name when it is complete.
 
+mod columns;
 mod source;
 mod target;
 
@@ -17,7 +18,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay::buffer::ids::PolicyName;
 use forebay_client::wire::{ExportCounts, RolloutState, Verdict};
-use forebay_exports::{Format, Requirement, Written};
+use forebay_exports::{Format, Requirement, Writer, Written};
 use tokio::sync::mpsc;
 
 use self::{
@@ -25,8 +26,8 @@ use self::{
     target::Target,
 };
 
-/// Pages that wait to be written.
-const PAGES_AHEAD: usize = 2;
+/// Pages that wait to be written, while one is read and one is written.
+const PAGES_AHEAD: usize = 1;
 
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -102,8 +103,7 @@ fn named<T: serde::de::DeserializeOwned>(name: &str) -> Result<T, String> {
 pub(crate) async fn export(args: ExportArgs) -> anyhow::Result<()> {
     let begun = Instant::now();
     let target = Target::open(&args.output, args.format, args.force)?;
-    let is_raw = args.format == Format::Forebay;
-    let source = args.place.open(&args.selection, is_raw).await?;
+    let source = args.place.open(&args.selection).await?;
     let written = target.bytes();
     let copy = async {
         let writer = target.writer(args.format, args.require, args.harness)?;
@@ -123,16 +123,19 @@ pub(crate) async fn export(args: ExportArgs) -> anyhow::Result<()> {
 /// Reads pages and has them written by a thread of their own.
 async fn transfer(
     mut source: Source,
-    mut writer: target::Writer,
+    mut writer: Box<dyn Writer>,
     written: &std::sync::atomic::AtomicU64,
 ) -> anyhow::Result<(Written, ExportCounts)> {
     let (pages, mut queue) = mpsc::channel::<Option<Page>>(PAGES_AHEAD);
     let write = tokio::task::spawn_blocking(move || -> anyhow::Result<Written> {
         // Only an explicit end is one. If reading fails, the queue is closed without it, and nothing may complete the file.
         while let Some(page) = queue.blocking_recv().context("the export was not read to its end")? {
-            writer.page(page)?;
+            match page {
+                Page::Rollouts(rollouts) => writer.write(&rollouts)?,
+                Page::Batch(batch) => writer.write_batch(batch)?,
+            }
         }
-        writer.finish()
+        Ok(writer.finish()?)
     });
     let mut progress = Progress::default();
     let read: anyhow::Result<()> = async {

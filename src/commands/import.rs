@@ -91,10 +91,11 @@ pub(crate) async fn import(args: ImportArgs) -> anyhow::Result<()> {
             format!("{} is not imported completely; run the same command again to continue", file.display())
         })?;
     }
-    if refused > 0 {
-        bail!("{refused} documents or rollouts were refused");
+    match refused {
+        0 => Ok(()),
+        1 => bail!("1 document or rollout was refused"),
+        _ => bail!("{refused} documents or rollouts were refused"),
     }
-    Ok(())
 }
 
 impl LabelArgs {

@@ -126,7 +126,14 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let server = Server::new(listener, buffer, metrics, config.bodies, config.server, access)?
         .with_tls(tls.clone())
         .with_agents(agents)
+        .with_tokenizers(config.tokenizers.clone())
         .with_facades(facades);
+    // The page shows ids if a tokenizer cannot be read. That is no reason not to take rollouts.
+    tokio::task::spawn_blocking(move || {
+        for (pattern, error) in config.tokenizers.unusable() {
+            tracing::warn!(policies = pattern, error, "a tokenizer of [console] cannot be used");
+        }
+    });
     let port_files = match args.port_file {
         Some(path) => write_port_files(&path, address, &facade_addresses)?,
         None => Vec::new(),

@@ -283,3 +283,21 @@ fn keys_of_the_mode_exact_are_checked_together() {
     assert!(agents.upstreams[0].exact.is_some());
     assert_eq!(agents.upstreams[0].options.context_tokens, Some(9));
 }
+
+#[test]
+fn tokenizers_are_named_by_patterns_and_checked_before_the_service_starts() {
+    let config = Config::parse("[console]\ntokenizers = { 'math.*' = '/no/such/file.json' }").expect("it is valid");
+    assert_eq!(config.tokenizers.unusable().count(), 1);
+    let error = Config::parse("[console]\ntokenizers = { 'a b' = '/x', 'c' = 1 }\ncolour = 'red'");
+    let error = error.expect_err("three values are wrong").to_string();
+    for pointer in ["/console/tokenizers/a b", "/console/tokenizers/c", "/console/colour"] {
+        assert!(error.contains(pointer), "{pointer} is not in {error}");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (file, tokenizer) = (folder.path().join("forebay.toml"), folder.path().join("tokenizer.json"));
+    std::fs::write(&file, format!("[console]\ntokenizers = {{ '*' = '{}' }}", tokenizer.display())).expect("written");
+    let error = Config::check(&file).expect_err("the tokenizer is missing").to_string();
+    assert!(error.starts_with("/console/tokenizers/*: "), "{error}");
+    std::fs::write(&tokenizer, "{}").expect("written");
+    Config::check(&file).expect("the tokenizer is there");
+}

@@ -51,13 +51,13 @@ use crate::{
             Ack, AckReads, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts,
             Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock,
             DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups, Examination, ExpiredLeases,
-            ExportPage, ExportStore, ExportedPage, Extend, FacadeState, FacadeStore, FindAnswer, GiveBackReads, Group,
-            GroupFilter, GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession, LatestGroup, LeaseStore,
-            LedgerStore, LineageStore, MarkRead, Nack, NewSession, OpenedSession, Page, Peers, Policy, PolicyStore,
-            Publish, ReadEnvironments, ReadStore, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone,
-            Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
-            StoreError, StoredAnswer, StoredCall, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor,
-            WriteRules,
+            ExportPage, ExportStore, ExportedPage, Extend, FacadeState, FacadeStore, FindAnswer, FindContent,
+            GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession,
+            LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession, OpenedSession, Page, Peers,
+            Policy, PolicyStore, Publish, ReadEnvironments, ReadStore, ReadyGroup, RecordCall, RecordedCall,
+            ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session,
+            SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story,
+            StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -230,6 +230,10 @@ impl<D: Dialect> SampleStore for SqlStore<D> {
 
     async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError> {
         self.dialect.read(ReadPayloads(rollouts)).await
+    }
+
+    async fn content(&self, find: FindContent) -> Result<Option<StoredContent>, StoreError> {
+        self.dialect.read(find).await
     }
 
     async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError> {

@@ -15,7 +15,7 @@ use crate::{
         ids::PolicyPk,
         port::StoreError,
         states::{self, BatchState, GroupMove, GroupState, RolloutState},
-        tally::Tally,
+        tally::{LeaseEvent, Tally},
     },
     clock::Timestamp,
 };
@@ -125,15 +125,30 @@ impl TallyDelta {
         Ok(())
     }
 
-    /// Counts a rollout or group that a rule dropped or discarded.
-    pub(super) fn dropped(&mut self, policy: PolicyPk, reason: &str, now: Timestamp) {
-        self.dropped_many(policy, reason, 1, now);
+    /// Counts events with an amount, and notes their time.
+    pub(super) fn happened(&mut self, policy: PolicyPk, tally: Tally, value: i64, amount: f64, now: Timestamp) {
+        let total = self.totals.entry((policy, tally)).or_default();
+        total.value += value;
+        total.amount += amount;
+        total.latest_us = total.latest_us.max(now.as_micros());
     }
 
-    /// Counts `count` rollouts or groups that a rule dropped or discarded.
-    pub(super) fn dropped_many(&mut self, policy: PolicyPk, reason: &str, count: i64, now: Timestamp) {
-        self.add(policy, Tally::Dropped(reason.to_owned()), count);
-        self.recent(policy, Recent::Dropped(reason.to_owned()), count, now);
+    /// Counts a rollout that a rule dropped.
+    pub(super) fn dropped(&mut self, policy: PolicyPk, reason: &str, now: Timestamp) {
+        self.happened(policy, Tally::Dropped(reason.to_owned()), 1, 1.0, now);
+        self.recent(policy, Recent::Dropped(reason.to_owned()), 1, now);
+    }
+
+    /// Counts groups that a rule discarded, and their kept and masked rollouts.
+    pub(super) fn discarded(&mut self, policy: PolicyPk, reason: &str, groups: i64, rollouts: i64, now: Timestamp) {
+        self.happened(policy, Tally::Dropped(reason.to_owned()), groups, rollouts as f64, now);
+        self.happened(policy, Tally::Discarded(reason.to_owned()), groups, rollouts as f64, now);
+        self.recent(policy, Recent::Dropped(reason.to_owned()), groups, now);
+    }
+
+    /// Counts what happened to a lease.
+    pub(super) fn lease(&mut self, policy: PolicyPk, event: LeaseEvent, now: Timestamp) {
+        self.happened(policy, Tally::Leases(event), 1, 0.0, now);
     }
 
     /// Adds to a count of the last hour.
@@ -142,10 +157,8 @@ impl TallyDelta {
     }
 
     /// Counts a rollout at its arrival.
-    pub(super) fn received(&mut self, policy: PolicyPk, reward: Option<f64>, now: Timestamp) {
-        let received = self.totals.entry((policy, Tally::Received)).or_default();
-        received.value += 1;
-        received.latest_us = received.latest_us.max(now.as_micros());
+    pub(super) fn received(&mut self, policy: PolicyPk, tokens: u64, reward: Option<f64>, now: Timestamp) {
+        self.happened(policy, Tally::Received, 1, tokens as f64, now);
         if let Some(reward) = reward {
             let rewards = self.totals.entry((policy, Tally::Reward)).or_default();
             rewards.value += 1;

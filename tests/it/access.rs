@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 38] = [
+const PROMISED: [(&str, &str); 41] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
@@ -45,6 +45,9 @@ const PROMISED: [(&str, &str); 38] = [
     ("GET /keys", "A"),
     ("POST /keys", "A"),
     ("DELETE /keys/{id}", "A"),
+    ("GET /trajectories/content", "RA"),
+    ("GET /policies/{policy}/tokenizer", "RA"),
+    ("GET /whoami", "PTRA"),
     ("GET /exports", "RA"),
     ("GET /stats", "RA"),
     ("GET /metrics", "RA"),
@@ -274,6 +277,26 @@ on_both_stores! {
         let created = app.post("/keys", json!({"name": "n", "role": "admin"})).await.expect(201);
         app.get("/policies").await.refused(401, "unauthorized");
         app.get_as(text(&created["key"]), "/policies").await.expect(200);
+    }
+
+    async fn a_caller_learns_what_its_key_may_do(app: TestApp) {
+        let open = app.get("/whoami").await.expect(200);
+        let everything = json!({"role": "admin", "policies": ["*"], "key_id": null, "name": null, "keys_required": false,
+            "version": env!("CARGO_PKG_VERSION"), "at": "2026-01-01T00:00:00.000000Z"});
+        assert_eq!(open, everything);
+        let admin = app.key(Role::Admin, &["*"]).await;
+        let request = json!({"name": "dashboards", "role": "read", "policies": ["math.*", "default"]});
+        let created = app.post_as(&admin, "/keys", request).await.expect(201);
+        let (key, id) = (text(&created["key"]), text(&created["info"]["key_id"]));
+        let read = app.get_as(key, "/whoami").await.expect(200);
+        assert_eq!(read["role"], "read");
+        assert_eq!(read["policies"], json!(["math.*", "default"]));
+        assert_eq!((text(&read["key_id"]), text(&read["name"])), (id, "dashboards"));
+        assert_eq!(read["keys_required"], true);
+        app.call_as(&admin, Method::DELETE, &format!("/keys/{id}"), None).await.expect(200);
+        for refused in [app.get_as(key, "/whoami").await, app.get("/whoami").await] {
+            refused.refused(401, "unauthorized");
+        }
     }
 
     async fn a_key_of_another_id_or_secret_is_refused(app: TestApp) {

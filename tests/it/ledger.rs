@@ -37,6 +37,111 @@ on_both_stores! {
         app.get("/trajectories?policy=nobody").await.refused(404, "unknown-policy");
     }
 
+    async fn lists_are_read_oldest_or_newest_first(app: TestApp) {
+        for number in 0..5 {
+            app.accept(rollout(&format!("r{number}"), 1.0)).await;
+        }
+        for _ in 0..2 {
+            app.lease().await;
+        }
+        let newest = app.get("/trajectories?order=newest&limit=2").await.expect(200);
+        assert_eq!(ids(&newest), ["r4", "r3"]);
+        let (next, mut seen) = (text(&newest["next"]).to_owned(), Vec::new());
+        let mut after = next.clone();
+        loop {
+            // Rollouts that arrive meanwhile are newer than the cursor.
+            app.accept(rollout(&format!("later{}", seen.len()), 1.0)).await;
+            let page = app.get(&format!("/trajectories?after={after}&limit=2")).await.expect(200);
+            seen.extend(ids(&page).into_iter().map(str::to_owned));
+            assert_eq!(page["examined"], ids(&page).len());
+            match &page["next"] {
+                Value::Null => break,
+                next => text(next).clone_into(&mut after),
+            }
+        }
+        assert_eq!(seen, ["r2", "r1", "r0"]);
+        let repeated = app.get(&format!("/trajectories?order=newest&after={next}&limit=1")).await.expect(200);
+        assert_eq!(ids(&repeated), ["r2"]);
+        app.get(&format!("/trajectories?order=oldest&after={next}")).await.refused(422, "invalid");
+        app.get("/trajectories?order=newest&after=3").await.refused(422, "invalid");
+        for query in ["order=down", "after=n", "after=nn3", "after=n3x"] {
+            app.get(&format!("/trajectories?{query}")).await.refused(422, "invalid");
+        }
+        let names = |page: &Value, list: &str, name: &str| -> Vec<String> {
+            page[list].as_array().expect("a page").iter().map(|entry| text(&entry[name]).to_owned()).collect()
+        };
+        for (list, place, name) in [("groups", "/groups?limit=1", "group_id"), ("batches", "/batches?limit=1", "batch_id")] {
+            let all = names(&app.get(&format!("{place}000")).await.expect(200), list, name);
+            let mut page = app.get(&format!("{place}&order=newest")).await.expect(200);
+            let mut found = names(&page, list, name);
+            while page["next"].is_string() {
+                page = app.get(&format!("{place}&after={}", text(&page["next"]))).await.expect(200);
+                found.extend(names(&page, list, name));
+            }
+            assert_eq!(found, all.iter().rev().cloned().collect::<Vec<_>>(), "{list}");
+            assert!(all.len() > 1, "{list}");
+        }
+    }
+
+    async fn the_groups_of_a_batch_are_listed_in_their_places(app: TestApp) {
+        app.rules("default", json!({"batch": {"groups": 3}})).await;
+        let mut batches = Vec::new();
+        for batch in 0..2 {
+            for place in 0..3 {
+                app.accept(rollout(&format!("b{batch}p{place}"), 1.0)).await;
+            }
+            batches.push(app.lease().await);
+        }
+        let first = text(&batches[0]["batch_id"]);
+        // The groups are in it even after a nack has given some of them back.
+        app.nack(&batches[0], &["b0p1"]).await.expect(200);
+        for (order, expected) in [("oldest", ["b0p0", "b0p1", "b0p2"]), ("newest", ["b0p2", "b0p1", "b0p0"])] {
+            let mut found = Vec::new();
+            let mut page = app.get(&format!("/groups?batch_id={first}&order={order}&limit=1")).await.expect(200);
+            loop {
+                let groups = page["groups"].as_array().expect("a page");
+                found.extend(groups.iter().map(|group| text(&group["group_id"]).to_owned()));
+                let Value::String(next) = &page["next"] else { break };
+                page = app.get(&format!("/groups?batch_id={first}&after={next}&limit=1")).await.expect(200);
+            }
+            assert_eq!(found, expected, "{order}");
+        }
+        let quarantined = app.get(&format!("/groups?batch_id={first}&state=quarantined")).await.expect(200);
+        assert_eq!(quarantined["groups"][0]["group_id"], "b0p1");
+        app.rules("other", json!({})).await;
+        let other = app.get(&format!("/groups?policy=other&batch_id={first}")).await.expect(200);
+        assert_eq!(other["groups"], json!([]));
+        app.get("/groups?batch_id=x").await.refused(422, "invalid");
+    }
+
+    async fn groups_are_listed_by_reason_and_environment(app: TestApp) {
+        let flat = json!([{"name": "flat", "scope": "group", "when": "reward_std < 1e-6", "action": "drop"}]);
+        app.rules("default", json!({"group": {"size": 2}, "filter": flat})).await;
+        app.accept(group("a", &[1.0, 0.0])).await;
+        app.accept(group("b", &[1.0, 1.0])).await;
+        app.accept(with(member("c", 0, 1.0), json!({"environment": "web"}))).await;
+        let listed = |page: Value| -> Vec<String> {
+            page["groups"].as_array().expect("a page").iter().map(|group| text(&group["group_id"]).to_owned()).collect()
+        };
+        for (query, expected) in [
+            ("reason=flat", vec!["b"]),
+            ("reason=flat&state=ready", vec![]),
+            ("environment=web", vec!["c"]),
+            ("environment=none", vec![]),
+            ("group_id=a&environment=web", vec![]),
+            ("group_id=c&environment=web", vec!["c"]),
+            ("order=newest", vec!["c", "b", "a"]),
+        ] {
+            assert_eq!(listed(app.get(&format!("/groups?{query}")).await.expect(200)), expected, "{query}");
+        }
+        let page = app.get("/trajectories?environment=web").await.expect(200);
+        assert_eq!(ids(&page), ["c-0"]);
+        assert_eq!(page["trajectories"][0]["group"]["environment"], "web");
+        for query in ["reason=", "environment=%00", "colour=red"] {
+            app.get(&format!("/groups?{query}")).await.refused(422, "invalid");
+        }
+    }
+
     async fn a_batch_that_a_rollback_returned_is_consumed_by_no_step(app: TestApp) {
         app.accept(rollout("a", 1.0)).await;
         app.accept(rollout("b", 1.0)).await;

@@ -67,6 +67,17 @@ fn files_that_the_compose_file_mounts_exist() {
 }
 
 #[test]
+fn images_are_built_with_every_file_that_the_program_contains() {
+    for list in [".containerignore", ".dockerignore"] {
+        let ignored = read(list);
+        let ignored: Vec<&str> = ignored.lines().map(|line| line.trim_matches('/')).collect();
+        for folder in ["console", "migrations", "openapi", "src"] {
+            assert!(!ignored.contains(&folder), "{list} leaves out {folder}");
+        }
+    }
+}
+
+#[test]
 fn both_prometheus_files_differ_only_in_address_and_secret() {
     let mut alone = yaml("configs/prometheus.yml");
     let mut composed = yaml("configs/prometheus-compose.yml");

@@ -1,10 +1,12 @@
-//! An export that arrives: lines as they come, so that it is never held in memory as a whole.
+//! An export that arrives: lines or columns as they come, so that it is never held in memory as a whole.
 
-use reqwest::Response;
+use bytes::Bytes;
+use reqwest::{Response, header::CONTENT_TYPE};
 
 use super::{error::ClientError, retry::Failure};
+use crate::wire::ARROW_STREAM;
 
-/// The lines of an export, in the order in which they arrive.
+/// An export, in the order in which it arrives.
 #[derive(Debug)]
 pub struct Export {
     response: Response,
@@ -17,11 +19,23 @@ impl Export {
         Self { response, partial: Vec::new(), lines: 0 }
     }
 
+    /// Whether this is an Arrow stream. Otherwise it is lines.
+    #[must_use]
+    pub fn is_arrow(&self) -> bool {
+        let media = self.response.headers().get(CONTENT_TYPE).and_then(|media| media.to_str().ok());
+        media.is_some_and(|media| media.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(ARROW_STREAM))
+    }
+
+    /// The next bytes as they arrive, or none at the end. If the stream ends early, the result is an error.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, ClientError> {
+        self.response.chunk().await.map_err(|error| Failure::from(error).error)
+    }
+
     /// The next whole lines, at least `bytes` of them unless the export ends, each with its line break. None at the
     /// end. If the stream ends early, the result is an error.
     pub async fn lines(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, ClientError> {
         let mut found = std::mem::take(&mut self.partial);
-        while let Some(chunk) = self.response.chunk().await.map_err(|error| Failure::from(error).error)? {
+        while let Some(chunk) = self.chunk().await? {
             found.extend_from_slice(&chunk);
             if found.len() < bytes {
                 continue;

@@ -112,6 +112,9 @@ pub(crate) fn with_body(status: u16, media: &str, headers: &str, body: &str) -> 
 /// A minimal batch.
 pub(crate) fn batch(batch_id: &str, lease: Option<&str>) -> BatchDescriptor {
     BatchDescriptor {
+        acked_at: None,
+        waited_ms: None,
+        held_ms: None,
         batch_id: batch_id.to_owned(),
         state: BatchState::Leased,
         lease: lease.map(str::to_owned),

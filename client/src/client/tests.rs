@@ -255,7 +255,7 @@ async fn bulk_sends_a_line_per_trajectory() {
 
 #[tokio::test]
 async fn queries_are_escaped_and_base_paths_kept() {
-    let page = json!({"trajectories": [], "next": null});
+    let page = json!({"trajectories": [], "next": null, "examined": 0});
     let stub = Stub::start([stub::json(200, &page)]).await;
     let client = Client::new(&format!("{}/forebay/", stub.base_url())).expect("it is a URL");
     client.stories("default", &[("group_id", "a&b=c d"), ("limit", "5")]).await.expect("it is a page");

@@ -84,6 +84,14 @@ pub struct BatchDescriptor {
     pub shards: Option<Vec<ShardCount>>,
     /// When the batch was cut.
     pub created_at: String,
+    /// When the batch was acked; null unless it is trained or checkpointed.
+    pub acked_at: Option<String>,
+    /// Milliseconds for which the holder of the last lease had asked for a batch; null if an earlier version of the
+    /// service granted the lease.
+    pub waited_ms: Option<i64>,
+    /// Milliseconds from the beginning of the last lease until the ack, or until now; null unless the batch is leased,
+    /// trained or checkpointed.
+    pub held_ms: Option<i64>,
 }
 
 /// Weight versions at the time a batch is cut.
@@ -131,7 +139,7 @@ pub enum BatchState {
     Discarded,
 }
 
-/// Batches in the order in which they were cut.
+/// Batches in the order in which they were cut, or the newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BatchPage {
@@ -139,6 +147,8 @@ pub struct BatchPage {
     pub batches: Vec<BatchDescriptor>,
     /// Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the last.
     pub next: Option<String>,
+    /// Number of entries that were examined to find those of the page, at most 10,000 in a filtered list.
+    pub examined: u32,
 }
 
 /// Extends a lease (a heartbeat).

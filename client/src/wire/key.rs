@@ -104,6 +104,26 @@ pub struct KeyPage {
     pub next: Option<String>,
 }
 
+/// Who the caller is, and what it may do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct WhoAmI {
+    /// Role of the caller; `admin` for everybody while the service needs no keys.
+    pub role: Role,
+    /// Policies that the caller may access: names, in which `*` stands for any characters.
+    pub policies: Vec<String>,
+    /// Id of the caller's key; null while the service needs no keys.
+    pub key_id: Option<String>,
+    /// Who or what the key is for; null while the service needs no keys.
+    pub name: Option<String>,
+    /// Whether calls need a key.
+    pub keys_required: bool,
+    /// The service's version, e.g. `0.1.0`.
+    pub version: String,
+    /// The service's time.
+    pub at: String,
+}
+
 /// A key with its secret, as callers send it: `fb_<id>_<secret>`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]

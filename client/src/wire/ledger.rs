@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Verdict;
+use super::{Status, Verdict};
 
 /// What happened to a rollout, from its arrival until its payload is purged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -46,6 +46,14 @@ pub struct TrajectoryStory {
     pub segments: u32,
     /// Number of prompt and response tokens.
     pub tokens: u64,
+    /// Number of response tokens with mask 1, without those that are masked as stale.
+    pub trained_tokens: u64,
+    /// Number of response tokens; null if an earlier version of the service stored the rollout.
+    pub response_tokens: Option<u64>,
+    /// How the execution ended; null if an earlier version of the service stored the rollout.
+    pub status: Option<Status>,
+    /// Versions of the trained tokens; null if no token is trained.
+    pub versions: Option<TrainedVersions>,
     /// When the rollout was received.
     pub received_at: String,
     /// When the group was decided.
@@ -68,13 +76,36 @@ pub struct StoryGroup {
     pub state: GroupState,
     /// Why the group was discarded or quarantined.
     pub reason: Option<String>,
+    /// Environment label of the group's first rollout.
+    pub environment: Option<String>,
     /// Number of kept and masked rollouts.
     pub arrived: u32,
     /// Size of the group: the number of places for rollouts.
     pub size: u32,
 }
 
-/// Rollouts, in the order in which they arrived.
+/// The weight versions that generated trained tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TrainedVersions {
+    /// The oldest version.
+    pub min: i64,
+    /// The newest version.
+    pub max: i64,
+}
+
+/// The order of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ListOrder {
+    /// The oldest entries first.
+    Oldest,
+    /// The newest entries first.
+    Newest,
+}
+
+/// Rollouts, in the order in which they arrived, or the newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TrajectoryPage {
@@ -82,6 +113,8 @@ pub struct TrajectoryPage {
     pub trajectories: Vec<TrajectoryStory>,
     /// Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the last.
     pub next: Option<String>,
+    /// Number of entries that were examined to find those of the page, at most 10,000 in a filtered list.
+    pub examined: u32,
 }
 
 /// A group in the ledger.
@@ -119,15 +152,29 @@ pub struct GroupInfo {
     pub late: u32,
     /// Batch that contains the group.
     pub batch_id: Option<String>,
+    /// Number of prompt and response tokens of its kept and masked rollouts; null until it is decided.
+    pub tokens: Option<u64>,
+    /// Number of trained tokens of its kept rollouts; null until it is decided.
+    pub trained_tokens: Option<u64>,
+    /// Mean reward of its kept rollouts; null until it is decided.
+    pub reward_mean: Option<f64>,
+    /// Lowest reward of its kept rollouts. It is the highest as well if there is nothing to learn from the group.
+    pub reward_min: Option<f64>,
+    /// Highest reward of its kept rollouts.
+    pub reward_max: Option<f64>,
+    /// Versions of its trained tokens; null until it is decided, and if no token is trained.
+    pub versions: Option<TrainedVersions>,
     /// When the first rollout of the group arrived.
     pub opened_at: String,
     /// When an open group is decided with the rollouts that have arrived.
     pub deadline_at: Option<String>,
     /// When the group was decided.
     pub decided_at: Option<String>,
+    /// When its payloads were purged.
+    pub purged_at: Option<String>,
 }
 
-/// Groups, in the order in which they were opened.
+/// Groups, in the order in which they were opened, or the newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GroupPage {
@@ -135,6 +182,8 @@ pub struct GroupPage {
     pub groups: Vec<GroupInfo>,
     /// Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the last.
     pub next: Option<String>,
+    /// Number of entries that were examined to find those of the page, at most 10,000 in a filtered list.
+    pub examined: u32,
 }
 
 /// Decides a group now, as if it had timed out.

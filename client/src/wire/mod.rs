@@ -8,6 +8,7 @@ pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
 
 mod admission;
 mod batch;
+mod content;
 mod export;
 mod finite;
 mod import;
@@ -26,12 +27,15 @@ pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
     VersionRange,
 };
+pub use content::{
+    ContentMessage, Delivered, MessagePage, SegmentSummary, SegmentVersions, TokenMap, TokenWindow, TrajectoryContent,
+};
 pub use export::{ExportCounts, ExportResult, ExportSummary, ExportedRollout};
 pub use import::{IMPORT_REFUSALS_MAX, ImportRefusal, ImportReport, ImportVerdicts};
-pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role};
+pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role, WhoAmI};
 pub use ledger::{
-    CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Health, PolicyStats, RolloutState, Stats,
-    StoryGroup, TrajectoryPage, TrajectoryStory,
+    CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Health, ListOrder, PolicyStats, RolloutState,
+    Stats, StoryGroup, TrainedVersions, TrajectoryPage, TrajectoryStory,
 };
 pub use object::{Components, Object};
 pub use policy::{

@@ -336,10 +336,12 @@ pub struct SessionPolicy {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SessionPage {
-    /// Sessions in the order in which they were opened.
+    /// Sessions in the order in which they were opened, or the newest first.
     pub sessions: Vec<SessionInfo>,
     /// The `after` of the next page; absent on the last page.
     pub next: Option<String>,
+    /// Number of sessions that were examined to find those of the page, at most 10,000 in a filtered list.
+    pub examined: u32,
 }
 
 /// The recorded calls of a session.

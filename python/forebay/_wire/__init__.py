@@ -24,6 +24,16 @@ from .batch import (
     VersionRange,
     VersionRequest,
 )
+from .content import (
+    ContentMessage,
+    Delivered,
+    MessagePage,
+    SegmentSummary,
+    SegmentVersions,
+    TokenMap,
+    TokenWindow,
+    TrajectoryContent,
+)
 from .export import ExportedRollout, ExportResult
 from .imports import ImportRefusal, ImportReport, ImportVerdicts
 from .ledger import (
@@ -33,8 +43,10 @@ from .ledger import (
     DiscardRequest,
     GroupInfo,
     GroupPage,
+    ListOrder,
     RolloutState,
     StoryGroup,
+    TrainedVersions,
     TrajectoryPage,
     TrajectoryStory,
 )
@@ -52,6 +64,7 @@ from .policy import (
     Stats,
     Waiting,
     WaitingEnvironment,
+    WhoAmI,
 )
 from .rules import (
     Advantage,
@@ -133,6 +146,8 @@ __all__ = [
     "CheckpointRequest",
     "CheckpointResponse",
     "CloseRequest",
+    "ContentMessage",
+    "Delivered",
     "DiscardRequest",
     "DroppedCalls",
     "EnvironmentRules",
@@ -158,7 +173,9 @@ __all__ = [
     "KeyPage",
     "KeyRequest",
     "LeaseRules",
+    "ListOrder",
     "LossWeighting",
+    "MessagePage",
     "NackRequest",
     "OnDrop",
     "OpenGroup",
@@ -181,6 +198,8 @@ __all__ = [
     "Sample",
     "Sampling",
     "Segment",
+    "SegmentSummary",
+    "SegmentVersions",
     "SessionAssembly",
     "SessionBreak",
     "SessionDropped",
@@ -204,7 +223,11 @@ __all__ = [
     "Status",
     "StoryGroup",
     "ToList",
+    "TokenMap",
+    "TokenWindow",
+    "TrainedVersions",
     "Trajectory",
+    "TrajectoryContent",
     "TrajectoryPage",
     "TrajectoryStory",
     "Turn",
@@ -214,4 +237,5 @@ __all__ = [
     "Violation",
     "Waiting",
     "WaitingEnvironment",
+    "WhoAmI",
 ]

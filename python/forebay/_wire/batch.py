@@ -75,6 +75,14 @@ class BatchDescriptor:
     """Contents of each shard, for `?shards=n`."""
     created_at: str
     """When the batch was cut."""
+    acked_at: str | None = None
+    """When the batch was acked; null unless it is trained or checkpointed."""
+    waited_ms: int | None = None
+    """Milliseconds for which the holder of the last lease had asked for a batch; null if an earlier version of the
+    service granted the lease."""
+    held_ms: int | None = None
+    """Milliseconds from the beginning of the last lease until the ack, or until now; null unless the batch is leased,
+    trained or checkpointed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,13 +111,15 @@ class ShardCount:
 
 @dataclass(slots=True, kw_only=True)
 class BatchPage:
-    """Batches in the order in which they were cut."""
+    """Batches in the order in which they were cut, or the newest first."""
 
     batches: list[BatchDescriptor]
     """Descriptors, without leases."""
     next: str | None = None
     """Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the
     last."""
+    examined: int
+    """Number of entries that were examined to find those of the page, at most 10,000 in a filtered list."""
 
 
 @dataclass(slots=True, kw_only=True)

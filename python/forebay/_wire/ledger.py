@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .trajectory import GroupState, Verdict
+from .trajectory import GroupState, Status, Verdict
 
 RolloutState = Literal[
     "open",
@@ -21,6 +21,20 @@ RolloutState = Literal[
     "late",
 ]
 """State of a rollout. These states are the terms of the conservation equation."""
+
+
+ListOrder = Literal["oldest", "newest"]
+"""The order of a list."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainedVersions:
+    """The weight versions that generated trained tokens."""
+
+    min: int
+    """The oldest version."""
+    max: int
+    """The newest version."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +75,14 @@ class TrajectoryStory:
     """Number of segments."""
     tokens: int
     """Number of prompt and response tokens."""
+    trained_tokens: int
+    """Number of response tokens with mask 1, without those that are masked as stale."""
+    response_tokens: int | None = None
+    """Number of response tokens; null if an earlier version of the service stored the rollout."""
+    status: Status | None = None
+    """How the execution ended; null if an earlier version of the service stored the rollout."""
+    versions: TrainedVersions | None = None
+    """Versions of the trained tokens; null if no token is trained."""
     received_at: str
     """When the rollout was received."""
     decided_at: str | None = None
@@ -83,6 +105,8 @@ class StoryGroup:
     """State of the group."""
     reason: str | None = None
     """Why the group was discarded or quarantined."""
+    environment: str | None = None
+    """Environment label of the group's first rollout."""
     arrived: int
     """Number of kept and masked rollouts."""
     size: int
@@ -91,13 +115,15 @@ class StoryGroup:
 
 @dataclass(slots=True, kw_only=True)
 class TrajectoryPage:
-    """Rollouts, in the order in which they arrived."""
+    """Rollouts, in the order in which they arrived, or the newest first."""
 
     trajectories: list[TrajectoryStory]
     """Stories."""
     next: str | None = None
     """Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the
     last."""
+    examined: int
+    """Number of entries that were examined to find those of the page, at most 10,000 in a filtered list."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,23 +160,39 @@ class GroupInfo:
     """Number of rollouts that arrived after the group was decided."""
     batch_id: str | None = None
     """Batch that contains the group."""
+    tokens: int | None = None
+    """Number of prompt and response tokens of its kept and masked rollouts; null until it is decided."""
+    trained_tokens: int | None = None
+    """Number of trained tokens of its kept rollouts; null until it is decided."""
+    reward_mean: float | None = None
+    """Mean reward of its kept rollouts; null until it is decided."""
+    reward_min: float | None = None
+    """Lowest reward of its kept rollouts. It is the highest as well if there is nothing to learn from the group."""
+    reward_max: float | None = None
+    """Highest reward of its kept rollouts."""
+    versions: TrainedVersions | None = None
+    """Versions of its trained tokens; null until it is decided, and if no token is trained."""
     opened_at: str
     """When the first rollout of the group arrived."""
     deadline_at: str | None = None
     """When an open group is decided with the rollouts that have arrived."""
     decided_at: str | None = None
     """When the group was decided."""
+    purged_at: str | None = None
+    """When its payloads were purged."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupPage:
-    """Groups, in the order in which they were opened."""
+    """Groups, in the order in which they were opened, or the newest first."""
 
     groups: list[GroupInfo]
     """Groups."""
     next: str | None = None
     """Cursor of the next page; null on the last page. A page of a filtered list may be empty without being the
     last."""
+    examined: int
+    """Number of entries that were examined to find those of the page, at most 10,000 in a filtered list."""
 
 
 @dataclass(slots=True, kw_only=True)

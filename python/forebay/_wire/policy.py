@@ -200,6 +200,26 @@ class KeyPage:
 
 
 @dataclass(slots=True, kw_only=True)
+class WhoAmI:
+    """Who the caller is, and what it may do."""
+
+    role: Role
+    """Role of the caller; `admin` for everybody while the service needs no keys."""
+    policies: list[str]
+    """Policies that the caller may access: names, in which `*` stands for any characters."""
+    key_id: str | None = None
+    """Id of the caller's key; null while the service needs no keys."""
+    name: str | None = None
+    """Who or what the key is for; null while the service needs no keys."""
+    keys_required: bool
+    """Whether calls need a key."""
+    version: str
+    """The service's version, e.g. `0.1.0`."""
+    at: str
+    """The service's time."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Health:
     """The answer that shows that the process is alive."""
 

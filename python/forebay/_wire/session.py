@@ -257,9 +257,11 @@ class SessionPage:
     """A page of sessions."""
 
     sessions: list[SessionInfo]
-    """Sessions in the order in which they were opened."""
+    """Sessions in the order in which they were opened, or the newest first."""
     next: str | None = None
     """The `after` of the next page; absent on the last page."""
+    examined: int
+    """Number of sessions that were examined to find those of the page, at most 10,000 in a filtered list."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-//! Arrow IPC streams, with one row per segment: responses with the rows of a batch, and requests with trajectories.
+//! Arrow IPC streams, with one row per segment: responses with the rows of a batch or an export, and requests with trajectories.
 //!
 //! Columns have the names of the JSON fields. Lists of numbers are transferred in their memory layout, so that neither
 //! side parses them.
@@ -8,4 +8,4 @@ mod types;
 mod write;
 
 pub(super) use read::bundle;
-pub(super) use write::{Encoder, row_bytes};
+pub(super) use write::{Encoder, row_bytes, samples, samples_schema};

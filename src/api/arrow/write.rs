@@ -1,33 +1,26 @@
-//! Writes samples as Arrow record batches, one for each page.
+//! Writes record batches as an Arrow stream, and makes record batches of samples.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use arrow_array::{
-    ArrayRef, ArrowPrimitiveType, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, PrimitiveArray,
-    RecordBatch, StringArray, StructArray,
+    ArrayRef, Float32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
     types::{Float32Type, Int32Type, UInt8Type},
 };
-use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::Buffer;
 use arrow_ipc::writer::StreamEncoder;
-use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
-use forebay_client::wire::{Sample, VersionSpan};
+use forebay_client::wire::Sample;
+use forebay_exports::arrays::{self, item, spans_type};
 use serde_json::value::RawValue;
 
 /// Parts of at least this length are sent without copying them.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// Writes pages of samples as one Arrow stream.
+/// Writes record batches as one Arrow stream.
 pub(in crate::api) struct Encoder {
     schema: SchemaRef,
     stream: StreamEncoder,
-}
-
-impl Default for Encoder {
-    fn default() -> Self {
-        let schema = Arc::new(schema());
-        Self { stream: stream(&schema), schema }
-    }
 }
 
 fn stream(schema: &Schema) -> StreamEncoder {
@@ -35,24 +28,32 @@ fn stream(schema: &Schema) -> StreamEncoder {
 }
 
 impl Encoder {
-    /// Writes rows as one record batch. The first call also writes the schema.
-    pub(in crate::api) fn rows(&mut self, rows: &[Sample]) -> Result<Vec<Bytes>, ArrowError> {
-        // Offsets of texts and lists have 31 bits. The limits on bodies keep a row far below that. This check prevents
-        // a panic while the arrays are built.
-        let bytes = rows.iter().map(row_bytes).sum::<usize>();
-        if i32::try_from(bytes).is_err() {
-            let detail = format!("{bytes} bytes of rows do not fit in one record batch; read them as NDJSON");
-            return Err(ArrowError::InvalidArgumentError(detail));
-        }
-        let columns = columns(rows);
-        let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)?;
-        self.stream.encode(&batch).map(frames)
+    /// A stream of record batches with these columns.
+    pub(in crate::api) fn new(schema: SchemaRef) -> Self {
+        Self { stream: stream(&schema), schema }
+    }
+
+    /// Writes a record batch. The first call also writes the schema.
+    pub(in crate::api) fn batch(&mut self, batch: &RecordBatch) -> Result<Vec<Bytes>, ArrowError> {
+        self.stream.encode(batch).map(frames)
     }
 
     /// Writes the end of the stream, which marks it as complete.
     pub(in crate::api) fn end(&mut self) -> Result<Vec<Bytes>, ArrowError> {
         std::mem::replace(&mut self.stream, stream(&self.schema)).finish().map(frames)
     }
+}
+
+/// Makes a record batch of samples.
+pub(in crate::api) fn samples(rows: &[Sample]) -> Result<RecordBatch, ArrowError> {
+    // Offsets of texts and lists have 31 bits. The limits on bodies keep a row far below that. This check prevents a
+    // panic while the arrays are built.
+    let bytes = rows.iter().map(row_bytes).sum::<usize>();
+    if i32::try_from(bytes).is_err() {
+        let detail = format!("{bytes} bytes of rows do not fit in one record batch; read them as NDJSON");
+        return Err(ArrowError::InvalidArgumentError(detail));
+    }
+    RecordBatch::try_new(samples_schema(), columns(rows))
 }
 
 /// The bytes of a row in a record batch, without offsets and values that are the same for all rows.
@@ -87,12 +88,10 @@ fn frames(parts: Vec<Buffer>) -> Vec<Bytes> {
     frames
 }
 
-fn span_fields() -> Fields {
-    ["version", "start", "length"].map(|name| Field::new(name, DataType::Int64, false)).into_iter().collect()
-}
-
-fn item(of: DataType) -> Arc<Field> {
-    Arc::new(Field::new_list_field(of, false))
+/// The columns of samples.
+pub(in crate::api) fn samples_schema() -> SchemaRef {
+    static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| Arc::new(schema()));
+    Arc::clone(&SCHEMA)
 }
 
 fn schema() -> Schema {
@@ -120,7 +119,7 @@ fn schema() -> Schema {
         field("advantage", DataType::Float32, false),
         field("loss_weight", DataType::Float64, false),
         field("policy_version", DataType::Int64, true),
-        field("versions", list(DataType::Struct(span_fields())), true),
+        field("versions", spans_type(), true),
         field("messages", DataType::Utf8, true),
         field("metadata", DataType::Utf8, true),
     ])
@@ -142,12 +141,12 @@ fn columns(rows: &[Sample]) -> Vec<ArrayRef> {
         texts(|row| row.environment.as_deref()),
         texts(|row| Some(row.verdict.as_str())),
         texts(|row| Some(row.status.as_str())),
-        lists::<Int32Type>(rows, |row| row.tokens.as_deref()),
+        arrays::lists::<Int32Type>(rows.iter().map(|row| row.tokens.as_deref())),
         ints(|row| row.response_length),
-        lists::<UInt8Type>(rows, |row| row.loss_mask.as_deref()),
-        lists::<Float32Type>(rows, |row| row.logprobs.as_deref()),
-        lists::<Float32Type>(rows, |row| row.teacher_logprobs.as_deref()),
-        lists::<Float32Type>(rows, |row| row.values.as_deref()),
+        arrays::lists::<UInt8Type>(rows.iter().map(|row| row.loss_mask.as_deref())),
+        arrays::lists::<Float32Type>(rows.iter().map(|row| row.logprobs.as_deref())),
+        arrays::lists::<Float32Type>(rows.iter().map(|row| row.teacher_logprobs.as_deref())),
+        arrays::lists::<Float32Type>(rows.iter().map(|row| row.values.as_deref())),
         floats(|row| row.temperature),
         floats(|row| row.top_p),
         ints(|row| row.top_k),
@@ -155,30 +154,8 @@ fn columns(rows: &[Sample]) -> Vec<ArrayRef> {
         floats(|row| row.advantage),
         Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.loss_weight))),
         Arc::new(rows.iter().map(|row| row.policy_version).collect::<Int64Array>()),
-        spans(rows),
+        arrays::spans(rows.iter().map(|row| row.versions.as_deref())),
         texts(|row| row.messages.as_deref().map(RawValue::get)),
         texts(|row| row.metadata.as_deref().map(RawValue::get)),
     ]
-}
-
-fn lists<T: ArrowPrimitiveType>(rows: &[Sample], list: fn(&Sample) -> Option<&[T::Native]>) -> ArrayRef {
-    let mut values = Vec::with_capacity(rows.iter().filter_map(list).map(<[_]>::len).sum());
-    for list in rows.iter().filter_map(list) {
-        values.extend_from_slice(list);
-    }
-    let values = PrimitiveArray::<T>::new(ScalarBuffer::from(values), None);
-    let lengths = OffsetBuffer::from_lengths(rows.iter().map(|row| list(row).map_or(0, <[_]>::len)));
-    let present = rows.iter().map(|row| list(row).is_some()).collect();
-    Arc::new(ListArray::new(item(T::DATA_TYPE), lengths, Arc::new(values), Some(present)))
-}
-
-fn spans(rows: &[Sample]) -> ArrayRef {
-    let all: Vec<VersionSpan> = rows.iter().flat_map(|row| row.versions.iter().flatten().copied()).collect();
-    let column =
-        |part: fn(&VersionSpan) -> i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values(all.iter().map(part))) };
-    let columns = vec![column(|span| span.0), column(|span| span.1), column(|span| span.2)];
-    let structs = StructArray::new(span_fields(), columns, None);
-    let lengths = OffsetBuffer::from_lengths(rows.iter().map(|row| row.versions.as_ref().map_or(0, Vec::len)));
-    let present = rows.iter().map(|row| row.versions.is_some()).collect();
-    Arc::new(ListArray::new(item(DataType::Struct(span_fields())), lengths, Arc::new(structs), Some(present)))
 }

@@ -1,4 +1,4 @@
-//! The numbers that stand for variants in digests and seals.
+//! The numbers that stand for variants in digests, seals and columns.
 //!
 //! The numbers are written out because they are stored. The enums belong to another crate. If a number changed with the
 //! order of an enum, retries would be refused as conflicts and sealed rows would look damaged. A new variant takes a
@@ -8,14 +8,23 @@ use forebay_client::wire::Status;
 
 use crate::buffer::states::Verdict;
 
-/// The number of a status in the digest of a trajectory's content.
-pub(in crate::buffer) fn of_status(status: Status) -> u8 {
+/// The number of a status in the digest of a trajectory's content, and in the row of a rollout.
+#[must_use]
+pub fn of_status(status: Status) -> u8 {
     match status {
         Status::Completed => 0,
         Status::Truncated => 1,
         Status::Aborted => 2,
         Status::Failed => 3,
     }
+}
+
+/// The status with this number; none if only another version knows the number.
+#[must_use]
+pub fn status_of(number: i64) -> Option<Status> {
+    [Status::Completed, Status::Truncated, Status::Aborted, Status::Failed]
+        .into_iter()
+        .find(|status| i64::from(of_status(*status)) == number)
 }
 
 /// The number of a verdict in the seal of a rollout.

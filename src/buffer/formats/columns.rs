@@ -96,8 +96,10 @@ pub(in crate::buffer) fn put_bits(packed: &mut Vec<u8>, mask: &[u8]) {
 
 /// The first `count` bits of bytes that [`put_bits`] wrote.
 pub(in crate::buffer) fn bits(bytes: &[u8], count: usize) -> Vec<u8> {
-    let mut mask: Vec<u8> =
-        bytes.iter().flat_map(|&byte| std::array::from_fn::<u8, 8, _>(|bit| byte >> bit & 1)).collect();
+    let mut mask = vec![0; 8 * bytes.len()];
+    for (eight, &byte) in mask.as_chunks_mut::<8>().0.iter_mut().zip(bytes) {
+        *eight = std::array::from_fn(|bit| byte >> bit & 1);
+    }
     mask.truncate(count);
     mask
 }

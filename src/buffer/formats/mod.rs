@@ -3,7 +3,7 @@
 pub mod canonical;
 
 pub mod call;
-pub(in crate::buffer) mod codes;
+pub mod codes;
 
 pub(in crate::buffer) mod columns;
 

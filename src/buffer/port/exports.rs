@@ -2,13 +2,11 @@
 
 use async_trait::async_trait;
 
-use super::StoreError;
+use super::{SealedRow, StoreError};
 use crate::{
     buffer::{
-        ids::{ExecutionId, GroupPk, PolicyPk, RolloutPk, Run, Step, Version},
-        seal::SEAL_BYTES,
-        staleness::TrainedSpan,
-        states::{RolloutState, Verdict},
+        ids::{ExecutionId, GroupPk, PolicyPk, RolloutPk, Run, Step},
+        states::RolloutState,
     },
     clock::Timestamp,
 };
@@ -63,42 +61,28 @@ pub struct ExportedPage {
 /// A rollout of an export, without its payload.
 #[derive(Clone, Debug)]
 pub struct ExportMember {
-    /// Key of the row.
-    pub rollout_pk: RolloutPk,
-    /// Its id.
-    pub rollout_id: String,
-    /// Its group's id.
-    pub group_id: String,
+    /// Its row.
+    pub row: SealedRow,
     /// The number of places of its group.
     pub group_size: u32,
     /// The execution that it belongs to; none if an earlier version stored it.
     pub execution_id: Option<ExecutionId>,
-    /// Its verdict.
-    pub verdict: Verdict,
     /// The reason of its verdict.
     pub reason: Option<String>,
     /// Its state.
     pub state: RolloutState,
     /// The step that consumed it.
     pub step: Option<Step>,
-    /// Reward as sent.
-    pub reward: Option<f64>,
     /// Advantage.
     pub advantage: Option<f64>,
-    /// Its version.
-    pub policy_version: Version,
-    /// Whether the version was assumed.
+    /// Whether its version was assumed.
     pub version_assumed: bool,
-    /// Segments.
-    pub segments: u32,
-    /// Prompt and response tokens.
-    pub tokens: u64,
-    /// The number of bytes that its payload unpacks to.
-    pub unpacked_bytes: u64,
-    /// Trained tokens by version as sent, if they are recorded.
-    pub trained_spans: Option<Vec<TrainedSpan>>,
-    /// Checksum of its row; none in rows of versions that stored no seals.
-    pub seal: Option<[u8; SEAL_BYTES]>,
     /// The time of its arrival.
     pub received_at: Timestamp,
+}
+
+impl AsRef<SealedRow> for ExportMember {
+    fn as_ref(&self) -> &SealedRow {
+        &self.row
+    }
 }

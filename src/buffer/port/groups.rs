@@ -8,6 +8,7 @@ use crate::{
         finalize::Cause,
         ids::{BatchId, GroupId, GroupPk, PolicyName, Run},
         ingest::GroupFill,
+        staleness::TrainedVersions,
     },
     clock::Timestamp,
 };
@@ -88,10 +89,24 @@ pub struct Group {
     pub late: u32,
     /// Its batch.
     pub batch_id: Option<BatchId>,
+    /// The number of tokens of its kept and masked rollouts; none while it is open.
+    pub tokens: Option<u64>,
+    /// The number of its trained tokens; none while it is open.
+    pub trained_tokens: Option<u64>,
+    /// Versions of its trained tokens.
+    pub trained_versions: Option<TrainedVersions>,
+    /// The mean of its rewards.
+    pub reward_mean: Option<f64>,
+    /// The lowest of its rewards; none in rows of earlier versions.
+    pub reward_min: Option<f64>,
+    /// The highest of its rewards; none in rows of earlier versions.
+    pub reward_max: Option<f64>,
     /// The arrival of its first rollout.
     pub opened_at: Timestamp,
     /// The time at which it is decided at the latest.
     pub deadline_at: Option<Timestamp>,
     /// The time of its decision.
     pub decided_at: Option<Timestamp>,
+    /// The time when its payloads were purged.
+    pub purged_at: Option<Timestamp>,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use super::{Answer, Page, StoreError};
+use super::{Answer, Cursor, Page, StoreError};
 use crate::{
     buffer::{
         batch::BatchSize,
@@ -60,6 +60,8 @@ pub struct Claim {
     pub batch_id: BatchId,
     /// The token of the lease, if one is granted.
     pub lease: LeaseToken,
+    /// Since when its consumer has asked this process for a batch.
+    pub asking_since: Timestamp,
     /// The time of the request.
     pub now: Timestamp,
 }
@@ -188,6 +190,20 @@ pub struct Batch {
     pub live_bytes: i64,
     /// The time when it was cut.
     pub created_at: Timestamp,
+    /// The time when its last lease began; none if an earlier version granted it.
+    pub granted_at: Option<Timestamp>,
+    /// How long the consumer of its last lease had asked for a batch; none if an earlier version granted it.
+    pub waited_us: Option<i64>,
+    /// The time when it was acked.
+    pub acked_at: Option<Timestamp>,
+}
+
+impl Batch {
+    /// How long its last lease lasted until `now`.
+    #[must_use]
+    pub fn held_us(&self, now: Timestamp) -> i64 {
+        now.micros_since(self.granted_at.unwrap_or(self.created_at)).max(0)
+    }
 }
 
 /// Which batches to list.
@@ -197,8 +213,8 @@ pub struct BatchFilter {
     pub policy: PolicyName,
     /// Only batches in this state.
     pub state: Option<BatchState>,
-    /// Only batches after this cursor.
-    pub after: i64,
+    /// Where the page begins.
+    pub from: Cursor,
     /// The most entries of a page.
     pub limit: u32,
 }

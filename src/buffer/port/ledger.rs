@@ -1,12 +1,14 @@
 //! The ledger in the store: the history of rollouts and groups.
 
 use async_trait::async_trait;
+use forebay_client::wire::Status;
 
-use super::{Group, StoreError};
+use super::{Cursor, Group, Page, StoreError};
 use crate::{
     buffer::{
         ids::{BatchId, ExecutionId, GroupId, PolicyName, RolloutId, RolloutPk, Run, Step, Version},
         ingest::GroupFill,
+        staleness::TrainedVersions,
         states::{GroupState, RolloutState, Verdict},
     },
     clock::Timestamp,
@@ -15,9 +17,9 @@ use crate::{
 /// Lists of rollouts and groups.
 #[async_trait]
 pub trait LedgerStore: Send + Sync {
-    /// Rollouts in the order in which they arrived.
+    /// Rollouts in the order in which they arrived, or the newest first.
     async fn stories(&self, filter: StoryFilter) -> Result<Page<Story>, StoreError>;
-    /// Groups in the order in which they were opened.
+    /// Groups in the order in which they were opened, or the newest first.
     async fn groups(&self, filter: GroupFilter) -> Result<Page<Group>, StoreError>;
     /// The group of the newest rollout of an execution, in the current run of a policy.
     async fn latest_group(
@@ -63,6 +65,8 @@ pub struct Story {
     pub group: GroupFill,
     /// Its group's reason.
     pub group_reason: Option<String>,
+    /// Its group's environment.
+    pub environment: Option<String>,
     /// The batches that carried it.
     pub batches: Vec<BatchId>,
     /// The step that consumed it.
@@ -75,10 +79,18 @@ pub struct Story {
     pub policy_version: Version,
     /// Whether the version was assumed, because the producer sent none.
     pub version_assumed: bool,
+    /// Versions of its trained tokens.
+    pub trained_versions: Option<TrainedVersions>,
     /// The number of its segments.
     pub segments: u32,
     /// The number of its tokens.
     pub tokens: u64,
+    /// The number of its tokens with mask 1, without those that are masked as stale.
+    pub trained_tokens: u64,
+    /// The number of its response tokens; none in rows of earlier versions.
+    pub response_tokens: Option<u64>,
+    /// How its execution ended; none in rows of earlier versions.
+    pub status: Option<Status>,
     /// The time of its arrival.
     pub received_at: Timestamp,
     /// The time of the decision of its group.
@@ -110,8 +122,10 @@ pub struct StoryFilter {
     pub state: Option<RolloutState>,
     /// Only rollouts that this step consumed.
     pub step: Option<Step>,
-    /// Only rollouts after this cursor.
-    pub after: i64,
+    /// Only rollouts of groups of this environment.
+    pub environment: Option<String>,
+    /// Where the page begins.
+    pub from: Cursor,
     /// The most entries of a page.
     pub limit: u32,
 }
@@ -122,7 +136,7 @@ impl StoryFilter {
     pub fn has_filters(&self) -> bool {
         let in_execution = self.execution_id.is_some() && (self.policy.is_some() || self.group_id.is_some());
         let by_outcome = self.verdict.is_some() || self.reason.is_some() || self.state.is_some();
-        in_execution || by_outcome || self.step.is_some()
+        in_execution || by_outcome || self.step.is_some() || self.environment.is_some()
     }
 }
 
@@ -133,19 +147,16 @@ pub struct GroupFilter {
     pub policy: PolicyName,
     /// Only the group with this id.
     pub group_id: Option<GroupId>,
+    /// Only groups that this batch was cut with, in their places.
+    pub batch_id: Option<BatchId>,
     /// Only groups in this state.
     pub state: Option<GroupState>,
-    /// Only groups after this cursor.
-    pub after: i64,
+    /// Only groups that were discarded or quarantined for this reason.
+    pub reason: Option<String>,
+    /// Only groups of this environment.
+    pub environment: Option<String>,
+    /// Where the page begins.
+    pub from: Cursor,
     /// The most entries of a page.
     pub limit: u32,
-}
-
-/// A page of a list.
-#[derive(Clone, Debug)]
-pub struct Page<T> {
-    /// Entries in the order of the list. A page of a filtered list may be empty although more entries follow.
-    pub entries: Vec<T>,
-    /// Cursor of the next page; none on the last page.
-    pub next: Option<i64>,
 }

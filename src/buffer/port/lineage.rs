@@ -76,6 +76,8 @@ pub struct Resumed {
     pub quarantined: u64,
     /// Batches that cannot be delivered again, because their payloads are purged.
     pub undeliverable: u64,
+    /// Steps of the log that are now marked as undone.
+    pub undone_steps: u64,
     /// Groups of those batches that were not settled and are now discarded.
     pub abandoned_groups: u64,
     /// Leases that had expired before.

@@ -7,7 +7,7 @@
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
 //! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
-//! [`health`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
+//! [`health`], [`pages`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
 pub mod admission;
@@ -23,6 +23,7 @@ pub mod ingest;
 pub mod leases;
 pub mod ledger;
 pub mod lineage;
+pub mod pages;
 pub mod peers;
 pub mod policies;
 pub mod reads;
@@ -45,15 +46,16 @@ pub use self::{
     leases::{
         Ack, Batch, BatchFilter, Claim, ClaimAnswer, Claimed, ExpiredLeases, Extend, LeaseProof, LeaseStore, Nack,
     },
-    ledger::{GroupFilter, LatestGroup, LedgerStore, Page, Story, StoryFilter},
+    ledger::{GroupFilter, LatestGroup, LedgerStore, Story, StoryFilter},
     lineage::{Checkpoint, Checkpointed, LineageStore, Publish, Reset, ResetDone, Resume, Resumed},
+    pages::{Cursor, Order, Page},
     peers::Peers,
     policies::{
         EnvironmentGroups, ExistingPolicy, OpenGroup, Policy, PolicyStore, ReadEnvironments, RulesWritten, WaitingFor,
         WriteRules,
     },
     reads::{AckReads, GiveBackReads, MarkRead, ReadStore, ReleaseRead},
-    samples::{BatchMember, SampleStore, StoredPayload},
+    samples::{BatchMember, FindContent, SampleStore, SealedRow, StoredContent, StoredPayload},
     sessions::{
         CallHead, CallTexts, Delivery, EndSession, FindAnswer, KeepSession, NewSession, OpenedSession, RecordCall,
         RecordedCall, Session, SessionBounds, SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer,

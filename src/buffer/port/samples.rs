@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 
-use super::{Batch, StoreError};
+use super::{Batch, StoreError, Story};
 use crate::buffer::{
-    ids::{BatchId, GroupPk, RolloutPk, Version},
+    ids::{BatchId, GroupPk, PolicyName, RolloutId, RolloutPk, Version},
     payload::Payload,
     seal::SEAL_BYTES,
     staleness::TrainedSpan,
@@ -18,47 +18,85 @@ pub trait SampleStore: Send + Sync {
     async fn batch_members(&self, batch: Batch) -> Result<Option<Vec<BatchMember>>, StoreError>;
     /// Payloads of rollouts, in the order of the argument. Missing ones are left out.
     async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError>;
+    /// One rollout of the current run, without its payload, in whichever state it is.
+    async fn content(&self, find: FindContent) -> Result<Option<StoredContent>, StoreError>;
     /// Quarantines a group with a damaged payload before it is delivered.
     async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError>;
 }
 
-/// A rollout of a batch, without its payload.
+/// The part of a rollout's row that belongs to its payload: it finds the payload, says how large it is, and is sealed
+/// together with it.
 #[derive(Clone, Debug)]
-pub struct BatchMember {
+pub struct SealedRow {
     /// Key of the row.
     pub rollout_pk: RolloutPk,
-    /// Its group.
-    pub group_pk: GroupPk,
     /// Its group's id.
     pub group_id: String,
     /// Its id.
     pub rollout_id: String,
-    /// Kept or masked.
+    /// Its verdict.
     pub verdict: Verdict,
     /// Reward as sent.
     pub reward: Option<f64>,
-    /// Advantage.
-    pub advantage: f64,
     /// Its version.
     pub policy_version: Version,
     /// Segments.
     pub segments: u32,
-    /// Segments with a trained token.
-    pub trained_segments: u32,
     /// Prompt and response tokens.
     pub tokens: u64,
-    /// Trained tokens.
-    pub trained_tokens: u64,
     /// The number of bytes that its payload unpacks to.
     pub unpacked_bytes: u64,
+    /// Trained tokens by version as sent, if they are recorded.
+    pub trained_spans: Option<Vec<TrainedSpan>>,
+    /// Checksum of the row; none in rows of versions that stored no seals.
+    pub seal: Option<[u8; SEAL_BYTES]>,
+}
+
+/// A rollout of a batch, kept or masked, without its payload.
+#[derive(Clone, Debug)]
+pub struct BatchMember {
+    /// Its row.
+    pub row: SealedRow,
+    /// Its group.
+    pub group_pk: GroupPk,
+    /// Advantage.
+    pub advantage: f64,
+    /// Segments with a trained token.
+    pub trained_segments: u32,
+    /// Trained tokens.
+    pub trained_tokens: u64,
     /// Tokens of versions below this one are delivered with mask 0.
     pub mask_below: Option<Version>,
-    /// Trained tokens by version as sent. Recorded if the policy masks stale tokens.
-    pub trained_spans: Option<Vec<TrainedSpan>>,
-    /// Checksum of its row; none in rows of versions that stored no seals.
-    pub seal: Option<[u8; SEAL_BYTES]>,
     /// Checksum of the advantages of its group.
     pub group_seal: Option<[u8; SEAL_BYTES]>,
+}
+
+impl AsRef<SealedRow> for BatchMember {
+    fn as_ref(&self) -> &SealedRow {
+        &self.row
+    }
+}
+
+/// A rollout to look at.
+#[derive(Clone, Debug)]
+pub struct FindContent {
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Its id.
+    pub rollout_id: RolloutId,
+}
+
+/// A rollout, and what its payload is checked with.
+#[derive(Clone, Debug)]
+pub struct StoredContent {
+    /// What happened to it.
+    pub story: Story,
+    /// The columns of its row.
+    pub member: BatchMember,
+    /// The batch that contains it.
+    pub batch: Option<Batch>,
+    /// Whether its payload is stored.
+    pub has_payload: bool,
 }
 
 /// A payload with the key of its rollout.

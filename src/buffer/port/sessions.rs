@@ -8,12 +8,12 @@ use async_trait::async_trait;
 use forebay_client::wire::SessionAssembly;
 use serde::{Deserialize, Serialize};
 
-use super::{Answer, Ingested, Page, StoreError};
+use super::{Answer, Cursor, Ingested, Page, StoreError};
 use crate::{
     buffer::{
         call::CallColumns,
         canonical::ContentDigest,
-        ids::{AdmissionId, CallPk, PolicyName, Run, SessionId, SessionPk, Version},
+        ids::{AdmissionId, CallPk, PolicyName, RolloutId, Run, SessionId, SessionPk, Version},
         ingest::NewRollout,
         session::{SessionKeyHash, SessionSpec},
         states::SessionState,
@@ -187,10 +187,12 @@ pub struct SessionOutcome {
 pub struct SessionFilter {
     /// Only sessions that record rollouts of this policy.
     pub policy: PolicyName,
+    /// Only the session of this rollout in the current run.
+    pub rollout_id: Option<RolloutId>,
     /// Only sessions in this state.
     pub state: Option<SessionState>,
-    /// Only sessions after this cursor.
-    pub after: i64,
+    /// Where the page begins.
+    pub from: Cursor,
     /// The most entries of a page.
     pub limit: u32,
 }

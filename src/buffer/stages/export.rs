@@ -12,22 +12,13 @@ use serde_json::value::RawValue;
 
 use crate::buffer::{
     filter::{Filters, RolloutFacts},
-    ids::{PolicyName, RolloutPk, Run, Version},
-    payload::{Damaged, Payload, Unpacked},
+    ids::{PolicyName, Run, Version},
+    pages::{self, Members},
+    payload::Unpacked,
     port::{ExportCursor, ExportMember, ExportPage, Policy, Store, StoreError},
     refusal::{BufferError, Refusal},
-    seal::RolloutSeal,
     states::{RolloutState, Verdict},
 };
-
-/// Bytes of the rollouts of one page, unless a single rollout has more.
-const PAGE_BYTES: u64 = 8 << 20;
-
-/// Bytes of a rollout or segment besides its columns.
-const ROW_BYTES: u64 = 1 << 10;
-
-/// The most rollouts of one page.
-const PAGE_ROLLOUTS: usize = 256;
 
 /// Which rollouts an export has.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +65,7 @@ pub struct ExportReader {
     filter: ExportFilter,
     page: ExportPage,
     is_last: bool,
-    members: std::vec::IntoIter<ExportMember>,
+    members: Members<ExportMember>,
     counts: ExportCounts,
 }
 
@@ -90,8 +81,8 @@ pub async fn begin(
         found.ok_or_else(|| BufferError::from(Refusal::UnknownPolicy(policy.clone())))?;
     let last = store.last_rollout().await?;
     let page = ExportPage { policy_pk, run: run.unwrap_or(current), last, from: ExportCursor::START };
-    let members = Vec::new().into_iter();
-    Ok(ExportReader { store, policy, version, filter, page, is_last: false, members, counts: ExportCounts::default() })
+    let (members, counts) = (Members::default(), ExportCounts::default());
+    Ok(ExportReader { store, policy, version, filter, page, is_last: false, members, counts })
 }
 
 impl ExportReader {
@@ -108,32 +99,29 @@ impl ExportReader {
             let found = read.members.len();
             let members: Vec<_> = read.members.into_iter().filter(|member| self.filter.admits(member)).collect();
             self.counts.filtered += (found - members.len()) as u64;
-            self.members = members.into_iter();
+            self.members = members.into();
         }
-        let members = self.members.as_slice();
-        Ok(members[..next_page_rollouts(members)].iter().map(expanded_bytes).sum())
+        Ok(self.members.next_page_bytes())
     }
 
     /// The next rollouts, or none at the end. A page may be empty although more follow.
     pub async fn next_page(&mut self) -> Result<Option<Vec<ExportedRollout>>, BufferError> {
         self.next_page_bytes().await?;
-        let rollouts = next_page_rollouts(self.members.as_slice());
-        if rollouts == 0 {
+        let page = self.members.next_page(self.store.as_ref()).await?;
+        if page.is_empty() {
             return Ok(None);
         }
-        let page: Vec<ExportMember> = self.members.by_ref().take(rollouts).collect();
-        let keys: Vec<RolloutPk> = page.iter().map(|member| member.rollout_pk).collect();
-        let payloads = self.store.payloads(keys).await?;
-        self.counts.purged += (page.len() - payloads.len()) as u64;
         let (policy, run) = (self.policy.clone(), self.page.run);
         let (version, expression) = (self.version, self.filter.expression.clone());
         let unpack = move || {
             let mut counts = ExportCounts::default();
-            let mut payloads = payloads.into_iter().peekable();
             let mut exported = Vec::with_capacity(page.len());
-            for member in page {
-                let Some(stored) = payloads.next_if(|stored| stored.rollout_pk == member.rollout_pk) else { continue };
-                match checked(&member, &stored.payload) {
+            for (member, payload) in page {
+                let Some(payload) = payload else {
+                    counts.purged += 1;
+                    continue;
+                };
+                match pages::unpack(&member.row, &payload) {
                     Ok(unpacked) => match verdict(expression.as_deref(), &member, &unpacked, version) {
                         Some(true) => exported.push(export(&policy, run, member, unpacked)),
                         Some(false) => counts.filtered += 1,
@@ -144,8 +132,8 @@ impl ExportReader {
                     },
                     Err(damage) => {
                         tracing::error!(
-                            rollout.id = %member.rollout_id,
-                            group.id = %member.group_id,
+                            rollout.id = %member.row.rollout_id,
+                            group.id = %member.row.group_id,
                             error = %damage,
                             "a rollout is left out of an export"
                         );
@@ -157,6 +145,7 @@ impl ExportReader {
         };
         let (exported, found) = tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)?;
         self.counts.rollouts += exported.len() as u64;
+        self.counts.purged += found.purged;
         self.counts.filtered += found.filtered;
         self.counts.unevaluated += found.unevaluated;
         self.counts.damaged += found.damaged;
@@ -170,45 +159,13 @@ impl ExportReader {
     }
 }
 
-/// The bytes that a rollout takes in memory.
-fn expanded_bytes(member: &ExportMember) -> u64 {
-    member.unpacked_bytes + u64::from(member.segments.max(1)) * ROW_BYTES
-}
-
-fn next_page_rollouts(members: &[ExportMember]) -> usize {
-    let mut bytes = 0;
-    let fits = |member: &&ExportMember| {
-        bytes += expanded_bytes(member);
-        bytes <= PAGE_BYTES
-    };
-    let fitting = members.iter().take(PAGE_ROLLOUTS).take_while(fits).count();
-    fitting.max(1).min(members.len())
-}
-
 impl ExportFilter {
     /// Whether a rollout may be exported, as far as its row shows.
     fn admits(&self, member: &ExportMember) -> bool {
         (self.states.is_empty() || self.states.contains(&member.state))
-            && (self.verdicts.is_empty() || self.verdicts.contains(&member.verdict))
-            && self.min_reward.is_none_or(|least| member.reward.is_some_and(|reward| reward >= least))
+            && (self.verdicts.is_empty() || self.verdicts.contains(&member.row.verdict))
+            && self.min_reward.is_none_or(|least| member.row.reward.is_some_and(|reward| reward >= least))
     }
-}
-
-/// Checks digest and seal, and unpacks.
-fn checked(member: &ExportMember, payload: &Payload) -> Result<Unpacked, Damaged> {
-    let seal = RolloutSeal {
-        rollout_id: &member.rollout_id,
-        group_id: &member.group_id,
-        verdict: member.verdict,
-        reward: member.reward,
-        policy_version: member.policy_version,
-        trained_spans: member.trained_spans.as_deref(),
-        payload: &payload.digest,
-    };
-    if member.seal.is_some_and(|expected| expected != seal.checksum()) {
-        return Err(Damaged("its row differs from its seal"));
-    }
-    payload.unpack()
 }
 
 /// The value of the expression on a rollout; true without an expression.
@@ -222,12 +179,12 @@ fn verdict(
     let sum = |of: fn(&wire::Segment) -> usize| unpacked.segments.iter().map(of).sum::<usize>() as i64;
     expression.is_true(&RolloutFacts {
         status: unpacked.status.as_str(),
-        reward: member.reward,
+        reward: member.row.reward,
         reward_components: &unpacked.reward_components,
         environment: unpacked.environment.as_deref(),
-        policy_version: member.policy_version.0,
+        policy_version: member.row.policy_version.0,
         version_current: current.0,
-        staleness: current.0.saturating_sub(member.policy_version.0).max(0),
+        staleness: current.0.saturating_sub(member.row.policy_version.0).max(0),
         segments: unpacked.segments.len() as i64,
         tokens: sum(|segment| segment.tokens.len()),
         response_tokens: sum(|segment| segment.loss_mask.len()),
@@ -242,11 +199,11 @@ fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacke
     // If every segment has spans, the version follows from them, and a version beside them would say nothing.
     let has_spans = |segment: &wire::Segment| segment.versions.is_some();
     let is_spanned = !unpacked.segments.is_empty() && unpacked.segments.iter().all(has_spans);
-    let policy_version = member.policy_version.0;
+    let policy_version = member.row.policy_version.0;
     ExportedRollout {
         result: ExportResult {
             run: run.0,
-            verdict: member.verdict.into(),
+            verdict: member.row.verdict.into(),
             reason: member.reason,
             state: member.state.into(),
             advantage: member.advantage,
@@ -257,15 +214,15 @@ fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacke
         },
         trajectory: wire::Trajectory {
             policy: Some(policy.to_string()),
-            rollout_id: Some(member.rollout_id),
-            group_id: Some(member.group_id),
+            rollout_id: Some(member.row.rollout_id),
+            group_id: Some(member.row.group_id),
             group_size: Some(member.group_size),
             environment: unpacked.environment,
             execution_id: member.execution_id.map(|execution_id| execution_id.to_string()),
             policy_version: (!is_spanned).then_some(policy_version),
             admission_id: None,
             status: unpacked.status,
-            reward: member.reward,
+            reward: member.row.reward,
             reward_components: unpacked.reward_components,
             sampling: unpacked.sampling,
             segments: unpacked.segments,

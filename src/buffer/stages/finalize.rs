@@ -80,14 +80,10 @@ pub struct Member {
 pub struct GroupOutcome {
     /// Whether it is ready or discarded.
     pub decision: GroupDecision,
+    /// Totals over the members, also of a discarded group.
+    pub totals: GroupTotals,
     /// Group filters that could not be evaluated and did not match.
     pub failed_filters: Vec<String>,
-}
-
-impl From<GroupDecision> for GroupOutcome {
-    fn from(decision: GroupDecision) -> Self {
-        Self { decision, failed_filters: Vec::new() }
-    }
 }
 
 /// Whether a group is ready or discarded.
@@ -104,8 +100,6 @@ pub enum GroupDecision {
 pub struct ReadyGroup {
     /// Advantage of every member.
     pub advantages: Vec<(RolloutPk, f64)>,
-    /// Totals over the members.
-    pub totals: GroupTotals,
 }
 
 /// Totals over the kept and masked rollouts of a group, with the mask as delivered.
@@ -123,6 +117,8 @@ pub struct GroupTotals {
     pub reward_sum: f64,
     /// Kept rollouts.
     pub reward_count: u64,
+    /// The lowest and the highest reward that counts in the baseline, of kept and masked rollouts; none without rewards.
+    pub reward_range: Option<(f64, f64)>,
     /// Versions of trained tokens; none if no token is trained.
     pub trained_versions: Option<TrainedVersions>,
 }
@@ -131,26 +127,31 @@ pub struct GroupTotals {
 /// discards the group, its advantages are computed.
 #[must_use]
 pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {
+    let totals = totals(&group.rollouts);
+    let discard = |reason: &str, failed_filters| GroupOutcome {
+        decision: GroupDecision::Discard(reason.to_owned()),
+        totals,
+        failed_filters,
+    };
     if group.rollouts.len() < group.min_size as usize {
-        return GroupDecision::Discard(cause.shortage().to_owned()).into();
+        return discard(cause.shortage(), Vec::new());
     }
     if !group.rollouts.iter().any(|member| member.verdict == Verdict::Kept) {
-        return GroupDecision::Discard(reasons::ALL_MASKED.to_owned()).into();
+        return discard(reasons::ALL_MASKED, Vec::new());
     }
     let rewards: Vec<f64> = group.rollouts.iter().filter_map(|member| member.reward).collect();
     let Evaluation { matched, failed, .. } = rules.filters().evaluate_group(&filter_facts(group, &rewards, now));
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
     if let Some(found) = matched {
-        return GroupOutcome { decision: GroupDecision::Discard(found.name.to_owned()), failed_filters };
+        return discard(found.name, failed_filters);
     }
     let mut votes = advantages(rules.advantage, &rewards).into_iter();
     let of_member = |member: &Member| {
         let advantage = member.reward.and_then(|_| votes.next()).unwrap_or(0.0);
         (member.rollout_pk, advantage)
     };
-    let ready =
-        ReadyGroup { advantages: group.rollouts.iter().map(of_member).collect(), totals: totals(&group.rollouts) };
-    GroupOutcome { decision: GroupDecision::Ready(ready), failed_filters }
+    let ready = ReadyGroup { advantages: group.rollouts.iter().map(of_member).collect() };
+    GroupOutcome { decision: GroupDecision::Ready(ready), totals, failed_filters }
 }
 
 fn totals(members: &[Member]) -> GroupTotals {
@@ -158,6 +159,10 @@ fn totals(members: &[Member]) -> GroupTotals {
     for member in members {
         totals.samples += u64::from(member.segments.max(1));
         totals.tokens += member.tokens;
+        if let Some(reward) = member.reward {
+            let (low, high) = totals.reward_range.unwrap_or((reward, reward));
+            totals.reward_range = Some((low.min(reward), high.max(reward)));
+        }
         let kept = member.verdict == Verdict::Kept;
         totals.trained_samples += if kept { u64::from(member.trained_segments.max(1)) } else { 1 };
         if !kept {

@@ -7,19 +7,22 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::buffer::{
-    Buffer,
-    batch::BatchSize,
-    coordination::wakers::Woken,
-    ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
-    policies,
-    port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page},
-    reasons,
-    refusal::{BufferError, Refusal},
-    replicas::{self, Awaited},
-    rules::LEASE_TTL_S_MAX,
-    states::BatchState,
-    sweep,
+use crate::{
+    buffer::{
+        Buffer,
+        batch::BatchSize,
+        coordination::wakers::Woken,
+        ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
+        policies,
+        port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page},
+        reasons,
+        refusal::{BufferError, Refusal},
+        replicas::{self, Awaited},
+        rules::LEASE_TTL_S_MAX,
+        states::BatchState,
+        sweep,
+    },
+    clock::Timestamp,
 };
 
 /// Longest wait for a batch or a version.
@@ -109,7 +112,7 @@ pub(in crate::buffer) async fn lease(
     is_still_permitted: impl Fn() -> bool + Send + Sync,
 ) -> Result<Option<Leased>, BufferError> {
     let waker = buffer.wakers.watch(&request.policy);
-    let started = Instant::now();
+    let (started, asking_since) = (Instant::now(), buffer.clock.now());
     let deadline = started + request.wait;
     let mut time_is_up = request.wait.is_zero();
     let mut place = None;
@@ -122,7 +125,7 @@ pub(in crate::buffer) async fn lease(
             if !is_still_permitted() {
                 return Err(Refusal::PermissionEnded.into());
             }
-            let claim = claim(buffer, &request, request.partial && time_is_up);
+            let claim = claim(buffer, &request, request.partial && time_is_up, asking_since);
             buffer.store.claim(claim).await??
         };
         passed_on.keep();
@@ -156,7 +159,7 @@ pub(in crate::buffer) async fn lease(
     }
 }
 
-fn claim(buffer: &Buffer, request: &LeaseRequest, partial: bool) -> Claim {
+fn claim(buffer: &Buffer, request: &LeaseRequest, partial: bool, asking_since: Timestamp) -> Claim {
     Claim {
         policy: request.policy.clone(),
         consumer: request.consumer.clone(),
@@ -167,6 +170,7 @@ fn claim(buffer: &Buffer, request: &LeaseRequest, partial: bool) -> Claim {
         ttl_s: request.ttl_s.map(|ttl_s| ttl_s.clamp(1, LEASE_TTL_S_MAX)),
         batch_id: BatchId::mint(),
         lease: LeaseToken::mint(),
+        asking_since,
         now: buffer.clock.now(),
     }
 }

@@ -28,6 +28,8 @@ pub mod lease;
 
 pub mod reading;
 
+pub(in crate::buffer) mod pages;
+
 pub mod samples;
 
 pub mod shard;
@@ -35,5 +37,7 @@ pub mod shard;
 pub mod lineage;
 
 pub mod export;
+
+pub mod content;
 
 pub mod sweep;

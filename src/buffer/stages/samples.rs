@@ -1,6 +1,6 @@
 //! Stage 5, samples: the contents of a batch, one row per segment, as sent except for masks and weights.
 //!
-//! Pages are bounded in bytes. The digest of every payload is checked before its page is returned.
+//! The digest of every payload is checked before its page is returned.
 
 pub(in crate::buffer) mod checked;
 
@@ -10,7 +10,8 @@ use self::checked::CheckedRollout;
 use crate::buffer::{
     Buffer,
     ids::{BatchId, PolicyName},
-    payload::Damaged,
+    pages::{self, Members},
+    payload::{Damaged, Payload},
     port::{Batch, BatchMember, StoreError, StoredPayload},
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
@@ -18,21 +19,11 @@ use crate::buffer::{
     weights::BatchWeights,
 };
 
-/// Bytes of the rows of one page, unless a single rollout has more.
-const PAGE_BYTES: u64 = 8 << 20;
-
-/// Bytes of a row besides its columns of numbers: the ids of its rollout, up to 256 bytes each, and the row itself. In
-/// a rollout of thousands of short segments this is the greatest part.
-const ROW_BYTES: u64 = 1 << 10;
-
-/// The most rollouts of one page.
-const PAGE_ROLLOUTS: usize = 256;
-
 /// A batch that is being read.
 pub struct SampleReader {
     buffer: Buffer,
     batch: Batch,
-    members: std::vec::IntoIter<BatchMember>,
+    members: Members<BatchMember>,
 }
 
 /// The totals of one shard of a batch.
@@ -53,10 +44,10 @@ pub(in crate::buffer) async fn samples(
 ) -> Result<SampleReader, BufferError> {
     let batch = buffer.batch(batch_id).await?;
     let members = members(buffer, &batch).await?;
-    let tokens: Vec<u64> = members.iter().map(|member| member.tokens).collect();
+    let tokens: Vec<u64> = members.iter().map(|member| member.row.tokens).collect();
     let belongs = shard.members(&tokens);
     let members: Vec<_> = members.into_iter().zip(belongs).filter(|(_, yes)| *yes).map(|(member, _)| member).collect();
-    Ok(SampleReader { buffer: buffer.clone(), batch, members: members.into_iter() })
+    Ok(SampleReader { buffer: buffer.clone(), batch, members: members.into() })
 }
 
 pub(in crate::buffer) async fn shards(
@@ -65,28 +56,28 @@ pub(in crate::buffer) async fn shards(
     count: u32,
 ) -> Result<Vec<ShardTotals>, BufferError> {
     let members = members(buffer, batch).await?;
-    let tokens: Vec<u64> = members.iter().map(|member| member.tokens).collect();
+    let tokens: Vec<u64> = members.iter().map(|member| member.row.tokens).collect();
     let mut totals = vec![ShardTotals::default(); count as usize];
     for (member, shard) in members.iter().zip(shard::assign(&tokens, count)) {
         let total = &mut totals[shard as usize];
         total.rollouts += 1;
-        total.samples += member.segments.max(1);
-        total.tokens += member.tokens;
+        total.samples += member.row.segments.max(1);
+        total.tokens += member.row.tokens;
     }
     Ok(totals)
 }
 
 /// The most bytes of the samples that `Buffer::newest_group` returns.
-pub const NEWEST_BYTES_MAX: u64 = PAGE_BYTES;
+pub const NEWEST_BYTES_MAX: u64 = pages::PAGE_BYTES;
 
 /// The samples of the newest group that is ready or in a batch. Its loss weights are not decided before it is in a batch,
 /// so they are 0. Empty if there is none, or if it is larger than [`NEWEST_BYTES_MAX`] or damaged.
 pub(in crate::buffer) async fn newest_group(buffer: &Buffer, policy: PolicyName) -> Result<Vec<Sample>, BufferError> {
     let members = buffer.store.newest_members(policy).await?;
-    if members.iter().map(expanded_bytes).sum::<u64>() > NEWEST_BYTES_MAX {
+    if pages::bytes_of(&members) > NEWEST_BYTES_MAX {
         return Ok(Vec::new());
     }
-    let payloads = buffer.store.payloads(members.iter().map(|member| member.rollout_pk).collect()).await?;
+    let payloads = buffer.store.payloads(members.iter().map(|member| member.row.rollout_pk).collect()).await?;
     if payloads.len() != members.len() {
         return Ok(Vec::new());
     }
@@ -124,19 +115,14 @@ async fn quarantine(
 ) -> Result<BufferError, BufferError> {
     tracing::error!(
         batch.id = %batch.batch_id,
-        rollout.id = %member.rollout_id,
-        group.id = %member.group_id,
+        rollout.id = %member.row.rollout_id,
+        group.id = %member.row.group_id,
         error = %damage,
         "a group is quarantined"
     );
     buffer.store.quarantine_damaged(batch.batch_id, member.group_pk).await?;
     replicas::wake(buffer, Awaited::Batch, &batch.policy);
     Ok(Refusal::Damaged.into())
-}
-
-/// The bytes that the rows of a rollout take.
-fn expanded_bytes(member: &BatchMember) -> u64 {
-    member.unpacked_bytes + u64::from(member.segments.max(1)) * ROW_BYTES
 }
 
 /// Rollouts that were read, checked and unpacked. Their rows are built one at a time.
@@ -152,20 +138,20 @@ type DamagedMember = (BatchMember, Damaged);
 impl SampleReader {
     /// The next rollouts, or none at the end.
     pub async fn next_page(&mut self) -> Result<Option<Page>, BufferError> {
-        let page = self.take_page();
+        let page = self.members.next_page(self.buffer.store.as_ref()).await?;
         if page.is_empty() {
             return Ok(None);
         }
-        let keys = page.iter().map(|member| member.rollout_pk).collect();
-        let payloads = self.buffer.store.payloads(keys).await?;
-        if payloads.len() != page.len() {
+        if page.iter().any(|(_, payload)| payload.is_none()) {
             return Err(Refusal::Purged.into());
         }
         let unpack = move || -> Result<Vec<CheckedRollout>, Box<DamagedMember>> {
-            let check = |(member, stored): (BatchMember, StoredPayload)| {
-                CheckedRollout::new(member.clone(), &stored.payload).map_err(|damage| Box::new((member, damage)))
+            let check = |(member, payload): (BatchMember, Option<Payload>)| {
+                let payload = payload?;
+                let checked = CheckedRollout::new(member.clone(), &payload);
+                Some(checked.map_err(|damage| Box::new((member, damage))))
             };
-            page.into_iter().zip(payloads).map(check).collect()
+            page.into_iter().filter_map(check).collect()
         };
         match tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)? {
             Ok(rollouts) => {
@@ -177,29 +163,13 @@ impl SampleReader {
 
     /// The ids of the groups that are still to be read, in order, once for each rollout.
     pub fn group_ids(&self) -> impl Iterator<Item = &str> {
-        self.members.as_slice().iter().map(|member| member.group_id.as_str())
+        self.members.as_slice().iter().map(|member| member.row.group_id.as_str())
     }
 
     /// The bytes of the rows of the next page; 0 at the end.
     #[must_use]
     pub fn next_page_bytes(&self) -> u64 {
-        self.members.as_slice()[..self.next_page_rollouts()].iter().map(expanded_bytes).sum()
-    }
-
-    fn next_page_rollouts(&self) -> usize {
-        let mut bytes = 0;
-        let fits = |member: &&BatchMember| {
-            bytes += expanded_bytes(member);
-            bytes <= PAGE_BYTES
-        };
-        let members = self.members.as_slice();
-        let fitting = members.iter().take(PAGE_ROLLOUTS).take_while(fits).count();
-        fitting.max(1).min(members.len())
-    }
-
-    fn take_page(&mut self) -> Vec<BatchMember> {
-        let rollouts = self.next_page_rollouts();
-        self.members.by_ref().take(rollouts).collect()
+        self.members.next_page_bytes()
     }
 }
 
@@ -249,13 +219,13 @@ impl Iterator for RolloutRows {
         let (messages, metadata) = (self.of.rollout.messages.take(), self.of.rollout.metadata.take());
         let CheckedRollout { member, rollout, mask, policy_version } = &self.of;
         Some(Sample {
-            rollout_id: member.rollout_id.clone(),
-            group_id: member.group_id.clone(),
+            rollout_id: member.row.rollout_id.clone(),
+            group_id: member.row.group_id.clone(),
             segment: index as i32,
             segments: self.count as i32,
             kind: segment.kind,
             environment: rollout.environment.clone(),
-            verdict: member.verdict.into(),
+            verdict: member.row.verdict.into(),
             status: rollout.status,
             tokens: has_tokens.then_some(segment.tokens),
             response_length: segment.loss_mask.len() as i32,
@@ -266,7 +236,7 @@ impl Iterator for RolloutRows {
             temperature: rollout.sampling.temperature,
             top_p: rollout.sampling.top_p,
             top_k: rollout.sampling.top_k,
-            reward: member.reward,
+            reward: member.row.reward,
             advantage: member.advantage as f32,
             loss_weight: self.weights.of_sample(*mask, trained),
             policy_version: Some(policy_version.0),

@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
+use arrow_array::RecordBatch;
 use clap::Args;
 use forebay::{
     buffer::{
@@ -19,10 +20,13 @@ use forebay_client::{
 };
 use serde::Deserialize;
 
-use super::Selection;
+use super::{Selection, columns::Columns};
 
 /// Bytes of lines that are parsed at once.
 const PAGE_BYTES: usize = 4 << 20;
+
+/// What the end of an export lacks if it is not the whole of it.
+const NO_SUMMARY: &str = "the export ended early: the service sent no summary";
 
 /// Where to read.
 #[derive(Args)]
@@ -49,26 +53,27 @@ pub(crate) struct PlaceArgs {
 pub(super) enum Page {
     /// Rollouts.
     Rollouts(Vec<ExportedRollout>),
-    /// Lines with trajectories, as the service wrote them.
-    Lines(Vec<u8>),
+    /// Rows, as the service wrote them.
+    Batch(RecordBatch),
 }
 
 /// An export that is being read.
 pub(super) enum Source {
-    Service { export: Export, is_raw: bool, counts: Option<ExportCounts> },
+    Columns { export: Export, columns: Box<Columns> },
+    Lines { export: Export, counts: Option<ExportCounts> },
     Database { reader: Box<ExportReader>, store: Arc<dyn Database> },
 }
 
 impl PlaceArgs {
-    /// Begins an export. If it is raw, a service sends trajectories alone, and they are not parsed.
-    pub(super) async fn open(self, selection: &Selection, is_raw: bool) -> anyhow::Result<Source> {
+    /// Begins an export.
+    pub(super) async fn open(self, selection: &Selection) -> anyhow::Result<Source> {
         match &self.database {
             Some(database) => open_database(database, selection).await,
-            None => self.open_service(selection, is_raw).await,
+            None => self.open_service(selection).await,
         }
     }
 
-    async fn open_service(self, selection: &Selection, is_raw: bool) -> anyhow::Result<Source> {
+    async fn open_service(self, selection: &Selection) -> anyhow::Result<Source> {
         let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let options = ClientOptions {
             key: self.key.clone(),
@@ -78,15 +83,18 @@ impl PlaceArgs {
         };
         // A user waits at the terminal and can repeat the command, so the client does not retry.
         let client = Client::with_options(&self.url, &options)?.with_retry(RetryPolicy::none());
-        let query = query(selection, is_raw);
+        let query = query(selection);
         let query: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let export =
-            client.export(selection.policy.as_str(), &query).await.map_err(|error| failed(&self.url, error))?;
-        Ok(Source::Service { export, is_raw, counts: None })
+        let policy = selection.policy.as_str();
+        let export = client.export_arrow(policy, &query).await.map_err(|error| failed(&self.url, error))?;
+        if export.is_arrow() {
+            return Ok(Source::Columns { export, columns: Box::default() });
+        }
+        Ok(Source::Lines { export, counts: None })
     }
 }
 
-fn query(selection: &Selection, is_raw: bool) -> Vec<(&'static str, String)> {
+fn query(selection: &Selection) -> Vec<(&'static str, String)> {
     let names = |values: Vec<serde_json::Value>| {
         let names: Vec<&str> = values.iter().filter_map(serde_json::Value::as_str).collect();
         Some(names.join(",")).filter(|names| !names.is_empty())
@@ -99,7 +107,6 @@ fn query(selection: &Selection, is_raw: bool) -> Vec<(&'static str, String)> {
         ("verdict", names(verdicts)),
         ("min_reward", selection.min_reward.map(|least| least.to_string())),
         ("where", selection.expression.clone()),
-        ("results", is_raw.then(|| "false".to_owned())),
         ("summary", Some("true".to_owned())),
     ];
     given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
@@ -151,13 +158,17 @@ impl Source {
                 let page = reader.next_page().await.map_err(refused)?;
                 Ok(page.map(Page::Rollouts))
             }
-            Self::Service { export, is_raw, counts } => {
+            Self::Columns { export, columns } => loop {
+                if let Some(batch) = columns.next()? {
+                    return Ok(Some(Page::Batch(batch)));
+                }
+                let Some(chunk) = export.chunk().await? else { return Ok(None) };
+                columns.push(chunk);
+            },
+            Self::Lines { export, counts } => {
                 let Some(mut lines) = export.lines(PAGE_BYTES).await? else { return Ok(None) };
                 if let Some(found) = take_summary(&mut lines) {
                     *counts = Some(found);
-                }
-                if *is_raw {
-                    return Ok(Some(Page::Lines(lines)));
                 }
                 let parsed = tokio::task::spawn_blocking(move || parse(&lines)).await;
                 Ok(Some(Page::Rollouts(parsed.context("the parser stopped")??)))
@@ -173,10 +184,8 @@ impl Source {
                 store.close().await;
                 Ok(counts)
             }
-            Self::Service { counts, .. } => {
-                let Some(counts) = counts else { bail!("the export ended early: the service sent no summary") };
-                Ok(counts)
-            }
+            Self::Columns { columns, .. } => columns.counts().context(NO_SUMMARY),
+            Self::Lines { counts, .. } => counts.context(NO_SUMMARY),
         }
     }
 }

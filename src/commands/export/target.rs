@@ -10,9 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use forebay_exports::{Format, Ndjson, Pairs, Parquet, Requirement, Traces, Trajectories, Written};
-
-use super::source::Page;
+use forebay_exports::{Format, Ndjson, Pairs, Parquet, Requirement, Traces, Trajectories, Writer};
 
 /// Bytes that are written at once.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -74,9 +72,9 @@ impl Target {
         format: Format,
         required: Option<Requirement>,
         harness: String,
-    ) -> anyhow::Result<Writer> {
+    ) -> anyhow::Result<Box<dyn Writer>> {
         if let Place::Folder(folder) = &self.place {
-            return Ok(Writer::Rows(Box::new(Traces::new(folder.path().to_owned(), harness, Arc::clone(&self.bytes)))));
+            return Ok(Box::new(Traces::new(folder.path().to_owned(), harness, Arc::clone(&self.bytes))));
         }
         let out: Box<dyn Write + Send> = match &self.place {
             Place::File(file) => Box::new(file.as_file().try_clone().context("cannot open the file again")?),
@@ -85,11 +83,11 @@ impl Target {
         let out = BufWriter::with_capacity(BUFFER_BYTES, Counted { out, bytes: Arc::clone(&self.bytes) });
         let is_parquet = self.output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"));
         Ok(match format {
-            Format::Parquet => Writer::Rows(Box::new(Parquet::new(out, required)?)),
-            Format::Pairs if is_parquet => Writer::Rows(Box::new(Pairs::parquet(out)?)),
-            Format::Pairs => Writer::Rows(Box::new(Pairs::ndjson(out))),
-            Format::Forebay => Writer::Trajectories { lines: Box::new(Trajectories::new(out)) },
-            Format::Ndjson | Format::Sts => Writer::Rows(Box::new(Ndjson::new(out, required))),
+            Format::Parquet => Box::new(Parquet::new(out, required)?),
+            Format::Pairs if is_parquet => Box::new(Pairs::parquet(out)?),
+            Format::Pairs => Box::new(Pairs::ndjson(out)),
+            Format::Forebay => Box::new(Trajectories::new(out)),
+            Format::Ndjson | Format::Sts => Box::new(Ndjson::new(out, required)),
         })
     }
 
@@ -137,36 +135,8 @@ fn permit_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes pages.
-pub(super) enum Writer {
-    /// Makes rows of rollouts.
-    Rows(Box<dyn forebay_exports::Writer>),
-    /// Writes trajectories, which a service sends as they are written.
-    Trajectories { lines: Box<Trajectories<BufWriter<Counted>>> },
-}
-
-impl Writer {
-    pub(super) fn page(&mut self, page: Page) -> anyhow::Result<()> {
-        match (self, page) {
-            (Self::Rows(rows), Page::Rollouts(rollouts)) => Ok(rows.write(&rollouts)?),
-            (Self::Trajectories { lines }, Page::Lines(text)) => Ok(lines.write_lines(&text)?),
-            (Self::Trajectories { lines }, Page::Rollouts(rollouts)) => {
-                Ok(forebay_exports::Writer::write(lines.as_mut(), &rollouts)?)
-            }
-            (Self::Rows(_), Page::Lines(_)) => bail!("only trajectories are written as they arrive"),
-        }
-    }
-
-    pub(super) fn finish(self) -> anyhow::Result<Written> {
-        Ok(match self {
-            Self::Rows(rows) => rows.finish()?,
-            Self::Trajectories { lines } => forebay_exports::Writer::finish(lines)?,
-        })
-    }
-}
-
 /// Counts the bytes that are written.
-pub(super) struct Counted {
+struct Counted {
     out: Box<dyn Write + Send>,
     bytes: Arc<AtomicU64>,
 }

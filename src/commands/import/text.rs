@@ -25,7 +25,9 @@ pub(super) fn report(report: &ImportReport) -> String {
     let ImportReport { documents, rollouts, stored, duplicates, refused, .. } = report;
     let file = report.file.as_deref().unwrap_or("-");
     let mut text = format!(
-        "{file}: {documents} documents with {rollouts} rollouts: {stored} stored, {duplicates} already there, {refused} refused\n"
+        "{file}: {} with {}: {stored} stored, {duplicates} already there, {refused} refused\n",
+        counted(*documents, "document"),
+        counted(*rollouts, "rollout"),
     );
     let verdicts = report.verdicts;
     let named =
@@ -45,6 +47,11 @@ pub(super) fn report(report: &ImportReport) -> String {
         text.push_str("  late: the group was decided before; name the size of the groups with --group-size\n");
     }
     text
+}
+
+/// A number with its noun, in the singular if there is one of it.
+fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn line<'n>(text: &mut String, title: &str, counts: impl Iterator<Item = (&'n str, u64)>) {
@@ -95,6 +102,17 @@ mod tests {
     use forebay_client::wire::Violation;
 
     use super::*;
+
+    #[test]
+    fn one_document_and_one_rollout_are_singular() {
+        let mut single = ImportReport { file: Some("a.jsonl".to_owned()), ..ImportReport::new("atif") };
+        single.read_document(1, []);
+        let text = report(&single);
+        assert_eq!(
+            text.lines().next(),
+            Some("a.jsonl: 1 document with 1 rollout: 0 stored, 0 already there, 0 refused")
+        );
+    }
 
     #[test]
     fn a_report_says_what_was_refused_and_where() {

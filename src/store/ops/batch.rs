@@ -26,7 +26,8 @@ macro_rules! select_batch {
             SELECT b.batch_pk, b.batch_id, b.policy_pk, p.name AS policy, b.state, b.reason, b.lease, b.consumer,
                 b.epoch, b.expires_us, b.attempt, b.failed_deliveries, b.resumes, b.step, b.group_count, b.rollout_count,
                 b.sample_count, b.token_count, b.loss_weighting, b.loss_constant, b.weight_samples, b.weight_tokens,
-                b.version_current, b.version_min, b.version_max, b.metrics, b.live_bytes, b.created_us
+                b.version_current, b.version_min, b.version_max, b.metrics, b.live_bytes, b.created_us, b.granted_us,
+                b.waited_us, b.acked_us
             FROM batch AS b
             JOIN policy AS p ON p.policy_pk = b.policy_pk ",
             $tail
@@ -72,6 +73,9 @@ pub(super) fn read(mut row: Row) -> Result<Batch, StoreError> {
         metrics: serde_json::from_str(&metrics).map_err(|error| StoreError::Corrupt(error.to_string()))?,
         live_bytes: row.get("live_bytes")?,
         created_at: row.get("created_us")?,
+        granted_at: row.get("granted_us")?,
+        waited_us: row.get("waited_us")?,
+        acked_at: row.get("acked_us")?,
     })
 }
 

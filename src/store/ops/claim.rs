@@ -18,7 +18,7 @@ use self::{
     metrics::metrics,
     ready::{Ready, counted, fresh_groups, fresh_of_environment},
 };
-use super::{batch, name_of, policy, sweep};
+use super::{askers, batch, name_of, policy, sweep};
 use crate::{
     buffer::{
         batch::{BatchSize, Candidate, select},
@@ -27,6 +27,7 @@ use crate::{
         refusal::Refusal,
         staleness::TrainedVersions,
         states::{BatchMove, BatchState, GroupMove},
+        tally::{LeaseEvent, Tally},
         weights::BatchWeights,
     },
     clock::Timestamp,
@@ -128,7 +129,7 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
         "-- lease_again
         UPDATE batch
         SET state = 'leased', reason = NULL, lease = $2, consumer = $3, request_id = $4, epoch = $5, ttl_s = $6,
-            expires_us = $7, attempt = attempt + 1
+            expires_us = $7, granted_us = $8, waited_us = $9, attempt = attempt + 1
         WHERE batch_pk = $1 AND state = 'returned'",
     );
     let values = args![policy.policy_pk, policy.run, claim.exact_samples()];
@@ -142,11 +143,24 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
         policy.epoch,
         claim.ttl_s(policy),
         claim.expires_at(policy),
+        claim.now,
+        grant(tx, policy, claim, LeaseEvent::Redelivered).await?,
     ];
     let to = batch::after(&batch, BatchMove::Lease)?;
     tx.guarded(LEASE_AGAIN, values, 1).await?;
     batch::tally_move(tx, &batch, to).await?;
     batch::get(tx, batch.batch_pk).await.map(Some)
+}
+
+/// Counts a lease that is granted, and ends the wait of its consumer. Returns how long the consumer waited, in
+/// microseconds. It may have asked another replica before.
+async fn grant(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim, event: LeaseEvent) -> Result<i64, StoreError> {
+    let elsewhere = askers::granted(tx, policy.policy_pk, claim.consumer(), claim.now).await?;
+    let since = elsewhere.map_or(claim.asking_since, |since| since.min(claim.asking_since));
+    let waited_us = claim.now.micros_since(since).max(0);
+    tx.tallies().lease(policy.policy_pk, event, claim.now);
+    tx.tallies().happened(policy.policy_pk, Tally::Waited, 1, waited_us as f64 / 1e6, claim.now);
+    Ok(waited_us)
 }
 
 async fn cut_new(
@@ -238,11 +252,11 @@ async fn insert_batch(
             batch_id, policy_pk, run, state, lease, consumer, request_id, epoch, ttl_s, expires_us, attempt,
             failed_deliveries, group_count, rollout_count, sample_count, token_count, loss_weighting, loss_constant,
             weight_samples, weight_tokens, version_current, version_min, version_max, metrics, live_bytes, created_us,
-            resumes
+            resumes, granted_us, waited_us
         )
         VALUES (
             $1, $2, $3, 'leased', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-            $22, $23, $24, $25, $26
+            $22, $23, $24, $25, $26, $27, $28
         )
         RETURNING batch_pk",
     );
@@ -285,6 +299,8 @@ async fn insert_batch(
         groups.iter().map(|group| group.payload_bytes).sum::<i64>(),
         claim.now,
         resumes,
+        claim.now,
+        grant(tx, policy, claim, LeaseEvent::Granted).await?,
     ];
     tx.fetch_one(INSERT_BATCH, values).await?.get("batch_pk")
 }

@@ -7,12 +7,12 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 
-use super::trained_spans;
+use super::samples::read_sealed;
 use crate::{
     buffer::{
         ids::{GroupPk, RolloutPk, Run, Step},
         port::{ExportCursor, ExportMember, ExportPage, ExportedPage, StoreError},
-        states::{BatchState, GroupState, Verdict, rollout_state},
+        states::{BatchState, GroupState, rollout_state},
     },
     clock::Timestamp,
     store::{
@@ -139,7 +139,7 @@ impl ExportPage {
             let missing = || StoreError::Corrupt("a rollout of another group was read".to_owned());
             let member = read_member(row, groups.get(&group_pk).ok_or_else(missing)?)?;
             if is_cut {
-                next = Some(ExportCursor { group: group_pk, after: Some(member.rollout_pk) });
+                next = Some(ExportCursor { group: group_pk, after: Some(member.row.rollout_pk) });
             }
             members.push(member);
         }
@@ -162,28 +162,19 @@ fn read_group(mut row: Row) -> Result<ExportGroup, StoreError> {
 }
 
 fn read_member(mut row: Row, group: &ExportGroup) -> Result<ExportMember, StoreError> {
-    let verdict: Verdict = row.get("verdict")?;
+    let sealed = read_sealed(&mut row, group.group_id.clone())?;
+    let verdict = sealed.verdict;
     let contradict = || StoreError::Corrupt("a rollout's group and batch contradict each other".to_owned());
     let was_consumed = matches!(group.batch, Some(BatchState::Trained | BatchState::Checkpointed));
     Ok(ExportMember {
-        rollout_pk: row.get("rollout_pk")?,
-        rollout_id: row.get("rollout_id")?,
-        group_id: group.group_id.clone(),
+        row: sealed,
         group_size: group.size,
         execution_id: row.get("execution")?,
-        verdict,
         reason: row.get("reason")?,
         state: rollout_state(verdict, group.state, group.batch).ok_or_else(contradict)?,
         step: group.step.filter(|_| verdict.takes_place() && was_consumed),
-        reward: row.get("reward")?,
         advantage: row.get("advantage")?,
-        policy_version: row.get("policy_version")?,
         version_assumed: row.get("version_assumed")?,
-        segments: row.get("segments")?,
-        tokens: row.get("tokens")?,
-        unpacked_bytes: row.get("unpacked_bytes")?,
-        trained_spans: trained_spans(&mut row)?,
-        seal: row.get("seal")?,
         received_at: row.get("received_us")?,
     })
 }

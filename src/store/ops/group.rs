@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use super::{fill, ledger, policy, trained_versions};
 use crate::{
     buffer::{
-        finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, Member, ReadyGroup},
+        finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, ReadyGroup},
         ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
         ingest::GroupFill,
         port::{CloseGroup, DecidedGroup, DiscardGroup, Group, StoreError},
@@ -19,11 +19,12 @@ use crate::{
         rules::Rules,
         seal,
         states::{GroupMove, GroupState},
+        tally::Tally,
     },
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, locking, new_keys},
+        sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, locking, new_keys},
         tally::{CountedGroups, TallyDelta},
     },
 };
@@ -42,6 +43,8 @@ pub(super) struct LockedGroup {
     pub(super) environment: Option<String>,
     /// Group filters that could not be evaluated in its decision.
     pub(super) failed_filters: Vec<String>,
+    /// Totals over its rollouts, if it was decided while locked.
+    pub(super) totals: Option<GroupTotals>,
     pub(super) opened_at: Timestamp,
     pub(super) payload_bytes: i64,
 }
@@ -130,6 +133,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<LockedGroup, StoreError> 
         min_size: row.get("min_size")?,
         environment: row.get("environment")?,
         failed_filters: Vec::new(),
+        totals: None,
         opened_at: row.get("opened_us")?,
         payload_bytes: row.get("payload_bytes")?,
     })
@@ -217,10 +221,15 @@ pub(super) fn settle(
     now: Timestamp,
 ) -> GroupDecision {
     group.failed_filters = outcome.failed_filters;
+    group.totals = Some(outcome.totals);
+    let rollouts = i64::from(group.fill.arrived());
     let by = match &outcome.decision {
-        GroupDecision::Ready(_) => GroupMove::Accept,
+        GroupDecision::Ready(_) => {
+            tallies.happened(group.policy_pk, Tally::DecidedReady, 1, rollouts as f64, now);
+            GroupMove::Accept
+        }
         GroupDecision::Discard(reason) => {
-            tallies.dropped(group.policy_pk, reason, now);
+            tallies.discarded(group.policy_pk, reason, 1, rollouts, now);
             group.reason = Some(reason.clone());
             GroupMove::Reject
         }
@@ -243,7 +252,7 @@ pub(super) async fn discard(
     if move_group(tx.tallies(), group, by).is_none() {
         return Ok(false);
     }
-    tx.tallies().dropped(group.policy_pk, rule, now);
+    tx.tallies().discarded(group.policy_pk, rule, 1, i64::from(group.fill.arrived()), now);
     group.reason = Some(reason);
     write_discarded(tx, group, before, now).await?;
     Ok(true)
@@ -296,31 +305,36 @@ pub(super) async fn write_ready(
     const MAKE_READY: Statement = Statement::new(
         "-- make_ready
         UPDATE rollout_group
-        SET state = 'ready', ready_seq = $2, decided_us = $3, deadline_us = NULL, samples = $4, trained_samples = $5,
-            tokens = $6, trained_tokens = $7, reward_sum = $8, reward_count = $9, version_min = $10, version_max = $11,
-            failed_filters = $12, seal = $13
+        SET state = 'ready', samples = $2, trained_samples = $3, tokens = $4, trained_tokens = $5, reward_sum = $6,
+            reward_count = $7, reward_min = $8, reward_max = $9, version_min = $10, version_max = $11,
+            failed_filters = $12, decided_us = $13, deadline_us = NULL, ready_seq = $14, seal = $15
         WHERE group_pk = $1 AND state = 'open'",
     );
-    let totals = &ready.totals;
-    let values = args![
-        group.group_pk,
-        sequence,
-        now,
+    let mut values = args![group.group_pk];
+    values.extend(totals_args(&group.totals.unwrap_or_default()));
+    values.extend(args![group.failed_names(), now, sequence, &seal::of_group(ready.advantages.iter().copied())[..],]);
+    tx.guarded(MAKE_READY, values, 1).await
+}
+
+/// The totals of a group, in the order of the columns `samples, trained_samples, tokens, trained_tokens, reward_sum,
+/// reward_count, reward_min, reward_max, version_min, version_max`.
+pub(super) fn totals_args(totals: &GroupTotals) -> Vec<Arg> {
+    args![
         totals.samples,
         totals.trained_samples,
         totals.tokens,
         totals.trained_tokens,
         totals.reward_sum,
         totals.reward_count,
+        totals.reward_range.map(|range| range.0),
+        totals.reward_range.map(|range| range.1),
         totals.trained_versions.map(|versions| versions.oldest),
         totals.trained_versions.map(|versions| versions.newest),
-        group.failed_names(),
-        &seal::of_group(ready.advantages.iter().copied())[..],
-    ];
-    tx.guarded(MAKE_READY, values, 1).await
+    ]
 }
 
-/// Writes that a stored group was discarded, and checks the state that it had before.
+/// Writes that a stored group was discarded, and checks the state that it had before. Its totals are written if it was
+/// decided; a group that is discarded in another way keeps what it has.
 pub(super) async fn write_discarded(
     tx: &mut Tx<'_>,
     group: &LockedGroup,
@@ -334,8 +348,19 @@ pub(super) async fn write_discarded(
             purge_us = $5, failed_filters = $6
         WHERE group_pk = $1 AND state = $2",
     );
-    let values = args![group.group_pk, before, group.reason.as_deref(), now, group.purge_at(now), group.failed_names()];
-    tx.guarded(DISCARD_GROUP, values, 1).await
+    const REJECT_GROUP: Statement = Statement::new(
+        "-- reject_group
+        UPDATE rollout_group
+        SET state = 'discarded', reason = $3, decided_us = $4, deadline_us = NULL, purge_us = $5, failed_filters = $6,
+            samples = $7, trained_samples = $8, tokens = $9, trained_tokens = $10, reward_sum = $11,
+            reward_count = $12, reward_min = $13, reward_max = $14, version_min = $15, version_max = $16
+        WHERE group_pk = $1 AND state = $2",
+    );
+    let mut values =
+        args![group.group_pk, before, group.reason.as_deref(), now, group.purge_at(now), group.failed_names()];
+    let Some(totals) = &group.totals else { return tx.guarded(DISCARD_GROUP, values, 1).await };
+    values.extend(totals_args(totals));
+    tx.guarded(REJECT_GROUP, values, 1).await
 }
 
 /// Moves a group that is in no batch to another state, and updates its counts. None if the move is not allowed.

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use forebay_client::wire::Settle;
 
-use super::{batch, policy};
+use super::{batch, policy, steps};
 use crate::{
     buffer::{
         ids::{BatchId, GroupPk, LeaseToken, Step},
@@ -11,6 +11,7 @@ use crate::{
         reasons,
         refusal::{LostLease, Refusal},
         states::{BatchMove, BatchState},
+        tally::{LeaseEvent, Tally},
     },
     clock::Timestamp,
     store::{
@@ -130,6 +131,9 @@ pub(super) async fn train(
     let values = args![batch.batch_pk, lease, to, step, now];
     tx.guarded(TRAIN_BATCH, values, 1).await?;
     batch::tally_move(tx, batch, to).await?;
+    tx.tallies().happened(policy.policy_pk, Tally::Acked, 1, batch.tokens as f64, now);
+    tx.tallies().add(policy.policy_pk, Tally::AckedRollouts, i64::from(batch.rollouts));
+    steps::log(tx, policy, batch, step, now).await?;
     batch::schedule_purge(tx, batch.batch_pk, Some(now.plus_seconds(kept_s))).await?;
     let last = policy.acked_step.map_or(step, |acked| acked.max(step));
     tx.guarded(SET_ACKED_STEP, args![policy.policy_pk, last], 1).await
@@ -160,6 +164,7 @@ impl Op for Nack {
             }
             batch::split(tx, &policy, &batch, &bad, reason).await?;
         }
+        tx.tallies().lease(policy.policy_pk, LeaseEvent::Nacked, self.proof.now);
         batch::get(tx, batch.batch_pk).await.map(Ok)
     }
 }

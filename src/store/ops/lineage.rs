@@ -8,7 +8,7 @@ use forebay_client::wire::Settle;
 use super::{
     admission,
     batch::{self, select_batches},
-    policy, sweep,
+    policy, steps, sweep,
 };
 use crate::{
     buffer::{
@@ -17,6 +17,7 @@ use crate::{
         reasons,
         refusal::Refusal,
         states::{BatchMove, BatchState, GroupMove, GroupState},
+        tally::LeaseEvent,
     },
     clock::Timestamp,
     store::{
@@ -139,7 +140,7 @@ impl Op for Resume {
         }
         let (mut returned, mut quarantined) = (after.deliverable.len() as u64, 0);
         for batch_pk in leased(tx, &policy).await? {
-            if revoke(tx, &policy, batch_pk).await? {
+            if revoke(tx, &policy, batch_pk, self.now).await? {
                 quarantined += 1;
             } else {
                 returned += 1;
@@ -152,6 +153,7 @@ impl Op for Resume {
         for &batch_pk in &after.lost {
             abandoned_groups += abandon(tx, &policy, batch_pk, self.now).await?;
         }
+        let undone_steps = steps::undo_after(tx, &policy, self.step).await?;
         let version = rewind_version(tx, &policy, self.step).await?;
         let epoch = Epoch(policy.epoch.0 + 1);
         set_lineage(tx, &policy, epoch, self.step, self.step).await?;
@@ -161,6 +163,7 @@ impl Op for Resume {
             returned,
             quarantined,
             undeliverable: after.lost.len() as u64 + after.lost_settled,
+            undone_steps,
             abandoned_groups,
             expired,
         }))
@@ -235,7 +238,12 @@ pub(super) async fn leased(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<Batch
 
 /// Ends a lease because of a resume. This is not a failed delivery, but a batch that makes every trainer fail must stop
 /// being delivered, so after `max_resumes` it is quarantined. Returns whether it is.
-pub(super) async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) -> Result<bool, StoreError> {
+pub(super) async fn revoke(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    batch_pk: BatchPk,
+    now: Timestamp,
+) -> Result<bool, StoreError> {
     const REVOKE_LEASE: Statement = Statement::new(
         "-- revoke_lease
         UPDATE batch
@@ -249,6 +257,7 @@ pub(super) async fn revoke(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk) 
     let to = batch::after(&batch, if used_up { BatchMove::UseUp } else { BatchMove::Return })?;
     let reason = used_up.then_some(reasons::MAX_RESUMES);
     tx.guarded(REVOKE_LEASE, args![batch_pk, to, reason, resumes], 1).await?;
+    tx.tallies().lease(policy.policy_pk, LeaseEvent::Revoked, now);
     batch::tally_move(tx, &batch, to).await?;
     Ok(used_up)
 }
@@ -296,9 +305,10 @@ async fn abandon(tx: &mut Tx<'_>, policy: &Policy, batch_pk: BatchPk, now: Times
     tx.guarded(ABANDON_BATCH, args![batch_pk, reasons::LINEAGE_GAP], 1).await?;
     tx.guarded(ABANDON_GROUPS, args![batch_pk, reasons::LINEAGE_GAP, forget_at], groups).await?;
     // Their rollouts were counted with the batch.
-    let discarded = CountedGroups { rollouts: 0, bytes: 0, ..batch::counted(GroupState::Batched, Some(to), &members) };
+    let counted = batch::counted(GroupState::Batched, Some(to), &members);
+    let discarded = CountedGroups { rollouts: 0, bytes: 0, ..counted };
     tx.tallies().move_groups(policy.policy_pk, discarded, GroupMove::GiveUp)?;
-    tx.tallies().dropped_many(policy.policy_pk, reasons::LINEAGE_GAP, groups as i64, now);
+    tx.tallies().discarded(policy.policy_pk, reasons::LINEAGE_GAP, groups as i64, counted.rollouts, now);
     Ok(groups as u64)
 }
 
@@ -402,7 +412,7 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
         let groups = keys.len();
         tx.guarded(DISCARD_GROUPS, args![key_list(keys), now, purge_at, counted.state, reasons::RESET], groups).await?;
         tx.tallies().move_groups(policy.policy_pk, counted, GroupMove::Reset)?;
-        tx.tallies().dropped_many(policy.policy_pk, reasons::RESET, groups as i64, now);
+        tx.tallies().discarded(policy.policy_pk, reasons::RESET, groups as i64, counted.rollouts, now);
         discarded += groups as u64;
     }
     Ok(discarded)

@@ -4,9 +4,11 @@
 //! names, and updates the tallies in the same transaction.
 
 pub(super) mod admission;
+pub(super) mod askers;
 mod batch;
 pub(super) mod claim;
 pub(super) mod clock;
+mod content;
 pub(super) mod epochs;
 pub(super) mod examine;
 pub(super) mod executions;
@@ -24,6 +26,7 @@ pub(super) mod policy;
 mod reads;
 pub(super) mod samples;
 pub(super) mod session;
+pub(super) mod steps;
 pub(super) mod sweep;
 pub(super) mod unused_rules;
 

@@ -287,7 +287,7 @@ impl Op for ReadTallies {
         // Policies without any tally are listed too.
         const SELECT_TALLIES: Statement = Statement::new(
             "-- select_tallies
-            SELECT p.name AS policy, t.name AS tally, CAST(SUM(t.value) AS BIGINT) AS value,
+            SELECT p.name AS policy, t.name AS tally, CAST(SUM(t.value) AS BIGINT) AS value, SUM(t.amount) AS amount,
                 MAX(t.latest_us) AS latest_us
             FROM policy AS p
             LEFT JOIN tally_now AS t ON t.policy_pk = p.policy_pk
@@ -301,8 +301,12 @@ impl Op for ReadTallies {
             let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let of_policy = tallies.entry(name).or_default();
             let Some(tally) = row.get::<Option<String>>("tally")?.as_deref().and_then(Tally::parse) else { continue };
-            if tally == Tally::Received {
-                of_policy.last_received_at = Some(row.get("latest_us")?);
+            let (amount, latest_us): (f64, i64) = (row.get("amount")?, row.get("latest_us")?);
+            if amount != 0.0 {
+                of_policy.amounts.insert(tally.clone(), amount);
+            }
+            if latest_us > 0 {
+                of_policy.latest.insert(tally.clone(), Timestamp::from_micros(latest_us));
             }
             of_policy.counts.insert(tally, row.get("value")?);
         }

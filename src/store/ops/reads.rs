@@ -113,7 +113,7 @@ impl Op for GiveBackReads {
         for consumer in &self.consumers {
             for batch_pk in held(tx, &policy, consumer).await? {
                 // The start of a trainer is like a resume: a batch that ends every trainer is quarantined at last.
-                returned += u64::from(!lineage::revoke(tx, &policy, batch_pk).await?);
+                returned += u64::from(!lineage::revoke(tx, &policy, batch_pk, self.now).await?);
             }
         }
         Ok(Ok(returned))

@@ -6,13 +6,14 @@ use async_trait::async_trait;
 
 use super::{
     batch::{self, select_batch},
-    bounded_scan, trained_spans,
+    bounded_scan::{InOrder, Scan, examine, in_order},
+    trained_spans,
 };
 use crate::{
     buffer::{
         ids::{BatchId, PolicyName, RolloutPk},
         payload::{Codec, Payload},
-        port::{Batch, BatchFilter, BatchMember, Page, StoreError, StoredPayload},
+        port::{Batch, BatchFilter, BatchMember, Page, SealedRow, StoreError, StoredPayload},
     },
     clock::Timestamp,
     store::{
@@ -53,29 +54,29 @@ impl Op for BatchFilter {
     type Output = Page<Batch>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const LIST_BATCHES: Statement = Statement::new(select_batch!(
-            "WHERE p.name = $1 AND b.batch_pk > $2 AND b.batch_pk <= $5 AND (CAST($3 AS TEXT) IS NULL OR b.state = $3)
-            ORDER BY b.batch_pk
-            LIMIT $4"
-        ));
-        const SELECT_BATCH_SCAN_END: Statement = Statement::new(
-            "-- select_batch_walk_end
-            SELECT batch_pk AS scan_end
-            FROM batch
-            WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND batch_pk > $2
-            ORDER BY batch_pk
-            LIMIT 1 OFFSET $3",
+        const LIST_BATCHES: InOrder = in_order!(
+            select_batch!(
+                "WHERE p.name = $1 AND b.batch_pk > $2 AND b.batch_pk <= $5 AND (CAST($3 AS TEXT) IS NULL OR b.state = $3)
+            ORDER BY b.batch_pk"
+            ),
+            "LIMIT $4"
+        );
+        const EXAMINE_BATCHES: InOrder = examine!(
+            "-- examine_batches",
+            "batch_pk",
+            "batch
+                    WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $4)"
         );
         let policy: &PolicyName = &self.policy;
-        let state = self.state;
-        let end = match state {
-            Some(_) => bounded_scan::end(tx, SELECT_BATCH_SCAN_END, args![policy.as_str(), self.after]).await?,
-            None => None,
+        let scan = match self.state {
+            Some(_) => Scan::filtered(tx, self.from, EXAMINE_BATCHES, args![policy.as_str()]).await?,
+            None => Scan::unfiltered(self.from),
         };
-        let values = args![policy.as_str(), self.after, state, self.limit, end.unwrap_or(i64::MAX)];
-        let rows = tx.fetch_all(LIST_BATCHES, values).await?;
+        let (above, to) = scan.range();
+        let values = args![policy.as_str(), above, self.state, self.limit, to];
+        let rows = tx.fetch_all(LIST_BATCHES.of(self.from), values).await?;
         let batches = rows.into_iter().map(batch::read).collect::<Result<Vec<_>, _>>()?;
-        Ok(bounded_scan::page(batches, self.limit, end, |batch| batch.batch_pk.0))
+        scan.page(tx, batches, self.limit, |batch| batch.batch_pk.0).await
     }
 }
 
@@ -108,24 +109,32 @@ impl Op for BatchMembers {
 }
 
 pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
+    let group_id = row.get("group_id")?;
     Ok(BatchMember {
-        rollout_pk: row.get("rollout_pk")?,
+        row: read_sealed(&mut row, group_id)?,
         group_pk: row.get("group_pk")?,
-        group_id: row.get("group_id")?,
+        advantage: row.get::<Option<f64>>("advantage")?.unwrap_or(0.0),
+        trained_segments: row.get("trained_segments")?,
+        trained_tokens: row.get("trained_tokens")?,
+        mask_below: row.get("mask_below")?,
+        group_seal: row.get("group_seal")?,
+    })
+}
+
+/// The part of a rollout's row that belongs to its payload.
+pub(super) fn read_sealed(row: &mut Row, group_id: String) -> Result<SealedRow, StoreError> {
+    Ok(SealedRow {
+        rollout_pk: row.get("rollout_pk")?,
+        group_id,
         rollout_id: row.get("rollout_id")?,
         verdict: row.get("verdict")?,
         reward: row.get("reward")?,
-        advantage: row.get::<Option<f64>>("advantage")?.unwrap_or(0.0),
         policy_version: row.get("policy_version")?,
         segments: row.get("segments")?,
-        trained_segments: row.get("trained_segments")?,
         tokens: row.get("tokens")?,
-        trained_tokens: row.get("trained_tokens")?,
         unpacked_bytes: row.get("unpacked_bytes")?,
-        mask_below: row.get("mask_below")?,
-        trained_spans: trained_spans(&mut row)?,
+        trained_spans: trained_spans(row)?,
         seal: row.get("seal")?,
-        group_seal: row.get("group_seal")?,
     })
 }
 

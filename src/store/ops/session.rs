@@ -15,7 +15,7 @@ pub(in crate::store) use self::{
     calls::{FindCalls, FindTexts, FindUnmarked, MarkCalls, MarkFull},
     sweep::{DueSessions, RetireSessions},
 };
-use super::bounded_scan;
+use super::bounded_scan::{InOrder, Scan, examine, in_order};
 use crate::{
     buffer::{
         canonical::ContentDigest,
@@ -257,32 +257,48 @@ impl Op for SessionFilter {
     type Output = Page<Session>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const BY_POLICY: Statement = Statement::new(select_session!(
+        const BY_ROLLOUT: Statement = Statement::new(select_session!(
             "session_policy AS sp
-            JOIN policy AS p ON p.policy_pk = sp.policy_pk
+            JOIN policy AS p ON p.policy_pk = sp.policy_pk AND p.run = sp.run
             JOIN ",
             "ON s.session_pk = sp.session_pk
+            WHERE p.name = $1 AND sp.rollout_key = $2 AND sp.session_pk > $3 AND sp.session_pk <= $4
+                AND (CAST($5 AS TEXT) IS NULL OR s.state = $5)"
+        ));
+        const BY_POLICY: InOrder = in_order!(
+            select_session!(
+                "session_policy AS sp
+            JOIN policy AS p ON p.policy_pk = sp.policy_pk
+            JOIN ",
+                "ON s.session_pk = sp.session_pk
             WHERE p.name = $1 AND sp.session_pk > $2 AND sp.session_pk <= $5
                 AND (CAST($3 AS TEXT) IS NULL OR s.state = $3)
-            ORDER BY sp.session_pk
-            LIMIT $4"
-        ));
-        const SCAN_END: Statement = Statement::new(
-            "-- select_session_scan_end
-            SELECT session_pk AS scan_end
-            FROM session_policy
-            WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $1) AND session_pk > $2
-            ORDER BY session_pk
-            LIMIT 1 OFFSET $3",
+            ORDER BY sp.session_pk"
+            ),
+            "LIMIT $4"
         );
-        let end = match self.state {
-            Some(_) => bounded_scan::end(tx, SCAN_END, args![self.policy.as_str(), self.after]).await?,
-            None => None,
+        const EXAMINE_SESSIONS: InOrder = examine!(
+            "-- examine_sessions",
+            "session_pk",
+            "session_policy
+                    WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $4)"
+        );
+        let policy = self.policy.as_str();
+        if let Some(rollout_id) = &self.rollout_id {
+            let (above, to) = self.from.range(None);
+            let values = args![policy, rollout_id.key(tx.key_form()), above, to, self.state];
+            let rows = tx.fetch_all(BY_ROLLOUT, values).await?;
+            let sessions = read_all(tx, rows).await?;
+            return Scan::unfiltered(self.from).page(tx, sessions, u32::MAX, |session| session.session_pk.0).await;
+        }
+        let scan = match self.state {
+            Some(_) => Scan::filtered(tx, self.from, EXAMINE_SESSIONS, args![policy]).await?,
+            None => Scan::unfiltered(self.from),
         };
-        let values = args![self.policy.as_str(), self.after, self.state, self.limit, end.unwrap_or(i64::MAX)];
-        let rows = tx.fetch_all(BY_POLICY, values).await?;
+        let (above, to) = scan.range();
+        let rows = tx.fetch_all(BY_POLICY.of(self.from), args![policy, above, self.state, self.limit, to]).await?;
         let sessions = read_all(tx, rows).await?;
-        Ok(bounded_scan::page(sessions, self.limit, end, |session| session.session_pk.0))
+        scan.page(tx, sessions, self.limit, |session| session.session_pk.0).await
     }
 }
 

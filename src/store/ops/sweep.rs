@@ -12,7 +12,7 @@ use crate::{
         port::{ExpiredLeases, Policy, StoreError},
         reasons,
         states::{BatchState, GroupMove, GroupState, RolloutState},
-        tally::Tally,
+        tally::{LeaseEvent, Tally},
     },
     clock::Timestamp,
     store::{
@@ -31,6 +31,7 @@ pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Time
     for mut row in rows {
         let batch = batch::get(tx, row.get::<BatchPk>("batch_pk")?).await?;
         batch::fail_delivery(tx, policy, &batch, None).await?;
+        tx.tallies().lease(policy.policy_pk, LeaseEvent::Expired, now);
     }
     Ok(expired)
 }

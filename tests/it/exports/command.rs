@@ -2,6 +2,7 @@
 
 use std::{path::Path, process::Output};
 
+use forebay_client::wire::ARROW_STREAM;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -234,43 +235,111 @@ async fn an_export_that_is_imported_elsewhere_is_exported_again_to_the_same_byte
 }
 
 /// A service that answers every request with these chunks, and then ends the body or not.
-async fn answering(chunks: &'static [&'static str], ends: bool) -> String {
+async fn answering(media: &'static str, chunks: Vec<Vec<u8>>, ends: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let address = listener.local_addr().expect("a listener has an address");
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            let mut answer = String::from("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
-            for chunk in chunks {
-                answer.extend([format!("{:x}\r\n", chunk.len()).as_str(), *chunk, "\r\n"]);
+            let head = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n{media}\r\n");
+            let mut answer = head.into_bytes();
+            for chunk in &chunks {
+                answer.extend([format!("{:x}\r\n", chunk.len()).as_bytes(), chunk.as_slice(), b"\r\n"].concat());
             }
             if ends {
-                answer.push_str("0\r\n\r\n");
+                answer.extend(b"0\r\n\r\n");
             }
             let _ = stream.read(&mut [0; 4_096]).await;
-            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.write_all(&answer).await;
         }
     });
     format!("http://{address}")
 }
 
+/// What became of an export of such an answer: its exit, and the files that there are.
+async fn exported_from(url: &str, format: &str) -> (bool, Vec<String>, String) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let file = folder.path().join("out").display().to_string();
+    let output = forebay(&["--format", format, "--url", url, "--output", &file]).await;
+    (output.status.success(), files(folder.path()), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+const SUMMARY: &str = "{\"summary\":{\"rollouts\":1,\"filtered\":0,\"unevaluated\":0,\"purged\":0,\"damaged\":0}}\n";
+
+/// A line of an export, as services of every version write it.
+fn exported_line() -> String {
+    let line = json!({
+        "trajectory": {"policy": "default", "rollout_id": "a", "group_id": "a", "group_size": 1, "status": "completed",
+            "reward": 1.0, "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1},
+            "segments": [{"tokens": [1, 2], "loss_mask": [1]}]},
+        "result": {"run": 1, "verdict": "kept", "reason": null, "state": "ready", "advantage": 1.0, "step": null,
+            "policy_version": 0, "policy_version_assumed": true, "received_at": "2026-01-01T00:00:00Z"},
+    });
+    format!("{line}\n")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_export_that_breaks_off_leaves_no_file() {
-    const LINE: &str = "{\"rollout_id\":\"a\"}\n";
-    const SUMMARY: &str =
-        "{\"summary\":{\"rollouts\":1,\"filtered\":0,\"unevaluated\":0,\"purged\":0,\"damaged\":0}}\n";
+    let line = exported_line();
     let cases: [(&[&str], bool, bool); 5] = [
-        (&[LINE, SUMMARY], true, true),
-        (&[LINE, SUMMARY], false, false),
-        (&[LINE], true, false),
-        (&[LINE, "{\"rollout_id\""], true, false),
+        (&[&line, SUMMARY], true, true),
+        (&[&line, SUMMARY], false, false),
+        (&[&line], true, false),
+        (&[&line, &line[..20]], true, false),
         (&[], true, false),
     ];
     for (chunks, ends, is_whole) in cases {
-        let url = answering(chunks, ends).await;
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        let file = folder.path().join("out.ndjson").display().to_string();
-        let output = forebay(&["--format", "forebay", "--url", &url, "--output", &file]).await;
-        assert_eq!(output.status.success(), is_whole, "{chunks:?}: {}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(files(folder.path()), if is_whole { vec!["out.ndjson"] } else { vec![] }, "{chunks:?}");
+        let bytes = chunks.iter().map(|chunk| chunk.as_bytes().to_vec()).collect();
+        let (succeeded, files, said) = exported_from(&answering("", bytes, ends).await, "forebay").await;
+        assert_eq!((succeeded, files.is_empty()), (is_whole, !is_whole), "{chunks:?}: {said}");
+    }
+}
+
+/// An Arrow stream of one record batch, its end, and the stream of its summary.
+async fn arrow_export() -> [Vec<u8>; 3] {
+    let app = TestApp::start(Backend::Sqlite).await;
+    app.accept(rollout("a", 1.0)).await;
+    let get = async |query: &str| {
+        let request = app.http.get(format!("{}/exports?{query}", app.url)).header("accept", ARROW_STREAM);
+        request.send().await.expect("the service answers").bytes().await.expect("it arrives whole").to_vec()
+    };
+    let (whole, rows) = (get("summary=true").await, get("").await);
+    app.finish().await;
+    let end = rows.len() - 8;
+    [rows[..end].to_vec(), rows[end..].to_vec(), whole[rows.len()..].to_vec()]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_arrow_export_that_breaks_off_leaves_no_file() {
+    let [rows, end, summary] = arrow_export().await;
+    assert_eq!(end, [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0], "the marker of the end of an Arrow stream");
+    let cut = rows[..rows.len() - 9].to_vec();
+    let cases = [
+        (vec![rows.clone(), end.clone(), summary.clone()], true, true),
+        // Chunks end anywhere.
+        (rows.iter().chain(&end).chain(&summary).map(|&byte| vec![byte]).collect(), true, true),
+        (vec![rows.clone(), end.clone(), summary.clone()], false, false),
+        (vec![rows.clone(), end.clone()], true, false),
+        (vec![rows.clone(), end.clone(), summary[..summary.len() / 2].to_vec()], true, false),
+        (vec![rows.clone()], true, false),
+        (vec![cut.clone()], true, false),
+        (vec![cut, end, summary], true, false),
+        (vec![], true, false),
+    ];
+    let media = "content-type: application/vnd.apache.arrow.stream\r\n";
+    for (index, (chunks, ends, is_whole)) in cases.into_iter().enumerate() {
+        let (succeeded, files, said) = exported_from(&answering(media, chunks, ends).await, "parquet").await;
+        assert_eq!((succeeded, files.is_empty()), (is_whole, !is_whole), "case {index}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_has_no_columns_is_read_as_lines() {
+    let chunks = vec![exported_line().into_bytes(), SUMMARY.as_bytes().to_vec()];
+    let url = answering("content-type: application/x-ndjson\r\n", chunks, true).await;
+    let rows = values(&exported(&["--format", "ndjson", "--url", &url]).await);
+    assert_eq!((&rows[0]["rollout_id"], &rows[0]["tokens"]), (&json!("a"), &json!([1, 2])));
+    for format in ["parquet", "forebay"] {
+        let (succeeded, files, said) = exported_from(&url, format).await;
+        assert_eq!((succeeded, files.len()), (true, 1), "{said}");
     }
 }

@@ -1,10 +1,18 @@
 //! Exports: what they have, in which order, what they leave out, and the way back in.
 
+mod columns;
 mod command;
 
 use serde_json::{Value, json};
 
 use crate::support::{Backend, TestApp, group, member, on_both_stores, rollout, text, with};
+
+/// The forms in which a service sends exports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Lines,
+    Columns,
+}
 
 /// The lines of an export, as text.
 async fn lines(app: &TestApp, query: &str) -> String {
@@ -139,31 +147,6 @@ on_both_stores! {
         assert_eq!(refused.expect("the service answers").status(), 406);
     }
 
-    async fn what_arrives_during_an_export_is_not_in_it(app: TestApp) {
-        const ROLLOUTS: usize = 24;
-        // More than the buffers of sockets hold, so that the export is still being written when more arrives.
-        let messages = json!([{"role": "user", "content": "x".repeat(1 << 20)}]);
-        let large = |index: usize| with(rollout(&format!("r{index}"), 1.0), json!({"messages": messages}));
-        for index in 0..ROLLOUTS {
-            app.accept(large(index)).await;
-        }
-        let mut response = app.http.get(format!("{}/exports?results=false", app.url)).send().await.expect("an answer");
-        let mut text = response.chunk().await.expect("the export begins").expect("it is not empty").to_vec();
-        for index in 0..3 {
-            app.accept(large(100 + index)).await;
-        }
-        app.accept(with(large(200), json!({"group_id": "r0"}))).await;
-        while let Some(chunk) = response.chunk().await.expect("the export arrives whole") {
-            text.extend_from_slice(&chunk);
-        }
-        let lines: Vec<Value> = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty())
-            .map(|line| serde_json::from_slice(line).expect("JSON")).collect();
-        let found: Vec<&str> = lines.iter().map(|line| crate::support::text(&line["rollout_id"])).collect();
-        let expected: Vec<String> = (0..ROLLOUTS).map(|index| format!("r{index}")).collect();
-        assert_eq!(found, expected);
-        assert_eq!(export(app, "").await.0.len(), ROLLOUTS + 3);
-    }
-
     async fn pages_join_without_gaps_however_large_groups_are(app: TestApp) {
         const LARGE: usize = 1_500;
         app.rules("default", json!({"group": {"size": 1}})).await;
@@ -209,6 +192,7 @@ on_both_stores! {
     }
 
     async fn a_new_run_is_exported_without_the_earlier_one(app: TestApp) {
+        app.rules("default", json!({"retention": {"dropped_s": 1_000_000}})).await;
         app.accept(member("g", 0, 1.0)).await;
         app.post("/policies/default/reset", json!({})).await.expect(200);
         app.accept(member("g", 0, 2.0)).await;

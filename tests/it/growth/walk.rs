@@ -197,6 +197,37 @@ async fn look(url: &str) {
     ] {
         person.get(path).await;
     }
+    let lists = [
+        "/trajectories?rollout_id=r0",
+        "/trajectories?limit=10",
+        "/trajectories?policy=fails&group_id=a",
+        "/trajectories?state=ready",
+        "/trajectories?environment=web",
+        "/trajectories?execution_id=x",
+        "/trajectories?execution_id=x&policy=fails&group_id=a",
+        "/trajectories?policy=fails&group_id=a&verdict=kept",
+        "/groups?limit=10",
+        "/groups?reason=flat",
+        "/groups?environment=web",
+        "/groups?policy=fails&group_id=a",
+        "/batches?limit=10",
+        "/batches?state=leased",
+        "/sessions?limit=10",
+        "/sessions?state=open",
+        "/sessions?rollout_id=r0",
+    ];
+    for list in lists {
+        for order in ["oldest", "newest"] {
+            person.get(&format!("{list}&order={order}")).await;
+        }
+    }
+    let shown = Caller::of(url, "shown", json!({})).await;
+    shown.accept(rollout("r", 1.0)).await;
+    let batch = shown.lease().await;
+    for order in ["oldest", "newest"] {
+        shown.get(&format!("/groups?policy=shown&batch_id={}&order={order}", text(&batch["batch_id"]))).await;
+    }
+    shown.get("/trajectories/content?policy=shown&rollout_id=r").await;
 }
 
 /// A resume over a batch whose payloads are purged.

@@ -522,6 +522,7 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &F
         .expect("a listener has an address")
         .with_tls(tls.clone())
         .with_agents(Some(agents))
+        .with_tokenizers(config.tokenizers)
         .with_facades(facades);
     let task = tokio::spawn(async move {
         let _ = server.run(async { drop(stopped.await) }).await;

@@ -76,9 +76,7 @@ impl Service {
 
     /// The peak memory of the process in bytes, from Linux.
     pub(crate) fn peak_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("the process runs");
-        let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel counts the peak");
-        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number of KiB") << 10
+        peak_bytes_of(self.id()).expect("the process runs")
     }
 
     /// Sends SIGKILL, so that nothing is flushed.
@@ -138,4 +136,11 @@ fn listen_address(line: &str) -> Option<String> {
     }
     let (_, fields) = line.split_once("serving listen=")?;
     fields.split(' ').next().map(str::to_owned)
+}
+
+/// The peak memory of a process in bytes, from Linux; none if it has ended.
+pub(crate) fn peak_bytes_of(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).map(|kib| kib << 10)
 }

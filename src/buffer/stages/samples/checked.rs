@@ -6,9 +6,10 @@ use forebay_client::wire::{Segment, VersionSpan};
 
 use crate::buffer::{
     ids::Version,
+    pages,
     payload::{Damaged, Payload, Unpacked},
     port::BatchMember,
-    seal::{self, RolloutSeal},
+    seal,
     staleness::{TrainedSpan, mask_below},
     states::Verdict,
     weights::RolloutMask,
@@ -17,31 +18,29 @@ use crate::buffer::{
 /// A rollout whose stored data is undamaged, with its mask as delivered.
 pub(in crate::buffer) struct CheckedRollout {
     pub(super) member: BatchMember,
-    pub(super) rollout: Unpacked,
-    pub(super) mask: RolloutMask,
+    pub(in crate::buffer) rollout: Unpacked,
+    pub(in crate::buffer) mask: RolloutMask,
     pub(super) policy_version: Version,
 }
 
 impl CheckedRollout {
     /// Checks digest and seal, unpacks, and zeroes the mask of tokens that must not be trained.
     pub(in crate::buffer) fn new(member: BatchMember, payload: &Payload) -> Result<Self, Damaged> {
-        let seal = RolloutSeal {
-            rollout_id: &member.rollout_id,
-            group_id: &member.group_id,
-            verdict: member.verdict,
-            reward: member.reward,
-            policy_version: member.policy_version,
-            trained_spans: member.trained_spans.as_deref(),
-            payload: &payload.digest,
-        };
-        if member.seal.is_some_and(|expected| expected != seal.checksum()) {
-            return Err(Damaged("its row differs from its seal"));
-        }
-        let mut rollout = payload.unpack()?;
-        let spans = member.trained_spans.as_deref().unwrap_or_default();
+        Self::with_sent(member, payload, |_| ()).map(|(checked, ())| checked)
+    }
+
+    /// The same, with what a function makes of the segments as sent.
+    pub(in crate::buffer) fn with_sent<T>(
+        member: BatchMember,
+        payload: &Payload,
+        sent: impl FnOnce(&[Segment]) -> T,
+    ) -> Result<(Self, T), Damaged> {
+        let mut rollout = pages::unpack(&member.row, payload)?;
+        let sent = sent(&rollout.segments);
+        let spans = member.row.trained_spans.as_deref().unwrap_or_default();
         let mut mask = RolloutMask { trained_tokens: 0, trained_samples: 0 };
         for (index, segment) in rollout.segments.iter_mut().enumerate() {
-            if member.verdict != Verdict::Kept {
+            if member.row.verdict != Verdict::Kept {
                 segment.loss_mask.fill(0);
             } else if let Some(oldest) = member.mask_below {
                 mask_stale(segment, index as u32, spans, oldest);
@@ -52,18 +51,18 @@ impl CheckedRollout {
         }
         // The weights and the totals of the batch were computed from the row's numbers.
         let stated = (member.trained_tokens, u64::from(member.trained_segments));
-        if member.verdict == Verdict::Kept && stated != (mask.trained_tokens, mask.trained_samples) {
+        if member.row.verdict == Verdict::Kept && stated != (mask.trained_tokens, mask.trained_samples) {
             return Err(Damaged("its mask does not add up to its row"));
         }
         // A rollout's version is the oldest version of its trained tokens, with the mask as delivered.
         let left = member.mask_below.and_then(|oldest| mask_below(spans, oldest).trained_versions);
-        let policy_version = left.map_or(member.policy_version, |versions| versions.oldest);
-        Ok(Self { member, rollout, mask, policy_version })
+        let policy_version = left.map_or(member.row.policy_version, |versions| versions.oldest);
+        Ok((Self { member, rollout, mask, policy_version }, sent))
     }
 }
 
 /// Response tokens of a segment with mask 1.
-pub(super) fn trained_tokens(segment: &Segment) -> u64 {
+pub(in crate::buffer) fn trained_tokens(segment: &Segment) -> u64 {
     segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum()
 }
 
@@ -71,7 +70,7 @@ pub(super) fn trained_tokens(segment: &Segment) -> u64 {
 pub(in crate::buffer) fn broken_groups(members: &[BatchMember]) -> impl Iterator<Item = &BatchMember> {
     let groups = members.chunk_by(|one, next| one.group_pk == next.group_pk);
     let is_broken = |group: &&[BatchMember]| {
-        let found = seal::of_group(group.iter().map(|member| (member.rollout_pk, member.advantage)));
+        let found = seal::of_group(group.iter().map(|member| (member.row.rollout_pk, member.advantage)));
         group[0].group_seal.is_some_and(|expected| expected != found)
     };
     groups.filter(is_broken).map(|group| &group[0])
@@ -79,7 +78,7 @@ pub(in crate::buffer) fn broken_groups(members: &[BatchMember]) -> impl Iterator
 
 /// The samples and tokens that the weights of a batch count: N, and the sum of all masks.
 pub(super) fn totals(members: &[BatchMember]) -> (u64, u64) {
-    members.iter().fold((0, 0), |(samples, tokens), member| match member.verdict {
+    members.iter().fold((0, 0), |(samples, tokens), member| match member.row.verdict {
         Verdict::Kept => (samples + u64::from(member.trained_segments.max(1)), tokens + member.trained_tokens),
         Verdict::Masked | Verdict::Dropped | Verdict::Late => (samples + 1, tokens),
     })

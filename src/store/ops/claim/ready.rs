@@ -10,6 +10,7 @@ use crate::{
         port::{Policy, StoreError},
         staleness::{TrainedVersions, oldest_fresh},
         states::{BatchState, GroupMove, GroupState},
+        tally::Tally,
     },
     clock::Timestamp,
     store::{
@@ -249,5 +250,6 @@ async fn make_stale(tx: &mut Tx<'_>, policy: &Policy, stale: &[&Ready], now: Tim
     tx.guarded(MAKE_STALE, args![keys, purge_at], stale.len()).await?;
     let stale = counted(stale.iter().copied());
     tx.tallies().recent(policy.policy_pk, Recent::Stale, stale.groups, now);
+    tx.tallies().happened(policy.policy_pk, Tally::Stale, stale.groups, stale.rollouts as f64, now);
     tx.tallies().move_groups(policy.policy_pk, stale, GroupMove::GoStale)
 }

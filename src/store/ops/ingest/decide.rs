@@ -375,6 +375,7 @@ fn open_group(policy: &Policy, first: &NewRollout, group_pk: GroupPk, now: Times
         min_size: rules.min_size(size),
         environment: first.form(rules.sessions.retries).facts.environment.clone(),
         failed_filters: Vec::new(),
+        totals: None,
         opened_at: now,
         payload_bytes: 0,
     };
@@ -399,12 +400,20 @@ fn tally_arrival(
     live_bytes: i64,
     now: Timestamp,
 ) {
-    tallies.received(policy, new.form(decision.retries).facts.reward, now);
+    let facts = &new.form(decision.retries).facts;
+    tallies.received(policy, facts.tokens, facts.reward, now);
     tallies.add(policy, Tally::LiveBytes, live_bytes);
     tallies.add(policy, Tally::AssumedVersion, i64::from(decision.versions.assumed));
     match decision.verdict {
-        Verdict::Kept | Verdict::Masked => tallies.rollouts(policy, RolloutState::Open, 1),
-        Verdict::Late => tallies.rollouts(policy, RolloutState::Late, 1),
+        Verdict::Kept => tallies.rollouts(policy, RolloutState::Open, 1),
+        Verdict::Masked => {
+            tallies.rollouts(policy, RolloutState::Open, 1);
+            tallies.add(policy, Tally::Masked, 1);
+        }
+        Verdict::Late => {
+            tallies.rollouts(policy, RolloutState::Late, 1);
+            tallies.add(policy, Tally::LateTotal, 1);
+        }
         Verdict::Dropped => {
             tallies.rollouts(policy, RolloutState::Dropped, 1);
             tallies.dropped(policy, decision.reason.as_deref().unwrap_or_default(), now);

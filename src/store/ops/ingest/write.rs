@@ -5,7 +5,8 @@ use std::{collections::HashMap, sync::LazyLock};
 use super::{GroupWork, Incoming, Keyed, decide::Changes};
 use crate::{
     buffer::{
-        finalize::{GroupDecision, GroupTotals},
+        codes,
+        finalize::GroupDecision,
         ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
         ingest::{Form, NewRollout, RolloutDecision},
         port::StoreError,
@@ -138,6 +139,9 @@ impl<'b> Arrived<'b> {
             decision.trained_spans.as_ref().map(|spans| to_json(spans)),
             &seal[..],
             &new.execution_id,
+            i64::from(codes::of_status(facts.status)),
+            facts.response_tokens,
+            facts.max_segment_tokens,
         ]
     }
 
@@ -154,7 +158,8 @@ static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
         "rollout",
         "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
             advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
-            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution",
+            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
+            status, response_tokens, max_segment_tokens",
     )
 });
 
@@ -175,8 +180,8 @@ async fn insert_groups(
             "rollout_group",
             "group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
                 size, min_size, kept, masked, dropped, late, payload_bytes, opened_us, deadline_us, decided_us,
-                purge_us, ready_seq, samples, trained_samples, tokens, trained_tokens, reward_sum, reward_count,
-                version_min, version_max, seal, failed_deliveries, delivered",
+                purge_us, ready_seq, seal, failed_deliveries, delivered, samples, trained_samples, tokens,
+                trained_tokens, reward_sum, reward_count, reward_min, reward_max, version_min, version_max",
         )
     });
     let row = |(key, group): &(&Keyed, &GroupWork)| {
@@ -185,10 +190,9 @@ async fn insert_groups(
             Some(GroupDecision::Ready(ready)) => Some(ready),
             Some(GroupDecision::Discard(_)) | None => None,
         };
-        let totals = ready.map_or_else(GroupTotals::default, |ready| ready.totals);
         let seal = ready.map(|ready| seal::of_group(ready.advantages.iter().copied()));
         let is_open = fill.state.is_open();
-        args![
+        let mut values = args![
             *group_pk,
             *policy_pk,
             *run,
@@ -211,18 +215,12 @@ async fn insert_groups(
             (!is_open).then_some(now),
             (fill.state == GroupState::Discarded).then(|| group.locked.purge_at(now)),
             places.get(*key).copied(),
-            totals.samples,
-            totals.trained_samples,
-            totals.tokens,
-            totals.trained_tokens,
-            totals.reward_sum,
-            totals.reward_count,
-            totals.trained_versions.map(|versions| versions.oldest),
-            totals.trained_versions.map(|versions| versions.newest),
             seal.as_ref().map(|seal| &seal[..]),
             0_i64,
             0_i64,
-        ]
+        ];
+        values.extend(group::totals_args(&group.locked.totals.unwrap_or_default()));
+        values
     };
     INSERT_GROUPS.run(tx, opened.iter().map(row).collect()).await
 }

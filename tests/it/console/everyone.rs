@@ -1,0 +1,89 @@
+//! Screens for everyone: axe finds nothing in both schemes, nothing scrolls sideways at 200%, nothing moves for readers
+//! who want less motion, and the keyboard suffices.
+
+use forebay::access::Role;
+
+use super::{open, origin};
+use crate::support::{Backend, TestApp, on_both_stores, rollout};
+
+/// Checks a screen.
+pub(super) async fn check(app: &TestApp, hash: &str, is_ready: &str) {
+    for scheme in ["light", "dark"] {
+        let page = open(app, hash).await;
+        page.prefers(scheme, true).await;
+        page.wait_for(is_ready).await;
+        assert_eq!(page.axe().await, Vec::<String>::new(), "{hash}, {scheme}");
+        // 200%: the same window has half as many pixels of CSS.
+        page.size(740, 450).await;
+        let width = page.eval("[document.documentElement.scrollWidth, innerWidth]").await;
+        assert!(width[0].as_i64() <= width[1].as_i64(), "{hash} scrolls sideways: {width}");
+        assert_eq!(page.axe().await, Vec::<String>::new(), "{hash}, {scheme}, 200%");
+        assert_eq!(page.eval("document.getAnimations().length").await, 0, "{hash}: nothing moves");
+        page.assert_clean(origin(app));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_login_the_first_screen_and_a_policy_are_for_everyone() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    app.accept(rollout("a", 1.0)).await;
+    check(&app, "", "document.querySelector('[data-row]') !== null").await;
+    check(&app, "#/policies/default", "document.querySelector('.strip') !== null").await;
+    check(&app, "#/policies/nobody", "document.querySelector('h1') !== null").await;
+    check(&app, "#/nowhere", "document.querySelector('h1') !== null").await;
+    app.key(Role::Read, &["*"]).await;
+    check(&app, "", "document.querySelector('#key') !== null").await;
+    app.finish().await;
+}
+
+on_both_stores! {
+    async fn a_reader_with_a_keyboard_goes_everywhere(app: TestApp) {
+        app.rules("math.solver", serde_json::json!({"group": {"size": 1}})).await;
+        let page = open(app, "").await;
+        page.wait_for("document.querySelectorAll('[data-row]').length === 2").await;
+        page.press("j").await;
+        let first = page.eval("document.activeElement.innerText").await;
+        page.press("j").await;
+        let second = page.eval("document.activeElement.innerText").await;
+        assert_ne!(first, second);
+        page.press("k").await;
+        assert_eq!(page.eval("document.activeElement.innerText").await, first);
+        page.press("Enter").await;
+        page.wait_for(&format!("document.querySelector('h1').innerText.startsWith({first})")).await;
+        assert_eq!(page.eval("document.activeElement.id").await, "main", "the focus is on the new screen");
+        page.press("w").await;
+        assert_eq!(page.eval("document.activeElement.id").await, "why");
+        page.press("?").await;
+        page.wait_for("document.querySelector('dialog[open]') !== null").await;
+        let keys = page.eval("[...document.querySelectorAll('dialog kbd')].map((key) => key.innerText)").await;
+        for key in ["/", "j", "k", "w", "t", "p", "u", "?"] {
+            assert!(keys.as_array().is_some_and(|keys| keys.contains(&key.into())), "{key} in {keys}");
+        }
+        page.press("Escape").await;
+        page.wait_for("document.querySelector('dialog') === null").await;
+        page.press("u").await;
+        page.wait_for("document.querySelectorAll('[data-row]').length === 2").await;
+        page.press("/").await;
+        assert_eq!(page.eval("document.activeElement.id").await, "ask");
+        // Keys are letters again while the reader types.
+        page.type_text("a/1").await;
+        page.press("p").await;
+        assert_eq!(page.eval("document.querySelector('#ask').value").await, "a/1p");
+        page.press("Enter").await;
+        page.wait_for("location.hash === '#/why?id=a%2F1p'").await;
+        page.assert_clean(origin(app));
+    }
+
+    async fn a_reader_with_a_mouse_goes_to_a_policy_and_back(app: TestApp) {
+        app.rules("math.solver", serde_json::json!({"group": {"size": 1}, "batch": {"groups": 3}})).await;
+        let page = open(app, "").await;
+        page.click("text=math.solver").await;
+        page.wait_for("document.querySelector('h1').innerText.startsWith('math.solver')").await;
+        let status = app.get("/policies/math.solver").await.expect(200);
+        let ready = page.text(".stage:nth-child(4) .figure").await;
+        assert_eq!(ready, format!("{} / {}", status["waiting"]["ready_groups"], status["waiting"]["needed_groups"]));
+        page.eval("history.back()").await;
+        page.wait_for("document.querySelectorAll('[data-row]').length === 2").await;
+        page.assert_clean(origin(app));
+    }
+}

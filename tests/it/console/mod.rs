@@ -1,0 +1,32 @@
+//! The live page in a real browser, which offers the test the verbs of a reader.
+//!
+//! What a screen shows comes from the same calls that the test can make, so tests compare the two. Time is the test's:
+//! the page asks again only when the test lets time pass.
+
+pub(crate) mod browser;
+mod charts;
+mod everyone;
+mod front;
+mod login;
+mod modules;
+mod page;
+mod pictures;
+mod serving;
+mod walks;
+
+use self::browser::Browser;
+pub(crate) use self::page::Page;
+use crate::support::TestApp;
+
+/// A new page at an address of the live page, such as `#/policies/default`. Its timers stand still.
+pub(crate) async fn open(app: &TestApp, hash: &str) -> Page {
+    let page = Browser::shared().page().await;
+    page.hold_time().await;
+    page.goto(&format!("{}/{hash}", app.url)).await;
+    page
+}
+
+/// The origin of a service: what all requests of its page begin with.
+pub(crate) fn origin(app: &TestApp) -> &str {
+    &app.url
+}

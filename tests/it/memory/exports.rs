@@ -1,0 +1,84 @@
+//! Exports of several sizes: neither the service nor the command holds more of a larger one.
+
+use std::process::Stdio;
+
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::json;
+use tokio::{io::AsyncReadExt as _, process::Command};
+
+use crate::support::{
+    process::{Service, peak_bytes_of},
+    rollout, torture, with,
+};
+
+/// Rollouts of the smaller export, which fill a row group of a Parquet file; the larger one has four times as many.
+const ROLLOUTS: usize = 64;
+
+/// Bytes of the messages of a rollout.
+const MESSAGE_BYTES: usize = 1 << 20;
+
+/// How much more memory a larger export may take. The rollouts that only it has are 192 MiB.
+const SLACK_BYTES: u64 = 40 << 20;
+
+/// Posts rollouts with texts that do not compress to nothing, so that files are large, too.
+async fn post(service: &Service, range: std::ops::Range<usize>) {
+    let mut random = StdRng::seed_from_u64(torture::seed());
+    let noise: Vec<u8> = (0..MESSAGE_BYTES).map(|_| random.random_range(b'a'..=b'z')).collect();
+    let noise = String::from_utf8(noise).expect("letters are text");
+    for index in range {
+        let (end, start) = noise.split_at(index * 2_053);
+        let messages = json!([{"role": "user", "content": format!("{index}{start}{end}")}]);
+        let body = with(rollout(&format!("r{index}"), 1.0), json!({"messages": messages}));
+        let request = crate::support::http().post(format!("{}/trajectories", service.url)).json(&body);
+        assert_eq!(request.send().await.expect("the service answers").status(), 201);
+    }
+}
+
+/// Exports to a pipe. Returns the bytes that were written and the peak memory of the command.
+async fn export(service: &Service, format: &str) -> (usize, u64) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["export", "--format", format, "--url", &service.url, "--output", "-"]);
+    let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
+    let mut output = process.stdout.take().expect("it is a pipe");
+    let id = process.id().expect("it runs");
+    let (mut written, mut peak) = (0, 0);
+    let mut part = vec![0; 1 << 18];
+    loop {
+        // The last bytes are more than a pipe holds, so the command has not ended when its memory is read.
+        peak = peak_bytes_of(id).unwrap_or(peak);
+        match output.read(&mut part).await.expect("the pipe can be read") {
+            0 => break,
+            read => written += read,
+        }
+    }
+    assert!(process.wait().await.expect("it ends").success(), "{format}");
+    (written, peak)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_export_of_four_times_as_much_takes_no_more_memory() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let service = Service::start(&format!("sqlite:{}", folder.path().join("forebay.db").display())).await;
+    let mut peaks: Vec<Vec<u64>> = Vec::new();
+    for range in [0..ROLLOUTS, ROLLOUTS..4 * ROLLOUTS] {
+        let rollouts = range.end;
+        post(&service, range).await;
+        let mut found = Vec::new();
+        for format in ["parquet", "ndjson", "forebay"] {
+            let (written, peak) = export(&service, format).await;
+            assert!(written > rollouts * MESSAGE_BYTES / 2, "{format}: {written} bytes");
+            found.push(peak);
+        }
+        found.push(service.peak_bytes());
+        peaks.push(found);
+    }
+    let mib = |peaks: &[u64]| peaks.iter().map(|peak| (peak >> 20).to_string()).collect::<Vec<_>>().join(", ");
+    let outcome = format!(
+        "MiB as parquet, ndjson, forebay, and of the service: {}; four times as many: {}",
+        mib(&peaks[0]),
+        mib(&peaks[1])
+    );
+    torture::report("rollouts of 1 MiB, exported", ROLLOUTS, &outcome);
+    assert!(peaks[0].iter().zip(&peaks[1]).all(|(small, large)| *large < small + SLACK_BYTES), "{outcome}");
+    service.kill().await;
+}
