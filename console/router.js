@@ -3,15 +3,22 @@
 import { split } from "./address.js";
 import { view as overview } from "./views/overview.js";
 import { view as policy } from "./views/policy.js";
+import { view as rollout } from "./views/rollout.js";
+import { view as rollouts } from "./views/rollouts.js";
 
 /** Segments that begin with a colon are parameters. `needs` is a query parameter that chooses between two screens. */
 const ROUTES = [
     { path: "", view: overview },
     { path: "policies/:policy", view: policy },
+    { path: "policies/:policy/rollouts", needs: "id", view: rollout },
+    { path: "policies/:policy/rollouts", view: rollouts },
+    { path: "policies/:policy/rollout", needs: "id", view: rollout },
 ];
 
 /** The screens of a policy besides its own: title and last segment of the path. */
-export const SCREENS = [];
+export const SCREENS = [
+    ["Rollouts", "rollouts"],
+];
 
 function match(pattern, segments) {
     const parts = pattern === "" ? [] : pattern.split("/");
