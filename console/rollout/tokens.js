@@ -70,10 +70,12 @@ function legend(mode, scale, window) {
         return html`<p class="legend-line">${scale.missing}</p>`;
     }
     const [low, high] = scale.ends;
-    const absent = html`<span class="swatch"><i class="absent">ab</i> no value</span>`;
+    const others = window.tokens.some((_, index) => scale.ground(index) === null)
+        ? swatch("masked", "prompt, mask 0, or no value")
+        : nothing;
     const ramp = `linear-gradient(to right, ${scale.colours.join(", ")})`;
     return html`<p class="legend-line"><span>${low}</span>
-        <i class="ramp" ${styles({ "background-image": ramp })}></i><span>${high}</span> ${absent} ${differs}</p>`;
+        <i class="ramp" ${styles({ "background-image": ramp })}></i><span>${high}</span> ${others} ${differs}</p>`;
 }
 
 function mover(window, total, context) {
@@ -154,8 +156,8 @@ export function tokenPanel(context) {
         <div class="row"><h2 id="tokens-title">tokens ${format.count(window.from)} to ${format.count(to)} of
             ${format.count(total)}${segment ? kinds(segment) : nothing}</h2><span class="spring"></span>
             ${copyButton(copied)}</div>
-        <forebay-map .map=${map} .total=${total} .from=${window.from} .to=${window.to} .mode=${mode} .facts=${facts}
-            @window-from=${move}></forebay-map>
+        <forebay-map .map=${map} .total=${total} .from=${window.from} .to=${window.to} .mode=${mode} .end=${scale.end}
+            .facts=${facts} @window-from=${move}></forebay-map>
         ${mover(window, total, context)}
         ${choices(mode, context)}
         ${legend(mode, scale, window)}

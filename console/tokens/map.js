@@ -13,8 +13,11 @@ function tokensOf(element) {
         withheld: token("--token-withheld"), window: token("--link") };
 }
 
-/** The colour of each part in a mode. Pure. */
-export function colours(map, mode, facts, tokens) {
+/**
+ * The colour of each part in a mode. `end` is the end of the scale of the window, so that both have one legend; without
+ * it, the parts have a scale of their own. Pure.
+ */
+export function colours(map, { mode, end, facts }, tokens) {
     const { response, masked_in: sent, trained } = map;
     const plain = (part) => {
         const ground = between(tokens.prompt, tokens.masked, response[part]);
@@ -24,24 +27,21 @@ export function colours(map, mode, facts, tokens) {
     const quiet = (part) => between(tokens.prompt, tokens.masked, response[part]);
     const columns = {
         logprob: () => {
-            const end = -(bound(map.logprob_mean) ?? 0);
-            return (part) => sequential(map.logprob_mean[part], end);
+            const last = end ?? bound(map.logprob_mean) ?? 0;
+            return (part) => sequential(map.logprob_mean[part], -last);
         },
         value: () => {
-            const end = bound(map.value_mean ?? []) ?? 0;
-            return (part) => signed(map.value_mean?.[part], end);
+            const last = end ?? bound(map.value_mean ?? []) ?? 0;
+            return (part) => signed(map.value_mean?.[part], last);
         },
-        advantage: () => {
-            const end = bound([facts.advantage, ...facts.advantages].filter((each) => each !== null)) ?? 0;
-            return (part) => (trained[part] > 0 ? signed(facts.advantage, end) : null);
-        },
+        advantage: () => (part) => (trained[part] > 0 && end !== null ? signed(facts.advantage, end) : null),
         version: () => (part) => (facts.versions ? age(map.version_min?.[part], facts.versions) : null),
     };
     const of = Object.hasOwn(columns, mode) ? columns[mode]() : null;
     return response.map((_, part) => (of === null ? plain(part) : (of(part) ?? quiet(part))));
 }
 
-/** `<forebay-map>`: properties `map`, `total` (tokens), `from`, `to`, `mode`, `facts`. Sends `window-from`. */
+/** `<forebay-map>`: properties `map`, `total` (tokens), `from`, `to`, `mode`, `end`, `facts`. Sends `window-from`. */
 class TokenMap extends HTMLElement {
     #canvas = document.createElement("canvas");
     #drawn = {};
@@ -52,7 +52,8 @@ class TokenMap extends HTMLElement {
 
     constructor() {
         super();
-        for (const name of ["map", "total", "from", "to", "mode", "facts"]) {
+        // Custom elements get plain properties, and each change draws the strip again, once in a frame.
+        for (const name of ["map", "total", "from", "to", "mode", "end", "facts"]) {
             Object.defineProperty(this, name, {
                 get: () => this.#drawn[name],
                 set: (value) => {
@@ -90,7 +91,7 @@ class TokenMap extends HTMLElement {
     }
 
     #draw() {
-        const { map, total, from, to, mode, facts } = this.#drawn;
+        const { map, total, from, to, mode, end, facts } = this.#drawn;
         const width = this.clientWidth;
         if (!map || width === 0) {
             return;
@@ -106,7 +107,7 @@ class TokenMap extends HTMLElement {
         brush.scale(scale, scale);
         const tokens = tokensOf(this);
         const x = (token) => (total === 0 ? 0 : (token / total) * width);
-        for (const [part, colour] of colours(map, mode, facts, tokens).entries()) {
+        for (const [part, colour] of colours(map, { mode, end, facts }, tokens).entries()) {
             const left = x(part * map.tokens_per_bucket);
             brush.fillStyle = colour;
             // A little wider, so that no line of the ground shows between two parts.

@@ -81,49 +81,60 @@ export function versionsOf(window) {
 
 const short = (value) => String(Number(value.toPrecision(3))).replace("-", "\u2212");
 
-/**
- * The scale of a mode for a window: { ground(index), ends, colours, missing }. `ground` is null for a token without a
- * value. `facts` has the advantage of the rollout, the advantages of its siblings, and the versions of the segment.
- */
-export function scaleOf(mode, window, facts) {
-    const isTrainable = (index) => window.loss_mask[index] === 1;
-    if (mode === "logprob" && window.logprobs) {
-        const end = bound(window.logprobs.filter((_, index) => isTrainable(index))) ?? 0;
-        return {
-            ground: (index) => (isTrainable(index) ? sequential(window.logprobs[index], -end) : null),
-            ends: ["0", `${short(-end)} (surprising)`],
+const MISSING = {
+    logprob: "The segment has no log-probabilities.",
+    value: "The segment has no critic values.",
+    advantage: "The rollout has no advantage: its group is not ready yet, or was left out.",
+    version: "The producer sent no version by token.",
+};
+
+function around0(ground, end) {
+    const { low, middle, high } = SIGNED;
+    return { ground, end, ends: [`\u2212${short(end)}`, `+${short(end)}`], colours: [low, middle, high] };
+}
+
+const SCALES = {
+    logprob({ logprobs, loss_mask: mask }) {
+        const end = logprobs ? bound(logprobs.filter((_, index) => mask[index] === 1)) : null;
+        return end === null ? null : {
+            ground: (index) => (mask[index] === 1 ? sequential(logprobs[index], -end) : null),
+            end,
+            ends: ["0", `\u2212${short(end)} (surprising)`],
             colours: SEQUENCE,
         };
-    }
-    if (mode === "value" && window.values) {
-        const end = bound(window.values) ?? 0;
-        return {
-            ground: (index) => signed(window.values[index], end),
-            ends: [short(-end), `+${short(end)}`],
-            colours: [SIGNED.low, SIGNED.middle, SIGNED.high],
-        };
-    }
-    if (mode === "advantage" && isNumber(facts.advantage)) {
-        const end = bound([facts.advantage, ...facts.advantages]);
-        return {
-            ground: (index) => (window.trained_mask[index] === 1 ? signed(facts.advantage, end) : null),
-            ends: [short(-end), `+${short(end)}`],
-            colours: [SIGNED.low, SIGNED.middle, SIGNED.high],
-        };
-    }
-    if (mode === "version" && window.versions && facts.versions) {
-        const versions = versionsOf(window);
-        return {
-            ground: (index) => age(versions[index], facts.versions),
-            ends: [`v${facts.versions.max}`, `v${facts.versions.min} (oldest)`],
+    },
+    value({ values }) {
+        const end = bound(values ?? []);
+        return end === null ? null : around0((index) => signed(values[index], end), end);
+    },
+    advantage({ trained_mask: trained }, { advantage, advantages }) {
+        const end = isNumber(advantage) ? bound([advantage, ...advantages]) : null;
+        return end === null ? null : around0((index) => (trained[index] === 1 ? signed(advantage, end) : null), end);
+    },
+    version(window, { versions }) {
+        const of = versionsOf(window);
+        return !window.versions || !versions ? null : {
+            ground: (index) => age(of[index], versions),
+            end: null,
+            ends: [`v${versions.max}`, versions.max === versions.min ? "the only one" : `v${versions.min} (oldest)`],
             colours: AGES,
         };
+    },
+};
+
+const HAS = { logprob: "logprobs", value: "values" };
+
+/**
+ * The scale of a mode for a window: { ground(index), end, ends, colours, missing }. `ground` is null for a token without
+ * a value, and `end` is the value at the end of the scale. `facts` has the advantage of the rollout, the advantages of
+ * its siblings, and the versions of the segment.
+ */
+export function scaleOf(mode, window, facts) {
+    const scale = Object.hasOwn(SCALES, mode) ? SCALES[mode](window, facts) : null;
+    if (scale !== null) {
+        return { ...scale, missing: null };
     }
-    const missing = {
-        logprob: "The segment has no log-probabilities.",
-        value: "The segment has no critic values.",
-        advantage: "The rollout has no advantage: its group is not ready yet, or was left out.",
-        version: "The producer sent no version by token.",
-    };
-    return { ground: () => null, ends: null, colours: null, missing: missing[mode] ?? null };
+    const isElsewhere = window[HAS[mode]] !== undefined && window[HAS[mode]] !== null;
+    const missing = isElsewhere ? "No token of this window has a value." : (MISSING[mode] ?? null);
+    return { ground: () => null, end: null, ends: null, colours: null, missing };
 }

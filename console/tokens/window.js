@@ -11,6 +11,9 @@ function shown({ text, kind }) {
     if (kind === "part") {
         return "\u00b7";
     }
+    if (kind === "unknown") {
+        return `\u27e8${text}\u27e9`;
+    }
     return format.visible(text).replaceAll("\n", "\u21b5\n").replaceAll("\t", "\u21e5\t");
 }
 

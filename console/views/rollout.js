@@ -208,6 +208,7 @@ function title(context) {
     return html`<div class="row rollout-title">
         <h1>rollout <span class="mono">${untrusted(story.rollout_id)}</span></h1> ${badge(kind, glyph, words)}
         ${sibling} ${many}
+        <a href=${hash("why", { id: story.rollout_id, policy: story.policy })}>why?</a>
         <span class="spring"></span>
         ${data.raw === null ? nothing : html`<button type="button" @click=${() => openRaw(context)}>Open raw JSON</button>
             ${copyButton(() => data.raw, "Copy raw JSON")}`}
@@ -264,6 +265,13 @@ export const view = {
     },
     peek,
     keys: [
+        {
+            key: "w",
+            help: "why: what decided about it",
+            run({ params }) {
+                location.hash = hash("why", { id: params.id, policy: params.policy });
+            },
+        },
         { key: "j", help: "next sibling of the group", run: toSibling(1) },
         { key: "k", help: "previous sibling of the group", run: toSibling(-1) },
         { key: "[", help: "previous segment", run: toSegment(-1) },
