@@ -93,8 +93,8 @@ const empty = (value) => value === null || value === undefined || (Array.isArray
 const isText = (value) => typeof value === "string";
 
 /**
- * { role, name, parts, hidden, rest } of a message. `rest` has the members that have no place of their own, or undefined,
- * and `hidden` is the number of parts that are left out.
+ * { role, name, parts, hidden, rest } of a message. `rest` has the members that have no place of their own, or is
+ * undefined, and `hidden` is the number of parts that are left out.
  */
 export function readMessage(message) {
     if (!isObject(message)) {

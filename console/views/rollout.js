@@ -42,6 +42,11 @@ function versions(story) {
     return min === max ? `v${min}` : `v${min} to v${max}`;
 }
 
+/** The ledger counts tokens with mask 1, which are trained if the rollout is kept. */
+function trained({ verdict, trained_tokens: tokens }) {
+    return verdict === "kept" ? format.count(tokens) : `0 of ${format.count(tokens)} with mask 1`;
+}
+
 function sampling(content) {
     return Object.entries(content?.sampling ?? {}).filter(([, value]) => value !== null)
         .map(([name, value]) => [format.visible(name), html`<span class="untrusted">${
@@ -58,7 +63,7 @@ function factsOf({ story, content }) {
         ["advantage", format.signed(story.advantage)],
         ["loss weight", weights.length === 0 ? format.real(null) : weight(weights[content.window?.segment ?? 0])],
         ["tokens", format.count(story.tokens)],
-        ["trained", format.count(story.trained_tokens)],
+        ["trained", trained(story)],
         ["versions", versions(story)],
         ["status", story.status ?? format.real(null)],
         ["environment", untrusted(content?.environment ?? story.group.environment)],
@@ -247,6 +252,13 @@ function unknown({ data, params, me }) {
         untrusted(data.refused.detail)}</p></section>`;
 }
 
+/** Whether other tokens or messages come, so that what was found is gone. Colours change none. */
+function isAnotherPart({ data, params }) {
+    const before = data?.asked;
+    const next = asked(params);
+    return before === undefined || ["segment", "from", "messages"].some((name) => before[name] !== next[name]);
+}
+
 const colours = MODES.map(({ name, key, title: text }) => ({
     key,
     help: `colour the tokens by ${text}`,
@@ -261,7 +273,10 @@ export const view = {
     }),
     isSame: (before, after) => before.policy === after.policy && before.id === after.id,
     load(context) {
-        unmark();
+        if (isAnotherPart(context)) {
+            unmark();
+            context.update({ sought: "", found: 0, foundAt: 0 });
+        }
         return load(context);
     },
     peek,

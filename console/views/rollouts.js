@@ -55,7 +55,11 @@ const columns = (context) => [
     { title: "reward", number: true, cell: ({ reward }) => format.real(reward, 3) },
     { title: "advantage", number: true, cell: ({ advantage }) => format.signed(advantage) },
     { title: "tokens", number: true, cell: ({ tokens }) => format.count(tokens) },
-    { title: "trained", number: true, cell: ({ trained_tokens: tokens }) => format.count(tokens) },
+    {
+        title: "trained",
+        number: true,
+        cell: ({ verdict, trained_tokens: tokens }) => format.count(verdict === "kept" ? tokens : 0),
+    },
     { title: "status", cell: ({ status }) => status ?? format.real(null) },
     { title: "version", number: true, cell: ({ policy_version: version }) => `v${version}` },
 ];

@@ -197,14 +197,16 @@ on_both_stores! {
 async fn a_mask_that_is_delivered_otherwise_than_sent_is_shown_where_it_differs() {
     let app = TestApp::start(Backend::Sqlite).await;
     let filter = json!([{"name": "short", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"}]);
-    app.rules("default", json!({"group": {"size": 1}, "filter": filter})).await;
+    app.rules("default", json!({"group": {"size": 2}, "filter": filter})).await;
     let segments = json!([{"tokens": [1, 2, 3, 4], "loss_mask": [1, 0, 1]}]);
-    app.accept(with(rollout("a", 1.0), json!({"segments": segments, "status": "truncated"}))).await;
-    let page = shows(&app, "a", "").await;
+    app.accept(with(member("g", 0, 1.0), json!({"segments": segments, "status": "truncated"}))).await;
+    app.accept(member("g", 1, 0.0)).await;
+    let page = shows(&app, "g-0", "").await;
     page.wait_for("document.querySelectorAll('.tokens > span').length === 4").await;
     assert_eq!(page.eval(KINDS).await, json!(["prompt", "withheld", "masked", "withheld"]));
     assert!(page.text(".legend-line").await.contains("mask 1 as sent, not trained as delivered"));
     assert!(page.text(".story ol").await.contains("masked by short"));
+    assert_eq!(facts(&page).await["trained"], "0 of 2 with mask 1");
     page.eval("document.querySelector('.tokens > span:nth-child(2)').click()").await;
     assert!(page.text("forebay-token-card").await.contains("mask 1 as sent, not trained as delivered"));
     page.assert_clean(origin(&app));
