@@ -82,15 +82,15 @@ function leased({ policy }, context) {
     const waits = asking.slice(0, 2).map(({ consumer: name, since }) => html`<p>${consumer(name)} asks since
         ${format.clock(since)}, ${time(since, context)}</p>`);
     return html`<p class="figure">${format.count(policy.batches.leased ?? 0)}</p>${held}${waits}
-        ${held.length + waits.length === 0 ? html`<p>nobody asks</p>` : nothing}`;
+        ${policy.waiting.asking && held.length + waits.length === 0 ? html`<p>nobody asks</p>` : nothing}`;
 }
 
-function trained({ policy, why }) {
+function trained({ policy }) {
     const batches = policy.batches.trained ?? 0;
     const from = policy.checkpoint_step;
     return html`<p class="figure">${format.count(batches)}</p>
         <p>${batches === 0 ? "nothing that is not saved" : `${batches === 1 ? "batch" : "batches"} not yet saved`}</p>
-        <p>${from === null || why === null ? nothing : `steps after ${format.count(from)}`}</p>`;
+        <p>${from === null || batches === 0 ? nothing : `steps after ${format.count(from)}`}</p>`;
 }
 
 function checkpointed({ policy }) {
@@ -113,7 +113,7 @@ const STAGES = [
 
 /** The stages side by side; the one that starves is marked. */
 export function strip(data, context) {
-    const starving = STARVING[data.why.state] ?? [];
+    const starving = STARVING[data.why?.state] ?? [];
     return html`<ol class="strip" aria-label="The way of rollouts">
         ${STAGES.map(([name, title, content]) => html`<li class="stage ${starving.includes(name) ? "starving" : ""}">
             <h2>${title}${starving.includes(name) ? html`<span class="visually-hidden"> (look here)</span>` : nothing}

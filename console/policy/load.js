@@ -1,6 +1,6 @@
 // What the screen of a policy asks for: its state and the reasons each time, its history once a minute.
 
-import { absent } from "../api.js";
+import { absent, ApiError } from "../api.js";
 import * as charts from "./charts.js";
 
 const MINUTE = 60_000;
@@ -22,6 +22,9 @@ const STEPS = 200;
 const HOUR_METRICS = "received,kept,masked,late,dropped,tokens_received,dropped.*,discarded.*,stale_groups";
 
 const WINDOW_METRICS = "kept,masked,dropped,late,tokens_received,acked_tokens,ready_groups";
+
+/** What stands for an answer that the key may not see. */
+const REFUSED = Symbol("refused");
 
 const iso = (milliseconds) => new Date(milliseconds).toISOString();
 
@@ -72,19 +75,31 @@ export function windowOf(params) {
     return Object.hasOwn(WINDOWS, params.window ?? "") ? params.window : DEFAULT_WINDOW;
 }
 
+/** A key that may not read something still sees the rest: agents have such keys. */
+function refused(error) {
+    if (error instanceof ApiError && error.status === 403) {
+        return REFUSED;
+    }
+    throw error;
+}
+
 export async function load(context) {
     const path = `./policies/${encodeURIComponent(context.params.policy)}`;
-    const [policy, found] = await Promise.all([context.get(path), context.get(`${path}/why`).catch(absent(404))]);
-    const why = found ?? { state: "idle", headline: "", causes: [], ruled_out: [], unknown: [] };
+    const [policy, why] = await Promise.all([
+        context.get(path),
+        context.get(`${path}/why`).catch(absent(403, 404)),
+    ]);
     let history = context.data?.history ?? null;
     let specs = context.data?.charts ?? null;
+    let isRefused = false;
     if (!isFresh(history, policy, context)) {
-        // A key that may not read the history still sees the state: agents have such keys.
-        history = await readHistory(context, path, windowOf(context.params)).catch(absent(403, 404));
+        history = await readHistory(context, path, windowOf(context.params)).catch(refused).catch(absent(404));
+        isRefused = history === REFUSED;
+        history = isRefused ? null : history;
         if (history !== null) {
             history.acked = ackedBatches(policy);
             specs = charts.specs(history, policy);
         }
     }
-    return { policy, why, history, charts: specs };
+    return { policy, why, history, charts: specs, isRefused };
 }

@@ -29,6 +29,9 @@ function links(cause, policy) {
 }
 
 function reasons({ policy, why }) {
+    if (why === null) {
+        return nothing;
+    }
     const cause = (each, index) => html`<li>
         ${index === 0 ? badge("bad", "1", "cause") : badge("warn", String(index + 1), "adds")}
         <span>${format.visible(each.text)}${links(each, policy.policy)}</span></li>`;
@@ -58,7 +61,8 @@ function events({ history }) {
 function graphs(context) {
     const { data, local, numbers } = context;
     if (data.history === null) {
-        return html`<p class="quiet">The history needs a key with the role read, train or admin.</p>`;
+        return data.isRefused
+            ? html`<p class="quiet">The history needs a key with the role read, train or admin.</p>` : nothing;
     }
     const chosen = windowOf(context.params);
     const choose = (event) => context.go({ window: event.target.value });
@@ -79,7 +83,7 @@ function graphs(context) {
 }
 
 export const view = {
-    title: ({ params, data }) => (data ? `${params.policy}: ${data.why.state}` : params.policy),
+    title: ({ params, data }) => (data ? [params.policy, data.why?.state].filter(Boolean).join(": ") : params.policy),
     live: true,
     local: () => ({ range: null }),
     isSame: (before, after) => before.policy === after.policy,
@@ -87,9 +91,9 @@ export const view = {
     render(context) {
         const { policy, why } = context.data;
         const step = policy.version_step === null ? "" : ` (step ${policy.version_step})`;
-        return html`<h1>${untrusted(policy.policy)} ${stateBadge(why.state)}
+        return html`<h1>${untrusted(policy.policy)} ${stateBadge(why?.state)}
                 <span class="quiet">run ${policy.run} · epoch ${policy.epoch} · v${policy.version}${step}</span></h1>
-            <p class="headline">${format.visible(why.headline)}</p>
+            ${why === null ? nothing : html`<p class="headline">${format.visible(why.headline)}</p>`}
             ${strip(context.data, context)}
             ${losses(context.data)}
             ${reasons(context.data)}
