@@ -9,6 +9,7 @@ import { view as overview } from "./views/overview.js";
 import { view as policy } from "./views/policy.js";
 import { view as step } from "./views/step.js";
 import { view as steps } from "./views/steps.js";
+import { view as tryOut } from "./views/try.js";
 
 /** Segments that begin with a colon are parameters. `needs` is a query parameter that chooses between two screens. */
 const ROUTES = [
@@ -22,6 +23,7 @@ const ROUTES = [
     { path: "policies/:policy/groups", view: groups },
     { path: "policies/:policy/steps", view: step, needs: "id" },
     { path: "policies/:policy/steps", view: steps },
+    { path: "policies/:policy/try", view: tryOut },
 ];
 
 /** The screens of a policy besides its own: title and last segment of the path. */
@@ -29,6 +31,7 @@ export const SCREENS = [
     ["Groups", "groups"],
     ["Batches", "batches"],
     ["Steps", "steps"],
+    ["Try a filter", "try"],
 ];
 
 function match(pattern, segments) {
