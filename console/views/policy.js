@@ -24,8 +24,8 @@ const QUESTIONS = {
 function links(cause, policy) {
     const see = cause.see ? fromSee(cause.see) : null;
     const draft = cause.filter ? hash(`policies/${policy}/try`, { filter: cause.filter }) : null;
-    return html`${see ? html` <a href=${see}>look at them</a>` : nothing}
-        ${draft ? html` · <a href=${draft}>try another filter</a>` : nothing}`;
+    return html`${see ? html` <a data-row href=${see}>look at them</a>` : nothing}
+        ${draft ? html` · <a data-row href=${draft}>try another filter</a>` : nothing}`;
 }
 
 function reasons({ policy, why }) {
@@ -35,7 +35,7 @@ function reasons({ policy, why }) {
     const cause = (each, index) => html`<li>
         ${index === 0 ? badge("bad", "1", "cause") : badge("warn", String(index + 1), "adds")}
         <span>${format.visible(each.text)}${links(each, policy.policy)}</span></li>`;
-    return html`<section class="panel why" id="why" tabindex="-1" aria-labelledby="why-title">
+    return html`<section class="panel why" id="why" tabindex="-1" data-rows aria-labelledby="why-title">
         <h2 id="why-title">${QUESTIONS[why.state] ?? "What is known"}</h2>
         ${why.causes.length === 0 ? nothing : html`<ol>${why.causes.map(cause)}</ol>`}
         ${why.ruled_out.length === 0 ? nothing : html`<p class="quiet"><b>Not the reason:</b>

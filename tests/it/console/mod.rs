@@ -12,6 +12,7 @@ mod modules;
 mod page;
 mod pictures;
 mod serving;
+mod viewing;
 mod walks;
 
 use self::browser::Browser;

@@ -104,7 +104,7 @@ async fn addresses_hold_any_id_and_lead_to_screens() {
             json!("#/policies/p/groups?state=discarded&reason=zero-variance"),
         ),
         ("./groups?policy=p&group_id=a%2Fb", json!("#/policies/p/groups?id=a%2Fb")),
-        ("./trajectories?policy=p&rollout_id=r", json!("#/policies/p/rollouts?id=r")),
+        ("./trajectories?policy=p&rollout_id=r", json!("#/policies/p/rollout?id=r")),
         ("./policies/p/steps?order=newest", json!("#/policies/p/steps")),
         ("./policies/p", json!("#/policies/p")),
         ("./elsewhere", Value::Null),
@@ -114,6 +114,7 @@ async fn addresses_hold_any_id_and_lead_to_screens() {
     }
     for (from, expected) in [
         ("#/policies/p/groups?id=g", json!("#/policies/p/groups")),
+        ("#/policies/p/rollout?id=r", json!("#/policies/p/rollouts")),
         ("#/policies/p/groups", json!("#/policies/p")),
         ("#/policies/p", json!("#/")),
         ("#/", Value::Null),
