@@ -10,10 +10,12 @@ import { view as policy } from "./views/policy.js";
 import { view as step } from "./views/step.js";
 import { view as steps } from "./views/steps.js";
 import { view as tryOut } from "./views/try.js";
+import { view as why } from "./views/why.js";
 
 /** Segments that begin with a colon are parameters. `needs` is a query parameter that chooses between two screens. */
 const ROUTES = [
     { path: "", view: overview },
+    { path: "why", view: why },
     { path: "policies/:policy", view: policy },
     { path: "policies/:policy/batches", view: batch, needs: "id" },
     { path: "policies/:policy/batches", view: batches },

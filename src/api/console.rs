@@ -72,6 +72,7 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("views/step.js", SCRIPT),
     file!("views/steps.js", SCRIPT),
     file!("views/try.js", SCRIPT),
+    file!("views/why.js", SCRIPT),
     file!("vendor/VENDOR.toml", TEXT),
     file!("vendor/lit-html/LICENSE", TEXT),
     file!("vendor/lit-html/directive-helpers.js", SCRIPT),
