@@ -28,7 +28,8 @@ export function jsonText(value) {
         lines.push(`${"  ".repeat(depth)}${text}`);
         length += text.length + 2 * depth + 1;
     };
-    // What is still to be written, the next at the end: a value with what stands before and behind it, or a closing mark.
+    // What is still to be written, the next at the end: a value with what stands before and behind it, or a mark that
+    // closes one.
     const rest = [{ value, depth: 0, before: "", after: "" }];
     while (rest.length > 0) {
         const { value: next, close, depth, before, after } = rest.pop();

@@ -90,7 +90,8 @@ function contentParts(content) {
 
 /** Members that have a place of their own. */
 const KNOWN = new Set([
-    "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking", "from", "value",
+    "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking", "from",
+    "value",
 ]);
 
 const empty = (value) => value === null || value === undefined || (Array.isArray(value) && value.length === 0);

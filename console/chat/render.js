@@ -70,7 +70,9 @@ function call(part, key, context) {
     const id = part.id === "" ? nothing : html` <span class="quiet">${format.visible(label(part.id))}</span>`;
     return html`<div class="call"><p class="mono"><span class="quiet">calls</span>
             <b><bdi>${format.visible(label(part.name) || "a tool")}</bdi></b>${id}</p>
-        ${part.text === null ? jsonFold("arguments", part.value, key, context) : longText(part.text, key, context, "mono")}
+        ${part.text === null
+            ? jsonFold("arguments", part.value, key, context)
+            : longText(part.text, key, context, "mono")}
     </div>`;
 }
 
@@ -79,7 +81,8 @@ function partOf(part, key, context) {
         case "text":
             return longText(part.text, key, context);
         case "reasoning":
-            return html`<div class="reasoning"><p class="quiet">reasoning</p>${longText(part.text, key, context)}</div>`;
+            return html`<div class="reasoning"><p class="quiet">reasoning</p>
+                ${longText(part.text, key, context)}</div>`;
         case "call":
             return call(part, key, context);
         case "image":
@@ -151,8 +154,8 @@ function pages({ count, from, items, next }, actions) {
 let last = { about: [], made: null };
 
 /**
- * The messages of the page. `actions` has `turn(from)` and `showMessage(index)`. The texts may have a megabyte, so what was
- * made of them is used again while nothing that it depends on has changed.
+ * The messages of the page. `actions` has `turn(from)` and `showMessage(index)`. The texts may have a megabyte, so
+ * what was made of them is used again while nothing that it depends on has changed.
  */
 export function chat(messages, context, actions) {
     const { lengths, open, asking, messages: opened } = context.local;

@@ -96,7 +96,8 @@ async function readPart(context, question) {
     if (!isMoved && !isTurned) {
         return data;
     }
-    const { raw, content, refused } = await readContent(context, question, isMoved ? WINDOW : 0, isTurned ? MESSAGES : 0);
+    const [tokens, messages] = [isMoved ? WINDOW : 0, isTurned ? MESSAGES : 0];
+    const { raw, content, refused } = await readContent(context, question, tokens, messages);
     if (refused !== null) {
         return { ...data, refused, content: null, asked: question, address: context.params };
     }

@@ -21,8 +21,8 @@ function divergence({ break: found }) {
     }
     const side = (text, ids) => (text === undefined ? html`<code>${ids.join(" ")}</code>` : untrusted(text));
     return html`${badge("warn", "✂", "break")} after ${format.count(found.position)} tokens of call ${found.nearest}:
-        ${CAUSES[found.cause] ?? "the reason is not known"}. Expected ${side(found.expected_text, found.expected)}, found
-        ${side(found.found_text, found.found)}`;
+        ${CAUSES[found.cause] ?? "the reason is not known"}. Expected ${side(found.expected_text, found.expected)},
+        found ${side(found.found_text, found.found)}`;
 }
 
 const columns = [

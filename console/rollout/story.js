@@ -145,16 +145,16 @@ export function moments(story, group, batch) {
 
 const STATES = {
     open: ["○", "info"],
-    ready: ["●", "info"],
-    leased: ["◐", "info"],
+    ready: ["●", "good"],
+    leased: ["◔", "info"],
     returned: ["↩", "warn"],
-    trained: ["●", "good"],
-    checkpointed: ["✔", "good"],
-    discarded: ["✖", "bad"],
+    trained: ["◐", "warn"],
+    checkpointed: ["●", "good"],
+    discarded: ["▽", "quiet"],
     stale: ["◷", "warn"],
     quarantined: ["■", "bad"],
-    dropped: ["▽", "bad"],
-    late: ["◷", "warn"],
+    dropped: ["▽", "quiet"],
+    late: ["◷", "quiet"],
 };
 
 /** Glyph, kind and words of a rollout's state. */

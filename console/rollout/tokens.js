@@ -93,8 +93,8 @@ function mover(window, total, context) {
         go(Math.min(end, Math.max(0, Math.trunc(wanted) || 0)));
     };
     return html`<form class="toolbar" @submit=${submit}>
-        ${button("Start", 0)} ${button("Back", Math.max(0, from - WINDOW))}
-        ${button("On", Math.min(end, from + WINDOW))} ${button("End", end)}
+        ${button("First", 0)} ${button("Previous", Math.max(0, from - WINDOW))}
+        ${button("Next", Math.min(end, from + WINDOW))} ${button("Last", end)}
         <label>token <input name="token" inputmode="numeric" size="8" .value=${String(from)}></label>
     </form>`;
 }

@@ -17,7 +17,7 @@ function types(step) {
     return [String(step.type ?? ""), ...(Array.isArray(inner) ? inner.flatMap(types) : [])];
 }
 
-/** The pieces of a vocabulary with their ids: an object of BPE and words, or the list of pieces and scores of Unigram. */
+/** The pieces of a vocabulary with their ids: an object of BPE and words, or Unigram's list of pieces and scores. */
 function* pieces(vocabulary) {
     if (Array.isArray(vocabulary)) {
         for (const [id, entry] of vocabulary.entries()) {
@@ -125,8 +125,8 @@ function pieceBytes(family, piece, isFirst) {
 }
 
 /**
- * What consecutive ids stand for: a list of { text, kind }. `kind` is "text", "special", "part" (bytes of a character that
- * a later token completes) or "unknown" (the vocabulary has no such id; the text is the id).
+ * What consecutive ids stand for: a list of { text, kind }. `kind` is "text", "special", "part" (bytes of a character
+ * that a later token completes) or "unknown" (the vocabulary has no such id; the text is the id).
  */
 export function decode(tokenizer, ids) {
     const found = [];

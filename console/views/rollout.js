@@ -18,7 +18,7 @@ const RAW_KEPT_MS = 60_000;
 
 /** The address of a rollout. */
 export function rolloutHash(policy, id) {
-    return hash(`policies/${policy}/rollouts`, { id });
+    return hash(`policies/${policy}/rollout`, { id });
 }
 
 function moment({ title, at, kind, lines, batch }, policy) {
@@ -141,8 +141,8 @@ function searching(context) {
         : `${format.count(local.foundAt + 1)} of ${count}`;
     return html`<form class="find" role="search" aria-label="In this rollout" @submit=${submit}>
         <label for="find">find</label>
-        <input id="find" name="sought" type="search" autocomplete="off" spellcheck="false" placeholder="in what is shown ( f )"
-            .value=${local.sought} @input=${typed}>
+        <input id="find" name="sought" type="search" autocomplete="off" spellcheck="false"
+            placeholder="in what is shown ( f )" .value=${local.sought} @input=${typed}>
         <span class="quiet" role="status">${said}</span>
     </form>`;
 }
@@ -210,7 +210,8 @@ function title(context) {
         ${sibling} ${many}
         <a href=${hash("why", { id: story.rollout_id, policy: story.policy })}>why?</a>
         <span class="spring"></span>
-        ${data.raw === null ? nothing : html`<button type="button" @click=${() => openRaw(context)}>Open raw JSON</button>
+        ${data.raw === null ? nothing : html`
+            <button type="button" @click=${() => openRaw(context)}>Open raw JSON</button>
             ${copyButton(() => data.raw, "Copy raw JSON")}`}
     </div>`;
 }
@@ -237,8 +238,8 @@ function unknown({ data, params, me }) {
     const id = untrusted(params.id);
     if (data.refused.code === "role") {
         return html`<h1>rollout <span class="mono">${id}</span></h1>
-            <section class="panel"><p>Rollouts can be looked at with a key with the role read, produce or admin. This key has
-            the role ${me?.role}.</p></section>`;
+            <section class="panel"><p>Rollouts can be looked at with a key with the role read, produce or admin. This
+            key has the role ${me?.role}.</p></section>`;
     }
     return html`<h1>No such rollout</h1><section class="panel"><p>In the current run of the policy
         ${untrusted(params.policy)}, no rollout has the id <span class="mono">${id}</span>: it was never posted, or the

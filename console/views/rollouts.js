@@ -14,7 +14,8 @@ const DAY = 86_400_000;
 
 const VERDICTS = ["kept", "masked", "dropped", "late"];
 const STATES = [
-    "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale", "quarantined", "dropped", "late",
+    "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale", "quarantined", "dropped",
+    "late",
 ];
 const FILTERS = ["verdict", "state", "reason", "environment", "group_id", "step"];
 
@@ -23,8 +24,9 @@ function query({ policy, after, ...params }) {
     return { policy, ...filters, order: "newest", after, limit: LIMIT };
 }
 
-const VERDICT_KINDS = { kept: "good", masked: "warn", dropped: "bad", late: "warn" };
-const VERDICT_GLYPHS = { kept: "●", masked: "◐", dropped: "▽", late: "◷" };
+const VERDICT_BADGES = {
+    kept: ["good", "●"], masked: ["warn", "◍"], dropped: ["quiet", "▽"], late: ["quiet", "◷"],
+};
 
 /** The list does not change by itself, so it has times of day and no ages. */
 function received(at, { now }) {
@@ -47,8 +49,7 @@ const columns = (context) => [
     { title: "environment", cell: ({ group }) => untrusted(group.environment) },
     {
         title: "verdict",
-        cell: ({ verdict, reason }) => html`${badge(VERDICT_KINDS[verdict] ?? "quiet", VERDICT_GLYPHS[verdict] ?? "?",
-            verdict)} ${reason === null ? nothing : untrusted(reason)}`,
+        cell: ({ verdict, reason }) => html`${badge(...(VERDICT_BADGES[verdict] ?? ["quiet", "?"]), verdict)} ${reason === null ? nothing : untrusted(reason)}`,
     },
     { title: "state", cell: (story) => badge(...swap(stateWords(story))) },
     { title: "reward", number: true, cell: ({ reward }) => format.real(reward, 3) },
@@ -66,8 +67,9 @@ function filters(context) {
     const apply = (event) => {
         event.preventDefault();
         const form = new FormData(event.target);
-        const chosen = ["verdict", "state", "reason", "environment"].map((name) => [name, String(form.get(name)).trim()]);
-        context.go({ ...Object.fromEntries(chosen), after: null });
+        const chosen = (name) => String(form.get(name)).trim();
+        const [verdict, state] = [chosen("verdict"), chosen("state")];
+        context.go({ verdict, state, reason: chosen("reason"), environment: chosen("environment"), after: null });
     };
     const choose = ({ target }) => target.form.requestSubmit();
     const select = (name, values) => html`<label>${name} <select name=${name} @change=${choose}>

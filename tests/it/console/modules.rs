@@ -157,7 +157,7 @@ fn luminance(colour: &str) -> f64 {
     0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
 }
 
-fn contrast(first: &str, second: &str) -> f64 {
+pub(super) fn contrast(first: &str, second: &str) -> f64 {
     let (first, second) = (luminance(first), luminance(second));
     (first.max(second) + 0.05) / (first.min(second) + 0.05)
 }
