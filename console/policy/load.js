@@ -1,6 +1,7 @@
 // What the screen of a policy asks for: its state and the reasons each time, its history once a minute.
 
 import { absent, ApiError } from "../api.js";
+import { readSteps } from "../step/read.js";
 import * as charts from "./charts.js";
 
 const MINUTE = 60_000;
@@ -29,19 +30,19 @@ const REFUSED = Symbol("refused");
 const iso = (milliseconds) => new Date(milliseconds).toISOString();
 
 /** The steps of the charts as rows: the newest ones for the short windows, the whole run for the long ones. */
-async function readSteps(get, path, window) {
-    const { steps } = await get(`${path}/steps`, { order: "newest", limit: STEPS });
+async function stepsOf(get, { policy }, path, window) {
+    const { steps } = await readSteps(get, policy, { order: "newest", limit: STEPS });
     const newest = steps.filter(({ undone }) => !undone).reverse();
     const last = newest.at(-1)?.step ?? 0;
     if (WINDOWS[window][0] <= 6 * 3600 || last <= STEPS) {
         return charts.ofSteps(newest);
     }
-    const { buckets } = await get(`${path}/steps`, { from: 0, to: last, points: STEPS });
-    return charts.ofBuckets(buckets);
+    const found = await get(`${path}/steps`, { from: 0, to: last, points: STEPS }).catch(absent(404));
+    return found === null ? charts.ofSteps(newest) : charts.ofBuckets(found.buckets);
 }
 
 /** The history of a policy, which changes once a minute. */
-async function readHistory({ get, now }, path, window) {
+async function readHistory({ get, now, params }, path, window) {
     const [length, step] = WINDOWS[window];
     const to = now();
     const series = (seconds, stepSeconds, metrics) =>
@@ -49,10 +50,10 @@ async function readHistory({ get, now }, path, window) {
     const [hour, series_, steps, journal] = await Promise.all([
         series(3600, 60, HOUR_METRICS),
         series(length, step, WINDOW_METRICS),
-        readSteps(get, path, window),
-        get(`${path}/journal`, { order: "newest", limit: 100 }),
+        stepsOf(get, params, path, window),
+        get(`${path}/journal`, { order: "newest", limit: 100 }).catch(absent(404)),
     ]);
-    return { at: to, window, hour, series: series_, steps, journal: journal.entries };
+    return { at: to, window, hour, series: series_, steps, journal: journal?.entries ?? [] };
 }
 
 /** Changes with each step that is acked. */

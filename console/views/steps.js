@@ -9,8 +9,7 @@ import { reward } from "../group/columns.js";
 import { html, nothing } from "../html.js";
 import { pageQuery, pager } from "../listing.js";
 import { band } from "../step/band.js";
-
-const path = (policy) => `./policies/${encodeURIComponent(policy)}/steps`;
+import { readSteps } from "../step/read.js";
 
 function columns(context) {
     const { policy } = context.params;
@@ -48,7 +47,7 @@ function columns(context) {
 }
 
 async function newest({ get, params: { policy } }) {
-    const { steps: [first] } = await get(path(policy), { order: "newest", limit: 1 });
+    const { steps: [first] } = await readSteps(get, policy, { order: "newest", limit: 10 });
     return first ?? null;
 }
 
@@ -59,7 +58,10 @@ export const view = {
     isSame: (before, after) => before.policy === after.policy && after.id === undefined,
     async load(context) {
         const { policy } = context.params;
-        const [page, first] = await Promise.all([context.get(path(policy), pageQuery(context.params)), newest(context)]);
+        const [page, first] = await Promise.all([
+            readSteps(context.get, policy, pageQuery(context.params)),
+            newest(context),
+        ]);
         return { ...page, newest: name(first) };
     },
     async peek(context) {

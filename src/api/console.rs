@@ -69,6 +69,7 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("session.js", SCRIPT),
     file!("shell.js", SCRIPT),
     file!("step/band.js", SCRIPT),
+    file!("step/read.js", SCRIPT),
     file!("tokens/describe.js", SCRIPT),
     file!("tokens/map.js", SCRIPT),
     file!("tokens/moves.js", SCRIPT),

@@ -71,7 +71,9 @@ async fn text_of_rollouts_stays_text() {
     assert_eq!(page.text("h1").await, format!("rollout {id}"));
     open_all(&page).await;
     let shown = page.text(".chat").await;
-    for part in ["a \\u{202e}LIVE\\u{202c} ␛[31mred␛[0m ␇ zero\\u{200b}width", "user\\u{202e}nimda", "http://192.0.2.1/x.png"] {
+    for part in
+        ["a \\u{202e}LIVE\\u{202c} ␛[31mred␛[0m ␇ zero\\u{200b}width", "user\\u{202e}nimda", "http://192.0.2.1/x.png"]
+    {
         assert!(shown.contains(part), "{part} in {shown:.2000}");
     }
     assert_harmless(&page, &app).await;

@@ -219,7 +219,8 @@ async fn what_cannot_be_shown_is_said_in_sentences() {
     app.accept(rollout("a", 1.0)).await;
     app.accept(with(rollout("b", 1.0), json!({"segments": [{"tokens": [1, 9], "loss_mask": [1]}]}))).await;
     app.accept(rollout("lost", -1.0)).await;
-    let damage = "UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 2) WHERE rollout_pk = 1";
+    let damage =
+        "UPDATE payload SET digest = (SELECT content_digest FROM rollout WHERE rollout_pk = 2) WHERE rollout_pk = 1";
     assert_eq!(app.damage(damage).await, 1);
     for (id, sentences) in [
         ("lost", ["not stored any more", "retention.dropped_s", "dropped by low"]),
@@ -327,7 +328,10 @@ async fn texts_are_copied_without_a_clipboard_and_the_answer_opens_as_text() {
     page.eval(keep).await;
     page.click("text=Open raw JSON").await;
     page.wait_for("window.kept !== undefined").await;
-    assert_eq!(page.eval("[kept.type, ...asked]").await, json!(["text/plain;charset=utf-8", "blob:none", "_blank", "noopener"]));
+    assert_eq!(
+        page.eval("[kept.type, ...asked]").await,
+        json!(["text/plain;charset=utf-8", "blob:none", "_blank", "noopener"])
+    );
     let raw = page.eval("kept.text()").await;
     let raw: Value = serde_json::from_str(text(&raw)).expect("it is JSON");
     assert_eq!(raw, app.get("/trajectories/content?rollout_id=g-0").await.expect(200));
@@ -346,6 +350,7 @@ async fn a_rollout_and_the_stream_are_for_everyone() {
         everyone::check(&app, &format!("#/policies/default/rollout?id=g-0&segment=1&colour={colour}"), tokens).await;
     }
     everyone::check(&app, "#/policies/default/rollouts", "document.querySelector('[data-row]') !== null").await;
-    everyone::check(&app, "#/policies/default/rollouts?verdict=late", "document.querySelector('form select') !== null").await;
+    everyone::check(&app, "#/policies/default/rollouts?verdict=late", "document.querySelector('form select') !== null")
+        .await;
     app.finish().await;
 }

@@ -33,8 +33,15 @@ async fn tokens_are_decoded_by_four_families_of_tokenizers() {
         "added_tokens": [{"id": 9, "content": "<|end|>", "special": true}, {"id": 10, "content": "日"}],
     });
     let expected = json!([
-        ["Hi", "text"], [" there", "text"], ["", "part"], ["日", "text"], ["\n", "text"], ["__proto__", "text"],
-        ["<|end|>", "special"], ["日", "text"], ["77", "unknown"],
+        ["Hi", "text"],
+        [" there", "text"],
+        ["", "part"],
+        ["日", "text"],
+        ["\n", "text"],
+        ["__proto__", "text"],
+        ["<|end|>", "special"],
+        ["日", "text"],
+        ["77", "unknown"],
     ]);
     assert_eq!(decode(&page, &bytes, &[0, 1, 2, 3, 4, 5, 9, 10, 77]).await, expected);
     let broken = json!([["\u{fffd}", "text"], ["<|end|>", "special"], ["\u{fffd}", "text"]]);

@@ -115,7 +115,8 @@ on_both_stores! {
     async fn a_group_shows_why_it_was_decided_and_how_its_rollouts_compare(app: TestApp) {
         trained(app).await;
         let page = open(app, "#/policies/default/groups?id=puzzle").await;
-        page.wait_for("document.querySelectorAll('.message').length === 4").await;
+        page.wait_for("document.querySelector('.beside') && !document.querySelector('.beside').innerText.includes('Loading')")
+            .await;
         // The masked rollout counts in what the filters see.
         let decision = page.text(".decision").await;
         assert!(decision.contains("4 rewards: mean 0.438, std 0.370, 0 to 1; 3 rollouts kept, 1 masked"), "{decision}");
@@ -268,7 +269,10 @@ async fn columns_of_siblings_scroll_together_until_the_reader_separates_them() {
         app.accept(with(member("g", index, [0.0, 1.0, 0.5][index]), more)).await;
     }
     let page = open(&app, "#/policies/default/groups?id=g").await;
-    page.wait_for("document.querySelectorAll('.sibling .message').length === 3").await;
+    page.wait_for(
+        "document.querySelector('details') && !document.querySelector('.beside').innerText.includes('Loading')",
+    )
+    .await;
     let places = "[...document.querySelectorAll('.sibling .messages')].map((column) => column.scrollTop)";
     page.eval("document.querySelector('.sibling .messages').scrollTop = 120").await;
     page.wait_for(&format!("{places}.every((place) => place === 120)")).await;
