@@ -14,9 +14,9 @@ export function staleness({ metrics }) {
     return mean === undefined ? format.count(null) : `${format.real(mean, 1)} / ${format.count(most)}`;
 }
 
-/** A delivery after the first one is marked: something went wrong before. */
-export function attempts(number) {
-    return number > 1 ? html`<b class="marked">${number}</b>` : format.count(number);
+/** More deliveries than batches are marked: something went wrong before. */
+export function attempts(number, batches = 1) {
+    return number > batches ? html`<b class="marked">${number}</b>` : format.count(number);
 }
 
 /** A batch that a resume has brought back was consumed by a step that does not count any more. */

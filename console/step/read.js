@@ -33,7 +33,7 @@ function ofBatches(step, batches) {
         staleness_max: stale.length === 0 ? null : Math.max(...stale),
         waited_ms: sum(batches, ({ waited_ms: waited }) => waited),
         held_ms: sum(batches, ({ held_ms: held }) => held),
-        attempts: Math.max(...batches.map(({ attempt }) => attempt)),
+        attempts: sum(batches, ({ attempt }) => attempt),
         version: newest.policy_version.current,
         undone: batches.every(isUndone),
     };

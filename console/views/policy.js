@@ -4,7 +4,7 @@ import "../charts.js";
 import { fromSee, hash } from "../address.js";
 import { badge, kbd, stateBadge, untrusted } from "../elements.js";
 import * as format from "../format.js";
-import { html, nothing, repeat } from "../html.js";
+import { html, nothing } from "../html.js";
 import { losses, strip } from "../policy/flow.js";
 import { describe } from "../policy/journal.js";
 import { load, WINDOWS, windowOf } from "../policy/load.js";
@@ -53,7 +53,7 @@ function events({ history }) {
         return nothing;
     }
     return html`<section class="panel"><h2>▲ What was changed and what happened</h2>
-        <ul class="events">${repeat(inside, ({ id }) => id, (entry) => html`<li>
+        <ul class="events">${inside.map((entry) => html`<li>
             <span class="mono">${length > 86_400 ? format.day(entry.at) : format.clock(entry.at)}</span>
             ${describe(entry)}</li>`)}</ul>
     </section>`;

@@ -39,7 +39,7 @@ function columns(context) {
         },
         { title: "waited", number: true, cell: ({ waited_ms: waited }) => format.duration(waited) },
         { title: "held", number: true, cell: ({ held_ms: held }) => format.duration(held) },
-        { title: "attempt", number: true, cell: (row) => attempts(row.attempts) },
+        { title: "deliveries", number: true, cell: (row) => attempts(row.attempts, row.batches) },
         { title: "version", number: true, cell: ({ version }) => format.count(version) },
         { title: "epoch", number: true, cell: ({ epoch }) => format.count(epoch) },
         { title: "acked before", number: true, cell: ({ acked_at: at }) => time(at, context) },

@@ -1,9 +1,11 @@
 // Why: what became of a rollout, a group or a batch, as sentences from the ledger. It never changes by itself.
 
+import { ApiError } from "../api.js";
 import { batchHash, fromSee, groupHash, hash, rolloutHash } from "../address.js";
 import { lifeBadge, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
+import { lookUp } from "../why/lookup.js";
 
 const OF_KIND = { rollout: rolloutHash, group: groupHash, batch: batchHash };
 
@@ -38,15 +40,31 @@ function found(answer) {
     </section>`;
 }
 
+function named(matches) {
+    return html`<section class="panel" id="why" tabindex="-1" data-rows><ul class="plain">
+        ${matches.map(({ kind, policy, state, href }) => html`<li><a data-row href=${href}>${kind}</a> of
+            ${untrusted(policy)} ${lifeBadge(state)}</li>`)}</ul></section>`;
+}
+
 export const view = {
     title: ({ params }) => `why ${params.id ?? ""}`,
     async load({ get, params: { id, policy } }) {
-        return id ? get("./why", { id, policy }) : {};
+        if (!id) {
+            return {};
+        }
+        try {
+            return await get("./why", { id, policy });
+        } catch (error) {
+            if (!(error instanceof ApiError) || error.type !== "no-such-route") {
+                throw error;
+            }
+            return { matches: await lookUp({ get }, id, policy) };
+        }
     },
     render({ data, params }) {
         if (!params.id) {
             return html`<h1>Why?</h1><p>Ask with the id of a rollout, a group or a batch, in the field above.</p>`;
         }
-        return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>${found(data)}`;
+        return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>${data.matches ? named(data.matches) : found(data)}`;
     },
 };
