@@ -88,51 +88,48 @@ function contentParts(content) {
     return Array.isArray(content) ? content.slice(0, PARTS_MAX).map(partOf) : [partOf(content)];
 }
 
-/** Members that have a place of their own. */
-const KNOWN = new Set([
-    "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking", "from",
-    "value",
-]);
-
 const empty = (value) => value === null || value === undefined || (Array.isArray(value) && value.length === 0);
 
+const isText = (value) => typeof value === "string";
+
 /**
- * { role, name, parts, hidden, rest } of a message. `rest` has the members that are shown as JSON, or undefined, and
- * `hidden` is the number of parts that are left out.
+ * { role, name, parts, hidden, rest } of a message. `rest` has the members that have no place of their own, or undefined,
+ * and `hidden` is the number of parts that are left out.
  */
 export function readMessage(message) {
     if (!isObject(message)) {
-        const part = typeof message === "string" ? { kind: "text", text: message } : { kind: "json", value: message };
+        const part = isText(message) ? { kind: "text", text: message } : { kind: "json", value: message };
         return { role: null, name: null, parts: [part], hidden: 0, rest: undefined };
     }
-    const role = first(message, "role", "from");
-    const name = first(message, "name", "tool_call_id");
-    const content = first(message, "content", "value");
-    const calls = member(message, "tool_calls");
-    const reasoning = first(message, "reasoning_content", "reasoning", "thinking");
+    const placed = new Set();
+    /** The first of some members that is what is wanted; the others are of the rest. */
+    const take = (isWanted, ...names) => {
+        const name = names.find((each) => Object.hasOwn(message, each) && isWanted(message[each]));
+        placed.add(name);
+        return name === undefined ? undefined : message[name];
+    };
+    const role = take(isText, "role", "from");
+    const names = [take(isText, "name"), take(isText, "tool_call_id")].filter(isText);
+    const content = take((value) => !empty(value), "content", "value");
+    const calls = take(Array.isArray, "tool_calls") ?? [];
+    const reasoning = take(isText, "reasoning_content", "reasoning", "thinking");
     const parts = [
-        ...(typeof reasoning === "string" && reasoning !== "" ? [{ kind: "reasoning", text: reasoning }] : []),
+        ...(isText(reasoning) && reasoning !== "" ? [{ kind: "reasoning", text: reasoning }] : []),
         ...contentParts(content),
-        ...(Array.isArray(calls) ? calls.slice(0, PARTS_MAX).map((call) =>
-            (isObject(call) ? toolCall(call) : { kind: "json", value: call })) : []),
+        ...calls.slice(0, PARTS_MAX).map((call) => (isObject(call) ? toolCall(call) : { kind: "json", value: call })),
     ];
-    const isUnread = (key, value) =>
-        !KNOWN.has(key) || (key === "tool_calls" && !Array.isArray(value)) ||
-        (["reasoning_content", "reasoning", "thinking"].includes(key) && typeof value !== "string") ||
-        (["role", "from", "name", "tool_call_id"].includes(key) && typeof value !== "string");
-    const rest = Object.entries(message).filter(([key, value]) => isUnread(key, value) && !empty(value));
-    const sent = (Array.isArray(content) ? content.length : 0) + (Array.isArray(calls) ? calls.length : 0);
-    const shown = (list) => (Array.isArray(list) ? Math.min(list.length, PARTS_MAX) : 0);
+    const rest = Object.entries(message).filter(([key, value]) => !placed.has(key) && !empty(value));
+    const beyond = (list) => (Array.isArray(list) ? Math.max(0, list.length - PARTS_MAX) : 0);
     return {
-        role: typeof role === "string" ? role : null,
-        name: typeof name === "string" ? name : null,
+        role: role ?? null,
+        name: names.length === 0 ? null : names.join(" · "),
         parts,
-        hidden: sent - shown(content) - shown(calls),
-        // Without a prototype, so that `__proto__` is a member.
+        hidden: beyond(content) + beyond(calls),
         rest: rest.length === 0 ? undefined : fromEntries(rest),
     };
 }
 
+/** An object without a prototype, in which `__proto__` is a member. */
 function fromEntries(entries) {
     const object = Object.create(null);
     for (const [key, value] of entries) {

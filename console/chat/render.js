@@ -56,7 +56,7 @@ export function fold(summary, key, context, content) {
 export function jsonFold(title, value, key, context) {
     return fold(title, key, context, () => {
         const { text, isWhole } = jsonText(value);
-        return html`<pre class="json" dir="ltr">${format.visible(text)}</pre>
+        return html`<pre class="json" dir="ltr" tabindex="0">${format.visible(text)}</pre>
             ${isWhole ? nothing : html`<p class="quiet">The JSON is longer or deeper than what is shown.</p>`}`;
     });
 }

@@ -60,7 +60,7 @@ async fn text_of_rollouts_stays_text() {
         ]},
         {"role": "tool", "content": "[x](javascript:alert(5)) ![y](http://192.0.2.1/y.png) <style>*{display:none}</style>"},
         {"role": "assistant", "tool_calls": [{"id": ALERT, "function": {"name": ALERT, "arguments": ALERT}}]},
-        {"role": "assistant", "content": vec![json!({"type": "text", "text": ALERT}); 5_000]},
+        {"role": "assistant", "content": vec![json!({"type": "text", "text": ALERT}); 1_500]},
         ALERT, 7, null, [[1]],
     ]);
     let segments = json!([{"kind": ALERT, "tokens": [1, 2, 3], "loss_mask": [1, 1]}]);
@@ -97,7 +97,8 @@ async fn a_message_of_ten_megabytes_and_a_million_tokens_are_looked_at_in_parts(
     let mut messages = vec![json!({"role": "user", "content": long})];
     messages.extend((0..250).map(|index| json!({"role": "assistant", "content": format!("message {index}.")})));
     let segment = json!({
-        "tokens": (0..tokens).collect::<Vec<u32>>(), "loss_mask": (0..tokens - 1).map(|token| token / 1000 % 2).collect::<Vec<u32>>(),
+        "tokens": (0..tokens).collect::<Vec<u32>>(),
+        "loss_mask": (0..tokens - 1).map(|token| token / 100_000 % 2).collect::<Vec<u32>>(),
         "logprobs": vec![-0.5; tokens as usize - 1],
     });
     app.accept(with(rollout("big", 1.0), json!({"segments": [segment], "messages": messages}))).await;

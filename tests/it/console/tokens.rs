@@ -220,9 +220,14 @@ async fn messages_of_any_shape_have_a_role_and_parts() {
     for (message, expected) in [("\"text\"", "text"), ("7", "json"), ("null", "json"), ("[1, [2]]", "json")] {
         assert_eq!(kinds(message).await, json!([expected]), "{message}");
     }
-    let odd = read(r#"{"role": 7, "content": {"a": 1}, "tool_calls": "none", "reasoning": {"b": 2}}"#).await;
+    let odd = read(
+        r#"{"role": 7, "content": {"a": 1}, "value": "x", "tool_calls": "none", "reasoning": {"b": 2}, "name": "python",
+            "tool_call_id": "c1"}"#,
+    )
+    .await;
     assert_eq!((&odd["role"], &odd["kinds"]), (&Value::Null, &json!(["json"])));
-    assert_eq!(odd["rest"], r#"{"role":7,"tool_calls":"none","reasoning":{"b":2}}"#);
+    assert_eq!(odd["rest"], r#"{"role":7,"value":"x","tool_calls":"none","reasoning":{"b":2}}"#);
+    assert_eq!(odd["name"], "python · c1");
     let many = format!(r#"{{"content": [{}1]}}"#, "1,".repeat(5_000));
     let many = read(&many).await;
     assert_eq!((&many["kinds"].as_array().map(Vec::len), &many["hidden"]), (&Some(200), &json!(4_801)));
