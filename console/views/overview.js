@@ -12,8 +12,8 @@ const PAGES = 10;
 /** A service that has no `/overview` yet: the same rows without states. */
 async function fromPolicies(get) {
     const { policies } = await get("./policies", { limit: 200 });
-    const rows = policies.map(({ policy, version, waiting }) => ({ policy, version, ...waiting, state: "idle" }));
-    return { policies: rows, at: null, isWhole: true };
+    const rows = policies.map(({ policy, version, waiting }) => ({ policy, version, ...waiting, state: null }));
+    return { policies: rows, at: null, isWhole: true, isJudged: false };
 }
 
 async function all(get) {
@@ -31,7 +31,7 @@ async function all(get) {
             break;
         }
     }
-    return { policies, at, isWhole: after === null };
+    return { policies, at, isWhole: after === null, isJudged: true };
 }
 
 function staleness({ staleness: found }) {
@@ -79,7 +79,7 @@ export const view = {
     live: true,
     load: ({ get }) => all(get),
     render(context) {
-        const { policies, isWhole } = context.data;
+        const { policies, isWhole, isJudged } = context.data;
         if (policies.length === 0) {
             return html`<h1>No policies</h1><p>A policy appears here with its rules or its first rollout, if the key may
                 see it.</p>`;
@@ -87,12 +87,12 @@ export const view = {
         return html`<h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
             <section class="panel overview">
                 ${dataTable({
-                    caption: "Worst first. Every number is of the ledger, the same on each replica.",
+                    caption: `${isJudged ? "Worst first. " : ""}Every number is of the ledger, the same on each replica.`,
                     columns: columns(context),
                     rows: policies,
                     key: ({ policy }) => policy,
                 })}
-                ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are the worst.</p>`}
+                ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are ${isJudged ? "the worst" : "the first"}.</p>`}
             </section>`;
     },
 };

@@ -7,11 +7,15 @@ pub(crate) mod browser;
 mod charts;
 mod everyone;
 mod front;
+mod hostile;
 mod login;
 mod modules;
 mod page;
 mod pictures;
+mod reading;
 mod serving;
+mod tokens;
+mod viewing;
 mod walks;
 
 use self::browser::Browser;

@@ -1,0 +1,164 @@
+// What the screen of a rollout asks for. The window of tokens and the page of messages change apart from the rest.
+
+import { absent, ApiError } from "../api.js";
+import { tokenizerOf } from "../tokens/tokenizers.js";
+
+/** Tokens of a window: more marks take too long to draw. */
+export const WINDOW = 4096;
+
+/** Messages of a page. */
+export const MESSAGES = 100;
+
+const SIBLINGS = 1000;
+
+const whole = (text) => {
+    const number = Number(text ?? 0);
+    return Number.isSafeInteger(number) && number > 0 ? number : 0;
+};
+
+/** What the address asks for. */
+export function asked({ policy, id, segment, from, messages }) {
+    return { policy, id, segment: whole(segment), from: whole(from), messages: whole(messages) };
+}
+
+const isAbout = (first, second) => first.policy === second.policy && first.id === second.id;
+
+/** Why the content is not shown: { code, detail }. */
+function refusal(error) {
+    const codes = { 403: "role", 404: "absent", 410: "purged" };
+    const isDamaged = error instanceof ApiError && error.status === 500 && error.type.endsWith("damaged");
+    const code = isDamaged ? "damaged" : error instanceof ApiError ? codes[error.status] : undefined;
+    if (code === undefined) {
+        throw error;
+    }
+    return { code, title: error.title, detail: error.detail };
+}
+
+/** The content as text and as data: { raw, content }, or { refused }. */
+async function readContent({ getRaw }, question, tokens, messages) {
+    const query = {
+        policy: question.policy, rollout_id: question.id, segment: question.segment, from: question.from, limit: tokens,
+        messages_from: question.messages, messages_limit: messages,
+    };
+    try {
+        const raw = await (await getRaw("./trajectories/content", query)).text();
+        return { raw, content: JSON.parse(raw), refused: null };
+    } catch (error) {
+        return { raw: null, content: null, refused: refusal(error) };
+    }
+}
+
+/** A message that was left out of its page because of its length. */
+export async function readMessage({ getRaw }, { policy, id }, index) {
+    const query = { policy, rollout_id: id, limit: 0, messages_from: index, messages_limit: 1 };
+    const answer = JSON.parse(await (await getRaw("./trajectories/content", query)).text());
+    return answer.messages?.items.find((item) => item.index === index) ?? null;
+}
+
+async function readSession({ get }, { policy, id }) {
+    const found = await get("./sessions", { policy, rollout_id: id, limit: 1 }).catch(absent(403, 404));
+    const session = found?.sessions[0] ?? null;
+    if (session === null) {
+        return null;
+    }
+    const turns = await get(`./sessions/${encodeURIComponent(session.session_id)}/turns`).catch(absent(403, 404));
+    return { ...session, turns: turns?.turns ?? [] };
+}
+
+/** What stands around the rollout: its group, siblings, batch and session. */
+async function readSurroundings(context, story) {
+    const { get } = context;
+    const { policy } = story;
+    const group = story.group.group_id;
+    const batch = story.batches.at(-1);
+    const [groups, siblings, found, session] = await Promise.all([
+        get("./groups", { policy, group_id: group, limit: 1 }).catch(absent(403, 404)),
+        get("./trajectories", { policy, group_id: group, limit: SIBLINGS }).catch(absent(403, 404)),
+        batch === undefined
+            ? null
+            : get(`./batches/${encodeURIComponent(batch)}`).catch(absent(403, 404, 410)),
+        readSession(context, { policy, id: story.rollout_id }),
+    ]);
+    return {
+        group: groups?.groups[0] ?? null,
+        siblings: siblings?.trajectories ?? [story],
+        hasMore: siblings?.next !== null && siblings?.next !== undefined,
+        batch: found,
+        session,
+    };
+}
+
+/** Only another window or other messages: the rest stays. */
+async function readPart(context, question) {
+    const { data } = context;
+    const isMoved = question.segment !== data.asked.segment || question.from !== data.asked.from;
+    const isTurned = question.messages !== data.asked.messages;
+    if (!isMoved && !isTurned) {
+        return data;
+    }
+    const [tokens, messages] = [isMoved ? WINDOW : 0, isTurned ? MESSAGES : 0];
+    const { raw, content, refused } = await readContent(context, question, tokens, messages);
+    if (refused !== null) {
+        return { ...data, refused, content: null, asked: question, address: context.params };
+    }
+    return {
+        ...data,
+        raw,
+        content: {
+            ...content,
+            window: isMoved ? content.window : data.content.window,
+            messages: isTurned ? content.messages : data.content.messages,
+        },
+        asked: question,
+        address: context.params,
+    };
+}
+
+export async function load(context) {
+    const question = asked(context.params);
+    const { data } = context;
+    // The same address again is a reader who wants news; another one of the same rollout is another part of it.
+    if (data?.content && isAbout(data.asked, question) && data.address !== context.params) {
+        const part = await readPart(context, question);
+        return part === data ? { ...data, address: context.params } : part;
+    }
+    const first = await readContent(context, question, WINDOW, MESSAGES);
+    let story = first.content?.story ?? null;
+    if (story === null && first.refused.code !== "absent") {
+        const query = { policy: question.policy, rollout_id: question.id };
+        story = await context.get("./trajectories", query).catch(absent(403, 404));
+    }
+    const around = story === null ? null : await readSurroundings(context, story);
+    if (first.content !== null) {
+        readTokenizer(context, question.policy);
+    }
+    return { ...first, story, around, asked: question, address: context.params };
+}
+
+/** The tokenizer comes later than the tokens, because it may have many megabytes. */
+export async function readTokenizer({ getRaw, update }, policy) {
+    try {
+        update({ tokenizer: { policy, ...(await tokenizerOf(policy, getRaw)) } });
+    } catch (error) {
+        if (error?.name !== "AbortError") {
+            const said = "The tokenizer was not read.";
+            update({ tokenizer: { policy, tokenizer: null, name: null, isPicked: false, said } });
+        }
+    }
+}
+
+/** Whether the ledger knows more of the rollout than the screen. */
+export async function peek({ get, data }) {
+    if (data.story === null) {
+        return "";
+    }
+    const { policy, rollout_id: id } = data.story;
+    const story = await get("./trajectories", { policy, rollout_id: id });
+    const parts = ["state", "step", "purged_at"];
+    const isSame = parts.every((part) => story[part] === data.story[part]) &&
+        story.group.arrived === data.story.group.arrived && story.batches.length === data.story.batches.length;
+    if (isSame) {
+        return "";
+    }
+    return story.state === data.story.state ? "There is news of this rollout." : `This rollout is now ${story.state}.`;
+}
