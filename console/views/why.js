@@ -58,7 +58,12 @@ export const view = {
             if (!(error instanceof ApiError) || error.type !== "no-such-route") {
                 throw error;
             }
-            return { matches: await lookUp({ get }, id, policy) };
+            const matches = await lookUp({ get }, id, policy);
+            if (matches.length === 1) {
+                // Its own screen says what became of it.
+                location.replace(matches[0].href);
+            }
+            return { matches };
         }
     },
     render({ data, params }) {

@@ -6,6 +6,7 @@
 pub(crate) mod browser;
 mod charts;
 mod everyone;
+mod finding;
 mod front;
 mod hostile;
 mod login;
