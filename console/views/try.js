@@ -42,6 +42,9 @@ function said(problem) {
     if (problem === null) {
         return nothing;
     }
+    if (problem.type === "no-such-route") {
+        return html`<p class="notice bad" role="alert">This service does not try filters.</p>`;
+    }
     const isRefused = problem instanceof ApiError && problem.status === 403;
     const title = isRefused ? "Trying takes a key of the role read or admin" : (problem.title ?? problem.message);
     const elsewhere = (problem.errors ?? []).filter(({ pointer }) => !/^\/filter\/\d/.test(pointer ?? ""));
