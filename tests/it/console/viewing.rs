@@ -203,6 +203,32 @@ on_both_stores! {
         page.assert_clean(origin(app));
     }
 
+    async fn charts_of_a_policy_show_the_history_that_the_service_has_kept(app: TestApp) {
+        app.pass_s(70.0).await;
+        let batch = trained(app).await;
+        app.pass_s(70.0).await;
+        let page = open(app, "#/policies/default").await;
+        page.wait_for("document.querySelectorAll('forebay-chart').length === 6").await;
+        page.press("t").await;
+        page.wait_for("document.querySelectorAll('forebay-chart table').length >= 4").await;
+        let answer = app.get("/policies/default/series?metrics=kept,masked").await.expect(200);
+        let (kept, masked) = (&answer["metrics"]["kept"], &answer["metrics"]["masked"]);
+        let tables = "[...document.querySelectorAll('forebay-chart')].map((chart) => [...chart.querySelectorAll('tbody tr')]\
+             .map((row) => [...row.cells].map((cell) => cell.innerText)))";
+        let tables = page.eval(tables).await;
+        let shown_kept: Vec<&Value> = tables[0].as_array().expect("rows").iter().rev().map(|row| &row[1]).collect();
+        let number = |value: &Value| value.as_f64().map_or("–".to_owned(), |value| format!("{value}"));
+        let expected: Vec<String> = kept.as_array().expect("a column").iter().map(number).collect();
+        assert_eq!(shown_kept, expected);
+        let total = |column: &Value| column.as_array().expect("a column").iter().filter_map(Value::as_f64).sum::<f64>();
+        assert_eq!((total(kept), total(masked)), (7.0, 1.0), "{answer}");
+        // Charts over steps.
+        let batch = app.batch(&batch).await;
+        let mean = |name: &str| format!("{:.2}", batch["metrics"][name].as_f64().expect("a number"));
+        assert_eq!(tables[3], json!([["step 7", mean("reward/all"), mean("reward/trained")]]));
+        page.assert_clean(origin(app));
+    }
+
     async fn a_list_has_filters_in_its_address_and_says_when_there_is_more(app: TestApp) {
         trained(app).await;
         let page = open(app, "#/policies/default/groups").await;
