@@ -58,7 +58,8 @@ export async function fetchShown(context, data, local) {
     const { policy } = context.params;
     const { contents } = local;
     for (const { rollout_id: id } of chosen(data, local)) {
-        if (contents.has(id)) {
+        // What failed is asked for again when the reader moves on.
+        if (contents.has(id) && !contents.get(id).error) {
             continue;
         }
         contents.set(id, { isComing: true });
@@ -173,6 +174,9 @@ function prefix(common, lists, context) {
 /** Moves the columns by their number. */
 export function turn(context, direction) {
     const { data, local } = context;
+    if (data === null) {
+        return;
+    }
     const last = Math.max(0, data.siblings.length - local.count);
     const first = Math.min(Math.max(local.first + direction * local.count, 0), last);
     choose(context, { first });

@@ -86,7 +86,7 @@ export function decision({ group, siblings, isWhole, rules }, context) {
         <h2 id="decision-title">How it was decided</h2>
         ${isOpen ? open(group, context) : html`<p><b>Decided</b> ${format.day(group.decided_at)},
             ${format.duration(lasted)} after its first rollout.</p>`}
-        <p>${isOpen ? "Filters would see now:" : "Filters saw"} <b>${numbers(found, group, isWhole)}</b>
+        <p>${isOpen ? "So far it has" : "It had"} <b>${numbers(found, group, isWhole)}</b>
             ${isOpen ? nothing : outcome(group)}</p>
         ${filters.length === 0 ? nothing : html`<ul class="plain">${filters.map(([rule, isMatch]) =>
             filterLine(rule, isMatch))}</ul>

@@ -40,7 +40,7 @@ export const view = {
     ],
     async load(context) {
         const step = Number(context.params.id);
-        const batches = await readBatches(context, step);
+        const batches = Number.isInteger(step) && step >= 0 ? await readBatches(context, step) : [];
         if (batches.length === 0) {
             const detail = `None of the newest batches of ${context.params.policy} was consumed by step ${context.params.id}.`;
             throw new ApiError(404, { title: "No such step", detail }, null);
@@ -53,7 +53,7 @@ export const view = {
         const step = Number(id);
         return html`<h1>${untrusted(policy)} <span class="quiet">step</span> ${step}
                 ${batches.every(isUndone) ? badge("warn", "↩", "undone") : nothing}</h1>
-            <p class="row"><a href=${stepHash(policy, step - 1)}>Step ${step - 1}</a>
+            <p class="row">${step === 0 ? nothing : html`<a href=${stepHash(policy, step - 1)}>Step ${step - 1}</a>`}
                 <a href=${stepHash(policy, step + 1)}>Step ${step + 1}</a>
                 <a href=${hash(`policies/${policy}/rollouts`, { step })}>all its rollouts</a></p>
             <section class="panel" aria-labelledby="batches-title">
