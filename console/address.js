@@ -29,6 +29,9 @@ export function split(text) {
     return { segments, query: Object.fromEntries(new URLSearchParams(query.join("?"))) };
 }
 
+/** Screens of one thing whose list has another name. */
+const ABOVE = { rollout: "rollouts" };
+
 /** The hash one level up, or null at the top. */
 export function above(text) {
     const { segments, query } = split(text);
@@ -37,12 +40,38 @@ export function above(text) {
     }
     // From one thing to the list it is in, and from there to what contains the list.
     if (query.id !== undefined && segments.length > 1) {
-        return hash(segments.join("/"));
+        return hash([...segments.slice(0, -1), ABOVE[segments.at(-1)] ?? segments.at(-1)].join("/"));
     }
     return segments.length > 2 ? hash(segments.slice(0, 2).join("/")) : hash("");
 }
 
+/** The address of one rollout. */
+export function rolloutHash(policy, id) {
+    return hash(`policies/${policy}/rollout`, { id });
+}
+
+/** The address of one group. */
+export function groupHash(policy, id) {
+    return hash(`policies/${policy}/groups`, { id });
+}
+
+/** The address of one batch. */
+export function batchHash(policy, id) {
+    return hash(`policies/${policy}/batches`, { id });
+}
+
+/** The address of one optimizer step. */
+export function stepHash(policy, step) {
+    return hash(`policies/${policy}/steps`, { id: step });
+}
+
+/** The address of the answer for an id. */
+export function whyHash(id, policy = null) {
+    return hash("why", { id, policy });
+}
+
 const LISTS = { groups: "groups", trajectories: "rollouts", batches: "batches", steps: "steps" };
+const ONE = { trajectories: "rollout" };
 const IDS = { groups: "group_id", trajectories: "rollout_id", batches: "batch_id" };
 
 /** Maps a call of the API, such as "./groups?policy=p&state=ready", to the screen that shows its answer, or null. */
@@ -54,7 +83,8 @@ export function fromSee(see) {
         const { [IDS[name[0]]]: id, ...rest } = query;
         delete rest.order;
         delete rest.limit;
-        return hash(`policies/${policy}/${LISTS[name[0]]}`, { ...rest, id });
+        const screen = id === undefined ? LISTS[name[0]] : (ONE[name[0]] ?? LISTS[name[0]]);
+        return hash(`policies/${policy}/${screen}`, { ...rest, id });
     }
     if (name[0] === "policies" && name.length >= 2) {
         const screen = { steps: "/steps", try: "/try", filters: "/try" }[name[2]] ?? "";

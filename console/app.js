@@ -325,6 +325,17 @@ const actions = {
             location.hash = address.hash("why", { id });
         }
     },
+    /** The reasons for what is shown, where the screen itself has none. */
+    why() {
+        const { policy, id } = state.params;
+        if (policy === undefined) {
+            document.getElementById("ask")?.focus();
+        } else if (id === undefined) {
+            location.hash = address.hash(`policies/${policy}`);
+        } else {
+            location.hash = address.whyHash(id, policy);
+        }
+    },
     setInterval(interval) {
         if (state.interval !== 0) {
             state.resumeTo = state.interval;

@@ -152,7 +152,7 @@ class Chart extends HTMLElement {
             legend: { show: false },
             cursor: { y: false, drag: { x: true, y: false, setScale: false } },
             scales: {
-                x: { time: isTime },
+                x: { time: isTime, range: (plot, least, most) => this.#across(least, most) },
                 y: { range: (plot, least, most) => this.#bounds(least, most) },
             },
             axes: [
@@ -167,6 +167,15 @@ class Chart extends HTMLElement {
                 ready: [(plot) => plot.over.addEventListener("dblclick", () => this.#ask(null))],
             },
         };
+    }
+
+    /** A single point has some room around it: a scale without width cannot be drawn. */
+    #across(least, most) {
+        if (least === null || least === undefined || least !== most) {
+            return [least, most];
+        }
+        const room = this.#spec.x === "time" ? 300 : 1;
+        return [least - room, most + room];
     }
 
     /** Zero is always in the picture, because a line that fills its box looks dramatic. */
@@ -255,6 +264,7 @@ class Chart extends HTMLElement {
             // A range without points is shown whole rather than empty.
             [min, max] = inside.length > 1 ? [inside[0], inside[inside.length - 1]] : [min, max];
         }
+        [min, max] = this.#across(min, max);
         this.#plot.setScale("x", { min, max });
     }
 

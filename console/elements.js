@@ -1,6 +1,6 @@
 // Small templates that several screens use.
 
-import { html, ref, repeat } from "./html.js";
+import { html, nothing, ref, repeat } from "./html.js";
 import * as format from "./format.js";
 
 /** The states of a policy: glyph and kind, so that no state is told by its colour alone. Worst first. */
@@ -22,8 +22,36 @@ export function badge(kind, glyph, text) {
     return html`<span class="badge ${kind}"><span aria-hidden="true">${glyph}</span> ${text}</span>`;
 }
 
-/** The state of a policy. */
+/** The states of groups and batches and the verdicts of rollouts: glyph and kind. */
+const LIVES = {
+    open: ["○", "info"],
+    ready: ["●", "good"],
+    batched: ["◐", "good"],
+    leased: ["◔", "info"],
+    returned: ["↩", "warn"],
+    trained: ["◐", "warn"],
+    checkpointed: ["●", "good"],
+    split: ["✂", "warn"],
+    stale: ["◷", "warn"],
+    discarded: ["▽", "quiet"],
+    quarantined: ["■", "bad"],
+    kept: ["●", "good"],
+    masked: ["◍", "warn"],
+    dropped: ["▽", "quiet"],
+    late: ["◷", "quiet"],
+};
+
+/** The state of a rollout, a group or a batch, or a verdict. */
+export function lifeBadge(state) {
+    const [glyph, kind] = LIVES[state] ?? ["?", "quiet"];
+    return badge(kind, glyph, state);
+}
+
+/** The state of a policy; nothing if nobody has said it. */
 export function stateBadge(state) {
+    if (!state) {
+        return nothing;
+    }
     const [glyph, kind] = STATES[state] ?? ["?", "quiet"];
     return badge(kind, glyph, state);
 }
@@ -43,8 +71,8 @@ export function time(moment, context) {
     if (!moment) {
         return format.ago(null, 0);
     }
-    return html`<time datetime=${moment} title=${`${format.day(moment)}, ${format.clockMs(moment)}`}>
-        ${format.ago(moment, context.now())}</time>`;
+    const title = `${format.day(moment)}, ${format.clockMs(moment)}`;
+    return html`<time datetime=${moment} title=${title}>${format.ago(moment, context.now())}</time>`;
 }
 
 /** A key of the keyboard. */
@@ -64,12 +92,32 @@ export function facts(pairs) {
     </dl>`;
 }
 
+/** Rows in the order that the reader chose: { by: index of a column with `value(row)`, direction: 1 or -1 }. */
+export function sorted(rows, columns, sort) {
+    const value = columns[sort?.by]?.value;
+    return value ? rows.toSorted((a, b) => format.compareReal(value(a), value(b), sort.direction)) : rows;
+}
+
+function heading(column, index, { sort, onSort }) {
+    if (!column.value || !onSort) {
+        return html`<th scope="col" class=${column.number ? "number" : ""}>${column.title}</th>`;
+    }
+    const isSorted = sort?.by === index;
+    const way = isSorted ? (sort.direction > 0 ? "ascending" : "descending") : nothing;
+    const glyph = isSorted ? (sort.direction > 0 ? " ↑" : " ↓") : "";
+    const choose = () => onSort({ by: index, direction: isSorted ? -sort.direction : -1 });
+    return html`<th scope="col" class=${column.number ? "number" : ""} aria-sort=${way}>
+        <button type="button" class="plain" @click=${choose}>${column.title}<span aria-hidden="true">${glyph}</span>
+        </button></th>`;
+}
+
 /**
- * A table that scrolls sideways in its own box. `columns` are { title, cell(row), number }; `key` gives the key of a
- * row, so that a poll moves rows and does not rewrite them. `rowClass` is optional.
+ * A table that scrolls sideways in its own box. `columns` are { title, cell(row), number, kind, value(row) }; `key` gives the
+ * key of a row, so that a poll moves rows and does not rewrite them. `rowClass` is optional. With `onSort`, columns that
+ * have a `value` can be sorted by their headings.
  */
-export function dataTable({ caption, columns, rows, key, rowClass = () => "" }) {
-    const kind = (column) => (column.number ? "number" : "");
+export function dataTable({ caption, columns, rows, key, rowClass = () => "", sort = null, onSort = null }) {
+    const kind = (column) => (column.number ? "number" : (column.kind ?? ""));
     const row = (item) => html`<tr class=${rowClass(item)}>
         ${columns.map((column) => html`<td class=${kind(column)}>${column.cell(item)}</td>`)}
     </tr>`;
@@ -77,9 +125,9 @@ export function dataTable({ caption, columns, rows, key, rowClass = () => "" }) 
         <table data-rows>
             <caption class="quiet">${caption}</caption>
             <thead>
-                <tr>${columns.map((column) => html`<th scope="col" class=${kind(column)}>${column.title}</th>`)}</tr>
+                <tr>${columns.map((column, index) => heading(column, index, { sort, onSort }))}</tr>
             </thead>
-            <tbody>${repeat(rows, key, row)}</tbody>
+            <tbody>${repeat(sorted(rows, columns, sort), key, row)}</tbody>
         </table>
     </div>`;
 }

@@ -30,7 +30,7 @@ const GLOBAL = {
     p: (actions) => actions.togglePause(),
     t: (actions) => actions.toggleNumbers(),
     u: (actions) => actions.up(),
-    w: () => jump("#why"),
+    w: (actions) => jump("#why") || actions.why(),
 };
 
 /** Handles a key. The keys of the screen come before those of every screen; none works while the reader types. */

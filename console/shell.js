@@ -71,7 +71,8 @@ function liveliness(state, context, actions) {
     }
     const is = (interval) => state.interval === interval;
     const choose = (event) => actions.setInterval(Number(event.target.value));
-    const age = state.interval === 0 ? "paused" : "live";
+    // A screen that a reader reads does not change under the eyes; it asks whether there is more.
+    const age = state.interval === 0 ? "paused" : state.view.live ? "live" : "looked for news";
     return html`<span class="live">
         <span>${age} · ${state.loadedAt === null ? "–" : format.ago(new Date(state.loadedAt).toISOString(),
             context.now())} ago</span>

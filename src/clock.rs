@@ -20,6 +20,12 @@ impl Timestamp {
         Self(micros)
     }
 
+    /// Reads RFC 3339 text; none if it is not a time.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        text.parse::<jiff::Timestamp>().ok().map(|time| Self(time.as_microsecond()))
+    }
+
     /// Microseconds since the Unix epoch.
     #[must_use]
     pub fn as_micros(self) -> i64 {
@@ -166,6 +172,16 @@ mod tests {
         assert!(clock.now() >= before);
         clock.anchor(before.plus_seconds(3600));
         assert!(clock.now() >= before.plus_seconds(3600));
+    }
+
+    #[test]
+    fn timestamps_are_read_as_they_are_printed() {
+        let time = Timestamp::from_micros(1_753_000_000_123_456);
+        assert_eq!(Timestamp::parse(&time.to_string()), Some(time));
+        assert_eq!(Timestamp::parse("2025-07-20T08:26:40.123Z"), Some(Timestamp::from_micros(1_753_000_000_123_000)));
+        for not_a_time in ["", "now", "2025-07-20", "1753000000"] {
+            assert_eq!(Timestamp::parse(not_a_time), None, "{not_a_time}");
+        }
     }
 
     #[test]

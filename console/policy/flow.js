@@ -82,15 +82,15 @@ function leased({ policy }, context) {
     const waits = asking.slice(0, 2).map(({ consumer: name, since }) => html`<p>${consumer(name)} asks since
         ${format.clock(since)}, ${time(since, context)}</p>`);
     return html`<p class="figure">${format.count(policy.batches.leased ?? 0)}</p>${held}${waits}
-        ${held.length + waits.length === 0 ? html`<p>nobody asks</p>` : nothing}`;
+        ${policy.waiting.asking && held.length + waits.length === 0 ? html`<p>nobody asks</p>` : nothing}`;
 }
 
-function trained({ policy, why }) {
+function trained({ policy }) {
     const batches = policy.batches.trained ?? 0;
     const from = policy.checkpoint_step;
     return html`<p class="figure">${format.count(batches)}</p>
         <p>${batches === 0 ? "nothing that is not saved" : `${batches === 1 ? "batch" : "batches"} not yet saved`}</p>
-        <p>${from === null || why === null ? nothing : `steps after ${format.count(from)}`}</p>`;
+        <p>${from === null || batches === 0 ? nothing : `steps after ${format.count(from)}`}</p>`;
 }
 
 function checkpointed({ policy }) {
@@ -101,22 +101,26 @@ function checkpointed({ policy }) {
         <p>${groups === undefined ? nothing : `${plural(groups, "group")} in batches`}</p>`;
 }
 
+/** Name, title, content, and the list that shows what is in the stage: screen and query. */
 const STAGES = [
-    ["received", "received", received],
-    ["verdicts", "verdicts, 15 min", verdicts],
-    ["open", "groups open", open],
-    ["ready", "groups ready", ready],
-    ["leased", "batches leased", leased],
-    ["trained", "batches trained", trained],
-    ["checkpointed", "checkpointed", checkpointed],
+    ["received", "received", received, ["rollouts"]],
+    ["verdicts", "verdicts, 15 min", verdicts, ["groups"]],
+    ["open", "groups open", open, ["groups", { state: "open" }]],
+    ["ready", "groups ready", ready, ["groups", { state: "ready" }]],
+    ["leased", "batches leased", leased, ["batches", { state: "leased" }]],
+    ["trained", "batches trained", trained, ["batches", { state: "trained" }]],
+    ["checkpointed", "checkpointed", checkpointed, ["batches", { state: "checkpointed" }]],
 ];
 
 /** The stages side by side; the one that starves is marked. */
 export function strip(data, context) {
-    const starving = STARVING[data.why.state] ?? [];
-    return html`<ol class="strip" aria-label="The way of rollouts">
-        ${STAGES.map(([name, title, content]) => html`<li class="stage ${starving.includes(name) ? "starving" : ""}">
-            <h2>${title}${starving.includes(name) ? html`<span class="visually-hidden"> (look here)</span>` : nothing}
+    const starving = STARVING[data.why?.state] ?? [];
+    const { policy } = data.policy;
+    return html`<ol class="strip" aria-label="The way of rollouts" data-rows>
+        ${STAGES.map(([name, title, content, [screen, query]]) => html`<li
+            class="stage ${starving.includes(name) ? "starving" : ""}">
+            <h2><a data-row href=${hash(`policies/${policy}/${screen}`, query)}>${title}</a>${starving.includes(name)
+                ? html`<span class="visually-hidden"> (look here)</span>` : nothing}
             </h2>${content(data, context)}</li>`)}
     </ol>`;
 }
@@ -146,9 +150,9 @@ export function losses({ policy, history }) {
         ["late", sum(history.hour.metrics.late), "rollout", to("rollouts", { verdict: "late" })],
         ["quarantined", policy.groups.quarantined ?? 0, "group", to("groups", { state: "quarantined" })],
     ].filter(([, lost]) => lost > 0);
-    return html`<p class="row losses"><span class="quiet">lost on the way, 1 h:</span>
+    return html`<p class="row losses" data-rows><span class="quiet">lost on the way, 1 h:</span>
         ${entries.length === 0 ? html`<span>nothing</span>` : nothing}
         ${entries.map(([reason, lost, noun, href]) => html`<span>
-            ${reason === "other" ? reason : html`<a href=${href}>${format.visible(reason)}</a>`}
+            ${reason === "other" ? reason : html`<a data-row href=${href}>${format.visible(reason)}</a>`}
             <b>${plural(lost, noun)}</b></span>`)}</p>`;
 }

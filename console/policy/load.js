@@ -1,6 +1,7 @@
 // What the screen of a policy asks for: its state and the reasons each time, its history once a minute.
 
-import { absent } from "../api.js";
+import { absent, ApiError } from "../api.js";
+import { readSteps } from "../step/read.js";
 import * as charts from "./charts.js";
 
 const MINUTE = 60_000;
@@ -23,22 +24,25 @@ const HOUR_METRICS = "received,kept,masked,late,dropped,tokens_received,dropped.
 
 const WINDOW_METRICS = "kept,masked,dropped,late,tokens_received,acked_tokens,ready_groups";
 
+/** What stands for an answer that the key may not see. */
+const REFUSED = Symbol("refused");
+
 const iso = (milliseconds) => new Date(milliseconds).toISOString();
 
 /** The steps of the charts as rows: the newest ones for the short windows, the whole run for the long ones. */
-async function readSteps(get, path, window) {
-    const { steps } = await get(`${path}/steps`, { order: "newest", limit: STEPS });
+async function stepsOf(get, { policy }, path, window) {
+    const { steps } = await readSteps(get, policy, { order: "newest", limit: STEPS });
     const newest = steps.filter(({ undone }) => !undone).reverse();
     const last = newest.at(-1)?.step ?? 0;
     if (WINDOWS[window][0] <= 6 * 3600 || last <= STEPS) {
         return charts.ofSteps(newest);
     }
-    const { buckets } = await get(`${path}/steps`, { from: 0, to: last, points: STEPS });
-    return charts.ofBuckets(buckets);
+    const found = await get(`${path}/steps`, { from: 0, to: last, points: STEPS }).catch(absent(404));
+    return found === null ? charts.ofSteps(newest) : charts.ofBuckets(found.buckets);
 }
 
 /** The history of a policy, which changes once a minute. */
-async function readHistory({ get, now }, path, window) {
+async function readHistory({ get, now, params }, path, window) {
     const [length, step] = WINDOWS[window];
     const to = now();
     const series = (seconds, stepSeconds, metrics) =>
@@ -46,10 +50,10 @@ async function readHistory({ get, now }, path, window) {
     const [hour, series_, steps, journal] = await Promise.all([
         series(3600, 60, HOUR_METRICS),
         series(length, step, WINDOW_METRICS),
-        readSteps(get, path, window),
-        get(`${path}/journal`, { order: "newest", limit: 100 }),
+        stepsOf(get, params, path, window),
+        get(`${path}/journal`, { order: "newest", limit: 100 }).catch(absent(404)),
     ]);
-    return { at: to, window, hour, series: series_, steps, journal: journal.entries };
+    return { at: to, window, hour, series: series_, steps, journal: journal?.entries ?? [] };
 }
 
 /** Changes with each step that is acked. */
@@ -72,19 +76,31 @@ export function windowOf(params) {
     return Object.hasOwn(WINDOWS, params.window ?? "") ? params.window : DEFAULT_WINDOW;
 }
 
+/** A key that may not read something still sees the rest: agents have such keys. */
+function refused(error) {
+    if (error instanceof ApiError && error.status === 403) {
+        return REFUSED;
+    }
+    throw error;
+}
+
 export async function load(context) {
     const path = `./policies/${encodeURIComponent(context.params.policy)}`;
-    const [policy, found] = await Promise.all([context.get(path), context.get(`${path}/why`).catch(absent(404))]);
-    const why = found ?? { state: "idle", headline: "", causes: [], ruled_out: [], unknown: [] };
+    const [policy, why] = await Promise.all([
+        context.get(path),
+        context.get(`${path}/why`).catch(absent(403, 404)),
+    ]);
     let history = context.data?.history ?? null;
     let specs = context.data?.charts ?? null;
+    let isRefused = false;
     if (!isFresh(history, policy, context)) {
-        // A key that may not read the history still sees the state: agents have such keys.
-        history = await readHistory(context, path, windowOf(context.params)).catch(absent(403, 404));
+        history = await readHistory(context, path, windowOf(context.params)).catch(refused).catch(absent(404));
+        isRefused = history === REFUSED;
+        history = isRefused ? null : history;
         if (history !== null) {
             history.acked = ackedBatches(policy);
             specs = charts.specs(history, policy);
         }
     }
-    return { policy, why, history, charts: specs };
+    return { policy, why, history, charts: specs, isRefused };
 }

@@ -11,9 +11,17 @@ const PAGES = 10;
 
 /** A service that has no `/overview` yet: the same rows without states. */
 async function fromPolicies(get) {
-    const { policies } = await get("./policies", { limit: 200 });
-    const rows = policies.map(({ policy, version, waiting }) => ({ policy, version, ...waiting, state: "idle" }));
-    return { policies: rows, at: null, isWhole: true };
+    const { policies, next } = await get("./policies", { limit: 200 });
+    const rows = policies.map(({ policy, version, waiting, batches, groups }) => ({
+        policy,
+        version,
+        ...waiting,
+        leased: batches.leased ?? 0,
+        trained: batches.trained ?? 0,
+        quarantined: groups.quarantined ?? 0,
+        state: null,
+    }));
+    return { policies: rows, at: null, isWhole: next === null, isJudged: false };
 }
 
 async function all(get) {
@@ -31,7 +39,7 @@ async function all(get) {
             break;
         }
     }
-    return { policies, at, isWhole: after === null };
+    return { policies, at, isWhole: after === null, isJudged: true };
 }
 
 function staleness({ staleness: found }) {
@@ -41,25 +49,48 @@ function staleness({ staleness: found }) {
     return `${format.real(found.mean, 1)} / ${format.count(found.max)}`;
 }
 
-const columns = (context) => [
-    {
-        title: "policy",
-        cell: ({ policy }) => html`<a data-row href=${hash(`policies/${policy}`)}><b>${untrusted(policy)}</b></a>`,
-    },
+const name = {
+    title: "policy",
+    cell: ({ policy }) => html`<a data-row href=${hash(`policies/${policy}`)}><b>${untrusted(policy)}</b></a>`,
+};
+
+const ready = {
+    title: "ready / need",
+    number: true,
+    cell: ({ ready_groups: groups, needed_groups: needed }) => `${format.count(groups)} / ${format.count(needed)}`,
+};
+
+const number = (title, value) => ({ title, number: true, cell: (row) => format.count(value(row)) });
+
+const last = (context) => [
+    { title: "last post", number: true, cell: ({ last_post_at: at }) => time(at, context) },
+    { title: "version", number: true, cell: ({ version }) => `v${version}` },
+];
+
+const judged = (context) => [
+    name,
     { title: "state", cell: ({ state }) => stateBadge(state) },
     { title: "why", cell: ({ headline }) => html`<span class="headline">${format.visible(headline ?? "")}</span>` },
-    { title: "in / min", number: true, cell: ({ received_per_min: rate }) => format.count(rate) },
-    {
-        title: "ready / need",
-        number: true,
-        cell: ({ ready_groups: ready, needed_groups: needed }) => `${format.count(ready)} / ${format.count(needed)}`,
-    },
+    number("in / min", ({ received_per_min: rate }) => rate),
+    ready,
     { title: "stale mean / max", number: true, cell: staleness },
     { title: "reward", number: true, cell: ({ reward }) => format.real(reward?.trained) },
     { title: "Δ 20 steps", number: true, cell: ({ reward }) => format.signed(reward?.change_20_steps) },
-    { title: "lost 1 h", number: true, cell: ({ lost_last_hour: lost }) => format.count(lost) },
-    { title: "last post", number: true, cell: ({ last_post_at: at }) => time(at, context) },
-    { title: "version", number: true, cell: ({ version }) => `v${version}` },
+    number("lost 1 h", ({ lost_last_hour: lost }) => lost),
+    ...last(context),
+];
+
+/** Without states: what the policies themselves say. */
+const plain = (context) => [
+    name,
+    number("open groups", ({ open_groups: open }) => open),
+    ready,
+    number("leased batches", ({ leased }) => leased),
+    number("returned batches", ({ returned_batches: returned }) => returned),
+    number("trained, not saved", ({ trained }) => trained),
+    number("quarantined groups", ({ quarantined }) => quarantined),
+    number("stale groups, 1 h", ({ stale_last_hour: stale }) => stale),
+    ...last(context),
 ];
 
 function summary(policies) {
@@ -79,7 +110,7 @@ export const view = {
     live: true,
     load: ({ get }) => all(get),
     render(context) {
-        const { policies, isWhole } = context.data;
+        const { policies, isWhole, isJudged } = context.data;
         if (policies.length === 0) {
             return html`<h1>No policies</h1><p>A policy appears here with its rules or its first rollout, if the key may
                 see it.</p>`;
@@ -87,12 +118,15 @@ export const view = {
         return html`<h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
             <section class="panel overview">
                 ${dataTable({
-                    caption: "Worst first. Every number is of the ledger, the same on each replica.",
-                    columns: columns(context),
+                    caption: `${isJudged ? "Worst first. " : ""}Every number is of the ledger, the same on each replica.`,
+                    columns: isJudged ? judged(context) : plain(context),
                     rows: policies,
                     key: ({ policy }) => policy,
                 })}
-                ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are the worst.</p>`}
+                ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are
+                    ${isJudged ? "the worst" : "the first"}.</p>`}
+                ${isJudged ? nothing : html`<p class="quiet">This service does not work out the states of policies and their
+                    reasons. The policies stand in the order of their names.</p>`}
             </section>`;
     },
 };

@@ -4,7 +4,7 @@ import "../charts.js";
 import { fromSee, hash } from "../address.js";
 import { badge, kbd, stateBadge, untrusted } from "../elements.js";
 import * as format from "../format.js";
-import { html, nothing, repeat } from "../html.js";
+import { html, nothing } from "../html.js";
 import { losses, strip } from "../policy/flow.js";
 import { describe } from "../policy/journal.js";
 import { load, WINDOWS, windowOf } from "../policy/load.js";
@@ -24,15 +24,20 @@ const QUESTIONS = {
 function links(cause, policy) {
     const see = cause.see ? fromSee(cause.see) : null;
     const draft = cause.filter ? hash(`policies/${policy}/try`, { filter: cause.filter }) : null;
-    return html`${see ? html` <a href=${see}>look at them</a>` : nothing}
-        ${draft ? html` · <a href=${draft}>try another filter</a>` : nothing}`;
+    return html`${see ? html` <a data-row href=${see}>look at them</a>` : nothing}
+        ${draft ? html` · <a data-row href=${draft}>try another filter</a>` : nothing}`;
 }
 
 function reasons({ policy, why }) {
+    if (why === null) {
+        return html`<section class="panel why" id="why" tabindex="-1" aria-labelledby="why-title">
+            <h2 id="why-title">Why?</h2><p class="quiet">This service does not work out states and reasons. The stages above
+                show where rollouts stay, and each leads to them.</p></section>`;
+    }
     const cause = (each, index) => html`<li>
         ${index === 0 ? badge("bad", "1", "cause") : badge("warn", String(index + 1), "adds")}
         <span>${format.visible(each.text)}${links(each, policy.policy)}</span></li>`;
-    return html`<section class="panel why" id="why" tabindex="-1" aria-labelledby="why-title">
+    return html`<section class="panel why" id="why" tabindex="-1" data-rows aria-labelledby="why-title">
         <h2 id="why-title">${QUESTIONS[why.state] ?? "What is known"}</h2>
         ${why.causes.length === 0 ? nothing : html`<ol>${why.causes.map(cause)}</ol>`}
         ${why.ruled_out.length === 0 ? nothing : html`<p class="quiet"><b>Not the reason:</b>
@@ -49,7 +54,7 @@ function events({ history }) {
         return nothing;
     }
     return html`<section class="panel"><h2>▲ What was changed and what happened</h2>
-        <ul class="events">${repeat(inside, ({ id }) => id, (entry) => html`<li>
+        <ul class="events">${inside.map((entry) => html`<li>
             <span class="mono">${length > 86_400 ? format.day(entry.at) : format.clock(entry.at)}</span>
             ${describe(entry)}</li>`)}</ul>
     </section>`;
@@ -58,7 +63,8 @@ function events({ history }) {
 function graphs(context) {
     const { data, local, numbers } = context;
     if (data.history === null) {
-        return html`<p class="quiet">The history needs a key with the role read, train or admin.</p>`;
+        return data.isRefused
+            ? html`<p class="quiet">The history needs a key with the role read, train or admin.</p>` : nothing;
     }
     const chosen = windowOf(context.params);
     const choose = (event) => context.go({ window: event.target.value });
@@ -79,7 +85,7 @@ function graphs(context) {
 }
 
 export const view = {
-    title: ({ params, data }) => (data ? `${params.policy}: ${data.why.state}` : params.policy),
+    title: ({ params, data }) => (data ? [params.policy, data.why?.state].filter(Boolean).join(": ") : params.policy),
     live: true,
     local: () => ({ range: null }),
     isSame: (before, after) => before.policy === after.policy,
@@ -87,9 +93,9 @@ export const view = {
     render(context) {
         const { policy, why } = context.data;
         const step = policy.version_step === null ? "" : ` (step ${policy.version_step})`;
-        return html`<h1>${untrusted(policy.policy)} ${stateBadge(why.state)}
+        return html`<h1>${untrusted(policy.policy)} ${stateBadge(why?.state)}
                 <span class="quiet">run ${policy.run} · epoch ${policy.epoch} · v${policy.version}${step}</span></h1>
-            <p class="headline">${format.visible(why.headline)}</p>
+            ${why === null ? nothing : html`<p class="headline">${format.visible(why.headline)}</p>`}
             ${strip(context.data, context)}
             ${losses(context.data)}
             ${reasons(context.data)}

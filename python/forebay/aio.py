@@ -196,6 +196,7 @@ class AsyncClient(AsyncAgentMethods):
     wait_version = _twin(Client.wait_version)
     version = _twin(Client.version)
     get_tokenizer = _twin(Client.get_tokenizer)
+    get_series = _twin(Client.get_series)
     list_policies = _twin_iterator(Client.list_policies)
     put_policy = _twin(Client.put_policy)
     patch_policy = _twin(Client.patch_policy)

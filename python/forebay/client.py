@@ -50,6 +50,7 @@ from ._wire import (
     ListOrder,
     NackRequest,
     PolicyList,
+    PolicySeries,
     PolicyRules,
     PolicyStatus,
     Receipt,
@@ -621,6 +622,19 @@ class Client(AgentMethods):
             return self._send(Call(method="GET", path=path("policies", policy, "tokenizer"), repeat=True)).body
         except errors.NotFound:
             return None
+
+    def get_series(
+        self,
+        metrics: Sequence[str],
+        policy: str = "default",
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        step_s: int | None = None,
+    ) -> PolicySeries:
+        """Returns what happened to a policy over time, in buckets. Times are RFC 3339 text; the last hour by default."""
+        query = {"from": since, "to": until, "step_s": step_s, "metrics": ",".join(metrics)}
+        return self._call("GET", path("policies", policy, "series"), query=query, into=PolicySeries)
 
     def list_policies(self) -> Iterator[PolicyStatus]:
         """Yields the policies that the key sees, in the order of their names."""

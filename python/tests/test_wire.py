@@ -273,6 +273,10 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.get_content("p", "r"),
         lambda fb: fb.get_content("p", "r", segment=1, from_=2, limit=3, messages_from=4, messages_limit=5),
     ],
+    "get_series": [
+        lambda fb: fb.get_series(["received"]),
+        lambda fb: fb.get_series(["received", "kept"], "p", since="t", until="u", step_s=60),
+    ],
     "get_tokenizer": [lambda fb: fb.get_tokenizer("p")],
     "get_stats": [lambda fb: fb.stats()],
     "get_trajectories": [

@@ -35,6 +35,7 @@ mod problem;
 mod refusals;
 mod roles;
 mod samples;
+mod series;
 mod sessions;
 mod tokenizers;
 mod trajectories;
@@ -240,6 +241,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::checkpoint))
         .routes(routes!(policies::resume))
         .routes(routes!(policies::reset))
+        .routes(routes!(series::get))
         .routes(routes!(tokenizers::get))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))

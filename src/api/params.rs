@@ -229,6 +229,14 @@ pub(super) fn trained_versions(versions: Option<staleness::TrainedVersions>) -> 
     versions.map(|versions| TrainedVersions { min: versions.oldest.0, max: versions.newest.0 })
 }
 
+/// Parses a time in a query.
+pub(super) fn moment(pointer: &str, text: Option<&str>) -> Result<Option<Timestamp>, Failure> {
+    let parse = |text| {
+        Timestamp::parse(text).ok_or_else(|| Failure::invalid(pointer, "must be a time such as 2026-01-31T12:00:00Z"))
+    };
+    text.map(parse).transpose()
+}
+
 /// A time on the wire.
 pub(super) fn time(time: Option<Timestamp>) -> Option<String> {
     time.map(|time| time.to_string())

@@ -22,6 +22,7 @@ use super::{
     policies::{PolicyQuery, WaitQuery},
     problem::Failure,
     samples::ShardQuery,
+    series::SeriesQuery,
     sessions::SessionQuery,
     trajectories::{self, StoryQuery},
 };
@@ -111,6 +112,7 @@ pub fn query(text: &str) -> Vec<Problem> {
         refusal::<ContentQuery>,
         refusal::<GroupQuery>,
         refusal::<PolicyQuery>,
+        refusal::<SeriesQuery>,
         refusal::<SessionQuery>,
         refusal::<ShardQuery>,
         refusal::<ShardsQuery>,

@@ -34,6 +34,7 @@ use super::{
     replicas,
     rules::{Rules, unused},
     samples::{self, SampleReader, ShardTotals},
+    series::{self, Series, SeriesRequest},
     session::{self, Abort, CallPermit, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed, Turn},
     shard::Shard,
     sweep,
@@ -390,6 +391,12 @@ impl Buffer {
         sees: impl Fn(&PolicyName) -> bool,
     ) -> Result<Vec<PolicyOverview>, BufferError> {
         policies::policies(self, after, limit, sees).await
+    }
+
+    /// What happened to a policy over time.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %request.policy))]
+    pub async fn series(&self, request: SeriesRequest) -> Result<Series, BufferError> {
+        series::series(self, request).await
     }
 
     /// The history of a rollout, in the current run of its policy.

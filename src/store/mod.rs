@@ -15,6 +15,7 @@ mod health;
 mod ops;
 mod restore;
 mod rules_cache;
+mod snapshot_times;
 mod sql;
 mod sql_store;
 mod staging;

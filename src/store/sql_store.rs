@@ -9,7 +9,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
 use super::{
     dialect::{Dialect, Op},
@@ -23,6 +23,7 @@ use super::{
         exports::LastRollout,
         facades::{FindFacadeState, ListReadyGroups, NewestMembers, WriteFacadeState},
         group::{DecideOverdue, OverdueGroups},
+        history::TakeSnapshot,
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::{QuarantineDamaged, Readmit},
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
@@ -34,6 +35,7 @@ use super::{
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
     },
+    snapshot_times::SnapshotTimes,
 };
 use crate::{
     access::{
@@ -52,12 +54,12 @@ use crate::{
             Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock,
             DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups, Examination, ExpiredLeases,
             ExportPage, ExportStore, ExportedPage, Extend, FacadeState, FacadeStore, FindAnswer, FindContent,
-            GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, Ingest, IngestStore, KeepSession,
-            LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession, OpenedSession, Page, Peers,
-            Policy, PolicyStore, Publish, ReadEnvironments, ReadStore, ReadyGroup, RecordCall, RecordedCall,
-            ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session,
-            SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story,
-            StoryFilter, SweepStore, WaitingFor, WriteRules,
+            GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, History, HistoryStore, Ingest,
+            IngestStore, KeepSession, LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession,
+            OpenedSession, Page, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadHistory, ReadStore,
+            ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups,
+            RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall,
+            StoredContent, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -71,6 +73,8 @@ pub(super) struct SqlStore<D> {
     group_commit: Arc<GroupCommit>,
     /// Whether anything was written since the clock was last marked. An idle service writes nothing, not even marks.
     wrote: AtomicBool,
+    snapshots: SnapshotTimes,
+    snapshotting: Mutex<()>,
 }
 
 impl<D: Dialect> SqlStore<D> {
@@ -79,14 +83,21 @@ impl<D: Dialect> SqlStore<D> {
             dialect: Arc::new(dialect),
             group_commit: Arc::new(GroupCommit::new(D::INGESTS)),
             wrote: AtomicBool::new(true),
+            snapshots: SnapshotTimes::default(),
+            snapshotting: Mutex::default(),
         }
     }
 }
 
 impl<D: Dialect> SqlStore<D> {
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
-        self.wrote.store(true, Ordering::Release);
+        self.note_write();
         self.dialect.write(op).await
+    }
+
+    fn note_write(&self) {
+        self.wrote.store(true, Ordering::Release);
+        self.snapshots.note_write();
     }
 }
 
@@ -135,7 +146,7 @@ impl<D: Dialect> IngestStore for SqlStore<D> {
     }
 
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
-        self.wrote.store(true, Ordering::Release);
+        self.note_write();
         self.group_commit.ingest(&self.dialect, ingest).await
     }
 }
@@ -291,6 +302,22 @@ impl<D: Dialect> LedgerStore for SqlStore<D> {
         execution_id: ExecutionId,
     ) -> Result<Option<LatestGroup>, StoreError> {
         self.dialect.read(FindLatestGroup { policy, execution_id }).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> HistoryStore for SqlStore<D> {
+    async fn snapshot(&self, now: Timestamp) -> Result<(), StoreError> {
+        // A caller may rely on the snapshot when this returns, even if another task has begun it.
+        let _one = self.snapshotting.lock().await;
+        let Some(since) = self.snapshots.due(now) else { return Ok(()) };
+        let taken = self.dialect.write(TakeSnapshot { now, since }).await;
+        self.snapshots.done(now, taken.as_ref().ok());
+        taken.map(drop)
+    }
+
+    async fn history(&self, read: ReadHistory) -> Result<History, StoreError> {
+        self.dialect.read(read).await
     }
 }
 

@@ -53,6 +53,7 @@ mod postgres;
 mod readers;
 mod replicas;
 mod restore;
+mod series;
 mod serving;
 mod sessions;
 mod snippets;

@@ -11,6 +11,7 @@ mod batch;
 mod content;
 mod export;
 mod finite;
+mod history;
 mod import;
 mod key;
 mod ledger;
@@ -31,6 +32,7 @@ pub use content::{
     ContentMessage, Delivered, MessagePage, SegmentSummary, SegmentVersions, TokenMap, TokenWindow, TrajectoryContent,
 };
 pub use export::{ExportCounts, ExportResult, ExportSummary, ExportedRollout};
+pub use history::PolicySeries;
 pub use import::{IMPORT_REFUSALS_MAX, ImportRefusal, ImportReport, ImportVerdicts};
 pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role, WhoAmI};
 pub use ledger::{

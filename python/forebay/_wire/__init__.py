@@ -35,6 +35,7 @@ from .content import (
     TrajectoryContent,
 )
 from .export import ExportedRollout, ExportResult
+from .history import PolicySeries
 from .imports import ImportRefusal, ImportReport, ImportVerdicts
 from .ledger import (
     Admission,
@@ -181,6 +182,7 @@ __all__ = [
     "OpenGroup",
     "PolicyList",
     "PolicyRules",
+    "PolicySeries",
     "PolicyStats",
     "PolicyStatus",
     "Problem",

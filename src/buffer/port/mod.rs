@@ -6,7 +6,7 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`history`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`pages`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
@@ -19,6 +19,7 @@ pub mod exports;
 pub mod facades;
 pub mod groups;
 pub mod health;
+pub mod history;
 pub mod ingest;
 pub mod leases;
 pub mod ledger;
@@ -42,6 +43,7 @@ pub use self::{
     facades::{FacadeState, FacadeStore, ReadyGroup},
     groups::{CloseGroup, DecidedGroup, DiscardGroup, Group, GroupStore},
     health::{Health, HealthStore},
+    history::{History, HistoryStore, ReadHistory, Snapshot, Totals},
     ingest::{Bundle, BundleOutcome, Ingest, IngestStore, Ingested},
     leases::{
         Ack, Batch, BatchFilter, Claim, ClaimAnswer, Claimed, ExpiredLeases, Extend, LeaseProof, LeaseStore, Nack,
@@ -81,6 +83,7 @@ pub trait Store:
     + LineageStore
     + LedgerStore
     + ExportStore
+    + HistoryStore
     + SweepStore
     + SessionStore
     + FacadeStore
@@ -102,6 +105,7 @@ impl<S> Store for S where
         + LineageStore
         + LedgerStore
         + ExportStore
+        + HistoryStore
         + SweepStore
         + SessionStore
         + FacadeStore

@@ -40,4 +40,6 @@ pub mod export;
 
 pub mod content;
 
+pub mod series;
+
 pub mod sweep;

@@ -46,6 +46,10 @@ pub(in crate::buffer) async fn run_sweeper(buffer: &Buffer) {
 }
 
 pub(in crate::buffer) async fn sweep(buffer: &Buffer) -> Result<(), StoreError> {
+    // A snapshot that fails must not keep expired work from coming back.
+    if let Err(error) = buffer.store.snapshot(buffer.clock.now()).await {
+        tracing::warn!(error = %error, "a snapshot for the history failed; the next sweep tries again");
+    }
     if !buffer.store.anything_due(buffer.clock.now()).await? {
         return Ok(());
     }

@@ -15,6 +15,7 @@ pub(super) mod executions;
 pub(super) mod exports;
 pub(super) mod facades;
 pub(super) mod group;
+pub(super) mod history;
 pub(super) mod ingest;
 
 mod bounded_scan;

@@ -98,3 +98,22 @@ async fn a_chart_has_a_sentence_and_a_table_for_those_who_do_not_see_it() {
     page.assert_clean(origin(&app));
     app.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chart_of_one_point_or_none_is_drawn() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let page = with_charts(&app).await;
+    let change = |at: &str, values: &str| {
+        format!(
+            "document.querySelectorAll('forebay-chart').forEach((chart) => {{ chart.spec = {{ title: 'few', sentence: '', \
+             x: 'time', at: {at}, times: {at}, series: [{{ label: 'a', values: {values}, colour: '--series-1' }}], \
+             show: String, note: 'last' }}; }})"
+        )
+    };
+    for (at, values) in [("[1767225600]", "[7]"), ("[]", "[]"), ("[1767225600]", "[null]")] {
+        page.eval(&change(at, values)).await;
+        assert_eq!(page.eval("document.querySelectorAll('forebay-chart .u-over').length").await, 3, "{at} {values}");
+    }
+    page.assert_clean(origin(&app));
+    app.finish().await;
+}

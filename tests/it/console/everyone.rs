@@ -3,8 +3,10 @@
 
 use forebay::access::Role;
 
+use serde_json::json;
+
 use super::{open, origin};
-use crate::support::{Backend, TestApp, on_both_stores, rollout};
+use crate::support::{Backend, TestApp, group, on_both_stores, rollout, with};
 
 /// Checks a screen.
 pub(super) async fn check(app: &TestApp, hash: &str, is_ready: &str) {
@@ -36,9 +38,37 @@ async fn the_login_the_first_screen_and_a_policy_are_for_everyone() {
     app.finish().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_and_what_they_lead_to_are_for_everyone() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let filter = json!([
+        {"name": "too-long", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"},
+        {"name": "zero-variance", "scope": "group", "when": "reward_std < 1e-6", "action": "drop"},
+    ]);
+    app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 1}, "filter": filter})).await;
+    for (name, rewards) in [("a", [1.0, 0.0]), ("b", [0.0, 0.0]), ("c", [0.5, 0.25])] {
+        let members = group(name, &rewards);
+        let members = members.as_array().expect("a bundle").iter();
+        let chat = json!({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": name}]});
+        app.accept(members.map(|member| with(member.clone(), chat.clone())).collect()).await;
+    }
+    let batch = app.lease_with(json!({"consumer": "trainer-0"})).await;
+    app.ack(&batch, 1).await.expect(200);
+    let lists = "document.querySelector('td [data-row]') !== null";
+    check(&app, "#/policies/default/groups", lists).await;
+    check(&app, "#/policies/default/groups?id=a", "document.querySelectorAll('.sibling .message').length === 2").await;
+    check(&app, "#/policies/default/batches", lists).await;
+    let id = batch["batch_id"].as_str().expect("text");
+    let worst = "document.querySelector('#worst-title') !== null";
+    check(&app, &format!("#/policies/default/batches?id={id}"), worst).await;
+    check(&app, "#/policies/default/steps?id=1", worst).await;
+    check(&app, "#/why", "document.querySelector('h1') !== null").await;
+    app.finish().await;
+}
+
 on_both_stores! {
     async fn a_reader_with_a_keyboard_goes_everywhere(app: TestApp) {
-        app.rules("math.solver", serde_json::json!({"group": {"size": 1}})).await;
+        app.rules("math.solver", json!({"group": {"size": 1}})).await;
         let page = open(app, "").await;
         page.wait_for("document.querySelectorAll('[data-row]').length === 2").await;
         page.press("j").await;
@@ -75,7 +105,7 @@ on_both_stores! {
     }
 
     async fn a_reader_with_a_mouse_goes_to_a_policy_and_back(app: TestApp) {
-        app.rules("math.solver", serde_json::json!({"group": {"size": 1}, "batch": {"groups": 3}})).await;
+        app.rules("math.solver", json!({"group": {"size": 1}, "batch": {"groups": 3}})).await;
         let page = open(app, "").await;
         page.click("text=math.solver").await;
         page.wait_for("document.querySelector('h1').innerText.startsWith('math.solver')").await;

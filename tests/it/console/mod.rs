@@ -6,6 +6,7 @@
 pub(crate) mod browser;
 mod charts;
 mod everyone;
+mod finding;
 mod front;
 mod hostile;
 mod login;
@@ -15,6 +16,7 @@ mod pictures;
 mod reading;
 mod serving;
 mod tokens;
+mod viewing;
 mod walks;
 
 use self::browser::Browser;

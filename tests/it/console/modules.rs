@@ -104,7 +104,7 @@ async fn addresses_hold_any_id_and_lead_to_screens() {
             json!("#/policies/p/groups?state=discarded&reason=zero-variance"),
         ),
         ("./groups?policy=p&group_id=a%2Fb", json!("#/policies/p/groups?id=a%2Fb")),
-        ("./trajectories?policy=p&rollout_id=r", json!("#/policies/p/rollouts?id=r")),
+        ("./trajectories?policy=p&rollout_id=r", json!("#/policies/p/rollout?id=r")),
         ("./policies/p/steps?order=newest", json!("#/policies/p/steps")),
         ("./policies/p", json!("#/policies/p")),
         ("./elsewhere", Value::Null),
@@ -114,12 +114,80 @@ async fn addresses_hold_any_id_and_lead_to_screens() {
     }
     for (from, expected) in [
         ("#/policies/p/groups?id=g", json!("#/policies/p/groups")),
+        ("#/policies/p/rollout?id=r", json!("#/policies/p/rollouts")),
         ("#/policies/p/groups", json!("#/policies/p")),
         ("#/policies/p", json!("#/")),
         ("#/", Value::Null),
     ] {
         assert_eq!(call(&page, "address.js", "above", &json!([from])).await, expected, "{from}");
     }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn groups_and_steps_are_summed_up_from_what_the_service_says() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let page = ready(&app).await;
+    let siblings = json!([
+        {"verdict": "kept", "reward": 1.0}, {"verdict": "masked", "reward": 0.0}, {"verdict": "late", "reward": 9.0},
+        {"verdict": "dropped", "reward": null},
+    ]);
+    let found = call(&page, "group/decision.js", "statistics", &json!([siblings])).await;
+    assert_eq!(found, json!({"count": 2, "mean": 0.5, "deviation": 0.5, "min": 0, "max": 1}));
+    assert_eq!(call(&page, "group/decision.js", "statistics", &json!([[]])).await, Value::Null);
+
+    // A filter that stands behind the one that matched was not asked, and one that failed did not answer.
+    let rules = json!({"filter": [
+        {"name": "failed", "scope": "group"}, {"name": "first", "scope": "group"}, {"name": "of-rollouts", "scope": "rollout"},
+        {"name": "second", "scope": "group"}, {"name": "third", "scope": "group"},
+    ]});
+    let judged = async |state: &str, reason: Value| {
+        let group = json!({"state": state, "reason": reason, "failed_filters": ["failed"]});
+        let found = call(&page, "group/decision.js", "judged", &json!([group, rules])).await;
+        let found = found.as_array().expect("a list").iter();
+        Value::from(found.map(|entry| json!([entry[0]["name"], entry[1]])).collect::<Vec<_>>())
+    };
+    assert_eq!(judged("discarded", json!("second")).await, json!([["first", false], ["second", true]]));
+    assert_eq!(judged("ready", Value::Null).await, json!([["first", false], ["second", false], ["third", false]]));
+    assert_eq!(judged("discarded", json!("incomplete")).await, json!([]), "nobody asked the filters");
+    assert_eq!(judged("open", Value::Null).await, json!([]));
+
+    // Two trainers overlap; a moment is counted once, and a gap between steps is neither.
+    let steps = json!([
+        {"acked_at": "2026-01-01T00:01:40Z", "held_ms": 50_000, "waited_ms": 50_000},
+        {"acked_at": "2026-01-01T00:01:45Z", "held_ms": 55_000, "waited_ms": 0},
+        {"acked_at": "2026-01-01T00:03:20Z", "held_ms": 45_000, "waited_ms": 5_000},
+        {"acked_at": "2026-01-01T00:04:00Z", "held_ms": null, "waited_ms": null},
+    ]);
+    let found = call(&page, "step/band.js", "stretches", &json!([steps])).await;
+    let begin = 1_767_225_600_000_i64;
+    let lengths: Vec<Value> = found
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|part| {
+            let at = |index: usize| (part[index].as_i64().expect("a moment") - begin) / 1000;
+            json!([part[0], at(1), at(2)])
+        })
+        .collect();
+    assert_eq!(
+        json!(lengths),
+        json!([
+            ["waiting", 0, 50],
+            ["training", 50, 100],
+            ["training", 100, 105],
+            ["neither", 105, 150],
+            ["waiting", 150, 155],
+            ["training", 155, 200],
+        ])
+    );
+    let shares = call(&page, "step/band.js", "shares", &json!([found])).await;
+    assert_eq!(shares, json!({"training": 0.5, "waiting": 0.275, "neither": 0.225}));
+    assert_eq!(call(&page, "step/band.js", "shares", &json!([[]])).await["training"], Value::Null);
+
+    let common = "import('/console/group/beside.js').then(({commonMessages}) => [[['a', 'b'], ['a', 'c']], [['a'], ['a']], [['a']], \
+         [['a', null], ['a', null]], [['a'], ['a', 'b']]].map((lists) => commonMessages(lists.map((list) => list.map((message) => ({message}))))))";
+    assert_eq!(page.eval(common).await, json!([1, 1, 0, 1, 1]), "what was left out is not known to be the same");
     app.finish().await;
 }
 

@@ -12,8 +12,8 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 
 use super::Walked;
 
-/// Tables with one row for every rollout, group, batch, session or call that ever arrived.
-const GROWING: [&str; 10] = [
+/// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
+const GROWING: [&str; 11] = [
     "rollout",
     "rollout_group",
     "payload",
@@ -24,6 +24,7 @@ const GROWING: [&str; 10] = [
     "session_policy",
     "session_key",
     "session_call",
+    "history",
 ];
 
 /// Columns that only identify the policy: a search by them alone reads everything that the policy ever had.
@@ -265,4 +266,7 @@ const FILL: &str = "
         decode(md5('body' || s.tokens), 'hex'), decode('00', 'hex'), decode('00', 'hex'), decode('00', 'hex')
     FROM session AS s
     WHERE s.spec = '{}' AND s.tokens >= $FIRST;
+    INSERT INTO history (policy_pk, minute, since, at_us, keep_until, body)
+    SELECT -1 - n % 100, n, n - 1, n, 4000000000000000 + n, '{}'
+    FROM generate_series($FIRST, $LAST) AS n;
 ";

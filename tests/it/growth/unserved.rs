@@ -14,14 +14,17 @@ use forebay::{
         Buffer,
         batch::BatchSize,
         call::{CallColumns, pack_text},
-        ids::{Epoch, ExecutionId, GroupPk, PolicyName},
+        ids::{Epoch, ExecutionId, GroupPk, PolicyName, Version},
         lease::Holder,
-        port::{Batch, CallHead, Delivery, FacadeState, FindAnswer, RecordCall, SessionBounds, SessionFilter, Store},
+        port::{
+            Batch, CallHead, Delivery, FacadeState, FindAnswer, Publish, ReadHistory, RecordCall, SessionBounds,
+            SessionFilter, Store,
+        },
         reading::Reader,
         rules::Rules,
         states::SessionState,
     },
-    clock::{AnchoredClock, Timestamp},
+    clock::{AnchoredClock, Clock as _, Timestamp},
     config::Config,
     metrics::Metrics,
     store,
@@ -39,8 +42,8 @@ use super::{Walked, name_of, named_in};
 use crate::support::{rollout, with};
 
 /// Files with statements that no request runs.
-pub(super) const FILES: [&str; 6] =
-    ["unused_rules.rs", "epochs.rs", "session/calls.rs", "reads.rs", "executions.rs", "facades.rs"];
+pub(super) const FILES: [&str; 7] =
+    ["unused_rules.rs", "epochs.rs", "session/calls.rs", "reads.rs", "executions.rs", "facades.rs", "history.rs"];
 
 /// Runs the statements on the database of a stopped service. Returns each of them once.
 pub(super) async fn walked(database: &str) -> Vec<Walked> {
@@ -55,6 +58,7 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     record_call(&*store).await;
     read_by_name(store.clone()).await;
     keep_run(&*store).await;
+    take_snapshots(&*store).await;
     store.close().await;
     // Other tests of this process run statements at the same time.
     let names = named_in(|path| FILES.iter().any(|file| path.ends_with(file)));
@@ -63,6 +67,22 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     let walked = told.into_iter().filter(|(of, _)| *of == dialect);
     let walked = walked.filter_map(|(_, text)| Some(Walked { name: name_of(&text)?, text }));
     walked.filter(|statement| names.contains(&statement.name)).collect()
+}
+
+/// Snapshots of policies that change, until the oldest is deleted, and a part of the history.
+async fn take_snapshots(store: &dyn Store) {
+    let start = AnchoredClock::new().now().as_micros();
+    let policy = PolicyName::default();
+    for (version, minutes) in [(1, 1), (2, 2), (3, 3), (4, 40), (5, 300_000)] {
+        let now = Timestamp::from_micros(start + minutes * 60_000_000);
+        let version = Version(1_000_000 + version);
+        let publish = Publish { policy: policy.clone(), version, step: None, uri: None, epoch: None, now };
+        store.publish(publish).await.expect("answered").expect("it is above all others");
+        store.snapshot(now).await.expect("written");
+    }
+    let policy = store.policy(policy).await.expect("answered").expect("every service has it").policy_pk;
+    let from = start / 60_000_000 - 60;
+    store.history(ReadHistory { policy, from, to: from + 120, step: 1 }).await.expect("answered");
 }
 
 /// Reads a batch as a consumer that is known by its name.

@@ -4,6 +4,7 @@
 //! seconds. HTTP is left out, because it would halve the number of steps and makes no decisions. The background sweeper
 //! is left out too, so that a sweep happens exactly when the history says.
 
+mod history;
 mod sessions;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -356,6 +357,7 @@ impl System {
     async fn policy_view(&self, number: PolicyNumber) -> Result<PolicyView, BufferError> {
         let name = policy_name(number);
         let overview = self.buffer.policy(&name).await?;
+        self.check_history(number, &overview.tallies).await?;
         let mut executions = Vec::with_capacity(EXECUTIONS);
         for number in 0..EXECUTIONS {
             let execution_id = Some(names::execution_id(number));

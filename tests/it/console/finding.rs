@@ -1,0 +1,79 @@
+//! Questions of somebody who runs training, answered from the first screen in few actions.
+
+use serde_json::json;
+
+use super::{open, origin};
+use crate::support::{TestApp, group, member, on_both_stores, with};
+
+/// A policy whose filter discards flat groups, with two trained steps, of which the second has the worst answer.
+async fn history(app: &TestApp) {
+    let rules = json!({
+        "group": {"size": 2}, "batch": {"groups": 2}, "retention": {"dropped_s": 3600},
+        "filter": [{"name": "zero-variance", "scope": "group", "when": "reward_std < 1e-6", "action": "drop"}],
+    });
+    app.rules("math.solver", rules).await;
+    let post =
+        async |groups: &[(&str, [f64; 2])]| {
+            for (name, rewards) in groups {
+                let members = group(name, rewards);
+                let members = members.as_array().expect("a bundle").iter();
+                let members = members.map(|each| with(each.clone(), json!({"policy": "math.solver", "messages": [
+                {"role": "user", "content": "?"}, {"role": "assistant", "content": format!("answer of {name}")},
+            ]})));
+                app.accept(members.collect()).await;
+            }
+        };
+    for (step, groups) in [
+        (1, [("a", [1.0, 0.0]), ("flat-1", [0.0, 0.0]), ("b", [1.0, 0.5])]),
+        (2, [("c", [1.0, 0.25]), ("flat-2", [0.0, 0.0]), ("d", [-0.75, 0.5])]),
+    ] {
+        post(&groups).await;
+        let batch = app.lease_with(json!({"policy": "math.solver", "consumer": "trainer-0"})).await;
+        app.pass_s(30.0).await;
+        app.ack(&batch, step).await.expect(200);
+        app.pass_s(60.0).await;
+    }
+    // It arrives after its group was decided.
+    app.accept(with(member("a", 7, 1.0), json!({"policy": "math.solver"}))).await;
+}
+
+on_both_stores! {
+    async fn why_a_rollout_was_not_trained_takes_its_id(app: TestApp) {
+        history(app).await;
+        for (id, screen, expected) in [
+            ("a-7", "rollout", "late"),
+            ("flat-1-0", "rollout", "zero-variance"),
+            ("c-1", "rollout", "step 2"),
+            ("flat-1", "groups", "zero-variance reward_std < 1e-6 matches"),
+        ] {
+            let page = open(app, "").await;
+            page.wait_for("document.querySelector('[data-row]') !== null").await;
+            page.press("/").await;
+            page.type_text(id).await;
+            page.press("Enter").await;
+            page.wait_for(&format!("location.hash === '#/policies/math.solver/{screen}?id={id}'")).await;
+            page.wait_for_text(expected).await;
+            page.eval("history.back()").await;
+            page.wait_for("document.querySelector('td [data-row]') !== null").await;
+            page.assert_clean(origin(app));
+        }
+        let page = open(app, "#/why?id=nobody").await;
+        page.wait_for_text("never posted here, or is forgotten").await;
+    }
+
+    async fn the_worst_answer_of_the_last_step_is_four_clicks_away(app: TestApp) {
+        history(app).await;
+        let page = open(app, "").await;
+        page.click("text=math.solver").await;
+        page.click("text=Steps").await;
+        page.wait_for("document.querySelector('td [data-row]') !== null").await;
+        assert_eq!(page.text("td [data-row]").await, "2", "the newest step is first");
+        page.click("td [data-row]").await;
+        page.wait_for("document.querySelector('#worst-title') !== null").await;
+        let worst = page.text("section[aria-labelledby=worst-title] td [data-row]").await;
+        assert_eq!(worst, "d-0");
+        page.click("section[aria-labelledby=worst-title] td [data-row]").await;
+        page.wait_for_text("answer of d").await;
+        page.assert_clean(origin(app));
+    }
+}
