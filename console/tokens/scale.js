@@ -125,8 +125,8 @@ const SCALES = {
 const HAS = { logprob: "logprobs", value: "values" };
 
 /**
- * The scale of a mode for a window: { ground(index), end, ends, colours, missing }. `ground` is null for a token without
- * a value, and `end` is the value at the end of the scale. `facts` has the advantage of the rollout, the advantages of
+ * The scale of a mode for a window: { ground(index), end, ends, colours, missing }. `ground` is null for a token
+ * without a value, and `end` is the value at the end of the scale. `facts` has the advantage of the rollout, the advantages of
  * its siblings, and the versions of the segment.
  */
 export function scaleOf(mode, window, facts) {

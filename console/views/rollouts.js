@@ -1,7 +1,7 @@
 // The stream of rollouts, newest first. It never refreshes by itself: it says how many arrived since.
 
 import { hash } from "../address.js";
-import { badge, dataTable, idLink, lookedThrough, untrusted } from "../elements.js";
+import { badge, dataTable, idLink, lifeBadge, lookedThrough, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 import { stateWords } from "../rollout/story.js";
@@ -24,10 +24,6 @@ function query({ policy, after, ...params }) {
     return { policy, ...filters, order: "newest", after, limit: LIMIT };
 }
 
-const VERDICT_BADGES = {
-    kept: ["good", "●"], masked: ["warn", "◍"], dropped: ["quiet", "▽"], late: ["quiet", "◷"],
-};
-
 /** The list does not change by itself, so it has times of day and no ages. */
 function received(at, { now }) {
     const isToday = now() - Date.parse(at) < DAY;
@@ -49,7 +45,7 @@ const columns = (context) => [
     { title: "environment", cell: ({ group }) => untrusted(group.environment) },
     {
         title: "verdict",
-        cell: ({ verdict, reason }) => html`${badge(...(VERDICT_BADGES[verdict] ?? ["quiet", "?"]), verdict)} ${reason === null ? nothing : untrusted(reason)}`,
+        cell: ({ verdict, reason }) => html`${lifeBadge(verdict)} ${reason === null ? nothing : untrusted(reason)}`,
     },
     { title: "state", cell: (story) => badge(...swap(stateWords(story))) },
     { title: "reward", number: true, cell: ({ reward }) => format.real(reward, 3) },
