@@ -216,7 +216,8 @@ on_both_stores! {
         let tables = "[...document.querySelectorAll('forebay-chart')].map((chart) => [...chart.querySelectorAll('tbody tr')]\
              .map((row) => [...row.cells].map((cell) => cell.innerText)))";
         let tables = page.eval(tables).await;
-        let shown_kept: Vec<&Value> = tables[0].as_array().expect("rows").iter().rev().map(|row| &row[1]).collect();
+        let shown = |row: &Value| row[1].as_str().expect("the text of a cell").to_owned();
+        let shown_kept: Vec<String> = tables[0].as_array().expect("rows").iter().rev().map(shown).collect();
         let number = |value: &Value| value.as_f64().map_or("–".to_owned(), |value| format!("{value}"));
         let expected: Vec<String> = kept.as_array().expect("a column").iter().map(number).collect();
         assert_eq!(shown_kept, expected);
