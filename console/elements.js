@@ -112,9 +112,9 @@ function heading(column, index, { sort, onSort }) {
 }
 
 /**
- * A table that scrolls sideways in its own box. `columns` are { title, cell(row), number, kind, value(row) }; `key` gives the
- * key of a row, so that a poll moves rows and does not rewrite them. `rowClass` is optional. With `onSort`, columns that
- * have a `value` can be sorted by their headings.
+ * A table that scrolls sideways in its own box. `columns` are { title, cell(row), number, kind, value(row) }; `key`
+ * gives the key of a row, so that a poll moves rows and does not rewrite them. `rowClass` is optional. With `onSort`,
+ * columns that have a `value` can be sorted by their headings.
  */
 export function dataTable({ caption, columns, rows, key, rowClass = () => "", sort = null, onSort = null }) {
     const kind = (column) => (column.number ? "number" : (column.kind ?? ""));

@@ -35,7 +35,8 @@ export function columns(context) {
         {
             title: "step",
             number: true,
-            cell: (batch) => (batch.step === null ? format.count(null) : html`<a class=${isUndone(batch) ? "undone" : ""}
+            cell: (batch) => (batch.step === null ? format.count(null) : html`<a
+                class=${isUndone(batch) ? "undone" : ""}
                 href=${stepHash(policy, batch.step)}>${batch.step}</a>`),
         },
         { title: "consumer", cell: ({ consumer }) => (consumer ? untrusted(consumer) : nothing) },

@@ -54,7 +54,8 @@ const groupColumn = (policy) => ({
 /** The panels. `local.sort` is the reader's order of the groups. */
 export function contents(found, context) {
     if (found === null) {
-        return html`<p class="quiet">Its groups and rollouts are shown to keys with the role read, produce or admin.</p>`;
+        return html`<p class="quiet">Its groups and rollouts are shown to keys with the role read, produce or
+            admin.</p>`;
     }
     const { groups, worst, isWhole } = found;
     if (groups.length === 0) {

@@ -47,7 +47,8 @@ export function judged(group, rules) {
         return [];
     }
     const seen = at === -1 ? filters : filters.slice(0, at + 1);
-    return seen.filter(({ name }) => !group.failed_filters?.includes(name)).map((rule) => [rule, rule.name === group.reason]);
+    const judged = seen.filter(({ name }) => !group.failed_filters?.includes(name));
+    return judged.map((rule) => [rule, rule.name === group.reason]);
 }
 
 function numbers(found, group, isWhole) {

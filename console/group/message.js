@@ -68,6 +68,8 @@ export function card({ index, message, role, bytes }, { opened, key, open, href 
         ${message === null ? html`<p class="quiet">${format.bytes(bytes)}: too long for this place, it is
             <a href=${href}>in the rollout</a></p>` : nothing}
         ${found.slice(0, PARTS).map(([label, text]) => body(label, text, opened.has(name), () => open(name)))}
-        ${found.length > PARTS ? html`<p class="quiet">and ${format.plural(found.length - PARTS, "part")}</p>` : nothing}
+        ${found.length > PARTS
+            ? html`<p class="quiet">and ${format.plural(found.length - PARTS, "part")}</p>`
+            : nothing}
     </article>`;
 }

@@ -7,7 +7,8 @@ const sum = (rows, value) => rows.reduce((total, row) => total + (value(row) ?? 
 /** The mean over the rollouts of several batches, or null if one of them does not say it. */
 function mean(batches, name) {
     const known = batches.every(({ metrics }) => metrics[name] !== undefined);
-    return known ? sum(batches, ({ metrics, rollouts }) => metrics[name] * rollouts) / sum(batches, (each) => each.rollouts)
+    return known
+        ? sum(batches, ({ metrics, rollouts }) => metrics[name] * rollouts) / sum(batches, (each) => each.rollouts)
         : null;
 }
 

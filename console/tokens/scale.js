@@ -126,8 +126,8 @@ const HAS = { logprob: "logprobs", value: "values" };
 
 /**
  * The scale of a mode for a window: { ground(index), end, ends, colours, missing }. `ground` is null for a token
- * without a value, and `end` is the value at the end of the scale. `facts` has the advantage of the rollout, the advantages of
- * its siblings, and the versions of the segment.
+ * without a value, and `end` is the value at the end of the scale. `facts` has the advantage of the rollout, the
+ * advantages of its siblings, and the versions of the segment.
  */
 export function scaleOf(mode, window, facts) {
     const scale = Object.hasOwn(SCALES, mode) ? SCALES[mode](window, facts) : null;

@@ -98,7 +98,8 @@ function fields(rule, index, context) {
 function removed({ data, local }) {
     const gone = data.rules.filter.filter(({ name }) => !local.draft.some((rule) => rule.name === name));
     return gone.map(({ name, when }) => html`<p class="quiet">removed
-        <span class="undone">${format.visible(name)} <code class="untrusted">${format.visible(when)}</code></span></p>`);
+        <span class="undone">${format.visible(name)}
+            <code class="untrusted">${format.visible(when)}</code></span></p>`);
 }
 
 /** The form. `run` tries the draft. */

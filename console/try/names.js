@@ -9,7 +9,8 @@ function table(variables, scope) {
             <caption>scope <b>${scope}</b></caption>
             <thead><tr><th scope="col">variable</th><th scope="col">type</th><th scope="col">meaning</th>
                 <th scope="col">typical value</th></tr></thead>
-            <tbody>${variables.filter((each) => each.scope === scope).map(({ name, type, meaning, typical }) => html`<tr>
+            <tbody>${variables.filter((each) => each.scope === scope).map(({ name, type, meaning, typical }) => html`
+                <tr>
                 <th scope="row"><code>${name}</code></th><td>${type}</td><td>${plain(meaning)}</td>
                 <td><code>${typical}</code></td></tr>`)}</tbody>
         </table>

@@ -92,7 +92,8 @@ function examples({ changes, changed_groups: changed }, policy) {
 
 function failures({ failed, unjudged }, policy) {
     return html`${failed.map(({ filter, count, message, rollout_id: rollout, group_id: group }) => notice("bad",
-            html`<b>${untrusted(filter)}</b> could not be evaluated on ${plural(count, "record")}, where it does not match:
+            html`<b>${untrusted(filter)}</b> could not be evaluated on ${plural(count, "record")}, where it does not
+                match:
             ${untrusted(message)}, at ${rollout ? idLink(rolloutHash(policy, rollout), rollout)
                 : idLink(groupHash(policy, group), group)}`))}
         ${unjudged.map(({ reason, rollouts }) => notice("warn", html`${plural(rollouts, "rollout")} cannot be judged:

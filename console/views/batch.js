@@ -11,12 +11,14 @@ import { reward } from "../group/columns.js";
 
 const none = format.count(null);
 
-const moment = (at, context) => (at ? html`${format.day(at)} <span class="quiet">(${time(at, context)} ago)</span>` : none);
+const moment = (at, context) =>
+    (at ? html`${format.day(at)} <span class="quiet">(${time(at, context)} ago)</span>` : none);
 
 function lease(batch, context) {
     const { state, consumer, attempt, reason, step, expires_at: expires } = batch;
     const consumed = step === null ? none : html`<a class=${isUndone(batch) ? "undone" : ""}
-        href=${stepHash(batch.policy, step)}>${step}</a>${isUndone(batch) ? " before a resume brought it back" : nothing}`;
+        href=${stepHash(batch.policy, step)}>${step}</a>${isUndone(batch)
+            ? " before a resume brought it back" : nothing}`;
     return facts([
         ["last holder", consumer ? untrusted(consumer) : none],
         ["delivery", attempts(attempt)],

@@ -118,15 +118,15 @@ export const view = {
         return html`<h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
             <section class="panel overview">
                 ${dataTable({
-                    caption: `${isJudged ? "Worst first. " : ""}Every number is of the ledger, the same on each replica.`,
+                    caption: `${isJudged ? "Worst first. " : ""}Numbers are of the ledger, the same on each replica.`,
                     columns: isJudged ? judged(context) : plain(context),
                     rows: policies,
                     key: ({ policy }) => policy,
                 })}
                 ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are
                     ${isJudged ? "the worst" : "the first"}.</p>`}
-                ${isJudged ? nothing : html`<p class="quiet">This service does not work out the states of policies and their
-                    reasons. The policies stand in the order of their names.</p>`}
+                ${isJudged ? nothing : html`<p class="quiet">This service does not work out the states of policies and
+                    their reasons. The policies stand in the order of their names.</p>`}
             </section>`;
     },
 };

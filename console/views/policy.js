@@ -31,7 +31,8 @@ function links(cause, policy) {
 function reasons({ policy, why }) {
     if (why === null) {
         return html`<section class="panel why" id="why" tabindex="-1" aria-labelledby="why-title">
-            <h2 id="why-title">Why?</h2><p class="quiet">This service does not work out states and reasons. The stages above
+            <h2 id="why-title">Why?</h2>
+            <p class="quiet">This service does not work out states and reasons. The stages above
                 show where rollouts stay, and each leads to them.</p></section>`;
     }
     const cause = (each, index) => html`<li>

@@ -42,7 +42,8 @@ export const view = {
         const step = Number(context.params.id);
         const batches = Number.isInteger(step) && step >= 0 ? await readBatches(context, step) : [];
         if (batches.length === 0) {
-            const detail = `None of the newest batches of ${context.params.policy} was consumed by step ${context.params.id}.`;
+            const { policy, id } = context.params;
+            const detail = `None of the newest batches of ${policy} was consumed by step ${id}.`;
             throw new ApiError(404, { title: "No such step", detail }, null);
         }
         return { batches, found: await readContents(context, batches.map(({ batch_id: id }) => id)) };

@@ -19,7 +19,10 @@ function columns(context) {
             number: true,
             cell: ({ step }) => html`<a data-row href=${stepHash(policy, step)}>${step}</a>`,
         },
-        { title: "state", cell: ({ undone }) => (undone ? badge("warn", "↩", "undone") : badge("good", "●", "counts")) },
+        {
+            title: "state",
+            cell: ({ undone }) => (undone ? badge("warn", "↩", "undone") : badge("good", "●", "counts")),
+        },
         { title: "batches", number: true, cell: ({ batches }) => format.count(batches) },
         {
             title: "groups",

@@ -24,7 +24,9 @@ function others(title, findings) {
 function screens({ kind, id, policy }) {
     const own = OF_KIND[kind];
     return html`<p class="row" data-rows>
-        ${own ? html`<span>${kind} <a data-row class="mono" href=${own(policy, id)}>${untrusted(id)}</a></span>` : nothing}
+        ${own
+            ? html`<span>${kind} <a data-row class="mono" href=${own(policy, id)}>${untrusted(id)}</a></span>`
+            : nothing}
         <span>policy <a data-row href=${hash(`policies/${policy}`)}>${untrusted(policy)}</a></span></p>`;
 }
 
@@ -70,6 +72,7 @@ export const view = {
         if (!params.id) {
             return html`<h1>Why?</h1><p>Ask with the id of a rollout, a group or a batch, in the field above.</p>`;
         }
-        return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>${data.matches ? named(data.matches) : found(data)}`;
+        return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>
+            ${data.matches ? named(data.matches) : found(data)}`;
     },
 };

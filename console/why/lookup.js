@@ -24,14 +24,17 @@ async function inPolicy(get, policy, id) {
 
 /** What the id names: [{ kind, policy, state, href }]. */
 export async function lookUp({ get }, id, policy) {
-    const names = policy ? [policy] : (await get("./policies", { limit: POLICIES })).policies.map((each) => each.policy);
+    const names = policy
+        ? [policy]
+        : (await get("./policies", { limit: POLICIES })).policies.map((each) => each.policy);
     const found = await Promise.all(names.map((name) => inPolicy(get, name, id)));
     const batch = UUID.test(id) ? await get(`./batches/${id}`).catch(none) : null;
     const ofBatch = batch === null ? [] : [{ kind: "batch", policy: batch.policy, state: batch.state,
         href: batchHash(batch.policy, id) }];
     const all = [...found.flat(), ...ofBatch];
     if (all.length === 0) {
-        const detail = `${id} names no rollout, group or batch of a current run: it was never posted here, or is forgotten.`;
+        const known = "names no rollout, group or batch of a current run";
+        const detail = `${id} ${known}: it was never posted here, or is forgotten.`;
         throw new ApiError(404, { title: "Unknown id", detail }, null);
     }
     return all;
