@@ -338,8 +338,8 @@ impl Op for ReadHistory {
             ORDER BY minute DESC
             LIMIT 1",
         );
-        // The last row of each bucket. Without CROSS JOIN, SQLite would read all rows of the policy in order. All rows of the part are looked at, of which there are at most 8,000, because rows
-        // are thinned out.
+        // The last row of each bucket. Without CROSS JOIN, SQLite would read all rows of the policy in order. All rows of
+        // the part are looked at, of which there are at most 8,000, because rows are thinned out.
         const SELECT_SNAPSHOTS: Statement = Statement::new(
             "-- select_snapshots
             SELECT h.since, h.minute, h.body
