@@ -43,6 +43,8 @@ from ._wire import (
     GroupState,
     Health,
     ImportReport,
+    JournalEntry,
+    JournalPage,
     KeyCreated,
     KeyInfo,
     KeyPage,
@@ -50,9 +52,10 @@ from ._wire import (
     ListOrder,
     NackRequest,
     PolicyList,
-    PolicySeries,
     PolicyRules,
+    PolicySeries,
     PolicyStatus,
+    PolicySteps,
     Receipt,
     ResetRequest,
     ResetResponse,
@@ -73,6 +76,8 @@ from ._wire import (
     SessionTurns,
     Stats,
     Status,
+    StepBucket,
+    StepInfo,
     TrajectoryContent,
     TrajectoryPage,
     TrajectoryStory,
@@ -632,9 +637,26 @@ class Client(AgentMethods):
         until: str | None = None,
         step_s: int | None = None,
     ) -> PolicySeries:
-        """Returns what happened to a policy over time, in buckets. Times are RFC 3339 text; the last hour by default."""
+        """Returns what happened to a policy over time, in buckets: in the last hour, or between RFC 3339 times."""
         query = {"from": since, "to": until, "step_s": step_s, "metrics": ",".join(metrics)}
         return self._call("GET", path("policies", policy, "series"), query=query, into=PolicySeries)
+
+    def list_steps(self, policy: str = "default", *, order: ListOrder | None = None) -> Iterator[StepInfo]:
+        """Yields what the steps of the current run had. Steps that were undone are yielded, too."""
+        place = path("policies", policy, "steps")
+        return self._pages(place, {"order": order}, PolicySteps, lambda page: page.steps)
+
+    def get_step_buckets(
+        self, policy: str = "default", *, from_: int, to: int, points: int | None = None
+    ) -> list[StepBucket]:
+        """Returns what a range of steps had, several steps together in each of at most `points` buckets."""
+        query = {"from": from_, "to": to, "points": points}
+        return self._call("GET", path("policies", policy, "steps"), query=query, into=PolicySteps).buckets
+
+    def list_journal(self, policy: str = "default", *, order: ListOrder | None = None) -> Iterator[JournalEntry]:
+        """Yields what operators and time did to a policy."""
+        place = path("policies", policy, "journal")
+        return self._pages(place, {"order": order}, JournalPage, lambda page: page.entries)
 
     def list_policies(self) -> Iterator[PolicyStatus]:
         """Yields the policies that the key sees, in the order of their names."""

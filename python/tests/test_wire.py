@@ -277,6 +277,11 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.get_series(["received"]),
         lambda fb: fb.get_series(["received", "kept"], "p", since="t", until="u", step_s=60),
     ],
+    "list_steps": [
+        lambda fb: list(fb.list_steps("p", order="newest")),
+        lambda fb: fb.get_step_buckets("p", from_=1, to=9, points=3),
+    ],
+    "list_journal": [lambda fb: list(fb.list_journal("p", order="newest"))],
     "get_tokenizer": [lambda fb: fb.get_tokenizer("p")],
     "get_stats": [lambda fb: fb.stats()],
     "get_trajectories": [

@@ -300,8 +300,10 @@ pub(super) async fn nack(
 )]
 pub(super) async fn readmit(
     State(api): State<Api>,
+    Caller(grant): Caller,
     BatchPath(batch_id): BatchPath,
 ) -> Result<Answer<BatchDescriptor>, Failure> {
+    let api = api.acting_for(&grant);
     let batch = api.run_uncancelled(|buffer| async move { buffer.readmit(batch_id).await }).await?;
     Ok(Answer(describe(batch, api.buffer.now())))
 }

@@ -108,7 +108,7 @@ pub(super) async fn close(
     let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let group_id = group_id(&request.group_id)?;
     let group = {
-        let policy = policy.clone();
+        let (policy, api) = (policy.clone(), api.acting_for(&grant));
         let closed = api.run_uncancelled(|buffer| async move { buffer.close_group(policy, group_id).await }).await;
         closed.map_err(|failure| if request.policy.is_none() { failure.unnamed_policy() } else { failure })?
     };
@@ -136,6 +136,7 @@ pub(super) async fn discard(
     let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let group_id = group_id(&request.group_id)?;
     let reason = params::text("/reason", request.reason, ID_BYTES_MAX)?;
+    let api = api.acting_for(&grant);
     let group = api.buffer.discard_group(policy.clone(), group_id, reason).await.map_err(Failure::from);
     let group = group.map_err(|failure| if request.policy.is_none() { failure.unnamed_policy() } else { failure })?;
     Ok(Answer(on_wire(&policy, group)))

@@ -22,6 +22,7 @@ mod groups;
 mod guard;
 mod headers;
 mod imports;
+mod journal;
 mod keys;
 mod observe;
 mod openapi;
@@ -37,6 +38,7 @@ mod roles;
 mod samples;
 mod series;
 mod sessions;
+mod steps;
 mod tokenizers;
 mod trajectories;
 mod whoami;
@@ -168,6 +170,11 @@ impl Api {
         self.guard.keyring.still_grants(grant)
     }
 
+    /// The same API, whose changes the journal attributes to a caller.
+    fn acting_for(&self, grant: &Grant) -> Self {
+        Self { buffer: self.buffer.acting_for(guard::caller_id(grant)), ..self.clone() }
+    }
+
     /// Runs a change of the store to its end, even if the client disconnects and the handler is dropped. Waiting
     /// requests are then still woken after the commit, and the shares of the byte budget are held as long as the bytes
     /// that they pay for.
@@ -242,6 +249,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::resume))
         .routes(routes!(policies::reset))
         .routes(routes!(series::get))
+        .routes(routes!(steps::get))
+        .routes(routes!(journal::get))
         .routes(routes!(tokenizers::get))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))

@@ -18,12 +18,14 @@ use super::{
     content::ContentQuery,
     decode,
     groups::GroupQuery,
+    journal::JournalQuery,
     params,
     policies::{PolicyQuery, WaitQuery},
     problem::Failure,
     samples::ShardQuery,
     series::SeriesQuery,
     sessions::SessionQuery,
+    steps::StepQuery,
     trajectories::{self, StoryQuery},
 };
 use crate::buffer::{
@@ -111,11 +113,13 @@ pub fn query(text: &str) -> Vec<Problem> {
         refusal::<BatchQuery>,
         refusal::<ContentQuery>,
         refusal::<GroupQuery>,
+        refusal::<JournalQuery>,
         refusal::<PolicyQuery>,
         refusal::<SeriesQuery>,
         refusal::<SessionQuery>,
         refusal::<ShardQuery>,
         refusal::<ShardsQuery>,
+        refusal::<StepQuery>,
         refusal::<StoryQuery>,
         refusal::<WaitQuery>,
     ];

@@ -10,7 +10,8 @@ use axum::{
 };
 use forebay_client::wire::{
     CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, ReceiptGroup,
-    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingEnvironment,
+    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingAsker,
+    WaitingEnvironment, WaitingHolder,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -145,6 +146,7 @@ pub(super) async fn get(
 )]
 pub(super) async fn put(
     State(api): State<Api>,
+    Caller(grant): Caller,
     PolicyPath(policy): PolicyPath,
     JsonAsSent(rules, sent): JsonAsSent<PolicyRules>,
 ) -> Result<Response, Failure> {
@@ -153,7 +155,7 @@ pub(super) async fn put(
     let rules = Arc::new(rules.await.map_err(|_| super::body::stopped())?.map_err(Refusal::Invalid)?);
     let written = {
         let (policy, rules) = (policy.clone(), Arc::clone(&rules));
-        api.run_uncancelled(|buffer| async move { buffer.put_policy(policy, rules).await }).await?
+        api.acting_for(&grant).run_uncancelled(|buffer| async move { buffer.put_policy(policy, rules).await }).await?
     };
     let (status, mut warnings) = match written {
         RulesWritten::Existed(before) => (StatusCode::OK, changes::resets(&before, &rules, &sent)),
@@ -187,11 +189,13 @@ pub(super) async fn put(
 )]
 pub(super) async fn patch(
     State(api): State<Api>,
+    Caller(grant): Caller,
     PolicyPath(policy): PolicyPath,
     MergePatch(patch): MergePatch,
 ) -> Result<Answer<PolicyStatus>, Failure> {
     {
         let policy = policy.clone();
+        let api = api.acting_for(&grant);
         api.run_uncancelled(|buffer| async move { buffer.patch_policy(policy, patch, parse_rules).await }).await?;
     }
     let overview = api.buffer.policy(&policy).await?;
@@ -296,12 +300,14 @@ pub(super) async fn checkpoint(
 )]
 pub(super) async fn resume(
     State(api): State<Api>,
+    Caller(grant): Caller,
     PolicyPath(policy): PolicyPath,
     Json(request): Json<ResumeRequest>,
 ) -> Result<Answer<ResumeResponse>, Failure> {
     let step = request.step.map(|step| params::step("/step", step)).transpose()?;
     let force = request.force.unwrap_or(false);
     let epoch = params::epoch(request.epoch);
+    let api = api.acting_for(&grant);
     let resumed = api.run_uncancelled(|buffer| async move { buffer.resume(policy, step, force, epoch).await }).await?;
     Ok(Answer(ResumeResponse {
         epoch: resumed.epoch.0,
@@ -331,10 +337,12 @@ pub(super) async fn resume(
 )]
 pub(super) async fn reset(
     State(api): State<Api>,
+    Caller(grant): Caller,
     PolicyPath(policy): PolicyPath,
     OptionalJson(request): OptionalJson<ResetRequest>,
 ) -> Result<Answer<ResetResponse>, Failure> {
     let epoch = params::epoch(request.epoch);
+    let api = api.acting_for(&grant);
     let reset = api.run_uncancelled(|buffer| async move { buffer.reset(policy, epoch).await });
     let done = reset.await?;
     Ok(Answer(ResetResponse { run: done.run.0, epoch: done.epoch.0, discarded_groups: done.groups }))
@@ -352,6 +360,19 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
         group_id: group.group_id,
         fill: ReceiptGroup { state: group.fill.state.into(), arrived: group.fill.arrived(), size: group.fill.size },
     });
+    let name_of = |consumer: String| Some(consumer).filter(|consumer| !consumer.is_empty());
+    let asking = waiting.asking.into_iter().map(|asker| WaitingAsker {
+        consumer: name_of(asker.consumer),
+        since: asker.since.to_string(),
+        until: asker.until.to_string(),
+    });
+    let holding = waiting.holding.into_iter().map(|held| WaitingHolder {
+        batch_id: held.batch_id.to_string(),
+        consumer: name_of(held.consumer),
+        since: held.since.to_string(),
+        expires_at: params::time(held.expires_at),
+        attempt: held.attempt,
+    });
     PolicyStatus {
         policy: policy.name.to_string(),
         run: policy.run.0,
@@ -367,6 +388,8 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
             returned_batches: tallies.count(&Tally::Batches(BatchState::Returned)),
             open_groups: tallies.count(&Tally::Groups(GroupState::Open)),
             fullest: fullest.collect(),
+            asking: asking.collect(),
+            holding: holding.collect(),
             environments: environments.collect(),
             reserved_rollouts: tallies.count(&Tally::Reserved),
             last_post_at: params::time(tallies.last_received_at()),

@@ -11,7 +11,7 @@
 //! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
 //! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
 //! | `GET /trajectories/content`, `GET /policies/{p}/tokenizer` | | | x | x |
-//! | `GET /policies/{p}/series` | | x | x | x |
+//! | `GET /policies/{p}/series`, `steps`, `journal` | | x | x | x |
 //! | `GET /whoami` | x | x | x | x |
 //! | `GET /exports`, `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
 //! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | x |
@@ -73,6 +73,8 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/policies/{policy}/resume", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/reset", By(&[Admin])),
     ("GET", "/policies/{policy}/series", By(&[Train, Read, Admin])),
+    ("GET", "/policies/{policy}/steps", By(&[Train, Read, Admin])),
+    ("GET", "/policies/{policy}/journal", By(&[Train, Read, Admin])),
     ("GET", "/policies/{policy}/tokenizer", By(&[Read, Admin])),
     ("GET", "/keys", ByOverAll(&[Admin])),
     ("POST", "/keys", ByOverAll(&[Admin])),

@@ -144,6 +144,12 @@ impl CallerId {
     pub fn new(key_id: &str) -> Self {
         Self(key_id.into())
     }
+
+    /// The id of its key.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 /// A policy in training.

@@ -70,7 +70,7 @@ pub(in crate::buffer) async fn close_group(
     policy: PolicyName,
     group_id: GroupId,
 ) -> Result<Group, BufferError> {
-    let close = CloseGroup { policy: policy.clone(), group_id, now: buffer.clock.now() };
+    let close = CloseGroup { policy: policy.clone(), group_id, by: buffer.acting.clone(), now: buffer.clock.now() };
     let group = buffer.store.close_group(close).await??;
     ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
     Ok(group)
@@ -82,7 +82,8 @@ pub(in crate::buffer) async fn discard_group(
     group_id: GroupId,
     reason: String,
 ) -> Result<Group, BufferError> {
-    let discard = DiscardGroup { policy: policy.clone(), group_id, reason, now: buffer.clock.now() };
+    let by = buffer.acting.clone();
+    let discard = DiscardGroup { policy: policy.clone(), group_id, reason, by, now: buffer.clock.now() };
     let group = buffer.store.discard_group(discard).await??;
     ingest::report_decided(buffer, &policy, group.fill.state, Some(reasons::BY_HAND), &[]);
     Ok(group)

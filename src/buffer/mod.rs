@@ -10,6 +10,7 @@
 //! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of
 //!   each.
 //! - [`reasons`]: the reasons that the service gives for what becomes of rollouts and groups.
+//! - [`journal`]: what operators and time did to a policy.
 //! - [`policies`] and [`ledger`] read and change policies and list what is stored; [`doctor`] examines a whole store.
 //!
 //! `operations.rs` lists everything that a [`Buffer`] can do. A buffer reads and writes through its [`port`], the
@@ -20,6 +21,7 @@ mod coordination;
 pub mod doctor;
 mod formats;
 pub mod ids;
+pub mod journal;
 pub mod ledger;
 mod operations;
 pub mod policies;
@@ -38,7 +40,7 @@ pub use self::{
     rules::filter,
     stages::{
         admission, advantage, assemble, batch, content, evaluation, export, finalize, ingest, lease, lineage, reading,
-        samples, series, session, shard, staleness, sweep, trajectory, warnings, weights,
+        samples, series, session, shard, staleness, step_log, sweep, trajectory, warnings, weights,
     },
 };
 
@@ -48,9 +50,10 @@ use tokio::sync::watch;
 
 use self::{
     admission::Gates,
-    coordination::{service_time, waiter_slots::WaiterSlots, wakers::Wakers},
+    coordination::{askers::Askers, service_time, waiter_slots::WaiterSlots, wakers::Wakers},
     evaluation::LastSeenRules,
-    ids::PolicyName,
+    ids::{CallerId, PolicyName},
+    journal::Noticed,
     port::{
         Conversations, ExistingPolicy, Health, NoConversations, NoTeachers, RulesWritten, Store, StoreError, Teachers,
         WriteRules,
@@ -100,6 +103,10 @@ pub struct Buffer {
     replicas: Option<Arc<Replicas>>,
     batch_waiters: Arc<WaiterSlots>,
     version_waiters: Arc<WaiterSlots>,
+    askers: Arc<Askers>,
+    noticed: Arc<Noticed>,
+    /// Who does what is done with this handle, for the journal.
+    acting: Option<CallerId>,
     gates: Arc<Gates>,
     last_seen_rules: Arc<LastSeenRules>,
     in_flight: Arc<InFlight>,
@@ -128,6 +135,9 @@ impl Buffer {
         let buffer = Self {
             batch_waiters: waiters("a batch"),
             version_waiters: waiters("a version"),
+            askers: Arc::default(),
+            noticed: Arc::default(),
+            acting: None,
             wakers: Arc::new(Wakers::new(options.waiter_poll_interval)),
             replicas: store.peers().map(|peers| Arc::new(Replicas::new(peers))),
             health: store.health(),
@@ -196,6 +206,12 @@ impl Buffer {
         self.store.ping().await
     }
 
+    /// The same buffer for a caller, whom the journal names.
+    #[must_use]
+    pub fn acting_for(&self, caller: Option<CallerId>) -> Self {
+        Self { acting: caller, ..self.clone() }
+    }
+
     /// Bounds of one trajectory.
     #[must_use]
     pub fn trajectory_limits(&self) -> &TrajectoryLimits {
@@ -228,7 +244,7 @@ impl Buffer {
     /// Writes a policy from the configuration, unless it exists.
     async fn write_seed(&self, policy: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, StoreError> {
         let now = self.clock.now();
-        let seed = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, now };
+        let seed = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, by: None, now };
         let written = self.store.write_rules(seed).await?;
         written.map_err(|refusal| StoreError::Corrupt(format!("a policy of the configuration was refused: {refusal}")))
     }
@@ -244,6 +260,7 @@ impl Buffer {
             rules: Arc::clone(&self.options.policy_defaults),
             existing: ExistingPolicy::Keep,
             policies_max: Some(self.options.policies_max),
+            by: None,
             now: self.clock.now(),
         };
         if matches!(self.store.write_rules(create).await??, RulesWritten::Created) {

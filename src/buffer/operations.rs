@@ -21,13 +21,14 @@ use super::{
         BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, Run, SessionId, Step, Version,
     },
     ingest::{self, NewRollout},
+    journal,
     lease::{self, Holder, LeaseRequest, Leased},
     ledger, lineage,
     policies::{self, PolicyOverview},
     port::{
-        Batch, BatchFilter, BundleOutcome, Checkpointed, FacadeState, Group, GroupFilter, Ingested, LatestGroup, Page,
-        Publish, ReadyGroup, RecordedCall, ResetDone, Resumed, RulesWritten, Session, SessionFilter, StoreError, Story,
-        StoryFilter,
+        Batch, BatchFilter, BundleOutcome, Checkpointed, Cursor, FacadeState, Group, GroupFilter, Ingested,
+        JournalEntry, LatestGroup, Order, Page, Publish, ReadyGroup, RecordedCall, ResetDone, Resumed, RulesWritten,
+        Session, SessionFilter, StepBuckets, StepCursor, StepPage, StoreError, Story, StoryFilter,
     },
     reading::{self, Reader},
     refusal::{BufferError, Refusal},
@@ -37,7 +38,7 @@ use super::{
     series::{self, Series, SeriesRequest},
     session::{self, Abort, CallPermit, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed, Turn},
     shard::Shard,
-    sweep,
+    step_log, sweep,
     tally::Tallies,
     trajectory::Memory,
 };
@@ -397,6 +398,42 @@ impl Buffer {
     #[instrument(level = "debug", skip_all, fields(policy.name = %request.policy))]
     pub async fn series(&self, request: SeriesRequest) -> Result<Series, BufferError> {
         series::series(self, request).await
+    }
+
+    /// The steps of the current run of a policy, one by one.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn steps(
+        &self,
+        policy: &PolicyName,
+        order: Order,
+        after: Option<StepCursor>,
+        limit: u32,
+    ) -> Result<StepPage, BufferError> {
+        step_log::steps(self, policy, order, after, limit).await
+    }
+
+    /// The steps of the current run of a policy, several together: from a step up to another one, in at most `points`
+    /// buckets.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn step_buckets(
+        &self,
+        policy: &PolicyName,
+        from: Step,
+        to: Step,
+        points: i64,
+    ) -> Result<StepBuckets, BufferError> {
+        step_log::buckets(self, policy, from, to, points).await
+    }
+
+    /// What operators and time did to a policy.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn journal(
+        &self,
+        policy: &PolicyName,
+        from: Cursor,
+        limit: u32,
+    ) -> Result<Page<JournalEntry>, BufferError> {
+        journal::journal(self, policy, from, limit).await
     }
 
     /// The history of a rollout, in the current run of its policy.

@@ -58,10 +58,12 @@ pub(in crate::buffer) async fn put_policy(
         rules,
         existing: ExistingPolicy::Replace,
         policies_max: Some(buffer.options.policies_max),
+        by: buffer.acting.clone(),
         now: buffer.clock.now(),
     };
     let written = buffer.store.write_rules(write).await??;
     tracing::info!(policy.name = %name, "rules written");
+    buffer.noticed.rules_changed(&name);
     // A smaller batch may be full now.
     replicas::wake(buffer, Awaited::Batch, &name);
     Ok(written)
@@ -84,10 +86,12 @@ pub(in crate::buffer) async fn patch_policy(
             rules: Arc::new(parsed?),
             existing: ExistingPolicy::ReplaceOnly(policy.rules_pk),
             policies_max: Some(buffer.options.policies_max),
+            by: buffer.acting.clone(),
             now: buffer.clock.now(),
         };
         if !matches!(buffer.store.write_rules(write).await??, RulesWritten::Outdated) {
             tracing::info!(policy.name = %name, "rules changed");
+            buffer.noticed.rules_changed(&name);
             replicas::wake(buffer, Awaited::Batch, &name);
             return Ok(());
         }

@@ -275,7 +275,8 @@ mod tests {
     async fn put(store: &Arc<dyn Store>, name: &str) {
         let rules = Rules::parse(serde_json::from_str("{}").expect("JSON")).expect("defaults are valid");
         let (policy, rules) = (PolicyName::parse(name).expect("a name"), Arc::new(rules));
-        let write = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, now: NOW };
+        let write =
+            WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, by: None, now: NOW };
         assert!(store.write_rules(write).await.is_ok_and(|written| written.is_ok()));
     }
 

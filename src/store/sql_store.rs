@@ -16,6 +16,7 @@ use super::{
     group_commit::GroupCommit,
     ops::{
         admission::ExpireAdmissions,
+        askers::WriteAskers,
         clock::{AskClock, MarkClock, ReadClock},
         epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
@@ -24,8 +25,9 @@ use super::{
         facades::{FindFacadeState, ListReadyGroups, NewestMembers, WriteFacadeState},
         group::{DecideOverdue, OverdueGroups},
         history::TakeSnapshot,
+        journal::WriteNotices,
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
-        lease::{QuarantineDamaged, Readmit},
+        lease::QuarantineDamaged,
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         session::{
@@ -50,16 +52,18 @@ use crate::{
         },
         payload::Codec,
         port::{
-            Ack, AckReads, AdmissionStore, Admit, Answer, Batch, BatchFilter, BatchMember, BundleOutcome, CallTexts,
-            Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore, CloseGroup, CorrectClock,
-            DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups, Examination, ExpiredLeases,
-            ExportPage, ExportStore, ExportedPage, Extend, FacadeState, FacadeStore, FindAnswer, FindContent,
-            GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, History, HistoryStore, Ingest,
-            IngestStore, KeepSession, LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession,
-            OpenedSession, Page, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadHistory, ReadStore,
-            ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups,
-            RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StoreError, StoredAnswer, StoredCall,
-            StoredContent, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+            Ack, AckReads, AdmissionStore, Admit, Answer, Asker, AskerStore, Batch, BatchFilter, BatchMember,
+            BundleOutcome, CallTexts, Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore,
+            CloseGroup, CorrectClock, DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups,
+            Examination, ExpiredLeases, ExportPage, ExportStore, ExportedPage, Extend, FacadeState, FacadeStore,
+            FindAnswer, FindContent, GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, History,
+            HistoryStore, Ingest, IngestStore, JournalEntry, JournalStore, KeepSession, LatestGroup, LeaseStore,
+            LedgerStore, LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, Peers, Policy,
+            PolicyStore, Publish, ReadEnvironments, ReadHistory, ReadJournal, ReadStepBuckets, ReadSteps, ReadStore,
+            Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed,
+            RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StepBuckets, StepPage,
+            StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story, StoryFilter,
+            SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -197,8 +201,8 @@ impl<D: Dialect> LeaseStore for SqlStore<D> {
         self.write(nack).await
     }
 
-    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch> {
-        self.write(Readmit { batch_id }).await
+    async fn readmit(&self, readmit: Readmit) -> Answer<Batch> {
+        self.write(readmit).await
     }
 
     async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Vec<ExpiredLeases>, StoreError> {
@@ -247,8 +251,8 @@ impl<D: Dialect> SampleStore for SqlStore<D> {
         self.dialect.read(find).await
     }
 
-    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError> {
-        self.write(QuarantineDamaged { batch_id, group }).await
+    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk, now: Timestamp) -> Result<(), StoreError> {
+        self.write(QuarantineDamaged { batch_id, group, now }).await
     }
 }
 
@@ -318,6 +322,35 @@ impl<D: Dialect> HistoryStore for SqlStore<D> {
 
     async fn history(&self, read: ReadHistory) -> Result<History, StoreError> {
         self.dialect.read(read).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> StepStore for SqlStore<D> {
+    async fn steps(&self, read: ReadSteps) -> Result<StepPage, StoreError> {
+        self.dialect.read(read).await
+    }
+
+    async fn step_buckets(&self, read: ReadStepBuckets) -> Result<StepBuckets, StoreError> {
+        self.dialect.read(read).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> JournalStore for SqlStore<D> {
+    async fn journal(&self, read: ReadJournal) -> Result<Page<JournalEntry>, StoreError> {
+        self.dialect.read(read).await
+    }
+
+    async fn note(&self, notices: Vec<Notice>) -> Result<(), StoreError> {
+        self.write(WriteNotices(notices)).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> AskerStore for SqlStore<D> {
+    async fn write_askers(&self, askers: Vec<Asker>, now: Timestamp) -> Result<(), StoreError> {
+        self.write(WriteAskers { askers, now }).await
     }
 }
 

@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 42] = [
+const PROMISED: [(&str, &str); 44] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
@@ -47,6 +47,8 @@ const PROMISED: [(&str, &str); 42] = [
     ("DELETE /keys/{id}", "A"),
     ("GET /trajectories/content", "RA"),
     ("GET /policies/{policy}/series", "TRA"),
+    ("GET /policies/{policy}/steps", "TRA"),
+    ("GET /policies/{policy}/journal", "TRA"),
     ("GET /policies/{policy}/tokenizer", "RA"),
     ("GET /whoami", "PTRA"),
     ("GET /exports", "RA"),

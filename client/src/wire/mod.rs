@@ -32,7 +32,7 @@ pub use content::{
     ContentMessage, Delivered, MessagePage, SegmentSummary, SegmentVersions, TokenMap, TokenWindow, TrajectoryContent,
 };
 pub use export::{ExportCounts, ExportResult, ExportSummary, ExportedRollout};
-pub use history::PolicySeries;
+pub use history::{JournalEntry, JournalPage, NumberSpread, PolicySeries, PolicySteps, StepBucket, StepInfo};
 pub use import::{IMPORT_REFUSALS_MAX, ImportRefusal, ImportReport, ImportVerdicts};
 pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role, WhoAmI};
 pub use ledger::{
@@ -42,7 +42,7 @@ pub use ledger::{
 pub use object::{Components, Object};
 pub use policy::{
     CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
-    ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingEnvironment,
+    ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingAsker, WaitingEnvironment, WaitingHolder,
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{

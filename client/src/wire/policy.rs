@@ -80,6 +80,41 @@ pub struct Waiting {
     pub dropped_last_hour: BTreeMap<String, i64>,
     /// Number of groups that became stale in the last hour.
     pub stale_last_hour: i64,
+    /// The consumers that wait for a batch at any replica, the longest waiting first, at most 8. What is shown may be 3
+    /// seconds old.
+    #[serde(default)]
+    pub asking: Vec<WaitingAsker>,
+    /// The batches that consumers hold, the longest held first, at most 8.
+    #[serde(default)]
+    pub holding: Vec<WaitingHolder>,
+}
+
+/// A consumer that waits for a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct WaitingAsker {
+    /// Its name; null if it sends none.
+    pub consumer: Option<String>,
+    /// Since when it waits. Short pauses between its requests are part of the wait.
+    pub since: String,
+    /// If it does not ask again until then, it does not wait any more.
+    pub until: String,
+}
+
+/// A batch that a consumer holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct WaitingHolder {
+    /// Id of the batch.
+    pub batch_id: String,
+    /// Who holds it; null if the consumer sent no name.
+    pub consumer: Option<String>,
+    /// When the lease began.
+    pub since: String,
+    /// When the lease ends, unless it is extended.
+    pub expires_at: Option<String>,
+    /// Number of the delivery.
+    pub attempt: u32,
 }
 
 /// An environment, and how many of its groups the next batch needs.

@@ -35,7 +35,15 @@ from .content import (
     TrajectoryContent,
 )
 from .export import ExportedRollout, ExportResult
-from .history import PolicySeries
+from .history import (
+    JournalEntry,
+    JournalPage,
+    NumberSpread,
+    PolicySeries,
+    PolicySteps,
+    StepBucket,
+    StepInfo,
+)
 from .imports import ImportRefusal, ImportReport, ImportVerdicts
 from .ledger import (
     Admission,
@@ -64,7 +72,9 @@ from .policy import (
     Role,
     Stats,
     Waiting,
+    WaitingAsker,
     WaitingEnvironment,
+    WaitingHolder,
     WhoAmI,
 )
 from .rules import (
@@ -169,6 +179,8 @@ __all__ = [
     "ImportReport",
     "ImportVerdicts",
     "Ints",
+    "JournalEntry",
+    "JournalPage",
     "KeyCreated",
     "KeyInfo",
     "KeyPage",
@@ -178,6 +190,7 @@ __all__ = [
     "LossWeighting",
     "MessagePage",
     "NackRequest",
+    "NumberSpread",
     "OnDrop",
     "OpenGroup",
     "PolicyList",
@@ -185,6 +198,7 @@ __all__ = [
     "PolicySeries",
     "PolicyStats",
     "PolicyStatus",
+    "PolicySteps",
     "Problem",
     "Receipt",
     "ReceiptGroup",
@@ -223,6 +237,8 @@ __all__ = [
     "StalenessRules",
     "Stats",
     "Status",
+    "StepBucket",
+    "StepInfo",
     "StoryGroup",
     "ToList",
     "TokenMap",
@@ -238,6 +254,8 @@ __all__ = [
     "VersionRequest",
     "Violation",
     "Waiting",
+    "WaitingAsker",
     "WaitingEnvironment",
+    "WaitingHolder",
     "WhoAmI",
 ]

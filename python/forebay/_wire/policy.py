@@ -63,6 +63,34 @@ class WaitingEnvironment:
 
 
 @dataclass(slots=True, kw_only=True)
+class WaitingAsker:
+    """A consumer that waits for a batch."""
+
+    consumer: str | None = None
+    """Its name; null if it sends none."""
+    since: str
+    """Since when it waits. Short pauses between its requests are part of the wait."""
+    until: str
+    """If it does not ask again until then, it does not wait any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WaitingHolder:
+    """A batch that a consumer holds."""
+
+    batch_id: str
+    """Id of the batch."""
+    consumer: str | None = None
+    """Who holds it; null if the consumer sent no name."""
+    since: str
+    """When the lease began."""
+    expires_at: str | None = None
+    """When the lease ends, unless it is extended."""
+    attempt: int
+    """Number of the delivery."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Waiting:
     """What the next batch is waiting for."""
 
@@ -87,6 +115,11 @@ class Waiting:
     """Number of rollouts and groups dropped in the last hour, by rule."""
     stale_last_hour: int
     """Number of groups that became stale in the last hour."""
+    asking: list[WaitingAsker] = field(default_factory=list[WaitingAsker])
+    """The consumers that wait for a batch at any replica, the longest waiting first, at most 8. What is shown may be 3
+    seconds old."""
+    holding: list[WaitingHolder] = field(default_factory=list[WaitingHolder])
+    """The batches that consumers hold, the longest held first, at most 8."""
 
 
 @dataclass(slots=True, kw_only=True)

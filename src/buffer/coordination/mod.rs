@@ -4,6 +4,8 @@ pub(in crate::buffer) mod wakers;
 
 pub(in crate::buffer) mod waiter_slots;
 
+pub(in crate::buffer) mod askers;
+
 pub mod replicas;
 
 pub(in crate::buffer) mod service_time;

@@ -6,7 +6,7 @@ use super::{Answer, StoreError};
 use crate::{
     buffer::{
         finalize::Cause,
-        ids::{BatchId, GroupId, GroupPk, PolicyName, Run},
+        ids::{BatchId, CallerId, GroupId, GroupPk, PolicyName, Run},
         ingest::GroupFill,
         staleness::TrainedVersions,
     },
@@ -40,6 +40,8 @@ pub struct CloseGroup {
     pub policy: PolicyName,
     /// The group.
     pub group_id: GroupId,
+    /// Who closes it.
+    pub by: Option<CallerId>,
     /// The time of the request.
     pub now: Timestamp,
 }
@@ -53,6 +55,8 @@ pub struct DiscardGroup {
     pub group_id: GroupId,
     /// The reason that the caller gave.
     pub reason: String,
+    /// Who discards it.
+    pub by: Option<CallerId>,
     /// The time of the request.
     pub now: Timestamp,
 }

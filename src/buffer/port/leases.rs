@@ -9,7 +9,8 @@ use crate::{
     buffer::{
         batch::BatchSize,
         ids::{
-            BatchId, BatchPk, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, PolicyPk, RequestId, Step, Version,
+            BatchId, BatchPk, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, PolicyPk, RequestId,
+            Step, Version,
         },
         staleness::TrainedVersions,
         states::BatchState,
@@ -30,7 +31,7 @@ pub trait LeaseStore: Send + Sync {
     /// Gives the batch back. The named groups are quarantined and the batch is split.
     async fn nack(&self, nack: Nack) -> Answer<Batch>;
     /// Makes a quarantined batch, or the quarantined groups of a split batch, available again with a fresh count.
-    async fn readmit(&self, batch_id: BatchId) -> Answer<Batch>;
+    async fn readmit(&self, readmit: Readmit) -> Answer<Batch>;
     /// Sweep: takes back expired leases, up to `limit`.
     async fn expire_leases(&self, now: Timestamp, limit: u32) -> Result<Vec<ExpiredLeases>, StoreError>;
     /// One batch.
@@ -217,4 +218,15 @@ pub struct BatchFilter {
     pub from: Cursor,
     /// The most entries of a page.
     pub limit: u32,
+}
+
+/// A request to deliver a quarantined batch again.
+#[derive(Clone, Debug)]
+pub struct Readmit {
+    /// The batch.
+    pub batch_id: BatchId,
+    /// Who readmits it.
+    pub by: Option<CallerId>,
+    /// The time of the request.
+    pub now: Timestamp,
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use super::{Answer, StoreError};
 use crate::{
-    buffer::ids::{Epoch, PolicyName, Run, Step, Version},
+    buffer::ids::{CallerId, Epoch, PolicyName, Run, Step, Version},
     clock::Timestamp,
 };
 
@@ -59,6 +59,8 @@ pub struct Resume {
     pub force: bool,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
+    /// Who resumes.
+    pub by: Option<CallerId>,
     /// The time of the request.
     pub now: Timestamp,
 }
@@ -91,6 +93,8 @@ pub struct Reset {
     pub policy: PolicyName,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
+    /// Who resets it.
+    pub by: Option<CallerId>,
     /// The time of the request.
     pub now: Timestamp,
 }

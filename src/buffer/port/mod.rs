@@ -6,11 +6,12 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`history`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`history`], [`steps`], [`journal`], [`askers`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`pages`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
 pub mod admission;
+pub mod askers;
 pub mod clock;
 pub mod conversations;
 pub mod diagnosis;
@@ -21,6 +22,7 @@ pub mod groups;
 pub mod health;
 pub mod history;
 pub mod ingest;
+pub mod journal;
 pub mod leases;
 pub mod ledger;
 pub mod lineage;
@@ -30,11 +32,13 @@ pub mod policies;
 pub mod reads;
 pub mod samples;
 pub mod sessions;
+pub mod steps;
 pub mod sweep;
 pub mod teachers;
 
 pub use self::{
     admission::{AdmissionStore, Admit},
+    askers::{Asker, AskerStore},
     clock::{ClockReading, ClockStore, CorrectClock},
     conversations::{Conversation, Conversations, NoConversations},
     diagnosis::{Contradiction, DiagnosisStore, Examination},
@@ -45,16 +49,18 @@ pub use self::{
     health::{Health, HealthStore},
     history::{History, HistoryStore, ReadHistory, Snapshot, Totals},
     ingest::{Bundle, BundleOutcome, Ingest, IngestStore, Ingested},
+    journal::{JournalEntry, JournalStore, Notice, ReadJournal},
     leases::{
         Ack, Batch, BatchFilter, Claim, ClaimAnswer, Claimed, ExpiredLeases, Extend, LeaseProof, LeaseStore, Nack,
+        Readmit,
     },
     ledger::{GroupFilter, LatestGroup, LedgerStore, Story, StoryFilter},
     lineage::{Checkpoint, Checkpointed, LineageStore, Publish, Reset, ResetDone, Resume, Resumed},
     pages::{Cursor, Order, Page},
     peers::Peers,
     policies::{
-        EnvironmentGroups, ExistingPolicy, OpenGroup, Policy, PolicyStore, ReadEnvironments, RulesWritten, WaitingFor,
-        WriteRules,
+        EnvironmentGroups, ExistingPolicy, HeldBatch, OpenGroup, Policy, PolicyStore, ReadEnvironments, RulesWritten,
+        WaitingConsumer, WaitingFor, WriteRules,
     },
     reads::{AckReads, GiveBackReads, MarkRead, ReadStore, ReleaseRead},
     samples::{BatchMember, FindContent, SampleStore, SealedRow, StoredContent, StoredPayload},
@@ -63,6 +69,7 @@ pub use self::{
         RecordedCall, Session, SessionBounds, SessionFilter, SessionOutcome, SessionPolicy, SessionStore, StoredAnswer,
         StoredCall,
     },
+    steps::{ReadStepBuckets, ReadSteps, Spread, StepBucket, StepBuckets, StepCursor, StepPage, StepRow, StepStore},
     sweep::{RulesOfGroups, SweepStore},
     teachers::{NoTeachers, TeacherFault, Teachers, Unscored},
 };
@@ -84,6 +91,9 @@ pub trait Store:
     + LedgerStore
     + ExportStore
     + HistoryStore
+    + StepStore
+    + JournalStore
+    + AskerStore
     + SweepStore
     + SessionStore
     + FacadeStore
@@ -106,6 +116,9 @@ impl<S> Store for S where
         + LedgerStore
         + ExportStore
         + HistoryStore
+        + StepStore
+        + JournalStore
+        + AskerStore
         + SweepStore
         + SessionStore
         + FacadeStore

@@ -8,7 +8,7 @@ use super::{Answer, StoreError};
 use crate::{
     buffer::{
         batch::CarriedShares,
-        ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
+        ids::{BatchId, CallerId, Epoch, PolicyName, PolicyPk, Run, Step, Version},
         ingest::GroupFill,
         rules::Rules,
         tally::Tallies,
@@ -75,6 +75,8 @@ pub struct WriteRules {
     pub existing: ExistingPolicy,
     /// The policy is created only if fewer policies than this exist. None for policies of the configuration.
     pub policies_max: Option<u32>,
+    /// Who changes them.
+    pub by: Option<CallerId>,
     /// The time of the request.
     pub now: Timestamp,
 }
@@ -110,6 +112,36 @@ pub struct WaitingFor {
     pub dropped: BTreeMap<String, i64>,
     /// Groups that went stale in the last hour.
     pub stale: i64,
+    /// Consumers that wait for a batch, the longest waiting first, and at most a few.
+    pub asking: Vec<WaitingConsumer>,
+    /// Batches that consumers hold, the longest held first, and at most a few.
+    pub holding: Vec<HeldBatch>,
+}
+
+/// A consumer that waits for a batch, at whichever replica.
+#[derive(Clone, Debug)]
+pub struct WaitingConsumer {
+    /// Its name; empty if it has none.
+    pub consumer: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// From then on it does not wait any more, unless it asks again.
+    pub until: Timestamp,
+}
+
+/// A batch under a lease.
+#[derive(Clone, Debug)]
+pub struct HeldBatch {
+    /// The batch.
+    pub batch_id: BatchId,
+    /// Who holds it; empty if it has no name.
+    pub consumer: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// End of the lease.
+    pub expires_at: Option<Timestamp>,
+    /// Number of the delivery.
+    pub attempt: u32,
 }
 
 /// An open group.

@@ -3,12 +3,15 @@
 use async_trait::async_trait;
 
 use super::{Batch, StoreError, Story};
-use crate::buffer::{
-    ids::{BatchId, GroupPk, PolicyName, RolloutId, RolloutPk, Version},
-    payload::Payload,
-    seal::SEAL_BYTES,
-    staleness::TrainedSpan,
-    states::Verdict,
+use crate::{
+    buffer::{
+        ids::{BatchId, GroupPk, PolicyName, RolloutId, RolloutPk, Version},
+        payload::Payload,
+        seal::SEAL_BYTES,
+        staleness::TrainedSpan,
+        states::Verdict,
+    },
+    clock::Timestamp,
 };
 
 /// The stage of the contents.
@@ -21,7 +24,7 @@ pub trait SampleStore: Send + Sync {
     /// One rollout of the current run, without its payload, in whichever state it is.
     async fn content(&self, find: FindContent) -> Result<Option<StoredContent>, StoreError>;
     /// Quarantines a group with a damaged payload before it is delivered.
-    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk) -> Result<(), StoreError>;
+    async fn quarantine_damaged(&self, batch_id: BatchId, group: GroupPk, now: Timestamp) -> Result<(), StoreError>;
 }
 
 /// The part of a rollout's row that belongs to its payload: it finds the payload, says how large it is, and is sealed

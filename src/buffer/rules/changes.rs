@@ -77,6 +77,67 @@ fn show(value: &Value) -> String {
     }
 }
 
+/// What another set of rules changes, by names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changed {
+    /// Names of filters that are new.
+    pub filters_added: Vec<String>,
+    /// Names of filters that are gone.
+    pub filters_removed: Vec<String>,
+    /// Names of filters that are other ones or have other places.
+    pub filters_changed: Vec<String>,
+    /// Other settings, such as `group.size`.
+    pub settings: Vec<String>,
+}
+
+impl Changed {
+    /// Whether nothing is changed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Compares rules.
+#[must_use]
+pub fn changed(before: &PolicyRules, after: &PolicyRules) -> Changed {
+    let named = |rules: &PolicyRules, name: &str| rules.filter.iter().find(|filter| filter.name == name).cloned();
+    let names = |rules: &PolicyRules| rules.filter.iter().map(|filter| filter.name.clone()).collect::<Vec<_>>();
+    let (old, new) = (names(before), names(after));
+    let without = |names: &[String], others: &[String]| -> Vec<String> {
+        names.iter().filter(|name| !others.contains(name)).cloned().collect()
+    };
+    let (filters_added, filters_removed) = (without(&new, &old), without(&old, &new));
+    // The first filter that applies decides, so the order of the filters that stay is part of the rules.
+    let (old_order, new_order) = (without(&old, &filters_removed), without(&new, &filters_added));
+    let is_moved = |name: &String| {
+        let place = |names: &[String]| names.iter().position(|other| other == name);
+        place(&old_order) != place(&new_order)
+    };
+    let is_other = |name: &String| is_moved(name) || named(before, name) != named(after, name);
+    let filters_changed = new_order.iter().filter(|name| is_other(name)).cloned().collect();
+    let mut settings = Vec::new();
+    let (old, new) = (on_wire(before), on_wire(after));
+    differences(&old, &new, "", &mut settings);
+    Changed { filters_added, filters_removed, filters_changed, settings }
+}
+
+/// Names of the settings that differ, except the filters.
+fn differences(old: &Value, new: &Value, path: &str, found: &mut Vec<String>) {
+    let (Value::Object(old), Value::Object(new)) = (old, new) else {
+        found.push(path.to_owned());
+        return;
+    };
+    let added = new.keys().filter(|name| !old.contains_key(*name));
+    for name in old.keys().chain(added).filter(|name| *name != "filter") {
+        let (old, new) = (old.get(name).unwrap_or(&Value::Null), new.get(name).unwrap_or(&Value::Null));
+        if old != new {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            differences(old, new, &path, found);
+        }
+    }
+}
+
 fn on_wire(rules: &PolicyRules) -> Value {
     serde_json::to_value(rules).expect("rules are numbers, names and expressions")
 }

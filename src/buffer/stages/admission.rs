@@ -117,6 +117,11 @@ impl Gates {
         Ok(())
     }
 
+    /// The policies that were full when they were last asked.
+    pub(in crate::buffer) fn closed(&self) -> BTreeSet<PolicyName> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
     /// Whether a policy takes new groups.
     pub fn is_open(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog) -> bool {
         let mut closed = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -284,6 +284,7 @@ fn report_one(buffer: &Buffer, new: &NewRollout, ingested: &Ingested) {
     }
     for filter in &decision.failed_filters {
         buffer.metrics.filter_failed(policy, filter);
+        buffer.noticed.filter_failed(&ingested.policy, filter, buffer.clock.now());
     }
     for filter in &decision.over_budget {
         buffer.metrics.filter_over_budget(policy, filter);
@@ -307,6 +308,7 @@ pub(in crate::buffer) fn report_decided(
 ) {
     for filter in failed_filters {
         buffer.metrics.filter_failed(policy.as_str(), filter);
+        buffer.noticed.filter_failed(policy, filter, buffer.clock.now());
     }
     buffer.metrics.decided(policy.as_str(), state.as_str());
     if state == GroupState::Ready {

@@ -14,7 +14,7 @@ use crate::{
         coordination::wakers::Woken,
         ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
         policies,
-        port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page},
+        port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page, Readmit},
         reasons,
         refusal::{BufferError, Refusal},
         replicas::{self, Awaited},
@@ -112,10 +112,12 @@ pub(in crate::buffer) async fn lease(
     is_still_permitted: impl Fn() -> bool + Send + Sync,
 ) -> Result<Option<Leased>, BufferError> {
     let waker = buffer.wakers.watch(&request.policy);
-    let (started, asking_since) = (Instant::now(), buffer.clock.now());
+    let consumer = request.consumer.as_ref().map_or("", ConsumerName::as_str);
+    let asking_since = buffer.askers.since(&request.policy, consumer, buffer.clock.now());
+    let started = Instant::now();
     let deadline = started + request.wait;
     let mut time_is_up = request.wait.is_zero();
-    let mut place = None;
+    let (mut place, mut ask) = (None, None);
     loop {
         // If this future is dropped before its first check, or the check is refused or fails, the next waiter gets its
         // wake-up.
@@ -144,14 +146,27 @@ pub(in crate::buffer) async fn lease(
             }
             Claimed::Granted(batch) => {
                 report_granted(buffer, &batch, started.elapsed());
+                buffer.askers.granted(&request.policy, consumer, ask.as_ref());
                 // One event may have made several batches ready, so the next waiter has to check.
                 buffer.wakers.batch(&request.policy);
                 return Ok(Some(Leased { batch: *batch, held: false }));
             }
-            Claimed::Nothing if time_is_up => return Ok(None),
+            Claimed::Nothing if time_is_up => {
+                let now = buffer.clock.now();
+                let asked = || buffer.askers.ask(&request.policy, consumer, (asking_since, now), Duration::ZERO);
+                if let Some(ask) = ask.or_else(asked) {
+                    ask.ended(now);
+                }
+                return Ok(None);
+            }
             Claimed::Nothing => {
                 if place.is_none() {
                     place = Some((buffer.batch_waiters.enter(request.caller.as_ref())?, buffer.metrics.waiting()));
+                }
+                if ask.is_none() {
+                    let times = (asking_since, buffer.clock.now());
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    ask = buffer.askers.ask(&request.policy, consumer, times, left);
                 }
                 time_is_up = buffer.wakers.wait_for_batch(&waker, deadline).await == Woken::DeadlinePassed;
             }
@@ -214,7 +229,8 @@ pub(in crate::buffer) async fn nack(
 }
 
 pub(in crate::buffer) async fn readmit(buffer: &Buffer, batch_id: BatchId) -> Result<Batch, BufferError> {
-    let batch = buffer.store.readmit(batch_id).await??;
+    let batch =
+        buffer.store.readmit(Readmit { batch_id, by: buffer.acting.clone(), now: buffer.clock.now() }).await??;
     replicas::wake(buffer, Awaited::Batch, &batch.policy);
     Ok(batch)
 }

@@ -32,7 +32,8 @@ pub(in crate::buffer) async fn resume(
     force: bool,
     epoch: Option<Epoch>,
 ) -> Result<Resumed, BufferError> {
-    let resume = Resume { policy: policy.clone(), step, force, epoch, now: buffer.clock.now() };
+    let by = buffer.acting.clone();
+    let resume = Resume { policy: policy.clone(), step, force, epoch, by, now: buffer.clock.now() };
     let resumed = buffer.store.resume(resume).await??;
     tracing::info!(
         policy.name = %policy,
@@ -64,7 +65,8 @@ pub(in crate::buffer) async fn reset(
     policy: PolicyName,
     epoch: Option<Epoch>,
 ) -> Result<ResetDone, BufferError> {
-    let reset = Reset { policy: policy.clone(), epoch, now: buffer.clock.now() };
+    let by = buffer.acting.clone();
+    let reset = Reset { policy: policy.clone(), epoch, by, now: buffer.clock.now() };
     let done = buffer.store.reset(reset).await??;
     buffer.metrics.dropped_many(policy.as_str(), reasons::RESET, done.groups);
     tracing::info!(policy.name = %policy, policy.run = done.run.0, groups.discarded = done.groups, "policy reset");

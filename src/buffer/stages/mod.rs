@@ -42,4 +42,6 @@ pub mod content;
 
 pub mod series;
 
+pub mod step_log;
+
 pub mod sweep;

@@ -120,7 +120,7 @@ async fn quarantine(
         error = %damage,
         "a group is quarantined"
     );
-    buffer.store.quarantine_damaged(batch.batch_id, member.group_pk).await?;
+    buffer.store.quarantine_damaged(batch.batch_id, member.group_pk, buffer.clock.now()).await?;
     replicas::wake(buffer, Awaited::Batch, &batch.policy);
     Ok(Refusal::Damaged.into())
 }

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::{
     Buffer,
+    coordination::askers,
     finalize::Cause,
     ids::{GroupPk, PolicyName},
-    ingest,
+    ingest, journal,
     port::{DecidedGroup, ExpiredLeases, StoreError},
     replicas::{self, Awaited},
     session,
@@ -49,6 +50,12 @@ pub(in crate::buffer) async fn sweep(buffer: &Buffer) -> Result<(), StoreError> 
     // A snapshot that fails must not keep expired work from coming back.
     if let Err(error) = buffer.store.snapshot(buffer.clock.now()).await {
         tracing::warn!(error = %error, "a snapshot for the history failed; the next sweep tries again");
+    }
+    if let Err(error) = journal::flush(buffer).await {
+        tracing::warn!(error = %error, "writing the journal failed; the next sweep tries again");
+    }
+    if let Err(error) = askers::flush(buffer).await {
+        tracing::warn!(error = %error, "noting who waits failed; the next sweep tries again");
     }
     if !buffer.store.anything_due(buffer.clock.now()).await? {
         return Ok(());

@@ -2,10 +2,11 @@
 
 use forebay_client::wire::LossWeighting;
 
-use super::{claim::line, members_state, trained_versions};
+use super::{claim::line, journal, members_state, trained_versions};
 use crate::{
     buffer::{
         ids::{BatchId, BatchPk, GroupPk, LeaseToken, PolicyName, PolicyPk},
+        journal::Happening,
         port::{Batch, Policy, StoreError},
         reasons,
         states::{BatchMove, BatchState, GroupMove, GroupState},
@@ -18,6 +19,9 @@ use crate::{
         tally::CountedGroups,
     },
 };
+
+/// Why groups are quarantined whose consumer gave no reason.
+const NACKED: &str = "nacked";
 
 macro_rules! select_batch {
     ($tail:literal) => {
@@ -139,6 +143,7 @@ pub(super) async fn fail_delivery(
     policy: &Policy,
     batch: &Batch,
     reason: Option<&str>,
+    now: Timestamp,
 ) -> Result<(), StoreError> {
     const FAIL_DELIVERY: Statement = Statement::new(
         "-- fail_delivery
@@ -151,7 +156,23 @@ pub(super) async fn fail_delivery(
     let to = after(batch, if used_up { BatchMove::UseUp } else { BatchMove::Return })?;
     let reason = reason.or(used_up.then_some(reasons::MAX_DELIVERIES));
     tx.guarded(FAIL_DELIVERY, args![batch.batch_pk, to, reason, failed], 1).await?;
+    if used_up {
+        note_quarantined(tx, batch, failed, reason, now).await?;
+    }
     tally_move(tx, batch, to).await
+}
+
+/// Writes into the journal that a batch is not delivered any more.
+pub(super) async fn note_quarantined(
+    tx: &mut Tx<'_>,
+    batch: &Batch,
+    failed_deliveries: u32,
+    reason: Option<&str>,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let reason = reason.map(str::to_owned);
+    let happening = Happening::BatchQuarantined { batch: batch.batch_id, failed_deliveries, reason };
+    journal::write(tx, batch.policy_pk, &happening, None, now).await
 }
 
 /// How often leases of a batch ended without an ack. Its groups keep the count when it is split.
@@ -171,6 +192,7 @@ pub(super) async fn split(
     batch: &Batch,
     bad: &[GroupPk],
     reason: Option<&str>,
+    now: Timestamp,
 ) -> Result<(), StoreError> {
     const SPLIT_BATCH: Statement = Statement::new(
         "-- split_batch
@@ -185,7 +207,12 @@ pub(super) async fn split(
         members(tx, batch.batch_pk).await?.into_iter().partition(|group| bad.contains(&group.group_pk));
     let ended = Ended { deliveries: failed, resumes: batch.resumes };
     quarantine(tx, &bad, ended, reason).await?;
-    if failed >= policy.rules.lease.max_deliveries {
+    let is_last = failed >= policy.rules.lease.max_deliveries;
+    let count = bad.len() + if is_last { good.len() } else { 0 };
+    let why = reason.unwrap_or(if is_last { reasons::MAX_DELIVERIES } else { NACKED }).to_owned();
+    let happening = Happening::GroupsQuarantined { batch: batch.batch_id, count, reason: why };
+    journal::write(tx, policy.policy_pk, &happening, None, now).await?;
+    if is_last {
         quarantine(tx, &good, ended, Some(reasons::MAX_DELIVERIES)).await?;
         tally_split(tx, batch, to, &[&bad, &good].map(Vec::as_slice).concat(), &[])
     } else {

@@ -7,12 +7,13 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{fill, ledger, policy, trained_versions};
+use super::{fill, journal, ledger, policy, trained_versions};
 use crate::{
     buffer::{
         finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, ReadyGroup},
         ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
         ingest::GroupFill,
+        journal::Happening,
         port::{CloseGroup, DecidedGroup, DiscardGroup, Group, StoreError},
         reasons,
         refusal::Refusal,
@@ -393,6 +394,8 @@ impl Op for CloseGroup {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
         finalize(tx, &mut group, Cause::TimedOut, self.now).await?;
+        let happening = Happening::GroupClosed(self.group_id.to_string());
+        journal::write(tx, policy.policy_pk, &happening, self.by.as_ref(), self.now).await?;
         ledger::group(tx, group.group_pk).await.map(Ok)
     }
 }
@@ -416,6 +419,9 @@ impl Op for DiscardGroup {
         if !discard(tx, &mut group, GroupMove::Discard, self.reason.clone(), reasons::BY_HAND, self.now).await? {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
+        let (group_id, reason) = (self.group_id.to_string(), self.reason.clone());
+        let happening = Happening::GroupDiscarded { group_id, reason };
+        journal::write(tx, policy.policy_pk, &happening, self.by.as_ref(), self.now).await?;
         ledger::group(tx, group.group_pk).await.map(Ok)
     }
 }

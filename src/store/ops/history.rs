@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use super::steps;
 use crate::{
     buffer::{
         ids::PolicyPk,
@@ -34,6 +35,9 @@ const FOREVER: i64 = i64::MAX;
 /// The most rows that one snapshot deletes. A policy that never rests writes and loses one row a minute, so this is
 /// enough for several thousand policies.
 const THINNED_MAX: i64 = 5_000;
+
+/// Minutes between two deletions of the oldest steps of a policy.
+const TRIM_EVERY: i64 = 60;
 
 /// The name of the policy's version beside the names of tallies.
 const VERSION: &str = "version";
@@ -166,6 +170,10 @@ impl Op for TakeSnapshot {
         let mut newest = newest(tx).await?;
         let mut outcome = Taken::Unchanged;
         for (policy, current) in current(tx).await? {
+            // Reading as many steps as are kept takes milliseconds, so each policy has its minute of the hour.
+            if minute % TRIM_EVERY == policy.0 % TRIM_EVERY {
+                steps::trim(tx, policy).await?;
+            }
             let newest = newest.remove(&policy);
             let is_first = newest.as_ref().is_none_or(|newest| newest.minute == 0);
             let is_changed = newest.as_ref().map_or(&Body::default(), |newest| &newest.body) != &current.body;

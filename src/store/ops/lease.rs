@@ -3,11 +3,12 @@
 use async_trait::async_trait;
 use forebay_client::wire::Settle;
 
-use super::{batch, policy, steps};
+use super::{batch, journal, policy, steps};
 use crate::{
     buffer::{
         ids::{BatchId, GroupPk, LeaseToken, Step},
-        port::{Ack, Batch, Extend, LeaseProof, Nack, Policy, StoreError},
+        journal::Happening,
+        port::{Ack, Batch, Extend, LeaseProof, Nack, Policy, Readmit, StoreError},
         reasons,
         refusal::{LostLease, Refusal},
         states::{BatchMove, BatchState},
@@ -152,7 +153,7 @@ impl Op for Nack {
         }
         let reason = self.reason.as_deref();
         if self.groups.is_empty() {
-            batch::fail_delivery(tx, &policy, &batch, reason).await?;
+            batch::fail_delivery(tx, &policy, &batch, reason, self.proof.now).await?;
         } else {
             let members = batch::members(tx, batch.batch_pk).await?;
             let mut bad = Vec::with_capacity(self.groups.len());
@@ -162,15 +163,11 @@ impl Op for Nack {
                 };
                 bad.push(member.group_pk);
             }
-            batch::split(tx, &policy, &batch, &bad, reason).await?;
+            batch::split(tx, &policy, &batch, &bad, reason, self.proof.now).await?;
         }
         tx.tallies().lease(policy.policy_pk, LeaseEvent::Nacked, self.proof.now);
         batch::get(tx, batch.batch_pk).await.map(Ok)
     }
-}
-
-pub(in crate::store) struct Readmit {
-    pub(in crate::store) batch_id: BatchId,
 }
 
 #[async_trait]
@@ -195,6 +192,8 @@ impl Op for Readmit {
         } else if !is_split || batch::readmit_groups(tx, &batch).await? == 0 {
             return Ok(Err(Refusal::BatchState("not quarantined")));
         }
+        let happening = Happening::Readmitted(batch.batch_id);
+        journal::write(tx, batch.policy_pk, &happening, self.by.as_ref(), self.now).await?;
         batch::get(tx, batch.batch_pk).await.map(Ok)
     }
 }
@@ -202,6 +201,7 @@ impl Op for Readmit {
 pub(in crate::store) struct QuarantineDamaged {
     pub(in crate::store) batch_id: BatchId,
     pub(in crate::store) group: GroupPk,
+    pub(in crate::store) now: Timestamp,
 }
 
 #[async_trait]
@@ -212,7 +212,7 @@ impl Op for QuarantineDamaged {
         let Some((policy, batch)) = lock(tx, self.batch_id).await? else { return Ok(()) };
         // A batch that is trained or split keeps its state, because it will not be delivered again as it is.
         if batch.state.after(BatchMove::Split).is_some() {
-            batch::split(tx, &policy, &batch, &[self.group], Some(reasons::DAMAGED)).await?;
+            batch::split(tx, &policy, &batch, &[self.group], Some(reasons::DAMAGED), self.now).await?;
         }
         Ok(())
     }

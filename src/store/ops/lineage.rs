@@ -8,11 +8,12 @@ use forebay_client::wire::Settle;
 use super::{
     admission,
     batch::{self, select_batches},
-    policy, steps, sweep,
+    journal, policy, steps, sweep,
 };
 use crate::{
     buffer::{
         ids::{BatchPk, Epoch, Run, Step, Version},
+        journal::Happening,
         port::{Checkpoint, Checkpointed, Policy, Reset, ResetDone, Resume, Resumed, StoreError},
         reasons,
         refusal::Refusal,
@@ -157,6 +158,8 @@ impl Op for Resume {
         let version = rewind_version(tx, &policy, self.step).await?;
         let epoch = Epoch(policy.epoch.0 + 1);
         set_lineage(tx, &policy, epoch, self.step, self.step).await?;
+        let happening = Happening::Resumed { step: self.step, returned };
+        journal::write(tx, policy.policy_pk, &happening, self.by.as_ref(), self.now).await?;
         Ok(Ok(Resumed {
             epoch,
             version,
@@ -259,6 +262,9 @@ pub(super) async fn revoke(
     tx.guarded(REVOKE_LEASE, args![batch_pk, to, reason, resumes], 1).await?;
     tx.tallies().lease(policy.policy_pk, LeaseEvent::Revoked, now);
     batch::tally_move(tx, &batch, to).await?;
+    if used_up {
+        batch::note_quarantined(tx, &batch, batch.failed_deliveries, reason, now).await?;
+    }
     Ok(used_up)
 }
 
@@ -372,6 +378,7 @@ impl Op for Reset {
         let (run, epoch) = (Run(policy.run.0 + 1), Epoch(policy.epoch.0 + 1));
         tx.execute(FORGET_ALL_VERSIONS, args![policy.policy_pk]).await?;
         tx.guarded(START_RUN, args![policy.policy_pk, run, epoch], 1).await?;
+        journal::write(tx, policy.policy_pk, &Happening::Reset(run), self.by.as_ref(), self.now).await?;
         Ok(Ok(ResetDone { run, epoch, groups }))
     }
 }

@@ -19,6 +19,7 @@ pub(super) mod history;
 pub(super) mod ingest;
 
 mod bounded_scan;
+pub(super) mod journal;
 pub(super) mod keys;
 pub(super) mod lease;
 pub(super) mod ledger;
@@ -27,6 +28,7 @@ pub(super) mod policy;
 mod reads;
 pub(super) mod samples;
 pub(super) mod session;
+pub(super) mod step_pages;
 pub(super) mod steps;
 pub(super) mod sweep;
 pub(super) mod unused_rules;

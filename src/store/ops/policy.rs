@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use super::claim::turns;
+use super::{claim::turns, journal};
 use crate::{
     buffer::{
         ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
         ingest::GroupFill,
+        journal::Happening,
         port::{
-            EnvironmentGroups, ExistingPolicy, OpenGroup, Policy, Publish, ReadEnvironments, RulesWritten, StoreError,
-            WaitingFor, WriteRules,
+            EnvironmentGroups, ExistingPolicy, HeldBatch, OpenGroup, Policy, Publish, ReadEnvironments, RulesWritten,
+            StoreError, WaitingConsumer, WaitingFor, WriteRules,
         },
         refusal::Refusal,
         states::GroupState,
@@ -36,6 +37,9 @@ const FULLEST_MAX: i64 = 5;
 /// The most open groups that are read to find the fullest ones. The result is only shown to people, and must not cost a
 /// scan.
 const OPEN_SAMPLE_MAX: i64 = 1_000;
+
+/// The most consumers that `waiting` shows, of those that wait and of those that hold a batch.
+const SHOWN_MAX: i64 = 8;
 
 /// How many minutes of drops `waiting` adds up.
 pub(in crate::store) const RECENT_MINUTES: i64 = 60;
@@ -169,6 +173,9 @@ impl Op for WriteRules {
             if self.existing != ExistingPolicy::Keep && **policy.rules != **self.rules {
                 let rules_pk = insert_rules(tx, self).await?;
                 tx.guarded(REPLACE_RULES, args![policy.policy_pk, rules_pk], 1).await?;
+                if let Some(changed) = Happening::rules_changed(&policy.rules, &self.rules) {
+                    journal::write(tx, policy.policy_pk, &changed, self.by.as_ref(), self.now).await?;
+                }
             }
             return Ok(Ok(RulesWritten::Existed(policy.rules)));
         }
@@ -344,6 +351,22 @@ impl Op for ReadWaiting {
             WHERE policy_pk = $1 AND minute > $2
             GROUP BY name",
         );
+        const SELECT_ASKING: Statement = Statement::new(
+            "-- select_asking
+            SELECT consumer, since_us, until_us
+            FROM asker
+            WHERE policy_pk = $1 AND until_us > $2
+            ORDER BY since_us, consumer
+            LIMIT $3",
+        );
+        const SELECT_HOLDING: Statement = Statement::new(
+            "-- select_holding
+            SELECT batch_id, consumer, COALESCE(granted_us, created_us) AS since_us, expires_us, attempt
+            FROM batch
+            WHERE policy_pk = $1 AND run = $2 AND state = 'leased'
+            ORDER BY COALESCE(granted_us, created_us), batch_pk
+            LIMIT $3",
+        );
         let mut waiting = WaitingFor::default();
         let open = args![self.policy, self.run, OPEN_SAMPLE_MAX, FULLEST_MAX];
         for mut row in tx.fetch_all(SELECT_FULLEST, open).await? {
@@ -365,6 +388,22 @@ impl Op for ReadWaiting {
                 Some(Recent::Stale) => waiting.stale = row.get("value")?,
                 None => {}
             }
+        }
+        for mut row in tx.fetch_all(SELECT_ASKING, args![self.policy, self.now, SHOWN_MAX]).await? {
+            waiting.asking.push(WaitingConsumer {
+                consumer: row.get("consumer")?,
+                since: row.get("since_us")?,
+                until: row.get("until_us")?,
+            });
+        }
+        for mut row in tx.fetch_all(SELECT_HOLDING, args![self.policy, self.run, SHOWN_MAX]).await? {
+            waiting.holding.push(HeldBatch {
+                batch_id: row.get("batch_id")?,
+                consumer: row.get("consumer")?,
+                since: row.get("since_us")?,
+                expires_at: row.get("expires_us")?,
+                attempt: row.get("attempt")?,
+            });
         }
         Ok(waiting)
     }

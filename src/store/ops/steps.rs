@@ -7,8 +7,9 @@ use forebay_client::wire::Settle;
 
 use crate::{
     buffer::{
-        ids::{Step, Version},
+        ids::{PolicyPk, Step, Version},
         port::{Batch, Policy, StoreError},
+        step_log::STEPS_MAX,
     },
     clock::Timestamp,
     store::sql::{Statement, Tx, args},
@@ -146,4 +147,30 @@ pub(super) async fn undo_after(tx: &mut Tx<'_>, policy: &Policy, step: Option<St
     // Steps begin at 0.
     let after = step.map_or(-1, |step| step.0);
     tx.execute(UNDO_STEPS, args![policy.policy_pk, policy.run, after]).await
+}
+
+/// Deletes the steps of a policy beyond the newest ones.
+pub(super) async fn trim(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<(), StoreError> {
+    const DELETE_RUNS_OF_STEPS: Statement = Statement::new(
+        "-- delete_runs_of_steps
+        DELETE FROM step_log
+        WHERE policy_pk = $1
+            AND run < (
+                SELECT run FROM step_log WHERE policy_pk = $1 ORDER BY run DESC, step DESC, epoch DESC LIMIT 1 OFFSET $2
+            )",
+    );
+    // Now the step at the bound, if there is one, is of the oldest run.
+    const DELETE_STEPS: Statement = Statement::new(
+        "-- delete_steps
+        DELETE FROM step_log
+        WHERE policy_pk = $1
+            AND run = (SELECT MIN(run) FROM step_log WHERE policy_pk = $1)
+            AND step < (
+                SELECT step FROM step_log WHERE policy_pk = $1 ORDER BY run DESC, step DESC, epoch DESC LIMIT 1 OFFSET $2
+            )",
+    );
+    for statement in [DELETE_RUNS_OF_STEPS, DELETE_STEPS] {
+        tx.execute(statement, args![policy, STEPS_MAX - 1]).await?;
+    }
+    Ok(())
 }

@@ -4,11 +4,12 @@ use async_trait::async_trait;
 
 use super::{
     batch::{self, select_batches},
-    group, members_state, policy,
+    group, journal, members_state, policy,
 };
 use crate::{
     buffer::{
         ids::{BatchPk, GroupId, PolicyPk},
+        journal::Happening,
         port::{ExpiredLeases, Policy, StoreError},
         reasons,
         states::{BatchState, GroupMove, GroupState, RolloutState},
@@ -30,8 +31,11 @@ pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Time
     let expired = rows.len() as u64;
     for mut row in rows {
         let batch = batch::get(tx, row.get::<BatchPk>("batch_pk")?).await?;
-        batch::fail_delivery(tx, policy, &batch, None).await?;
+        batch::fail_delivery(tx, policy, &batch, None, now).await?;
         tx.tallies().lease(policy.policy_pk, LeaseEvent::Expired, now);
+    }
+    if expired > 0 {
+        journal::write(tx, policy.policy_pk, &Happening::LeasesExpired(expired), None, now).await?;
     }
     Ok(expired)
 }

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 use super::Walked;
 
 /// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
-const GROWING: [&str; 11] = [
+const GROWING: [&str; 14] = [
     "rollout",
     "rollout_group",
     "payload",
@@ -25,6 +25,9 @@ const GROWING: [&str; 11] = [
     "session_key",
     "session_call",
     "history",
+    "step_log",
+    "journal",
+    "asker",
 ];
 
 /// Columns that only identify the policy: a search by them alone reads everything that the policy ever had.
@@ -268,5 +271,17 @@ const FILL: &str = "
     WHERE s.spec = '{}' AND s.tokens >= $FIRST;
     INSERT INTO history (policy_pk, minute, since, at_us, keep_until, body)
     SELECT -1 - n % 100, n, n - 1, n, 4000000000000000 + n, '{}'
+    FROM generate_series($FIRST, $LAST) AS n;
+    INSERT INTO step_log (
+        policy_pk, run, step, epoch, acked_us, batches, groups, flat_groups, rollouts, tokens, trained_tokens, reward_sum,
+        reward_count, all_mean, stale_sum, stale_max, waited_us, held_us, attempts, version, undone
+    )
+    SELECT -1 - n % 100, 1, n, 0, n, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0
+    FROM generate_series($FIRST, $LAST) AS n;
+    INSERT INTO journal (policy_pk, at_us, kind, key_id, body)
+    SELECT -1 - n % 100, n, 'reset', NULL, '{}'
+    FROM generate_series($FIRST, $LAST) AS n;
+    INSERT INTO asker (policy_pk, consumer, since_us, asked_us, until_us)
+    SELECT -1 - n % 100, 'consumer' || n, n, n, n
     FROM generate_series($FIRST, $LAST) AS n;
 ";

@@ -42,8 +42,16 @@ use super::{Walked, name_of, named_in};
 use crate::support::{rollout, with};
 
 /// Files with statements that no request runs.
-pub(super) const FILES: [&str; 7] =
-    ["unused_rules.rs", "epochs.rs", "session/calls.rs", "reads.rs", "executions.rs", "facades.rs", "history.rs"];
+pub(super) const FILES: [&str; 8] = [
+    "unused_rules.rs",
+    "epochs.rs",
+    "session/calls.rs",
+    "reads.rs",
+    "executions.rs",
+    "facades.rs",
+    "history.rs",
+    "steps.rs",
+];
 
 /// Runs the statements on the database of a stopped service. Returns each of them once.
 pub(super) async fn walked(database: &str) -> Vec<Walked> {
@@ -73,7 +81,9 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
 async fn take_snapshots(store: &dyn Store) {
     let start = AnchoredClock::new().now().as_micros();
     let policy = PolicyName::default();
-    for (version, minutes) in [(1, 1), (2, 2), (3, 3), (4, 40), (5, 300_000)] {
+    // In one of sixty minutes, the oldest steps of the policy are deleted.
+    let minutes = (1..=60).chain([100, 300_000]);
+    for (version, minutes) in (1..).zip(minutes) {
         let now = Timestamp::from_micros(start + minutes * 60_000_000);
         let version = Version(1_000_000 + version);
         let publish = Publish { policy: policy.clone(), version, step: None, uri: None, epoch: None, now };

@@ -228,6 +228,24 @@ async fn look(url: &str) {
         shown.get(&format!("/groups?policy=shown&batch_id={}&order={order}", text(&batch["batch_id"]))).await;
     }
     shown.get("/trajectories/content?policy=shown&rollout_id=r").await;
+    shown.get("/policies/shown/series?metrics=received").await;
+    shown.get("/policies/shown/steps?from=0&to=9").await;
+    for order in ["oldest", "newest"] {
+        shown.get(&format!("/policies/shown/steps?order={order}")).await;
+        shown.get(&format!("/policies/shown/journal?order={order}")).await;
+    }
+    // A consumer that waits, and one whose client has gone.
+    let none = shown.http.post(format!("{url}/batches")).json(&json!({"policy": "shown", "consumer": "waits"}));
+    assert_eq!(none.send().await.expect("the service answers").status(), 204);
+    let gone = shown.http.post(format!("{url}/batches")).json(&json!({"policy": "shown", "wait_ms": 30_000}));
+    let asking = async |count: usize| {
+        let shown = shown.get("/policies/shown").await;
+        shown["waiting"]["asking"].as_array().map(Vec::len) == Some(count)
+    };
+    let waits = tokio::spawn(gone.send());
+    eventually("two consumers that wait", || asking(2)).await;
+    waits.abort();
+    eventually("the end of a wait", || asking(1)).await;
 }
 
 /// A resume over a batch whose payloads are purged.
