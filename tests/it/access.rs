@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 41] = [
+const PROMISED: [(&str, &str); 43] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
@@ -47,6 +47,8 @@ const PROMISED: [(&str, &str); 41] = [
     ("DELETE /keys/{id}", "A"),
     ("GET /trajectories/content", "RA"),
     ("GET /policies/{policy}/tokenizer", "RA"),
+    ("POST /policies/{policy}/filters/try", "RA"),
+    ("GET /filters/variables", "PTRA"),
     ("GET /whoami", "PTRA"),
     ("GET /exports", "RA"),
     ("GET /stats", "RA"),

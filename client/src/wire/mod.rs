@@ -10,6 +10,7 @@ mod admission;
 mod batch;
 mod content;
 mod export;
+mod filters;
 mod finite;
 mod import;
 mod key;
@@ -31,6 +32,10 @@ pub use content::{
     ContentMessage, Delivered, MessagePage, SegmentSummary, SegmentVersions, TokenMap, TokenWindow, TrajectoryContent,
 };
 pub use export::{ExportCounts, ExportResult, ExportSummary, ExportedRollout};
+pub use filters::{
+    FailedFilter, FilterNames, FilterVariable, GroupOutcomes, LookedAt, RolloutOutcomes, TriedChange, TriedGroups,
+    TriedOutcome, TriedRollouts, TriedState, TryNote, TryRequest, TryResult, Unjudged,
+};
 pub use import::{IMPORT_REFUSALS_MAX, ImportRefusal, ImportReport, ImportVerdicts};
 pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role, WhoAmI};
 pub use ledger::{

@@ -6,7 +6,7 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`dry_run`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`pages`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
@@ -14,6 +14,7 @@ pub mod admission;
 pub mod clock;
 pub mod conversations;
 pub mod diagnosis;
+pub mod dry_run;
 pub mod error;
 pub mod exports;
 pub mod facades;
@@ -37,6 +38,7 @@ pub use self::{
     clock::{ClockReading, ClockStore, CorrectClock},
     conversations::{Conversation, Conversations, NoConversations},
     diagnosis::{Contradiction, DiagnosisStore, Examination},
+    dry_run::{DryRunStore, FindPastGroups, PastGroup, PastGroups, PastRollout},
     error::{DatabaseFailure, StoreError},
     exports::{ExportCursor, ExportMember, ExportPage, ExportStore, ExportedPage},
     facades::{FacadeState, FacadeStore, ReadyGroup},
@@ -81,6 +83,7 @@ pub trait Store:
     + LineageStore
     + LedgerStore
     + ExportStore
+    + DryRunStore
     + SweepStore
     + SessionStore
     + FacadeStore
@@ -102,6 +105,7 @@ impl<S> Store for S where
         + LineageStore
         + LedgerStore
         + ExportStore
+        + DryRunStore
         + SweepStore
         + SessionStore
         + FacadeStore

@@ -40,4 +40,6 @@ pub mod export;
 
 pub mod content;
 
+pub mod dry_run;
+
 pub mod sweep;
