@@ -63,6 +63,7 @@ mod tls;
 mod tokenizers;
 mod traces;
 mod trainer_rule;
+mod trying;
 mod turns;
 mod upgrade;
 mod waiters;

@@ -228,6 +228,10 @@ async fn look(url: &str) {
         shown.get(&format!("/groups?policy=shown&batch_id={}&order={order}", text(&batch["batch_id"]))).await;
     }
     shown.get("/trajectories/content?policy=shown&rollout_id=r").await;
+    let filter =
+        json!([{"name": "old", "scope": "rollout", "when": "staleness > 1 && metadata == null", "action": "drop"}]);
+    shown.post("/policies/shown/filters/try", json!({"filter": filter})).await;
+    shown.get("/filters/variables").await;
 }
 
 /// A resume over a batch whose payloads are purged.
