@@ -34,11 +34,11 @@ use self::{
 };
 use crate::wire::{
     AbortRequest, AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BulkLine,
-    CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FinishRequest, GroupInfo,
-    GroupPage, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList, PolicyRules, PolicyStatus, Receipt,
-    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample, SessionEnded, SessionFinish, SessionInfo,
-    SessionOpened, SessionPage, SessionRequest, SessionTurns, Stats, Trajectory, TrajectoryContent, TrajectoryPage,
-    TrajectoryStory, VersionRequest, WhoAmI,
+    CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FilterNames, FinishRequest,
+    GroupInfo, GroupPage, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList, PolicyRules, PolicyStatus,
+    Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample, SessionEnded, SessionFinish,
+    SessionInfo, SessionOpened, SessionPage, SessionRequest, SessionTurns, Stats, Trajectory, TrajectoryContent,
+    TrajectoryPage, TrajectoryStory, TryRequest, TryResult, VersionRequest, WhoAmI,
 };
 
 /// Time allowed for opening a connection: long enough to survive a few lost packets, short enough to try another
@@ -393,6 +393,16 @@ impl Client {
         let url = self.url(&["exports"], &of_policy(policy, query));
         let call = Call::new(Method::GET, url, Repeat::Always).accept(accept);
         self.retry.run(call.repeat, || call.stream(&self.http)).await.map(Export::new)
+    }
+
+    /// Returns the names that filters know.
+    pub async fn filter_variables(&self) -> Result<FilterNames> {
+        self.get(&["filters", "variables"], &[]).await
+    }
+
+    /// Tries filters on the groups of a policy that were decided last. Nothing is changed.
+    pub async fn try_filters(&self, policy: &str, request: &TryRequest) -> Result<TryResult> {
+        self.send(Method::POST, &["policies", policy, "filters", "try"], request, Repeat::Always).await
     }
 
     /// Returns what the key of this client may do.

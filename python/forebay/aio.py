@@ -204,6 +204,8 @@ class AsyncClient(AsyncAgentMethods):
     put_policy = _twin(Client.put_policy)
     patch_policy = _twin(Client.patch_policy)
     export = _twin_iterator(Client.export, ROLLOUTS_AT_ONCE)
+    filter_variables = _twin(Client.filter_variables)
+    try_filters = _twin(Client.try_filters)
     whoami = _twin(Client.whoami)
     stats = _twin(Client.stats)
     create_key = _twin(Client.create_key)

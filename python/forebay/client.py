@@ -37,6 +37,8 @@ from ._wire import (
     DiscardRequest,
     ExportedRollout,
     ExtendRequest,
+    FilterNames,
+    FilterRule,
     FinishRequest,
     GroupInfo,
     GroupPage,
@@ -81,6 +83,8 @@ from ._wire import (
     TrajectoryContent,
     TrajectoryPage,
     TrajectoryStory,
+    TryRequest,
+    TryResult,
     Verdict,
     VersionRequest,
     WhoAmI,
@@ -699,6 +703,23 @@ class Client(AgentMethods):
             self._transport.stream(call, retry=self._config.retry, timeout_s=self._config.timeout_s)
         ) as parts:
             yield from _values(parts, ExportedRollout, method=call.method, path=call.path, status=200)
+
+    def filter_variables(self) -> FilterNames:
+        """Returns the names that filters know."""
+        return self._call("GET", path("filters", "variables"), into=FilterNames)
+
+    def try_filters(
+        self,
+        policy: str,
+        filter: Sequence[FilterRule],  # noqa: A002
+        *,
+        groups: int | None = None,
+        environment: str | None = None,
+        examples: int | None = None,
+    ) -> TryResult:
+        """Tries filters on the groups of a policy that were decided last. Nothing is changed."""
+        request = TryRequest(filter=filter, groups=groups, environment=environment, examples=examples)
+        return self._call("POST", path("policies", policy, "filters", "try"), request, into=TryResult)
 
     def whoami(self) -> WhoAmI:
         """Returns what the key of this client may do."""

@@ -268,6 +268,17 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.finish_session("s", rewards={"p": 1.0}),
     ],
     "list_session_turns": [lambda fb: fb.list_session_turns("s")],
+    "get_filter_variables": [lambda fb: fb.filter_variables()],
+    "try_filters": [
+        lambda fb: fb.try_filters("p", []),
+        lambda fb: fb.try_filters(
+            "p",
+            [_wire.FilterRule(name="low", scope="rollout", when="reward < 0.5", action="drop")],
+            groups=1,
+            environment="e",
+            examples=2,
+        ),
+    ],
     "get_whoami": [lambda fb: fb.whoami()],
     "get_trajectory_content": [
         lambda fb: fb.get_content("p", "r"),

@@ -17,6 +17,7 @@ mod content;
 mod decode;
 mod explain;
 mod exports;
+mod filters;
 mod framing;
 mod groups;
 mod guard;
@@ -90,6 +91,8 @@ pub struct Api {
     compressors: Compressors,
     /// Limits how many rollouts are unpacked at a time for people who look at them.
     content_readers: Arc<Semaphore>,
+    /// Limits how many drafts of filters are tried at a time.
+    filter_tries: Arc<Semaphore>,
     guard: Guard,
     refusals: Arc<Refusals>,
     draining: Arc<AtomicBool>,
@@ -114,6 +117,7 @@ impl Api {
             budgets,
             compressors: Compressors::default(),
             content_readers: Arc::new(Semaphore::new(content::READERS_MAX)),
+            filter_tries: Arc::new(Semaphore::new(filters::TRIES_MAX)),
             guard: Guard::new(access, listen),
             refusals: Arc::default(),
             draining: Arc::default(),
@@ -256,6 +260,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(keys::revoke))
         .routes(routes!(whoami::get))
         .routes(routes!(content::get))
+        .routes(routes!(filters::variables))
+        .routes(routes!(filters::attempt))
         .routes(routes!(exports::get))
         .routes(routes!(operations::stats))
         .routes(routes!(operations::health))

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use bytes::Bytes;
 use forebay_client::wire::{
     self, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest, DiscardRequest, ExtendRequest,
-    NackRequest, Object, PolicyRules, Problem, ResetRequest, ResumeRequest, VersionRequest,
+    NackRequest, Object, PolicyRules, Problem, ResetRequest, ResumeRequest, TryRequest, VersionRequest,
 };
 use serde::de::DeserializeOwned;
 
@@ -97,6 +97,7 @@ pub fn control(bytes: &[u8]) -> Vec<Problem> {
         refusal::<PolicyRules>,
         refusal::<ResetRequest>,
         refusal::<ResumeRequest>,
+        refusal::<TryRequest>,
         refusal::<VersionRequest>,
     ];
     refusals.iter().filter_map(|refusal| refusal(bytes)).collect()

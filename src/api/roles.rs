@@ -12,7 +12,8 @@
 //! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
 //! | `GET /trajectories/content`, `GET /policies/{p}/tokenizer` | | | x | x |
 //! | `GET /policies/{p}/series`, `steps`, `journal` | | x | x | x |
-//! | `GET /whoami` | x | x | x | x |
+//! | `POST /policies/{p}/filters/try` | | | x | x |
+//! | `GET /whoami`, `GET /filters/variables` | x | x | x | x |
 //! | `GET /exports`, `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
 //! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | x |
 //! | `/keys` (only with policies `*`) | | | | x |
@@ -80,6 +81,8 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/keys", ByOverAll(&[Admin])),
     ("DELETE", "/keys/{id}", ByOverAll(&[Admin])),
     ("GET", "/trajectories/content", By(&[Read, Admin])),
+    ("POST", "/policies/{policy}/filters/try", By(&[Read, Admin])),
+    ("GET", "/filters/variables", By(&[Produce, Train, Read, Admin])),
     ("GET", "/whoami", By(&[Produce, Train, Read, Admin])),
     ("GET", "/exports", By(&[Read, Admin])),
     ("GET", "/stats", By(&[Read, Admin])),

@@ -2,7 +2,8 @@
 //!
 //! - `stages/`: what happens to a rollout, one file per stage in the order in which a rollout passes them:
 //!   [`admission`], [`trajectory`], [`ingest`], [`finalize`], [`batch`], [`lease`], [`samples`], [`lineage`], [`sweep`];
-//!   [`export`] and [`content`], which read rollouts in any state; [`series`], which shows what happened over time; and [`session`], which assembles trajectories from recorded calls.
+//!   [`export`] and [`content`], which read rollouts in any state; [`dry_run`], which decides groups again by other
+//!   filters; [`series`], which shows what happened over time; and [`session`], which assembles trajectories from recorded calls.
 //!   Beside them are the calculations that they use, such as [`assemble`], which makes segments of the calls of an agent.
 //! - `rules/`: the [`rules`] of a policy and the [`filter`]s in them.
 //! - `formats/`: what is stored and hashed: [`payload`]s, [`canonical`] content, [`seal`]s.
@@ -39,8 +40,8 @@ pub use self::{
     formats::{call, canonical, codes, payload, seal},
     rules::filter,
     stages::{
-        admission, advantage, assemble, batch, content, evaluation, export, finalize, ingest, lease, lineage, reading,
-        samples, series, session, shard, staleness, step_log, sweep, trajectory, warnings, weights,
+        admission, advantage, assemble, batch, content, dry_run, evaluation, export, finalize, ingest, lease, lineage,
+        reading, samples, series, session, shard, staleness, step_log, sweep, trajectory, warnings, weights,
     },
 };
 

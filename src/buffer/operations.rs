@@ -16,6 +16,7 @@ use super::{
     admission::{self, Admitted},
     content::{self, ContentReader},
     coordination::service_time,
+    dry_run::{self, DryRun, TryFilters},
     export::{self, ExportFilter, ExportReader},
     ids::{
         BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, Run, SessionId, Step, Version,
@@ -460,6 +461,12 @@ impl Buffer {
         execution_id: ExecutionId,
     ) -> Result<Option<LatestGroup>, StoreError> {
         self.store.latest_group(policy, execution_id).await
+    }
+
+    /// Checks filters that are to be tried on the groups that were decided last. Nothing is changed.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %request.policy))]
+    pub async fn try_filters(&self, request: TryFilters) -> Result<DryRun, BufferError> {
+        dry_run::prepare(self, request).await
     }
 
     /// A rollout of the current run, whose payload can then be read.

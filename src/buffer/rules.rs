@@ -4,7 +4,7 @@ pub mod changes;
 pub mod filter;
 pub(super) mod unused;
 
-use forebay_client::wire::{LossWeighting, PolicyRules, Violation};
+use forebay_client::wire::{FilterRule, LossWeighting, PolicyRules, Violation};
 
 use self::filter::{FilterViolation, Filters};
 use super::{
@@ -59,6 +59,12 @@ impl Rules {
     pub fn stored(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
         let filters = Filters::compile_stored(&wire.filter).map_err(filter_violations)?;
         Ok(Self { wire, filters })
+    }
+
+    /// The same rules with other filters, which are checked like those of new rules.
+    pub fn with_filters(&self, filter: Vec<FilterRule>) -> Result<Self, Vec<Violation>> {
+        let filters = Filters::compile(&filter).map_err(filter_violations)?;
+        Ok(Self { wire: PolicyRules { filter, ..self.wire.clone() }, filters })
     }
 
     /// The filters of both scopes.

@@ -18,6 +18,7 @@ use super::{
         admission::ExpireAdmissions,
         askers::WriteAskers,
         clock::{AskClock, MarkClock, ReadClock},
+        dry_run::ListPublished,
         epochs::BeginEpochs,
         examine::{Examine, GroupMembers, Integrity},
         executions::FindLatestGroup,
@@ -49,21 +50,22 @@ use crate::{
         finalize::Cause,
         ids::{
             BatchId, CallPk, Epoch, ExecutionId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, SessionId, SessionPk,
+            Version,
         },
         payload::Codec,
         port::{
             Ack, AckReads, AdmissionStore, Admit, Answer, Asker, AskerStore, Batch, BatchFilter, BatchMember,
             BundleOutcome, CallTexts, Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore,
-            CloseGroup, CorrectClock, DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, EnvironmentGroups,
-            Examination, ExpiredLeases, ExportPage, ExportStore, ExportedPage, Extend, FacadeState, FacadeStore,
-            FindAnswer, FindContent, GiveBackReads, Group, GroupFilter, GroupStore, Health, HealthStore, History,
-            HistoryStore, Ingest, IngestStore, JournalEntry, JournalStore, KeepSession, LatestGroup, LeaseStore,
-            LedgerStore, LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, Peers, Policy,
-            PolicyStore, Publish, ReadEnvironments, ReadHistory, ReadJournal, ReadStepBuckets, ReadSteps, ReadStore,
-            Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed,
-            RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StepBuckets, StepPage,
-            StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story, StoryFilter,
-            SweepStore, WaitingFor, WriteRules,
+            CloseGroup, CorrectClock, DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, DryRunStore,
+            EnvironmentGroups, Examination, ExpiredLeases, ExportPage, ExportStore, ExportedPage, Extend, FacadeState,
+            FacadeStore, FindAnswer, FindContent, FindPastGroups, GiveBackReads, Group, GroupFilter, GroupStore,
+            Health, HealthStore, History, HistoryStore, Ingest, IngestStore, JournalEntry, JournalStore, KeepSession,
+            LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession,
+            Page, PastGroups, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadHistory, ReadJournal,
+            ReadStepBuckets, ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset,
+            ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
+            StepBuckets, StepPage, StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload,
+            Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -287,6 +289,17 @@ impl<D: Dialect> ExportStore for SqlStore<D> {
 
     async fn exported(&self, page: ExportPage) -> Result<ExportedPage, StoreError> {
         self.dialect.read(page).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> DryRunStore for SqlStore<D> {
+    async fn past_groups(&self, find: FindPastGroups) -> Result<PastGroups, StoreError> {
+        self.dialect.read(find).await
+    }
+
+    async fn published(&self, policy: PolicyPk) -> Result<Vec<(Version, Timestamp)>, StoreError> {
+        self.dialect.read(ListPublished(policy)).await
     }
 }
 

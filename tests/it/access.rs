@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 44] = [
+const PROMISED: [(&str, &str); 46] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
@@ -50,6 +50,8 @@ const PROMISED: [(&str, &str); 44] = [
     ("GET /policies/{policy}/steps", "TRA"),
     ("GET /policies/{policy}/journal", "TRA"),
     ("GET /policies/{policy}/tokenizer", "RA"),
+    ("POST /policies/{policy}/filters/try", "RA"),
+    ("GET /filters/variables", "PTRA"),
     ("GET /whoami", "PTRA"),
     ("GET /exports", "RA"),
     ("GET /stats", "RA"),

@@ -67,6 +67,7 @@ mod tls;
 mod tokenizers;
 mod traces;
 mod trainer_rule;
+mod trying;
 mod turns;
 mod upgrade;
 mod waiters;

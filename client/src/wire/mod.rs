@@ -10,6 +10,7 @@ mod admission;
 mod batch;
 mod content;
 mod export;
+mod filters;
 mod finite;
 mod history;
 mod import;
@@ -32,6 +33,10 @@ pub use content::{
     ContentMessage, Delivered, MessagePage, SegmentSummary, SegmentVersions, TokenMap, TokenWindow, TrajectoryContent,
 };
 pub use export::{ExportCounts, ExportResult, ExportSummary, ExportedRollout};
+pub use filters::{
+    FailedFilter, FilterNames, FilterVariable, GroupOutcomes, LookedAt, RolloutOutcomes, TriedChange, TriedGroups,
+    TriedOutcome, TriedRollouts, TriedState, TryNote, TryRequest, TryResult, Unjudged,
+};
 pub use history::{JournalEntry, JournalPage, NumberSpread, PolicySeries, PolicySteps, StepBucket, StepInfo};
 pub use import::{IMPORT_REFUSALS_MAX, ImportRefusal, ImportReport, ImportVerdicts};
 pub use key::{ApiKey, KeyCreated, KeyInfo, KeyPage, KeyRequest, Role, WhoAmI};

@@ -80,6 +80,25 @@ pub struct Unpacked {
     pub segments: Vec<Segment>,
 }
 
+/// The description of a trajectory, without its tokens and messages.
+#[derive(Debug)]
+pub struct Described {
+    /// Label of the environment.
+    pub environment: Option<String>,
+    /// How the execution ended.
+    pub status: Status,
+    /// How tokens were sampled.
+    pub sampling: Sampling,
+    /// Named parts of the reward.
+    pub reward_components: BTreeMap<String, f64>,
+    /// Free-form object.
+    pub metadata: Option<Box<RawValue>>,
+    /// Tokens after the prompts, over all segments.
+    pub response_tokens: u64,
+    /// Tokens of the longest segment.
+    pub max_segment_tokens: u64,
+}
+
 #[derive(Serialize, Deserialize)]
 struct Header {
     environment: Option<String>,
@@ -172,13 +191,36 @@ impl Payload {
         }
     }
 
+    /// Checks the digest, and unpacks only the description of the trajectory.
+    pub fn describe(&self) -> Result<Described, Damaged> {
+        self.check_digest()?;
+        match self.codec {
+            None => Err(UNKNOWN_FORM),
+            Some(Codec::Zstd) => {
+                let packed = decompress(&self.body)?;
+                let mut rest = packed.as_slice();
+                let length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
+                describe(take(&mut rest, length)?)
+            }
+            Some(Codec::Columns) => {
+                let mut rest = &self.body[..];
+                let length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                take(&mut rest, size_of::<u32>())?;
+                describe(&take_part(&mut rest, length)?)
+            }
+        }
+    }
+
+    fn check_digest(&self) -> Result<(), Damaged> {
+        let is_intact = blake3::hash(&self.body) == blake3::Hash::from_bytes(self.digest);
+        if is_intact { Ok(()) } else { Err(Damaged("its digest differs")) }
+    }
+
     /// Checks the digest, and unpacks.
     pub fn unpack(&self) -> Result<Unpacked, Damaged> {
-        if blake3::hash(&self.body) != blake3::Hash::from_bytes(self.digest) {
-            return Err(Damaged("its digest differs"));
-        }
+        self.check_digest()?;
         match self.codec {
-            None => Err(Damaged("its form is unknown")),
+            None => Err(UNKNOWN_FORM),
             Some(Codec::Zstd) => {
                 let packed = decompress(&self.body)?;
                 let mut rest = packed.as_slice();
@@ -227,6 +269,10 @@ pub(in crate::buffer) fn take_part<'a>(rest: &mut &'a [u8], length: u32) -> Resu
 }
 
 pub(in crate::buffer) const TOO_SHORT: Damaged = Damaged("it is too short");
+
+const UNKNOWN_FORM: Damaged = Damaged("its form is unknown");
+
+const MALFORMED: Damaged = Damaged("its header is malformed");
 
 fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
     const DAMAGED: Damaged = Damaged("it does not decompress");
@@ -290,8 +336,21 @@ impl Columns for Narrow<'_> {
     }
 }
 
+fn describe(header: &[u8]) -> Result<Described, Damaged> {
+    let header: Header = serde_json::from_slice(header).map_err(|_| MALFORMED)?;
+    Ok(Described {
+        response_tokens: header.segments.iter().map(|segment| segment.response as u64).sum(),
+        max_segment_tokens: header.segments.iter().map(|segment| segment.tokens as u64).max().unwrap_or(0),
+        environment: header.environment,
+        status: header.status,
+        sampling: header.sampling,
+        reward_components: header.reward_components,
+        metadata: header.metadata,
+    })
+}
+
 fn unpack(header: &[u8], columns: &mut impl Columns) -> Result<Unpacked, Damaged> {
-    let header: Header = serde_json::from_slice(header).map_err(|_| Damaged("its header is malformed"))?;
+    let header: Header = serde_json::from_slice(header).map_err(|_| MALFORMED)?;
     let segments = header.segments.into_iter().map(|segment| unpack_segment(columns, segment));
     Ok(Unpacked {
         segments: segments.collect::<Result<_, _>>()?,
@@ -383,6 +442,12 @@ mod tests {
             for codec in [Codec::Zstd, Codec::Columns] {
                 let unpacked = Payload::pack(&trajectory, codec).unpack().expect("it is not damaged");
                 assert_eq!(unpacked.segments, trajectory.segments, "{bits} {codec:?}");
+                let described = Payload::pack(&trajectory, codec).describe().expect("it is not damaged");
+                assert_eq!((described.response_tokens, described.max_segment_tokens), (5_004, 5_002));
+                assert_eq!(
+                    described.metadata.as_ref().map(|of| of.get().to_owned()),
+                    unpacked.metadata.as_ref().map(|of| of.get().to_owned())
+                );
                 let metadata = unpacked.metadata.expect("metadata was sent");
                 assert_eq!(Some(metadata.get()), trajectory.facts.metadata.as_deref().map(RawValue::get));
             }

@@ -6,7 +6,7 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`history`], [`steps`], [`journal`], [`askers`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`dry_run`], [`history`], [`steps`], [`journal`], [`askers`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`pages`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
@@ -15,6 +15,7 @@ pub mod askers;
 pub mod clock;
 pub mod conversations;
 pub mod diagnosis;
+pub mod dry_run;
 pub mod error;
 pub mod exports;
 pub mod facades;
@@ -42,6 +43,7 @@ pub use self::{
     clock::{ClockReading, ClockStore, CorrectClock},
     conversations::{Conversation, Conversations, NoConversations},
     diagnosis::{Contradiction, DiagnosisStore, Examination},
+    dry_run::{DryRunStore, FindPastGroups, PastGroup, PastGroups, PastRollout},
     error::{DatabaseFailure, StoreError},
     exports::{ExportCursor, ExportMember, ExportPage, ExportStore, ExportedPage},
     facades::{FacadeState, FacadeStore, ReadyGroup},
@@ -90,6 +92,7 @@ pub trait Store:
     + LineageStore
     + LedgerStore
     + ExportStore
+    + DryRunStore
     + HistoryStore
     + StepStore
     + JournalStore
@@ -115,6 +118,7 @@ impl<S> Store for S where
         + LineageStore
         + LedgerStore
         + ExportStore
+        + DryRunStore
         + HistoryStore
         + StepStore
         + JournalStore

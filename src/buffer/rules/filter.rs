@@ -10,6 +10,7 @@
 mod check;
 mod cost;
 mod facts;
+mod names;
 #[cfg(test)]
 mod tests;
 mod trial_evaluation;
@@ -31,6 +32,7 @@ use self::cost::{Amounts, ROLLOUT_STEPS_MAX};
 use self::variables::{GroupValues, RolloutValues, scope_of};
 
 pub use self::facts::{GroupFacts, RolloutFacts};
+pub use self::names::names_on_wire;
 pub use self::variables::documentation;
 use crate::buffer::{reasons, trajectory::GROUP_SIZE_MAX};
 
@@ -38,6 +40,8 @@ use crate::buffer::{reasons, trajectory::GROUP_SIZE_MAX};
 const RULES_MAX: usize = 64;
 /// Names become labels of metrics and reasons in the ledger, so they are short.
 const NAME_BYTES_MAX: usize = 64;
+/// The most bytes of a message about a failed evaluation, which may quote values.
+const MESSAGE_BYTES_MAX: usize = 256;
 /// Bytes of memory that a parsed expression takes for each byte of its source, approximately.
 const BYTES_PER_SOURCE_BYTE: usize = 64;
 
@@ -175,6 +179,39 @@ impl Filters {
     #[must_use]
     pub fn depend_on_versions(&self) -> bool {
         self.asks_for_versions
+    }
+
+    /// Whether a filter of scope `rollout` names one of these variables.
+    #[must_use]
+    pub fn rollout_filters_name(&self, variables: &[&str]) -> bool {
+        self.rollout.iter().any(|filter| {
+            let references = filter.program.references();
+            variables.iter().any(|variable| references.has_variable(variable))
+        })
+    }
+
+    /// Why a filter of scope `rollout` cannot be evaluated on a rollout on which it failed.
+    #[must_use]
+    pub fn why_rollout_failed(&self, name: &str, facts: &RolloutFacts<'_>) -> String {
+        self.why_failed(&self.rollout, name, &RolloutValues::new(facts))
+    }
+
+    /// Why a filter of scope `group` cannot be evaluated on a group on which it failed.
+    #[must_use]
+    pub fn why_group_failed(&self, name: &str, facts: &GroupFacts<'_>) -> String {
+        self.why_failed(&self.group, name, &GroupValues::new(facts))
+    }
+
+    fn why_failed(&self, filters: &[Filter], name: &str, variables: &dyn VariableResolver) -> String {
+        let scope = scope_of(&self.environment, variables);
+        let Some(filter) = filters.iter().find(|filter| filter.name == name) else { return String::new() };
+        let mut message = match filter.program.execute(&scope) {
+            Ok(Value::Bool(_)) => "it may take more steps than the filters of a record may take together".to_owned(),
+            Ok(_) => "true or false is needed".to_owned(),
+            Err(error) => trial_evaluation::describe(&error),
+        };
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        message
     }
 
     /// The most steps that filters of scope `rollout` take on a typical rollout.

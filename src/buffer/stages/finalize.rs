@@ -2,10 +2,12 @@
 //!
 //! The stage before is [`ingest`](crate::buffer::ingest), the next [`batch`](crate::buffer::batch).
 
+use forebay_client::wire::Advantage;
+
 use crate::{
     buffer::{
         advantage::advantages,
-        filter::{Evaluation, GroupFacts},
+        filter::{Evaluation, Filters, GroupFacts},
         ids::RolloutPk,
         ingest::FAILED_FILTERS_MAX,
         reasons,
@@ -127,6 +129,17 @@ pub struct GroupTotals {
 /// discards the group, its advantages are computed.
 #[must_use]
 pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {
+    decide_by(rules.filters(), rules.advantage, group, cause, now)
+}
+
+/// Decides a group by these filters.
+pub(in crate::buffer) fn decide_by(
+    filters: &Filters,
+    advantage: Advantage,
+    group: &GroupSnapshot,
+    cause: Cause,
+    now: Timestamp,
+) -> GroupOutcome {
     let totals = totals(&group.rollouts);
     let discard = |reason: &str, failed_filters| GroupOutcome {
         decision: GroupDecision::Discard(reason.to_owned()),
@@ -140,12 +153,12 @@ pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp
         return discard(reasons::ALL_MASKED, Vec::new());
     }
     let rewards: Vec<f64> = group.rollouts.iter().filter_map(|member| member.reward).collect();
-    let Evaluation { matched, failed, .. } = rules.filters().evaluate_group(&filter_facts(group, &rewards, now));
+    let Evaluation { matched, failed, .. } = filters.evaluate_group(&filter_facts(group, &rewards, now));
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
     if let Some(found) = matched {
         return discard(found.name, failed_filters);
     }
-    let mut votes = advantages(rules.advantage, &rewards).into_iter();
+    let mut votes = advantages(advantage, &rewards).into_iter();
     let of_member = |member: &Member| {
         let advantage = member.reward.and_then(|_| votes.next()).unwrap_or(0.0);
         (member.rollout_pk, advantage)
@@ -176,7 +189,11 @@ fn totals(members: &[Member]) -> GroupTotals {
     totals
 }
 
-fn filter_facts<'a>(group: &'a GroupSnapshot, rewards: &'a [f64], now: Timestamp) -> GroupFacts<'a> {
+pub(in crate::buffer) fn filter_facts<'a>(
+    group: &'a GroupSnapshot,
+    rewards: &'a [f64],
+    now: Timestamp,
+) -> GroupFacts<'a> {
     let masked = group.rollouts.iter().filter(|member| member.verdict == Verdict::Masked).count();
     GroupFacts {
         size: i64::from(group.size),

@@ -44,4 +44,6 @@ pub mod series;
 
 pub mod step_log;
 
+pub mod dry_run;
+
 pub mod sweep;

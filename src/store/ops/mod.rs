@@ -9,6 +9,7 @@ mod batch;
 pub(super) mod claim;
 pub(super) mod clock;
 mod content;
+pub(super) mod dry_run;
 pub(super) mod epochs;
 pub(super) mod examine;
 pub(super) mod executions;

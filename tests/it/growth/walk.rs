@@ -246,6 +246,10 @@ async fn look(url: &str) {
     eventually("two consumers that wait", || asking(2)).await;
     waits.abort();
     eventually("the end of a wait", || asking(1)).await;
+    let filter =
+        json!([{"name": "old", "scope": "rollout", "when": "staleness > 1 && metadata == null", "action": "drop"}]);
+    shown.post("/policies/shown/filters/try", json!({"filter": filter})).await;
+    shown.get("/filters/variables").await;
 }
 
 /// A resume over a batch whose payloads are purged.

@@ -31,10 +31,10 @@ const PATTERN_CACHE_BYTES_MAX: usize = 256 << 10;
 
 /// The functions called as `value.name(..)`, with the number of their arguments. None of them can
 /// build a value much larger than its arguments.
-const METHODS: [(&str, RangeInclusive<usize>); 5] =
+pub(super) const METHODS: [(&str, RangeInclusive<usize>); 5] =
     [("contains", 1..=1), ("endsWith", 1..=1), ("matches", 1..=1), ("size", 0..=0), ("startsWith", 1..=1)];
 /// The functions called as `name(..)`, with the number of their arguments.
-const FUNCTIONS: [(&str, RangeInclusive<usize>); 11] = [
+pub(super) const FUNCTIONS: [(&str, RangeInclusive<usize>); 11] = [
     ("bool", 1..=1),
     ("bytes", 1..=1),
     ("double", 1..=1),
@@ -50,7 +50,7 @@ const FUNCTIONS: [(&str, RangeInclusive<usize>); 11] = [
 /// The message when the parser fails without a reason.
 const UNREADABLE: &str = "the parser cannot read this";
 /// Macros that the parser itself expands, for the message about an unknown function.
-const MACROS: &str = "has, all, exists, exists_one, map, filter";
+pub(super) const MACROS: &str = "has, all, exists, exists_one, map, filter";
 
 /// The compiled patterns of a policy.
 pub(super) struct Patterns {

@@ -113,7 +113,8 @@ fn depends_on_data(error: &ExecutionError) -> bool {
     )
 }
 
-fn describe(error: &ExecutionError) -> String {
+/// What is wrong, without the values of the record where the interpreter would quote them.
+pub(super) fn describe(error: &ExecutionError) -> String {
     match error {
         ExecutionError::UnsupportedBinaryOperator(operator, left, right) => {
             let hint = match (left, right) {

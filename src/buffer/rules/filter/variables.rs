@@ -14,7 +14,7 @@ use cel::common::types::{CelDouble, CelInt, CelNull, CelString};
 use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use cel::{Context, Value};
-use forebay_client::wire::FilterScope;
+use forebay_client::wire::{FilterScope, FilterVariable};
 
 use super::facts::{GroupFacts, RolloutFacts};
 
@@ -173,6 +173,16 @@ impl<G> Variable<G> {
         from_json(serde_json::from_str(self.typical).expect("the tables give JSON"))
     }
 
+    fn on_wire(&self, scope: FilterScope) -> FilterVariable {
+        FilterVariable {
+            scope,
+            name: self.name.to_owned(),
+            kind: self.holds.describe().to_owned(),
+            meaning: self.meaning.to_owned(),
+            typical: self.typical.to_owned(),
+        }
+    }
+
     fn documentation(&self) -> String {
         format!("| `{}` | {} | {} | `{}` |\n", self.name, self.holds.describe(), self.meaning, self.typical)
     }
@@ -204,6 +214,12 @@ pub(super) fn names(scope: FilterScope) -> Vec<&'static str> {
         FilterScope::Rollout => ROLLOUT.iter().map(|variable| variable.name).collect(),
         FilterScope::Group => GROUP.iter().map(|variable| variable.name).collect(),
     }
+}
+
+/// All variables as clients see them, in the order of the documentation.
+pub(super) fn on_wire() -> Vec<FilterVariable> {
+    let rollout = ROLLOUT.iter().map(|variable| variable.on_wire(FilterScope::Rollout));
+    rollout.chain(GROUP.iter().map(|variable| variable.on_wire(FilterScope::Group))).collect()
 }
 
 /// The type of a variable. A name that both scopes have has the same type in both.

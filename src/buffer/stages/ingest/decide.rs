@@ -193,12 +193,7 @@ pub fn decide(
         });
     }
     let FilterVerdict { matched, failed, over_budget } = new.evaluation.by(rules, versions, current)?;
-    let (verdict, reason) = match matched {
-        Some((name, FilterAction::Mask)) => (Verdict::Masked, Some(name)),
-        Some((name, FilterAction::Drop)) => (Verdict::Dropped, Some(name)),
-        None if facts.reward.is_none() => (Verdict::Dropped, Some(reasons::NO_REWARD.to_owned())),
-        None => (Verdict::Kept, None),
-    };
+    let (verdict, reason) = verdict(matched, facts.reward);
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).collect();
     let masks = verdict == Verdict::Kept && rules.staleness.action == StalenessAction::Mask;
     let stated = facts.versions.stated(room.version(), current);
@@ -213,6 +208,19 @@ pub fn decide(
         retries,
         trained_spans,
     })
+}
+
+/// The verdict on a rollout that its group takes, and the reason: by the filter that matched, if one did.
+pub(in crate::buffer) fn verdict(
+    matched: Option<(String, FilterAction)>,
+    reward: Option<f64>,
+) -> (Verdict, Option<String>) {
+    match matched {
+        Some((name, FilterAction::Mask)) => (Verdict::Masked, Some(name)),
+        Some((name, FilterAction::Drop)) => (Verdict::Dropped, Some(name)),
+        None if reward.is_none() => (Verdict::Dropped, Some(reasons::NO_REWARD.to_owned())),
+        None => (Verdict::Kept, None),
+    }
 }
 
 /// Warnings for the producer of an accepted rollout, given the current version.
