@@ -37,8 +37,8 @@ async function stepsOf(get, { policy }, path, window) {
     if (WINDOWS[window][0] <= 6 * 3600 || last <= STEPS) {
         return charts.ofSteps(newest);
     }
-    const found = await get(`${path}/steps`, { from: 0, to: last, points: STEPS }).catch(absent(404));
-    return found === null ? charts.ofSteps(newest) : charts.ofBuckets(found.buckets);
+    const { buckets } = await get(`${path}/steps`, { from: 0, to: last, points: STEPS });
+    return charts.ofBuckets(buckets);
 }
 
 /** The history of a policy, which changes once a minute. */
@@ -51,9 +51,9 @@ async function readHistory({ get, now, params }, path, window) {
         series(3600, 60, HOUR_METRICS),
         series(length, step, WINDOW_METRICS),
         stepsOf(get, params, path, window),
-        get(`${path}/journal`, { order: "newest", limit: 100 }).catch(absent(404)),
+        get(`${path}/journal`, { order: "newest", limit: 100 }),
     ]);
-    return { at: to, window, hour, series: series_, steps, journal: journal?.entries ?? [] };
+    return { at: to, window, hour, series: series_, steps, journal: journal.entries };
 }
 
 /** Changes with each step that is acked. */
