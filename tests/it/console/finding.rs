@@ -76,4 +76,23 @@ on_both_stores! {
         page.wait_for_text("answer of d").await;
         page.assert_clean(origin(app));
     }
+
+    async fn what_a_filter_costs_is_seen_without_it(app: TestApp) {
+        history(app).await;
+        let page = open(app, "").await;
+        page.click("text=math.solver").await;
+        page.click("text=Try a filter").await;
+        page.click("text=Remove").await;
+        page.click("text=Try").await;
+        page.wait_for_text("Copy as curl").await;
+        let cells = "[...document.querySelectorAll('section[aria-labelledby=outcome-title] tbody tr')].slice(0, 2)\
+             .map((row) => [...row.cells].map((cell) => cell.innerText.trim()))";
+        assert_eq!(page.eval(cells).await, json!([["ready", "4", "4", "6", "+2"], ["zero-variance", "2", "2", "0", "−2"]]));
+        let notes = page.eval("[...document.querySelectorAll('.notice.warn')].map((note) => note.innerText)").await;
+        assert!(notes.to_string().contains('2'), "what comes in trains nothing: {notes}");
+        // Nothing has changed.
+        let status = app.get("/policies/math.solver").await.expect(200);
+        assert_eq!(status["rules"]["filter"].as_array().map(Vec::len), Some(1));
+        page.assert_clean(origin(app));
+    }
 }
