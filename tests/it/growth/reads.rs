@@ -18,14 +18,14 @@ const BATCH_GROUPS: usize = 16;
 
 /// Number of table rows and index entries that all ended sessions have read so far.
 ///
-/// Tallies are left out, because the number of their changes that are read depends on the time since they were last
-/// folded and not on the size of the ledger.
+/// Tallies, the history and the consumers that wait are left out, because how much of them is read depends on time, such
+/// as that since tallies were last folded, and not on the size of the ledger.
 async fn rows_read(database: &str) -> i64 {
     const COUNT: &str = "
         SELECT CAST(SUM(seq_tup_read + COALESCE(idx_tup_fetch, 0)) AS BIGINT) FROM pg_stat_user_tables
-        WHERE relname NOT LIKE 'tally%'
+        WHERE relname !~ '^(tally|history|asker)'
         UNION ALL
-        SELECT CAST(SUM(idx_tup_read) AS BIGINT) FROM pg_stat_user_indexes WHERE relname NOT LIKE 'tally%'";
+        SELECT CAST(SUM(idx_tup_read) AS BIGINT) FROM pg_stat_user_indexes WHERE relname !~ '^(tally|history|asker)'";
     let mut connection = sqlx::PgConnection::connect(database).await.expect("the server accepts");
     // A session reports its counters when it ends.
     let others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
