@@ -75,7 +75,7 @@ pub(super) async fn get(
 
 /// Width of a bucket in minutes.
 fn step(seconds: u64) -> Result<i64, Failure> {
-    if seconds % 60 != 0 || !(60..=STEP_S_MAX).contains(&seconds) {
+    if !seconds.is_multiple_of(60) || !(60..=STEP_S_MAX).contains(&seconds) {
         return Err(Failure::invalid("step_s", format!("must be a multiple of 60, from 60 to {STEP_S_MAX}")));
     }
     Ok((seconds / 60) as i64)

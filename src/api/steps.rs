@@ -66,7 +66,7 @@ pub(super) async fn get(
     if query.from.is_some() || query.to.is_some() || query.points.is_some() {
         let (from, to, points) = range(&query)?;
         let buckets = api.buffer.step_buckets(&policy, from, to, points).await?;
-        let buckets = buckets.into_iter().map(bucket_on_wire).collect();
+        let buckets = buckets.iter().map(bucket_on_wire).collect();
         return Ok(Answer(PolicySteps { steps: Vec::new(), next: None, buckets }));
     }
     let limit = params::page_limit(query.limit)?;
@@ -74,7 +74,7 @@ pub(super) async fn get(
     let page = api.buffer.steps(&policy, order, after, limit).await?;
     let prefix = if order == Order::Newest { NEWEST_FIRST } else { "" };
     let next = page.next.map(|next| format!("{prefix}{}.{}", next.step, next.epoch));
-    let steps = page.steps.into_iter().map(step_on_wire).collect();
+    let steps = page.steps.iter().map(step_on_wire).collect();
     Ok(Answer(PolicySteps { steps, next, buckets: Vec::new() }))
 }
 
@@ -113,7 +113,7 @@ fn cursor(order: Option<ListOrder>, after: Option<&str>) -> Result<(Order, Optio
     Ok((order, Some(StepCursor { step: params::row_key(step)?, epoch: params::row_key(epoch)? })))
 }
 
-fn step_on_wire(row: StepRow) -> StepInfo {
+fn step_on_wire(row: &StepRow) -> StepInfo {
     let share = |sum: f64, count: i64| (count > 0).then(|| sum / count as f64);
     StepInfo {
         step: row.step,
@@ -137,7 +137,7 @@ fn step_on_wire(row: StepRow) -> StepInfo {
     }
 }
 
-fn bucket_on_wire(bucket: StepBucket) -> wire::StepBucket {
+fn bucket_on_wire(bucket: &StepBucket) -> wire::StepBucket {
     let spread = |spread: Option<Spread>| spread.map(|Spread { mean, min, max }| NumberSpread { mean, min, max });
     wire::StepBucket {
         step_from: bucket.step_from,

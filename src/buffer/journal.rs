@@ -5,7 +5,7 @@
 //! sweep.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::{Mutex, PoisonError},
 };
 
@@ -139,8 +139,8 @@ pub(in crate::buffer) struct Noticed {
     waiting: Mutex<Vec<Notice>>,
     /// Policies whose backlog is full, as the journal has it.
     full: Mutex<BTreeSet<PolicyName>>,
-    /// Filters that were failing, by policy, with the rules that they belong to.
-    failing: Mutex<BTreeMap<(PolicyName, String), ()>>,
+    /// Filters that were failing, with their policies.
+    failing: Mutex<BTreeSet<(PolicyName, String)>>,
 }
 
 impl Noticed {
@@ -149,7 +149,7 @@ impl Noticed {
         let key = (policy.clone(), filter.to_owned());
         {
             let mut failing = lock(&self.failing);
-            if failing.len() >= FAILING_MAX || failing.insert(key, ()).is_some() {
+            if failing.len() >= FAILING_MAX || !failing.insert(key) {
                 return;
             }
         }
@@ -159,7 +159,7 @@ impl Noticed {
 
     /// Notes that other rules apply to a policy: its filters may fail anew.
     pub(in crate::buffer) fn rules_changed(&self, policy: &PolicyName) {
-        lock(&self.failing).retain(|(of, _), ()| of != policy);
+        lock(&self.failing).retain(|(of, _)| of != policy);
     }
 
     /// Notes which policies refuse new groups now.

@@ -19,6 +19,13 @@ pub(super) struct SnapshotTimes {
     state: Mutex<State>,
 }
 
+/// A snapshot that is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    /// The minute since when something may have been written; none if the process has just started.
+    pub(super) since: Option<i64>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// The last time at which it was known that nothing was written. None after the start.
@@ -40,9 +47,8 @@ impl SnapshotTimes {
         self.wrote.store(true, Ordering::Release);
     }
 
-    /// Whether a snapshot is due. The answer is the minute since when something may have been written, or none if the
-    /// process has just started.
-    pub(super) fn due(&self, now: Timestamp) -> Option<Option<i64>> {
+    /// The snapshot that is due, if one is.
+    pub(super) fn due(&self, now: Timestamp) -> Option<Due> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.wrote.load(Ordering::Acquire) {
             state.quiet = Some(now);
@@ -56,7 +62,7 @@ impl SnapshotTimes {
         }
         state.tried = Some(current);
         self.wrote.store(false, Ordering::Release);
-        Some(since)
+        Some(Due { since })
     }
 
     /// Notes what a snapshot that was due has done; none if it failed.
@@ -88,17 +94,21 @@ mod tests {
     #[test]
     fn snapshots_stop_when_nothing_has_changed_for_a_minute() {
         let times = SnapshotTimes::default();
-        assert_eq!(times.due(at(6_000)), Some(None), "a process ended before this one");
+        assert_eq!(times.due(at(6_000)), Some(Due { since: None }), "a process ended before this one");
         times.done(at(6_000), Some(&Taken::Changed));
         assert_eq!(times.due(at(6_059)), None);
-        assert_eq!(times.due(at(6_060)), Some(Some(100)));
+        assert_eq!(times.due(at(6_060)), Some(Due { since: Some(100) }));
         times.done(at(6_060), Some(&Taken::Unchanged));
         for minute in 0..5 {
             assert_eq!(times.due(at(6_120 + 60 * minute)), None);
         }
         times.note_write();
         assert_eq!(times.due(at(6_379)), None);
-        assert_eq!(times.due(at(6_420)), Some(Some(106)), "since the last time at which nothing was written");
+        assert_eq!(
+            times.due(at(6_420)),
+            Some(Due { since: Some(106) }),
+            "since the last time at which nothing was written"
+        );
     }
 
     #[test]
@@ -107,11 +117,11 @@ mod tests {
         times.due(at(6_000));
         times.done(at(6_000), Some(&Taken::Unchanged));
         times.note_write();
-        assert_eq!(times.due(at(6_060)), Some(Some(100)));
+        assert_eq!(times.due(at(6_060)), Some(Due { since: Some(100) }));
         times.done(at(6_060), None);
-        assert_eq!(times.due(at(6_061)), Some(Some(100)));
+        assert_eq!(times.due(at(6_061)), Some(Due { since: Some(100) }));
         times.done(at(6_061), Some(&Taken::ByAnother));
         assert_eq!(times.due(at(6_062)), None);
-        assert_eq!(times.due(at(6_120)), Some(Some(101)));
+        assert_eq!(times.due(at(6_120)), Some(Due { since: Some(101) }));
     }
 }

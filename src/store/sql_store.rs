@@ -38,7 +38,7 @@ use super::{
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
     },
-    snapshot_times::SnapshotTimes,
+    snapshot_times::{Due, SnapshotTimes},
 };
 use crate::{
     access::{
@@ -327,7 +327,7 @@ impl<D: Dialect> HistoryStore for SqlStore<D> {
     async fn snapshot(&self, now: Timestamp) -> Result<(), StoreError> {
         // A caller may rely on the snapshot when this returns, even if another task has begun it.
         let _one = self.snapshotting.lock().await;
-        let Some(since) = self.snapshots.due(now) else { return Ok(()) };
+        let Some(Due { since }) = self.snapshots.due(now) else { return Ok(()) };
         let taken = self.dialect.write(TakeSnapshot { now, since }).await;
         self.snapshots.done(now, taken.as_ref().ok());
         taken.map(drop)

@@ -15,8 +15,8 @@ async fn asking(app: &TestApp) -> Value {
 }
 
 /// A request for a batch that runs beside the test.
-fn ask(app: &TestApp, body: Value) -> tokio::task::JoinHandle<(u16, Value)> {
-    let request = app.http.post(format!("{}/batches", app.url)).json(&body);
+fn ask(app: &TestApp, body: &Value) -> tokio::task::JoinHandle<(u16, Value)> {
+    let request = app.http.post(format!("{}/batches", app.url)).json(body);
     tokio::spawn(async move {
         let answer = request.send().await.expect("the server answers");
         let status = answer.status().as_u16();
@@ -37,7 +37,7 @@ async fn is_asking(app: &TestApp, consumers: usize) -> Value {
 on_both_stores! {
     async fn a_consumer_that_waits_is_shown_until_it_gets_a_batch(app: TestApp) {
         assert_eq!((asking(app).await, waiting(app).await["holding"].clone()), (json!([]), json!([])));
-        let request = ask(app, json!({"consumer": "trainer-0", "wait_ms": 60000}));
+        let request = ask(app, &json!({"consumer": "trainer-0", "wait_ms": 60000}));
         let shown = is_asking(app, 1).await;
         assert_eq!(shown[0]["consumer"], "trainer-0");
         let since = shown[0]["since"].clone();
@@ -83,7 +83,7 @@ on_both_stores! {
     }
 
     async fn a_consumer_whose_client_has_gone_is_not_shown(app: TestApp) {
-        let request = ask(app, json!({"wait_ms": 60000}));
+        let request = ask(app, &json!({"wait_ms": 60000}));
         let shown = is_asking(app, 1).await;
         assert_eq!(shown[0]["consumer"], Value::Null);
         request.abort();
@@ -104,7 +104,7 @@ on_both_stores! {
 async fn a_trainer_that_waits_at_one_replica_is_shown_at_another() {
     let app = TestApp::start(Backend::Postgres).await;
     let other = app.replica().await;
-    let request = ask(&app, json!({"consumer": "trainer-0", "wait_ms": 60000}));
+    let request = ask(&app, &json!({"consumer": "trainer-0", "wait_ms": 60000}));
     // The sweeper writes it by itself, within 3 s of the service's time.
     eventually("the request waits", || async { app.metrics().await.contains("forebay_waiters 1") }).await;
     app.clock.advance_s(2.0);

@@ -23,6 +23,17 @@ fn filter(name: &str, when: &str) -> Value {
     json!({"name": name, "scope": "rollout", "when": when, "action": "drop"})
 }
 
+/// More entries than are kept.
+const MANY: &str = "
+    WITH RECURSIVE entries (number) AS (
+        SELECT CAST(1 AS BIGINT) UNION ALL SELECT number + 1 FROM entries WHERE number < 2100
+    )
+    INSERT INTO journal (policy_pk, at_us, kind, key_id, body)
+    SELECT p.policy_pk, 0, 'reset', NULL, '{\"run\":1}'
+    FROM policy AS p
+    CROSS JOIN entries AS e
+    WHERE p.name = 'default'";
+
 on_both_stores! {
     async fn a_change_of_rules_names_what_it_changed(app: TestApp) {
         let rules = json!({"filter": [filter("a", "reward < 0.0"), filter("b", "reward < 1.0")], "group": {"size": 2}});
@@ -132,15 +143,6 @@ on_both_stores! {
             }
             assert_eq!(pages, [2, 2, 1], "{order}");
         }
-        const MANY: &str = "
-            WITH RECURSIVE entries (number) AS (
-                SELECT CAST(1 AS BIGINT) UNION ALL SELECT number + 1 FROM entries WHERE number < 2100
-            )
-            INSERT INTO journal (policy_pk, at_us, kind, key_id, body)
-            SELECT p.policy_pk, 0, 'reset', NULL, '{\"run\":1}'
-            FROM policy AS p
-            CROSS JOIN entries AS e
-            WHERE p.name = 'default'";
         app.tamper(MANY).await;
         app.rules("default", json!({"group": {"size": 9}})).await;
         assert_eq!(app.read_value("SELECT COUNT(*) FROM journal".to_owned()).await, 2_000);

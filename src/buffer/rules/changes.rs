@@ -101,7 +101,7 @@ impl Changed {
 /// Compares rules.
 #[must_use]
 pub fn changed(before: &PolicyRules, after: &PolicyRules) -> Changed {
-    let named = |rules: &PolicyRules, name: &str| rules.filter.iter().find(|filter| filter.name == name).cloned();
+    let filter_of = |rules: &PolicyRules, name: &str| rules.filter.iter().find(|filter| filter.name == name).cloned();
     let names = |rules: &PolicyRules| rules.filter.iter().map(|filter| filter.name.clone()).collect::<Vec<_>>();
     let (old, new) = (names(before), names(after));
     let without = |names: &[String], others: &[String]| -> Vec<String> {
@@ -114,7 +114,7 @@ pub fn changed(before: &PolicyRules, after: &PolicyRules) -> Changed {
         let place = |names: &[String]| names.iter().position(|other| other == name);
         place(&old_order) != place(&new_order)
     };
-    let is_other = |name: &String| is_moved(name) || named(before, name) != named(after, name);
+    let is_other = |name: &String| is_moved(name) || filter_of(before, name) != filter_of(after, name);
     let filters_changed = new_order.iter().filter(|name| is_other(name)).cloned().collect();
     let mut settings = Vec::new();
     let (old, new) = (on_wire(before), on_wire(after));

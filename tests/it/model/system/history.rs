@@ -36,6 +36,7 @@ const GAUGES: [(&str, Tally); 2] = [("live_bytes", Tally::LiveBytes), ("reserved
 
 impl System {
     /// Compares the whole history of a policy with its tallies now.
+    #[expect(clippy::float_cmp, reason = "sums of whole numbers are exact")]
     pub(super) async fn check_history(&self, number: PolicyNumber, tallies: &Tallies) -> Result<(), BufferError> {
         let now = self.clock.now();
         let minutes = now.micros_since(self.started) / 60_000_000 + 2;
