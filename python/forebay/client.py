@@ -711,7 +711,7 @@ class Client(AgentMethods):
     def try_filters(
         self,
         policy: str,
-        filter: Sequence[FilterRule],  # noqa: A002
+        filter: Sequence[FilterRule],
         *,
         groups: int | None = None,
         environment: str | None = None,

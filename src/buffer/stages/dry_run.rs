@@ -298,13 +298,11 @@ fn judge_within(
     let until = Instant::now() + left;
     for group in groups {
         let is_late = || Instant::now() >= until;
-        match judge.group(group, payloads, &is_late) {
-            Some(judged) => report.add(group, judged),
-            None => {
-                (report.is_complete, report.is_out_of_time) = (false, true);
-                break;
-            }
-        }
+        let Some(judged) = judge.group(group, payloads, &is_late) else {
+            (report.is_complete, report.is_out_of_time) = (false, true);
+            break;
+        };
+        report.add(group, judged);
     }
     report
 }

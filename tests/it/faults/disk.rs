@@ -8,6 +8,9 @@ use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command};
 use super::{Call, ENOSPC, EROFS, Fault, Faults, On, database};
 use crate::support::{eventually, member, process::Service, rollout, text, torture, with};
 
+/// How many answers a client may lose before it gets one.
+const ANSWERS_LOST_MAX: usize = 20;
+
 struct Machine {
     folder: tempfile::TempDir,
     faults: Faults,
@@ -25,9 +28,17 @@ impl Machine {
         self.faults.start(&database(self.folder.path())).await.expect("it serves before it ends")
     }
 
+    /// Posts a body. If the service cannot write, it answers without reading a large body to its end. A busy client may
+    /// lose that answer, and then posts again.
     async fn post(&self, service: &Service, body: &Value) -> (u16, Value) {
-        let sent = self.http.post(format!("{}/trajectories", service.url)).json(body).send().await;
-        let response = sent.expect("the service answers");
+        let send = async || self.http.post(format!("{}/trajectories", service.url)).json(body).send().await;
+        let mut answer = send().await;
+        for _ in 0..ANSWERS_LOST_MAX {
+            if answer.is_err() {
+                answer = send().await;
+            }
+        }
+        let response = answer.expect("the service answers");
         (response.status().as_u16(), response.json().await.expect("answers are JSON"))
     }
 

@@ -12,7 +12,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::support::{process::Service, torture};
+use crate::support::{eventually, process::Service, torture};
 
 /// Tokens of a body, which is 8 MB of text.
 const TOKENS: usize = 445_000;
@@ -211,7 +211,8 @@ async fn resident_memory_stays_within_the_budget() {
     while let Some(post) = posts.join_next().await {
         open.push(post.expect("a post does not panic"));
     }
-    assert_eq!(body_bytes_in_flight(&service).await, 0, "bytes are still paid for");
+    // The last answers may have arrived before their bytes were given back.
+    eventually("a budget that is free", || async { body_bytes_in_flight(&service).await == 0 }).await;
     let stats: Value = serde_json::from_str(&get(&service, "/stats").await).expect("JSON");
     assert_eq!(stats["conserved"], true, "{stats}");
 

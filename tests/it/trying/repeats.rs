@@ -122,7 +122,14 @@ pub(super) async fn dump(app: &TestApp) -> Vec<String> {
         let tables = sqlx::query("SELECT tablename::TEXT FROM pg_tables WHERE schemaname = 'public' ORDER BY 1");
         for table in tables.fetch_all(&mut connection).await.expect("there is a schema") {
             let table: String = table.get(0);
-            let rows = format!("SELECT t::TEXT FROM \"{table}\" AS t");
+            // Changes of tallies are folded when no other test has an older transaction. Their sums stay the same.
+            let rows = match table.as_str() {
+                "tally" => "SELECT ROW(policy_pk, name, SUM(value), SUM(amount), MAX(latest_us))::TEXT FROM tally_now \
+                    GROUP BY policy_pk, name"
+                    .to_owned(),
+                "tally_change" | "tally_folded" => continue,
+                _ => format!("SELECT t::TEXT FROM \"{table}\" AS t"),
+            };
             let rows = sqlx::query(sqlx::AssertSqlSafe(rows)).fetch_all(&mut connection).await.expect("rows");
             found.extend(rows.iter().map(|row| format!("{table}: {}", row.get::<String, _>(0))));
         }

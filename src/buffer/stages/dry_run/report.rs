@@ -18,6 +18,7 @@ const SHIFT: f64 = 0.1;
 
 /// What a dry run found.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, not a state machine")]
 pub struct Report {
     /// Groups that were judged.
     pub groups: u64,
@@ -261,6 +262,7 @@ impl Column {
 }
 
 /// Whether there are several rewards and all are equal.
+#[expect(clippy::float_cmp, reason = "rewards are compared as they were posted")]
 fn is_flat(rewards: &[f64]) -> bool {
     rewards.len() > 1 && rewards.iter().all(|reward| *reward == rewards[0])
 }
