@@ -146,7 +146,7 @@ class Conflict(ServiceError):
 
 
 class Backlog(ServiceError):
-    """The policy has as much work as it may have; wait (429)."""
+    """The policy or the service has as much work as it may have; wait (429)."""
 
 
 class Unavailable(ServiceError):
@@ -385,6 +385,12 @@ class BacklogFull(Backlog):
     """The policy holds as much untrained work as it may."""
 
     types = ("backlog-full",)
+
+
+class Busy(Backlog):
+    """Another draft of filters is being tried at this replica."""
+
+    types = ("busy",)
 
 
 class Internal(ServiceError):
