@@ -1,5 +1,7 @@
 //! Shares of environments in batches: exact over batches, replicas and restarts, and visible when one is short.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use crate::support::{TestApp, on_both_stores, rollout, with};
@@ -13,6 +15,16 @@ async fn fill(app: &TestApp, environment: &str, groups: std::ops::Range<usize>) 
 
 async fn share(app: &TestApp, groups: u32, environments: Value) {
     app.rules("default", json!({"batch": {"groups": groups, "environments": environments}})).await;
+}
+
+/// Posts groups of many environments.
+async fn fill_all(app: &TestApp, labels: &[String], groups: std::ops::Range<usize>) {
+    for labels in labels.chunks(100) {
+        let one =
+            |label: &String, at: usize| with(rollout(&format!("{label}{at}"), 1.0), json!({"environment": label}));
+        let body = labels.iter().flat_map(|label| groups.clone().map(move |at| one(label, at)));
+        app.accept(Value::Array(body.collect())).await;
+    }
 }
 
 /// How many groups of the environment a batch has.
@@ -128,6 +140,54 @@ on_both_stores! {
             fill(app, name, 0..20).await;
         }
         assert_eq!(count(app, &app.lease().await, "swe").await, 2);
+    }
+
+    async fn of_more_environments_than_a_batch_considers_each_gets_its_turn(app: TestApp) {
+        let labels: Vec<String> = (0..600).map(|at| format!("e{at:03}x")).collect();
+        share(app, 50, json!({"swe": {"min_share": 0.1}, "math": {"weight": 64}})).await;
+        fill_all(app, &labels, 0..3).await;
+        fill(app, "swe", 0..250).await;
+        fill(app, "math", 0..400).await;
+        let mut turns: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut of_swe, mut of_math, mut others) = (0, 0, 0);
+        while turns.len() < labels.len() || others < 2 * labels.len() {
+            let batch = app.lease().await;
+            assert_eq!(batch["groups"], 50);
+            let swe = count(app, &batch, "swe").await;
+            assert!(swe >= 5, "its minimum");
+            (of_swe, of_math) = (of_swe + swe, of_math + count(app, &batch, "math").await);
+            for group in app.group_ids(&batch).await.into_iter().filter(|group| group.starts_with('e')) {
+                others += 1;
+                *turns.entry(group[..5].to_owned()).or_default() += 1;
+            }
+            let (most, least) = (turns.values().max(), turns.values().min());
+            let least = if turns.len() < labels.len() { 0 } else { *least.expect("labels") };
+            assert!(most <= Some(&(least + 1)), "nobody gets a turn more than the others: {turns:?}");
+        }
+        // 64 of 321 (256 others, swe and math) of what the minimum leaves.
+        let all = f64::from(of_swe as u32 + of_math as u32 + others as u32);
+        let share = 0.9 * 64.0 / 321.0;
+        assert!((of_math as f64 - all * share).abs() < 1.0, "{of_math} of {all}");
+        // What is kept is bounded.
+        let kept = app.read_value("SELECT CAST(LENGTH(shares) AS BIGINT) FROM policy WHERE name = 'default'".to_owned()).await;
+        assert!(kept < 1_000, "{kept} bytes");
+    }
+
+    async fn a_batch_of_more_groups_than_the_considered_environments_have_is_not_held_up(app: TestApp) {
+        let labels: Vec<String> = (0..300).map(|at| format!("e{at:03}x")).collect();
+        share(app, 290, json!({"swe": {"min_share": 0.01}})).await;
+        fill_all(app, &labels, 0..1).await;
+        none(app).await;
+        fill(app, "swe", 0..1).await;
+        none(app).await;
+        fill(app, "swe", 1..2).await;
+        let batch = app.lease().await;
+        assert_eq!((&batch["groups"], count(app, &batch, "swe").await), (&json!(290), 2));
+        let partial = app.lease_with(json!({"partial": true})).await;
+        assert_eq!(partial["groups"], 12, "all that are left");
+        // A partial batch has more than the environments that it considers, too.
+        fill_all(app, &labels, 1..2).await;
+        assert_eq!(app.lease_with(json!({"partial": true})).await["groups"], 290);
     }
 
     async fn wrong_shares_are_refused_and_change_nothing(app: TestApp) {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use forebay_client::wire::BatchRules;
 
-pub use self::shares::{CarriedShares, EnvironmentLine, Turns, first_reads, needed, take_turns};
+pub use self::shares::{CarriedShares, EnvironmentLine, Turns, first_reads, needed, take_turns, weight};
 
 /// The most groups of a batch. A batch is one transaction, and its groups are held in memory.
 pub const GROUPS_MAX: u32 = 65_536;

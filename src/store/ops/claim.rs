@@ -173,7 +173,7 @@ async fn cut_new(
     let has_shares = !policy.rules.batch.environments.is_empty();
     // A claim of an exact number of samples has minimums of its own.
     let (taken, found) = if has_shares && claim.exact_samples() == 0 {
-        (turns::select(tx, policy, claim, passed_over).await?, None)
+        (turns::select(tx, policy, claim, line.begin(), passed_over).await?, None)
     } else {
         from_line(tx, policy, claim, line.begin(), passed_over).await?
     };

@@ -38,6 +38,8 @@ pub struct Carried {
 pub struct EnvironmentLine<'a> {
     /// The label; empty for groups without one.
     pub environment: &'a str,
+    /// Its weight in what the minimums leave.
+    pub weight: f64,
     /// The first of them, in the order of delivery.
     pub ready: Vec<Candidate<'a>>,
     /// Whether these are all of them, or as many as a batch can have.
@@ -61,6 +63,12 @@ pub fn needed<'r>(rules: &'r BatchRules, carried: &CarriedShares) -> BTreeMap<&'
     let owed = |environment: &str| carried.get(environment).map_or(0, |carried| carried.owed);
     let minimums = minimums(rules).into_iter();
     minimums.map(|(label, minimum)| (label, due(owed(label), minimum, rules.groups as usize) as u64)).collect()
+}
+
+/// The weight of an environment in what the minimums leave.
+#[must_use]
+pub fn weight(rules: &BatchRules, environment: &str) -> f64 {
+    rules.environments.get(environment).map_or(1.0, |of| of.weight)
 }
 
 /// How many groups of each of these environments are read first, for a batch that takes up to `most`: its share, if all
@@ -178,7 +186,7 @@ impl<'l> Shares<'l> {
             Share {
                 line,
                 minimum: minimums.get(line.environment).copied().unwrap_or(0),
-                weight: rules.environments.get(line.environment).map_or(1.0, |of| of.weight),
+                weight: line.weight,
                 part: 0,
                 added: 0,
                 credit: before.credit,
@@ -289,9 +297,10 @@ mod tests {
 
     const GROUP: Candidate<'static> = Candidate { environment: None, rollouts: 2, samples: 2, tokens: 10 };
 
-    fn lines<'a>(ready: &[(&'a str, usize)]) -> Vec<EnvironmentLine<'a>> {
+    fn lines<'a>(rules: &BatchRules, ready: &[(&'a str, usize)]) -> Vec<EnvironmentLine<'a>> {
         let of = |(environment, groups): &(&'a str, usize)| EnvironmentLine {
             environment,
+            weight: weight(rules, environment),
             ready: vec![GROUP; *groups],
             is_all: true,
         };
@@ -309,7 +318,7 @@ mod tests {
     fn batches(rules: &BatchRules, runs: &[&[(&str, usize)]]) -> Vec<Option<Vec<usize>>> {
         let mut carried = CarriedShares::new();
         let batch = |ready: &&[(&str, usize)]| {
-            let turns = take_turns(rules, &BatchSize::Rules, false, &carried, &lines(ready));
+            let turns = take_turns(rules, &BatchSize::Rules, false, &carried, &lines(rules, ready));
             let (counts, next) = counts(turns, ready.len())?;
             carried = next;
             Some(counts)
@@ -357,7 +366,7 @@ mod tests {
     fn a_partial_batch_takes_what_is_there() {
         let rules = rules(8, &[("swe", 1.0, 0.5)]);
         let partial = |ready: &[(&'static str, usize)]| {
-            let turns = take_turns(&rules, &BatchSize::Rules, true, &CarriedShares::new(), &lines(ready));
+            let turns = take_turns(&rules, &BatchSize::Rules, true, &CarriedShares::new(), &lines(&rules, ready));
             counts(turns, ready.len()).map(|(counts, _)| counts)
         };
         assert_eq!(partial(&[("math", 100), ("swe", 0)]), Some(vec![8, 0]));
@@ -368,7 +377,7 @@ mod tests {
     #[test]
     fn groups_that_are_not_known_are_asked_for_only_if_they_are_needed() {
         let rules = rules(4, &[("swe", 1.0, 0.0)]);
-        let mut both = lines(&[("math", 2), ("swe", 3)]);
+        let mut both = lines(&rules, &[("math", 2), ("swe", 3)]);
         both[0].is_all = false;
         let turns = |lines: &[_]| take_turns(&rules, &BatchSize::Rules, false, &CarriedShares::new(), lines);
         assert!(matches!(turns(&both), Turns::Batch(..)), "two of each");
@@ -388,7 +397,7 @@ mod tests {
     fn other_sizes_take_turns_too() {
         let rules = rules(1, &[("swe", 1.0, 0.5)]);
         let take = |size: BatchSize, ready: &[(&'static str, usize)]| {
-            let turns = take_turns(&rules, &size, false, &CarriedShares::new(), &lines(ready));
+            let turns = take_turns(&rules, &size, false, &CarriedShares::new(), &lines(&rules, ready));
             counts(turns, ready.len()).map(|(counts, _)| counts)
         };
         let both = [("math", 100), ("swe", 100)];
@@ -439,7 +448,7 @@ mod tests {
             for there in ready {
                 let ready: Vec<_> = LABELS.iter().copied().zip(there.iter().copied()).collect();
                 let needed = needed(&rules, &carried);
-                let turns = take_turns(&rules, &BatchSize::Rules, false, &carried, &lines(&ready));
+                let turns = take_turns(&rules, &BatchSize::Rules, false, &carried, &lines(&rules, &ready));
                 let lacks = |at: usize| needed.get(LABELS[at]).is_some_and(|needed| *needed > there[at] as u64);
                 let can_be_full = there.iter().sum::<usize>() >= groups as usize;
                 let Some((counts, next)) = counts(turns, 5) else {

@@ -46,6 +46,11 @@ pub(super) struct Ready {
 }
 
 impl Ready {
+    /// The label of its environment; empty if it has none.
+    pub(super) fn environment(&self) -> &str {
+        self.environment.as_deref().unwrap_or_default()
+    }
+
     /// What its selection depends on.
     pub(super) fn candidate(&self) -> Candidate<'_> {
         Candidate {
