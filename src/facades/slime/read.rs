@@ -70,10 +70,16 @@ pub(super) async fn read(
 ) -> Result<Response, Failure> {
     let bounds = bounds(&slime, &bytes)?;
     let reader = call.reader(NAME, &slime.policy)?;
-    let acked = reader.clone();
-    slime.api.run_uncancelled(|buffer| async move { buffer.ack_reads(&acked).await }).await?;
-    let mut taken = Taken::new(slime.buffer().clone(), reader);
-    let rows = taken.take(&slime, &call, bounds).await?;
+    let (api, grant) = (slime.api.clone(), call.grant);
+    // It is finished also if the client leaves, so that every lease has its holder in `Taken`. Nobody then receives
+    // `Taken`, and its batches are given back.
+    let take = |buffer: Buffer| async move {
+        buffer.ack_reads(&reader).await?;
+        let mut taken = Taken::new(buffer, reader);
+        let rows = taken.take(bounds, || api.still_grants(&grant)).await?;
+        Ok::<_, BufferError>((taken, rows))
+    };
+    let (taken, rows) = slime.api.run_uncancelled(take).await?;
     let json = [(header::CONTENT_TYPE, "application/json")];
     if rows.is_empty() {
         let none = r#"{"success":false,"message":"No data available to read","data":{"data":[],"meta_info":{}}}"#;
@@ -123,11 +129,12 @@ impl Taken {
     ///
     /// slime's client puts all items of a read that have the same `instance_id` into one group. So a read ends before a
     /// second generation of an instance, which the next read then delivers. For this, each group is a batch of its own.
+    ///
+    /// It must not be cancelled: a lease that is being made has no holder yet.
     async fn take(
         &mut self,
-        slime: &Slime,
-        call: &Call,
         bounds: Bounds,
+        permitted: impl Fn() -> bool + Send + Sync,
     ) -> Result<VecDeque<SampleReader>, BufferError> {
         let mut taken = VecDeque::new();
         let mut instances = HashSet::new();
@@ -138,7 +145,7 @@ impl Taken {
             if count == 0 {
                 break;
             }
-            let batches = self.lease(slime, call, count).await?;
+            let batches = self.lease(count, &permitted).await?;
             is_done = (batches.len() as u32) < count;
             for batch in batches {
                 let rows = self.buffer.samples(batch.batch_id, Shard::WHOLE).await?;
@@ -159,8 +166,11 @@ impl Taken {
     }
 
     /// Leases up to this many groups, in the order of their batches.
-    async fn lease(&mut self, slime: &Slime, call: &Call, count: u32) -> Result<Vec<Batch>, BufferError> {
-        let permitted = || slime.api.still_grants(&call.grant);
+    async fn lease(
+        &mut self,
+        count: u32,
+        permitted: &(impl Fn() -> bool + Send + Sync),
+    ) -> Result<Vec<Batch>, BufferError> {
         let lease = || self.buffer.lease(self.reader.request(BatchSize::Groups { at_most: 1 }), permitted);
         let outcomes = futures::future::join_all((0..count).map(|_| lease())).await;
         let mut batches = Vec::new();
