@@ -1,5 +1,7 @@
 //! TLS and mutual TLS, with certificates that the test makes.
 
+mod facades;
+
 use std::{
     path::Path,
     sync::{

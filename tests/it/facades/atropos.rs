@@ -1,6 +1,7 @@
 //! The facade of Atropos: its environments post scored groups, and its trainer reads batches of a fixed number of
 //! sequences.
 
+mod crash;
 mod keys;
 mod posts;
 mod reads;

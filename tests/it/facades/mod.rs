@@ -5,10 +5,22 @@ mod atropos;
 mod slime;
 mod slime_crash;
 
+use std::path::Path;
+
 use reqwest::Method;
 use serde_json::Value;
 
-use crate::support::{Answer, TestApp};
+use crate::support::{Answer, TestApp, process::Service};
+
+/// Starts the service as a process with this configuration. Returns it and the address of its facade.
+async fn start_process(database: &str, folder: &Path, protocol: &str, config: &str) -> (Service, String) {
+    let path = |name: &str| folder.join(name).to_str().expect("the path is text").to_owned();
+    std::fs::write(path("forebay.toml"), config).expect("the file is written");
+    let arguments = ["--config", &path("forebay.toml"), "--port-file", &path("port")];
+    let service = Service::start_with(database, &arguments, &[]).await;
+    let address = std::fs::read_to_string(path(&format!("port.{protocol}"))).expect("the facade listens");
+    (service, format!("http://{}", address.trim()))
+}
 
 /// A client of a facade, which only knows an address.
 pub(crate) struct Facade<'a> {

@@ -1,6 +1,7 @@
 //! The facade of slime's rollout buffer, as its clients use it.
 
 mod leaving;
+mod replicas;
 
 use flate2::{Compression, write::GzEncoder};
 use forebay_client::wire::Role;

@@ -4,19 +4,14 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::start_process;
 use crate::support::{fresh_database, process::Service, text};
 
 /// A configuration with groups of two.
 const CONFIG: &str = "[facades]\nslime = \"127.0.0.1:0\"\n[policy_defaults]\nrequire = []\ngroup = { size = 2 }\n";
 
-/// The service, and the address of the facade.
 async fn start(database: &str, folder: &Path) -> (Service, String) {
-    let path = |name: &str| folder.join(name).to_str().expect("the path is text").to_owned();
-    std::fs::write(path("forebay.toml"), CONFIG).expect("the file is written");
-    let arguments = ["--config", &path("forebay.toml"), "--port-file", &path("port")];
-    let service = Service::start_with(database, &arguments, &[]).await;
-    let address = std::fs::read_to_string(path("port.slime")).expect("the facade listens");
-    (service, format!("http://{}", address.trim()))
+    start_process(database, folder, "slime", CONFIG).await
 }
 
 async fn post(url: &str, path: &str, body: Value) -> Value {
