@@ -333,6 +333,20 @@ async fn an_arrow_export_that_breaks_off_leaves_no_file() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_export_to_standard_output_that_breaks_off_is_no_complete_file() {
+    let [rows, end, summary] = arrow_export().await;
+    let media = "content-type: application/vnd.apache.arrow.stream\r\n";
+    let mut written = Vec::new();
+    for chunks in [vec![rows.clone(), end.clone(), summary], vec![rows, end]] {
+        let url = answering(media, chunks, true).await;
+        let output = forebay(&["--format", "parquet", "--url", &url, "--output", "-"]).await;
+        written.push((output.status.success(), output.stdout));
+    }
+    assert!(written[0].0 && written[0].1.ends_with(b"PAR1"), "a Parquet file ends with its metadata");
+    assert!(!written[1].0 && written[1].1.len() < written[0].1.len(), "the metadata is not written");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_that_has_no_columns_is_read_as_lines() {
     let chunks = vec![exported_line().into_bytes(), SUMMARY.as_bytes().to_vec()];
     let url = answering("content-type: application/x-ndjson\r\n", chunks, true).await;

@@ -3,6 +3,11 @@
 mod columns;
 mod command;
 
+use forebay::buffer::{
+    export::ExportFilter,
+    ids::PolicyName,
+    port::{ExportCursor, ExportPage, Policy},
+};
 use serde_json::{Value, json};
 
 use crate::support::{Backend, TestApp, group, member, on_both_stores, rollout, text, with};
@@ -189,6 +194,55 @@ on_both_stores! {
         let (lines, summary) = export(app, "").await;
         assert_eq!(ids(&lines), ["a"]);
         assert_eq!(summary["damaged"], 2);
+    }
+
+    async fn a_payload_in_the_place_of_another_is_left_out_and_counted(app: TestApp) {
+        for index in 1..=3 {
+            app.accept(with(rollout(&format!("r{index}"), 1.0), json!({"metadata": {"index": index}}))).await;
+        }
+        // Each payload can be unpacked. The second one differs from its digest, and the third one's digest from the seal.
+        let only_body = "UPDATE payload SET body = (SELECT body FROM payload WHERE rollout_pk = 1) WHERE rollout_pk = 2";
+        assert_eq!(app.damage(only_body).await, 1);
+        let with_digest = "UPDATE payload SET body = (SELECT body FROM payload WHERE rollout_pk = 1),
+            digest = (SELECT digest FROM payload WHERE rollout_pk = 1) WHERE rollout_pk = 3";
+        assert_eq!(app.damage(with_digest).await, 1);
+        let (lines, summary) = export(app, "").await;
+        assert_eq!(ids(&lines), ["r1"]);
+        assert_eq!(summary["damaged"], 2);
+    }
+
+    async fn purged_groups_are_passed_over_without_reading_their_rollouts(app: TestApp) {
+        app.rules("default", json!({"retention": {"trained_s": 1_000, "settled_s": 100, "tombstone_s": 100_000}})).await;
+        app.accept(group("old", &[1.0, 0.0])).await;
+        let batch = app.lease().await;
+        app.ack(&batch, 1).await.expect(200);
+        app.checkpoint(1).await;
+        app.pass_s(200.0).await;
+        app.accept(rollout("new", 1.0)).await;
+        let store = app.buffer.store();
+        let policy = PolicyName::parse("default").expect("it is a name");
+        let Policy { policy_pk, run, .. } = store.policy(policy).await.expect("answered").expect("it is there");
+        let last = store.last_rollout().await.expect("answered");
+        let page = ExportPage { policy_pk, run, last, from: ExportCursor::START };
+        let read = store.exported(page).await.expect("answered");
+        let members: Vec<&str> = read.members.iter().map(|member| member.row.rollout_id.as_str()).collect();
+        assert_eq!((members, read.purged), (vec!["new"], 2));
+    }
+
+    async fn what_arrives_after_an_export_has_begun_is_not_in_it(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 2}})).await;
+        app.accept(member("a", 0, 1.0)).await;
+        let policy = PolicyName::parse("default").expect("it is a name");
+        let mut reader = app.buffer.export(policy, None, ExportFilter::default()).await.expect("answered");
+        // The second rollout of a group that is still to be read, and another group.
+        app.accept(member("a", 1, 0.0)).await;
+        app.accept(group("b", &[1.0, 0.0])).await;
+        let mut found = Vec::new();
+        while let Some(page) = reader.next_page().await.expect("answered") {
+            found.extend(page.into_iter().filter_map(|rollout| rollout.trajectory.rollout_id));
+        }
+        assert_eq!((found, reader.counts().rollouts), (vec!["a-0".to_owned()], 1));
+        assert_eq!(export(app, "").await.0.len(), 4);
     }
 
     async fn a_new_run_is_exported_without_the_earlier_one(app: TestApp) {
