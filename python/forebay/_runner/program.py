@@ -50,7 +50,14 @@ def run() -> Run:
     found = settings.read(
         Path(file), profile=os.environ.get("FOREBAY_PROFILE") or None, seed=int(seed) if seed else None
     )
-    return Run(found, agent=int(os.environ.get("FOREBAY_AGENT", "0")))
+    begun = Run(found, agent=int(os.environ.get("FOREBAY_AGENT", "0")))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        begun.stop()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
+    return begun
 
 
 class Run:
@@ -67,8 +74,6 @@ class Run:
         """Arguments of every call of an engine, such as `max_tokens`."""
         self._stopped = threading.Event()
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="forebay-run")
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._stop)
 
     def openai(self, engine: str | None = None) -> Any:
         """A client of the package `openai` for an engine of the run file, or for the first one."""
@@ -144,7 +149,8 @@ class Run:
                 raise error
         return [future.result() for future in futures]
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
+    def stop(self) -> None:
+        """Ends `questions` and `play` after what has begun."""
         self._stopped.set()
 
 
