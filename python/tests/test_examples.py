@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import random
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import pytest
 from support import REPOSITORY
 
 import forebay
-from forebay._runner import program, settings
+from forebay._runner import program, settings, tables
 from forebay._runner.program import Run
 from forebay._runner.tiny import Vocabulary
 from forebay.testing import Answer, Engine, Request
@@ -99,6 +100,17 @@ def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path:
             tokens, mask = vocabulary.demonstration(messages)
             assert sum(mask) == 2 and len(tokens) < 20
     assert settings.read(path, profile="qwen").engines[0].kind == "sglang"
+
+
+def test_the_run_file_of_the_readme_is_valid() -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", (EXAMPLES / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    file = EXAMPLES / "readme.toml"
+    with pytest.MonkeyPatch.context() as patch:
+        read = tables.load
+        patch.setattr(settings, "load", lambda path: tables.parsed(block, path) if path == file else read(path))
+        found = settings.read(file, profile="qwen")
+    assert [policy.name for policy in found.policies] == ["generator", "verifier.0", "verifier.1"]
+    assert (found.minutes, found.policies[2].rules["group"]["min_size"]) == (600, 2)
 
 
 def test_demonstrations_are_right_about_as_often_as_they_should_be(example: Any) -> None:

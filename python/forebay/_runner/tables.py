@@ -23,6 +23,11 @@ def load(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    return parsed(text, path)
+
+
+def parsed(text: str, path: Path) -> dict[str, Any]:
+    """The content of a text in TOML. Errors name the path."""
     toml = _parser()
     try:
         return toml.loads(text)
