@@ -339,6 +339,45 @@ def test_a_run_goes_from_the_warm_start_to_its_criteria(folder: Path, command: C
     assert refused.returncode == 1
 
 
+def test_several_seeds_run_one_after_the_other_in_folders_of_their_own(
+    folder: Path, command: Callable[..., Any]
+) -> None:
+    changed(folder, "steps = 8", "steps = 4")
+    run = command("--seeds", "3,4", "--engine", "http://127.0.0.1:1")
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, output
+    assert output.endswith("2 of 2 seeds passed\n")
+    for seed in (3, 4):
+        found = json.loads((folder / "out" / f"tiny-{seed}" / "result.json").read_text())
+        assert (found["seed"], found["steps"]) == (seed, {"solver": 4})
+    # An engine that runs elsewhere is not started.
+    assert not list((folder / "out").glob("*/logs/engine*"))
+
+
+def test_the_program_gets_the_address_of_the_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_RUN", str(folder / "run.toml"))
+    monkeypatch.setenv("FOREBAY_SEED", "6")
+    monkeypatch.setenv("FOREBAY_ENGINES", "local=http://127.0.0.1:5 other=http://127.0.0.1:6")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        run = forebay.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with run.openai() as llm:
+        assert str(llm.base_url) == "http://127.0.0.1:5/v1/"
+    assert run.settings.seed == 6
+    with pytest.raises(ConfigurationError, match="no engine 'far' with an address"):
+        run.openai("far")
+    asked = run.questions()
+    ids = {next(asked).id for _ in range(3)}
+    assert len(ids) == 3 and all(id.startswith(".6.0.") for id in ids)
+    run.stop()
+    assert next(asked, None) is None
+    with pytest.raises(ValueError, match="third"):
+        run.each(4, lambda place: int("third") if place == 2 else place)
+    assert run.each(3, lambda place: 2 * place) == [0, 2, 4]
+
+
 def test_criteria_that_do_not_hold_are_status_1(folder: Path, command: Callable[..., Any]) -> None:
     changed(folder, "last = 0.95", "last = 1.5")
     run = command()

@@ -38,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ForebayError as error:
         print(f"forebay.run: {error}", file=sys.stderr)
         return 1
-    return 0 if all(result.passed for result in results) else 1
+    passed = sum(result.passed for result in results)
+    if len(results) > 1:
+        print(f"{passed} of {len(results)} seeds passed", flush=True)
+    return 0 if passed == len(results) else 1
 
 
 def _parser() -> argparse.ArgumentParser:

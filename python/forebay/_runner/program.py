@@ -83,6 +83,7 @@ class Run:
         name = engine or (engines[0].name if engines else "")
         urls = dict(pair.split("=", 1) for pair in os.environ.get("FOREBAY_ENGINES", "").split())
         for each in engines:
+            # The program was started by something else than the runner.
             if each.urls:
                 urls.setdefault(each.name, each.urls[0])
         if name not in urls:

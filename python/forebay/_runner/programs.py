@@ -69,13 +69,16 @@ def init(model: Tiny, folder: Path, tokenizer: Path) -> list[str]:
     return command + [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
 
-def engine(settings: Settings, engine: Engine, output: Output, address: str, url: str) -> Process:
+def engine(
+    settings: Settings, engine: Engine, output: Output, address: str, url: str, models: dict[str, Path]
+) -> Process:
     """An engine that follows every policy of its name, with frozen models beside them."""
     command = [trainer_binary(), "serve", "--listen", address, "--threads", str(engine.threads)]
-    for policy in settings.policies:
-        if policy.engine == engine.name and policy.train is not None:
+    served = [policy for policy in settings.policies if policy.engine == engine.name]
+    for policy in served:
+        if policy.train is not None:
             command += ["--follow", f"{policy.name}@{url}"]
-    frozen = {policy.name: str(policy.model) for policy in settings.policies if policy.train is None}
+    frozen = {policy.name: str(models[policy.name]) for policy in served if policy.train is None}
     command += [f"{name}={folder}" for name, folder in {**engine.models, **frozen}.items()]
     return Process(
         name=f"engine-{engine.name}", kind="engine", command=command, log=output.log(f"engine-{engine.name}")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..client import Client
-from ..errors import ConfigurationError, ForebayError
+from ..errors import ForebayError
 from . import picture, programs
 from .output import Output
 from .processes import Process, RunFailed, Supervisor
@@ -130,7 +130,7 @@ class Runner:
         for engine in settings.engines:
             if engine.is_started:
                 address = self._engines[engine.name].removeprefix("http://")
-                supervisor.start(programs.engine(settings, engine, output, address, client.url))
+                supervisor.start(programs.engine(settings, engine, output, address, client.url, models))
         for policy in settings.policies:
             if policy.train is not None:
                 supervisor.start(programs.trainer(settings, policy, output, models[policy.name], client.url))
@@ -139,8 +139,9 @@ class Runner:
         # An engine is healthy when it has loaded the first version of what it follows.
         urls = [*self._engines.values()]
         supervisor.wait(lambda: all(answers(f"{url}/health") for url in urls), "the start of the engines", READY_S)
+        engines = {**{engine.name: engine.urls[0] for engine in settings.engines if engine.urls}, **self._engines}
         for number in range(settings.agents.count):
-            supervisor.start(programs.agent(settings, number, output, client.url, self._engines, self._profile))
+            supervisor.start(programs.agent(settings, number, output, client.url, engines, self._profile))
 
     def _models(self, vocabulary: Vocabulary) -> dict[str, Path]:
         """The models before a warm start. Policies with equal settings have the same."""
@@ -181,7 +182,7 @@ class Runner:
                 shown = now
                 progress.refresh()
                 self._show(progress, client)
-                if progress.is_passed():
+                if progress.is_passed() and self._is_passed_now(progress):
                     return "the criteria hold"
             trainers = self._supervisor.of_kind("trainer")
             if trainers and all(trainer.is_done for trainer in trainers):
@@ -189,6 +190,11 @@ class Runner:
             if now - self._started > 60 * self._settings.minutes:
                 return f"{self._settings.minutes:g} minutes are over"
             time.sleep(TICK_S)
+
+    def _is_passed_now(self, progress: Progress) -> bool:
+        """Whether the criteria hold with what has arrived since the last export, too."""
+        progress.refresh(now=True)
+        return progress.is_passed()
 
     def _close_finished(self, client: Client, finished: set[str]) -> None:
         """Lets nothing wait for trainers that are done."""
@@ -246,8 +252,6 @@ def answers(url: str) -> bool:
 def _has_version(client: Client, policy: str) -> bool:
     try:
         status = client.get_policy(policy)
-    except ConfigurationError:
-        raise
     except ForebayError:
         return False
     return status is not None and status.version > 0

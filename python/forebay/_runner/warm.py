@@ -24,8 +24,8 @@ from .programs import warm_trainer
 from .settings import Policy, Settings, Task, Warm
 from .tiny import Vocabulary
 
-POSTS_MAX = 512
-"""Demonstrations of one request."""
+CHECKED_EVERY = 500
+"""Demonstrations between two looks at the processes."""
 
 
 def name_of(policy: Policy) -> str:
@@ -99,7 +99,7 @@ class WarmStart:
             self._say(
                 f"{name}: {warm.steps} steps of {warm.batch} demonstrations, {warm.right:.0%} of them right on purpose"
             )
-            self._post(demonstrations(world, self._settings.task, vocabulary, name, warm))
+            self._post(demonstrations(world, self._settings.task, vocabulary, name, warm), supervisor)
         supervisor.wait(lambda: all(process.is_done for process in processes), "the warm start", timeout_s)
         supervisor.drop(processes)
         return {
@@ -107,10 +107,12 @@ class WarmStart:
             for policy in self._settings.policies
         }
 
-    def _post(self, trajectories: Iterator[Trajectory]) -> None:
+    def _post(self, trajectories: Iterator[Trajectory], supervisor: Supervisor) -> None:
         for line in self._client.post_many(trajectories):
             if line.problem is not None:
                 raise RunFailed(f"a demonstration was refused: {line.problem}")
+            if line.line % CHECKED_EVERY == 0:
+                supervisor.check()
 
     def _model(self, name: str) -> Path | None:
         """The model of a warm start that is done."""
