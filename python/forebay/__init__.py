@@ -9,6 +9,7 @@ from . import (
     errors,
     types,
 )
+from ._runner.program import run
 from ._version import __version__
 from ._wire import (
     Segment,
@@ -34,5 +35,6 @@ __all__ = [
     "Trajectory",
     "__version__",
     "errors",
+    "run",
     "types",
 ]

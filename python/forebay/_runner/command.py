@@ -1,0 +1,125 @@
+"""The command line of the runner."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from ..errors import ForebayError
+from . import settings
+from .output import Output
+from .processes import RunFailed
+from .progress import table
+from .settings import Settings
+from .stages import Chaos, Result, Runner
+
+KINDS = ("service", "engine", "trainer", "agent")
+
+STOPPED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a run file, once for each seed. Returns 0 if all runs passed."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    results: list[Result] = []
+    try:
+        for seed in options.seeds or [options.seed]:
+            results.append(_run(options, seed))
+    except KeyboardInterrupt:
+        print("forebay.run: stopped; --resume goes on", file=sys.stderr)
+        return STOPPED
+    except ForebayError as error:
+        print(f"forebay.run: {error}", file=sys.stderr)
+        return 1
+    passed = sum(result.passed for result in results)
+    if len(results) > 1:
+        print(f"{passed} of {len(results)} seeds passed", flush=True)
+    return 0 if passed == len(results) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m forebay.run",
+        description="Runs everything of one training on this machine: the service, engines, trainers and a program.",
+        epilog="Exit status 0: every criterion of [[pass]] holds. Programs are found by FOREBAY_BIN, "
+        "FOREBAY_TRAINER_BIN and the PATH.",
+    )
+    parser.add_argument("file", type=Path, help="the run file (TOML)")
+    parser.add_argument("--profile", help="a [profile.NAME] of the run file, which is merged into it")
+    parser.add_argument("--seed", type=int, help="instead of the seed of the run file")
+    parser.add_argument("--seeds", type=_numbers, help="several runs, one after the other: 1,2,3")
+    parser.add_argument("--minutes", type=float, help="instead of the time limit of the run file")
+    parser.add_argument("--out", type=Path, help="folder of all files (default: data/runs/NAME-SEED)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in this folder")
+    parser.add_argument("--engine", metavar="URL", help="use an engine that runs at this address, and start none")
+    parser.add_argument(
+        "--chaos", type=_chaos, metavar="KIND:SECONDS",
+        help=f"kill -9 a process of a kind ({', '.join(KINDS)}) every so many seconds",
+    )  # fmt: skip
+    return parser
+
+
+def _run(options: argparse.Namespace, seed: int | None) -> Result:
+    found = settings.read(options.file, profile=options.profile, seed=seed)
+    _override(found, options)
+    folder: Path = options.out or Path("data") / "runs" / f"{found.name}-{found.seed}"
+    if options.out and options.seeds:
+        folder = folder / f"{found.name}-{found.seed}"
+    identity = {"file": str(options.file.resolve()), "profile": options.profile, "seed": found.seed}
+    output = Output(folder, identity, resume=options.resume)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        line = f"{time.monotonic() - started:6.0f} s  {text}"
+        print(line, flush=True)
+        with (output.folder / "run.log").open("a") as log:
+            log.write(line + "\n")
+
+    try:
+        say(f"{found.name}, seed {found.seed}{', goes on' if output.is_resumed else ''}")
+        result = Runner(found, output, say, profile=options.profile, chaos=options.chaos).run()
+    finally:
+        output.close()
+    steps = ", ".join(f"{name} {count}" for name, count in result.steps.items())
+    print(f"{result.name}, seed {result.seed}: steps {steps}; {result.minutes:.1f} minutes", flush=True)
+    if result.judged:
+        print(table(result.judged), flush=True)
+    return result
+
+
+def _override(found: Settings, options: argparse.Namespace) -> None:
+    if options.minutes is not None:
+        found.minutes = options.minutes
+    if options.engine is not None:
+        if len(found.engines) != 1:
+            raise RunFailed(f"--engine replaces the only engine of a run file, and this one has {len(found.engines)}")
+        found.engines[0].urls.append(options.engine)
+
+
+def _chaos(text: str) -> Chaos:
+    kind, _, seconds = text.partition(":")
+    try:
+        every_s = float(seconds or "30")
+    except ValueError:
+        every_s = 0.0
+    if kind not in KINDS or every_s <= 0:
+        raise argparse.ArgumentTypeError(f"must be KIND:SECONDS, with one of {', '.join(KINDS)}")
+    return Chaos(kind=kind, every_s=every_s)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError("must be numbers with commas between them: 1,2,3") from None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,192 @@
+"""What the agents' program sees of a run: questions, prompts, and the addresses of engines.
+
+The runner names the run file in the environment of the program, so the program has no address, no prompt and no name
+of a model of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, TypeVar
+
+from ..errors import ConfigurationError
+from . import settings
+from .settings import Settings, Task
+
+T = TypeVar("T")
+
+log = logging.getLogger("forebay")
+
+FAILED_PAUSE_S = 1.0
+"""Time between an execution that failed and the next one: the engine or the service may be starting."""
+
+FIELD = re.compile(r"\{(\w+)\}")
+
+ENGINE_RETRIES = 5
+"""How often a call to an engine that does not answer is repeated."""
+
+
+def run() -> Run:
+    """The run that started this program. Its file is in the environment variable `FOREBAY_RUN`."""
+    file = os.environ.get("FOREBAY_RUN")
+    if not file:
+        raise ConfigurationError(
+            "FOREBAY_RUN does not name a run file: start the program with `python -m forebay.run FILE`"
+        )
+    seed = os.environ.get("FOREBAY_SEED")
+    found = settings.read(
+        Path(file), profile=os.environ.get("FOREBAY_PROFILE") or None, seed=int(seed) if seed else None
+    )
+    begun = Run(found, agent=int(os.environ.get("FOREBAY_AGENT", "0")))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        begun.stop()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
+    return begun
+
+
+class Run:
+    """A run, for one process of its program. SIGTERM ends `questions` and `play` after what has begun."""
+
+    def __init__(self, found: Settings, *, agent: int = 0) -> None:
+        self.settings = found
+        self.task = found.task
+        self.agent = agent
+        """The number of this process, from 0."""
+        self.world = load_world(found.task.world)
+        """The module that has the task's questions."""
+        self.options: dict[str, Any] = dict(found.task.sampling)
+        """Arguments of every call of an engine, such as `max_tokens`."""
+        self._stopped = threading.Event()
+        self._threads = ThreadPoolExecutor(64, thread_name_prefix="forebay-run")
+
+    def openai(self, engine: str | None = None) -> Any:
+        """A client of the package `openai` for an engine of the run file, or for the first one."""
+        # An optional package, so it is imported only here.
+        openai: Any = importlib.import_module("openai")
+        engines = self.settings.engines
+        name = engine or (engines[0].name if engines else "")
+        urls = dict(pair.split("=", 1) for pair in os.environ.get("FOREBAY_ENGINES", "").split())
+        for each in engines:
+            # The program was started by something else than the runner.
+            if each.urls:
+                urls.setdefault(each.name, each.urls[0])
+        if name not in urls:
+            raise ConfigurationError(f"the run has no engine {name!r} with an address")
+        return openai.OpenAI(
+            base_url=f"{urls[name]}/v1",
+            api_key=os.environ.get("FOREBAY_ENGINE_KEY", "none"),
+            max_retries=ENGINE_RETRIES,
+        )
+
+    def prompt(self, name: str, **fields: object) -> str:
+        """The prompt of this name in the run file, with fields put in."""
+        return prompt(self.task, name, **fields)
+
+    def answer(self, text: str) -> str:
+        """The answer in a reply: the whole text, or what is in the last `\\boxed{}`, as the run file says."""
+        return boxed(text) if self.task.answer == "boxed" else text.strip()
+
+    def questions(self) -> Iterator[Any]:
+        """Yields questions until the program is stopped. Every start of a program asks others, with other ids."""
+        # A program that is started again must not add to groups of the time before.
+        start = time.time_ns()
+        asked = self.world.questions(self.task.kind, f"{self.settings.seed}.{self.agent}.{start}")
+        for number, question in enumerate(asked):
+            if self._stopped.is_set():
+                return
+            question.id = f"{self.task.kind}.{self.settings.seed}.{self.agent}.{start // 1_000_000}.{number}"
+            yield question
+
+    def play(self, execute: Callable[[Any], object]) -> None:
+        """Executes a function for one question after the other, `in_flight` of them at once.
+
+        An execution that raises is logged, and the next one begins.
+        """
+        questions, lock = self.questions(), threading.Lock()
+
+        def worker() -> None:
+            while True:
+                with lock:
+                    question = next(questions, None)
+                if question is None:
+                    return
+                try:
+                    execute(question)
+                except Exception:
+                    log.exception("the execution of %s failed", question.id)
+                    self._stopped.wait(FAILED_PAUSE_S)
+
+        workers = [threading.Thread(target=worker, name=f"execution-{n}") for n in range(self.task.in_flight)]
+        for thread in workers:
+            thread.start()
+        for thread in workers:
+            thread.join()
+
+    def each(self, count: int, function: Callable[[int], T]) -> list[T]:
+        """Calls a function with 0 to `count` - 1 in threads, and returns what it returned, in this order.
+
+        If calls raise, the others are waited for, and the first exception goes on.
+        """
+        futures = [self._threads.submit(function, place) for place in range(count)]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def stop(self) -> None:
+        """Ends `questions` and `play` after what has begun."""
+        self._stopped.set()
+
+
+def prompt(task: Task, name: str, **fields: object) -> str:
+    """The prompt of a task."""
+    if name not in task.prompts:
+        known = ", ".join(sorted(task.prompts)) or "none"
+        raise ConfigurationError(f"`task.prompts.{name}` is missing; there are: {known}")
+    # Other text in braces stays, such as \\boxed{ANSWER}.
+    return FIELD.sub(lambda found: str(fields.get(found[1], found[0])), task.prompts[name])
+
+
+def boxed(text: str) -> str:
+    """What is in the last `\\boxed{}` of a text; an empty text if there is none."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return ""
+    depth = 0
+    inner = itertools.islice(text, start + len("\\boxed{"), None)
+    kept: list[str] = []
+    for character in inner:
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return "".join(kept).strip()
+        kept.append(character)
+    return ""
+
+
+def load_world(path: Path) -> ModuleType:
+    """Loads the module that has the questions and demonstrations of a task."""
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Where the program imports it by name, it gets the same module.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,162 @@
+"""The programs that a run starts, and their command lines and configurations."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..server import find_binary
+from .output import Output
+from .processes import Process
+from .settings import Engine, Policy, Settings, Tiny, Warm
+from .tables import dump, merged
+
+GIVEN = ("server", "policy", "consumer", "model", "output")
+"""Keys of a trainer's configuration that the runner gives."""
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    # The next batch is leased only when the last one is done, so that batches do not become older while they wait.
+    "data": {"ahead": 0},
+}
+
+
+def trainer_binary() -> str:
+    """The path of `forebay-trainer`: that of `FOREBAY_TRAINER_BIN`, beside `forebay`, or of the `PATH`."""
+    named = os.environ.get("FOREBAY_TRAINER_BIN")
+    beside = Path(find_binary()).with_name("forebay-trainer")
+    for candidate in (named, str(beside), shutil.which("forebay-trainer")):
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+        if candidate and candidate == named:
+            raise ConfigurationError(f"FOREBAY_TRAINER_BIN is {named}, which is not a program")
+    raise ConfigurationError(
+        "forebay-trainer is neither beside forebay nor in the PATH: build it with "
+        "`cargo build --release -p forebay-trainer`, or name it in FOREBAY_TRAINER_BIN"
+    )
+
+
+def free_address() -> str:
+    """An address of this machine that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def service(settings: Settings, output: Output, listen: str, engines: dict[str, str]) -> Process:
+    """The service. With sessions, it forwards the calls of agents to the engines."""
+    command = [find_binary(), "serve", "--listen", listen, "--port-file", str(output.folder / "address")]
+    command += ["--database", settings.database.replace("{output}", str(output.folder))]
+    if settings.sessions:
+        values: list[str] = ['[sessions]\nlisten = "127.0.0.1:0"\n']
+        for engine in settings.engines:
+            # The engine that comes along answers as SGLang does.
+            kind = "sglang" if engine.kind == "forebay" else engine.kind
+            urls = engine.urls or [engines[engine.name]]
+            values.append("[[upstream]]\n" + dump({"name": engine.name, "kind": kind, "urls": urls}))
+        command += ["--config", str(output.write("service.toml", "\n".join(values)))]
+    return Process(name="service", kind="service", command=command, log=output.log("service"))
+
+
+def init(model: Tiny, folder: Path, tokenizer: Path) -> list[str]:
+    """The command that makes a tiny model."""
+    options = {"seed": model.seed, "hidden": model.hidden, "layers": model.layers, "heads": model.heads}
+    command = [trainer_binary(), "init", str(folder), "--tokenizer", str(tokenizer)]
+    return command + [text for name, value in options.items() for text in (f"--{name}", str(value))]
+
+
+def engine(
+    settings: Settings, engine: Engine, output: Output, address: str, url: str, models: dict[str, Path]
+) -> Process:
+    """An engine that follows every policy of its name, with frozen models beside them."""
+    command = [trainer_binary(), "serve", "--listen", address, "--threads", str(engine.threads)]
+    served = [policy for policy in settings.policies if policy.engine == engine.name]
+    for policy in served:
+        if policy.train is not None:
+            command += ["--follow", f"{policy.name}@{url}"]
+    frozen = {policy.name: str(models[policy.name]) for policy in served if policy.train is None}
+    command += [f"{name}={folder}" for name, folder in {**engine.models, **frozen}.items()]
+    return Process(
+        name=f"engine-{engine.name}", kind="engine", command=command, log=output.log(f"engine-{engine.name}")
+    )
+
+
+def trainer(settings: Settings, policy: Policy, output: Output, model: Path, url: str) -> Process:
+    """The trainer of a policy."""
+    train = policy.train or {}
+    for key in GIVEN:
+        if key in train:
+            raise ConfigurationError(f"`policy.train.{key}` of {policy.name} is given by the runner: remove it")
+    given = {
+        "server": url,
+        "policy": policy.name,
+        "consumer": f"{policy.name}-trainer",
+        "model": str(model),
+        "output": str(output.trainer(policy.name)),
+    }
+    engine = next(engine for engine in settings.engines if engine.name == policy.engine)
+    if engine.kind != "forebay":
+        loads = [{"kind": engine.kind, "url": each} for each in engine.urls]
+        train = merged({"publish": {"engine": loads}}, train)
+    return _trainer(policy.name, merged(TRAINER_DEFAULTS, {**train, **given}), output)
+
+
+def warm_trainer(name: str, warm: Warm, output: Output, model: Path, url: str) -> Process:
+    """The trainer that learns demonstrations."""
+    config: dict[str, Any] = {
+        "server": url,
+        "policy": name,
+        "consumer": f"{name}-trainer",
+        "model": str(model),
+        "output": str(output.trainer(name)),
+        "steps": warm.steps,
+        "objective": {"objective": "sft"},
+        "schedule": {"peak": warm.rate},
+        # Only the last version is used.
+        "publish": {"every": warm.steps, "keep": 1},
+        "checkpoint": {"every": max(1, warm.steps // 4)},
+    }
+    return _trainer(name, config, output)
+
+
+def _trainer(name: str, config: dict[str, Any], output: Output) -> Process:
+    path = output.write(f"trainers/{name}.toml", dump(config))
+    return Process(
+        name=f"trainer-{name}",
+        kind="trainer",
+        command=[trainer_binary(), "train", "--config", str(path)],
+        log=output.log(f"trainer-{name}"),
+        ends=True,
+    )
+
+
+def agent(
+    settings: Settings, number: int, output: Output, url: str, engines: dict[str, str], profile: str | None
+) -> Process:
+    """A process of the program. It finds the run in its environment."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        "FOREBAY_URL": url,
+        "FOREBAY_RUN": str(settings.file.resolve()),
+        "FOREBAY_PROFILE": profile or "",
+        "FOREBAY_SEED": str(settings.seed),
+        "FOREBAY_AGENT": str(number),
+        "FOREBAY_ENGINES": " ".join(f"{name}={address}" for name, address in engines.items()),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        **settings.agents.env,
+    }
+    return Process(
+        name=f"agent-{number}",
+        kind="agent",
+        command=[sys.executable, str(settings.program)],
+        log=output.log(f"agent-{number}"),
+        environment=environment,
+        # All that a program does may be done again, so it is started again however often it ends.
+        restarts_max=None,
+    )

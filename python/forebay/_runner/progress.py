@@ -1,0 +1,199 @@
+"""How training goes: the steps of each trainer with their rewards and components, and whether the run has passed.
+
+A trainer's own file has the rewards. Components are only in the rollouts, so those of the newest versions are exported
+from the service now and then, also the ones that were dropped because nothing could be learned from them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..client import Client
+from ..errors import ForebayError
+from .settings import Pass, Settings
+
+REFRESH_S = 10.0
+"""Time between two exports, if they are fast."""
+
+REFRESH_SHARE = 0.05
+"""The share of the time that exports may take: the machine has other work."""
+
+LATE_VERSIONS = 6
+"""For how many versions after its own rollouts of a version may still arrive."""
+
+
+@dataclass
+class Curve:
+    """The steps of one policy."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    versions: dict[int, dict[str, tuple[float, int]]] = field(default_factory=dict[int, "dict[str, tuple[float, int]]"])
+    """Sum and count of each component, by the version of the weights."""
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """The steps that have a value of a series, with it: the mean reward of all rollouts, or a component's mean
+        over the rollouts of the version that the step began with."""
+        points: list[tuple[int, float]] = []
+        for step in self.steps:
+            if name == "reward":
+                value = step.get("reward_all")
+            else:
+                total, count = self.versions.get(step["version"], {}).get(name, (0.0, 0))
+                value = total / count if count else None
+            if value is not None:
+                points.append((step["step"], value))
+        return points
+
+    def components(self) -> list[str]:
+        """The names of all components."""
+        return sorted({name for version in self.versions.values() for name in version})
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The steps in a trainer's file, each once. The last line may be incomplete while it is written."""
+    steps: dict[int, dict[str, Any]] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            report: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        steps[report["step"]] = report
+    return [steps[step] for step in sorted(steps)]
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean, NaN of nothing."""
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A criterion for one policy, or for the mean of several."""
+
+    series: str
+    policy: str
+    first: float
+    last: float
+    steps: int
+    wanted: str
+    is_passed: bool
+
+
+class Progress:
+    """The curves of all trained policies."""
+
+    def __init__(self, settings: Settings, folders: dict[str, Path], client: Client) -> None:
+        self.curves = {name: Curve() for name in folders}
+        self._settings = settings
+        self._folders = folders
+        self._client = client
+        self._refresh_at = 0.0
+
+    def refresh(self, *, now: bool = False) -> None:
+        """Reads what is new. Components are read only now and then, unless `now` is set."""
+        for name, folder in self._folders.items():
+            self.curves[name].steps = read_steps(folder / "metrics.jsonl")
+        started = time.monotonic()
+        if not now and started < self._refresh_at:
+            return
+        for name, curve in self.curves.items():
+            # A service that is being started again has the same rollouts a little later.
+            try:
+                self._read_components(name, curve)
+            except ForebayError:
+                continue
+        took_s = time.monotonic() - started
+        self._refresh_at = time.monotonic() + max(REFRESH_S, took_s / REFRESH_SHARE)
+
+    def _read_components(self, name: str, curve: Curve) -> None:
+        since = max([0, *(version - LATE_VERSIONS for version in curve.versions)])
+        found: dict[int, dict[str, tuple[float, int]]] = {}
+        for rollout in self._client.export(name, where=f"policy_version >= {since}"):
+            version = found.setdefault(rollout.result.policy_version, {})
+            for key, value in (rollout.trajectory.reward_components or {}).items():
+                total, count = version.get(key, (0.0, 0))
+                version[key] = (total + value, count + 1)
+        curve.versions.update(found)
+
+    def judged(self) -> list[Judged]:
+        """The criteria, as they stand."""
+        return [each for criterion in self._settings.passes for each in self._judge(criterion)]
+
+    def is_passed(self) -> bool:
+        """Whether there are criteria and all of them hold."""
+        judged = self.judged()
+        return bool(judged) and all(each.is_passed for each in judged)
+
+    def _judge(self, criterion: Pass) -> list[Judged]:
+        names = [name for name in criterion.matches(self._settings.policies) if name in self.curves]
+        window = criterion.window
+        ends: list[tuple[str, float, float, int]] = []
+        for name in names:
+            values = [value for _, value in self.curves[name].series(criterion.series)]
+            ends.append((name, mean(values[:window]), mean(values[-window:]), len(values)))
+        if criterion.of == "mean" and ends:
+            ends = [
+                (
+                    criterion.policy,
+                    mean(first for _, first, _, _ in ends),
+                    mean(last for _, _, last, _ in ends),
+                    min(steps for *_, steps in ends),
+                )
+            ]
+        wanted = f">= {criterion.last:g}"
+        below = math.inf if criterion.first_below is None else criterion.first_below
+        if criterion.first_below is not None:
+            wanted = f"from < {below:g} to {wanted}"
+        return [
+            Judged(
+                series=criterion.series,
+                policy=name,
+                first=first,
+                last=last,
+                steps=steps,
+                wanted=wanted,
+                # The two windows must not be the same steps.
+                is_passed=steps >= 2 * window and last >= criterion.last and first < below,
+            )
+            for name, first, last, steps in ends
+        ]
+
+    def line(self, name: str, waiting: str) -> str:
+        """What a policy is at, for people."""
+        curve = self.curves[name]
+        if not curve.steps:
+            return f"{name:<12} no step yet  {waiting}"
+        last = curve.steps[-1]
+        parts = [f"{name:<12} step {last['step']:5}"]
+        for series in ("reward", *curve.components()):
+            recent = mean(value for _, value in curve.series(series)[-10:])
+            if not math.isnan(recent):
+                parts.append(f"{series} {recent:.3f}")
+        parts.append(f"staleness {last['staleness_mean']:.1f}")
+        parts.append(f"waiting {100 * last['waiting_share']:.0f}%")
+        return "  ".join([*parts, waiting])
+
+
+def table(judged: list[Judged]) -> str:
+    """The criteria, for people."""
+    rows = [("series", "policy", "first", "last", "steps", "wanted", "")]
+    for each in judged:
+        mark = "passed" if each.is_passed else "not passed"
+        rows.append(
+            (each.series, each.policy, f"{each.first:.3f}", f"{each.last:.3f}", str(each.steps), each.wanted, mark)
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

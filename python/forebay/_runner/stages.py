@@ -1,0 +1,257 @@
+"""The order of a run: the service, rules, models and their warm start, engines, trainers, and then the agents."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..client import Client
+from ..errors import ForebayError
+from . import picture, programs
+from .output import Output
+from .processes import Process, RunFailed, Supervisor
+from .program import load_world
+from .progress import Judged, Progress
+from .settings import Settings, Tiny
+from .tiny import Vocabulary
+from .warm import WarmStart
+
+READY_S = 60.0
+"""How long a service, an engine or a trainer may take until it is ready."""
+
+TICK_S = 0.2
+
+SHOW_S = 10.0
+"""Time between two lines for each policy."""
+
+STOPPED_IN_ORDER = ("agent", "trainer", "engine", "service")
+"""Agents first, so that what they have begun is still trained."""
+
+FINISHED = {"name": "finished", "scope": "rollout", "when": "true", "action": "drop"}
+"""The filter of a policy whose trainer has done all its steps. Its backlog would become full, and agents would wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chaos:
+    """Kills a process of a kind every few seconds."""
+
+    kind: str
+    every_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a run ended."""
+
+    name: str
+    seed: int
+    passed: bool
+    ended: str
+    minutes: float
+    steps: dict[str, int]
+    restarts: dict[str, int]
+    kills: dict[str, int]
+    judged: list[Judged]
+
+
+class Runner:
+    """One run of a run file."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        output: Output,
+        say: Callable[[str], None],
+        *,
+        profile: str | None = None,
+        chaos: Chaos | None = None,
+    ) -> None:
+        self._settings = settings
+        self._output = output
+        self._say = say
+        self._profile = profile
+        self._chaos = chaos
+        self._supervisor = Supervisor(say)
+        self._engines: dict[str, str] = {}
+        self._started = time.monotonic()
+
+    def run(self) -> Result:
+        """Runs until the criteria hold, all trainers are done, or the time is over. Everything is stopped then."""
+        try:
+            client = self._start_service()
+            with client:
+                self._start(client)
+                folders = {
+                    policy.name: self._output.trainer(policy.name)
+                    for policy in self._settings.policies
+                    if policy.train is not None
+                }
+                progress = Progress(self._settings, folders, client)
+                ended = self._watch(progress, client)
+                self._supervisor.stop(STOPPED_IN_ORDER[:2])
+                progress.refresh(now=True)
+                return self._result(progress, ended)
+        finally:
+            self._supervisor.stop(STOPPED_IN_ORDER)
+
+    def _start_service(self) -> Client:
+        addresses = {engine.name: programs.free_address() for engine in self._settings.engines if engine.is_started}
+        self._engines = {name: f"http://{address}" for name, address in addresses.items()}
+        if self._settings.url is not None:
+            return Client(self._settings.url)
+        # A service that is started again has the same address, which agents and trainers know.
+        address = programs.free_address()
+        service = programs.service(self._settings, self._output, address, self._engines)
+        (self._output.folder / "address").unlink(missing_ok=True)
+        self._supervisor.start(service)
+        client = Client(f"http://{address}")
+        self._supervisor.wait((self._output.folder / "address").exists, "the start of the service", READY_S)
+        self._say(f"service at {client.url}, logs in {self._output.folder / 'logs'}")
+        return client
+
+    def _start(self, client: Client) -> None:
+        settings, output, supervisor = self._settings, self._output, self._supervisor
+        world = load_world(settings.task.world)
+        vocabulary = Vocabulary(world.ALPHABET)
+        for policy in settings.policies:
+            if policy.train is not None:
+                client.put_policy(policy.name, policy.rules)
+        models = self._models(vocabulary)
+        models = WarmStart(settings, output, client, self._say).run(
+            supervisor, world, vocabulary, models, 60 * settings.minutes
+        )
+        for engine in settings.engines:
+            if engine.is_started:
+                address = self._engines[engine.name].removeprefix("http://")
+                supervisor.start(programs.engine(settings, engine, output, address, client.url, models))
+        for policy in settings.policies:
+            if policy.train is not None:
+                supervisor.start(programs.trainer(settings, policy, output, models[policy.name], client.url))
+        trained = [policy.name for policy in settings.policies if policy.train is not None]
+        supervisor.wait(lambda: all(_has_version(client, name) for name in trained), "the first version", READY_S)
+        # An engine is healthy when it has loaded the first version of what it follows.
+        urls = [*self._engines.values()]
+        supervisor.wait(lambda: all(answers(f"{url}/health") for url in urls), "the start of the engines", READY_S)
+        engines = {**{engine.name: engine.urls[0] for engine in settings.engines if engine.urls}, **self._engines}
+        for number in range(settings.agents.count):
+            supervisor.start(programs.agent(settings, number, output, client.url, engines, self._profile))
+
+    def _models(self, vocabulary: Vocabulary) -> dict[str, Path]:
+        """The models before a warm start. Policies with equal settings have the same."""
+        tokenizer = self._output.folder / "tokenizer"
+        vocabulary.write(tokenizer)
+        models: dict[str, Path] = {}
+        for policy in self._settings.policies:
+            if isinstance(policy.model, Path):
+                models[policy.name] = policy.model
+                continue
+            model: Tiny = policy.model
+            folder = self._output.model(f"tiny-{model.hidden}-{model.layers}-{model.heads}-seed-{model.seed}")
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if not folder.exists():
+                made = subprocess.run(
+                    programs.init(model, folder, tokenizer), capture_output=True, text=True, check=False
+                )
+                if made.returncode != 0:
+                    raise RunFailed(f"forebay-trainer init ended with status {made.returncode}: {made.stderr}")
+            models[policy.name] = folder
+        return models
+
+    def _watch(self, progress: Progress, client: Client) -> str:
+        """Keeps everything alive until the run ends, and returns why it ended."""
+        begun = time.monotonic()
+        shown, killed = begun, begun
+        choose = random.Random(self._settings.seed)
+        finished: set[str] = set()
+        while True:
+            self._supervisor.check()
+            now = time.monotonic()
+            if self._chaos is not None and now - killed >= self._chaos.every_s:
+                killed = now
+                process = self._supervisor.kill(self._chaos.kind, choose)
+                self._say(f"chaos: killed {process.name}" if process else f"chaos: no {self._chaos.kind} runs")
+            self._close_finished(client, finished)
+            if now - shown >= SHOW_S:
+                shown = now
+                progress.refresh()
+                self._show(progress, client)
+                if progress.is_passed() and self._is_passed_now(progress):
+                    return "the criteria hold"
+            trainers = self._supervisor.of_kind("trainer")
+            if trainers and all(trainer.is_done for trainer in trainers):
+                return "all steps are trained"
+            if now - self._started > 60 * self._settings.minutes:
+                return f"{self._settings.minutes:g} minutes are over"
+            time.sleep(TICK_S)
+
+    def _is_passed_now(self, progress: Progress) -> bool:
+        """Whether the criteria hold with what has arrived since the last export, too."""
+        progress.refresh(now=True)
+        return progress.is_passed()
+
+    def _close_finished(self, client: Client, finished: set[str]) -> None:
+        """Lets nothing wait for trainers that are done."""
+        for policy in self._settings.policies:
+            is_done = any(
+                process.is_done and process.name == f"trainer-{policy.name}"
+                for process in self._supervisor.of_kind("trainer")
+            )
+            if is_done and policy.name not in finished:
+                try:
+                    client.patch_policy(policy.name, {"filter": [FINISHED]})
+                except ForebayError:
+                    continue
+                finished.add(policy.name)
+
+    def _show(self, progress: Progress, client: Client) -> None:
+        for name in progress.curves:
+            try:
+                status = client.get_policy(name)
+            except ForebayError:
+                status = None
+            waiting = f"ready {status.waiting.ready_groups}/{status.waiting.needed_groups}" if status else "no service"
+            self._say(progress.line(name, waiting))
+
+    def _result(self, progress: Progress, ended: str) -> Result:
+        judged = progress.judged()
+        processes: list[Process] = self._supervisor.processes
+        result = Result(
+            name=self._settings.name,
+            seed=self._settings.seed,
+            passed=all(each.is_passed for each in judged),
+            ended=ended,
+            minutes=round((time.monotonic() - self._started) / 60, 2),
+            steps={name: len(curve.steps) for name, curve in progress.curves.items()},
+            restarts={process.name: process.restarts for process in processes if process.restarts},
+            kills={process.name: process.kills for process in processes if process.kills},
+            judged=judged,
+        )
+        self._output.write("result.json", json.dumps(asdict(result), indent=2) + "\n")
+        title = f"{self._settings.name}, seed {self._settings.seed}"
+        drawn = self._output.write("curves.svg", picture.draw(title, progress.curves))
+        self._say(f"{ended}; curves in {drawn}")
+        return result
+
+
+def answers(url: str) -> bool:
+    """Whether a server answers a request with success."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _has_version(client: Client, policy: str) -> bool:
+    try:
+        status = client.get_policy(policy)
+    except ForebayError:
+        return False
+    return status is not None and status.version > 0

@@ -1,0 +1,200 @@
+"""The programs of examples/: a scripted engine, the program, a real service, and the rows that a trainer leases.
+
+Each test is a group small enough to be worked out by hand. Advantages are (reward - mean) / (standard deviation with
+divisor n - 1, plus 1e-6), and a rollout's weight is that of its row in the batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import random
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support import REPOSITORY
+
+import forebay
+from forebay._runner import program, settings, tables
+from forebay._runner.program import Run
+from forebay._runner.tiny import Vocabulary
+from forebay.testing import Answer, Engine, Request
+
+EXAMPLES = REPOSITORY / "examples"
+
+FILES = sorted(path for path in EXAMPLES.glob("*.toml") if path.name != "defaults.toml")
+
+PRECISE = 1e-6
+
+
+class Example:
+    """An example's program, with policies of its own names at the shared service."""
+
+    def __init__(self, name: str, fb: forebay.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        self.found = settings.read(EXAMPLES / f"{name}.toml")
+        self.run = Run(self.found)
+        self.program = importlib.import_module(name)
+        self.fb = fb
+        self.id = uuid.uuid4().hex
+
+    def policy(self, name: str, groups: int, size: int) -> None:
+        """Puts the rules of a policy with another size of groups and batches, so that a few rollouts are a batch."""
+        policy = self.found.policy(name)
+        self.fb.put_policy(
+            name, {**policy.rules, "group": {**policy.rules["group"], "size": size}, "batch": {"groups": groups}}
+        )
+
+    def question(self, text: str, gold: str) -> Any:
+        return self.run.world.Question(text, gold, self.id)
+
+    def rows(self, policy: str) -> dict[str, Any]:
+        """The rows of the next batch, by rollout."""
+        batch = self.fb.lease(policy, wait_ms=10_000)
+        assert batch is not None
+        return {row.rollout_id: row for row in self.fb.samples(batch.batch_id)}
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, own_server: forebay.Server) -> Iterator[Any]:
+    # The program imports its world by name.
+    monkeypatch.delitem(sys.modules, "world", raising=False)
+    with own_server.client() as fb:
+        yield lambda name: Example(name, fb, monkeypatch)
+    sys.modules.pop("world", None)
+
+
+def client(engine: Engine) -> openai.OpenAI:
+    return openai.OpenAI(base_url=engine.base_url, api_key="none", max_retries=0)
+
+
+def chains_of(b: Any) -> list[list[Any]]:
+    """The rollouts of each chain in order. Chains run in threads, so the bundle has them mixed."""
+    chains: dict[int, list[Any]] = {}
+    for rollout in b.rollouts:
+        chains.setdefault(rollout.metadata["chain"], []).append(rollout)
+    return list(chains.values())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path: Path) -> None:
+    found = settings.read(path)
+    world = program.load_world(found.task.world)
+    vocabulary = Vocabulary(world.ALPHABET)
+    assert len(vocabulary.ids) == 54
+    for policy in found.policies:
+        assert policy.warm is not None
+        assert policy.rules["advantage"] == "grpo"
+
+        def put(name: str, **fields: object) -> str:
+            return program.prompt(found.task, name, **fields)
+
+        made = world.demos(policy.warm.demos, policy.warm.right, random.Random(1), put)
+        for messages in itertools.islice(made, 200):
+            tokens, mask = vocabulary.demonstration(messages)
+            assert sum(mask) == 2 and len(tokens) < 20
+    assert settings.read(path, profile="qwen").engines[0].kind == "sglang"
+
+
+def test_the_run_file_of_the_readme_is_valid() -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", (EXAMPLES / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    file = EXAMPLES / "readme.toml"
+    with pytest.MonkeyPatch.context() as patch:
+        read = tables.load
+        patch.setattr(settings, "load", lambda path: tables.parsed(block, path) if path == file else read(path))
+        found = settings.read(file, profile="qwen")
+    assert [policy.name for policy in found.policies] == ["generator", "verifier.0", "verifier.1"]
+    assert (found.minutes, found.policies[2].rules["group"]["min_size"]) == (600, 2)
+
+
+def test_demonstrations_are_right_about_as_often_as_they_should_be(example: Any) -> None:
+    world = example("generator_verifier").run.world
+
+    def put(name: str, q: Any, a: str = "", c: str = "") -> str:
+        return f"{q.gold}{q.grade(a):.0f}"
+
+    for role, right, least, most in [
+        # One guess of ten is right by chance, and one of two verdicts.
+        ("generator", 0.5, 0.52, 0.58),
+        ("verifier", 0.5, 0.72, 0.78),
+        ("generator", 1.0, 1.0, 1.0),
+    ]:
+        made = list(itertools.islice(world.demos(f"sums.{role}", right, random.Random(1), put), 4_000))
+        prompts = [messages[0]["content"] for messages in made]
+        said = [messages[1]["content"] for messages in made]
+        gold = [prompt[0] if role == "generator" else "ny"[int(prompt[1])] for prompt in prompts]
+        share = sum(answer == expected for answer, expected in zip(said, gold, strict=True)) / len(made)
+        assert least <= share <= most, role
+
+
+def test_generator_verifier_rewards_the_verifier_with_its_chains_second_answer(example: Any) -> None:
+    system = example("generator_verifier")
+    system.policy("generator", 2, 3)
+    system.policy("verifier", 1, 3)
+    # Three chains: the first answers are right, wrong, wrong, and the second ones are right, right, wrong. The chains
+    # run in threads, so the script goes by what a call says.
+    first = iter(["2", "3", "4"])
+    second = {"7+5|2|y": "2", "7+5|3|y": "2", "7+5|4|n": "4"}
+
+    def script(request: Request) -> str:
+        if request.text == "7+5":
+            return next(first)
+        if request.text in second:
+            return second[request.text]
+        return "n" if request.text.endswith("4") else "y"
+
+    with Engine(script) as engine, client(engine) as llm:
+        b = system.program.execute(system.run, system.fb, llm, system.question("7+5", "2"), chains=3)
+        assert all(request.body["max_tokens"] == 4 for request in engine.requests)
+    assert {receipt.verdict for receipt in b.receipts} == {"kept"}
+    assert len({rollout.trajectory().group_id for rollout in b.rollouts}) == 3
+
+    generator, verifier = system.rows("generator"), system.rows("verifier")
+    chains: dict[str, tuple[float, ...]] = {}
+    for g1, v, g2 in chains_of(b):
+        rows = generator[g1.rollout_id], verifier[v.rollout_id], generator[g2.rollout_id]
+        said = forebay.testing.decode(g1.turns[0].tokens)
+        assert [row.advantage for row in rows[1:]] == [rows[1].advantage] * 2
+        assert [row.reward for row in rows] == [g1.reward, g2.reward, g2.reward]
+        assert v.reward_components == {"verdict": float(said != "3")}
+        chains[said] = tuple(row.advantage for row in rows)
+        # A batch of two groups of three rollouts of two trained tokens, and one of one such group.
+        assert [row.loss_weight for row in rows] == [pytest.approx(w, abs=1e-7) for w in (1 / 12, 1 / 6, 1 / 12)]
+    high, low = 0.5773493, -0.5773493
+    assert chains["2"] == pytest.approx((1.1546985, high, high), abs=PRECISE)
+    assert chains["3"] == pytest.approx((low, high, high), abs=PRECISE)
+    assert chains["4"] == pytest.approx((low, -1.1546985, -1.1546985), abs=PRECISE)
+
+
+def test_generator_verifier_gives_up_what_a_failed_call_leaves_without_an_outcome(example: Any) -> None:
+    system = example("generator_verifier")
+    system.policy("generator", 2, 3)
+    system.policy("verifier", 1, 3)
+    answers = iter(["2", "3", "4"])
+
+    def script(request: Request) -> Answer | str:
+        if request.text == "7+5":
+            return next(answers)
+        if request.text == "7+5|4":
+            return Answer("the engine has no room", status=400)
+        return "2" if request.text == "7+5|3|y" else "y"
+
+    with Engine(script) as engine, client(engine) as llm:
+        b = system.program.execute(system.run, system.fb, llm, system.question("7+5", "2"), chains=3)
+    verdicts = {
+        forebay.testing.decode(g1.turns[0].tokens): [r.trajectory().status for r in (g1, v, g2)]
+        for g1, v, g2 in chains_of(b)
+    }
+    assert verdicts == {"2": [None] * 3, "3": [None] * 3, "4": [None, "aborted", "aborted"]}
+    # The round 1 of the failed chain is an answer like the others, and the other groups have shrunk.
+    rewards = sorted(row.reward for row in system.rows("generator").values())
+    assert rewards == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert sorted(row.advantage for row in system.rows("verifier").values()) == pytest.approx(
+        [-0.7071058, 0.7071058], abs=PRECISE
+    )
