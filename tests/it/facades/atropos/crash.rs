@@ -213,6 +213,7 @@ async fn survive(database: &str, what: &str) {
     trainer(http.clone(), url, Arc::clone(&run), true).await;
     let stats: Value = call(http.get(format!("{}/stats", service.url))).await.expect("answered");
     assert_eq!(stats["conserved"], true, "{stats}");
+    assert!(service.stop().await.success());
     let run = run.lock().expect("no client panics");
     assert!(run.held.is_empty(), "the last read acks");
     assert_eq!(run.done, run.acknowledged, "acknowledged groups are read, and no others");
@@ -222,8 +223,6 @@ async fn survive(database: &str, what: &str) {
         run.repeated
     );
     torture::report(&format!("kill -9 of a run of Atropos, {what}"), kills, &outcome);
-    drop(run);
-    assert!(service.stop().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
