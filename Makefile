@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo example simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-pictures parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo example simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,14 @@ test-trainer: libtorch ## Run only the trainer's lints and tests
 	./scripts/python-env wandb > /dev/null
 	./scripts/python-env openai > /dev/null
 	$(CARGO) test -p forebay-trainer
+
+console-bytes: ## Print the bytes of the files that browsers load for the live page, as they are and with gzip
+	@for part in "own -path console/vendor -prune -o" "vendored -path console/vendor/*"; do \
+		set -f -- $$part; name=$$1; shift; \
+		files=$$(find console "$$@" -type f \( -name '*.html' -o -name '*.css' -o -name '*.js' \) -print); \
+		gzip=$$(for file in $$files; do gzip -9 -c "$$file"; done | wc -c); \
+		echo "$$name: $$(echo "$$files" | wc -l) files, $$(cat $$files | wc -c) bytes, $$gzip with gzip"; \
+	done
 
 console-pictures: ## Write the pictures of the live page in docs/console/
 	FOREBAY_PICTURES=docs/console $(CARGO) test -p forebay --test it -- console::pictures
@@ -113,7 +121,7 @@ bench-facades: ## Compare the facades with their originals on the same bodies, a
 	$(CARGO) build --release -p forebay -p forebay-bench
 	./scripts/bench-facades $(BENCH)
 
-bench-growth: ## Compare operations on an empty ledger and on one with ten million rollouts; needs 6 GB of disk
+bench-growth: ## Compare operations on an empty ledger and on one with ten million rollouts, and time the queries of the live page on it; needs 6 GB of disk
 	$(CARGO) build --release -p forebay -p forebay-bench
 	./scripts/growth $(BENCH)
 

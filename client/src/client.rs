@@ -6,6 +6,7 @@
 mod error;
 mod exchange;
 mod export;
+mod history;
 mod options;
 mod pinned;
 mod retry;

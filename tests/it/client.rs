@@ -5,8 +5,9 @@ use std::time::Duration;
 use forebay_client::{
     Heartbeat,
     wire::{
-        AckRequest, BatchRequest, BatchState, CheckpointRequest, NackRequest, PolicyRules, ResumeRequest, RolloutState,
-        Segment, Status, Trajectory, Verdict, VersionRequest,
+        AckRequest, BatchRequest, BatchState, CheckpointRequest, FilterAction, FilterRule, FilterScope, NackRequest,
+        PolicyRules, PolicySteps, ResumeRequest, Role, RolloutState, Segment, Status, Trajectory, TryRequest, Verdict,
+        VersionRequest,
     },
 };
 
@@ -83,6 +84,59 @@ on_both_stores! {
         let error = client.nack(&second.batch_id, &nack).await.expect_err("the lease is gone");
         assert_eq!(error.kind(), Some("lease-lost"));
         assert!(client.stats().await.expect("answered").conserved);
+    }
+
+    async fn a_reader_in_rust_sees_what_happened(app: TestApp) {
+        let client = app.client();
+        assert_eq!(client.whoami().await.expect("answered").role, Role::Admin);
+        client.put_policy("default", &PolicyRules::default()).await.expect("rules are written");
+        let epoch = client.resume("default", &ResumeRequest::default()).await.expect("a resume").epoch;
+        for step in 1..=3 {
+            let group = [trajectory(&format!("g{step}"), 0, 1.0), trajectory(&format!("g{step}"), 1, 0.0)];
+            client.post_bundle(&group).await.expect("stored");
+            let batch = client.lease(&BatchRequest::default()).await.expect("answered").expect("a batch is ready");
+            let lease = batch.lease.clone().expect("the holder has the token");
+            client.ack(&batch.batch_id, &AckRequest { lease, step, epoch: Some(epoch) }).await.expect("acked");
+        }
+
+        let window = [("from", "2026-01-01T00:00:00Z"), ("step_s", "60")];
+        let series = client.series("default", &["received", "version"], &window).await.expect("answered");
+        assert_eq!((series.step_s, series.at.len()), (60, 1));
+        assert_eq!(series.metrics["received"], [Some(6.0)]);
+        assert_eq!(series.metrics.keys().collect::<Vec<_>>(), ["received", "version"]);
+        let names = |steps: &PolicySteps| steps.steps.iter().map(|step| step.step).collect::<Vec<_>>();
+        let page = client.steps("default", &[("order", "newest"), ("limit", "2")]).await.expect("answered");
+        assert_eq!(names(&page), [3, 2]);
+        let after = page.next.as_deref().expect("there is another page");
+        assert_eq!(names(&client.steps("default", &[("after", after)]).await.expect("answered")), [1]);
+        let range = [("from", "0"), ("to", "3"), ("points", "1")];
+        let buckets = client.steps("default", &range).await.expect("answered").buckets;
+        assert_eq!(buckets.iter().map(|bucket| bucket.steps).collect::<Vec<_>>(), [3]);
+        let journal = client.journal("default", &[("order", "newest")]).await.expect("answered");
+        assert_eq!(journal.entries[0].kind, "resumed");
+
+        let query = [("from", "1"), ("limit", "2")];
+        let content = client.content("default", "g1-0", &query).await.expect("answered").expect("it is known");
+        assert_eq!(content.window.map(|window| window.tokens), Some(vec![2, 3]));
+        assert!(client.content("default", "nobody", &[]).await.expect("answered").is_none());
+        let known = client.filter_variables().await.expect("answered").variables;
+        assert!(known.iter().any(|variable| variable.name == "reward_std"), "{known:?}");
+        let low = FilterRule {
+            name: "low".to_owned(),
+            scope: FilterScope::Group,
+            when: "reward_mean < 1.0".to_owned(),
+            action: FilterAction::Drop,
+        };
+        let draft = TryRequest { filter: vec![low], groups: None, environment: None, examples: Some(2) };
+        let tried = client.try_filters("default", &draft).await.expect("answered");
+        assert_eq!((tried.looked_at.groups, tried.changed_groups, tried.changes.len()), (3, 3, 2));
+        for error in [
+            client.series("nobody", &["received"], &[]).await.expect_err("there is no such policy"),
+            client.steps("nobody", &[]).await.expect_err("there is no such policy"),
+            client.journal("nobody", &[]).await.expect_err("there is no such policy"),
+        ] {
+            assert_eq!(error.kind(), Some("unknown-policy"));
+        }
     }
 
     async fn every_expression_of_the_dashboard_and_the_alerts_finds_its_metric(app: TestApp) {

@@ -10,10 +10,17 @@ use crate::support::{Backend, TestApp, group, on_both_stores, rollout, with};
 
 /// Checks a screen.
 pub(super) async fn check(app: &TestApp, hash: &str, is_ready: &str) {
+    check_after(app, hash, is_ready, ("", "true")).await;
+}
+
+/// Checks a screen after a script of the reader's actions, once its outcome is there.
+async fn check_after(app: &TestApp, hash: &str, is_ready: &str, (actions, is_done): (&str, &str)) {
     for scheme in ["light", "dark"] {
         let page = open(app, hash).await;
         page.prefers(scheme, true).await;
         page.wait_for(is_ready).await;
+        page.eval(actions).await;
+        page.wait_for(is_done).await;
         assert_eq!(page.axe().await, Vec::<String>::new(), "{hash}, {scheme}");
         // 200%: the same window has half as many pixels of CSS.
         page.size(740, 450).await;
@@ -63,6 +70,73 @@ async fn lists_and_what_they_lead_to_are_for_everyone() {
     check(&app, &format!("#/policies/default/batches?id={id}"), worst).await;
     check(&app, "#/policies/default/steps?id=1", worst).await;
     check(&app, "#/why", "document.querySelector('h1') !== null").await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_are_for_everyone() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 1}})).await;
+    check(&app, "#/policies/default/steps", "document.querySelector('main section p') !== null").await;
+    // A step that a checkpoint covers, one of two deliveries that a resume undoes, and one after it.
+    for step in 1..=2 {
+        app.accept(group(&format!("g{step}"), &[1.0, 0.0])).await;
+        app.clock.advance_s(5.0);
+        if step == 2 {
+            let failed = app.lease().await;
+            app.nack(&failed, &[]).await.expect(200);
+        }
+        let batch = app.lease().await;
+        app.clock.advance_s(30.0);
+        app.ack(&batch, step).await.expect(200);
+    }
+    app.checkpoint(1).await;
+    app.resume(Some(1)).await;
+    app.accept(group("flat", &[1.0, 1.0])).await;
+    let again = app.lease().await;
+    app.ack(&again, 2).await.expect(200);
+    let all = "document.querySelectorAll('td [data-row]').length === 3 && document.querySelector('tr.undone') !== null";
+    check(&app, "#/policies/default/steps", all).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trying_a_filter_is_for_everyone() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let filter = json!([
+        {"name": "too-long", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"},
+        {"name": "zero-variance", "scope": "group", "when": "reward_std < 1e-6", "action": "drop"},
+    ]);
+    app.rules("default", json!({"group": {"size": 2}, "filter": filter})).await;
+    for (name, rewards) in [("a", [1.0, 0.0]), ("b", [0.0, 0.0]), ("c", [0.5, 0.25])] {
+        app.accept(group(name, &rewards)).await;
+    }
+    let (hash, form) = ("#/policies/default/try", "document.querySelectorAll('fieldset').length === 2");
+    check(&app, hash, form).await;
+    // A draft that differs in every way: a filter is changed, one removed, and one added.
+    let draft = |when: &str| {
+        format!(
+            "(async () => {{
+                const drawn = () => new Promise((next) => requestAnimationFrame(() => requestAnimationFrame(next)));
+                const button = (text) => [...document.querySelectorAll('form button')].findLast((one) => one.innerText === text);
+                button('Remove').click();
+                await drawn();
+                button('Add a filter').click();
+                await drawn();
+                const when = document.querySelector('textarea');
+                when.value = '{when}';
+                when.dispatchEvent(new Event('input', {{ bubbles: true }}));
+                await drawn();
+                button('Try').click();
+            }})()"
+        )
+    };
+    let tried = "document.querySelectorAll('section[aria-busy] table').length === 3";
+    check_after(&app, hash, form, (&draft("reward < 0.4"), tried)).await;
+    let failed = "document.querySelector('section[aria-busy] .notice.bad') !== null";
+    check_after(&app, hash, form, (&draft("metadata.missing == 1"), failed)).await;
+    let refused = "document.querySelector('fieldset [role=alert]') !== null";
+    check_after(&app, hash, form, (&draft("reward <"), refused)).await;
     app.finish().await;
 }
 

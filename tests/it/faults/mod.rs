@@ -6,6 +6,7 @@
 
 mod clock;
 mod disk;
+mod minutes;
 mod outage;
 mod points;
 mod rot;
