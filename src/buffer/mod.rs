@@ -12,6 +12,8 @@
 //!   each.
 //! - [`reasons`]: the reasons that the service gives for what becomes of rollouts and groups.
 //! - [`journal`]: what operators and time did to a policy.
+//! - [`explain`] says why a policy is as it is, from the facts that [`insight`] reads; [`life`] tells what became of a
+//!   rollout, group or batch.
 //! - [`policies`] and [`ledger`] read and change policies and list what is stored; [`doctor`] examines a whole store.
 //!
 //! `operations.rs` lists everything that a [`Buffer`] can do. A buffer reads and writes through its [`port`], the
@@ -20,10 +22,13 @@
 
 mod coordination;
 pub mod doctor;
+pub mod explain;
 mod formats;
 pub mod ids;
+pub mod insight;
 pub mod journal;
 pub mod ledger;
+pub mod life;
 mod operations;
 pub mod policies;
 pub mod port;
@@ -116,6 +121,7 @@ pub struct Buffer {
     health: watch::Receiver<Health>,
     teachers: Arc<dyn Teachers>,
     conversations: Arc<dyn Conversations>,
+    insights: Arc<insight::Insights>,
 }
 
 impl Buffer {
@@ -153,6 +159,7 @@ impl Buffer {
             delivered: Arc::default(),
             teachers: Arc::new(NoTeachers),
             conversations: Arc::new(NoConversations),
+            insights: Arc::default(),
         };
         service_time::start_clock(&buffer).await?;
         for (name, rules) in policies {

@@ -22,9 +22,12 @@ use super::{
         BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, Run, SessionId, Step, Version,
     },
     ingest::{self, NewRollout},
+    insight::{self, Glance, Insight},
     journal,
     lease::{self, Holder, LeaseRequest, Leased},
-    ledger, lineage,
+    ledger,
+    life::{self, Askable, LifeStory},
+    lineage,
     policies::{self, PolicyOverview},
     port::{
         Batch, BatchFilter, BundleOutcome, Checkpointed, Cursor, FacadeState, Group, GroupFilter, Ingested,
@@ -393,6 +396,30 @@ impl Buffer {
         sees: impl Fn(&PolicyName) -> bool,
     ) -> Result<Vec<PolicyOverview>, BufferError> {
         policies::policies(self, after, limit, sees).await
+    }
+
+    /// Why a policy is as it is.
+    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
+    pub async fn why(&self, policy: &PolicyName) -> Result<Arc<Insight>, BufferError> {
+        insight::why(self, policy).await
+    }
+
+    /// All policies, the worst first.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn overview(&self) -> Result<Arc<Glance>, BufferError> {
+        insight::overview(self).await
+    }
+
+    /// What became of what has an id.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn life(
+        &self,
+        id: &str,
+        policy: Option<&PolicyName>,
+        askable: Askable,
+        sees: impl Fn(&PolicyName) -> bool + Send + Sync,
+    ) -> Result<LifeStory, BufferError> {
+        life::life(self, id, policy, askable, sees).await
     }
 
     /// What happened to a policy over time.

@@ -42,6 +42,12 @@ pub enum Refusal {
         /// The policy that was searched.
         policy: PolicyName,
     },
+    /// Nothing that the caller may see has the id.
+    #[error(
+        "`{0}` names no rollout, group or batch of a current run that you may see: it was never posted here, or it was \
+         forgotten `retention.tombstone_s` after its payload was deleted; which of these cannot be told"
+    )]
+    UnknownId(String),
     /// The batch or key does not exist.
     #[error("{0} does not exist")]
     Unknown(&'static str),

@@ -58,14 +58,15 @@ use crate::{
             BundleOutcome, CallTexts, Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore,
             CloseGroup, CorrectClock, DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, DryRunStore,
             EnvironmentGroups, Examination, ExpiredLeases, ExportPage, ExportStore, ExportedPage, Extend, FacadeState,
-            FacadeStore, FindAnswer, FindContent, FindPastGroups, GiveBackReads, Group, GroupFilter, GroupStore,
-            Health, HealthStore, History, HistoryStore, Ingest, IngestStore, JournalEntry, JournalStore, KeepSession,
-            LatestGroup, LeaseStore, LedgerStore, LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession,
-            Page, PastGroups, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadHistory, ReadJournal,
-            ReadStepBuckets, ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset,
-            ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
-            StepBuckets, StepPage, StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload,
-            Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+            FacadeStore, FindAnswer, FindContent, FindId, FindLife, FindPastGroups, GiveBackReads, Group, GroupFilter,
+            GroupStore, Health, HealthStore, History, HistoryStore, IdMatches, Ingest, IngestStore, InsightStore,
+            JournalEntry, JournalStore, KeepSession, LatestGroup, LeaseStore, LedgerFacts, LedgerStore, Life,
+            LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, PastGroups, Peers, Policy,
+            PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory, ReadJournal, ReadStepBuckets, ReadSteps,
+            ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed,
+            RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StepBuckets, StepPage,
+            StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story, StoryFilter,
+            SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -319,6 +320,21 @@ impl<D: Dialect> LedgerStore for SqlStore<D> {
         execution_id: ExecutionId,
     ) -> Result<Option<LatestGroup>, StoreError> {
         self.dialect.read(FindLatestGroup { policy, execution_id }).await
+    }
+}
+
+#[async_trait]
+impl<D: Dialect> InsightStore for SqlStore<D> {
+    async fn policy_facts(&self, read: ReadFacts) -> Result<LedgerFacts, StoreError> {
+        self.dialect.read(read).await
+    }
+
+    async fn find_id(&self, find: FindId) -> Result<IdMatches, StoreError> {
+        self.dialect.read(find).await
+    }
+
+    async fn life(&self, find: FindLife) -> Result<Option<Life>, StoreError> {
+        self.dialect.read(find).await
     }
 }
 

@@ -23,6 +23,7 @@ mod rules;
 mod session;
 mod trajectory;
 mod turn;
+mod why;
 
 pub use admission::{Admission, AdmissionRequest};
 pub use batch::{
@@ -62,3 +63,7 @@ pub use session::{
 };
 pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};
 pub use turn::{Assembly, DroppedCalls, Turn};
+pub use why::{
+    IdKind, IdMatch, IdWhy, LifeStep, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyCondition,
+    PolicyWhy, WhyCause, WhyFinding, WhyNumbers,
+};

@@ -6,7 +6,7 @@
 //! under its locks are functions of the buffer's stages. A store creates no ids, and the time is an argument.
 //!
 //! The modules are, in the order of the stages: [`policies`], [`admission`], [`ingest`], [`groups`], [`leases`],
-//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`exports`], [`dry_run`], [`history`], [`steps`], [`journal`], [`askers`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
+//! [`reads`], [`samples`], [`lineage`], [`ledger`], [`insight`], [`exports`], [`dry_run`], [`history`], [`steps`], [`journal`], [`askers`], [`sessions`], [`sweep`]; then the modules that all stages use: [`clock`], [`diagnosis`],
 //! [`health`], [`pages`], [`peers`]. [`facades`] is for the protocols of other rollout buffers. [`teachers`] is the connection to models that score segments, and [`conversations`] to what
 //! reads the messages of calls.
 
@@ -23,6 +23,7 @@ pub mod groups;
 pub mod health;
 pub mod history;
 pub mod ingest;
+pub mod insight;
 pub mod journal;
 pub mod leases;
 pub mod ledger;
@@ -51,6 +52,7 @@ pub use self::{
     health::{Health, HealthStore},
     history::{History, HistoryStore, ReadHistory, Snapshot, Totals},
     ingest::{Bundle, BundleOutcome, Ingest, IngestStore, Ingested},
+    insight::{FindId, FindLife, IdMatches, InsightStore, LastMember, LedgerFacts, Life, LifeOf, ReadFacts},
     journal::{JournalEntry, JournalStore, Notice, ReadJournal},
     leases::{
         Ack, Batch, BatchFilter, Claim, ClaimAnswer, Claimed, ExpiredLeases, Extend, LeaseProof, LeaseStore, Nack,
@@ -91,6 +93,7 @@ pub trait Store:
     + SampleStore
     + LineageStore
     + LedgerStore
+    + InsightStore
     + ExportStore
     + DryRunStore
     + HistoryStore
@@ -117,6 +120,7 @@ impl<S> Store for S where
         + SampleStore
         + LineageStore
         + LedgerStore
+        + InsightStore
         + ExportStore
         + DryRunStore
         + HistoryStore

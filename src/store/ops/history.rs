@@ -392,7 +392,7 @@ impl Op for ReadHistory {
     }
 }
 
-fn snapshot(mut row: Row) -> Result<Snapshot, StoreError> {
+pub(super) fn snapshot(mut row: Row) -> Result<Snapshot, StoreError> {
     let totals = Body::parse(&row.get::<String>("body")?)?.totals();
     Ok(Snapshot { since: row.get("since")?, minute: row.get("minute")?, totals })
 }

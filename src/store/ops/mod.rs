@@ -18,12 +18,14 @@ pub(super) mod facades;
 pub(super) mod group;
 pub(super) mod history;
 pub(super) mod ingest;
+pub(super) mod insight;
 
 mod bounded_scan;
 pub(super) mod journal;
 pub(super) mod keys;
 pub(super) mod lease;
 pub(super) mod ledger;
+pub(super) mod life;
 pub(super) mod lineage;
 pub(super) mod policy;
 mod reads;
