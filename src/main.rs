@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use forebay::config::Config;
 
-use self::commands::{bench, export, import, keys, maintenance, serve};
+use self::commands::{bench, export, import, keys, maintenance, serve, why};
 
 /// The durable rollout buffer between LLM agents and the trainers that learn from them.
 #[derive(Parser)]
@@ -68,6 +68,10 @@ enum Command {
     /// with 0 if the export is complete, with 3 if it was written without rollouts whose stored data is damaged, and
     /// otherwise with 1 and without a file.
     Export(Box<export::ExportArgs>),
+    /// Say why a policy is as it is, or what became of a rollout, group or batch
+    ///
+    /// Asks a running service, which works it out of its ledger. Exits with 1 if nothing has this name or id.
+    Why(why::WhyArgs),
     /// Benchmark a service with simulated agents and trainers
     ///
     /// Runs the program `forebay-bench` with the same arguments. It is searched for in the folder of this program, then
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
         Some(Command::Serve(args)) => serve::serve(args),
         Some(Command::Keys(args)) => keys::keys(args),
         Some(Command::Import(args)) => import::import(*args),
+        Some(Command::Why(args)) => why::why(&args),
         Some(Command::CheckConfig { file }) => check_config(&file),
         Some(Command::Backup { file, database }) => database.url().and_then(|url| maintenance::backup(&url, &file)),
         Some(Command::Restore { file, database }) => {

@@ -14,6 +14,7 @@ mod retry;
 pub(crate) mod stub;
 #[cfg(test)]
 mod tests;
+mod why;
 
 use std::{sync::Arc, time::Duration};
 

@@ -44,6 +44,7 @@ from ._wire import (
     GroupPage,
     GroupState,
     Health,
+    IdWhy,
     ImportReport,
     JournalEntry,
     JournalPage,
@@ -53,11 +54,14 @@ from ._wire import (
     KeyRequest,
     ListOrder,
     NackRequest,
+    Overview,
+    OverviewPolicy,
     PolicyList,
     PolicyRules,
     PolicySeries,
     PolicyStatus,
     PolicySteps,
+    PolicyWhy,
     Receipt,
     ResetRequest,
     ResetResponse,
@@ -631,6 +635,18 @@ class Client(AgentMethods):
             return self._send(Call(method="GET", path=path("policies", policy, "tokenizer"), repeat=True)).body
         except errors.NotFound:
             return None
+
+    def overview(self) -> Iterator[OverviewPolicy]:
+        """Yields the policies that the key may access with their states, the worst first."""
+        return self._pages(path("overview"), {}, Overview, lambda page: page.policies)
+
+    def get_why(self, policy: str = "default") -> PolicyWhy:
+        """Returns why a policy is as it is: its state, causes with numbers, and what is not the reason."""
+        return self._call("GET", path("policies", policy, "why"), into=PolicyWhy)
+
+    def why(self, id: str, policy: str | None = None) -> IdWhy:
+        """Returns what became of a rollout, group or batch, in one policy or in those that the key may access."""
+        return self._call("GET", path("why"), query={"id": id, "policy": policy}, into=IdWhy)
 
     def get_series(
         self,

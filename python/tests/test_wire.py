@@ -284,6 +284,9 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.get_content("p", "r"),
         lambda fb: fb.get_content("p", "r", segment=1, from_=2, limit=3, messages_from=4, messages_limit=5),
     ],
+    "get_overview": [lambda fb: list(fb.overview())],
+    "get_policy_why": [lambda fb: fb.get_why("p")],
+    "get_why": [lambda fb: fb.why("r"), lambda fb: fb.why("r", "p")],
     "get_series": [
         lambda fb: fb.get_series(["received"]),
         lambda fb: fb.get_series(["received", "kept"], "p", since="t", until="u", step_s=60),

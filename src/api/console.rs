@@ -92,7 +92,6 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("views/steps.js", SCRIPT),
     file!("views/try.js", SCRIPT),
     file!("views/why.js", SCRIPT),
-    file!("why/lookup.js", SCRIPT),
     file!("vendor/VENDOR.toml", TEXT),
     file!("vendor/lit-html/LICENSE", TEXT),
     file!("vendor/lit-html/directive-helpers.js", SCRIPT),

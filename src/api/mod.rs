@@ -43,6 +43,7 @@ mod steps;
 mod tokenizers;
 mod trajectories;
 mod whoami;
+mod why;
 
 use std::{
     net::SocketAddr,
@@ -252,6 +253,9 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::checkpoint))
         .routes(routes!(policies::resume))
         .routes(routes!(policies::reset))
+        .routes(routes!(why::overview))
+        .routes(routes!(why::policy))
+        .routes(routes!(why::id))
         .routes(routes!(series::get))
         .routes(routes!(steps::get))
         .routes(routes!(journal::get))

@@ -27,6 +27,7 @@ use super::{
     sessions::SessionQuery,
     steps::StepQuery,
     trajectories::{self, StoryQuery},
+    why::{OverviewQuery, WhyQuery},
 };
 use crate::buffer::{
     refusal::Refusal,
@@ -115,6 +116,7 @@ pub fn query(text: &str) -> Vec<Problem> {
         refusal::<ContentQuery>,
         refusal::<GroupQuery>,
         refusal::<JournalQuery>,
+        refusal::<OverviewQuery>,
         refusal::<PolicyQuery>,
         refusal::<SeriesQuery>,
         refusal::<SessionQuery>,
@@ -123,6 +125,7 @@ pub fn query(text: &str) -> Vec<Problem> {
         refusal::<StepQuery>,
         refusal::<StoryQuery>,
         refusal::<WaitQuery>,
+        refusal::<WhyQuery>,
     ];
     refusals.iter().filter_map(|refusal| refusal(&uri)).collect()
 }

@@ -170,9 +170,10 @@ impl From<Refusal> for Failure {
             Refusal::Invalid(_) => (S::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid"),
             Refusal::NoMemory => (S::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight"),
             Refusal::UnknownPolicy(_) => (S::NOT_FOUND, "unknown-policy", "No such policy"),
-            Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } | Refusal::UnknownModel(_) => {
-                (S::NOT_FOUND, "not-found", "Not found")
-            }
+            Refusal::Unknown(_)
+            | Refusal::UnknownId(_)
+            | Refusal::UnknownInPolicy { .. }
+            | Refusal::UnknownModel(_) => (S::NOT_FOUND, "not-found", "Not found"),
             Refusal::RolloutConflict { .. } => {
                 (S::CONFLICT, "rollout-conflict", "A different rollout has this identity")
             }

@@ -6,7 +6,7 @@
 //! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | x |
 //! | `POST /sessions`, finish, abort | x | | | x |
 //! | `GET /trajectories`, `GET /groups`, `GET /sessions`, turns | x | | x | x |
-//! | `GET /policies`, `GET /policies/{p}` | x | x | x | x |
+//! | `GET /policies`, `GET /policies/{p}`, `GET /policies/{p}/why`, `GET /overview`, `GET /why` | x | x | x | x |
 //! | `POST /batches`, extend, ack, nack | | x | | x |
 //! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
 //! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
@@ -73,6 +73,9 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/policies/{policy}/checkpoints", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/resume", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/reset", By(&[Admin])),
+    ("GET", "/overview", By(&[Produce, Train, Read, Admin])),
+    ("GET", "/policies/{policy}/why", By(&[Produce, Train, Read, Admin])),
+    ("GET", "/why", By(&[Produce, Train, Read, Admin])),
     ("GET", "/policies/{policy}/series", By(&[Train, Read, Admin])),
     ("GET", "/policies/{policy}/steps", By(&[Train, Read, Admin])),
     ("GET", "/policies/{policy}/journal", By(&[Train, Read, Admin])),

@@ -13,3 +13,5 @@ pub(crate) mod export;
 pub(crate) mod bench;
 
 pub(crate) mod service;
+
+pub(crate) mod why;

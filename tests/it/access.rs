@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 46] = [
+const PROMISED: [(&str, &str); 49] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
@@ -46,6 +46,9 @@ const PROMISED: [(&str, &str); 46] = [
     ("POST /keys", "A"),
     ("DELETE /keys/{id}", "A"),
     ("GET /trajectories/content", "RA"),
+    ("GET /overview", "PTRA"),
+    ("GET /policies/{policy}/why", "PTRA"),
+    ("GET /why", "PTRA"),
     ("GET /policies/{policy}/series", "TRA"),
     ("GET /policies/{policy}/steps", "TRA"),
     ("GET /policies/{policy}/journal", "TRA"),

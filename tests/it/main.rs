@@ -72,3 +72,4 @@ mod turns;
 mod upgrade;
 mod waiters;
 mod warnings;
+mod why;

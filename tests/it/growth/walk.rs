@@ -229,6 +229,12 @@ async fn look(url: &str) {
     }
     shown.get("/trajectories/content?policy=shown&rollout_id=r").await;
     shown.get("/policies/shown/series?metrics=received").await;
+    shown.get("/overview").await;
+    shown.get("/policies/shown/why").await;
+    Caller::of(url, "stands", json!({})).await.accept(member("whole", 0, 1.0)).await;
+    for id in ["r", "whole-0", "whole", text(&batch["batch_id"])] {
+        person.get(&format!("/why?id={id}")).await;
+    }
     shown.get("/policies/shown/steps?from=0&to=9").await;
     for order in ["oldest", "newest"] {
         shown.get(&format!("/policies/shown/steps?order={order}")).await;
