@@ -75,10 +75,13 @@ const ONE = { trajectories: "rollout" };
 const IDS = { groups: "group_id", trajectories: "rollout_id", batches: "batch_id" };
 
 /** Maps a call of the API, such as "./groups?policy=p&state=ready", to the screen that shows its answer, or null. */
-export function fromSee(see) {
+export function fromSee(see, ofPolicy = null) {
     const [path, text = ""] = see.replace(/^\.?\//, "").split("?");
     const { policy, ...query } = Object.fromEntries(new URLSearchParams(text));
     const name = path.split("/");
+    if (name[0] === "batches" && name.length === 2 && ofPolicy !== null) {
+        return batchHash(ofPolicy, decoded(name[1]));
+    }
     if (policy !== undefined && name.length === 1 && LISTS[name[0]] !== undefined) {
         const { [IDS[name[0]]]: id, ...rest } = query;
         delete rest.order;

@@ -88,7 +88,7 @@ export async function load(context) {
     const path = `./policies/${encodeURIComponent(context.params.policy)}`;
     const [policy, why] = await Promise.all([
         context.get(path),
-        context.get(`${path}/why`).catch(absent(403, 404)),
+        context.get(`${path}/why`),
     ]);
     let history = context.data?.history ?? null;
     let specs = context.data?.charts ?? null;

@@ -1,7 +1,6 @@
 // All policies that the reader may see, worst first.
 
 import { hash } from "../address.js";
-import { absent } from "../api.js";
 import { badge, dataTable, stateBadge, STATES, time, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
@@ -9,37 +8,19 @@ import { html, nothing } from "../html.js";
 /** Pages of `/overview` that are read at most; policies are few. */
 const PAGES = 10;
 
-/** A service that has no `/overview` yet: the same rows without states. */
-async function fromPolicies(get) {
-    const { policies, next } = await get("./policies", { limit: 200 });
-    const rows = policies.map(({ policy, version, waiting, batches, groups }) => ({
-        policy,
-        version,
-        ...waiting,
-        leased: batches.leased ?? 0,
-        trained: batches.trained ?? 0,
-        quarantined: groups.quarantined ?? 0,
-        state: null,
-    }));
-    return { policies: rows, at: null, isWhole: next === null, isJudged: false };
-}
-
 async function all(get) {
     const policies = [];
     let after = null;
     let at = null;
     for (let page = 0; page < PAGES; page += 1) {
-        const answer = await get("./overview", { after, limit: 200 }).catch(absent(404));
-        if (answer === null) {
-            return fromPolicies(get);
-        }
+        const answer = await get("./overview", { after, limit: 200 });
         policies.push(...answer.policies);
         ({ at, next: after } = answer);
         if (after === null) {
             break;
         }
     }
-    return { policies, at, isWhole: after === null, isJudged: true };
+    return { policies, at, isWhole: after === null };
 }
 
 function staleness({ staleness: found }) {
@@ -62,35 +43,18 @@ const ready = {
 
 const number = (title, value) => ({ title, number: true, cell: (row) => format.count(value(row)) });
 
-const last = (context) => [
-    { title: "last post", number: true, cell: ({ last_post_at: at }) => time(at, context) },
-    { title: "version", number: true, cell: ({ version }) => `v${version}` },
-];
-
-const judged = (context) => [
+const columns = (context) => [
     name,
     { title: "state", cell: ({ state }) => stateBadge(state) },
-    { title: "why", cell: ({ headline }) => html`<span class="headline">${format.visible(headline ?? "")}</span>` },
-    number("in / min", ({ received_per_min: rate }) => rate),
+    { title: "why", cell: ({ headline }) => html`<span class="headline">${format.visible(headline)}</span>` },
+    number("in / min", ({ received_per_min: rate }) => (rate === null ? null : Math.round(rate))),
     ready,
     { title: "stale mean / max", number: true, cell: staleness },
     { title: "reward", number: true, cell: ({ reward }) => format.real(reward?.trained) },
     { title: "Δ 20 steps", number: true, cell: ({ reward }) => format.signed(reward?.change_20_steps) },
     number("lost 1 h", ({ lost_last_hour: lost }) => lost),
-    ...last(context),
-];
-
-/** Without states: what the policies themselves say. */
-const plain = (context) => [
-    name,
-    number("open groups", ({ open_groups: open }) => open),
-    ready,
-    number("leased batches", ({ leased }) => leased),
-    number("returned batches", ({ returned_batches: returned }) => returned),
-    number("trained, not saved", ({ trained }) => trained),
-    number("quarantined groups", ({ quarantined }) => quarantined),
-    number("stale groups, 1 h", ({ stale_last_hour: stale }) => stale),
-    ...last(context),
+    { title: "last post", number: true, cell: ({ last_post_at: at }) => time(at, context) },
+    { title: "version", number: true, cell: ({ version }) => `v${version}` },
 ];
 
 function summary(policies) {
@@ -110,7 +74,7 @@ export const view = {
     live: true,
     load: ({ get }) => all(get),
     render(context) {
-        const { policies, isWhole, isJudged } = context.data;
+        const { policies, isWhole } = context.data;
         if (policies.length === 0) {
             return html`<h1>No policies</h1><p>A policy appears here with its rules or its first rollout, if the key may
                 see it.</p>`;
@@ -118,15 +82,12 @@ export const view = {
         return html`<h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
             <section class="panel overview">
                 ${dataTable({
-                    caption: `${isJudged ? "Worst first. " : ""}Numbers are of the ledger, the same on each replica.`,
-                    columns: isJudged ? judged(context) : plain(context),
+                    caption: "Worst first. Numbers are of the ledger, the same on each replica.",
+                    columns: columns(context),
                     rows: policies,
                     key: ({ policy }) => policy,
                 })}
-                ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are
-                    ${isJudged ? "the worst" : "the first"}.</p>`}
-                ${isJudged ? nothing : html`<p class="quiet">This service does not work out the states of policies and
-                    their reasons. The policies stand in the order of their names.</p>`}
+                ${isWhole ? nothing : html`<p class="quiet">There are more policies; these are the worst.</p>`}
             </section>`;
     },
 };

@@ -22,19 +22,13 @@ const QUESTIONS = {
 };
 
 function links(cause, policy) {
-    const see = cause.see ? fromSee(cause.see) : null;
+    const see = cause.see ? fromSee(cause.see, policy) : null;
     const draft = cause.filter ? hash(`policies/${policy}/try`, { filter: cause.filter }) : null;
     return html`${see ? html` <a data-row href=${see}>look at them</a>` : nothing}
         ${draft ? html` · <a data-row href=${draft}>try another filter</a>` : nothing}`;
 }
 
 function reasons({ policy, why }) {
-    if (why === null) {
-        return html`<section class="panel why" id="why" tabindex="-1" aria-labelledby="why-title">
-            <h2 id="why-title">Why?</h2>
-            <p class="quiet">This service does not work out states and reasons. The stages above
-                show where rollouts stay, and each leads to them.</p></section>`;
-    }
     const cause = (each, index) => html`<li>
         ${index === 0 ? badge("bad", "1", "cause") : badge("warn", String(index + 1), "adds")}
         <span>${format.visible(each.text)}${links(each, policy.policy)}</span></li>`;
@@ -94,9 +88,9 @@ export const view = {
     render(context) {
         const { policy, why } = context.data;
         const step = policy.version_step === null ? "" : ` (step ${policy.version_step})`;
-        return html`<h1>${untrusted(policy.policy)} ${stateBadge(why?.state)}
+        return html`<h1>${untrusted(policy.policy)} ${stateBadge(why.state)}
                 <span class="quiet">run ${policy.run} · epoch ${policy.epoch} · v${policy.version}${step}</span></h1>
-            ${why === null ? nothing : html`<p class="headline">${format.visible(why.headline)}</p>`}
+            <p class="headline">${format.visible(why.headline)}</p>
             ${strip(context.data, context)}
             ${losses(context.data)}
             ${reasons(context.data)}

@@ -41,24 +41,29 @@ on_both_stores! {
     async fn why_a_rollout_was_not_trained_takes_its_id(app: TestApp) {
         history(app).await;
         for (id, screen, expected) in [
-            ("a-7", "rollout", "late"),
-            ("flat-1-0", "rollout", "zero-variance"),
-            ("c-1", "rollout", "step 2"),
-            ("flat-1", "groups", "zero-variance reward_std < 1e-6 matches"),
+            ("a-7", "rollout", "Not trained: its group a was decided"),
+            ("flat-1-0", "rollout", "the filter zero-variance discarded group flat-1; all rewards were 0"),
+            ("c-1", "rollout", "Trained by step 2"),
+            ("flat-1", "groups", "zero-variance: drop when reward_std < 1e-6"),
         ] {
             let page = open(app, "").await;
             page.wait_for("document.querySelector('[data-row]') !== null").await;
             page.press("/").await;
             page.type_text(id).await;
             page.press("Enter").await;
+            page.wait_for_text(expected).await;
+            // Its own screen is one click away.
+            page.click("#why .row [data-row]").await;
             page.wait_for(&format!("location.hash === '#/policies/math.solver/{screen}?id={id}'")).await;
+            page.wait_for("document.querySelector('h1') !== null").await;
+            page.eval("history.back()").await;
             page.wait_for_text(expected).await;
             page.eval("history.back()").await;
             page.wait_for("document.querySelector('td [data-row]') !== null").await;
             page.assert_clean(origin(app));
         }
         let page = open(app, "#/why?id=nobody").await;
-        page.wait_for_text("never posted here, or is forgotten").await;
+        page.wait_for_text("never posted here, or it was forgotten").await;
     }
 
     async fn the_worst_answer_of_the_last_step_is_four_clicks_away(app: TestApp) {

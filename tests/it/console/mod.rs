@@ -11,6 +11,7 @@ mod front;
 mod hostile;
 mod login;
 mod modules;
+mod nights;
 mod page;
 mod pictures;
 mod reading;

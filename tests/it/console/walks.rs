@@ -20,6 +20,7 @@ on_both_stores! {
         page.pass_ms(10_000).await;
         assert_eq!(questions(&page), before, "no request in 10 s");
         app.rules("another", json!({"group": {"size": 1}})).await;
+        app.clock.advance_s(2.0);
         page.hide(false).await;
         page.wait_for_text("another").await;
         assert_eq!(questions(&page), before + 1, "{:?}", page.requests());
@@ -38,6 +39,7 @@ on_both_stores! {
         page.hide(false).await;
         assert_eq!(questions(&page), before, "a pause is a pause, also for a tab that returns");
         app.rules("another", json!({"group": {"size": 1}})).await;
+        app.clock.advance_s(2.0);
         page.press("p").await;
         page.wait_for_text("another").await;
         page.assert_clean(origin(app));
@@ -85,6 +87,7 @@ on_both_stores! {
         let before = page.eval(state).await;
         assert_eq!(before, json!(["policy-30", 400, "policy-19"]));
         app.rules("policy-60", json!({"group": {"size": 2}})).await;
+        app.clock.advance_s(60.0);
         page.pass_ms(3_000).await;
         page.wait_for("document.querySelectorAll('[data-row]').length === 62").await;
         assert_eq!(page.eval(state).await, before);

@@ -127,7 +127,8 @@ async fn a_kill_between_two_minutes_leaves_a_gap_and_no_wrong_point() {
     let [received, kept, tokens] = killed.series(&service, 9).await;
     let total = killed.received(&service).await;
     assert!(total > 10.0, "{total}");
-    assert_eq!(received.iter().flatten().sum::<f64>(), total);
+    let sum = received.iter().flatten().sum::<f64>();
+    assert!((sum - total).abs() < 1e-9, "{sum} of {total}");
     assert_eq!(kept, received);
     assert_eq!(tokens, received.iter().map(|count| count.map(|count| count * TOKENS)).collect::<Vec<_>>());
     service.terminate().await;

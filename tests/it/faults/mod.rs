@@ -23,7 +23,7 @@ use crate::support::process::Service;
 
 /// Error numbers; no dependency of this crate names them.
 const EIO: i64 = 5;
-const ENOSPC: i64 = 28;
+pub(crate) const ENOSPC: i64 = 28;
 const EROFS: i64 = 30;
 
 /// Calls that can fail.
@@ -110,7 +110,7 @@ impl Faults {
     }
 
     /// The fault strikes at every call from now on.
-    fn arm_lasting(&self, fault: Fault, call: Call, on: On) {
+    pub(crate) fn arm_lasting(&self, fault: Fault, call: Call, on: On) {
         self.arm_for(fault, call, on, 1, true);
     }
 
@@ -150,7 +150,7 @@ impl Faults {
     }
 
     /// Starts the service with the shim. Returns its exit status if it ended before it served.
-    async fn start(&self, database: &str) -> Result<Service, std::process::ExitStatus> {
+    pub(crate) async fn start(&self, database: &str) -> Result<Service, std::process::ExitStatus> {
         Service::try_start(database, &self.environment()).await
     }
 }
