@@ -5,8 +5,8 @@
 //! claims only what the facts prove. The order of the states is that of [`PolicyCondition`]: what stops training comes
 //! before what slows it, and that before hints about tuning. Every state ends by itself when its condition ends.
 //!
-//! [`facts`]: what is looked at. [`condition`]: which state. [`causes`]: what explains it. [`excluded`]: what does not,
-//! and what cannot be known. [`sentence`]: numbers in words.
+//! [`facts`]: what is looked at. `condition`: which state. `causes`: what explains it. `excluded`: what does not,
+//! and what cannot be known. `sentence`: numbers in words.
 
 mod causes;
 mod condition;
