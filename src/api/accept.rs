@@ -1,6 +1,7 @@
-//! Parsing of `Accept` headers: lists of media types or content codings with quality values (RFC 9110, section 12.5).
+//! What a client accepts and what it has: lists of media types and content codings with quality values (RFC 9110, section
+//! 12.5), and tags of earlier answers (section 13.1.2).
 
-use axum::http::{HeaderMap, HeaderName, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
 /// The entries of all headers with a name, in lower case and without parameters, with their quality values from 0 to 1.
 pub(super) fn accepted(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = (String, f32)> {
@@ -38,9 +39,51 @@ pub(super) fn asks_for_zstd(headers: &HeaderMap) -> bool {
     zstd > 0.0 && zstd >= identity.unwrap_or(0.0)
 }
 
+/// Whether the client accepts gzip. It must name it.
+pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
+    accepted(headers, header::ACCEPT_ENCODING).any(|(coding, quality)| coding == "gzip" && quality > 0.0)
+}
+
+/// Whether the client has the answer with this tag. Tags are compared as weak ones: an answer with gzip and one without
+/// have the same tag.
+pub(super) fn knows(headers: &HeaderMap, tag: &HeaderValue) -> bool {
+    let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let weak = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).as_bytes().to_owned();
+    let tag = tag.to_str().map(weak).unwrap_or_default();
+    known.flat_map(|tags| tags.split(',')).map(str::trim).any(|known| known == "*" || weak(known) == tag)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gzip_is_accepted_by_name() {
+        let accepts = |value: &'static str| {
+            accepts_gzip(&HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(value))]))
+        };
+        for value in ["gzip", "gzip, deflate", "br, GZIP;q=0.5", "deflate,gzip; q=1"] {
+            assert!(accepts(value), "{value}");
+        }
+        for value in ["", "identity", "br", "gzip;q=0", "gzip; q=0.0", "xgzip"] {
+            assert!(!accepts(value), "{value}");
+        }
+        assert!(!accepts_gzip(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn tags_are_compared_without_their_strength() {
+        let knows = |sent: &'static str, tag: &'static str| {
+            let headers = HeaderMap::from_iter([(header::IF_NONE_MATCH, HeaderValue::from_static(sent))]);
+            knows(&headers, &HeaderValue::from_static(tag))
+        };
+        for sent in ["W/\"a\"", "\"a\"", "\"b\", W/\"a\"", "*"] {
+            assert!(knows(sent, "W/\"a\"") && knows(sent, "\"a\""), "{sent}");
+        }
+        for sent in ["\"b\"", "", "W/a", "a"] {
+            assert!(!knows(sent, "W/\"a\""), "{sent}");
+        }
+    }
 
     #[test]
     fn zstd_is_asked_for_by_name() {

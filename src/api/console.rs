@@ -3,15 +3,18 @@
 //! The files are part of the program, so that the page needs no internet and no folder beside the program. They hold
 //! no data and need no key: the page asks the other calls for everything that it shows, with the reader's key.
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::{collections::BTreeMap, io::Write as _, sync::LazyLock};
 
 use axum::{
     extract::{Path, rejection::PathRejection},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
 
 use super::{
+    accept::{accepts_gzip, knows},
     headers,
     problem::{self, Failure},
 };
@@ -110,18 +113,26 @@ const PAGE: &str = "index.html";
 struct File {
     media: HeaderValue,
     bytes: &'static [u8],
-    /// The digest of the bytes in quotes.
+    /// The same bytes compressed with gzip.
+    gzip: Bytes,
+    /// The digest of the bytes as a weak tag, because it stands for both forms.
     tag: HeaderValue,
 }
 
 static TABLE: LazyLock<BTreeMap<&str, File>> = LazyLock::new(|| {
     let files = FILES.iter().map(|&(path, media, bytes)| {
-        let tag = format!("\"{}\"", blake3::hash(bytes).to_hex());
+        let tag = format!("W/\"{}\"", blake3::hash(bytes).to_hex());
         let tag = HeaderValue::from_str(&tag).expect("hexadecimal digits are valid in a header");
-        (path, File { media: HeaderValue::from_static(media), bytes, tag })
+        (path, File { media: HeaderValue::from_static(media), bytes, gzip: compressed(bytes), tag })
     });
     files.collect()
 });
+
+fn compressed(bytes: &[u8]) -> Bytes {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    let written = encoder.write_all(bytes).and_then(|()| encoder.finish());
+    written.expect("writing to memory does not fail").into()
+}
 
 /// Answers with the page.
 pub(super) async fn page(request: HeaderMap) -> Response {
@@ -141,19 +152,20 @@ pub(super) async fn file(path: Result<Path<String>, PathRejection>, request: Hea
 
 fn answer(path: &str, request: &HeaderMap) -> Option<Response> {
     let file = TABLE.get(path)?;
-    let cached = [(header::ETAG, file.tag.clone()), (header::CACHE_CONTROL, HeaderValue::from_static(REVALIDATE))];
-    if has(request, &file.tag) {
+    let cached = [
+        (header::ETAG, file.tag.clone()),
+        (header::CACHE_CONTROL, HeaderValue::from_static(REVALIDATE)),
+        (header::VARY, HeaderValue::from_static("accept-encoding")),
+    ];
+    if knows(request, &file.tag) {
         return Some((StatusCode::NOT_MODIFIED, cached).into_response());
     }
-    Some((cached, [(header::CONTENT_TYPE, file.media.clone())], file.bytes).into_response())
-}
-
-/// Whether the browser has the bytes with this tag. A proxy that compresses marks tags as weak.
-fn has(request: &HeaderMap, tag: &HeaderValue) -> bool {
-    let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
-    known.flat_map(|tags| tags.split(',')).any(|known| {
-        let known = known.trim();
-        known == "*" || known.strip_prefix("W/").unwrap_or(known).as_bytes() == tag.as_bytes()
+    let media = [(header::CONTENT_TYPE, file.media.clone())];
+    Some(if accepts_gzip(request) {
+        let coding = [(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"))];
+        (cached, media, coding, file.gzip.clone()).into_response()
+    } else {
+        (cached, media, file.bytes).into_response()
     })
 }
 

@@ -67,6 +67,7 @@ pub use guard::Access;
 pub use tokenizers::{TokenizerFile, Tokenizers};
 
 pub(crate) use self::{
+    accept::accepts_gzip,
     body::{ReadBody, parse, read, stopped},
     budget::{Budgets, Share, paid},
     guard::{Caller, PathKey, RouteNeeds},

@@ -24,7 +24,7 @@ use tokio::sync::Mutex;
 
 use super::{
     Api,
-    accept::accepted,
+    accept::{accepts_gzip, knows},
     body,
     budget::{Budget, IsPaid, paid},
     openapi::TokenizerJson,
@@ -116,12 +116,11 @@ pub(super) async fn get(
     let mut head = HeaderMap::new();
     head.insert(header::ETAG, read.etag.clone());
     head.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
-    if is_known(&headers, &read.etag) {
+    if knows(&headers, &read.etag) {
         return Ok((StatusCode::NOT_MODIFIED, head).into_response());
     }
     head.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    let takes_gzip = accepted(&headers, header::ACCEPT_ENCODING).any(|(coding, q)| coding == "gzip" && q > 0.0);
-    let text = if takes_gzip {
+    let text = if accepts_gzip(&headers) {
         head.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         read.gzip
     } else {
@@ -216,14 +215,6 @@ fn open(path: &Path) -> io::Result<(File, FileVersion)> {
         return Err(io::Error::other(format!("it has more than {TOKENIZER_BYTES_MAX} bytes")));
     }
     Ok((file, FileVersion { length: found.len(), modified: found.modified().ok() }))
-}
-
-/// Whether the caller has the answer with this tag.
-fn is_known(headers: &HeaderMap, etag: &HeaderValue) -> bool {
-    let strong = |tag: &str| tag.trim().trim_start_matches("W/").to_owned();
-    let own = etag.to_str().map(strong).unwrap_or_default();
-    let sent = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
-    sent.flat_map(|list| list.split(',')).any(|tag| strong(tag) == own)
 }
 
 fn absent(detail: String) -> Failure {

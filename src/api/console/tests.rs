@@ -1,9 +1,12 @@
 use std::{
     collections::BTreeSet,
+    io::Read as _,
     path::{Path, PathBuf},
 };
 
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use axum::http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY,
+};
 
 use super::*;
 
@@ -71,7 +74,8 @@ async fn an_unchanged_file_is_not_sent_again() {
     let first = file(path(), HeaderMap::new()).await.expect("the file is there");
     assert_eq!(first.headers()[CACHE_CONTROL], "no-cache");
     let tag = first.headers()[ETAG].to_str().expect("it is text").to_owned();
-    for known in [tag.clone(), format!("W/{tag}"), format!("\"other\", {tag}"), "*".to_owned()] {
+    let strong = tag.strip_prefix("W/").expect("the tag is weak").to_owned();
+    for known in [tag.clone(), strong, format!("\"other\", {tag}"), "*".to_owned()] {
         let again = file(path(), headers_of([(IF_NONE_MATCH, &known)])).await.expect("the file is there");
         assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{known}");
         assert_eq!(again.headers()[ETAG], tag.as_str());
@@ -79,6 +83,28 @@ async fn an_unchanged_file_is_not_sent_again() {
     }
     let changed = file(path(), headers_of([(IF_NONE_MATCH, "\"other\"")])).await.expect("the file is there");
     assert_eq!(changed.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_browser_that_accepts_gzip_gets_it() {
+    for &(path, _, bytes) in FILES.iter().filter(|file| file.0 != PAGE) {
+        let sent = |request| file(Ok(axum::extract::Path(path.to_owned())), request);
+        let plain = sent(HeaderMap::new()).await.expect("the file is there");
+        let gzip = sent(headers_of([(ACCEPT_ENCODING, "gzip, deflate, br")])).await.expect("the file is there");
+        assert_eq!(plain.headers().get(CONTENT_ENCODING), None, "{path}");
+        assert_eq!(gzip.headers()[CONTENT_ENCODING], "gzip", "{path}");
+        for response in [&plain, &gzip] {
+            assert_eq!(response.headers()[VARY], "accept-encoding", "{path}");
+        }
+        assert_eq!(plain.headers()[ETAG], gzip.headers()[ETAG], "{path}");
+        let body = async |response: Response| {
+            axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("the body is in memory")
+        };
+        let (plain, gzip) = (body(plain).await, body(gzip).await);
+        let mut read = Vec::new();
+        flate2::read::GzDecoder::new(&gzip[..]).read_to_end(&mut read).expect("it is gzip");
+        assert_eq!((&plain[..], &read[..]), (bytes, bytes), "{path}");
+    }
 }
 
 #[tokio::test]

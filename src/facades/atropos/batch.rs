@@ -22,7 +22,7 @@ use serde_json::json;
 
 use super::{Atropos, NAME, convert, run::Run};
 use crate::{
-    api::{Failure, Share, paid, stopped},
+    api::{Failure, Share, accepts_gzip, paid, stopped},
     buffer::{
         Buffer,
         batch::BatchSize,
@@ -67,9 +67,6 @@ pub(super) async fn next(atropos: &Atropos, call: &Call, headers: &HeaderMap) ->
     let Some((batch, taken)) = take(atropos, call, &run, reader).await? else {
         return Ok(plain(&json!({"batch": null})));
     };
-    if batch.attempt == 1 {
-        atropos.change(|run| run.step += 1).await?;
-    }
     let rows = atropos.buffer().samples(batch.batch_id, Shard::WHOLE).await?;
     let writing = Writing::new(atropos.clone(), taken, rows);
     // The first part is written before the head is sent, so that an error can still be an answer.
@@ -90,23 +87,28 @@ pub(super) async fn next(atropos: &Atropos, call: &Call, headers: &HeaderMap) ->
 /// Acks what was read, and leases the next batch.
 async fn take(atropos: &Atropos, call: &Call, run: &Run, reader: Reader) -> Result<Option<(Batch, Taken)>, Failure> {
     let request = LeaseRequest { ttl_s: Some(WRITE_LEASE_S), ..reader.request(BatchSize::Samples(run.packing())) };
-    let (api, grant) = (atropos.api.clone(), call.grant.clone());
+    let (facade, grant) = (atropos.clone(), call.grant.clone());
     let leased = atropos.api.run_uncancelled(|buffer| async move {
         // A policy that the first post will create has nothing yet.
         let nothing = |error| match error {
             BufferError::Refused(Refusal::UnknownPolicy(_)) => Ok(None),
-            error => Err(error),
+            error => Err(Failure::from(error)),
         };
         if let Err(error) = buffer.ack_reads(&reader).await {
             return nothing(error);
         }
-        let leased = match buffer.lease(request, || api.still_grants(&grant)).await {
+        let leased = match buffer.lease(request, || facade.api.still_grants(&grant)).await {
             Ok(leased) => leased,
             Err(error) => return nothing(error),
         };
         let Some(batch) = leased.map(|leased| leased.batch) else { return Ok(None) };
         let holder = batch.lease.clone().map(|lease| Holder { batch_id: batch.batch_id, lease, epoch: None });
-        Ok(Some((batch, Taken { buffer, reader, holder, extended_at: Instant::now() })))
+        let taken = Taken { buffer, reader, holder, extended_at: Instant::now() };
+        // A batch is a step when it is first delivered, also if the client leaves now and reads it with its next call.
+        if batch.attempt == 1 {
+            facade.change(|run| run.step += 1).await?;
+        }
+        Ok(Some((batch, taken)))
     });
     leased.await
 }
@@ -291,18 +293,6 @@ pub(super) async fn latest(atropos: &Atropos, headers: &HeaderMap) -> Result<Res
     Ok(answer(Body::from_stream(body), is_compressed))
 }
 
-/// Whether the client accepts gzip. Clients of Atropos name it, or no coding at all.
-fn accepts_gzip(headers: &HeaderMap) -> bool {
-    let lists = headers.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
-    lists.flat_map(|list| list.split(',')).any(|entry| {
-        let mut parts = entry.split(';').map(str::trim);
-        let is_gzip = parts.next().is_some_and(|coding| coding.eq_ignore_ascii_case("gzip"));
-        let is_refused =
-            parts.any(|part| part.replace(' ', "").trim_end_matches(['0', '.']).eq_ignore_ascii_case("q="));
-        is_gzip && !is_refused
-    })
-}
-
 fn plain(body: &serde_json::Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
@@ -323,23 +313,4 @@ fn broken(failure: Failure) -> std::io::Error {
     let problem = failure.into_problem();
     tracing::warn!(problem.kind = problem.kind, "an answer with a batch was aborted");
     std::io::Error::other(problem.kind)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gzip_is_accepted_by_name() {
-        let accepts = |value: &'static str| {
-            accepts_gzip(&HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(value))]))
-        };
-        for value in ["gzip", "gzip, deflate", "br, GZIP;q=0.5", "deflate,gzip; q=1"] {
-            assert!(accepts(value), "{value}");
-        }
-        for value in ["", "identity", "br", "gzip;q=0", "gzip; q=0.0", "xgzip"] {
-            assert!(!accepts(value), "{value}");
-        }
-        assert!(!accepts_gzip(&HeaderMap::new()));
-    }
 }

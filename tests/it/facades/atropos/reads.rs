@@ -84,6 +84,31 @@ on_both_stores! {
         assert!(server.batch().await.is_empty());
     }
 
+    async fn every_batch_is_a_step_also_if_its_first_reader_leaves(app: TestApp) {
+        let server = Server::of(app).await;
+        server.start(2).await;
+        // A reader leaves soon after its batch is leased, so some of them leave before the answer begins.
+        const READERS: usize = 24;
+        for seed in 0..READERS {
+            server.post("/scored_data", scored(seed, 2)).await;
+            let app = server.app();
+            let leaves = tokio::spawn(app.http.get(format!("{}/batch", server.url())).send());
+            eventually("the batch is leased", || async {
+                batches(app, "leased").await.iter().any(|batch| batch["attempt"] == json!(1))
+            })
+            .await;
+            leaves.abort();
+            drop(leaves.await);
+            // The batch was read, or comes back. Each read acks the one before.
+            eventually("the batch is settled", || async {
+                server.batch().await;
+                batches(app, "checkpointed").await.len() == seed + 1
+            })
+            .await;
+        }
+        assert_eq!(server.get("/status").await["current_step"], json!(3 + READERS));
+    }
+
     async fn environments_get_their_shares_of_a_batch(app: TestApp) {
         let server = Server::of(app).await;
         server.start(8).await;
