@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz+-*=?|!:,."
@@ -20,6 +20,12 @@ LETTERS = "abcdefghij"
 
 FACTS = dict(zip(LETTERS, "7302918564", strict=True))
 """A letter has a digit. Only demonstrations and rewards say which one."""
+
+KEYS = "abcd"
+"""The letters of chunks in the task `memory`."""
+
+NOTHING = "-"
+"""A memory that is empty."""
 
 RIGHT, WRONG = "y", "n"
 """What a verifier says of an answer."""
@@ -36,6 +42,8 @@ class Question:
     text: str
     gold: str
     id: str = ""
+    chunks: tuple[str, ...] = ()
+    """The parts of a text that is read part by part."""
 
     def __str__(self) -> str:
         return self.text
@@ -57,7 +65,16 @@ def facts(numbers: random.Random) -> Question:
     return Question(letter, FACTS[letter])
 
 
-KINDS = {"sums": sums, "facts": facts}
+def memory(numbers: random.Random) -> Question:
+    """A letter whose digit is in one of three chunks: `c` with the chunks `a3`, `c9` and `b1` is `9`."""
+    letters = numbers.sample(KEYS, 3)
+    digits = [numbers.choice(DIGITS) for _ in letters]
+    place = numbers.randrange(len(letters))
+    chunks = tuple(letter + digit for letter, digit in zip(letters, digits, strict=True))
+    return Question(letters[place], digits[place], chunks=chunks)
+
+
+KINDS = {"sums": sums, "facts": facts, "memory": memory}
 
 
 def questions(kind: str, seed: str) -> Iterator[Question]:
@@ -100,7 +117,83 @@ def verifier(q: Question, right: float, numbers: random.Random, prompt: Prompt, 
     yield said(prompt("verify", q=q, a=answer), guess(verdict(q, answer), RIGHT + WRONG, right, numbers))
 
 
-ROLES = {"solver": solver, "generator": generator, "verifier": verifier}
+def rewriter(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Answers a question when it knows what three solvers have answered."""
+    yield said(prompt("rewrite", q=q, answers=answers(q, 3, right, numbers)), guess(q.gold, DIGITS, right, numbers))
+
+
+def summarizer(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Answers a question when it knows what four solvers have answered."""
+    yield said(prompt("summarize", q=q, answers=answers(q, 4, right, numbers)), guess(q.gold, DIGITS, right, numbers))
+
+
+def selector(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Picks one of three labelled candidates."""
+    candidates = answers(q, 3, 0.5, numbers)
+    labels = LETTERS[: len(candidates)]
+    gold = [label for label, candidate in zip(labels, candidates, strict=True) if q.grade(candidate)]
+    # Where no candidate is right, all picks are equally good.
+    picked = numbers.choice(gold) if gold and numbers.random() < right else numbers.choice(labels)
+    yield said(prompt("select", q=q, candidates=labelled(candidates)), picked)
+
+
+def teammate(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """One policy in three roles. Picking is the hardest, so half of the demonstrations show it."""
+    role = (solver, selector, rewriter, selector)[place % 4]
+    yield from role(q, right + 0.1 * (role is not solver), numbers, prompt, place)
+
+
+def critic(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Answers a question when it knows its earlier answer and those of two others."""
+    own, others = answers(q, 1, right, numbers), answers(q, 2, right, numbers)
+    yield said(prompt("criticise", q=q, own=own, others=others), guess(q.gold, DIGITS, right, numbers))
+
+
+def peer(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Answers a question in one of three rounds. It knows what both peers have answered in the rounds before."""
+    state = answers(q, 2 * (place % 3), right, numbers)
+    yield said(prompt("share", q=q, state=state), guess(q.gold, DIGITS, right, numbers))
+
+
+def reader(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Reads chunks one after the other with a memory of one character, and answers from the memory."""
+    known = NOTHING
+    for chunk in q.chunks:
+        new = chunk[1:] if chunk[0] == q.text else known
+        written = new if numbers.random() < right else numbers.choice([known, chunk[1:]])
+        yield said(prompt("read", q=q, memory=known, chunk=chunk), written)
+        known = new
+    yield said(prompt("recall", q=q, memory=known), known)
+
+
+ROLES = {
+    "solver": solver,
+    "generator": generator,
+    "verifier": verifier,
+    "rewriter": rewriter,
+    "summarizer": summarizer,
+    "selector": selector,
+    "teammate": teammate,
+    "critic": critic,
+    "peer": peer,
+    "reader": reader,
+}
+
+
+def answers(q: Question, count: int, right: float, numbers: random.Random) -> str:
+    """What so many others have answered, a character for each."""
+    return "".join(guess(q.gold, DIGITS, right, numbers) for _ in range(count))
+
+
+def labelled(candidates: Iterable[str]) -> str:
+    """Candidates with a letter before each: `7`, `3` and `7` are `a7b3c7`."""
+    return "".join(label + candidate for label, candidate in zip(LETTERS, candidates, strict=False))
+
+
+def picked(label: str | None, count: int) -> int | None:
+    """The place of the candidate that a label names, or None if it names none."""
+    place = LETTERS.find(label) if label and len(label) == 1 else -1
+    return place if 0 <= place < count else None
 
 
 def verdict(q: Question, answer: str) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from examples_support import Example
 from stub import Stub
 from support import REPOSITORY
 
@@ -66,3 +69,13 @@ def stub() -> Iterator[Callable[..., Stub]]:
     yield start
     for started in stubs:
         started.close()
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, own_server: forebay.Server) -> Iterator[Any]:
+    """Loads programs of examples/, by name."""
+    # The program imports its world by name.
+    monkeypatch.delitem(sys.modules, "world", raising=False)
+    with own_server.client() as fb:
+        yield lambda name: Example(name, fb, monkeypatch)
+    sys.modules.pop("world", None)

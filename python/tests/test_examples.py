@@ -6,80 +6,21 @@ divisor n - 1, plus 1e-6), and a rollout's weight is that of its row in the batc
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import random
 import re
-import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-from support import REPOSITORY
+from examples_support import EXAMPLES, PRECISE, chains_of, client
 
 import forebay
 from forebay._runner import program, settings, tables
-from forebay._runner.program import Run
 from forebay._runner.tiny import Vocabulary
 from forebay.testing import Answer, Engine, Request
 
-EXAMPLES = REPOSITORY / "examples"
-
 FILES = sorted(path for path in EXAMPLES.glob("*.toml") if path.name != "defaults.toml")
-
-PRECISE = 1e-6
-
-
-class Example:
-    """An example's program, with policies of its own names at the shared service."""
-
-    def __init__(self, name: str, fb: forebay.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(str(EXAMPLES))
-        self.found = settings.read(EXAMPLES / f"{name}.toml")
-        self.run = Run(self.found)
-        self.program = importlib.import_module(name)
-        self.fb = fb
-        self.id = uuid.uuid4().hex
-
-    def policy(self, name: str, groups: int, size: int) -> None:
-        """Puts the rules of a policy with another size of groups and batches, so that a few rollouts are a batch."""
-        policy = self.found.policy(name)
-        self.fb.put_policy(
-            name, {**policy.rules, "group": {**policy.rules["group"], "size": size}, "batch": {"groups": groups}}
-        )
-
-    def question(self, text: str, gold: str) -> Any:
-        return self.run.world.Question(text, gold, self.id)
-
-    def rows(self, policy: str) -> dict[str, Any]:
-        """The rows of the next batch, by rollout."""
-        batch = self.fb.lease(policy, wait_ms=10_000)
-        assert batch is not None
-        return {row.rollout_id: row for row in self.fb.samples(batch.batch_id)}
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch, own_server: forebay.Server) -> Iterator[Any]:
-    # The program imports its world by name.
-    monkeypatch.delitem(sys.modules, "world", raising=False)
-    with own_server.client() as fb:
-        yield lambda name: Example(name, fb, monkeypatch)
-    sys.modules.pop("world", None)
-
-
-def client(engine: Engine) -> openai.OpenAI:
-    return openai.OpenAI(base_url=engine.base_url, api_key="none", max_retries=0)
-
-
-def chains_of(b: Any) -> list[list[Any]]:
-    """The rollouts of each chain in order. Chains run in threads, so the bundle has them mixed."""
-    chains: dict[int, list[Any]] = {}
-    for rollout in b.rollouts:
-        chains.setdefault(rollout.metadata["chain"], []).append(rollout)
-    return list(chains.values())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -90,7 +31,8 @@ def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path:
     assert len(vocabulary.ids) == 54
     for policy in found.policies:
         assert policy.warm is not None
-        assert policy.rules["advantage"] == "grpo"
+        # The swarm composes its advantages itself.
+        assert policy.rules["advantage"] == ("reward" if path.stem == "exam_swarm" else "grpo")
 
         def put(name: str, **fields: object) -> str:
             return program.prompt(found.task, name, **fields)

@@ -70,6 +70,8 @@ class Run:
         """The number of this process, from 0."""
         self.world = load_world(found.task.world)
         """The module that has the task's questions."""
+        self.output = Path(os.environ.get("FOREBAY_OUTPUT", "."))
+        """The folder of the run, for files of the program."""
         self.options: dict[str, Any] = dict(found.task.sampling)
         """Arguments of every call of an engine, such as `max_tokens`."""
         self._stopped = threading.Event()
@@ -101,6 +103,20 @@ class Run:
     def answer(self, text: str) -> str:
         """The answer in a reply: the whole text, or what is in the last `\\boxed{}`, as the run file says."""
         return boxed(text) if self.task.answer == "boxed" else text.strip()
+
+    def ask(self, rollout: Any, llm: Any, name: str, *, agent: str | None = None, **fields: object) -> str | None:
+        """Asks a policy with the prompt of this name, as a call of its rollout, and returns the answer.
+
+        Two calls of a rollout with the same prompt are a call and its repeat, unless they have different names in
+        `agent`. If the call fails, the rollout is aborted, and the answer is None. The other rollouts of the execution
+        go on.
+        """
+        try:
+            return self.answer(rollout.chat(llm, self.prompt(name, **fields), agent=agent, **self.options))
+        except Exception as error:
+            log.warning("the call %s of %s failed: %s", name, rollout.policy, error)
+            rollout.abort(f"{type(error).__name__}: {error}")
+            return None
 
     def questions(self) -> Iterator[Any]:
         """Yields questions until the program is stopped. Every start of a program asks others, with other ids."""

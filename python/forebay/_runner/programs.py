@@ -19,6 +19,9 @@ from .tables import dump, merged
 GIVEN = ("server", "policy", "consumer", "model", "output")
 """Keys of a trainer's configuration that the runner gives."""
 
+FROZEN = ("reference", "teacher")
+"""Keys of a trainer's configuration whose value may be the model of a policy before its training, as `{POLICY}`."""
+
 TRAINER_DEFAULTS: dict[str, Any] = {
     # The next batch is leased only when the last one is done, so that batches do not become older while they wait.
     "data": {"ahead": 0},
@@ -85,9 +88,15 @@ def engine(
     )
 
 
-def trainer(settings: Settings, policy: Policy, output: Output, model: Path, url: str) -> Process:
-    """The trainer of a policy."""
-    train = policy.train or {}
+def trainer(settings: Settings, policy: Policy, output: Output, models: dict[str, Path], url: str) -> Process:
+    """The trainer of a policy. `models` are those of all policies before their training."""
+    train = dict(policy.train or {})
+    for key in FROZEN:
+        named = train.get(key)
+        if isinstance(named, str) and named.startswith("{") and named.endswith("}"):
+            if named[1:-1] not in models:
+                raise ConfigurationError(f"`policy.train.{key}` of {policy.name} is {named}, which is not a policy")
+            train[key] = str(models[named[1:-1]])
     for key in GIVEN:
         if key in train:
             raise ConfigurationError(f"`policy.train.{key}` of {policy.name} is given by the runner: remove it")
@@ -95,7 +104,7 @@ def trainer(settings: Settings, policy: Policy, output: Output, model: Path, url
         "server": url,
         "policy": policy.name,
         "consumer": f"{policy.name}-trainer",
-        "model": str(model),
+        "model": str(models[policy.name]),
         "output": str(output.trainer(policy.name)),
     }
     engine = next(engine for engine in settings.engines if engine.name == policy.engine)
@@ -145,6 +154,7 @@ def agent(
         "FOREBAY_RUN": str(settings.file.resolve()),
         "FOREBAY_PROFILE": profile or "",
         "FOREBAY_SEED": str(settings.seed),
+        "FOREBAY_OUTPUT": str(output.folder.resolve()),
         "FOREBAY_AGENT": str(number),
         "FOREBAY_ENGINES": " ".join(f"{name}={address}" for name, address in engines.items()),
         "PYTHONPATH": os.pathsep.join(paths),

@@ -133,7 +133,7 @@ class Runner:
                 supervisor.start(programs.engine(settings, engine, output, address, client.url, models))
         for policy in settings.policies:
             if policy.train is not None:
-                supervisor.start(programs.trainer(settings, policy, output, models[policy.name], client.url))
+                supervisor.start(programs.trainer(settings, policy, output, models, client.url))
         trained = [policy.name for policy in settings.policies if policy.train is not None]
         supervisor.wait(lambda: all(_has_version(client, name) for name in trained), "the first version", READY_S)
         # An engine is healthy when it has loaded the first version of what it follows.

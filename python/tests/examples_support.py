@@ -1,0 +1,66 @@
+"""What tests of the programs of examples/ share: a program with its run file, and the rows that a trainer leases."""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from typing import Any
+
+import openai
+import pytest
+from support import REPOSITORY
+
+import forebay
+from forebay._runner import settings
+from forebay._runner.program import Run
+from forebay.testing import Engine
+
+EXAMPLES = REPOSITORY / "examples"
+
+PRECISE = 1e-6
+"""Advantages are compared with numbers of seven digits."""
+
+
+class Example:
+    """An example's program, with policies of its own names at the shared service."""
+
+    def __init__(self, name: str, fb: forebay.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        self.found = settings.read(EXAMPLES / f"{name}.toml")
+        self.run = Run(self.found)
+        self.program = importlib.import_module(name)
+        self.fb = fb
+        self.id = uuid.uuid4().hex
+
+    def policy(self, name: str, groups: int, size: int) -> None:
+        """Puts the rules of a policy with another size of groups and batches, so that a few rollouts are a batch."""
+        policy = self.found.policy(name)
+        self.fb.put_policy(
+            name, {**policy.rules, "group": {**policy.rules["group"], "size": size}, "batch": {"groups": groups}}
+        )
+
+    def question(self, text: str, gold: str) -> Any:
+        return self.run.world.Question(text, gold, self.id)
+
+    def rows(self, policy: str) -> dict[str, Any]:
+        """The rows of the next batch, by rollout."""
+        batch = self.fb.lease(policy, wait_ms=10_000)
+        assert batch is not None
+        return {row.rollout_id: row for row in self.fb.samples(batch.batch_id)}
+
+
+def client(engine: Engine) -> openai.OpenAI:
+    return openai.OpenAI(base_url=engine.base_url, api_key="none", max_retries=0)
+
+
+def chains_of(b: Any) -> list[list[Any]]:
+    """The rollouts of each chain in order. Chains run in threads, so the bundle has them mixed."""
+    chains: dict[int, list[Any]] = {}
+    for rollout in b.rollouts:
+        chains.setdefault(rollout.metadata["chain"], []).append(rollout)
+    return list(chains.values())
+
+
+def weights(rows: dict[str, Any]) -> list[float]:
+    """The weights in the loss of the tokens of rows, each once, in order."""
+    return sorted({round(row.loss_weight, 7) for row in rows.values()})
