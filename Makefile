@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo example simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,12 @@ example: libtorch ## Train an agent of examples/ with one command: NAME=generato
 	$(CARGO) build --release -p forebay
 	python=$$(./scripts/python-env examples) && FOREBAY_BIN=$${CARGO_TARGET_DIR:-target}/release/forebay PYTHONPATH=python \
 		$$python -m forebay.run examples/$(or $(NAME),generator_verifier).toml $(RUN)
+
+examples: libtorch ## Train all agents of examples/ one after the other and print a table: NAMES="memagent exam_swarm", SEEDS=1,2,3
+	$(CARGO) build --release -p forebay-trainer
+	$(CARGO) build --release -p forebay
+	python=$$(./scripts/python-env examples) && FOREBAY_BIN=$${CARGO_TARGET_DIR:-target}/release/forebay PYTHONPATH=python \
+		$$python scripts/examples $(NAMES) --seeds $(or $(SEEDS),1)
 
 simulate: ## Draw synchronous and asynchronous training of the same work to docs/async.svg; takes five minutes
 	$(CARGO) build --release -p forebay

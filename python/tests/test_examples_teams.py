@@ -9,12 +9,16 @@ import collections
 import random
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from examples_support import PRECISE, client, weights
 
 import forebay
+from forebay._runner import programs, tables
+from forebay._runner.output import Output
+from forebay.errors import ConfigurationError
 from forebay.testing import Answer, Engine, Request
 
 Script = Callable[[Request], Answer | str]
@@ -329,3 +333,32 @@ def test_exam_swarm_leaves_out_answers_and_agents_that_failed(example: Any, tmp_
     assert aborted == {"agent.1": 1, "agent.2": 2}
     # Two agents are left: the place is worth 0.2 and -0.2.
     assert [rollout.reward for rollout in b.rollouts if rollout.policy == "agent.1" and rollout.reward] == [0.2]
+
+
+# Distillation.
+
+
+def test_opd_trainer_posts_groups_of_one_without_advantages(example: Any) -> None:
+    system = example("opd_trainer")
+    rules = system.found.policy("student").rules
+    system.fb.put_policy("student", {**rules, "batch": {"groups": 4}})
+    with Engine(in_turn(student="9009")) as engine, client(engine) as llm:
+        system.program.execute(system.run, system.fb, llm, system.question("e", "9"), count=4)
+    rows = system.rows("student")
+    assert [row.advantage for row in rows.values()] == [0.0] * 4
+    assert sorted(row.reward for row in rows.values()) == [0.0, 0.0, 1.0, 1.0]
+    assert weights(rows) == [0.125]
+    assert len({row.group_id for row in rows.values()}) == 4
+
+
+def test_a_teacher_or_reference_may_be_the_model_of_a_policy(example: Any, tmp_path: Any) -> None:
+    found = example("opd_trainer").found
+    output = Output(tmp_path / "run", {}, resume=False)
+    models = {"student": tmp_path / "student", "teacher": tmp_path / "teacher"}
+    made = programs.trainer(found, found.policy("student"), output, models, "http://127.0.0.1:1")
+    config = tables.load(Path(made.command[-1]))
+    assert (config["teacher"], config["model"]) == (str(models["teacher"]), str(models["student"]))
+    with pytest.raises(
+        ConfigurationError, match="`policy.train.teacher` of student is {teacher}, which is not a policy"
+    ):
+        programs.trainer(found, found.policy("student"), output, {"student": models["student"]}, "http://127.0.0.1:1")
