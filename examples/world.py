@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,11 @@ LETTERS = "abcdefghij"
 
 FACTS = dict(zip(LETTERS, "7302918564", strict=True))
 """A letter has a digit. Only demonstrations and rewards say which one."""
+
+FIRST, SECOND = LETTERS[:5], LETTERS[5:]
+
+NEXT = dict(zip(FIRST, "gjfih", strict=True))
+"""A letter of `SECOND` follows each letter of `FIRST`."""
 
 KEYS = "abcd"
 """The letters of chunks in the task `memory`."""
@@ -74,7 +80,64 @@ def memory(numbers: random.Random) -> Question:
     return Question(letters[place], digits[place], chunks=chunks)
 
 
-KINDS = {"sums": sums, "facts": facts, "memory": memory}
+def hops(numbers: random.Random) -> Question:
+    """The digit of the letter that follows a letter: a document has the letter, and another one the digit."""
+    letter = numbers.choice(FIRST)
+    return Question(letter, FACTS[NEXT[letter]])
+
+
+def search(letter: str) -> str:
+    """The one document about a letter, or a hint that the search is not understood."""
+    if letter not in LETTERS or len(letter) != 1:
+        return "!"
+    return letter + (NEXT[letter] if letter in FIRST else FACTS[letter])
+
+
+OPERATORS = {"p": "+", "t": "*", "m": "-"}
+
+
+def products(numbers: random.Random) -> Question:
+    """Two digits and what to do with them, plus, times or minus: `78t` is `56`. Nobody knows it without calculating."""
+    a, b, name = numbers.randrange(10), numbers.randrange(10), numbers.choice(list(OPERATORS))
+    return Question(f"{a}{b}{name}", calculate(f"{a}{OPERATORS[name]}{b}"))
+
+
+def calculate(code: str) -> str:
+    """The value of an expression of two digits, or a hint that there is none."""
+    found = re.fullmatch(r"(\d)([-+*])(\d)", code)
+    if found is None:
+        return "!"
+    a, b = int(found[1]), int(found[3])
+    return str({"+": a + b, "-": a - b, "*": a * b}[found[2]])
+
+
+EXPERTS = {"s": 1, "m": 3, "l": 9}
+"""What it costs to ask an expert."""
+
+ABLE = {"e": "sml", "m": "ml", "h": "l"}
+"""The experts that are right about an easy, a medium and a hard question."""
+
+
+def routes(numbers: random.Random) -> Question:
+    """A hard, medium or easy question, and whether its cost counts: `h3c`. Only an expert knows the answer."""
+    return Question(numbers.choice("emh") + numbers.choice(DIGITS) + numbers.choice("ca"), numbers.choice(DIGITS))
+
+
+def expert(name: str, q: Question) -> str:
+    """What an expert answers, or a hint that there is no such expert. One who is not able to is wrong by one."""
+    if name not in EXPERTS:
+        return "!"
+    return q.gold if name in ABLE[q.text[0]] else str((int(q.gold) + 1) % 10)
+
+
+KINDS = {
+    "sums": sums,
+    "facts": facts,
+    "memory": memory,
+    "hops": hops,
+    "products": products,
+    "routes": routes,
+}
 
 
 def questions(kind: str, seed: str) -> Iterator[Question]:
@@ -166,6 +229,32 @@ def reader(q: Question, right: float, numbers: random.Random, prompt: Prompt, pl
     yield said(prompt("recall", q=q, memory=known), known)
 
 
+def searcher(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Searches for the letter of the question, and for the one that was found, and answers with the digit."""
+    messages = said(prompt("ask", q=q), "?" + guess(q.text, LETTERS, right, numbers))
+    found = search(messages[-1]["content"][1:])
+    if found[1] not in DIGITS:
+        messages += told(found, "?" + guess(found[1], LETTERS, right, numbers))
+    found = search(messages[-1]["content"][1:])
+    yield messages + told(found, guess(found[1] if found[1] in DIGITS else q.gold, DIGITS, right, numbers))
+
+
+def coder(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Writes the expression, and says its value."""
+    a, b, name = q.text
+    code = a + guess(OPERATORS[name], "+*-", right, numbers) + b
+    value = calculate(code)
+    told_value = value if numbers.random() < right else str(numbers.randrange(82))
+    yield said(prompt("ask", q=q), code) + told(value, "=" + told_value)
+
+
+def orchestrator(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Asks the cheapest expert that is able to answer, or any, and repeats the answer."""
+    name = guess(ABLE[q.text[0]][0], "sml", right, numbers)
+    answer = expert(name, q)
+    yield said(prompt("ask", q=q), name) + told(":" + answer, answer)
+
+
 ROLES = {
     "solver": solver,
     "generator": generator,
@@ -177,6 +266,9 @@ ROLES = {
     "critic": critic,
     "peer": peer,
     "reader": reader,
+    "searcher": searcher,
+    "coder": coder,
+    "orchestrator": orchestrator,
 }
 
 
@@ -204,3 +296,8 @@ def verdict(q: Question, answer: str) -> str:
 def said(question: str, answer: str) -> Messages:
     """A conversation of one call."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def told(result: str, answer: str) -> Messages:
+    """What a tool says, and what the assistant says to it."""
+    return [{"role": "tool", "content": result}, {"role": "assistant", "content": answer}]

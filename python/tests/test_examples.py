@@ -41,7 +41,7 @@ def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path:
         made = world.demos(policy.warm.demos, policy.warm.right, random.Random(1), put)
         for messages in itertools.islice(made, 200):
             tokens, mask = vocabulary.demonstration(messages)
-            assert sum(mask) == 2 and len(tokens) < 20
+            assert 2 <= sum(mask) <= 12 and len(tokens) < 32
     assert settings.read(path, profile="qwen").engines[0].kind == "sglang"
 
 

@@ -111,12 +111,22 @@ class Run:
         `agent`. If the call fails, the rollout is aborted, and the answer is None. The other rollouts of the execution
         go on.
         """
+        said = self.talk(rollout, llm, [{"role": "user", "content": self.prompt(name, **fields)}], agent=agent)
+        return None if said is None else self.answer(said)
+
+    def talk(self, rollout: Any, llm: Any, messages: list[dict[str, Any]], *, agent: str | None = None) -> str | None:
+        """Asks a policy to continue a conversation, as a call of its rollout, and appends what it says.
+
+        If the call fails, the rollout is aborted, and there is None.
+        """
         try:
-            return self.answer(rollout.chat(llm, self.prompt(name, **fields), agent=agent, **self.options))
+            said = rollout.chat(llm, messages, agent=agent, **self.options)
         except Exception as error:
-            log.warning("the call %s of %s failed: %s", name, rollout.policy, error)
+            log.warning("a call of %s failed: %s", rollout.policy, error)
             rollout.abort(f"{type(error).__name__}: {error}")
             return None
+        messages.append({"role": "assistant", "content": str(said)})
+        return str(said)
 
     def questions(self) -> Iterator[Any]:
         """Yields questions until the program is stopped. Every start of a program asks others, with other ids."""

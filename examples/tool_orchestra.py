@@ -1,0 +1,73 @@
+"""An agent decides which expert to ask. Dearer experts know more.
+
+The message `s`, `m` or `l` asks an expert of cost 1, 3 or 9, whose answer comes back as a message of the tool. Any other
+message is the answer. The reward of a wrong answer is 0. A right one has the weighted sum of what it is worth in its
+group: (value - min) / (max - min) of correctness and of cheapness, 0 where all are equal. If cost counts in a question, the
+weights are 0.7 and 0.3, and else 1 and 0. So the rewards of a group are known when all its rollouts have ended.
+
+Source: slime-agentic, agentic/ToolOrchestra/rollout.py and reward.py; its converter, which has the formula, is not
+published, so the formula is that of its documents. There are more preferences, such as latency. Groups whose rewards have
+a standard deviation under 0.1 are dropped, as there. Advantages are not clipped to 3, which groups of 8 cannot reach.
+
+    python -m forebay.run examples/tool_orchestra.toml
+"""
+
+import forebay
+import world
+
+ROLLOUTS, CALLS = 8, 2
+
+
+def share(values):
+    """Where each value is between the least and the greatest."""
+    least, greatest = min(values), max(values)
+    return [(value - least) / (greatest - least) if greatest > least else 0.0 for value in values]
+
+
+def rewards(correct, costs, weights):
+    """The rewards of a group."""
+    cheap = share([-cost for cost in costs])
+    parts = zip(correct, share(correct), cheap, strict=True)
+    return [weights[0] * right + weights[1] * low if gold else 0.0 for gold, right, low in parts]
+
+
+def play(run, llm, rollout, q):
+    """One rollout. Returns whether the answer is right, and the cost; None if a call failed."""
+    messages = [{"role": "user", "content": run.prompt("ask", q=q)}]
+    cost = 0
+    for _ in range(CALLS + 1):
+        said = run.talk(rollout, llm, messages)
+        if said is None:
+            return None
+        if said not in world.EXPERTS:
+            break
+        cost += world.EXPERTS[said]
+        messages.append({"role": "tool", "content": ":" + world.expert(said, q), "tool_call_id": "expert"})
+    return q.grade(run.answer(said)), cost
+
+
+def execute(run, fb, llm, q, count=ROLLOUTS):
+    """All rollouts of a question, posted as one bundle."""
+    with fb.bundle() as b:
+        sampling = {"temperature": run.options.get("temperature", 1.0)}
+        rollouts = [b.rollout("orchestrator", group_id=q.id, group_size=count, sampling=sampling) for _ in range(count)]
+        played = run.each(count, lambda n: play(run, llm, rollouts[n], q))
+        ended = [(rollout, *result) for rollout, result in zip(rollouts, played, strict=True) if result is not None]
+        if ended:
+            weights = (0.7, 0.3) if q.text.endswith("c") else (1.0, 0.0)
+            least = world.EXPERTS[world.ABLE[q.text[0]][0]]
+            made = rewards([gold for _, gold, _ in ended], [cost for _, _, cost in ended], weights)
+            for (rollout, gold, cost), reward in zip(ended, made, strict=True):
+                rollout.reward = reward
+                rollout.reward_components = {"gold": gold, "cost": cost / least}
+    return b
+
+
+def main():
+    run = forebay.run()
+    fb, llm = forebay.Client(), run.openai()
+    run.play(lambda q: execute(run, fb, llm, q))
+
+
+if __name__ == "__main__":
+    main()
