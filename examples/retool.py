@@ -25,14 +25,13 @@ def play(run, llm, rollout, q, calls=CALLS):
     """One rollout: code and an answer."""
     messages = [{"role": "user", "content": run.prompt("ask", q=q)}]
     made = 0
-    while True:
-        said = run.talk(rollout, llm, messages)
-        if said is None:
-            return
+    while (said := run.talk(rollout, llm, messages)) is not None:
         if said.startswith("=") or made == calls:
             break
         messages.append({"role": "tool", "content": world.calculate(said), "tool_call_id": "code"})
         made += 1
+    if said is None:
+        return
     gold = q.grade(run.answer(said).removeprefix("=")) if said.startswith("=") else 0.0
     rollout.reward = reward(gold, made)
     rollout.reward_components = {"gold": gold, "calls": float(made)}

@@ -19,14 +19,14 @@ ROLLOUTS, SEARCHES = 16, 2
 def play(run, llm, rollout, q):
     """One rollout: searches and an answer."""
     messages = [{"role": "user", "content": run.prompt("ask", q=q)}]
-    for _ in range(SEARCHES + 1):
-        said = run.talk(rollout, llm, messages)
-        if said is None:
-            return
-        if not said.startswith("?"):
+    searches = 0
+    while (said := run.talk(rollout, llm, messages)) is not None:
+        if not said.startswith("?") or searches == SEARCHES:
             break
         messages.append({"role": "tool", "content": world.search(said[1:]), "tool_call_id": "search"})
-    searches = sum(message["role"] == "tool" for message in messages)
+        searches += 1
+    if said is None:
+        return
     rollout.reward = q.grade(run.answer(said))
     rollout.reward_components = {"gold": rollout.reward, "searches": float(searches)}
 

@@ -34,15 +34,14 @@ def rewards(correct, costs, weights):
 def play(run, llm, rollout, q):
     """One rollout. Returns whether the answer is right, and the cost; None if a call failed."""
     messages = [{"role": "user", "content": run.prompt("ask", q=q)}]
-    cost = 0
-    for _ in range(CALLS + 1):
-        said = run.talk(rollout, llm, messages)
-        if said is None:
-            return None
-        if said not in world.EXPERTS:
+    cost = calls = 0
+    while (said := run.talk(rollout, llm, messages)) is not None:
+        if said not in world.EXPERTS or calls == CALLS:
             break
-        cost += world.EXPERTS[said]
         messages.append({"role": "tool", "content": ":" + world.expert(said, q), "tool_call_id": "expert"})
+        cost, calls = cost + world.EXPERTS[said], calls + 1
+    if said is None:
+        return None
     return q.grade(run.answer(said)), cost
 
 
