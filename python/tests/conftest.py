@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples_support import Example
 from stub import Stub
 from support import REPOSITORY
 
@@ -74,6 +73,9 @@ def stub() -> Iterator[Callable[..., Stub]]:
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch, own_server: forebay.Server) -> Iterator[Any]:
     """Loads programs of examples/, by name."""
+    # It needs the package `openai`, which the environments of other tests lack.
+    from examples_support import Example
+
     # The program imports its world by name.
     monkeypatch.delitem(sys.modules, "world", raising=False)
     with own_server.client() as fb:

@@ -27,18 +27,26 @@ def files() -> list[Path]:
 
 
 def is_rollout(line: str) -> bool:
-    """Whether a line has the form of a rollout. Some files have placeholders, inputs, or lists of transitions."""
+    """Whether a line has the form of a rollout. Some files have placeholders or inputs."""
     try:
         record = json.loads(line)
     except ValueError:
         return False
     output = (record.get("response") or {}).get("output")
-    return isinstance(output, list) and all(isinstance(item, dict) for item in output)
+    return isinstance(output, list) and all(isinstance(item, dict) for item in items_of(output))
+
+
+def items_of(output: list[Any]) -> list[Any]:
+    """The items of an output. Agents in environments have a list for each step, with all items up to then."""
+    items: list[Any] = []
+    for part in output:
+        items += [item for item in part if item not in items] if isinstance(part, list) else [part]
+    return items
 
 
 def sampled(line: str) -> int:
     """The sampled ids of a rollout."""
-    items: list[dict[str, Any]] = json.loads(line)["response"]["output"]
+    items = items_of(json.loads(line)["response"]["output"])
     return sum(len(item.get("generation_token_ids") or ()) for item in items)
 
 
