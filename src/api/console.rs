@@ -57,6 +57,7 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("group/siblings.js", SCRIPT),
     file!("html.js", SCRIPT),
     file!("keys.js", SCRIPT),
+    file!("language.js", SCRIPT),
     file!("listing.js", SCRIPT),
     file!("policy/charts.js", SCRIPT),
     file!("policy/flow.js", SCRIPT),

@@ -85,6 +85,9 @@ impl Browser {
             .args(SWITCHES)
             .arg(format!("--user-data-dir={}", profile.display()))
             .env("PROFILE", &profile)
+            // The same everywhere, and the worst one: the browser reports a language that is not valid.
+            .env("LC_ALL", "C.UTF-8")
+            .env_remove("LANGUAGE")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
