@@ -9,6 +9,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::support::{Server, scored, seeds, sequences};
 use crate::support::{TestApp, eventually, on_both_stores, with};
 
+/// How many clients leave soon after their batch is leased, so that some of them leave before the answer begins.
+const READERS: usize = 24;
+
 async fn batches(app: &TestApp, state: &str) -> Vec<Value> {
     let listed = app.get(&format!("/batches?state={state}")).await.expect(200);
     listed["batches"].as_array().expect("a list").clone()
@@ -87,8 +90,6 @@ on_both_stores! {
     async fn every_batch_is_a_step_also_if_its_first_reader_leaves(app: TestApp) {
         let server = Server::of(app).await;
         server.start(2).await;
-        // A reader leaves soon after its batch is leased, so some of them leave before the answer begins.
-        const READERS: usize = 24;
         for seed in 0..READERS {
             server.post("/scored_data", scored(seed, 2)).await;
             let app = server.app();
