@@ -1,14 +1,14 @@
-"""Three agents answer a question and then criticise the answers of each other in two rounds. Nobody knows the truth: the
-majority decides what is rewarded.
+"""Three agents answer a question and then criticise the answers of each other in two rounds. What the majority
+answers is rewarded, whether it is right or not.
 
-The consensus of an execution is the most frequent one of the final answers; a tie is decided at random. A generator is
-rewarded if its answer is the consensus, and a critic, whose rollout has both of its rounds, if its final answer is. If
-no critic has answered, all rewards are 0. The truth is only in `reward_components`: agents that agree on a wrong answer
-have perfect rewards, so `gold` is what is judged. A group is a role of four executions.
+The consensus of an execution is the most frequent one of the final answers; a tie is decided at random. A generator
+is rewarded if its answer is the consensus, and a critic, whose rollout has both of its rounds, if its final answer
+is. If no critic has answered, all rewards are 0. The truth is only in `reward_components`: agents that agree on a
+wrong answer have perfect rewards, so `gold` is what is judged. A group is a role of four executions.
 
-Source: slime^n, examples/multi_policy_consensus_debate/agent_system.py. There a summary of the other answers is written
-by the generator's engine; here an answer is one character, and a critic sees the answers themselves. There each round of a
-critic is a sample of its own for the normaliser (24 instead of 12).
+Source: slime^n, examples/multi_policy_consensus_debate/agent_system.py. There a summary of the other answers is
+written by the generator's engine; here an answer is one character, and a critic sees the answers themselves. There
+each round of a critic is a sample of its own when rewards are normalised, so a group has 24 samples instead of 12.
 
     python -m forebay.run examples/consensus_debate.toml
 """
@@ -38,12 +38,14 @@ def execution(run, llm, b, q, place, executions, agents):
     for number in range(1, ROUNDS + 1):
         before = answers
 
-        def criticise(n, before=before, agent=f"round {number}"):
+        def criticise(n, before=before, failed=frozenset(failed), agent=f"round {number}"):
+            if n in failed:
+                return None
             others = "".join(answer or "" for m, answer in enumerate(before) if m != n)
             # Where nobody changes the answer, both rounds have the same prompt.
             return run.ask(critics[n], llm, "criticise", agent=agent, q=q, own=before[n] or "", others=others)
 
-        answers = run.each(agents, lambda n: None if n in failed else criticise(n))
+        answers = run.each(agents, criticise)
         failed |= {n for n, answer in enumerate(answers) if answer is None}
     agreed = consensus(answers, random.Random(f"{q.id} {place}"))
     majority = q.grade(agreed or "")

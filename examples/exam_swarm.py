@@ -1,17 +1,17 @@
-"""Eight agents, each a policy of its own, sit the same exam. Each is rewarded for its own answers, for how well the whole
-swarm does compared with before, and for its place among the others.
+"""Eight agents, each a policy of its own, answer the same questions. Each is rewarded for its own answers, for how
+well all of them do compared with before, and for its place among the others.
 
     R     = clip(0.5 self + 0.3 swarm + 0.2 peer, -5, 5)
     self  = (score - mean of the agent's K scores) / (their population standard deviation + 1e-6)
     peer  = (N + 1 - 2 rank) / (N - 1), the best agent has rank 1, equal ones their average rank
     swarm = clip((g - mean) / sqrt(var), -3, 3), 0 for the first 20 questions; g is the mean of all scores
 
-`mean` and `var` are running ones: mean' = 0.95 mean + 0.05 g and var' = 0.95 var + 0.05 (g - mean')^2 after each question,
-from 0 and 1. They are kept in a `forebay.State`, which changes together with the post of the question, exactly once, also
-if the program is killed in between. R is the advantage as it is (`advantage = "reward"`).
+The running `mean` begins with 0 and `var` with 1. After each question they become mean' = 0.95 mean + 0.05 g and var'
+= 0.95 var + 0.05 (g - mean')^2. They are kept in a `forebay.State`, which changes exactly once with the post of each
+question, also if the program is killed in between. R itself is the advantage (`advantage = "reward"`).
 
-Source: slime^n, examples/multi_policy_exam_swarm/agent_system.py. There batches are filled up with copies of other samples;
-here nothing is filled up.
+Source: slime^n, examples/multi_policy_exam_swarm/agent_system.py. There batches are filled up with copies of other
+samples; here a batch has only what was sampled.
 
     python -m forebay.run examples/exam_swarm.toml
 """

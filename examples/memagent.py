@@ -1,13 +1,13 @@
-"""An agent reads a long text part by part. It knows only its memory and the part, and writes a new memory. In the end it
-answers from the memory.
+"""An agent reads a long text part by part. It knows only its memory and the part, and writes a new memory. In the end
+it answers from the memory.
 
-Each call is a segment of its own, because no call continues an earlier one. All segments of a rollout have its reward: 1
-if the answer is right. With `loss_weighting = "turn_mean"` each segment counts alike within its rollout: for T segments
-with M trained tokens, and a group of G rollouts, a token has the weight 1 / (G T M). An empty memory is not written: the
-old one stays.
+Each call is a segment of its own, because no call continues an earlier one. All segments of a rollout have its
+reward, which is 1 if the answer is right. With `loss_weighting = "turn_mean"` the segments of a rollout count alike:
+in a batch of G rollouts, a token of a rollout with T segments has the weight 1 / (G T M), where M is the number of
+trained tokens in its segment. If the agent writes an empty memory, the old one stays.
 
-Source: slime-agentic, agentic/memagent/rollout.py. The final answer is trained, as in its code; its README says that it is
-not (`ANSWER_TRAINED`).
+Source: slime-agentic, agentic/memagent/rollout.py. Its code trains the final answer and its README says that it does
+not. This program follows the code (`ANSWER_TRAINED`).
 
     python -m forebay.run examples/memagent.toml
 """

@@ -1,13 +1,13 @@
-"""Solvers answer a question, rewriters see the answers and answer again, and a selector picks one of them. All are one
-policy.
+"""Solvers answer a question, rewriters see the answers and answer again, and a selector picks one of them. All are
+one policy.
 
-Each role of a question is a group: `E` executions with 3 solvers, 3 rewriters and 1 selector are groups of 3E, 3E and E.
-A solver and a rewriter are rewarded for their own answer, and the selector for the answer that it picks. If the pick is
-right, all rewards of the execution are multiplied by 1.2, else by 0.8.
+Each role of a question is a group: E executions with 3 solvers, 3 rewriters and 1 selector are groups of 3E, 3E and E
+rollouts. A solver and a rewriter are rewarded for their own answer, and the selector for the answer that it picks. If
+the pick is right, all rewards of the execution are multiplied by 1.2, else by 0.8.
 
 Source: slime, examples/multi_agent/agent_system.py. There the samples of an execution share one id, with different
-rewards, and the whole batch is one group for the normaliser. Here each sample is a rollout of its own, so that each is
-compared with those that had the same task.
+rewards, and the whole batch is one group for the normaliser. Here each sample is a rollout of its own, so that each
+is compared with those that had the same task.
 
     python -m forebay.run examples/multi_agent.toml
 """
@@ -37,12 +37,15 @@ def execution(run, llm, b, q, place, executions, solvers):
     first = run.each(solvers, lambda n: run.ask(solve[n], llm, "answer", q=q))
     seen = "".join(answer for answer in first if answer)
     second = run.each(solvers, lambda n: run.ask(rewrite[n], llm, "rewrite", q=q, answers=seen))
-    candidates = [answer for answer in second if answer is not None]
-    label = run.ask(select, llm, "select", q=q, candidates=world.labelled(candidates))
-    at = world.picked(label, len(candidates))
-    # A label that names no candidate is a wrong answer.
-    chosen = None if label is None else "" if at is None else candidates[at]
-    factor = BONUS if chosen is not None and q.grade(chosen) == 1 else MALUS
+    candidates = [answer for answer in second if answer]
+    chosen = None
+    if not candidates:
+        select.abort("no rewriter has answered")
+    elif (label := run.ask(select, llm, "select", q=q, candidates=world.labelled(candidates))) is not None:
+        at = world.picked(label, candidates)
+        # A label that names no candidate is a wrong answer.
+        chosen = "" if at is None else candidates[at]
+    factor = BONUS if chosen and q.grade(chosen) == 1 else MALUS
     for rollout, answer in zip(solve, first, strict=True):
         judge("solve", rollout, answer, factor)
     for rollout, answer in zip(rewrite, second, strict=True):

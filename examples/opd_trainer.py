@@ -1,8 +1,8 @@
-"""A student learns from a teacher on what the student itself says: on-policy distillation with a frozen teacher in the
-trainer.
+"""A student learns from a teacher on what the student itself says: on-policy distillation with a frozen teacher in
+the trainer.
 
-The trainer gives each sampled token the advantage -(logp_student - logp_teacher) (`opd_coef = 1`). The reward is not used
-(`advantage = "none"`), and a rollout is a group of its own. It is recorded all the same, as `gold`, to see what the student
+The trainer gives each sampled token the advantage -(logp_student - logp_teacher) (`opd_coef = 1`). The reward does
+not count (`advantage = "none"`), so each rollout is a group of its own. The component `gold` shows what the student
 learns.
 
 Source: slime^n, examples/multi_policy_opd_megatron. The student knows only the form of answers at the start, which is

@@ -1,11 +1,11 @@
 """An agent writes an expression, reads its value from an interpreter, and answers.
 
-A message that begins with `=` is the answer. Any other message is code, whose value comes back as a message of the tool;
-its tokens are not trained. The reward is 1 for the right answer. Else it is min(-0.6, -1 + 0.1 (calls - 2) / 2): an agent
-that has at least tried loses less.
+A message that begins with `=` is the answer. Any other message is code, and its value comes back as a message of the
+tool, whose tokens are not trained. The reward is 1 for the right answer, and else min(-0.6, -1 + 0.1 (calls - 2) /
+2), so an agent that uses the interpreter loses less.
 
-Source: slime, examples/retool/generate_with_retool.py, with up to 16 calls. Here there are at most 4, because an expression of
-two digits needs one.
+Source: slime, examples/retool/generate_with_retool.py. It allows 16 calls. This program allows 4, because an
+expression of two digits needs one.
 
     python -m forebay.run examples/retool.toml
 """

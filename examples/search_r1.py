@@ -1,11 +1,11 @@
 """An agent searches for what it does not know, and answers.
 
-A message that begins with `?` is a search, whose document comes back as a message of the tool. Any other message is the
-answer, and the reward is 1 if it is right. After two searches the next message is the answer. A search that is not
-understood gets a hint instead of a document. What the tool says is context: its tokens are not trained.
+A message that begins with `?` is a search, whose document comes back as a message of the tool. Any other message is
+the answer, and the reward is 1 if it is right. After two searches the next message is the answer. A search that is
+not understood gets a hint instead of a document. What the tool says is context: its tokens are not trained.
 
-Source: slime, examples/search-r1/generate_with_search.py and qa_em_format.py. There are tags around searches and answers;
-the parameter `format_score` is passed there and never used, so a wrong answer is worth 0 here, too.
+Source: slime, examples/search-r1/generate_with_search.py and qa_em_format.py. There, tags mark searches and answers.
+It has a parameter `format_score` that it never uses, so a wrong answer is worth 0 there and here.
 
     python -m forebay.run examples/search_r1.toml
 """

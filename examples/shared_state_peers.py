@@ -1,9 +1,9 @@
-"""Two peers, each a policy, answer a question in three rounds. From the second round on each sees what both have answered
-before.
+"""Two peers, each a policy, answer a question in three rounds. From the second round on, each sees what both have
+answered before.
 
-All rounds of a peer have the reward of its answer in round 3, so an early answer is worth what it leads to. If round 3
-fails, the rounds before it are aborted, because they have no outcome. A round of a peer is a group over the chains of a
-question.
+All rounds of a peer have the reward of its answer in round 3, so an early answer is worth what it leads to. If round
+3 fails, the rounds before it are aborted, because they have no outcome. A round of a peer is a group over the chains
+of a question.
 
 Source: slime^n, examples/multi_policy_shared_state/agent_system.py. What a round's own answer was worth is kept in
 `reward_components.round1` to `round3` (there `direct_raw_reward`).
@@ -24,8 +24,9 @@ def chain(run, llm, b, q, place, chains):
     for number in range(1, ROUNDS + 1):
         of = {"group_id": f"{q.id}.r{number}", "group_size": chains, "metadata": {"chain": place, "state": number - 1}}
         rounds = [b.rollout(peer, **of) for peer in PEERS]
-        seen = state
-        answers = run.each(len(PEERS), lambda n, rounds=rounds, seen=seen: run.ask(rounds[n], llm, "share", q=q, state=seen))
+        answers = run.each(
+            len(PEERS), lambda n, rounds=rounds, seen=state: run.ask(rounds[n], llm, "share", q=q, state=seen)
+        )
         for peer, rollout, answer in zip(PEERS, rounds, answers, strict=True):
             said[peer].append((rollout, answer))
         state += "".join(answer or "" for answer in answers)

@@ -1,13 +1,13 @@
-"""Solvers answer a question, rewriters see all answers and answer again, and selectors pick one rewritten answer. Each
-role is a policy.
+"""Solvers answer a question, rewriters see all answers and answer again, and selectors pick one rewritten answer.
+Each role is a policy.
 
 A solver and a rewriter are rewarded for their own answer, and a selector for the answer that it picks, with 0 for a
-label that names none. All rewards of an execution are multiplied by 1.2 if the mean over the selectors that named one is
-above 0.5, and else by 0.8; if no selector named one, they stay. A group is a role of two executions, because the same
-factor for all rollouts of a group would change nothing.
+label that names none. All rewards of an execution are multiplied by 1.2 if the mean over the selectors that named one
+is above 0.5, and else by 0.8; if no selector named one, they stay as they are. A group is a role of two executions,
+because the same factor for all rollouts of a group would change nothing.
 
-Source: slime^n, examples/multi_policy_solver_rewriter_selector/agent_system.py. It finds picks by text, so that the first
-of equal candidates counts; here picks are labels, and `metadata.picked` is the rollout that was picked.
+Source: slime^n, examples/multi_policy_solver_rewriter_selector/agent_system.py. It finds picks by text, so that the
+first of equal candidates counts; here picks are labels, and `metadata.picked` is the rollout that was picked.
 
     python -m forebay.run examples/solver_rewriter_selector.toml
 """
@@ -31,18 +31,23 @@ def execution(run, llm, b, q, place, executions, count):
     first = run.each(count, lambda n: run.ask(solvers[n], llm, "answer", q=q))
     seen = "".join(answer for answer in first if answer)
     second = run.each(count, lambda n: run.ask(rewriters[n], llm, "rewrite", q=q, answers=seen))
-    places = [n for n, answer in enumerate(second) if answer is not None]
+    places = [n for n, answer in enumerate(second) if answer]
     candidates = [second[n] for n in places]
-    labels = run.each(
-        count, lambda n: run.ask(selectors[n], llm, "select", q=q, candidates=world.labelled(candidates))
-    )
-    picks = [world.picked(label, len(candidates)) for label in labels]
-    for selector, pick in zip(selectors, picks, strict=True):
-        if pick is not None:
-            selector.metadata["picked"] = rewriters[places[pick]].rollout_id
-    third = [None if label is None else "" for label in labels]
-    third = [answer if pick is None else candidates[pick] for answer, pick in zip(third, picks, strict=True)]
-    parsed = [q.grade(candidates[pick]) for pick in picks if pick is not None]
+
+    def select(n):
+        """The answer that a selector picks, "" if its label names none, and None if there is no label."""
+        if not candidates:
+            selectors[n].abort("no rewriter has answered")
+            return None
+        label = run.ask(selectors[n], llm, "select", q=q, candidates=world.labelled(candidates))
+        at = None if label is None else world.picked(label, candidates)
+        if at is None:
+            return None if label is None else ""
+        selectors[n].metadata["picked"] = rewriters[places[at]].rollout_id
+        return candidates[at]
+
+    third = run.each(count, select)
+    parsed = [q.grade(answer) for answer in third if answer]
     factor = 1.0 if not parsed else BONUS if sum(parsed) / len(parsed) > 0.5 else MALUS
     for rollouts, answers in ((solvers, first), (rewriters, second), (selectors, third)):
         for rollout, answer in zip(rollouts, answers, strict=True):

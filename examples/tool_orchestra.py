@@ -1,13 +1,18 @@
-"""An agent decides which expert to ask. Dearer experts know more.
+"""An agent decides which expert to ask. Experts that know more cost more.
 
-The message `s`, `m` or `l` asks an expert of cost 1, 3 or 9, whose answer comes back as a message of the tool. Any other
-message is the answer. The reward of a wrong answer is 0. A right one has the weighted sum of what it is worth in its
-group: (value - min) / (max - min) of correctness and of cheapness, 0 where all are equal. If cost counts in a question, the
-weights are 0.7 and 0.3, and else 1 and 0. So the rewards of a group are known when all its rollouts have ended.
+The message `s`, `m` or `l` asks an expert of cost 1, 3 or 9, whose answer comes back as a message of the tool. Any
+other message is the answer. The reward of a wrong answer is 0, and that of a right one is
 
-Source: slime-agentic, agentic/ToolOrchestra/rollout.py and reward.py; its converter, which has the formula, is not
-published, so the formula is that of its documents. There are more preferences, such as latency. Groups whose rewards have
-a standard deviation under 0.1 are dropped, as there. Advantages are not clipped to 3, which groups of 8 cannot reach.
+    R = w1 minmax(correctness) + w2 minmax(-cost)
+    minmax(x) = (x - min) / (max - min) over the group, 0 if all are equal
+
+with the weights 0.7 and 0.3 in questions whose cost counts, and else 1 and 0. The rewards of a group are known when
+all its rollouts have ended.
+
+Source: slime-agentic, agentic/ToolOrchestra/rollout.py and reward.py. Its converter, which has the formula, is not
+published, so the formula is from its documents. It has more preferences, such as latency, and allows 12 turns; this
+program lets an agent ask twice. As there, groups whose rewards have a standard deviation under 0.1 are dropped.
+Advantages are not clipped to 3 as there, because those of groups of 8 are always smaller.
 
     python -m forebay.run examples/tool_orchestra.toml
 """

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples_support import PRECISE, client, weights
+from examples_support import EXAMPLES, PRECISE, client, weights
 
 import forebay
-from forebay._runner import programs, tables
+from forebay._runner import programs, settings, tables
 from forebay._runner.output import Output
 from forebay.errors import ConfigurationError
 from forebay.testing import Answer, Engine, Request
@@ -139,11 +139,11 @@ def test_solver_summarizer_factors_change_nothing_in_a_group_of_one_execution(ex
 
 
 def test_solver_summarizer_factors_of_answers_that_are_missing(example: Any) -> None:
-    factors = example("solver_summarizer").program.factors
-    assert factors([None, ""], []) == (0.8, 0.8)
-    assert factors(["9", None], []) == (1.0, 1.0)
-    assert factors(["9"], [1.0, 0.0]) == (0.8, 0.8)
-    assert factors(["9"], [1.0, 1.0, 0.0]) == (1.2, 1.2)
+    factor = example("solver_summarizer").program.factor
+    assert factor([None, ""], []) == 0.8
+    assert factor(["9", None], []) == 1.0
+    assert factor(["9"], [1.0, 0.0]) == 0.8
+    assert factor(["9"], [1.0, 1.0, 0.0]) == 1.2
 
 
 def debate(example: Any, gold: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
@@ -358,10 +358,31 @@ def test_a_teacher_or_reference_may_be_the_model_of_a_policy(example: Any, tmp_p
     made = programs.trainer(found, found.policy("student"), output, models, "http://127.0.0.1:1")
     config = tables.load(Path(made.command[-1]))
     assert (config["teacher"], config["model"]) == (str(models["teacher"]), str(models["student"]))
-    with pytest.raises(
-        ConfigurationError, match="`policy.train.teacher` of student is {teacher}, which is not a policy"
-    ):
-        programs.trainer(found, found.policy("student"), output, {"student": models["student"]}, "http://127.0.0.1:1")
+
+
+def test_a_teacher_that_is_not_a_policy_is_refused_before_anything_starts(tmp_path: Any) -> None:
+    text = (EXAMPLES / "opd_trainer.toml").read_text().replace('"{teacher}"', '"{nobody}"')
+    for name in ("defaults.toml", "opd_trainer.py", "world.py"):
+        (tmp_path / name).write_text((EXAMPLES / name).read_text())
+    (tmp_path / "opd_trainer.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match="student has the teacher {nobody}, which is not a policy"):
+        settings.read(tmp_path / "opd_trainer.toml")
+
+
+def test_teams_abort_selectors_that_have_nothing_to_select(example: Any) -> None:
+    failure = Answer("the engine has no room", status=400)
+    for name, role, place in (("multi_agent", "team", -1), ("solver_rewriter_selector", "selector", 0)):
+        system = example(name)
+        for policy in system.found.policies:
+            system.policy(policy.name, 1, 2)
+
+        def script(request: Request) -> Answer | str:
+            return failure if request.model == "rewriter" or request.text.startswith("r|") else "9"
+
+        with Engine(script) as engine, client(engine) as llm, system.fb.bundle() as b:
+            system.program.execution(system.run, llm, b, system.question("e", "9"), 0, 1, 2)
+        selector = [rollout for rollout in b.rollouts if rollout.policy == role][place]
+        assert selector.trajectory().metadata == {"execution": 0, "aborted": "no rewriter has answered"}
 
 
 # Tools.
@@ -427,9 +448,12 @@ def test_tool_orchestra_weighs_correctness_and_cost_within_a_group(example: Any)
     assert rewards([1, 1, 0, 1], [1, 3, 2, 5], (0.7, 0.3)) == pytest.approx([1, 0.85, 0, 0.7])
     assert rewards([1, 1], [3, 3], (0.7, 0.3)) == [0, 0]
     assert rewards([1, 0], [9, 1], (1.0, 0.0)) == [1, 0]
+    world = system.run.world
+    able = {level: [world.expert(name, world.Question(f"{level}3c", "7")) for name in "sml"] for level in "emh"}
+    assert able == {"e": ["7", "7", "7"], "m": ["8", "7", "7"], "h": ["8", "8", "7"]}
     system.policy("orchestrator", 1, 4)
     q = system.question("e3c", "7")
-    # An easy question: asked of s, m, nobody, and of s and m.
+    # An easy question is asked of s, m, nobody and l.
     answers = {"e3c": iter(["s", "m", "5", "l"])}
     with Engine(lambda request: said(request, answers)) as engine, client(engine) as llm:
         b = system.program.execute(system.run, system.fb, llm, q, count=4)

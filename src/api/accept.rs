@@ -48,9 +48,12 @@ pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
 /// have the same tag.
 pub(super) fn knows(headers: &HeaderMap, tag: &HeaderValue) -> bool {
     let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
-    let weak = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).as_bytes().to_owned();
-    let tag = tag.to_str().map(weak).unwrap_or_default();
-    known.flat_map(|tags| tags.split(',')).map(str::trim).any(|known| known == "*" || weak(known) == tag)
+    let tag = without_strength(tag.to_str().unwrap_or_default());
+    known.flat_map(|tags| tags.split(',')).map(str::trim).any(|known| known == "*" || without_strength(known) == tag)
+}
+
+fn without_strength(tag: &str) -> &str {
+    tag.strip_prefix("W/").unwrap_or(tag)
 }
 
 #[cfg(test)]

@@ -19,9 +19,6 @@ from .tables import dump, merged
 GIVEN = ("server", "policy", "consumer", "model", "output")
 """Keys of a trainer's configuration that the runner gives."""
 
-FROZEN = ("reference", "teacher")
-"""Keys of a trainer's configuration whose value may be the model of a policy before its training, as `{POLICY}`."""
-
 TRAINER_DEFAULTS: dict[str, Any] = {
     # The next batch is leased only when the last one is done, so that batches do not become older while they wait.
     "data": {"ahead": 0},
@@ -91,12 +88,8 @@ def engine(
 def trainer(settings: Settings, policy: Policy, output: Output, models: dict[str, Path], url: str) -> Process:
     """The trainer of a policy. `models` are those of all policies before their training."""
     train = dict(policy.train or {})
-    for key in FROZEN:
-        named = train.get(key)
-        if isinstance(named, str) and named.startswith("{") and named.endswith("}"):
-            if named[1:-1] not in models:
-                raise ConfigurationError(f"`policy.train.{key}` of {policy.name} is {named}, which is not a policy")
-            train[key] = str(models[named[1:-1]])
+    for key, name in policy.frozen().items():
+        train[key] = str(models[name])
     for key in GIVEN:
         if key in train:
             raise ConfigurationError(f"`policy.train.{key}` of {policy.name} is given by the runner: remove it")

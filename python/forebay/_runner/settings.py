@@ -17,6 +17,10 @@ POLICIES_MAX = 1_000
 """The most policies that one `count` may make: each is a process."""
 
 
+FROZEN = ("reference", "teacher")
+"""Keys of a trainer's configuration whose value may be `{POLICY}`: the model of that policy before its training."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
     """A small model of random weights that `forebay-trainer init` makes."""
@@ -51,6 +55,13 @@ class Policy:
     warm: Warm | None
     train: dict[str, Any] | None
     """Keys of the trainer's configuration, or None if the policy is not trained."""
+
+    def frozen(self) -> dict[str, str]:
+        """The policies whose models before their training this trainer uses, by key of its configuration."""
+        given = {key: (self.train or {}).get(key) for key in FROZEN}
+        return {
+            key: text[1:-1] for key, text in given.items() if isinstance(text, str) and text[:1] + text[-1:] == "{}"
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +177,10 @@ def _settings(file: Path, root: Table, seed: int | None) -> Settings:
         raise root.error("policy", "is missing: a run has at least one [[policy]]")
     if len(set(names)) < len(names):
         raise root.error("policy", "has the same name twice")
+    for policy in policies:
+        for key, named in policy.frozen().items():
+            if named not in names:
+                raise root.error("policy", f"{policy.name} has the {key} {{{named}}}, which is not a policy")
     agents = root.tables("agent")
     if len(agents) > 1:
         raise root.error("agent", "may be there once: all agents run one program")
