@@ -387,7 +387,8 @@ def test_criteria_that_do_not_hold_are_status_1(folder: Path, command: Callable[
 
 
 def test_a_run_that_was_stopped_goes_on(folder: Path, command: Callable[..., Any]) -> None:
-    changed(folder, "steps = 8", "steps = 100000")
+    # No reward reaches this criterion, so the run does not end before it is stopped.
+    (folder / "run.toml").write_text(RUN.replace("steps = 8", "steps = 100000").replace("last = 0.95", "last = 2.0"))
     run = command()
     metrics = folder / "out" / "trainers" / "solver" / "metrics.jsonl"
     wait_for(lambda: len(read_steps(metrics)) >= 4, run)
