@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -351,7 +352,8 @@ def test_opd_trainer_posts_groups_of_one_without_advantages(example: Any) -> Non
     assert len({row.group_id for row in rows.values()}) == 4
 
 
-def test_a_teacher_or_reference_may_be_the_model_of_a_policy(example: Any, tmp_path: Any) -> None:
+def test_a_teacher_or_reference_may_be_the_model_of_a_policy(example: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FOREBAY_TRAINER_BIN", sys.executable)  # The command is read here, and never run.
     found = example("opd_trainer").found
     output = Output(tmp_path / "run", {}, resume=False)
     models = {"student": tmp_path / "student", "teacher": tmp_path / "teacher"}
