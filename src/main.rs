@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use forebay::config::Config;
 
-use self::commands::{bench, export, import, keys, maintenance, serve, why};
+use self::commands::{bench, export, import, keys, maintenance, serve, top, why};
 
 /// The durable rollout buffer between LLM agents and the trainers that learn from them.
 #[derive(Parser)]
@@ -72,6 +72,11 @@ enum Command {
     ///
     /// Asks a running service, which works it out of its ledger. Exits with 1 if nothing has this name or id.
     Why(why::WhyArgs),
+    /// Watch all policies in the terminal, the worst first
+    ///
+    /// Asks a running service every few seconds. Enter shows why the chosen policy is as it is, and q quits. With --once
+    /// it prints the overview as plain text and exits.
+    Top(top::TopArgs),
     /// Benchmark a service with simulated agents and trainers
     ///
     /// Runs the program `forebay-bench` with the same arguments. It is searched for in the folder of this program, then
@@ -112,6 +117,7 @@ fn main() -> ExitCode {
         Some(Command::Keys(args)) => keys::keys(args),
         Some(Command::Import(args)) => import::import(*args),
         Some(Command::Why(args)) => why::why(&args),
+        Some(Command::Top(args)) => top::top(&args),
         Some(Command::CheckConfig { file }) => check_config(&file),
         Some(Command::Backup { file, database }) => database.url().and_then(|url| maintenance::backup(&url, &file)),
         Some(Command::Restore { file, database }) => {

@@ -15,3 +15,7 @@ pub(crate) mod bench;
 pub(crate) mod service;
 
 pub(crate) mod why;
+
+pub(crate) mod top;
+
+mod text;

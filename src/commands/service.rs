@@ -27,12 +27,17 @@ pub(crate) struct ServiceArgs {
 impl ServiceArgs {
     /// A client that repeats calls which are safe to repeat.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
+        self.client_with(ClientOptions::default())
+    }
+
+    /// The same with options other than the default; their key and certificates are those of the arguments.
+    pub(crate) fn client_with(&self, options: ClientOptions) -> anyhow::Result<Client> {
         let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let options = ClientOptions {
             key: self.key.clone(),
             ca_pem: self.ca.as_ref().map(read).transpose()?,
             identity_pem: self.identity.as_ref().map(read).transpose()?,
-            ..ClientOptions::default()
+            ..options
         };
         Ok(Client::with_options(&self.url, &options)?.with_retry(RetryPolicy::default()))
     }

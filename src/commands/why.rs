@@ -12,7 +12,7 @@ use forebay_client::{
     wire::{IdWhy, PolicyWhy},
 };
 
-use super::service::ServiceArgs;
+use super::{service::ServiceArgs, text::shown};
 
 /// The arguments of `forebay why`.
 #[derive(Args)]
@@ -74,7 +74,8 @@ fn is_policy_name(text: &str) -> bool {
     !["", ".", ".."].contains(&text) && text.len() <= 128 && text.chars().all(is_allowed)
 }
 
-fn of_policy(why: &PolicyWhy) -> String {
+/// A policy, its state and its causes, in lines.
+pub(super) fn of_policy(why: &PolicyWhy) -> String {
     let mut text =
         format!("{} {}  {}\n  {}\n", why.state.glyph(), why.policy, why.state.as_str(), shown(&why.headline));
     for (index, cause) in why.causes.iter().enumerate() {
@@ -112,13 +113,6 @@ fn of_id(why: &IdWhy) -> String {
     text
 }
 
-/// Text of others without characters that a terminal would obey.
-fn shown(text: &str) -> String {
-    let turns_text = |character| matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let is_obeyed = |character: char| character.is_control() || turns_text(character);
-    text.chars().map(|character| if is_obeyed(character) { '\u{fffd}' } else { character }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,10 +125,5 @@ mod tests {
         for id in ["", ".", "..", "a/b", "a b", "ä"] {
             assert!(!is_policy_name(id), "{id}");
         }
-    }
-
-    #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(shown("a\u{1b}[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
     }
 }

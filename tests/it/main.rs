@@ -65,6 +65,7 @@ mod step_log;
 mod steps;
 mod tls;
 mod tokenizers;
+mod top;
 mod traces;
 mod trainer_rule;
 mod trying;
