@@ -9,6 +9,9 @@ const ROWS = 200;
 
 const HEIGHT = 150;
 
+// Distances between the lines of an axis on which only whole numbers stand: 1, 2, 5, 10, 20 and so on.
+const WHOLE = Array.from({ length: 48 }, (_, index) => [1, 2, 5][index % 3] * 10 ** Math.floor(index / 3));
+
 /** The value of a colour token for drawing on a canvas. */
 export function colour(element, token) {
     return getComputedStyle(element).getPropertyValue(token).trim();
@@ -48,8 +51,9 @@ function nearest(times, moment) {
 
 /**
  * `spec`: { title, sentence, x: "time" | "step", at: [x of each point], times: [the moment of each point, in seconds],
- * series: [{ label, values, colour, fill, dash }], show: (value) => text, tick: the same for the axis, note: what the
- * values of the legend are while the cursor is elsewhere, marks: [{ at, text }], together: name }.
+ * series: [{ label, values, colour, fill, dash }], show: (value) => text, tick: the same for the axis,
+ * isWhole: whether the axis has only whole numbers, note: what the values of the legend are while the cursor is
+ * elsewhere, marks: [{ at, text }], together: name }.
  * A spec is never changed, only replaced. `range` is [from, to] in moments, or null; a drag over the chart asks for
  * one with the event `chart-range`.
  */
@@ -157,7 +161,12 @@ class Chart extends HTMLElement {
             },
             axes: [
                 { ...axis, size: 28, values: isTime ? (plot, splits, index, space, by) => moments(splits, by) : null },
-                { ...axis, size: 46, values: (plot, splits) => splits.map((value) => tick(value)) },
+                {
+                    ...axis,
+                    size: 46,
+                    incrs: spec.isWhole ? WHOLE : undefined,
+                    values: (plot, splits) => splits.map((value) => tick(value)),
+                },
             ],
             series: [{}, ...spec.series.map(line)],
             hooks: {

@@ -81,15 +81,15 @@ export function specs({ series, steps, journal }, policy) {
             line("dropped", perMinute("dropped"), 3),
             line("masked", perMinute("masked"), 6),
             line("late", perMinute("late"), 5),
-        ], format.short, { marks }),
+        ], format.short, { marks, isWhole: true }),
         spec("tokens / min: received and trained", "time", byTime, [
             line("received", perMinute("tokens_received"), 1),
             line("trained", perMinute("acked_tokens"), 2),
-        ], format.short, { marks }),
+        ], format.short, { marks, isWhole: true }),
         spec("groups ready, and what a batch needs", "time", byTime, [
             line("ready", metrics.ready_groups ?? flat(at, null), 1, { fill: true }),
             line("needed", flat(at, needed), 4, { dash: true }),
-        ], format.count, { marks }),
+        ], format.count, { marks, isWhole: true }),
         spec("reward by step: all and trained rollouts", "step", steps, [
             line("all", steps.all, 5),
             line("trained", steps.trained, 2),
@@ -102,6 +102,6 @@ export function specs({ series, steps, journal }, policy) {
         spec("trainer by step: training and waiting", "step", steps, [
             line("training", steps.training, 2),
             line("waiting", steps.waiting, 4),
-        ], second, { tick: (value) => `${format.count(value)} s` }),
+        ], second, { tick: (value) => `${format.real(value, Number.isInteger(value) ? 0 : 1)} s` }),
     ];
 }

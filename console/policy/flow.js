@@ -33,8 +33,9 @@ function rate(history, name) {
 
 function bar(parts) {
     const total = sum(parts.map(([, value]) => value));
-    return html`<div class="bar" aria-hidden="true">${parts.map(([token, value]) =>
-        html`<i ${styles({ width: `${total > 0 ? (100 * value) / total : 0}%`, background: `var(${token})` })}></i>`,
+    const visible = parts.filter(([, value]) => value > 0);
+    return html`<div class="bar" aria-hidden="true">${visible.map(([token, value]) =>
+        html`<i ${styles({ width: `${(100 * value) / total}%`, background: `var(${token})` })}></i>`,
     )}</div>`;
 }
 

@@ -1,10 +1,10 @@
 //! The arguments with which a command finds a running service, and errors with advice.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use forebay_client::{Client, ClientError, ClientOptions, RetryPolicy, wire::ApiKey};
+use forebay_client::{Client, ClientError, ClientOptions, RetryPolicy, SILENCE_TIMEOUT, wire::ApiKey};
 
 /// Where the service is, and the key for it.
 #[derive(Args)]
@@ -27,17 +27,17 @@ pub(crate) struct ServiceArgs {
 impl ServiceArgs {
     /// A client that repeats calls which are safe to repeat.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
-        self.client_with(ClientOptions::default())
+        self.client_that_waits(SILENCE_TIMEOUT)
     }
 
-    /// The same with options other than the default; their key and certificates are those of the arguments.
-    pub(crate) fn client_with(&self, options: ClientOptions) -> anyhow::Result<Client> {
+    /// The same, with how long a connection may be silent before it counts as broken.
+    pub(crate) fn client_that_waits(&self, silence_timeout: Duration) -> anyhow::Result<Client> {
         let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let options = ClientOptions {
             key: self.key.clone(),
             ca_pem: self.ca.as_ref().map(read).transpose()?,
             identity_pem: self.identity.as_ref().map(read).transpose()?,
-            ..options
+            silence_timeout,
         };
         Ok(Client::with_options(&self.url, &options)?.with_retry(RetryPolicy::default()))
     }

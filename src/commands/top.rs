@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use crossterm::event::{Event, EventStream, KeyEventKind};
 use forebay_client::{
-    Client, ClientError, ClientOptions, RetryPolicy,
+    Client, ClientError, RetryPolicy,
     wire::{OverviewPolicy, PolicyWhy},
 };
 use futures::StreamExt as _;
@@ -26,7 +26,7 @@ use tokio::{sync::mpsc, time::sleep_until};
 use self::{
     columns::{COLUMNS, GAP, cells},
     draw::{Theme, draw},
-    screen::{Policies, Screen, Wish},
+    screen::{Found, Screen, Wish},
 };
 use super::service::ServiceArgs;
 
@@ -58,11 +58,12 @@ pub(crate) struct TopArgs {
 /// Shows the overview until the user quits.
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn top(args: &TopArgs) -> anyhow::Result<()> {
-    if !args.once && !(stdin().is_terminal() && stdout().is_terminal()) {
+    let has_terminal = stdin().is_terminal() && stdout().is_terminal();
+    if !args.once && !has_terminal {
         bail!("input and output are not a terminal: add --once to print the overview and exit");
     }
     // A question is repeated at the next interval, not before: the user should see at once that there is no answer.
-    let client = args.service.client_with(ClientOptions { silence_timeout: ANSWER_MAX, ..ClientOptions::default() })?;
+    let client = args.service.client_that_waits(ANSWER_MAX)?;
     let client = client.with_retry(RetryPolicy::none());
     let shown = overview(&client).await.map_err(|error| args.service.failed(error))?;
     let screen = Screen::new(args.service.url.clone(), Duration::from_secs(args.every), shown);
@@ -77,7 +78,7 @@ pub(crate) async fn top(args: &TopArgs) -> anyhow::Result<()> {
 }
 
 /// Reads all policies, or the worst of very many.
-async fn overview(client: &Client) -> Result<Policies, ClientError> {
+async fn overview(client: &Client) -> Result<Found, ClientError> {
     let mut after = None::<String>;
     let (mut at, mut policies) = (String::new(), Vec::<OverviewPolicy>::new());
     for _ in 0..PAGES_MAX {
@@ -90,7 +91,7 @@ async fn overview(client: &Client) -> Result<Policies, ClientError> {
             break;
         }
     }
-    Ok(Policies { at: at.parse().ok(), policies, is_whole: after.is_none() })
+    Ok(Found { at: at.parse().ok(), policies, is_whole: after.is_none() })
 }
 
 /// The overview as plain text: all columns, each as wide as it needs to be.
@@ -118,7 +119,7 @@ fn printed(screen: &Screen) -> String {
 
 /// An answer of the service.
 enum Answer {
-    Overview(Result<Policies, ClientError>),
+    Overview(Result<Found, ClientError>),
     Why(String, Result<Option<PolicyWhy>, ClientError>),
 }
 

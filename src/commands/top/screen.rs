@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use ratatui::widgets::TableState;
 
 /// All policies that the key may access, as the service answered.
-pub(super) struct Policies {
+pub(super) struct Found {
     /// The service's time.
     pub(super) at: Option<Timestamp>,
     /// The policies, the worst first.
@@ -43,7 +43,7 @@ pub(super) struct Screen {
     /// Time between two questions.
     pub(super) every: Duration,
     /// The newest answer.
-    pub(super) shown: Policies,
+    pub(super) shown: Found,
     /// When it came.
     pub(super) answered: Instant,
     /// Why there is no newer answer.
@@ -59,7 +59,7 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    pub(super) fn new(url: String, every: Duration, shown: Policies) -> Self {
+    pub(super) fn new(url: String, every: Duration, shown: Found) -> Self {
         let chosen = (!shown.policies.is_empty()).then_some(0);
         Self {
             url,
@@ -86,7 +86,7 @@ impl Screen {
     }
 
     /// Shows a newer answer. The same policy stays chosen, wherever its row is now.
-    pub(super) fn answer(&mut self, shown: Policies) {
+    pub(super) fn answer(&mut self, shown: Found) {
         let name = self.chosen().map(|policy| policy.policy.clone());
         let row = name.and_then(|name| shown.policies.iter().position(|policy| policy.policy == name));
         let last = shown.policies.len().checked_sub(1);
@@ -144,14 +144,13 @@ impl Screen {
             KeyCode::End | KeyCode::Char('G') => isize::MAX,
             _ => return,
         };
-        match &mut self.reading {
+        if let Some(reading) = &mut self.reading {
             // Drawing bounds it: only then the number of lines is known.
-            Some(reading) => reading.scroll = reading.scroll.saturating_add_signed(by),
-            None => {
-                let last = self.shown.policies.len().checked_sub(1);
-                let row = self.table.selected().unwrap_or(0).saturating_add_signed(by);
-                self.table.select(last.map(|last| row.min(last)));
-            }
+            reading.scroll = reading.scroll.saturating_add_signed(by);
+        } else {
+            let last = self.shown.policies.len().checked_sub(1);
+            let row = self.table.selected().unwrap_or(0).saturating_add_signed(by);
+            self.table.select(last.map(|last| row.min(last)));
         }
     }
 }

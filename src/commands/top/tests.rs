@@ -24,8 +24,8 @@ fn policy(name: &str, state: PolicyCondition) -> OverviewPolicy {
     }
 }
 
-fn policies(policies: Vec<OverviewPolicy>) -> Policies {
-    Policies { at: "2026-11-24T02:10:31Z".parse().ok(), policies, is_whole: true }
+fn policies(policies: Vec<OverviewPolicy>) -> Found {
+    Found { at: "2026-11-24T02:10:31Z".parse().ok(), policies, is_whole: true }
 }
 
 fn screen(shown: Vec<OverviewPolicy>) -> Screen {
