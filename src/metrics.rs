@@ -14,10 +14,12 @@ use std::{
 };
 
 use prometheus::{
-    Encoder as _, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
+    Encoder as _, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    TextEncoder,
 };
 
 use self::declare::declare;
+use crate::buffer::batch::{REWARD_TRAINED, component};
 
 /// The most policies with labels of their own. Policies get one when they first have traffic; the others share a label.
 const POLICY_LABELS_MAX: usize = 256;
@@ -27,6 +29,9 @@ const REASON_LABELS_MAX: usize = 256;
 
 /// The most environments, over all policies, that have gauges.
 pub const ENVIRONMENTS_MAX: usize = 1_024;
+
+/// The most reward components, of a policy and over all policies, that have gauges.
+const COMPONENTS_MAX: (usize, usize) = (16, 1_024);
 
 /// The label shared by values beyond the bound.
 const OTHER: &str = "_other";
@@ -55,6 +60,8 @@ pub struct Metrics {
     reasons: LabelSet,
     /// The policies and environments whose gauges are set.
     environments: Mutex<BTreeSet<(String, String)>>,
+    /// The policies and reward components whose gauges are set; no component stands for the reward itself.
+    rewards: Mutex<BTreeSet<(String, Option<String>)>>,
 }
 
 declare! {
@@ -177,6 +184,10 @@ declare! {
         environment_ready: IntGaugeVec = "forebay_environment_ready_groups" ["policy", "environment"],
         /// Groups of such an environment that the next batch waits for.
         environment_needed: IntGaugeVec = "forebay_environment_needed_groups" ["policy", "environment"],
+        /// Mean reward of the kept rollouts of the newest batch.
+        batch_reward: GaugeVec = "forebay_batch_reward_mean" ["policy"],
+        /// Mean of a reward component over the kept rollouts of the newest batch that have it.
+        batch_component: GaugeVec = "forebay_batch_component_mean" ["policy", "component"],
         /// Scrapes for which the ledger could not be read, so that its gauges are out of date.
         gauge_failures: IntCounter = "forebay_gauge_failures_total",
     }
@@ -357,6 +368,7 @@ impl Metrics {
             policies: LabelSet::new(POLICY_LABELS_MAX),
             reasons: LabelSet::new(REASON_LABELS_MAX),
             environments: Mutex::default(),
+            rewards: Mutex::default(),
             registry,
         }
     }
@@ -604,6 +616,38 @@ impl Metrics {
                 // It fails only if the gauge is gone already.
                 drop(gauges.remove_label_values(&[policy, environment]));
             }
+        }
+    }
+
+    /// Whether a policy has a label of its own.
+    pub fn has_label(&self, policy: &str) -> bool {
+        policy != OTHER && self.policies.has(policy)
+    }
+
+    /// Sets the gauges of rewards from the metrics of the newest batch of each policy. The gauges of rewards that no
+    /// newest batch has are removed.
+    pub fn newest_batches(&self, found: &[(String, BTreeMap<String, f64>)]) {
+        let mut shown = self.rewards.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let before = std::mem::take(&mut *shown);
+        let (each_max, mut left) = COMPONENTS_MAX;
+        for (policy, metrics) in found {
+            if let Some(reward) = metrics.get(REWARD_TRAINED) {
+                self.ledger.batch_reward.with_label_values(&[policy]).set(*reward);
+                shown.insert((policy.clone(), None));
+            }
+            let components = metrics.iter().filter_map(|(name, mean)| Some((component(name)?, *mean)));
+            for (component, mean) in components.take(each_max.min(left)) {
+                self.ledger.batch_component.with_label_values(&[policy, component]).set(mean);
+                shown.insert((policy.clone(), Some(component.to_owned())));
+                left -= 1;
+            }
+        }
+        for gone in before.difference(&shown) {
+            // Removing fails only if the gauge is gone already.
+            drop(match gone {
+                (policy, None) => self.ledger.batch_reward.remove_label_values(&[policy]),
+                (policy, Some(component)) => self.ledger.batch_component.remove_label_values(&[policy, component]),
+            });
         }
     }
 

@@ -100,13 +100,17 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
     with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at()));
     buffer.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| (policy.as_str(), gauges(tallies))));
     let mut after = String::new();
-    let mut environments = Vec::new();
+    let (mut environments, mut newest) = (Vec::new(), Vec::new());
     loop {
         let page = buffer.store.policies(after.clone(), 100).await?;
         let Some(last) = page.last() else { break };
         last.name.as_str().clone_into(&mut after);
         for policy in page {
             buffer.metrics.version(policy.name.as_str(), policy.version.0);
+            if buffer.metrics.has_label(policy.name.as_str()) {
+                let metrics = buffer.store.newest_metrics(policy.policy_pk, policy.run).await?;
+                newest.push((policy.name.to_string(), metrics));
+            }
             if environments.len() < ENVIRONMENTS_MAX {
                 let found = policies::environments(buffer, &policy).await?.into_iter();
                 environments.extend(found.map(|of| (policy.name.to_string(), of.environment, of.ready, of.needed)));
@@ -114,6 +118,7 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
         }
     }
     buffer.metrics.environments(&environments);
+    buffer.metrics.newest_batches(&newest);
     Ok(())
 }
 

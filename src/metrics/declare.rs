@@ -4,8 +4,8 @@
 //! kind, the name, and labels and buckets if the kind has them.
 
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, Result,
-    core::Collector,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Result, core::Collector,
 };
 
 /// Declares a struct whose fields are metrics, and its function `register`.
@@ -103,6 +103,12 @@ impl Kind for IntGauge {
 }
 
 impl Kind for IntGaugeVec {
+    fn build(declared: &Declared) -> Result<Self> {
+        Self::new(declared.opts(), declared.labels)
+    }
+}
+
+impl Kind for GaugeVec {
     fn build(declared: &Declared) -> Result<Self> {
         Self::new(declared.opts(), declared.labels)
     }

@@ -29,7 +29,7 @@ use super::{
         journal::WriteNotices,
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::QuarantineDamaged,
-        policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
+        policy::{FindPolicy, ListPolicies, PublishVersion, ReadNewestMetrics, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch, ReadPayloads},
         session::{
             BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindTexts, FindUnmarked, MarkCalls,
@@ -132,6 +132,10 @@ impl<D: Dialect> PolicyStore for SqlStore<D> {
 
     async fn environments(&self, read: ReadEnvironments) -> Result<EnvironmentGroups, StoreError> {
         self.dialect.read(read).await
+    }
+
+    async fn newest_metrics(&self, policy: PolicyPk, run: Run) -> Result<BTreeMap<String, f64>, StoreError> {
+        self.dialect.read(ReadNewestMetrics { policy, run }).await
     }
 }
 

@@ -152,10 +152,12 @@ on_both_stores! {
         app.rules("default", serde_json::json!({"filter": filters})).await;
         let environments = serde_json::json!({"swe": {"min_share": 0.5}});
         app.rules("shared", serde_json::json!({"batch": {"environments": environments}})).await;
-        let long = serde_json::json!({"metadata": {"tags": vec![1; 130_000]}});
+        let parts = serde_json::json!({"gold": 1.0});
+        let long = serde_json::json!({"metadata": {"tags": vec![1; 130_000]}, "reward_components": parts});
         app.accept(crate::support::with(crate::support::rollout("long", 1.0), long)).await;
         for (name, reward) in [("a", 1.0), ("a", 1.0), ("b", -1.0), ("c", 0.0)] {
-            app.accept(crate::support::rollout(name, reward)).await;
+            let parts = serde_json::json!({"reward_components": parts});
+            app.accept(crate::support::with(crate::support::rollout(name, reward), parts)).await;
         }
         let batch = app.lease().await;
         app.samples(&batch).await;

@@ -13,6 +13,7 @@ mod bench;
 mod cancelled;
 mod client;
 mod commands;
+mod components;
 mod console;
 mod content;
 mod crash;

@@ -8,6 +8,7 @@ mod tensorboard;
 mod wandb;
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
     io::{self, Write as _},
     net::SocketAddr,
@@ -63,6 +64,10 @@ pub struct StepReport {
     pub reward_all: Option<f64>,
     /// Mean reward over the rollouts of the batch that train a token.
     pub reward_trained: Option<f64>,
+    /// Means of reward components over the kept rollouts of the batches, under the names of the batches' metrics, e.g.
+    /// `components/gold/mean`.
+    #[serde(flatten)]
+    pub components: BTreeMap<String, f64>,
     /// Statistics of the loss.
     #[serde(flatten)]
     pub statistics: StepStatistics,
@@ -405,6 +410,15 @@ mod tests {
             .map(|step| step.expect("it is a number"))
             .collect();
         assert_eq!(steps, [1, 2, 3]);
+    }
+
+    #[test]
+    fn components_stand_beside_the_other_numbers_of_a_line() {
+        let components = BTreeMap::from([("components/gold/mean".to_owned(), 0.75)]);
+        let report = serde_json::to_value(StepReport { step: 1, components, ..StepReport::default() });
+        let report = report.expect("it is JSON");
+        assert_eq!(report["components/gold/mean"], 0.75);
+        assert!(numbers(&report).any(|(name, _)| name == "components/gold/mean"), "and so in every output");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod dry_run;
 mod gather;
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -442,10 +443,22 @@ struct Pace {
     whole: f64,
 }
 
+/// The mean of each reward component over the batches that have it.
+fn components<'m>(batches: impl Iterator<Item = &'m BTreeMap<String, f64>>) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::<&str, (f64, f64)>::new();
+    for (name, mean) in batches.flatten().filter(|(name, _)| name.starts_with("components/")) {
+        let (sum, count) = sums.entry(name).or_default();
+        *sum += mean;
+        *count += 1.0;
+    }
+    sums.into_iter().map(|(name, (sum, count))| (name.to_owned(), sum / count)).collect()
+}
+
 fn report(step: i64, version: i64, consumed: &[Held], rows: &Rows, outcome: &StepOutcome, pace: Pace) -> StepReport {
     let statistics = rows.statistics();
     let batches = || consumed.iter().map(|held| &held.delivery.batch);
     let rewards: Vec<f64> = batches().filter_map(|batch| batch.metrics.get("reward/all").copied()).collect();
+    let components = components(batches().map(|batch| &batch.metrics));
     StepReport {
         step,
         version,
@@ -453,6 +466,7 @@ fn report(step: i64, version: i64, consumed: &[Held], rows: &Rows, outcome: &Ste
         seconds: pace.seconds,
         reward_all: (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / rewards.len() as f64),
         reward_trained: statistics.reward_trained_mean,
+        components,
         statistics: outcome.statistics.unwrap_or_default(),
         value_loss: outcome.value_loss,
         gradient_norm: outcome.gradient_norm,
@@ -468,5 +482,22 @@ fn report(step: i64, version: i64, consumed: &[Held], rows: &Rows, outcome: &Ste
         tokens_per_s: statistics.tokens as f64 / (pace.whole - pace.waited).max(1e-9),
         waited_s: pace.waited,
         waiting_share: (pace.waited / pace.whole.max(1e-9)).min(1.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_are_means_over_the_batches_that_have_them() {
+        let metrics = |entries: &[(&str, f64)]| -> BTreeMap<String, f64> {
+            entries.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+        };
+        let first = metrics(&[("components/gold/mean", 1.0), ("components/cost/mean", -0.5), ("reward/all", 9.0)]);
+        let second = metrics(&[("components/gold/mean", 0.5), ("staleness/mean", 1.0)]);
+        let found = components([&first, &second].into_iter());
+        assert_eq!(found, metrics(&[("components/gold/mean", 0.75), ("components/cost/mean", -0.5)]));
+        assert!(components(std::iter::empty()).is_empty());
     }
 }

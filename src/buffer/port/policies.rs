@@ -31,6 +31,8 @@ pub trait PolicyStore: Send + Sync {
     async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError>;
     /// The groups of environments in a run of the policy, and what the environments carry to the next batch.
     async fn environments(&self, read: ReadEnvironments) -> Result<EnvironmentGroups, StoreError>;
+    /// The metrics of the newest batch of the policy; empty if this run has none.
+    async fn newest_metrics(&self, policy: PolicyPk, run: Run) -> Result<BTreeMap<String, f64>, StoreError>;
 }
 
 /// A policy's row.

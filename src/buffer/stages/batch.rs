@@ -20,6 +20,19 @@ pub const GROUPS_MAX: u32 = 65_536;
 /// first groups may not fit together.
 const PACKING_LOOKAHEAD: u32 = 1_024;
 
+/// The metric of a batch that is the mean reward of its kept rollouts.
+pub const REWARD_TRAINED: &str = "reward/trained";
+
+/// The name of the metric of a batch that is the mean of a reward component over its kept rollouts.
+pub fn component_metric(component: &str) -> String {
+    format!("components/{component}/mean")
+}
+
+/// The reward component of a batch's metric.
+pub fn component(metric: &str) -> Option<&str> {
+    metric.strip_prefix("components/")?.strip_suffix("/mean")
+}
+
 /// How large a new batch is. A batch that came back keeps its size.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum BatchSize {

@@ -72,7 +72,8 @@ async fn play(service: &TestService, engine: &FakeEngine, place: usize) -> Playe
         let answer = sent.request(&http, &session.base_urls.anthropic, &session.key, body).send().await;
         assert_eq!(answer.expect("the listener answers").status().as_u16(), sent.status);
     }
-    let request: FinishRequest = serde_json::from_value(json!({"reward": reward})).expect("it is a request");
+    let finish = json!({"reward": reward, "reward_components": {"tests": reward}});
+    let request: FinishRequest = serde_json::from_value(finish).expect("it is a request");
     let ended = service.client.finish_session(&session.session_id, &request).await.expect("the session ends");
     assert_eq!(ended.assembly.segments, recorded.counts.observe.segments);
     Played { trained_tokens: ended.assembly.trained_tokens, segments: ended.assembly.segments }
@@ -127,6 +128,8 @@ async fn what_an_agent_sent_becomes_a_step_and_the_ledger_says_which() {
     assert_eq!((&report["tokens"], &report["rollouts"]), (&json!(tokens), &json!(REPAIRS.len())));
     let trained: u64 = played.iter().map(|played| played.trained_tokens).sum();
     assert_eq!(report["trained_tokens"], trained);
+    let mean = REPAIRS.iter().map(|(_, reward)| reward).sum::<f64>() / REPAIRS.len() as f64;
+    assert_eq!(report["components/tests/mean"].as_f64(), Some(mean), "{report}");
 
     let policy = service.client.policy("default").await.expect("it answers").expect("it exists");
     assert_eq!((policy.checkpoint_step, policy.version_step), (Some(1), Some(1)));

@@ -7,12 +7,16 @@ use serde::{Deserialize, Serialize};
 use super::{line::Line, ready::Ready};
 use crate::{
     buffer::{
+        batch::{REWARD_TRAINED, component_metric},
         ids::Version,
         port::{Policy, StoreError},
         tally::Tally,
     },
-    store::sql::{Statement, Tx, args},
+    store::sql::{Statement, Tx, args, key_list},
 };
+
+/// The most reward components that a batch has metrics of: those that the most rollouts have.
+const COMPONENTS_MAX: i64 = 64;
 
 /// The tallies when the previous batch was cut.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -52,6 +56,7 @@ pub(super) async fn metrics(
     let mut metrics = flow_metrics(&before, &now);
     metrics.extend(batch_metrics(policy.version, groups));
     metrics.extend(environment_metrics(policy, groups));
+    metrics.extend(component_metrics(tx, groups).await?);
     let masked: u64 = groups.iter().filter_map(|group| group.masking.as_ref()).map(|masking| masking.tokens).sum();
     if masked > 0 {
         metrics.insert("staleness/masked-tokens".to_owned(), masked as f64);
@@ -80,7 +85,7 @@ fn batch_metrics(current: Version, groups: &[Ready]) -> BTreeMap<String, f64> {
     let rewards: i64 = groups.iter().map(|group| group.reward_count).sum();
     let reward_sum: f64 = groups.iter().map(|group| group.reward_sum).sum();
     if rewards > 0 && reward_sum.is_finite() {
-        metrics.insert("reward/trained".to_owned(), reward_sum / rewards as f64);
+        metrics.insert(REWARD_TRAINED.to_owned(), reward_sum / rewards as f64);
     }
     let staleness: Vec<i64> = groups.iter().map(|group| group.staleness(current)).collect();
     let mean = staleness.iter().sum::<i64>() as f64 / staleness.len().max(1) as f64;
@@ -95,4 +100,32 @@ fn environment_metrics<'p>(policy: &'p Policy, groups: &'p [Ready]) -> impl Iter
         let of = groups.iter().filter(|group| group.candidate().environment == Some(label.as_str()));
         (format!("environments/{label}/groups"), of.count() as f64)
     })
+}
+
+/// The mean of each reward component over the kept rollouts of these groups that have it. The sums cannot overflow: a
+/// mean that is not finite in SQLite is left out, and Postgres adds without rounding.
+async fn component_metrics(tx: &mut Tx<'_>, groups: &[Ready]) -> Result<Vec<(String, f64)>, StoreError> {
+    const SELECT_COMPONENTS: Statement = Statement {
+        sqlite: "-- select_components
+            SELECT part.key AS name, AVG(part.value) AS mean
+            FROM rollout AS r, json_each(r.components) AS part
+            WHERE r.group_pk IN (SELECT value FROM json_each($1)) AND r.verdict = 'kept' AND r.components IS NOT NULL
+            GROUP BY part.key
+            ORDER BY COUNT(*) DESC, part.key
+            LIMIT $2",
+        postgres: "-- select_components
+            SELECT part.key AS name, CAST(AVG(CAST(part.value AS NUMERIC)) AS DOUBLE PRECISION) AS mean
+            FROM rollout AS r, json_each_text(CAST(r.components AS JSON)) AS part
+            WHERE r.group_pk = ANY ($1::bigint[]) AND r.verdict = 'kept' AND r.components IS NOT NULL
+            GROUP BY part.key
+            ORDER BY COUNT(*) DESC, part.key COLLATE \"C\"
+            LIMIT $2",
+    };
+    let keys = key_list(groups.iter().map(|group| group.group_pk.0));
+    let mut means = Vec::new();
+    for mut row in tx.fetch_all(SELECT_COMPONENTS, args![keys, COMPONENTS_MAX]).await? {
+        let (name, mean): (String, Option<f64>) = (row.get("name")?, row.get("mean")?);
+        means.extend(mean.filter(|mean| mean.is_finite()).map(|mean| (component_metric(&name), mean)));
+    }
+    Ok(means)
 }

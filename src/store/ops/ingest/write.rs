@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, sync::LazyLock};
 
+use serde::Serialize;
+
 use super::{GroupWork, Incoming, Keyed, decide::Changes};
 use crate::{
     buffer::{
@@ -11,7 +13,6 @@ use crate::{
         ingest::{Form, NewRollout, RolloutDecision},
         port::StoreError,
         seal::{self, RolloutSeal},
-        staleness::TrainedSpan,
         states::GroupState,
     },
     clock::Timestamp,
@@ -136,12 +137,13 @@ impl<'b> Arrived<'b> {
             facts.trained_tokens,
             payload.unpacked_bytes,
             now,
-            decision.trained_spans.as_ref().map(|spans| to_json(spans)),
+            decision.trained_spans.as_deref().map(to_json),
             &seal[..],
             &new.execution_id,
             i64::from(codes::of_status(facts.status)),
             facts.response_tokens,
             facts.max_segment_tokens,
+            Some(&facts.reward_components).filter(|components| !components.is_empty()).map(to_json),
         ]
     }
 
@@ -159,7 +161,7 @@ static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
         "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
             advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
             trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
-            status, response_tokens, max_segment_tokens",
+            status, response_tokens, max_segment_tokens, components",
     )
 });
 
@@ -255,6 +257,6 @@ async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Resul
     tx.guarded(WRITE_COUNTS, args![rows, keys], stored.len()).await
 }
 
-fn to_json(spans: &[TrainedSpan]) -> String {
-    serde_json::to_string(spans).expect("triples of numbers always serialize")
+fn to_json(value: &(impl Serialize + ?Sized)) -> String {
+    serde_json::to_string(value).expect("lists and maps of finite numbers always serialize")
 }
