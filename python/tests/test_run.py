@@ -277,6 +277,22 @@ def test_the_first_and_last_steps_are_judged(folder: Path) -> None:
     assert not progress_of(folder, [0.2, 0.95, 0.95], 2, None).is_passed()
 
 
+def test_a_series_may_have_to_fall(folder: Path) -> None:
+    progress = progress_of(folder, [1.8, 1.6, 1.2, 1.1], 2, None)
+    text = (folder / "run.toml").read_text()
+    (folder / "run.toml").write_text(text.replace("last = 0.95", "last_below = 1.2"))
+    (criterion,) = settings.read(folder / "run.toml").passes
+    assert (criterion.last, criterion.last_below) == (None, 1.2)
+    progress._settings.passes = [criterion]  # pyright: ignore[reportPrivateUsage]
+    (judged,) = progress.judged()
+    assert (judged.wanted, judged.last, judged.is_passed) == ("< 1.2", pytest.approx(1.15), True)
+    progress.curves["solver"].steps[-1]["reward_all"] = 1.2
+    assert not progress.is_passed()
+    (folder / "run.toml").write_text(text.replace("last = 0.95\n", ""))
+    with pytest.raises(ConfigurationError, match="`last`, `last_below` or both"):
+        settings.read(folder / "run.toml")
+
+
 def test_a_components_mean_is_that_of_the_version_of_the_step() -> None:
     curve = Curve(
         steps=[{"step": 1, "version": 1}, {"step": 2, "version": 1}, {"step": 3, "version": 2}],

@@ -151,8 +151,12 @@ class Progress:
                     min(steps for *_, steps in ends),
                 )
             ]
-        wanted = f">= {criterion.last:g}"
         below = math.inf if criterion.first_below is None else criterion.first_below
+        least = -math.inf if criterion.last is None else criterion.last
+        most = math.inf if criterion.last_below is None else criterion.last_below
+        wanted = " and ".join(
+            text for text, limit in ((f">= {least:g}", least), (f"< {most:g}", most)) if math.isfinite(limit)
+        )
         if criterion.first_below is not None:
             wanted = f"from < {below:g} to {wanted}"
         return [
@@ -164,7 +168,7 @@ class Progress:
                 steps=steps,
                 wanted=wanted,
                 # The two windows must not be the same steps.
-                is_passed=steps >= 2 * window and last >= criterion.last and first < below,
+                is_passed=steps >= 2 * window and least <= last < most and first < below,
             )
             for name, first, last, steps in ends
         ]

@@ -94,7 +94,8 @@ class Pass:
 
     series: str
     policy: str
-    last: float
+    last: float | None
+    last_below: float | None
     first_below: float | None
     of: str
     window: int
@@ -308,12 +309,15 @@ def _pass(table: Table, policies: list[Policy]) -> Pass:
     judged = Pass(
         series=table.text("series", "reward"),
         policy=table.text("policy", "*"),
-        last=table.number("last"),
+        last=table.number("last", None),
+        last_below=table.number("last_below", None),
         first_below=table.number("first_below", None),
         of=table.choice("of", ("mean", "each"), "each"),
         window=table.integer("window", WINDOW, least=1),
     )
     table.end()
+    if judged.last is None and judged.last_below is None:
+        raise table.error("last", "is missing: a criterion has `last`, `last_below` or both")
     if not judged.matches(policies):
         raise table.error("policy", f"is {judged.policy}, and no policy has such a name")
     return judged
