@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -250,6 +251,63 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+# Questions of a file.
+
+
+DATA = """{"question": "1+1", "answer": 2}
+
+{"question": [{"role": "system", "content": "Calculate."}, {"role": "user", "content": "2+2"}], "answer": "4", "x": 1}
+{"question": "3+3", "answer": "6"}
+"""
+
+
+def run_of(folder: Path, data: str, more: str = "") -> program.Run:
+    world = WORLD.replace(
+        '    id = ""', "    def __init__(self, text, gold):\n        self.text, self.gold = text, gold"
+    )
+    (folder / "world.py").write_text(world)
+    (folder / "questions.jsonl").write_text(data)
+    text = RUN.replace("[task]", f'[task]\ndata = "questions.jsonl"\n{more}')
+    (folder / "run.toml").write_text(text)
+    return program.Run(settings.read(folder / "run.toml"))
+
+
+def test_questions_of_a_file_come_again_and_again_in_other_orders(folder: Path) -> None:
+    asked = list(itertools.islice(run_of(folder, DATA).questions(), 30))
+    rounds = [[(question.text, question.gold) for question in asked[start : start + 3]] for start in range(0, 30, 3)]
+    assert all(sorted(each) == [("1+1", "2"), ("2+2", "4"), ("3+3", "6")] for each in rounds)
+    assert len({tuple(each) for each in rounds}) > 1
+    assert len({question.id for question in asked}) == 30
+    assert asked[0].id.startswith("questions.1.0.")
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "message"),
+    [
+        ("", "", "has no questions"),
+        ('{"question": "1"', "", "line 1 is not JSON"),
+        (
+            '{"question": "1", "answer": "1"}\n{"question": "1"}',
+            "",
+            "line 2 has no text or number `answer` .task.label_key",
+        ),
+        ('{"question": "1", "answer": true}', "", "`answer`"),
+        ('{"question": [{"role": "system", "content": "1"}], "answer": "1"}', "", "`question` .task.input_key"),
+        ('["question", "answer"]', "", "`question`"),
+        (DATA, 'input_key = "prompt"', "line 1 has no text or number `prompt`"),
+    ],
+)
+def test_a_file_without_questions_is_refused_by_its_line(folder: Path, data: str, more: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        next(run_of(folder, data, more).questions())
+
+
+def test_a_file_that_is_not_there_is_refused_before_anything_starts(folder: Path) -> None:
+    (folder / "run.toml").write_text(RUN.replace("[task]", '[task]\ndata = "nowhere.jsonl"'))
+    with pytest.raises(ConfigurationError, match="nowhere.jsonl, and there is no such file"):
+        settings.read(folder / "run.toml")
 
 
 # Progress.

@@ -14,6 +14,7 @@ from ..errors import ForebayError
 from . import settings
 from .output import Output
 from .processes import RunFailed
+from .program import read_data
 from .progress import table
 from .settings import Settings
 from .stages import Chaos, Result, Runner
@@ -69,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, seed: int | None) -> Result:
     found = settings.read(options.file, profile=options.profile, seed=seed)
     _override(found, options)
+    if found.task.data is not None:
+        # Read here as well: the program's errors are only in its log.
+        read_data(found.task)
     folder: Path = options.out or Path("data") / "runs" / f"{found.name}-{found.seed}"
     if options.out and options.seeds:
         folder = folder / f"{found.name}-{found.seed}"

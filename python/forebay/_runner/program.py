@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
+import json
 import logging
 import os
+import random
 import re
 import signal
 import sys
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import ConfigurationError
 from . import settings
@@ -132,12 +134,22 @@ class Run:
         """Yields questions until the program is stopped. Every start of a program asks others, with other ids."""
         # A program that is started again must not add to groups of the time before.
         start = time.time_ns()
-        asked = self.world.questions(self.task.kind, f"{self.settings.seed}.{self.agent}.{start}")
+        kind, seed = self.task.kind, f"{self.settings.seed}.{self.agent}.{start}"
+        asked = self.world.questions(kind, seed) if self.task.data is None else self._questions_of_file(seed)
+        name = kind or (self.task.data.stem if self.task.data is not None else "")
         for number, question in enumerate(asked):
             if self._stopped.is_set():
                 return
-            question.id = f"{self.task.kind}.{self.settings.seed}.{self.agent}.{start // 1_000_000}.{number}"
+            question.id = f"{name}.{self.settings.seed}.{self.agent}.{start // 1_000_000}.{number}"
             yield question
+
+    def _questions_of_file(self, seed: str) -> Iterator[Any]:
+        """The questions of the task's file again and again, each time in another order."""
+        rows, order = read_data(self.task), random.Random(seed)
+        while True:
+            order.shuffle(rows)
+            for text, gold in rows:
+                yield self.world.Question(text, gold)
 
     def play(self, execute: Callable[[Any], object]) -> None:
         """Executes a function for one question after the other, `in_flight` of them at once.
@@ -179,6 +191,42 @@ class Run:
     def stop(self) -> None:
         """Ends `questions` and `play` after what has begun."""
         self._stopped.set()
+
+
+def read_data(task: Task) -> list[tuple[str, str]]:
+    """The questions of a task's file, with their right answers. All of them are in memory."""
+    assert task.data is not None, "the task has a file"
+    try:
+        lines = task.data.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read {task.data}: {error}") from None
+    rows = [
+        _row(task, line, f"{task.data}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line and not line.isspace()
+    ]
+    if not rows:
+        raise ConfigurationError(f"{task.data} has no questions")
+    return rows
+
+
+def _row(task: Task, line: str, place: str) -> tuple[str, str]:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{place} is not JSON: {error}") from None
+    found: list[str] = []
+    for key, setting in ((task.input_key, "input_key"), (task.label_key, "label_key")):
+        value: Any = cast("dict[str, Any]", row).get(key) if isinstance(row, dict) else None
+        if isinstance(value, list):
+            # A conversation: the question is what the user says last.
+            messages = [cast("dict[str, Any]", each) for each in cast("list[Any]", value) if isinstance(each, dict)]
+            asked = [message.get("content") for message in messages if message.get("role") == "user"]
+            value = asked[-1] if asked else None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigurationError(f"{place} has no text or number `{key}` (task.{setting})")
+        found.append(str(value))
+    return found[0], found[1]
 
 
 def prompt(task: Task, name: str, **fields: object) -> str:

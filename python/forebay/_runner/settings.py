@@ -111,6 +111,10 @@ class Task:
 
     kind: str
     world: Path
+    data: Path | None
+    """A file of questions, a JSON object on each line, instead of the questions of the world."""
+    input_key: str
+    label_key: str
     answer: str
     prompts: dict[str, str]
     in_flight: int
@@ -217,6 +221,9 @@ def _task(table: Table, file: Path) -> Task:
     task = Task(
         kind=table.text("kind", ""),
         world=_file(table, "world", file, "world.py"),
+        data=_file(table, "data", file) if table.has("data") else None,
+        input_key=table.text("input_key", "question"),
+        label_key=table.text("label_key", "answer"),
         answer=table.choice("answer", ("plain", "boxed"), "plain"),
         prompts=table.words("prompts"),
         in_flight=table.integer("in_flight", 1, least=1),
