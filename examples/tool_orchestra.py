@@ -58,12 +58,13 @@ def execute(run, fb, llm, q, count=ROLLOUTS):
         played = run.each(count, lambda n: play(run, llm, rollouts[n], q))
         ended = [(rollout, *result) for rollout, result in zip(rollouts, played, strict=True) if result is not None]
         if ended:
-            weights = (0.7, 0.3) if q.text.endswith("c") else (1.0, 0.0)
+            counts = q.text.endswith("c")
+            weights = (0.7, 0.3) if counts else (1.0, 0.0)
             least = world.EXPERTS[world.ABLE[q.text[0]][0]]
             made = rewards([gold for _, gold, _ in ended], [cost for _, _, cost in ended], weights)
             for (rollout, gold, cost), reward in zip(ended, made, strict=True):
                 rollout.reward = reward
-                rollout.reward_components = {"gold": gold, "cost": cost / least}
+                rollout.reward_components = {"gold": gold, **({"cost": cost / least} if counts else {})}
     return b
 
 

@@ -6,9 +6,12 @@ divisor n - 1, plus 1e-6), and a rollout's weight is that of its row in the batc
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from examples_support import EXAMPLES, PRECISE, chains_of, client
 
 import forebay
 from forebay._runner import program, settings, tables
+from forebay._runner.program import Run
 from forebay._runner.tiny import Vocabulary
 from forebay.testing import Answer, Engine, Request
 
@@ -141,3 +145,37 @@ def test_generator_verifier_gives_up_what_a_failed_call_leaves_without_an_outcom
     assert sorted(row.advantage for row in system.rows("verifier").values()) == pytest.approx(
         [-0.7071058, 0.7071058], abs=PRECISE
     )
+
+
+def test_the_page_on_writing_a_run_is_a_run(own_server: forebay.Server, tmp_path: Path, monkeypatch: Any) -> None:
+    page = (EXAMPLES / "writing-your-own.md").read_text()
+    blocks = re.findall(r"^## \d\. [^`\n]*`([^`]+)`\n\n```\w+\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in blocks] == ["world.py", "greater.py", "greater.toml"]
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = Run(settings.read(tmp_path / "greater.toml"))
+    # The programs of examples/ have another module of this name.
+    sys.modules.pop("world")
+    greater = importlib.import_module("greater")
+    vocabulary = Vocabulary(run.world.ALPHABET)
+    warm = run.settings.policy("player").warm
+    assert warm is not None
+    put = functools.partial(program.prompt, run.task)
+    demos = list(itertools.islice(run.world.demos(warm.demos, warm.right, random.Random(1), put), 400))
+    right = 0
+    for user, assistant in demos:
+        assert set(user["content"] + assistant["content"]) <= set(vocabulary.ids)
+        right += assistant["content"] == str(max(map(int, user["content"].split(","))))
+    # On purpose, or by chance.
+    assert 0.45 < right / len(demos) < 0.65
+    q, answers = run.world.Question("7,3", "7", "q"), itertools.cycle("7333")
+    with own_server.client() as fb, Engine(lambda _: next(answers)) as engine:
+        fb.put_policy("player", {**run.settings.policy("player").rules, "batch": {"groups": 1}})
+        with client(engine) as llm:
+            greater.execute(run, fb, llm, q)
+        batch = fb.lease("player", wait_ms=10_000)
+        assert batch is not None
+        rows = fb.samples(batch.batch_id)
+        assert sorted(row.reward for row in rows) == [0.0] * 12 + [1.0] * 4
+        assert batch.metrics["components/gold/mean"] == 0.25

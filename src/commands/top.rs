@@ -128,7 +128,7 @@ struct Watch<'a> {
     client: Client,
     service: &'a ServiceArgs,
     /// Both ends of the channel for answers; `None` follows the last answer to a question.
-    answers: (mpsc::UnboundedSender<Option<Answer>>, mpsc::UnboundedReceiver<Option<Answer>>),
+    answers: (mpsc::Sender<Option<Answer>>, mpsc::Receiver<Option<Answer>>),
     /// Whether answers are awaited.
     is_asking: bool,
     /// Whether to ask again after that, because the user asked meanwhile.
@@ -137,7 +137,7 @@ struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     fn new(client: Client, service: &'a ServiceArgs) -> Self {
-        Self { client, service, answers: mpsc::unbounded_channel(), is_asking: false, asks_again: false }
+        Self { client, service, answers: mpsc::channel(4), is_asking: false, asks_again: false }
     }
 
     async fn run(mut self, terminal: &mut DefaultTerminal, mut screen: Screen) -> anyhow::Result<()> {
@@ -185,10 +185,10 @@ impl<'a> Watch<'a> {
         tokio::spawn(async move {
             if let Some(policy) = reading {
                 let why = client.policy_why(&policy).await;
-                let _ = answers.send(Some(Answer::Why(policy, why)));
+                let _ = answers.send(Some(Answer::Why(policy, why))).await;
             }
-            let _ = answers.send(Some(Answer::Overview(overview(&client).await)));
-            let _ = answers.send(None);
+            let _ = answers.send(Some(Answer::Overview(overview(&client).await))).await;
+            let _ = answers.send(None).await;
         });
     }
 
