@@ -61,7 +61,7 @@ function asking(actions) {
     return html`<form class="ask" role="search" @submit=${submit}>
         <label for="ask">why</label>
         <input id="ask" name="id" type="search" autocomplete="off" spellcheck="false"
-            placeholder="rollout, group or batch ( / )">
+            placeholder="id of anything ( / )">
     </form>`;
 }
 

@@ -620,6 +620,7 @@ impl Metrics {
     }
 
     /// Whether a policy has a label of its own.
+    #[must_use]
     pub fn has_label(&self, policy: &str) -> bool {
         policy != OTHER && self.policies.has(policy)
     }

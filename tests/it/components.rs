@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::{TestApp, on_both_stores, rollout, with};
 
 /// A rollout of a group of two, with components.
-fn part(group_id: &str, number: usize, reward: f64, components: Value) -> Value {
+fn part(group_id: &str, number: usize, reward: f64, components: &Value) -> Value {
     let of = json!({"group_id": group_id, "group_size": 2, "reward_components": components});
     with(rollout(&format!("{group_id}-{number}"), reward), of)
 }
@@ -23,16 +23,16 @@ fn components(batch: &Value) -> Vec<(&str, f64)> {
 
 on_both_stores! {
     async fn a_batch_has_the_mean_of_each_component_over_the_kept_rollouts_that_have_it(app: TestApp) {
-        rules(&app, json!([
+        rules(app, json!([
             {"name": "unfinished", "scope": "rollout", "when": "status == 'truncated'", "action": "mask"},
         ])).await;
-        app.accept(part("a", 0, 1.0, json!({"gold": 1.0, "cost": -0.5}))).await;
-        app.accept(part("a", 1, 0.0, json!({"gold": 0.0}))).await;
-        app.accept(part("b", 0, 1.0, json!({"gold": 1, "a\"b/c ü": 0.25}))).await;
-        let masked = with(part("b", 1, 9.0, json!({"gold": 100.0})), json!({"status": "truncated"}));
+        app.accept(part("a", 0, 1.0, &json!({"gold": 1.0, "cost": -0.5}))).await;
+        app.accept(part("a", 1, 0.0, &json!({"gold": 0.0}))).await;
+        app.accept(part("b", 0, 1.0, &json!({"gold": 1, "a\"b/c ü": 0.25}))).await;
+        let masked = with(part("b", 1, 9.0, &json!({"gold": 100.0})), json!({"status": "truncated"}));
         assert_eq!(app.accept(masked).await["verdict"], "masked");
         // Not in the batch.
-        app.accept(part("c", 0, 1.0, json!({"gold": 50.0}))).await;
+        app.accept(part("c", 0, 1.0, &json!({"gold": 50.0}))).await;
         let batch = app.lease().await;
         let expected = [("a\"b/c ü/mean", 0.25), ("cost/mean", -0.5), ("gold/mean", 2.0 / 3.0)];
         let found = components(&batch);
@@ -47,11 +47,11 @@ on_both_stores! {
     }
 
     async fn the_gauges_are_those_of_the_newest_batch(app: TestApp) {
-        rules(&app, json!([])).await;
+        rules(app, json!([])).await;
         assert!(!app.metrics().await.contains("forebay_batch_reward_mean{"));
         for (group_id, gold) in [("a", 1.0), ("b", 0.0)] {
             for number in 0..2 {
-                app.accept(part(group_id, number, 0.5, json!({"gold": gold}))).await;
+                app.accept(part(group_id, number, 0.5, &json!({"gold": gold}))).await;
             }
         }
         let batch = app.lease().await;
@@ -61,7 +61,7 @@ on_both_stores! {
         app.ack(&batch, 1).await.expect(200);
         for group_id in ["c", "d"] {
             for number in 0..2 {
-                app.accept(part(group_id, number, 2.0, json!({"tests": 1e308}))).await;
+                app.accept(part(group_id, number, 2.0, &json!({"tests": 1e308}))).await;
             }
         }
         let batch = app.lease().await;
@@ -73,14 +73,14 @@ on_both_stores! {
     }
 
     async fn only_the_components_of_the_most_rollouts_have_metrics(app: TestApp) {
-        rules(&app, json!([])).await;
+        rules(app, json!([])).await;
         for group in 0..2 {
             for number in 0..2 {
                 let mut components = json!({"common": 1.0});
                 for index in 0..30 {
                     components[format!("c{group}-{number}-{index:02}")] = json!(0.0);
                 }
-                app.accept(part(&format!("g{group}"), number, 1.0, components)).await;
+                app.accept(part(&format!("g{group}"), number, 1.0, &components)).await;
             }
         }
         let batch = app.lease().await;

@@ -24,11 +24,13 @@ const PACKING_LOOKAHEAD: u32 = 1_024;
 pub const REWARD_TRAINED: &str = "reward/trained";
 
 /// The name of the metric of a batch that is the mean of a reward component over its kept rollouts.
+#[must_use]
 pub fn component_metric(component: &str) -> String {
     format!("components/{component}/mean")
 }
 
 /// The reward component of a batch's metric.
+#[must_use]
 pub fn component(metric: &str) -> Option<&str> {
     metric.strip_prefix("components/")?.strip_suffix("/mean")
 }
