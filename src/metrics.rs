@@ -19,7 +19,6 @@ use prometheus::{
 };
 
 use self::declare::declare;
-use crate::buffer::batch::{REWARD_TRAINED, component};
 
 /// The most policies with labels of their own. Policies get one when they first have traffic; the others share a label.
 const POLICY_LABELS_MAX: usize = 256;
@@ -261,6 +260,15 @@ impl Drop for CallInFlight {
     fn drop(&mut self) {
         self.0.dec();
     }
+}
+
+/// The rewards of a batch, for the gauges of its policy.
+#[derive(Clone, Debug, Default)]
+pub struct Rewards {
+    /// Mean over the kept rollouts.
+    pub mean: Option<f64>,
+    /// Mean of each component over the kept rollouts that have it.
+    pub components: BTreeMap<String, f64>,
 }
 
 /// The ledger of one policy, for its gauges.
@@ -625,21 +633,20 @@ impl Metrics {
         policy != OTHER && self.policies.has(policy)
     }
 
-    /// Sets the gauges of rewards from the metrics of the newest batch of each policy. The gauges of rewards that no
-    /// newest batch has are removed.
-    pub fn newest_batches(&self, found: &[(String, BTreeMap<String, f64>)]) {
+    /// Sets the gauges of rewards to those of the newest batch of each policy. The gauges of rewards that no newest batch
+    /// has are removed.
+    pub fn rewards(&self, found: &[(String, Rewards)]) {
         let mut shown = self.rewards.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let before = std::mem::take(&mut *shown);
         let (each_max, mut left) = COMPONENTS_MAX;
-        for (policy, metrics) in found {
-            if let Some(reward) = metrics.get(REWARD_TRAINED) {
-                self.ledger.batch_reward.with_label_values(&[policy]).set(*reward);
+        for (policy, Rewards { mean, components }) in found {
+            if let Some(mean) = mean {
+                self.ledger.batch_reward.with_label_values(&[policy]).set(*mean);
                 shown.insert((policy.clone(), None));
             }
-            let components = metrics.iter().filter_map(|(name, mean)| Some((component(name)?, *mean)));
-            for (component, mean) in components.take(each_max.min(left)) {
-                self.ledger.batch_component.with_label_values(&[policy, component]).set(mean);
-                shown.insert((policy.clone(), Some(component.to_owned())));
+            for (component, mean) in components.iter().take(each_max.min(left)) {
+                self.ledger.batch_component.with_label_values(&[policy, component]).set(*mean);
+                shown.insert((policy.clone(), Some(component.clone())));
                 left -= 1;
             }
         }

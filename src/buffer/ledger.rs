@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Buffer,
+    Buffer, batch,
     ids::{GroupId, PolicyName, RolloutId},
     ingest, policies,
     port::{CloseGroup, DiscardGroup, Group, GroupFilter, Page, Story, StoryFilter},
@@ -11,7 +11,7 @@ use super::{
     refusal::{BufferError, Refusal},
     tally::{Tallies, Tally},
 };
-use crate::metrics::{ENVIRONMENTS_MAX, Ledger};
+use crate::metrics::{ENVIRONMENTS_MAX, Ledger, Rewards};
 
 /// Rollouts of an execution that are read at once, if the caller may see only some of them.
 const STORIES_AT_ONCE: u32 = 100;
@@ -100,7 +100,7 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
     with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at()));
     buffer.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| (policy.as_str(), gauges(tallies))));
     let mut after = String::new();
-    let (mut environments, mut newest) = (Vec::new(), Vec::new());
+    let (mut environments, mut rewards) = (Vec::new(), Vec::new());
     loop {
         let page = buffer.store.policies(after.clone(), 100).await?;
         let Some(last) = page.last() else { break };
@@ -109,7 +109,7 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
             buffer.metrics.version(policy.name.as_str(), policy.version.0);
             if buffer.metrics.has_label(policy.name.as_str()) {
                 let metrics = buffer.store.newest_metrics(policy.policy_pk, policy.run).await?;
-                newest.push((policy.name.to_string(), metrics));
+                rewards.push((policy.name.to_string(), rewards_of(&metrics)));
             }
             if environments.len() < ENVIRONMENTS_MAX {
                 let found = policies::environments(buffer, &policy).await?.into_iter();
@@ -118,8 +118,14 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
         }
     }
     buffer.metrics.environments(&environments);
-    buffer.metrics.newest_batches(&newest);
+    buffer.metrics.rewards(&rewards);
     Ok(())
+}
+
+/// The rewards in the metrics of a batch.
+fn rewards_of(metrics: &BTreeMap<String, f64>) -> Rewards {
+    let components = metrics.iter().filter_map(|(name, mean)| Some((batch::component(name)?.to_owned(), *mean)));
+    Rewards { mean: metrics.get(batch::REWARD_TRAINED).copied(), components: components.collect() }
 }
 
 fn gauges(tallies: &Tallies) -> Ledger {
