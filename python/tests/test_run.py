@@ -258,8 +258,8 @@ def is_alive(pid: int) -> bool:
 
 DATA = """{"question": "1+1", "answer": 2}
 
-{"question": [{"role": "system", "content": "Calculate."}, {"role": "user", "content": "2+2"}], "answer": "4", "x": 1}
-{"question": "3+3", "answer": "6"}
+{"question": [{"role": "system", "content": "Calculate."}, {"role": "user", "content": "2+2"}], "answer": "4"}
+{"question": "3+3", "answer": "6", "x": "a\u2028b"}
 """
 
 

@@ -36,7 +36,7 @@ const PAGES_MAX: usize = 10;
 /// Most policies in a page.
 const PAGE: &str = "200";
 
-/// How long the service may be silent before the screen says that there is none.
+/// How long the service may be silent before the screen says that it does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// How often ages are drawn anew.
@@ -60,7 +60,7 @@ pub(crate) struct TopArgs {
 pub(crate) async fn top(args: &TopArgs) -> anyhow::Result<()> {
     let has_terminal = stdin().is_terminal() && stdout().is_terminal();
     if !args.once && !has_terminal {
-        bail!("input and output are not a terminal: add --once to print the overview and exit");
+        bail!("input or output is not a terminal: add --once to print the overview and exit");
     }
     // A question is repeated at the next interval, not before: the user should see at once that there is no answer.
     let client = args.service.client_that_waits(ANSWER_MAX)?;

@@ -197,7 +197,8 @@ def read_data(task: Task) -> list[tuple[str, str]]:
     """The questions of a task's file, with their right answers. All of them are in memory."""
     assert task.data is not None, "the task has a file"
     try:
-        lines = task.data.read_text().splitlines()
+        # Not splitlines: a text in JSON may contain other characters that it takes for the end of a line.
+        lines = task.data.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read {task.data}: {error}") from None
     rows = [

@@ -98,7 +98,7 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
     frame.render_widget(Line::raw(clock), right);
 }
 
-/// How many policies need somebody, or why nothing newer is known.
+/// How many policies need somebody, or why there is no newer answer.
 fn status_line(screen: &Screen, theme: Theme) -> Line<'static> {
     if let Some(failure) = &screen.failure {
         let age = duration(screen.answered.elapsed());
@@ -119,13 +119,13 @@ fn status_line(screen: &Screen, theme: Theme) -> Line<'static> {
     if screen.is_paused {
         let age = duration(screen.answered.elapsed());
         spans.push(Span::raw("  "));
-        spans.push(Span::styled(format!("paused, {age} old"), Modifier::REVERSED));
+        spans.push(Span::styled(format!("paused, the numbers are {age} old"), Modifier::REVERSED));
     }
     Line::from(spans)
 }
 
 /// "3 policies", or the same for the worst of more.
-pub(super) fn summary(screen: &Screen) -> String {
+fn summary(screen: &Screen) -> String {
     let number = plural(screen.shown.policies.len(), "policy", "policies");
     if screen.shown.is_whole { number } else { format!("the worst {number} of more") }
 }

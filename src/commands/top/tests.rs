@@ -215,7 +215,7 @@ fn a_pause_is_said_and_its_end_asks() {
     let mut screen = three();
     assert_eq!(press(&mut screen, KeyCode::Char('p')), None);
     let text = drawn(&mut screen, 80, 12);
-    assert!(text.contains("paused, 0 s old") && text.contains("p go on"), "{text}");
+    assert!(text.contains("paused, the numbers are 0 s old") && text.contains("p go on"), "{text}");
     assert_eq!(press(&mut screen, KeyCode::Char('p')), Some(Wish::Ask));
     assert_eq!(press(&mut screen, KeyCode::Char('r')), Some(Wish::Ask));
 }

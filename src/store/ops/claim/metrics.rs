@@ -102,8 +102,8 @@ fn environment_metrics<'p>(policy: &'p Policy, groups: &'p [Ready]) -> impl Iter
     })
 }
 
-/// The mean of each reward component over the kept rollouts of these groups that have it. The sums cannot overflow: a
-/// mean that is not finite in SQLite is left out, and Postgres adds without rounding.
+/// The mean of each reward component over the kept rollouts of these groups that have it. A sum may be too large for a
+/// double: in SQLite the mean is then not finite and is left out, and Postgres adds decimals, which have no such limit.
 async fn component_metrics(tx: &mut Tx<'_>, groups: &[Ready]) -> Result<Vec<(String, f64)>, StoreError> {
     const SELECT_COMPONENTS: Statement = Statement {
         sqlite: "-- select_components
