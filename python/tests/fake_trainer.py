@@ -12,9 +12,8 @@ from forebay._runner.tables import load
 
 
 def init(options: argparse.Namespace) -> None:
+    assert options.chat and len(set(options.alphabet)) == len(options.alphabet)
     options.folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (options.folder / name).write_bytes((options.tokenizer / name).read_bytes())
 
 
 def train(options: argparse.Namespace) -> None:
@@ -66,7 +65,8 @@ def main() -> None:
         command.set_defaults(run=function)
         if function is init:
             command.add_argument("folder", type=Path)
-            command.add_argument("--tokenizer", type=Path)
+            command.add_argument("--alphabet", required=True)
+            command.add_argument("--chat", action="store_true")
             for name in ("seed", "hidden", "layers", "heads"):
                 command.add_argument(f"--{name}")
         elif function is train:

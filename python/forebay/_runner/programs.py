@@ -62,10 +62,10 @@ def service(settings: Settings, output: Output, listen: str, engines: dict[str, 
     return Process(name="service", kind="service", command=command, log=output.log("service"))
 
 
-def init(model: Tiny, folder: Path, tokenizer: Path) -> list[str]:
-    """The command that makes a tiny model."""
+def init(model: Tiny, folder: Path, alphabet: str) -> list[str]:
+    """The command that makes a tiny model of the characters of `alphabet`."""
     options = {"seed": model.seed, "hidden": model.hidden, "layers": model.layers, "heads": model.heads}
-    command = [trainer_binary(), "init", str(folder), "--tokenizer", str(tokenizer)]
+    command = [trainer_binary(), "init", str(folder), f"--alphabet={alphabet}", "--chat"]
     return command + [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
 

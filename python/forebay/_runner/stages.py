@@ -123,7 +123,7 @@ class Runner:
         for policy in settings.policies:
             if policy.train is not None:
                 client.put_policy(policy.name, policy.rules)
-        models = self._models(vocabulary)
+        models = self._models(world.ALPHABET)
         models = WarmStart(settings, output, client, self._say).run(
             supervisor, world, vocabulary, models, 60 * settings.minutes
         )
@@ -143,10 +143,8 @@ class Runner:
         for number in range(settings.agents.count):
             supervisor.start(programs.agent(settings, number, output, client.url, engines, self._profile))
 
-    def _models(self, vocabulary: Vocabulary) -> dict[str, Path]:
+    def _models(self, alphabet: str) -> dict[str, Path]:
         """The models before a warm start. Policies with equal settings have the same."""
-        tokenizer = self._output.folder / "tokenizer"
-        vocabulary.write(tokenizer)
         models: dict[str, Path] = {}
         for policy in self._settings.policies:
             if isinstance(policy.model, Path):
@@ -156,9 +154,8 @@ class Runner:
             folder = self._output.model(f"tiny-{model.hidden}-{model.layers}-{model.heads}-seed-{model.seed}")
             folder.parent.mkdir(parents=True, exist_ok=True)
             if not folder.exists():
-                made = subprocess.run(
-                    programs.init(model, folder, tokenizer), capture_output=True, text=True, check=False
-                )
+                command = programs.init(model, folder, alphabet)
+                made = subprocess.run(command, capture_output=True, text=True, check=False)
                 if made.returncode != 0:
                     raise RunFailed(f"forebay-trainer init ended with status {made.returncode}: {made.stderr}")
             models[policy.name] = folder
