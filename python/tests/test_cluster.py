@@ -21,7 +21,7 @@ from compose_support import VARIABLES, checked, read, replaced
 from support import REPOSITORY
 from test_run import PROGRAM, RUN, WORLD
 
-from forebay._runner import compose, settings
+from forebay._runner import command, compose, settings
 from forebay._runner.programs import free_address
 from forebay._runner.tables import load
 
@@ -426,7 +426,20 @@ def swapped(text: str, pairs: dict[str, str]) -> str:
     return text
 
 
-# The image.
+# The document, and the image.
+
+
+def test_the_commands_of_the_documents_are_those_of_the_runner() -> None:
+    texts = {path: path.read_text() for path in (REPOSITORY / "docs/clusters.md", EXAMPLES / "README.md")}
+    found = [line for text in texts.values() for line in re.findall(r"python -m forebay\.run ([^`\n]*)", text)]
+    assert len(found) >= 6
+    for line in found:
+        # The columns of a block, and what stands for a name.
+        words = shlex.split(re.split(r" {3,}", line)[0].replace("NAME", "name"))
+        assert command.command_line().parse_args(words).file is not None
+    for variable in set(re.findall(r"FOREBAY_[A-Z_]+", texts[REPOSITORY / "docs/clusters.md"])):
+        sources = [*(REPOSITORY / "python/forebay").rglob("*.py"), *(REPOSITORY / "trainer/src").rglob("*.rs")]
+        assert any(variable in source.read_text() for source in sources), variable
 
 
 def test_the_image_of_a_run_is_built_with_the_versions_of_the_repository() -> None:
