@@ -250,6 +250,23 @@ def test_an_engine_with_addresses_of_this_machine_is_a_container_for_each_with_g
         assert is_mounted(folder / "models/big", service)
 
 
+def test_folders_are_mounted_once_and_not_over_that_of_the_run(folder: Path) -> None:
+    changed(folder, ("[[engine]]", f'[[engine]]\nmodels = {{ a = "{folder}", b = "{folder}/b", c = "/c" }}'))
+    volumes = checked(written(folder))["services"]["prepare"]["volumes"]
+    assert [volume["target"] for volume in volumes] == ["/runs", "/c", str(folder)]
+    for taken in ("/runs", "/"):
+        changed(folder, ("[[engine]]", f'[[engine]]\nmodels = {{ a = "{taken}" }}'))
+        with pytest.raises(ConfigurationError, match=f"have the folder of the run in /runs: move files of {taken}$"):
+            written(folder)
+
+
+def test_a_long_name_is_cut_in_names_of_folders(folder: Path) -> None:
+    changed(folder, ('name = "tiny"', f'name = "{"Ab$" * 100}"'))
+    document = checked(written(folder))
+    assert document["name"] == "ab-" * 33 + "a-1"
+    assert f"--out=/runs/{document['name']}" in document["services"]["watch"]["command"]
+
+
 def test_an_engine_and_a_service_that_run_elsewhere_are_used(folder: Path) -> None:
     changed(
         folder,

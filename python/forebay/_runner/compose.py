@@ -1,6 +1,6 @@
 """The run file as a compose file: the service, engines, a trainer for each policy and agents, as containers.
 
-`compose` reads nothing and starts nothing. What it writes uses the programs' own commands, and `python -m forebay.run
+`compose` only makes text of settings. What it writes uses the programs' own commands, and `python -m forebay.run
 --only` for what only the runner knows (`roles`). Every folder of this machine has the same path in the containers, so
 that the paths in the run file stay right. Keys are not in the file: compose takes them from its environment.
 """
@@ -53,6 +53,9 @@ ENGINE_IMAGES = {
 ENGINE_KEY = "${FOREBAY_ENGINE_KEY:?choose a key for the engines}"
 
 HEALTHY = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{ENGINE_PORT}/health', timeout=5)"
+
+SLUG_MAX = 100
+"""Characters of the name of a run in names of folders and of the project."""
 
 TENSOR_PARALLEL = {"--tp", "-tp", "--tp-size", "--tensor-parallel-size"}
 """Arguments of engines that say on how many GPUs a model is."""
@@ -139,7 +142,7 @@ class _File:
                 services[f"trainer-{policy.name}"] = self._trainer(policy)
         services["agents"] = self._agents(list(services))
         services["watch"] = self._watch()
-        content: dict[str, Any] = {"name": slug(f"{found.name}-{found.seed}"), "services": services}
+        content: dict[str, Any] = {"name": self._output.name, "services": services}
         volumes: dict[str, Any] = {"runs": None}
         if found.url is None:
             volumes["buffer"] = None
@@ -172,18 +175,17 @@ class _File:
         return programs.sessions(self._found, self._engines(), listener, {"key_file": ENGINE_KEY_FILE})
 
     def _prepare(self) -> dict[str, Any]:
-        service = self._role("prepare", "${FOREBAY_ADMIN_KEY:-}")
-        # It trains warm starts.
-        service["volumes"] += self._binds(self._models())
+        # It trains warm starts, so it reads models.
+        service = self._role("prepare", "${FOREBAY_ADMIN_KEY:-}", self._files() | self._models())
         return {**service, **self._after({})}
 
     def _watch(self) -> dict[str, Any]:
-        service = self._role("watch", "${FOREBAY_ADMIN_KEY:-}")
+        service = self._role("watch", "${FOREBAY_ADMIN_KEY:-}", self._files())
         service["command"].append(f"--minutes={self._found.minutes:g}")
         return {**service, **self._after({"prepare": "service_completed_successfully"})}
 
     def _agents(self, others: list[str]) -> dict[str, Any]:
-        service = self._role("agent", "${FOREBAY_PRODUCE_KEY:-}")
+        service = self._role("agent", "${FOREBAY_PRODUCE_KEY:-}", self._files())
         if self._found.agents.count == 1:
             # Several have numbers that follow from the names of their containers.
             service["environment"]["FOREBAY_AGENT"] = "0"
@@ -290,14 +292,14 @@ class _File:
         device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
         return {"resources": {"reservations": {"devices": [device]}}}
 
-    def _role(self, role: str, key: str) -> dict[str, Any]:
+    def _role(self, role: str, key: str, folders: set[Path]) -> dict[str, Any]:
         """A part of the run that the runner is."""
         found = self._found
-        command = ["python", "-m", "forebay.run", os.path.abspath(found.file)]
+        command = ["python", "-m", "forebay.run", os.path.normpath(self._here / found.file)]
         if self._profile is not None:
             command.append(f"--profile={self._profile}")
         command += [f"--seed={found.seed}", f"--out={self._output}", f"--only={role}"]
-        service = self._process(key, command, self._files())
+        service = self._process(key, command, folders)
         service["environment"] |= {"FOREBAY_URL": literal(self._url), "FOREBAY_ENGINES": literal(self._addresses())}
         return service
 
@@ -343,6 +345,9 @@ class _File:
     def _binds(self, folders: set[Path]) -> list[dict[str, Any]]:
         """Folders of this machine, without those inside of others, to be read at the path that they have here."""
         outer = sorted(folder for folder in folders if not folders.intersection(folder.parents))
+        for folder in outer:
+            if OUTPUTS.is_relative_to(folder):
+                raise ConfigurationError(f"containers have the folder of the run in {OUTPUTS}: move files of {folder}")
         return [
             {
                 "type": "bind",
@@ -358,9 +363,9 @@ class _File:
         """The folders of the files that the runner and the program read."""
         found = self._found
         files = [found.file, found.included, found.program, found.task.world, found.task.data]
-        folders = {Path(os.path.abspath(file)).parent for file in files if file is not None}
+        folders = {Path(os.path.normpath(self._here / file)).parent for file in files if file is not None}
         # The file may be a link.
-        return {*folders, found.file.resolve().parent}
+        return {*folders, (self._here / found.file).resolve().parent}
 
     def _models(self) -> set[Path]:
         return {Path(os.path.normpath(self._here / model)) for model in self._model_paths()}
@@ -384,7 +389,7 @@ def literal(text: str) -> str:
 
 def slug(text: str) -> str:
     """A name of small letters, digits, - and _, which compose allows for projects."""
-    return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-_") or "run"
+    return re.sub(r"[^a-z0-9_-]+", "-", text.lower())[:SLUG_MAX].strip("-_") or "run"
 
 
 def _workers(engines: list[Engine]) -> list[Worker]:
