@@ -260,6 +260,18 @@ def test_folders_are_mounted_once_and_not_over_that_of_the_run(folder: Path) -> 
             written(folder)
 
 
+def test_trainers_and_engines_read_each_model_that_the_run_file_names(folder: Path) -> None:
+    train = 'reference = "/r/m", teacher = "{frozen}", critic = { model = "/c/m" },'
+    frozen = '[[policy]]\nname = "frozen"\ntrainable = false\nmodel = "/f/m"\nwarm = false\n[[pass]]\npolicy = "solver"'
+    changed(folder, ("train = {", f"train = {{ {train}"), ("[[pass]]", frozen))
+    services = checked(written(folder))["services"]
+    for name in ("trainer-solver", "engine-local", "prepare"):
+        targets = [volume["target"] for volume in services[name]["volumes"]]
+        assert targets[:4] == ["/runs", "/c/m", "/f/m", "/r/m"], name
+    assert services["engine-local"]["command"][-1] == "frozen=/runs/tiny-1/models/start/frozen"
+    assert "/r/m" not in str(services["agents"]["volumes"])
+
+
 def test_a_long_name_is_cut_in_names_of_folders(folder: Path) -> None:
     changed(folder, ('name = "tiny"', f'name = "{"Ab$" * 100}"'))
     document = checked(written(folder))
@@ -285,13 +297,21 @@ def test_an_engine_and_a_service_that_run_elsewhere_are_used(folder: Path) -> No
 
 
 def test_sessions_have_a_configuration_and_a_listener_that_agents_reach(folder: Path) -> None:
-    changed(folder, ("[[engine]]", "[service]\nsessions = true\n[[engine]]"))
+    far = '[[engine]]\nname = "far"\nkind = "sglang"\nurls = ["http://10.0.0.5/$x"]\n'
+    changed(
+        folder,
+        ("[[engine]]", "[service]\nsessions = true\n[[engine]]"),
+        ("[defaults.policy]", f"{far}[defaults.policy]"),
+    )
     document = checked(written(folder))
     service = document["services"]["forebay"]
     (folder / "service.toml").write_text(document["configs"][service["configs"][0]["source"]]["content"])
     config = load(folder / "service.toml")
     assert config["sessions"] == {"listen": "0.0.0.0:8081", "public_url": "http://forebay:8081"}
-    assert config["upstream"][0]["urls"] == ["http://engine-local:30000"]
+    assert [upstream["urls"] for upstream in config["upstream"]] == [
+        ["http://engine-local:30000"],
+        ["http://10.0.0.5/$x"],
+    ]
     assert config["upstream"][0]["key_file"] == f"/run/secrets/{service['secrets'][0]}"
     assert document["secrets"] == {service["secrets"][0]: {"environment": "FOREBAY_ENGINE_KEY"}}
     assert service["environment"]["FOREBAY_CONFIG"] == service["configs"][0]["target"]
