@@ -16,7 +16,8 @@ from compose_support import VARIABLES, checked, is_mounted, read
 from support import REPOSITORY
 from test_run import PROGRAM, RUN, WORLD
 
-from forebay._runner import command, compose, program, roles, settings
+from forebay._runner import command, compose, program, programs, roles, settings
+from forebay._runner.output import Output
 from forebay._runner.tables import dump, load
 from forebay._runner.yaml import dump as dump_yaml
 from forebay.errors import ConfigurationError
@@ -374,6 +375,31 @@ def test_processes_of_the_program_share_the_workers_of_an_engine(folder: Path, m
     found = settings.read(folder / "run.toml")
     hosts = [program.Run(found, agent=agent).openai().base_url.host for agent in range(3)]
     assert hosts == ["a", "b", "a"]
+
+
+def test_a_trainer_publishes_to_the_addresses_of_the_environment_with_the_key_of_the_engines(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine with the trainer, and without the service.
+    (folder / "forebay-trainer").symlink_to("/bin/true")
+    monkeypatch.delenv("FOREBAY_BIN")
+    monkeypatch.delenv("FOREBAY_TRAINER_BIN", raising=False)
+    monkeypatch.setattr("forebay.server._script_folders", list)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("FOREBAY_ENGINES", "local=http://a:1 local=http://b:1")
+    changed(folder, ("[[engine]]", f"[[engine]]\n{SGLANG}"))
+    output = Output(folder / "out", {}, resume=False)
+    keys = {}, {"key_env": "FOREBAY_ENGINE_KEY"}
+    for key, given in zip(keys, ("", "the-key"), strict=True):
+        monkeypatch.setenv("FOREBAY_ENGINE_KEY", given)
+        found = settings.read(folder / "run.toml")
+        roles.use_engines(found)
+        process = programs.trainer(found, found.policies[0], output, {"solver": folder}, "http://forebay:8080")
+        assert process.command[0] == str(folder / "forebay-trainer")
+        config = load(output.folder / "trainers" / "solver.toml")
+        engines = [{"kind": "sglang", "url": url, **key} for url in ("http://a:1", "http://b:1")]
+        assert config["publish"]["engine"] == engines
+    output.close()
 
 
 def test_a_part_says_what_it_lacks(
