@@ -27,6 +27,8 @@ def train(options: argparse.Namespace) -> None:
     with forebay.Trainer(config["policy"], last_saved=step or None, client=client, force=True) as run:
         if run.version == 0:
             run.publish(0, uri=output.as_uri())
+        if step >= config["steps"]:
+            return
         for batch in run:
             rewards = [row.reward for row in batch.rows()]
             step += 1
@@ -72,6 +74,7 @@ def main() -> None:
         elif function is train:
             command.add_argument("--config", type=Path)
         else:
+            command.add_argument("models", nargs="*")
             command.add_argument("--listen")
             command.add_argument("--threads")
             command.add_argument("--follow", action="append")

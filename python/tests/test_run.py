@@ -124,6 +124,12 @@ def test_an_included_file_is_below(folder: Path) -> None:
         ("program.py", "other.py", "`program` is other.py, and there is no such file"),
         ("minutes = 1", 'minutes = "1"', "`minutes` must be a number, and is '1'"),
         ("minutes = 1", "minuts = 1", "`minuts` is not a key of a run file; known here are agent, defaults"),
+        (
+            "[[engine]]",
+            '[[engine]]\nname = "a b"',
+            "`engine[0].name` must be at most 128 of A-Z a-z 0-9 . _ - and is 'a b'",
+        ),
+        ('name = "solver"', 'name = ".."', "`policy[0].name` must be at most 128 of"),
         ("[[engine]]", '[[engine]]\nkind = "trt"', "`engine[0].kind` must be one of forebay, sglang, vllm"),
         ("[[engine]]", '[[engine]]\nkind = "vllm"', "`engine[0].urls` is missing"),
         (
@@ -153,9 +159,20 @@ def test_an_unknown_profile_is_refused_with_those_there_are(folder: Path) -> Non
 
 
 def test_written_toml_reads_alike(tmp_path: Path) -> None:
-    values = {"a": 1, "b": 1e-06, "c": True, "d": 'x"\\\n', "e": [1, {"f": "g"}], "h": {"i-j": {"k l": 0.5}}, "m": []}
+    values = {
+        "a": 1,
+        "b": 1e-06,
+        "c": True,
+        "d": 'x"\\\n\x7f😀',
+        "e": [1, {"f": "g"}],
+        "h": {"i-j": {"k l": 0.5}},
+        "m": [],
+    }
     (tmp_path / "written.toml").write_text(tables.dump({**values, "absent": None}))
     assert tables.load(tmp_path / "written.toml") == values
+    (tmp_path / "written.toml").write_bytes(b'a = "\xff"')
+    with pytest.raises(ConfigurationError, match="written.toml is not TOML: 'utf-8' codec"):
+        tables.load(tmp_path / "written.toml")
 
 
 def test_a_demonstration_trains_what_the_assistant_says_and_its_end() -> None:
