@@ -52,14 +52,31 @@ def service(settings: Settings, output: Output, listen: str, engines: dict[str, 
     command = [find_binary(), "serve", "--listen", listen, "--port-file", str(output.folder / "address")]
     command += ["--database", settings.database.replace("{output}", str(output.folder))]
     if settings.sessions:
-        values: list[str] = ['[sessions]\nlisten = "127.0.0.1:0"\n']
-        for engine in settings.engines:
-            # The engine that comes along answers as SGLang does.
-            kind = "sglang" if engine.kind == "forebay" else engine.kind
-            urls = engine.urls or [engines[engine.name]]
-            values.append("[[upstream]]\n" + dump({"name": engine.name, "kind": kind, "urls": urls}))
-        command += ["--config", str(output.write("service.toml", "\n".join(values)))]
+        # A service that is started again has the same address, which the agents of open sessions know.
+        config = service_config(settings, engines, free_address())
+        command += ["--config", str(output.write("service.toml", config))]
     return Process(name="service", kind="service", command=command, log=output.log("service"))
+
+
+def service_config(settings: Settings, engines: dict[str, str], listen: str) -> str:
+    """The configuration of a service with sessions. Agents call `listen`, and `engines` has the addresses of engines
+    that are started.
+
+    Each policy has an upstream of its own name, because an engine serves it under this name. The calls of a policy that
+    is not trained are not recorded; it may be the teacher of another one (`rules.sessions.teacher`).
+    """
+    upstreams: list[dict[str, Any]] = []
+    for engine in settings.engines:
+        # The engine that comes along answers as SGLang does.
+        kind = "sglang" if engine.kind == "forebay" else engine.kind
+        at = {"kind": kind, "urls": engine.urls or [engines[engine.name]]}
+        upstreams += [
+            {"name": policy.name, **at, "models" if policy.train is None else "policies": [policy.name]}
+            for policy in settings.policies
+            if policy.engine == engine.name
+        ]
+        upstreams += [{"name": name, **at, "models": [name]} for name in engine.models]
+    return f'[sessions]\nlisten = "{listen}"\n' + "".join(f"\n[[upstream]]\n{dump(each)}" for each in upstreams)
 
 
 def init(model: Tiny, folder: Path, tokenizer: Path) -> list[str]:
