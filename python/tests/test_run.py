@@ -18,7 +18,7 @@ import pytest
 from support import REPOSITORY
 
 import forebay
-from forebay._runner import picture, processes, program, settings, stages, tables
+from forebay._runner import picture, processes, program, programs, settings, stages, tables
 from forebay._runner.output import Output
 from forebay._runner.processes import Process, RunFailed, Supervisor
 from forebay._runner.progress import Curve, Progress, read_steps, table
@@ -268,6 +268,29 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+# Sessions.
+
+
+def test_with_sessions_each_policy_has_an_upstream_of_its_name_at_its_engine(folder: Path) -> None:
+    text = RUN.replace("[[engine]]", '[[engine]]\nmodels = { base = "models/base" }').replace(
+        "[[pass]]",
+        '[[policy]]\nname = "teacher"\ntrainable = false\nengine = "far"\n'
+        '[[engine]]\nname = "far"\nkind = "vllm"\nurls = ["http://far:8000"]\n[[pass]]',
+    )
+    (folder / "run.toml").write_text(text)
+    urls = {"local": ["http://127.0.0.1:5"], "far": ["http://far:8000"]}
+    made = programs.sessions(settings.read(folder / "run.toml"), urls, {"listen": "127.0.0.1:6"}, {})
+    config = tables.parsed(made, folder / "service.toml")
+    assert config["sessions"] == {"listen": "127.0.0.1:6"}
+    near, far = {"kind": "sglang", "urls": ["http://127.0.0.1:5"]}, {"kind": "vllm", "urls": ["http://far:8000"]}
+    # Calls of models that are not trained are not recorded.
+    assert config["upstream"] == [
+        {"name": "solver", **near, "policies": ["solver"]},
+        {"name": "base", **near, "models": ["base"]},
+        {"name": "teacher", **far, "models": ["teacher"]},
+    ]
 
 
 # Questions of a file.
