@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 from support import REPOSITORY
 
 import forebay
-from forebay._runner import picture, processes, program, settings, stages, tables
+from forebay._runner import picture, processes, program, programs, settings, stages, tables
 from forebay._runner.output import Output
 from forebay._runner.processes import Process, RunFailed, Supervisor
 from forebay._runner.progress import Curve, Progress, read_steps, table
@@ -450,6 +451,36 @@ def test_the_program_gets_the_address_of_the_engine(folder: Path, monkeypatch: p
     with pytest.raises(ValueError, match="third"):
         run.each(4, lambda place: int("third") if place == 2 else place)
     assert run.each(3, lambda place: 2 * place) == [0, 2, 4]
+
+
+def test_sessions_ask_an_engine_for_each_policy_and_each_frozen_model_by_its_name(folder: Path) -> None:
+    found = settings.read(
+        changed(
+            folder,
+            '[[policy]]\nname = "solver"\n',
+            '[[engine]]\nname = "far"\nkind = "vllm"\nurls = ["http://127.0.0.1:6"]\nmodels = { base = "base" }\n'
+            '[[policy]]\nname = "solver"\n[[policy]]\nname = "judge"\ntrainable = false\n'
+            '[[policy]]\nname = "critic"\nengine = "far"\n',
+        )
+    )
+    near = {"kind": "sglang", "urls": ["http://127.0.0.1:5"]}
+    far = {"kind": "vllm", "urls": ["http://127.0.0.1:6"]}
+    assert programs.upstreams(found, {"local": "http://127.0.0.1:5"}) == [
+        {"name": "solver", **near, "policies": ["solver"]},
+        {"name": "judge", **near, "models": ["judge"]},
+        {"name": "critic", **far, "policies": ["critic"]},
+        {"name": "base", **far, "models": ["base"]},
+    ]
+
+
+def test_agents_find_sessions_at_the_same_address_when_the_service_is_started_again(folder: Path) -> None:
+    found = settings.read(changed(folder, "[task]", "[service]\nsessions = true\n[task]"))
+    with contextlib.closing(Output(folder / "out", {}, resume=False)) as output:
+        made = programs.service(found, output, "127.0.0.1:0", {"local": "http://127.0.0.1:5"})
+    config = tables.load(Path(made.command[-1]))
+    host, _, port = config["sessions"]["listen"].partition(":")
+    assert (host, [upstream["name"] for upstream in config["upstream"]]) == ("127.0.0.1", ["solver"])
+    assert int(port) > 0
 
 
 def test_criteria_that_do_not_hold_are_status_1(folder: Path, command: Callable[..., Any]) -> None:

@@ -52,14 +52,28 @@ def service(settings: Settings, output: Output, listen: str, engines: dict[str, 
     command = [find_binary(), "serve", "--listen", listen, "--port-file", str(output.folder / "address")]
     command += ["--database", settings.database.replace("{output}", str(output.folder))]
     if settings.sessions:
-        values: list[str] = ['[sessions]\nlisten = "127.0.0.1:0"\n']
-        for engine in settings.engines:
-            # The engine that comes along answers as SGLang does.
-            kind = "sglang" if engine.kind == "forebay" else engine.kind
-            urls = engine.urls or [engines[engine.name]]
-            values.append("[[upstream]]\n" + dump({"name": engine.name, "kind": kind, "urls": urls}))
+        # It stays the same when the service is started again, because agents know it.
+        values = ["[sessions]\n" + dump({"listen": free_address()})]
+        values += ["[[upstream]]\n" + dump(each) for each in upstreams(settings, engines)]
         command += ["--config", str(output.write("service.toml", "\n".join(values)))]
     return Process(name="service", kind="service", command=command, log=output.log("service"))
+
+
+def upstreams(settings: Settings, engines: dict[str, str]) -> list[dict[str, Any]]:
+    """The upstreams of sessions: one for each policy and each frozen model, with its name. An upstream asks its engine
+    for one model."""
+    found: list[dict[str, Any]] = []
+    for engine in settings.engines:
+        # The engine that comes along answers as SGLang does.
+        kind = "sglang" if engine.kind == "forebay" else engine.kind
+        urls = engine.urls or [engines[engine.name]]
+        served = [policy for policy in settings.policies if policy.engine == engine.name]
+        trained = [policy.name for policy in served if policy.train is not None]
+        frozen = [*engine.models, *(policy.name for policy in served if policy.train is None)]
+        for key, names in (("policies", trained), ("models", frozen)):
+            for name in names:
+                found.append({"name": name, "kind": kind, "urls": urls, key: [name]})
+    return found
 
 
 def init(model: Tiny, folder: Path, tokenizer: Path) -> list[str]:
