@@ -111,6 +111,21 @@ def calculate(code: str) -> str:
     return str({"+": a + b, "-": a - b, "*": a * b}[found[2]])
 
 
+TABLES = "xyz"
+
+ASKED = {"w": "x", "u": "y"}
+"""The table that has the answer to a kind of question. Table `z` has no answers."""
+
+
+def tables(numbers: random.Random) -> Question:
+    """A question whose answer is in one of three tables: that to `ue` is in table `y`, and that to `we` in table `x`.
+    The tables `x4`, `y7` and `z2` are the chunks."""
+    kind = numbers.choice(list(ASKED))
+    digits = dict(zip(TABLES, numbers.sample(DIGITS, len(TABLES)), strict=True))
+    chunks = tuple(table + digit for table, digit in digits.items())
+    return Question(kind + numbers.choice(LETTERS), digits[ASKED[kind]], chunks=chunks)
+
+
 EXPERTS = {"s": 1, "m": 3, "l": 9}
 """What it costs to ask an expert."""
 
@@ -159,6 +174,7 @@ KINDS = {
     "products": products,
     "routes": routes,
     "edits": edits,
+    "tables": tables,
 }
 
 
@@ -297,6 +313,25 @@ def editor(q: Question, right: float, numbers: random.Random, prompt: Prompt, pl
     yield said(prompt("resume", q=q, summary=number), edit)
 
 
+def lead(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Plans which tables three subagents ask, or answers a question when it knows what they have answered."""
+    plan = [numbers.choice(TABLES) for _ in range(3)]
+    if numbers.random() < right:
+        plan[numbers.randrange(3)] = ASKED[q.text[0]]
+    asked = "".join(plan)
+    if place % 2 == 0:
+        yield said(prompt("plan", q=q), asked)
+        return
+    found = "".join(guess(q.chunks[TABLES.index(table)][1], DIGITS, right, numbers) for table in plan)
+    yield said(prompt("join", q=q, tables=asked, answers=found), guess(q.gold, DIGITS, right, numbers))
+
+
+def subagent(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Says what a table has, whether it is the answer to the question or not."""
+    table = numbers.choice(q.chunks)
+    yield said(prompt("look", q=q, table=table), guess(table[1], DIGITS, right, numbers))
+
+
 ROLES = {
     "solver": solver,
     "generator": generator,
@@ -312,6 +347,8 @@ ROLES = {
     "coder": coder,
     "orchestrator": orchestrator,
     "editor": editor,
+    "lead": lead,
+    "subagent": subagent,
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import uuid
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import openai
@@ -13,7 +15,9 @@ from support import REPOSITORY
 import forebay
 from forebay._runner import settings
 from forebay._runner.program import Run
-from forebay.testing import Engine
+from forebay.testing import Answer, Engine, Request
+
+Script = Callable[[Request], Answer | str]
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -64,3 +68,30 @@ def chains_of(b: Any) -> list[list[Any]]:
 def weights(rows: dict[str, Any]) -> list[float]:
     """The weights in the loss of the tokens of rows, each once, in order."""
     return sorted({round(row.loss_weight, 7) for row in rows.values()})
+
+
+def in_turn(**answers: Iterable[Answer | str]) -> Script:
+    """A script that gives the answers of a list, by the policy, in the order of the calls."""
+    lists, lock = {name: iter(given) for name, given in answers.items()}, threading.Lock()
+
+    def script(request: Request) -> Answer | str:
+        with lock:
+            return next(lists[request.model])
+
+    return script
+
+
+def advantages(rows: dict[str, Any]) -> list[tuple[float, float]]:
+    """The reward and the advantage of each rollout of a group."""
+    return sorted((round(row.reward, 6), row.advantage) for row in rows.values())
+
+
+def assert_group(rows: dict[str, Any], expected: Iterable[tuple[float, float]]) -> None:
+    """Compares rewards and advantages of the rollouts of one group."""
+    found, expected = advantages(rows), sorted(expected)
+    assert [reward for reward, _ in found] == pytest.approx([reward for reward, _ in expected])
+    assert [each for _, each in found] == pytest.approx([each for _, each in expected], abs=PRECISE)
+
+
+def of_group(rows: dict[str, Any], group_id: str) -> dict[str, Any]:
+    return {rollout_id: row for rollout_id, row in rows.items() if row.group_id == group_id}

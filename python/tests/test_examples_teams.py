@@ -9,47 +9,17 @@ import collections
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from examples_support import EXAMPLES, PRECISE, client, weights
+from examples_support import EXAMPLES, PRECISE, assert_group, client, in_turn, of_group, weights
 
 import forebay
 from forebay._runner import programs, settings, tables
 from forebay._runner.output import Output
 from forebay.errors import ConfigurationError
 from forebay.testing import Answer, Engine, Request
-
-Script = Callable[[Request], Answer | str]
-
-
-def in_turn(**answers: Iterable[Answer | str]) -> Script:
-    """A script that gives the answers of a list, by the policy, in the order of the calls."""
-    lists, lock = {name: iter(given) for name, given in answers.items()}, threading.Lock()
-
-    def script(request: Request) -> Answer | str:
-        with lock:
-            return next(lists[request.model])
-
-    return script
-
-
-def advantages(rows: dict[str, Any]) -> list[tuple[float, float]]:
-    """The reward and the advantage of each rollout of a group."""
-    return sorted((round(row.reward, 6), row.advantage) for row in rows.values())
-
-
-def assert_group(rows: dict[str, Any], expected: Iterable[tuple[float, float]]) -> None:
-    """Compares rewards and advantages of the rollouts of one group."""
-    found, expected = advantages(rows), sorted(expected)
-    assert [reward for reward, _ in found] == pytest.approx([reward for reward, _ in expected])
-    assert [each for _, each in found] == pytest.approx([each for _, each in expected], abs=PRECISE)
-
-
-def of_group(rows: dict[str, Any], group_id: str) -> dict[str, Any]:
-    return {rollout_id: row for rollout_id, row in rows.items() if row.group_id == group_id}
 
 
 def test_multi_agent_multiplies_the_rewards_of_an_execution_by_what_its_selector_has_picked(example: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -490,6 +491,16 @@ def test_the_program_gets_the_address_of_the_engine(folder: Path, monkeypatch: p
     with pytest.raises(ValueError, match="third"):
         run.each(4, lambda place: int("third") if place == 2 else place)
     assert run.each(3, lambda place: 2 * place) == [0, 2, 4]
+
+
+def test_agents_find_sessions_at_the_same_address_when_the_service_is_started_again(folder: Path) -> None:
+    found = settings.read(changed(folder, "[task]", "[service]\nsessions = true\n[task]"))
+    with contextlib.closing(Output(folder / "out", {}, resume=False)) as output:
+        made = programs.service(found, output, "127.0.0.1:0", {"local": "http://127.0.0.1:5"})
+    config = tables.load(Path(made.command[-1]))
+    host, _, port = config["sessions"]["listen"].partition(":")
+    assert (host, [upstream["name"] for upstream in config["upstream"]]) == ("127.0.0.1", ["solver"])
+    assert int(port) > 0
 
 
 def test_criteria_that_do_not_hold_are_status_1(folder: Path, command: Callable[..., Any]) -> None:
