@@ -388,15 +388,16 @@ async fn record(folder: &Path) -> (Vec<Record>, Vec<(u64, Fact)>) {
         tasks.push(tokio::spawn(async move {
             training.await;
         }));
+        let mut running = Some(service);
         if life % 2 == 1 {
             let enough = clients.count() + GROUPS;
             eventually("some posts", || async { clients.count() >= enough }).await;
-            service.kill().await;
+            running.take().expect("it runs").kill().await;
         }
         for task in tasks {
             task.await.expect("a client only stops");
         }
-        if life % 2 == 0 {
+        if let Some(service) = running {
             assert!(service.stop().await.success());
         }
     }
@@ -410,7 +411,9 @@ async fn check(folder: &Path, facts: &[&Fact]) {
     let listed = app.get("/trajectories?limit=1000").await.expect(200);
     let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for story in listed["trajectories"].as_array().expect("a list") {
-        groups.entry(text(&story["group_id"]).to_owned()).or_default().push(text(&story["rollout_id"]).to_owned());
+        let rollout = text(&story["rollout_id"]);
+        let (group, _) = rollout.rsplit_once('-').expect("ids are group-index");
+        groups.entry(group.to_owned()).or_default().push(rollout.to_owned());
     }
     let mut version = 0;
     for fact in facts {
