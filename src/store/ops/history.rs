@@ -508,11 +508,14 @@ mod tests {
         assert_eq!(Body::parse(&body.text()).expect("it parses"), body);
         let of_migration = r#"{"received":[3,0.30000000000000004],"group.ready":[2,0],"reserved":[0,0.0]}"#;
         assert_eq!(Body::parse(of_migration).expect("it parses"), body);
-        let totals = Entries::parse(r#"{"dropped.a\"b":[2,5.5],"version":7,"of another version":1}"#).expect("it parses");
+        let totals =
+            Entries::parse(r#"{"dropped.a\"b":[2,5.5],"version":7,"of another version":1}"#).expect("it parses");
         let totals = totals.totals();
         let tally = Tally::Dropped("a\"b".to_owned());
         assert_eq!((totals.tallies.count(&tally), totals.tallies.amount(&tally), totals.version), (2, 5.5, 7));
-        for wrong in ["[]", r#"{"received":null}"#, r#"{"received":[1]}"#, r#"{"received":[1,2,3]}"#, r#"{"received":1.5}"#] {
+        for wrong in
+            ["[]", r#"{"received":null}"#, r#"{"received":[1]}"#, r#"{"received":[1,2,3]}"#, r#"{"received":1.5}"#]
+        {
             assert!(matches!(Body::parse(wrong), Err(StoreError::Corrupt(_))), "{wrong}");
         }
     }

@@ -51,9 +51,7 @@ fn parse(recording: &[u8]) -> Vec<Record> {
     let mut records = Vec::new();
     let mut rest = recording;
     while let Some((head, behind)) = rest.split_at_checked(HEAD) {
-        let number = |place: usize| {
-            u32::from_ne_bytes(head[4 * place..4 * place + 4].try_into().expect("four bytes"))
-        };
+        let number = |place: usize| u32::from_ne_bytes(head[4 * place..4 * place + 4].try_into().expect("four bytes"));
         let (name, count) = (number(2) as usize, number(3) as usize);
         let at = usize::try_from(u64::from_ne_bytes(head[16..].try_into().expect("eight bytes"))).expect("a position");
         let Some((name, behind)) = behind.split_at_checked(name) else { break };
