@@ -180,13 +180,13 @@ struct Disk {
     contents: Vec<Content>,
     /// The names that processes see.
     names: BTreeMap<String, usize>,
-    names_on_disk: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
     namings: Pending<Naming>,
 }
 
 impl Disk {
     fn new() -> Self {
-        Self { contents: Vec::new(), names: BTreeMap::new(), names_on_disk: BTreeMap::new(), namings: Pending::new() }
+        Self { contents: Vec::new(), names: BTreeMap::new(), durable_names: BTreeMap::new(), namings: Pending::new() }
     }
 
     fn name(&mut self, naming: Naming) {
@@ -219,7 +219,7 @@ impl Disk {
             Event::SyncBegun => self.content(&file).pending.begin(thread),
             Event::SyncDone if is_folder => {
                 for naming in self.namings.done(thread) {
-                    rename(&mut self.names_on_disk, &naming);
+                    rename(&mut self.durable_names, &naming);
                 }
             }
             Event::SyncDone => {
@@ -236,7 +236,7 @@ impl Disk {
 
     /// Writes the files as a power cut now could leave them.
     fn cut(&self, cut: Cut, random: &mut StdRng, folder: &Path) {
-        let mut names = self.names_on_disk.clone();
+        let mut names = self.durable_names.clone();
         let shares = cut.shares(self.namings.changes.len(), random);
         for (naming, share) in self.namings.changes.iter().zip(shares) {
             // A name has no sectors.
@@ -462,7 +462,7 @@ async fn what_was_acknowledged_survives_a_power_cut_at_any_moment() {
         fs::create_dir(&image).expect("the image before was removed");
         disk.cut(cut, &mut random, &image);
         let known: Vec<&Fact> = facts.iter().filter(|(known, _)| *known <= end).map(|(_, fact)| fact).collect();
-        println!("cut {cut:?} after {applied} of {count} records, with {} facts", known.len());
+        eprintln!("cut {cut:?} after {applied} of {count} records, with {} facts", known.len());
         check(&image, &known).await;
         checked += known.len();
         fs::remove_dir_all(&image).expect("it can be removed");
