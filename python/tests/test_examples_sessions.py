@@ -298,3 +298,46 @@ def refused(url: str, key: str, body: dict[str, Any]) -> tuple[int, str]:
         urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
     with raised.value as answer:
         return answer.code, json.loads(answer.read())["type"]
+
+
+# Distillation with a teacher on an engine.
+
+
+def test_opd_engine_has_the_teacher_score_what_the_student_sampled(recorded: Any) -> None:
+    def script(request: Request) -> Answer | str:
+        if request.model == "teacher":
+            return Answer(logprobs=[-0.2, -0.9])
+        return Answer("9", logprobs=[-1.0, -0.5])
+
+    system = recorded("opd_engine", script)
+    rules = system.found.policy("student").rules
+    system.fb.put_policy("student", {**rules, "batch": {"groups": 2}})
+    with client(system.engine) as llm:
+        system.program.execute(system.run, system.fb, llm, system.question("e", "9"), count=2)
+    rows = [row for rows in system.segments("student").values() for row in rows]
+    assert len(rows) == len({row.group_id for row in rows}) == 2
+    for row in rows:
+        assert (row.advantage, row.reward, row.loss_weight) == (0.0, 1.0, 0.25)
+        gap = [theirs - own for theirs, own in zip(row.teacher_logprobs, row.logprobs, strict=True)]
+        # What the trainer adds to the advantage with opd_coef = 1.
+        assert gap == pytest.approx([0.8, -0.4])
+    asked = [request.body for request in system.engine.requests if request.model == "teacher"]
+    prompt = [USER, *encode("e"), END, ASSISTANT]
+    for body in asked:
+        assert body["input_ids"] == [*prompt, *encode("9"), END]
+        assert (body["logprob_start_len"], body["sampling_params"]["temperature"]) == (len(prompt) - 1, 1.0)
+
+
+def test_opd_engine_stores_nothing_that_its_teacher_has_not_scored(recorded: Any) -> None:
+    answers = iter([Answer("9"), Answer("the engine has no room", status=400), Answer(logprobs=[-0.2, -0.9])])
+    system = recorded("opd_engine", lambda request: next(answers))
+    system.fb.put_policy("student", {**system.found.policy("student").rules, "batch": {"groups": 1}})
+    fb = forebay.Client(system.fb.url, retry=forebay.types.Retry.none())
+    with fb, client(system.engine) as llm, pytest.raises(forebay.errors.TeacherFailed):
+        system.program.play(system.run, fb, llm, system.question("e", "9"))
+    (session,) = system.fb.list_sessions("student")
+    assert session.state == "open"
+    # The same finish may be repeated.
+    system.fb.finish_session(session.session_id, reward=1.0)
+    ((row,),) = system.segments("student").values()
+    assert list(row.teacher_logprobs) == pytest.approx([-0.2, -0.9])
