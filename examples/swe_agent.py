@@ -41,18 +41,18 @@ def git(folder, *arguments, given=None):
 
 @contextlib.contextmanager
 def repository(q):
-    """A repository with the file of a question, and the id of its one commit."""
+    """A repository with the file of a question in its one commit."""
     with tempfile.TemporaryDirectory(prefix="forebay-swe-") as folder:
         origin = pathlib.Path(folder, "origin")
         origin.mkdir()
         (origin / "lines.txt").write_text("".join(line + "\n" for line in q.chunks))
         for arguments in ("init --quiet --template=", "add --all", "commit --quiet --message=before"):
             git(origin, *arguments.split())
-        yield origin, git(origin, "rev-parse", "HEAD").decode().strip()
+        yield origin
 
 
-def work(run, s, q, folder, before):
-    """Lets the agent work in a folder. Returns its diff, or None if the agent failed."""
+def work(run, s, q, folder):
+    """Lets the agent work in a folder, and returns whether it did not fail."""
     environment = {name: os.environ[name] for name in KEPT if name in os.environ} | s.environment
     command = [sys.executable, AGENT, run.prompt("ask", q=q)]
     try:
@@ -63,26 +63,31 @@ def work(run, s, q, folder, before):
     if failure is not None:
         s.abort(failure)
         logging.warning("a rollout of %s was aborted: %s", q.id, failure)
-        return None
-    git(folder, "add", "--all")
-    return git(folder, "diff", "--cached", "--binary", before)
+    return failure is None
 
 
-def passes(q, folder, diff):
+def diff_of(folder, fresh):
+    """What differs from a fresh copy. Its repository is asked, because the agent may have changed the one in its folder."""
+    trees = (f"--git-dir={fresh / '.git'}", f"--work-tree={folder}")
+    git(folder, *trees, "add", "--all")
+    return git(folder, *trees, "diff", "--cached", "--binary")
+
+
+def passes(q, fresh, diff):
     """Whether the test passes in a fresh copy with a diff."""
     if diff:
-        git(folder, "apply", "-", given=diff)
-    (folder / "test.py").write_text(f"raise SystemExit(open('lines.txt').read() != {q.gold!r})\n")
-    return subprocess.run([sys.executable, "-I", "test.py"], cwd=folder, timeout=TEST_S, check=False).returncode == 0
+        git(fresh, "apply", "-", given=diff)
+    test = f"raise SystemExit(open('lines.txt').read() != {q.gold!r})"
+    return subprocess.run([sys.executable, "-I", "-c", test], cwd=fresh, timeout=TEST_S, check=False).returncode == 0
 
 
-def rollout(run, fb, q, origin, before, count):
+def rollout(run, fb, q, origin, count):
     """One place of a group, played again if its agent fails."""
     for _ in range(ATTEMPTS):
         with fb.session("coder", group_id=q.id, group_size=count) as s:
             folder, fresh = (pathlib.Path(shutil.copytree(origin, f"{origin}-{s.rollout_id}-{n}")) for n in range(2))
-            diff = work(run, s, q, folder, before)
-            if diff is not None:
+            if work(run, s, q, folder):
+                diff = diff_of(folder, fresh)
                 s.reward = float(passes(q, fresh, diff))
                 s.reward_components = {"gold": s.reward, "changed": float(bool(diff))}
                 return s
@@ -91,8 +96,8 @@ def rollout(run, fb, q, origin, before, count):
 
 def execute(run, fb, q, count=ROLLOUTS):
     """All rollouts of a question."""
-    with repository(q) as (origin, before):
-        return run.each(count, lambda n: rollout(run, fb, q, origin, before, count))
+    with repository(q) as origin:
+        return run.each(count, lambda n: rollout(run, fb, q, origin, count))
 
 
 def main():

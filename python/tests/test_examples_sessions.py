@@ -189,8 +189,8 @@ def test_demonstrations_of_editors_that_are_right_solve_every_task(example: Any,
 def played(system: Recorded, count: int) -> list[Any]:
     """Rollouts of swe_agent.py, one after the other."""
     system.policy("coder", 1, 2)
-    with system.program.repository(system.q) as (origin, before):
-        return [system.program.rollout(system.run, system.fb, system.q, origin, before, 2) for _ in range(count)]
+    with system.program.repository(system.q) as origin:
+        return [system.program.rollout(system.run, system.fb, system.q, origin, 2) for _ in range(count)]
 
 
 def test_swe_agent_rewards_the_diff_of_a_process_and_has_the_numbers_of_coding_agent(recorded: Any) -> None:
@@ -242,11 +242,10 @@ def parent(folder: Path) -> int:
 
 
 AGENT = """
-import os, pathlib, subprocess
+import os, pathlib, shutil
 pathlib.Path("lines.txt").write_text("b9\\na3\\nc1\\n")
 pathlib.Path("seen.txt").write_text("\\n".join(sorted(os.environ)))
-git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-subprocess.run([*git, "commit", "--quiet", "--all", "--message=mine"], check=True)
+shutil.rmtree(".git")
 """
 
 
@@ -259,11 +258,12 @@ def test_an_agent_sees_a_folder_an_address_and_a_key(
     (tmp_path / "agent.py").write_text(AGENT)
     monkeypatch.setattr(system.program, "AGENT", tmp_path / "agent.py")
     program = system.program
-    with program.repository(system.q) as (origin, before), system.fb.session("coder", group_id="q", group_size=2) as s:
+    with program.repository(system.q) as origin, system.fb.session("coder", group_id="q", group_size=2) as s:
         folder, fresh = (Path(shutil.copytree(origin, tmp_path / name)) for name in ("folder", "fresh"))
-        diff = program.work(system.run, s, system.q, folder, before)
-        # What the agent has committed is in the diff, too.
-        assert program.passes(system.q, fresh, diff) and not program.passes(system.q, origin, b"")
+        assert program.work(system.run, s, system.q, folder)
+        # The diff does not depend on what the agent did to its repository.
+        assert program.passes(system.q, fresh, program.diff_of(folder, fresh))
+        assert not program.passes(system.q, origin, b"")
         seen = set((fresh / "seen.txt").read_text().splitlines())
         s.abort("enough")
     assert set(s.environment) <= seen
