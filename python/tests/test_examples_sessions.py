@@ -6,9 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import os
 import random
+import shutil
+import signal
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -175,3 +181,163 @@ def test_demonstrations_of_editors_that_are_right_solve_every_task(example: Any,
                 words.update((a["content"], b["content"]) for a, b in itertools.pairwise(messages))
             assert system.program.work(system.run, llm, q) == (q.gold, 1)
             assert q.grade(world.edited(q.chunks, "no edit")) == 0.0
+
+
+# A foreign agent in a process of its own.
+
+
+def played(system: Recorded, count: int) -> list[Any]:
+    """Rollouts of swe_agent.py, one after the other."""
+    system.policy("coder", 1, 2)
+    with system.program.repository(system.q) as origin:
+        return [system.program.rollout(system.run, system.fb, system.q, origin, 2) for _ in range(count)]
+
+
+def test_swe_agent_rewards_the_diff_of_a_process_and_has_the_numbers_of_coding_agent(recorded: Any) -> None:
+    system = recorded("swe_agent", in_turn(A, B))
+    made = played(system, 2)
+    assert_worked(system.segments("coder"), made[0].rollout_id, made[1].rollout_id)
+    assert [session.reward_components for session in made] == [
+        {"gold": 1.0, "changed": 1.0},
+        {"gold": 0.0, "changed": 0.0},
+    ]
+    # The agent has prompts of its own. Demonstrations are made with those of the run file.
+    prompt = system.run.prompt
+    asked = [request.text for request in system.engine.requests[:4]]
+    assert asked == [
+        prompt("ask", q=system.q),
+        prompt("find", letter="b", line="b7"),
+        prompt("compact"),
+        prompt("resume", q=system.q, summary="1"),
+    ]
+
+
+def test_an_agent_that_is_killed_is_aborted_and_another_one_takes_its_place(recorded: Any) -> None:
+    killed: list[int] = []
+
+    def kill() -> None:
+        """Kills the agent that waits for an answer."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if b"mini_agent.py" in (folder / "cmdline").read_bytes() and parent(folder) == os.getpid():
+                    killed.append(int(folder.name))
+                    os.kill(killed[-1], signal.SIGKILL)
+
+    system = recorded("swe_agent", in_turn({"b9": Answer("?b", before=kill)}, A, B))
+    made = played(system, 2)
+    assert len(killed) == 1
+    # Two rollouts with their own rewards are in the group, and the one that was killed has no part in it.
+    assert_worked(system.segments("coder"), made[0].rollout_id, made[1].rollout_id)
+    (aborted,) = system.fb.list_trajectories("coder", verdict="dropped")
+    assert aborted.reason == "infra"
+    (session,) = system.fb.list_sessions("coder", rollout_id=aborted.rollout_id)
+    assert (session.state, session.reason) == ("aborted", "the agent ended with status -9")
+    (exported,) = [each for each in system.fb.export("coder") if each.trajectory.rollout_id == aborted.rollout_id]
+    assert exported.trajectory.status == "aborted"
+
+
+def parent(folder: Path) -> int:
+    """The process that started a process, by its folder in /proc."""
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+AGENT = """
+import os, pathlib, shutil
+pathlib.Path("lines.txt").write_text("b9\\na3\\nc1\\n")
+pathlib.Path("seen.txt").write_text("\\n".join(sorted(os.environ)))
+shutil.rmtree(".git")
+"""
+
+
+def test_an_agent_sees_a_folder_an_address_and_a_key(
+    recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_KEY", "fb_secret")
+    system = recorded("swe_agent", lambda request: "?b")
+    system.policy("coder", 1, 2)
+    (tmp_path / "agent.py").write_text(AGENT)
+    monkeypatch.setattr(system.program, "AGENT", tmp_path / "agent.py")
+    program = system.program
+    with program.repository(system.q) as origin, system.fb.session("coder", group_id="q", group_size=2) as s:
+        folder, fresh = (Path(shutil.copytree(origin, tmp_path / name)) for name in ("folder", "fresh"))
+        assert program.work(system.run, s, system.q, folder)
+        # The diff does not depend on what the agent did to its repository.
+        assert program.passes(system.q, fresh, program.diff_of(folder, fresh))
+        assert not program.passes(system.q, origin, b"")
+        seen = set((fresh / "seen.txt").read_text().splitlines())
+        s.abort("enough")
+    assert set(s.environment) <= seen
+    assert seen - set(s.environment) <= {*program.KEPT, "LC_CTYPE"}
+
+
+def test_an_agent_that_needs_too_long_is_aborted(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = recorded("swe_agent", lambda request: "?b")
+    monkeypatch.setattr(system.program, "AGENT_S", 0)
+    assert played(system, 1) == [None]
+    aborted = list(system.fb.list_sessions("coder"))
+    assert [session.reason for session in aborted] == ["the agent did not end within 0 s"] * 3
+
+
+def test_the_key_of_an_agent_can_neither_post_nor_end_its_session(recorded: Any) -> None:
+    system = recorded("swe_agent", lambda request: "?b")
+    system.policy("coder", 1, 2)
+    with system.fb.session("coder", group_id="q", group_size=2) as s:
+        with openai.OpenAI(base_url=s.base_url, api_key=s.key, max_retries=0) as llm:
+            llm.chat.completions.create(model="coder", messages=[{"role": "user", "content": "b9"}])
+        cheat = {"policy": "coder", "rollout_id": s.rollout_id, "group_id": "q", "reward": 1.0, "status": "failed"}
+        for path, body in (("trajectories", cheat), (f"sessions/{s.session_id}/finish", {"reward": 1.0})):
+            assert refused(f"{system.fb.url}/{path}", s.key, body) == (401, "unauthorized")
+        s.reward = 0.0
+    assert [receipt.verdict for receipt in s.receipts] == ["kept"]
+
+
+def refused(url: str, key: str, body: dict[str, Any]) -> tuple[int, str]:
+    """The status and the type of the problem that a post is answered with."""
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
+    with raised.value as answer:
+        return answer.code, json.loads(answer.read())["type"]
+
+
+# Distillation with a teacher on an engine.
+
+
+def test_opd_engine_has_the_teacher_score_what_the_student_sampled(recorded: Any) -> None:
+    def script(request: Request) -> Answer | str:
+        if request.model == "teacher":
+            return Answer(logprobs=[-0.2, -0.9])
+        return Answer("9", logprobs=[-1.0, -0.5])
+
+    system = recorded("opd_engine", script)
+    rules = system.found.policy("student").rules
+    system.fb.put_policy("student", {**rules, "batch": {"groups": 2}})
+    with client(system.engine) as llm:
+        system.program.execute(system.run, system.fb, llm, system.question("e", "9"), count=2)
+    rows = [row for rows in system.segments("student").values() for row in rows]
+    assert len(rows) == len({row.group_id for row in rows}) == 2
+    for row in rows:
+        assert (row.advantage, row.reward, row.loss_weight) == (0.0, 1.0, 0.25)
+        gap = [theirs - own for theirs, own in zip(row.teacher_logprobs, row.logprobs, strict=True)]
+        # What the trainer adds to the advantage with opd_coef = 1.
+        assert gap == pytest.approx([0.8, -0.4])
+    asked = [request.body for request in system.engine.requests if request.model == "teacher"]
+    prompt = [USER, *encode("e"), END, ASSISTANT]
+    for body in asked:
+        assert body["input_ids"] == [*prompt, *encode("9"), END]
+        assert (body["logprob_start_len"], body["sampling_params"]["temperature"]) == (len(prompt) - 1, 1.0)
+
+
+def test_opd_engine_stores_nothing_that_its_teacher_has_not_scored(recorded: Any) -> None:
+    answers = iter([Answer("9"), Answer("the engine has no room", status=400), Answer(logprobs=[-0.2, -0.9])])
+    system = recorded("opd_engine", lambda request: next(answers))
+    system.fb.put_policy("student", {**system.found.policy("student").rules, "batch": {"groups": 1}})
+    fb = forebay.Client(system.fb.url, retry=forebay.types.Retry.none())
+    with fb, client(system.engine) as llm, pytest.raises(forebay.errors.TeacherFailed):
+        system.program.play(system.run, fb, llm, system.question("e", "9"))
+    (session,) = system.fb.list_sessions("student")
+    assert session.state == "open"
+    # The same finish may be repeated.
+    system.fb.finish_session(session.session_id, reward=1.0)
+    ((row,),) = system.segments("student").values()
+    assert list(row.teacher_logprobs) == pytest.approx([-0.2, -0.9])
