@@ -89,8 +89,9 @@ function leased({ policy }, context) {
 function trained({ policy }) {
     const batches = policy.batches.trained ?? 0;
     const from = policy.checkpoint_step;
+    const unsaved = batches === 1 ? "batch not yet saved" : "batches not yet saved";
     return html`<p class="figure">${format.count(batches)}</p>
-        <p>${batches === 0 ? "nothing waits for a checkpoint" : `${batches === 1 ? "batch" : "batches"} not yet saved`}</p>
+        <p>${batches === 0 ? "nothing waits for a checkpoint" : unsaved}</p>
         <p>${from === null || batches === 0 ? nothing : `steps after ${format.count(from)}`}</p>`;
 }
 
