@@ -103,7 +103,7 @@ def trainer(settings: Settings, policy: Policy, output: Output, models: dict[str
     """The trainer of a policy. `models` are those of all policies before their training."""
     train = dict(policy.train or {})
     for key, name in policy.frozen().items():
-        train[key] = str(models[name])
+        train = merged(train, nested(key, str(models[name])))
     for key in GIVEN:
         if key in train:
             raise ConfigurationError(f"`policy.train.{key}` of {policy.name} is given by the runner: remove it")
@@ -137,6 +137,13 @@ def warm_trainer(name: str, warm: Warm, output: Output, model: Path, url: str) -
         "checkpoint": {"every": max(1, warm.steps // 4)},
     }
     return _trainer(name, config, output)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Tables inside of each other with the value of a key, such as `a.b`."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
 
 
 def _trainer(name: str, config: dict[str, Any], output: Output) -> Process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..errors import ConfigurationError
 from .tables import Table, load, merged
@@ -17,7 +17,7 @@ POLICIES_MAX = 1_000
 """The most policies that one `count` may make: each is a process."""
 
 
-FROZEN = ("reference", "teacher")
+FROZEN = ("reference", "teacher", "critic.model")
 """Keys of a trainer's configuration whose value may be `{POLICY}`: the model of that policy before its training."""
 
 
@@ -58,7 +58,7 @@ class Policy:
 
     def frozen(self) -> dict[str, str]:
         """The policies whose models before their training this trainer uses, by key of its configuration."""
-        given = {key: (self.train or {}).get(key) for key in FROZEN}
+        given = {key: _within(self.train or {}, key) for key in FROZEN}
         return {
             key: text[1:-1] for key, text in given.items() if isinstance(text, str) and text[:1] + text[-1:] == "{}"
         }
@@ -207,6 +207,14 @@ def _settings(file: Path, root: Table, seed: int | None) -> Settings:
     service.end()
     root.end()
     return settings
+
+
+def _within(values: dict[str, Any], key: str) -> Any:
+    """The value of a key, such as `a.b`, in tables inside of each other; None if it is not there."""
+    found: Any = values
+    for name in key.split("."):
+        found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
+    return found
 
 
 def _file(table: Table, key: str, file: Path, default: str | None = None) -> Path:
