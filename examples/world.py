@@ -170,6 +170,29 @@ def expert(name: str, q: Question) -> str:
     return q.gold if name in ABLE[q.text[0]] else str((int(q.gold) + 1) % 10)
 
 
+def edits(numbers: random.Random) -> Question:
+    """A file and what one of its lines is to be: `a3`, `b7` and `c1` with `b9`. The answer is the file after the edit."""
+    letters = numbers.sample(KEYS, 3)
+    lines = tuple(letter + numbers.choice(DIGITS) for letter in letters)
+    place = numbers.randrange(len(lines))
+    digit = numbers.choice(DIGITS.replace(lines[place][1], ""))
+    return Question(letters[place] + digit, edited(lines, f"{place + 1}{digit}"), chunks=lines)
+
+
+def edited(lines: Sequence[str], change: str) -> str:
+    """A file after an edit: `29` writes 9 behind the letter of line 2. An edit that is not understood changes nothing."""
+    made = list(lines)
+    if re.fullmatch(r"[1-9]\d", change) and int(change[0]) <= len(made):
+        place = int(change[0]) - 1
+        made[place] = made[place][0] + change[1]
+    return "".join(line + "\n" for line in made)
+
+
+def line_of(letter: str, lines: Sequence[str]) -> str:
+    """The number of the line that begins with a letter, from 1, or `NOTHING`."""
+    return next((str(number) for number, line in enumerate(lines, 1) if line[0] == letter), NOTHING)
+
+
 KINDS = {
     "sums": sums,
     "arithmetic": arithmetic,
@@ -179,6 +202,7 @@ KINDS = {
     "products": products,
     "routes": routes,
     "relations": relations,
+    "edits": edits,
     "tables": tables,
 }
 
@@ -334,6 +358,26 @@ def base(q: Question, right: float, numbers: random.Random, prompt: Prompt, plac
         yield said(prompt("judge", a=answer, gold=q.gold), verdict(q, answer))
 
 
+def editor(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Asks a sub-agent for a line and notes its number; is the sub-agent; and edits the line. These are three
+    conversations."""
+    letter, digit = q.text
+    asked = guess(letter, KEYS, right, numbers)
+    found = line_of(asked, q.chunks)
+    note = guess(found, "123", right, numbers)
+    yield said(prompt("ask", q=q), "?" + asked) + told(found, note, prompt("compact"))
+    pages: Messages = []
+    for line in q.chunks:
+        word = guess(RIGHT if line[0] == letter else WRONG, RIGHT + WRONG, right, numbers)
+        pages += told(line, word) if pages else said(prompt("find", letter=letter, line=line), word)
+        if word == RIGHT:
+            break
+    yield pages
+    number = line_of(letter, q.chunks)
+    edit = guess(number, "123", right, numbers) + guess(digit, DIGITS, right, numbers)
+    yield said(prompt("resume", q=q, summary=number), edit)
+
+
 def lead(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
     """Plans which tables three subagents ask, or answers a question when it knows what they have answered."""
     plan = [numbers.choice(TABLES) for _ in range(3)]
@@ -369,6 +413,7 @@ ROLES = {
     "orchestrator": orchestrator,
     "planner": planner,
     "base": base,
+    "editor": editor,
     "lead": lead,
     "subagent": subagent,
 }
@@ -400,6 +445,7 @@ def said(question: str, answer: str) -> Messages:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def told(result: str, answer: str) -> Messages:
-    """What a tool says, and what the assistant says to it."""
-    return [{"role": "tool", "content": result}, {"role": "assistant", "content": answer}]
+def told(result: str, answer: str, asked: str | None = None) -> Messages:
+    """What a tool says, what the user then asks, if anything, and what the assistant says to it."""
+    user = [] if asked is None else [{"role": "user", "content": asked}]
+    return [{"role": "tool", "content": result}, *user, {"role": "assistant", "content": answer}]

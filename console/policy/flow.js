@@ -90,7 +90,7 @@ function trained({ policy }) {
     const batches = policy.batches.trained ?? 0;
     const from = policy.checkpoint_step;
     return html`<p class="figure">${format.count(batches)}</p>
-        <p>${batches === 0 ? "nothing that is not saved" : `${batches === 1 ? "batch" : "batches"} not yet saved`}</p>
+        <p>${batches === 0 ? "nothing waits for a checkpoint" : `${batches === 1 ? "batch" : "batches"} not yet saved`}</p>
         <p>${from === null || batches === 0 ? nothing : `steps after ${format.count(from)}`}</p>`;
 }
 

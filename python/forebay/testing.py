@@ -3,7 +3,8 @@
     with forebay.testing.Engine(["7", "The answer is 7"]) as engine:
         llm = openai.OpenAI(base_url=engine.base_url, api_key="none")
 
-It speaks the chat endpoint of vLLM or SGLang, streamed or not, SGLang's /generate and /v1/models, on a port of its own.
+It speaks the chat endpoint of vLLM or SGLang, streamed or not, SGLang's /generate, which also scores given ids for a
+teacher, and /v1/models, on a port of its own.
 Ids and log-probabilities are only in an answer if the request asks for them, as with a real engine. The text of a
 message is one id for each byte, and the chat template only ever appends, so an agent that appends to its messages gets
 one segment. The log-probability of a sampled id is a function of the ids before it (`logprob`), so a test can check
@@ -71,7 +72,7 @@ class Answer:
     status: int = 200
     """Another status is answered with an error and `text` as its message."""
     logprobs: Sequence[float | None] | None = None
-    """Replaces the log-probabilities, right or wrong."""
+    """Replaces the log-probabilities, right or wrong: those of the sampled ids, or of the ids that are scored."""
     before: Callable[[], None] | None = None
     """Is called before the answer is sent, for example to wait until a test allows it."""
 
@@ -160,6 +161,8 @@ class _Sampled:
     matched: int | str | None
     answer: Answer
     versions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    scores: list[list[Any]] | None = None
+    """The log-probabilities of ids of the prompt, if the call asks only for them."""
 
 
 class Engine:
@@ -244,6 +247,9 @@ class Engine:
 
     def _sample(self, request: Request, answer: Answer) -> _Sampled:
         prompt = list(request.prompt_tokens)
+        start = _scored_from(request)
+        if start is not None:
+            return _Sampled(prompt, [], [], "length", None, answer, scores=_scores(prompt, start, answer.logprobs))
         text = encode(answer.text)
         ids = [token + OTHER_SPELLING for token in text] if answer.drift else text
         for name, arguments in answer.tool_calls:
@@ -386,6 +392,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
+def _scored_from(request: Request) -> int | None:
+    """The place from which the ids of a call are scored. Such a call samples nothing."""
+    options: Mapping[str, Any] = request.body.get("sampling_params") or {}
+    if request.path != "/generate" or options.get("max_new_tokens") != 0 or not request.body.get("return_logprob"):
+        return None
+    return int(request.body.get("logprob_start_len") or 0)
+
+
+def _scores(ids: Sequence[int], start: int, given: Sequence[float | None] | None) -> list[list[Any]]:
+    """The entries of ids from a place on. The first one has no log-probability, as in SGLang."""
+    values = given or [logprob(ids[:place], ids[place]) for place in range(start + 1, len(ids))]
+    return [[value, token, None] for value, token in zip([None, *values], ids[start:], strict=False)]
+
+
 def _error(status: int, message: str) -> dict[str, Any]:
     return {"message": message, "code": status, "type": "invalid_request_error" if status < 500 else "server_error"}
 
@@ -448,6 +468,8 @@ def _meta(engine: Engine, sampled: _Sampled) -> dict[str, Any]:
     }
     if "finish_reason" in sampled.answer.without:
         del meta["finish_reason"]
+    if sampled.scores is not None:
+        meta["input_token_logprobs"] = sampled.scores
     return meta
 
 

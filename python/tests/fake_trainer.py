@@ -12,9 +12,8 @@ from forebay._runner.tables import load
 
 
 def init(options: argparse.Namespace) -> None:
+    assert options.chat and len(set(options.alphabet)) == len(options.alphabet)
     options.folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (options.folder / name).write_bytes((options.tokenizer / name).read_bytes())
 
 
 def train(options: argparse.Namespace) -> None:
@@ -28,6 +27,8 @@ def train(options: argparse.Namespace) -> None:
     with forebay.Trainer(config["policy"], last_saved=step or None, client=client, force=True) as run:
         if run.version == 0:
             run.publish(0, uri=output.as_uri())
+        if step >= config["steps"]:
+            return
         for batch in run:
             rewards = [row.reward for row in batch.rows()]
             step += 1
@@ -66,12 +67,14 @@ def main() -> None:
         command.set_defaults(run=function)
         if function is init:
             command.add_argument("folder", type=Path)
-            command.add_argument("--tokenizer", type=Path)
+            command.add_argument("--alphabet", required=True)
+            command.add_argument("--chat", action="store_true")
             for name in ("seed", "hidden", "layers", "heads"):
                 command.add_argument(f"--{name}")
         elif function is train:
             command.add_argument("--config", type=Path)
         else:
+            command.add_argument("models", nargs="*")
             command.add_argument("--listen")
             command.add_argument("--threads")
             command.add_argument("--follow", action="append")

@@ -125,6 +125,12 @@ def test_an_included_file_is_below(folder: Path) -> None:
         ("program.py", "other.py", "`program` is other.py, and there is no such file"),
         ("minutes = 1", 'minutes = "1"', "`minutes` must be a number, and is '1'"),
         ("minutes = 1", "minuts = 1", "`minuts` is not a key of a run file; known here are agent, defaults"),
+        (
+            "[[engine]]",
+            '[[engine]]\nname = "a b"',
+            "`engine[0].name` must be at most 128 of A-Z a-z 0-9 . _ - and is 'a b'",
+        ),
+        ('name = "solver"', 'name = ".."', "`policy[0].name` must be at most 128 of"),
         ("[[engine]]", '[[engine]]\nkind = "trt"', "`engine[0].kind` must be one of forebay, sglang, vllm"),
         ("[[engine]]", '[[engine]]\nkind = "vllm"', "`engine[0].urls` is missing"),
         (
@@ -154,9 +160,20 @@ def test_an_unknown_profile_is_refused_with_those_there_are(folder: Path) -> Non
 
 
 def test_written_toml_reads_alike(tmp_path: Path) -> None:
-    values = {"a": 1, "b": 1e-06, "c": True, "d": 'x"\\\n', "e": [1, {"f": "g"}], "h": {"i-j": {"k l": 0.5}}, "m": []}
+    values = {
+        "a": 1,
+        "b": 1e-06,
+        "c": True,
+        "d": 'x"\\\n\x7f😀',
+        "e": [1, {"f": "g"}],
+        "h": {"i-j": {"k l": 0.5}},
+        "m": [],
+    }
     (tmp_path / "written.toml").write_text(tables.dump({**values, "absent": None}))
     assert tables.load(tmp_path / "written.toml") == values
+    (tmp_path / "written.toml").write_bytes(b'a = "\xff"')
+    with pytest.raises(ConfigurationError, match="written.toml is not TOML: 'utf-8' codec"):
+        tables.load(tmp_path / "written.toml")
 
 
 def test_a_demonstration_trains_what_the_assistant_says_and_its_end() -> None:
@@ -252,6 +269,29 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+# Sessions.
+
+
+def test_with_sessions_each_policy_has_an_upstream_of_its_name_at_its_engine(folder: Path) -> None:
+    text = RUN.replace("[[engine]]", '[[engine]]\nmodels = { base = "models/base" }').replace(
+        "[[pass]]",
+        '[[policy]]\nname = "teacher"\ntrainable = false\nengine = "far"\n'
+        '[[engine]]\nname = "far"\nkind = "vllm"\nurls = ["http://far:8000"]\n[[pass]]',
+    )
+    (folder / "run.toml").write_text(text)
+    urls = {"local": ["http://127.0.0.1:5"], "far": ["http://far:8000"]}
+    made = programs.sessions(settings.read(folder / "run.toml"), urls, {"listen": "127.0.0.1:6"}, {})
+    config = tables.parsed(made, folder / "service.toml")
+    assert config["sessions"] == {"listen": "127.0.0.1:6"}
+    near, far = {"kind": "sglang", "urls": ["http://127.0.0.1:5"]}, {"kind": "vllm", "urls": ["http://far:8000"]}
+    # Calls of models that are not trained are not recorded.
+    assert config["upstream"] == [
+        {"name": "solver", **near, "policies": ["solver"]},
+        {"name": "base", **near, "models": ["base"]},
+        {"name": "teacher", **far, "models": ["teacher"]},
+    ]
 
 
 # Questions of a file.
@@ -451,26 +491,6 @@ def test_the_program_gets_the_address_of_the_engine(folder: Path, monkeypatch: p
     with pytest.raises(ValueError, match="third"):
         run.each(4, lambda place: int("third") if place == 2 else place)
     assert run.each(3, lambda place: 2 * place) == [0, 2, 4]
-
-
-def test_sessions_ask_an_engine_for_each_policy_and_each_frozen_model_by_its_name(folder: Path) -> None:
-    found = settings.read(
-        changed(
-            folder,
-            '[[policy]]\nname = "solver"\n',
-            '[[engine]]\nname = "far"\nkind = "vllm"\nurls = ["http://127.0.0.1:6"]\nmodels = { base = "base" }\n'
-            '[[policy]]\nname = "solver"\n[[policy]]\nname = "judge"\ntrainable = false\n'
-            '[[policy]]\nname = "critic"\nengine = "far"\n',
-        )
-    )
-    near = {"kind": "sglang", "urls": ["http://127.0.0.1:5"]}
-    far = {"kind": "vllm", "urls": ["http://127.0.0.1:6"]}
-    assert programs.upstreams(found, {"local": "http://127.0.0.1:5"}) == [
-        {"name": "solver", **near, "policies": ["solver"]},
-        {"name": "judge", **near, "models": ["judge"]},
-        {"name": "critic", **far, "policies": ["critic"]},
-        {"name": "base", **far, "models": ["base"]},
-    ]
 
 
 def test_agents_find_sessions_at_the_same_address_when_the_service_is_started_again(folder: Path) -> None:

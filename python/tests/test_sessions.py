@@ -14,7 +14,7 @@ import pytest
 
 import forebay
 from forebay.errors import Absent, EndConflict, NoTurns, RecordError
-from forebay.testing import Engine
+from forebay.testing import Engine, logprob
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +145,20 @@ def test_an_abort_may_keep_the_calls(fb: forebay.Client, policy: str) -> None:
     info = fb.get_session(s.session_id)
     assert info is not None and info.reason is not None
     assert info.reason.startswith("the sandbox was lost x") and len(info.reason) == 256
+
+
+def test_a_scripted_engine_can_be_the_teacher_of_a_session(fb: forebay.Client, policy: str) -> None:
+    fb.put_policy(policy, {"require": ["tokens", "teacher_logprobs"], "sessions": {"teacher": "frozen"}})
+    with fb.session(policy) as s:
+        ask(s, "hi")
+        s.reward = 1.0
+    batch = fb.lease(policy, wait_ms=10_000)
+    assert batch is not None
+    (row,) = fb.samples(batch.batch_id)
+    start = len(row.tokens) - row.response_length
+    assert list(row.teacher_logprobs or ()) == [
+        pytest.approx(logprob(row.tokens[:place], row.tokens[place])) for place in range(start, len(row.tokens))
+    ]
 
 
 def test_an_unknown_policy_is_refused_before_the_work(fb: forebay.Client) -> None:

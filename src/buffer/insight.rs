@@ -6,7 +6,6 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
 };
 
 use super::{
@@ -100,9 +99,9 @@ struct Worked<T> {
 }
 
 impl<T> Worked<T> {
-    /// An answer that took this long to work out. If it takes long, it stays longer.
-    fn new(at: Timestamp, took: Duration, answer: Arc<T>) -> Self {
-        let spared = i64::try_from(took.as_micros()).unwrap_or(i64::MAX).saturating_mul(SPARED);
+    /// An answer of the facts at `at` that was there at `done`. If it takes long, it stays longer.
+    fn new(at: Timestamp, done: Timestamp, answer: Arc<T>) -> Self {
+        let spared = done.micros_since(at).saturating_mul(SPARED);
         Self { at, stays_us: spared.clamp(FRESH_US, STAYS_MAX_US), answer }
     }
 
@@ -127,10 +126,9 @@ pub(in crate::buffer) async fn why(buffer: &Buffer, name: &PolicyName) -> Result
     if let Some(answer) = worked.as_ref().and_then(|worked| worked.fresh(now)) {
         return Ok(answer);
     }
-    let begun = Instant::now();
     let tallies = buffer.store.tallies(Some(policy.policy_pk)).await?.remove(name).unwrap_or_default();
     let answer = Arc::new(insight(buffer, policy, tallies, now).await?);
-    *worked = Some(Worked::new(now, begun.elapsed(), Arc::clone(&answer)));
+    *worked = Some(Worked::new(now, buffer.clock.now(), Arc::clone(&answer)));
     Ok(answer)
 }
 
@@ -141,7 +139,6 @@ pub(in crate::buffer) async fn overview(buffer: &Buffer) -> Result<Arc<Glance>, 
     if let Some(answer) = worked.as_ref().and_then(|worked| worked.fresh(now)) {
         return Ok(answer);
     }
-    let begun = Instant::now();
     let mut tallies = buffer.store.tallies(None).await?;
     let mut found = Vec::new();
     let mut after = String::new();
@@ -160,7 +157,7 @@ pub(in crate::buffer) async fn overview(buffer: &Buffer) -> Result<Arc<Glance>, 
     // The sort is stable, and policies are read by name.
     found.sort_by_key(|insight| rank(insight.explanation.state));
     let answer = Arc::new(Glance { at: now, policies: found });
-    *worked = Some(Worked::new(now, begun.elapsed(), Arc::clone(&answer)));
+    *worked = Some(Worked::new(now, buffer.clock.now(), Arc::clone(&answer)));
     Ok(answer)
 }
 

@@ -6,12 +6,13 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ..errors import ForebayError
-from . import settings
+from . import compose, roles, settings
 from .output import Output
 from .processes import RunFailed
 from .program import read_data
@@ -27,10 +28,16 @@ STOPPED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a run file, once for each seed. Returns 0 if all runs passed."""
-    options = _parser().parse_args(arguments)
+    parser = command_line()
+    options = parser.parse_args(arguments)
+    _check(parser, options)
     signal.signal(signal.SIGTERM, _interrupt)
     results: list[Result] = []
     try:
+        if options.written_as is not None:
+            return _write(options)
+        if options.only is not None:
+            return _only(options)
         for seed in options.seeds or [options.seed]:
             results.append(_run(options, seed))
     except KeyboardInterrupt:
@@ -45,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if passed == len(results) else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The options of `python -m forebay.run`."""
     parser = argparse.ArgumentParser(
         prog="python -m forebay.run",
         description="Runs everything of one training on this machine: the service, engines, trainers and a program.",
@@ -64,20 +72,76 @@ def _parser() -> argparse.ArgumentParser:
         "--chaos", type=_chaos, metavar="KIND:SECONDS",
         help=f"kill -9 a process of a kind ({', '.join(KINDS)}) every so many seconds",
     )  # fmt: skip
+    elsewhere = parser.add_argument_group("beyond this machine")
+    elsewhere.add_argument(
+        "--as", dest="written_as", choices=("compose",), help="print the run as a compose file, and run nothing"
+    )
+    elsewhere.add_argument("-o", dest="to", type=Path, metavar="FILE", help="write it to this file")
+    elsewhere.add_argument(
+        "--only", choices=roles.ROLES,
+        help="do one part of a run whose service, engines and trainers something else starts; their addresses are in "
+        "FOREBAY_URL and FOREBAY_ENGINES: what comes before trainers start; a process of the program; the judging",
+    )  # fmt: skip
     return parser
 
 
-def _run(options: argparse.Namespace, seed: int | None) -> Result:
-    found = settings.read(options.file, profile=options.profile, seed=seed)
+WITHOUT = {
+    "written_as": ("seeds", "out", "resume", "chaos", "only"),
+    "only": ("seeds", "resume", "chaos", "engine"),
+}
+"""Options that have no meaning beside another one."""
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    for option, others in WITHOUT.items():
+        for other in others:
+            if getattr(options, option) and getattr(options, other):
+                parser.error(f"--{option.removeprefix('written_')} and --{other} cannot be used together")
+    if options.to is not None and options.written_as is None:
+        parser.error("-o is the file of --as")
+
+
+def _write(options: argparse.Namespace) -> int:
+    found = settings.read(options.file, profile=options.profile, seed=options.seed)
     _override(found, options)
-    if found.task.data is not None:
-        # Read here as well: the program's errors are only in its log.
-        read_data(found.task)
-    folder: Path = options.out or Path("data") / "runs" / f"{found.name}-{found.seed}"
-    if options.out and options.seeds:
-        folder = folder / f"{found.name}-{found.seed}"
-    identity = {"file": str(options.file.resolve()), "profile": options.profile, "seed": found.seed}
-    output = Output(folder, identity, resume=options.resume)
+    here = Path.cwd()
+    base: Path = here if options.to is None else (here / options.to).parent
+    text = compose.written(found, profile=options.profile, here=here, base=base)
+    if options.to is None:
+        print(text, end="")
+    else:
+        options.to.write_text(text)
+    return 0
+
+
+def _only(options: argparse.Namespace) -> int:
+    found = settings.read(options.file, profile=options.profile, seed=options.seed)
+    _override(found, options)
+    output = roles.opened(_folder(found, options), _identity(found, options), options.only)
+    say = _sayer(output)
+    try:
+        if options.only == "prepare":
+            roles.prepare(found, output, say)
+            return 0
+        if options.only == "agent":
+            roles.agent(found, output, options.profile)
+        result = roles.watch(found, output, say)
+    finally:
+        output.close()
+    _print(result)
+    return 0 if result.passed else 1
+
+
+def _folder(found: Settings, options: argparse.Namespace) -> Path:
+    return options.out or Path("data") / "runs" / f"{found.name}-{found.seed}"
+
+
+def _identity(found: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return {"file": str(options.file.resolve()), "profile": options.profile, "seed": found.seed}
+
+
+def _sayer(output: Output) -> Callable[[str], None]:
+    """Prints lines with their time, and writes them to the log of the run."""
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -86,16 +150,34 @@ def _run(options: argparse.Namespace, seed: int | None) -> Result:
         with (output.folder / "run.log").open("a") as log:
             log.write(line + "\n")
 
+    return say
+
+
+def _run(options: argparse.Namespace, seed: int | None) -> Result:
+    found = settings.read(options.file, profile=options.profile, seed=seed)
+    _override(found, options)
+    if found.task.data is not None:
+        # Read here as well: the program's errors are only in its log.
+        read_data(found.task)
+    folder = _folder(found, options)
+    if options.out and options.seeds:
+        folder = folder / f"{found.name}-{found.seed}"
+    output = Output(folder, _identity(found, options), resume=options.resume)
+    say = _sayer(output)
     try:
         say(f"{found.name}, seed {found.seed}{', goes on' if output.is_resumed else ''}")
         result = Runner(found, output, say, profile=options.profile, chaos=options.chaos).run()
     finally:
         output.close()
+    _print(result)
+    return result
+
+
+def _print(result: Result) -> None:
     steps = ", ".join(f"{name} {count}" for name, count in result.steps.items())
     print(f"{result.name}, seed {result.seed}: steps {steps}; {result.minutes:.1f} minutes", flush=True)
     if result.judged:
         print(table(result.judged), flush=True)
-    return result
 
 
 def _override(found: Settings, options: argparse.Namespace) -> None:

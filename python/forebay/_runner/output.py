@@ -58,6 +58,13 @@ class Output:
         _durable.replace(earlier, json.dumps(identity).encode())
         self.is_resumed = False
 
+    @classmethod
+    def shared(cls, folder: Path) -> Output:
+        """The folder of a run whose processes are started one by one, by something else. It is not locked."""
+        output = cls.__new__(cls)
+        output.folder, output.is_resumed, output._lock = folder.resolve(), True, None
+        return output
+
     def log(self, name: str) -> Path:
         """The log of a process."""
         return self.folder / "logs" / f"{name}.log"
@@ -69,6 +76,10 @@ class Output:
     def model(self, name: str) -> Path:
         """The folder of a model."""
         return self.folder / "models" / name
+
+    def start(self, policy: str) -> Path:
+        """A link to the model of a policy before its training, if `--only prepare` made the folder."""
+        return self.folder / "models" / "start" / policy
 
     def write(self, name: str, text: str) -> Path:
         """Writes a file whole or not at all."""

@@ -85,15 +85,16 @@ class Run:
         openai: Any = importlib.import_module("openai")
         engines = self.settings.engines
         name = engine or (engines[0].name if engines else "")
-        urls = dict(pair.split("=", 1) for pair in os.environ.get("FOREBAY_ENGINES", "").split())
+        urls = addresses()
         for each in engines:
             # The program was started by something else than the runner.
-            if each.urls:
-                urls.setdefault(each.name, each.urls[0])
-        if name not in urls:
+            urls.setdefault(each.name, each.urls)
+        if not urls.get(name):
             raise ConfigurationError(f"the run has no engine {name!r} with an address")
+        # Processes of the program share the workers of an engine.
+        url = urls[name][self.agent % len(urls[name])]
         return openai.OpenAI(
-            base_url=f"{urls[name]}/v1",
+            base_url=f"{url}/v1",
             api_key=os.environ.get("FOREBAY_ENGINE_KEY", "none"),
             max_retries=ENGINE_RETRIES,
         )
@@ -191,6 +192,15 @@ class Run:
     def stop(self) -> None:
         """Ends `questions` and `play` after what has begun."""
         self._stopped.set()
+
+
+def addresses() -> dict[str, list[str]]:
+    """The addresses of engines in `FOREBAY_ENGINES`: NAME=URL, separated by spaces, once for each address."""
+    urls: dict[str, list[str]] = {}
+    for pair in os.environ.get("FOREBAY_ENGINES", "").split():
+        name, _, url = pair.partition("=")
+        urls.setdefault(name, []).append(url)
+    return urls
 
 
 def read_data(task: Task) -> list[tuple[str, str]]:

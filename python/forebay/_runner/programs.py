@@ -28,12 +28,16 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 def trainer_binary() -> str:
     """The path of `forebay-trainer`: that of `FOREBAY_TRAINER_BIN`, beside `forebay`, or of the `PATH`."""
     named = os.environ.get("FOREBAY_TRAINER_BIN")
-    beside = Path(find_binary()).with_name("forebay-trainer")
-    for candidate in (named, str(beside), shutil.which("forebay-trainer")):
+    if named and not os.access(named, os.X_OK):
+        raise ConfigurationError(f"FOREBAY_TRAINER_BIN is {named}, which is not a program")
+    try:
+        beside = str(Path(find_binary()).with_name("forebay-trainer"))
+    except ConfigurationError:
+        # The service runs on another machine.
+        beside = None
+    for candidate in (named, beside, shutil.which("forebay-trainer")):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
-        if candidate and candidate == named:
-            raise ConfigurationError(f"FOREBAY_TRAINER_BIN is {named}, which is not a program")
     raise ConfigurationError(
         "forebay-trainer is neither beside forebay nor in the PATH: build it with "
         "`cargo build --release -p forebay-trainer`, or name it in FOREBAY_TRAINER_BIN"
@@ -52,34 +56,36 @@ def service(settings: Settings, output: Output, listen: str, engines: dict[str, 
     command = [find_binary(), "serve", "--listen", listen, "--port-file", str(output.folder / "address")]
     command += ["--database", settings.database.replace("{output}", str(output.folder))]
     if settings.sessions:
-        # It stays the same when the service is started again, because agents know it.
-        values = ["[sessions]\n" + dump({"listen": free_address()})]
-        values += ["[[upstream]]\n" + dump(each) for each in upstreams(settings, engines)]
-        command += ["--config", str(output.write("service.toml", "\n".join(values)))]
+        urls = {engine.name: engine.urls or [engines[engine.name]] for engine in settings.engines}
+        # The address stays the same when the service is started again, because the agents of open sessions know it.
+        config = sessions(settings, urls, {"listen": free_address()}, {})
+        command += ["--config", str(output.write("service.toml", config))]
     return Process(name="service", kind="service", command=command, log=output.log("service"))
 
 
-def upstreams(settings: Settings, engines: dict[str, str]) -> list[dict[str, Any]]:
-    """The upstreams of sessions: one for each policy and each frozen model, with its name. An upstream asks its engine
-    for one model."""
-    found: list[dict[str, Any]] = []
+def sessions(settings: Settings, urls: dict[str, list[str]], table: dict[str, str], upstream: dict[str, str]) -> str:
+    """The service's configuration of sessions: its own table, and an upstream for each policy and each frozen model.
+
+    An upstream asks its engine for one model, and has the name of it. The calls of a policy that is not trained are not
+    recorded; it may be the teacher of another one (`rules.sessions.teacher`).
+    """
+    values = ["[sessions]\n" + dump(table)]
     for engine in settings.engines:
         # The engine that comes along answers as SGLang does.
         kind = "sglang" if engine.kind == "forebay" else engine.kind
-        urls = engine.urls or [engines[engine.name]]
         served = [policy for policy in settings.policies if policy.engine == engine.name]
-        trained = [policy.name for policy in served if policy.train is not None]
-        frozen = [*engine.models, *(policy.name for policy in served if policy.train is None)]
-        for key, names in (("policies", trained), ("models", frozen)):
-            for name in names:
-                found.append({"name": name, "kind": kind, "urls": urls, key: [name]})
-    return found
+        names = [(policy.name, "policies" if policy.train is not None else "models") for policy in served]
+        names += [(name, "models") for name in engine.models]
+        for name, key in names:
+            one = {"name": name, "kind": kind, "urls": urls[engine.name], key: [name], **upstream}
+            values.append("[[upstream]]\n" + dump(one))
+    return "\n".join(values)
 
 
-def init(model: Tiny, folder: Path, tokenizer: Path) -> list[str]:
-    """The command that makes a tiny model."""
+def init(model: Tiny, folder: Path, alphabet: str) -> list[str]:
+    """The command that makes a tiny model of the characters of `alphabet`."""
     options = {"seed": model.seed, "hidden": model.hidden, "layers": model.layers, "heads": model.heads}
-    command = [trainer_binary(), "init", str(folder), "--tokenizer", str(tokenizer)]
+    command = [trainer_binary(), "init", str(folder), f"--alphabet={alphabet}", "--chat"]
     return command + [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
 
@@ -116,7 +122,9 @@ def trainer(settings: Settings, policy: Policy, output: Output, models: dict[str
     }
     engine = next(engine for engine in settings.engines if engine.name == policy.engine)
     if engine.kind != "forebay":
-        loads = [{"kind": engine.kind, "url": each} for each in engine.urls]
+        # The trainer reads the key of the engine from the environment, as programs do.
+        key = {"key_env": "FOREBAY_ENGINE_KEY"} if os.environ.get("FOREBAY_ENGINE_KEY") else {}
+        loads = [{"kind": engine.kind, "url": each, **key} for each in engine.urls]
         train = merged({"publish": {"engine": loads}}, train)
     return _trainer(policy.name, merged(TRAINER_DEFAULTS, {**train, **given}), output)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +17,8 @@ WINDOW = 20
 POLICIES_MAX = 1_000
 """The most policies that one `count` may make: each is a process."""
 
+NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
+"""Names of policies, which the service allows, and of engines. They are parts of paths and of addresses."""
 
 FROZEN = ("reference", "teacher", "critic.model")
 """Keys of a trainer's configuration whose value may be `{POLICY}`: the model of that policy before its training."""
@@ -73,6 +76,8 @@ class Engine:
     threads: int
     models: dict[str, str]
     urls: list[str]
+    args: list[str]
+    """Arguments of the engine's own command line, where another tool starts it."""
 
     @property
     def is_started(self) -> bool:
@@ -126,6 +131,7 @@ class Settings:
     """A run file with its profile."""
 
     file: Path
+    included: Path | None
     name: str
     program: Path
     minutes: float
@@ -149,8 +155,9 @@ def read(file: Path, *, profile: str | None = None, seed: int | None = None) -> 
     """Reads a run file, what it includes, and one of its profiles."""
     values = load(file)
     include = Table(values).text("include", "")
-    if include:
-        values = merged(load(file.parent / include), values)
+    included = file.parent / include if include else None
+    if included is not None:
+        values = merged(load(included), values)
     profiles = values.pop("profile", {})
     if profile is not None:
         if profile not in profiles:
@@ -158,12 +165,12 @@ def read(file: Path, *, profile: str | None = None, seed: int | None = None) -> 
             raise ConfigurationError(f"{file}: there is no [profile.{profile}]; there are: {known}")
         values = merged(values, profiles[profile])
     try:
-        return _settings(file, Table(values), seed)
+        return _settings(file, included, Table(values), seed)
     except ConfigurationError as error:
         raise ConfigurationError(f"{file}: {error}") from None
 
 
-def _settings(file: Path, root: Table, seed: int | None) -> Settings:
+def _settings(file: Path, included: Path | None, root: Table, seed: int | None) -> Settings:
     root.text("include", "")
     given = root.integer("seed", 1)
     seed = given if seed is None else seed
@@ -191,6 +198,7 @@ def _settings(file: Path, root: Table, seed: int | None) -> Settings:
         raise root.error("agent", "may be there once: all agents run one program")
     settings = Settings(
         file=file,
+        included=included,
         name=root.text("name"),
         program=_file(root, "program", file),
         minutes=root.number("minutes", 10.0, least=0.0),
@@ -244,22 +252,28 @@ def _task(table: Table, file: Path) -> Task:
 def _engine(table: Table) -> Engine:
     kind = table.choice("kind", ("forebay", "sglang", "vllm"), "forebay")
     engine = Engine(
-        name=table.text("name", "local"),
+        name=_name(table, "local"),
         kind=kind,
         threads=table.integer("threads", 1, least=1),
         models=table.words("models"),
         urls=table.texts("urls"),
+        args=table.texts("args"),
     )
-    # They are for the engine's own command line, where another tool starts it.
-    table.texts("args")
     table.end()
     if kind != "forebay" and engine.is_started:
         raise table.error("urls", f"is missing: an engine of kind {kind} is used, and not started")
     return engine
 
 
+def _name(table: Table, default: str | None = None) -> str:
+    name = table.text("name") if default is None else table.text("name", default)
+    if not NAME.fullmatch(name):
+        raise table.error("name", f"must be at most 128 of A-Z a-z 0-9 . _ - and is {name!r}")
+    return name
+
+
 def _policies(table: Table, engines: list[Engine], seed: int) -> list[Policy]:
-    name = table.text("name")
+    name = _name(table)
     names = [engine.name for engine in engines]
     engine = table.text("engine", names[0] if names else "")
     if engine not in names:

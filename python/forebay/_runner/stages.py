@@ -18,8 +18,8 @@ from . import picture, programs
 from .output import Output
 from .processes import Process, RunFailed, Supervisor
 from .program import load_world
-from .progress import Judged, Progress
-from .settings import Settings, Tiny
+from .progress import Judged, Progress, read_steps
+from .settings import Policy, Settings, Tiny
 from .tiny import Vocabulary
 from .warm import WarmStart
 
@@ -27,6 +27,12 @@ READY_S = 60.0
 """How long a service, an engine or a trainer may take until it is ready."""
 
 TICK_S = 0.2
+
+TICK_ELSEWHERE_S = 1.0
+"""Time between two looks at trainers that something else has started. Their files are read each time."""
+
+TRAINER_STEPS = 1000
+"""Steps of a trainer whose configuration does not say how many."""
 
 SHOW_S = 10.0
 """Time between two lines for each policy."""
@@ -88,18 +94,62 @@ class Runner:
             client = self._start_service()
             with client:
                 self._start(client)
-                folders = {
-                    policy.name: self._output.trainer(policy.name)
-                    for policy in self._settings.policies
-                    if policy.train is not None
-                }
-                progress = Progress(self._settings, folders, client)
-                ended = self._watch(progress, client)
-                self._supervisor.stop(STOPPED_IN_ORDER[:2])
-                progress.refresh(now=True)
-                return self._result(progress, ended)
+                return self._judge(client, self._done, TICK_S)
         finally:
             self._supervisor.stop(STOPPED_IN_ORDER)
+
+    def prepare(self, client: Client) -> dict[str, Path]:
+        """Puts the rules, makes the models and their warm start, and returns the models before training."""
+        settings = self._settings
+        world = load_world(settings.task.world)
+        vocabulary = Vocabulary(world.ALPHABET)
+        for policy in settings.policies:
+            if policy.train is not None:
+                client.put_policy(policy.name, policy.rules)
+        warm = WarmStart(settings, self._output, client, self._say)
+        try:
+            return warm.run(self._supervisor, world, vocabulary, self._models(world.ALPHABET), 60 * settings.minutes)
+        except BaseException:
+            self._supervisor.stop(STOPPED_IN_ORDER)
+            raise
+
+    def watch(self, client: Client) -> Result:
+        """Waits for the end of a run whose processes something else has started, and judges it."""
+        return self._judge(client, self._done_elsewhere, TICK_ELSEWHERE_S)
+
+    def _judge(self, client: Client, done: Callable[[], set[str]], tick_s: float) -> Result:
+        progress = Progress(
+            self._settings, {policy.name: self._output.trainer(policy.name) for policy in self._trained()}, client
+        )
+        ended = self._watch(progress, client, done, tick_s)
+        self._supervisor.stop(STOPPED_IN_ORDER[:2])
+        progress.refresh(now=True)
+        return self._result(progress, ended)
+
+    def _trained(self) -> list[Policy]:
+        return [policy for policy in self._settings.policies if policy.train is not None]
+
+    def _done(self) -> set[str]:
+        """The policies whose trainers have ended."""
+        trainers = self._supervisor.of_kind("trainer")
+        return {
+            policy.name
+            for policy in self._trained()
+            for trainer in trainers
+            if trainer.is_done and trainer.name == f"trainer-{policy.name}"
+        }
+
+    def _done_elsewhere(self) -> set[str]:
+        """The policies whose trainers have reported their last step."""
+        return {
+            policy.name
+            for policy in self._trained()
+            if self._reported(policy.name) >= (policy.train or {}).get("steps", TRAINER_STEPS)
+        }
+
+    def _reported(self, policy: str) -> int:
+        steps = read_steps(self._output.trainer(policy) / "metrics.jsonl")
+        return steps[-1]["step"] if steps else 0
 
     def _start_service(self) -> Client:
         addresses = {engine.name: programs.free_address() for engine in self._settings.engines if engine.is_started}
@@ -118,24 +168,17 @@ class Runner:
 
     def _start(self, client: Client) -> None:
         settings, output, supervisor = self._settings, self._output, self._supervisor
-        world = load_world(settings.task.world)
-        vocabulary = Vocabulary(world.ALPHABET)
-        for policy in settings.policies:
-            if policy.train is not None:
-                client.put_policy(policy.name, policy.rules)
-        models = self._models(vocabulary)
-        models = WarmStart(settings, output, client, self._say).run(
-            supervisor, world, vocabulary, models, 60 * settings.minutes
-        )
+        models = self.prepare(client)
         for engine in settings.engines:
             if engine.is_started:
                 address = self._engines[engine.name].removeprefix("http://")
                 supervisor.start(programs.engine(settings, engine, output, address, client.url, models))
-        for policy in settings.policies:
-            if policy.train is not None:
-                supervisor.start(programs.trainer(settings, policy, output, models, client.url))
-        trained = [policy.name for policy in settings.policies if policy.train is not None]
-        supervisor.wait(lambda: all(_has_version(client, name) for name in trained), "the first version", READY_S)
+        trained = self._trained()
+        for policy in trained:
+            supervisor.start(programs.trainer(settings, policy, output, models, client.url))
+        supervisor.wait(
+            lambda: all(_has_version(client, policy.name) for policy in trained), "the first version", READY_S
+        )
         # An engine is healthy when it has loaded the first version of what it follows.
         urls = [*self._engines.values()]
         supervisor.wait(lambda: all(answers(f"{url}/health") for url in urls), "the start of the engines", READY_S)
@@ -143,10 +186,8 @@ class Runner:
         for number in range(settings.agents.count):
             supervisor.start(programs.agent(settings, number, output, client.url, engines, self._profile))
 
-    def _models(self, vocabulary: Vocabulary) -> dict[str, Path]:
+    def _models(self, alphabet: str) -> dict[str, Path]:
         """The models before a warm start. Policies with equal settings have the same."""
-        tokenizer = self._output.folder / "tokenizer"
-        vocabulary.write(tokenizer)
         models: dict[str, Path] = {}
         for policy in self._settings.policies:
             if isinstance(policy.model, Path):
@@ -156,20 +197,19 @@ class Runner:
             folder = self._output.model(f"tiny-{model.hidden}-{model.layers}-{model.heads}-seed-{model.seed}")
             folder.parent.mkdir(parents=True, exist_ok=True)
             if not folder.exists():
-                made = subprocess.run(
-                    programs.init(model, folder, tokenizer), capture_output=True, text=True, check=False
-                )
+                command = programs.init(model, folder, alphabet)
+                made = subprocess.run(command, capture_output=True, text=True, check=False)
                 if made.returncode != 0:
                     raise RunFailed(f"forebay-trainer init ended with status {made.returncode}: {made.stderr}")
             models[policy.name] = folder
         return models
 
-    def _watch(self, progress: Progress, client: Client) -> str:
+    def _watch(self, progress: Progress, client: Client, done: Callable[[], set[str]], tick_s: float) -> str:
         """Keeps everything alive until the run ends, and returns why it ended."""
         begun = time.monotonic()
         shown, killed = begun, begun
         choose = random.Random(self._settings.seed)
-        finished: set[str] = set()
+        closed: set[str] = set()
         while True:
             self._supervisor.check()
             now = time.monotonic()
@@ -177,38 +217,33 @@ class Runner:
                 killed = now
                 process = self._supervisor.kill(self._chaos.kind, choose)
                 self._say(f"chaos: killed {process.name}" if process else f"chaos: no {self._chaos.kind} runs")
-            self._close_finished(client, finished)
+            finished = done()
+            self._close(client, finished, closed)
             if now - shown >= SHOW_S:
                 shown = now
                 progress.refresh()
                 self._show(progress, client)
                 if progress.is_passed() and self._is_passed_now(progress):
                     return "the criteria hold"
-            trainers = self._supervisor.of_kind("trainer")
-            if trainers and all(trainer.is_done for trainer in trainers):
+            if finished and len(finished) == len(self._trained()):
                 return "all steps are trained"
             if now - self._started > 60 * self._settings.minutes:
                 return f"{self._settings.minutes:g} minutes are over"
-            time.sleep(TICK_S)
+            time.sleep(tick_s)
 
     def _is_passed_now(self, progress: Progress) -> bool:
         """Whether the criteria hold with what has arrived since the last export, too."""
         progress.refresh(now=True)
         return progress.is_passed()
 
-    def _close_finished(self, client: Client, finished: set[str]) -> None:
+    def _close(self, client: Client, finished: set[str], closed: set[str]) -> None:
         """Lets nothing wait for trainers that are done."""
-        for policy in self._settings.policies:
-            is_done = any(
-                process.is_done and process.name == f"trainer-{policy.name}"
-                for process in self._supervisor.of_kind("trainer")
-            )
-            if is_done and policy.name not in finished:
-                try:
-                    client.patch_policy(policy.name, {"filter": [FINISHED]})
-                except ForebayError:
-                    continue
-                finished.add(policy.name)
+        for name in finished - closed:
+            try:
+                client.patch_policy(name, {"filter": [FINISHED]})
+            except ForebayError:
+                continue
+            closed.add(name)
 
     def _show(self, progress: Progress, client: Client) -> None:
         for name in progress.curves:

@@ -20,9 +20,11 @@ _MISSING: Any = object()
 def load(path: Path) -> dict[str, Any]:
     """The content of a TOML file."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
     return parsed(text, path)
 
 
@@ -184,9 +186,13 @@ def _inline(value: Any) -> str:
         return "[" + ", ".join(_inline(item) for item in cast("list[Any]", value)) + "]"
     if isinstance(value, int | float):
         return repr(value)
-    # The escapes of a text in JSON are those of TOML.
-    return json.dumps(str(value))
+    return _text(str(value))
 
 
 def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _text(key)
+
+
+def _text(value: str) -> str:
+    # The escapes of JSON are those of TOML, apart from pairs of surrogates, and U+007F has to be escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -8,10 +8,13 @@
 //! ten minutes or of its hour, and therefore how long it is kept. The row of minute 0 has what was counted before the
 //! oldest row, so that it never reads as something that happened.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, MapAccess, SeqAccess, Visitor},
+};
 
 use super::steps;
 use crate::{
@@ -43,7 +46,7 @@ const TRIM_EVERY: i64 = 60;
 const VERSION: &str = "version";
 
 /// A count and its amount in a row. The amount is left out if it is 0.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 enum Total {
     Pair(i64, f64),
@@ -67,19 +70,105 @@ impl Total {
     }
 }
 
+/// Derived code would copy every value before it knows which of the two it is, and charts read a thousand rows.
+impl<'de> Deserialize<'de> for Total {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Form;
+
+        impl<'de> Visitor<'de> for Form {
+            type Value = Total;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a count, or a list of a count and an amount")
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Total, E> {
+                Ok(Total::Value(value))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Total, E> {
+                i64::try_from(value).map(Total::Value).map_err(E::custom)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Total, A::Error> {
+                let value = list.next_element()?.ok_or_else(|| de::Error::invalid_length(0, &self))?;
+                let amount = list.next_element()?.ok_or_else(|| de::Error::invalid_length(1, &self))?;
+                Ok(Total::Pair(value, amount))
+            }
+        }
+
+        deserializer.deserialize_any(Form)
+    }
+}
+
+/// The names and totals of a row as they are written, without those that are 0.
+#[derive(Debug)]
+struct Entries<'text>(Vec<(Cow<'text, str>, i64, f64)>);
+
+impl<'text> Entries<'text> {
+    fn parse(text: &'text str) -> Result<Self, StoreError> {
+        serde_json::from_str(text)
+            .map_err(|error| StoreError::Corrupt(format!("column `body` of the history: {error}")))
+    }
+
+    fn totals(self) -> Totals {
+        let mut totals = Totals { tallies: Tallies::default(), version: 0 };
+        for (name, value, amount) in self.0 {
+            if name == VERSION {
+                totals.version = value;
+            } else if let Some(tally) = Tally::parse(&name) {
+                if amount != 0.0 {
+                    totals.tallies.amounts.insert(tally.clone(), amount);
+                }
+                totals.tallies.counts.insert(tally, value);
+            }
+        }
+        totals
+    }
+}
+
+impl<'de> Deserialize<'de> for Entries<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// A name that is copied only if it has escapes.
+        #[derive(Deserialize)]
+        struct Name<'text>(#[serde(borrow)] Cow<'text, str>);
+
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Entries<'de>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object of totals by the names of tallies")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries<'de>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some((Name(name), total)) = map.next_entry::<Name<'de>, Total>()? {
+                    let (value, amount) = total.parts();
+                    if value != 0 || amount != 0.0 {
+                        entries.push((name, value, amount));
+                    }
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
+}
+
 /// The totals in a row by the names of their tallies, without those that are 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Body(BTreeMap<String, Total>);
 
 impl Body {
     fn parse(text: &str) -> Result<Self, StoreError> {
-        let totals: BTreeMap<String, Total> = serde_json::from_str(text)
-            .map_err(|error| StoreError::Corrupt(format!("column `body` of the history: {error}")))?;
-        let parts = |(name, total): (String, Total)| {
-            let (value, amount) = total.parts();
-            Some((name, Total::of(value, amount)?))
-        };
-        Ok(Self(totals.into_iter().filter_map(parts).collect()))
+        let mut body = Self::default();
+        for (name, value, amount) in Entries::parse(text)?.0 {
+            body.add(name.into_owned(), value, amount);
+        }
+        Ok(body)
     }
 
     fn add(&mut self, name: String, value: i64, amount: f64) {
@@ -93,19 +182,11 @@ impl Body {
     }
 
     fn totals(self) -> Totals {
-        let mut totals = Totals { tallies: Tallies::default(), version: 0 };
-        for (name, total) in self.0 {
+        let parts = |(name, total): (String, Total)| {
             let (value, amount) = total.parts();
-            if name == VERSION {
-                totals.version = value;
-            } else if let Some(tally) = Tally::parse(&name) {
-                if amount != 0.0 {
-                    totals.tallies.amounts.insert(tally.clone(), amount);
-                }
-                totals.tallies.counts.insert(tally, value);
-            }
-        }
-        totals
+            (Cow::Owned(name), value, amount)
+        };
+        Entries(self.0.into_iter().map(parts).collect()).totals()
     }
 }
 
@@ -393,7 +474,7 @@ impl Op for ReadHistory {
 }
 
 pub(super) fn snapshot(mut row: Row) -> Result<Snapshot, StoreError> {
-    let totals = Body::parse(&row.get::<String>("body")?)?.totals();
+    let totals = Entries::parse(&row.get::<String>("body")?)?.totals();
     Ok(Snapshot { since: row.get("since")?, minute: row.get("minute")?, totals })
 }
 
@@ -427,5 +508,15 @@ mod tests {
         assert_eq!(Body::parse(&body.text()).expect("it parses"), body);
         let of_migration = r#"{"received":[3,0.30000000000000004],"group.ready":[2,0],"reserved":[0,0.0]}"#;
         assert_eq!(Body::parse(of_migration).expect("it parses"), body);
+        let totals =
+            Entries::parse(r#"{"dropped.a\"b":[2,5.5],"version":7,"of another version":1}"#).expect("it parses");
+        let totals = totals.totals();
+        let tally = Tally::Dropped("a\"b".to_owned());
+        assert_eq!((totals.tallies.count(&tally), totals.tallies.amount(&tally), totals.version), (2, 5.5, 7));
+        for wrong in
+            ["[]", r#"{"received":null}"#, r#"{"received":[1]}"#, r#"{"received":[1,2,3]}"#, r#"{"received":1.5}"#]
+        {
+            assert!(matches!(Body::parse(wrong), Err(StoreError::Corrupt(_))), "{wrong}");
+        }
     }
 }

@@ -31,12 +31,21 @@
     window.forebayTest = {
         find,
 
-        /** The middle of an element in the window, which is scrolled to it. */
-        place(selector) {
-            const element = find(selector);
-            element.scrollIntoView({ block: "center", inline: "center", behavior: "instant" });
-            const { left, top, width, height } = element.getBoundingClientRect();
-            return [left + width / 2, top + height / 2];
+        /** The middle of an element in the window, which is scrolled to it, once the element has come to rest. */
+        async place(selector) {
+            let before = null;
+            for (let attempt = 0; attempt < 100; attempt += 1) {
+                const element = find(selector);
+                element?.scrollIntoView({ block: "center", inline: "center", behavior: "instant" });
+                const { left, top, width, height } = element?.getBoundingClientRect() ?? {};
+                const place = [left + width / 2, top + height / 2];
+                if (element !== null && String(place) === before) {
+                    return place;
+                }
+                before = String(place);
+                await new Promise((again) => real.setTimeout(again, 20));
+            }
+            throw new Error(`${selector} does not come to rest`);
         },
 
         /** Whether the condition comes to hold in the next second; an exception counts as "not yet". */

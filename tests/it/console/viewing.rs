@@ -198,6 +198,8 @@ on_both_stores! {
         assert_eq!(worst[0][0], "puzzle-3", "the masked rollout was not trained: {worst}");
         page.click("text=7").await;
         page.wait_for("location.hash === '#/policies/default/steps?id=7'").await;
+        // The batch is shown until the step has been read, and it has a table of the lowest rewards, too.
+        page.wait_for("document.querySelector('#batches-title') !== null").await;
         page.wait_for("document.querySelector('#worst-title') !== null").await;
         assert_eq!(rows(&page, "section[aria-labelledby=worst-title]").await, worst);
         page.assert_clean(origin(app));

@@ -9,6 +9,7 @@ mod disk;
 mod minutes;
 mod outage;
 mod points;
+mod power;
 mod rot;
 
 use std::{

@@ -1,7 +1,10 @@
 /* Injects faults of the machine: this library is loaded before libc and intercepts the real binary's calls on files.
  *
  * A page of memory that the test shares with it says which call on which file fails, how, and when. Only files whose
- * name contains the name in FAULTS_FILE are affected. FAULTS_PAGE names the file of the page. */
+ * name contains the name in FAULTS_FILE are affected. FAULTS_PAGE names the file of the page.
+ *
+ * FAULTS_RECORD names a file to which every change of those files is appended, and every sync of them and of the folder
+ * FAULTS_FOLDER. Tests make of it what a power cut could have left. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,8 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,7 +45,12 @@ struct page {
 
 static struct page *page;
 
+/* The file of the recording, or -1. */
+static int record_file = -1;
+
 __attribute__((constructor)) static void attach(void) {
+    const char *record_path = getenv("FAULTS_RECORD");
+    if (record_path) record_file = open(record_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     const char *path = getenv("FAULTS_PAGE");
     int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file < 0) return;
@@ -61,18 +71,64 @@ static int matches(const char *path, int64_t wanted) {
     return wanted == ANY ? (is_wal || is_database) : wanted == WAL ? is_wal : is_database;
 }
 
-static int matches_descriptor(int descriptor, int64_t wanted) {
-    char link[32] = "/proc/self/fd/", path[4096];
+/* Writes the path of an open file; whether there is one. */
+static int path_of(int descriptor, char *path, size_t size) {
+    char link[32] = "/proc/self/fd/";
     char digits[12];
     int count = 0;
     for (int rest = descriptor; count == 0 || rest; rest /= 10) digits[count++] = (char)('0' + rest % 10);
     size_t end = strlen(link);
     while (count) link[end++] = digits[--count];
     link[end] = 0;
-    ssize_t length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, size - 1);
     if (length < 0) return 0;
     path[length] = 0;
-    return matches(path, wanted);
+    return 1;
+}
+
+static int matches_descriptor(int descriptor, int64_t wanted) {
+    char path[4096];
+    return path_of(descriptor, path, sizeof path) && matches(path, wanted);
+}
+
+/* What a record says. The same numbers are in power.rs. */
+enum event { WRITTEN = 1, SYNC_BEGUN = 2, SYNC_DONE = 3, TRUNCATED = 4, CREATED = 5, REMOVED = 6, RENAMED = 7 };
+
+/* A record: this, the name of the file in its folder (of the folder itself: none), and the bytes. */
+struct record {
+    uint32_t event;
+    uint32_t thread;
+    uint32_t name_length;
+    uint32_t count;
+    uint64_t at;
+};
+
+/* The name in its folder of a file that is recorded, or NULL. The shared memory of SQLite does not survive a power cut. */
+static const char *recorded_name(const char *path) {
+    const char *wanted = getenv("FAULTS_FILE"), *folder = getenv("FAULTS_FOLDER");
+    if (folder && !strcmp(path, folder)) return "";
+    if (!wanted || !strstr(path, wanted)) return NULL;
+    size_t length = strlen(path);
+    if (length > 4 && !strcmp(path + length - 4, "-shm")) return NULL;
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* Appends a record. One call of writev appends it whole, whatever other threads append. */
+static void record(enum event event, const char *path, uint64_t at, const void *bytes, size_t count) {
+    int kept = errno;
+    const char *name = record_file < 0 ? NULL : recorded_name(path);
+    if (name) {
+        struct record head = {event, (uint32_t)syscall(SYS_gettid), (uint32_t)strlen(name), (uint32_t)count, at};
+        struct iovec parts[] = {{&head, sizeof head}, {(void *)name, strlen(name)}, {(void *)bytes, count}};
+        if (writev(record_file, parts, 3) != (ssize_t)(sizeof head + strlen(name) + count)) abort();
+    }
+    errno = kept;
+}
+
+static void record_descriptor(enum event event, int descriptor, uint64_t at, const void *bytes, size_t count) {
+    char path[4096];
+    if (record_file >= 0 && path_of(descriptor, path, sizeof path)) record(event, path, at, bytes, count);
 }
 
 /* What is to be done about a call that matches: a fault, or nothing. */
@@ -113,28 +169,77 @@ static void *real(void *_Atomic *slot, const char *name) {
     return found;
 }
 
-#define FORWARD(kind, result, name, parameters, arguments)                  \
+#define FORWARD(kind, result, name, parameters, arguments, begun, done)     \
     static void *_Atomic real_##name;                                       \
     result name parameters {                                                \
         enum fault fault = strike_descriptor(kind, descriptor);             \
         if (before(fault)) return -1;                                       \
+        begun;                                                              \
         result answer = REAL(name) arguments;                               \
+        if (answer >= 0) done;                                              \
         after(fault);                                                       \
         return answer;                                                      \
     }
 
-FORWARD(SYNC, int, fsync, (int descriptor), (descriptor))
-FORWARD(SYNC, int, fdatasync, (int descriptor), (descriptor))
-FORWARD(WRITE, ssize_t, write, (int descriptor, const void *bytes, size_t count), (descriptor, bytes, count))
-FORWARD(WRITE, ssize_t, pwrite, (int descriptor, const void *bytes, size_t count, off_t at), (descriptor, bytes, count, at))
-FORWARD(WRITE, ssize_t, pwrite64, (int descriptor, const void *bytes, size_t count, off64_t at), (descriptor, bytes, count, at))
+#define SYNCS(event) record_descriptor(event, descriptor, 0, NULL, 0)
+#define WROTE(at) record_descriptor(WRITTEN, descriptor, (uint64_t)(at), bytes, (size_t)answer)
+
+FORWARD(SYNC, int, fsync, (int descriptor), (descriptor), SYNCS(SYNC_BEGUN), SYNCS(SYNC_DONE))
+FORWARD(SYNC, int, fdatasync, (int descriptor), (descriptor), SYNCS(SYNC_BEGUN), SYNCS(SYNC_DONE))
+FORWARD(WRITE, ssize_t, write, (int descriptor, const void *bytes, size_t count), (descriptor, bytes, count), ,
+        WROTE(record_file < 0 ? 0 : lseek(descriptor, 0, SEEK_CUR) - answer))
+FORWARD(WRITE, ssize_t, pwrite, (int descriptor, const void *bytes, size_t count, off_t at), (descriptor, bytes, count, at), ,
+        WROTE(at))
+FORWARD(WRITE, ssize_t, pwrite64, (int descriptor, const void *bytes, size_t count, off64_t at), (descriptor, bytes, count, at), ,
+        WROTE(at))
+
+static void *_Atomic real_ftruncate;
+int ftruncate(int descriptor, off_t length) {
+    int answer = REAL(ftruncate)(descriptor, length);
+    if (!answer) record_descriptor(TRUNCATED, descriptor, (uint64_t)length, NULL, 0);
+    return answer;
+}
+
+static void *_Atomic real_ftruncate64;
+int ftruncate64(int descriptor, off64_t length) {
+    int answer = REAL(ftruncate64)(descriptor, length);
+    if (!answer) record_descriptor(TRUNCATED, descriptor, (uint64_t)length, NULL, 0);
+    return answer;
+}
+
+/* A recording would be wrong without what these do, so a program that calls them cannot be recorded. */
+static void *_Atomic real_posix_fallocate64;
+int posix_fallocate64(int descriptor, off64_t at, off64_t length) {
+    char path[4096];
+    if (record_file >= 0 && path_of(descriptor, path, sizeof path) && recorded_name(path)) abort();
+    return REAL(posix_fallocate64)(descriptor, at, length);
+}
+
+static void *_Atomic real_unlink;
+int unlink(const char *path) {
+    int answer = REAL(unlink)(path);
+    if (!answer) record(REMOVED, path, 0, NULL, 0);
+    return answer;
+}
+
+static void *_Atomic real_rename;
+int rename(const char *from, const char *to) {
+    int answer = REAL(rename)(from, to);
+    const char *name = record_file < 0 ? NULL : recorded_name(to);
+    if (!answer && name) record(RENAMED, from, 0, name, strlen(name));
+    return answer;
+}
 
 static int open_with(void *_Atomic *slot, const char *name, const char *path, int flags, mode_t mode) {
     int counts = (flags & O_ACCMODE) != O_RDONLY && page && matches(path, atomic_load(&page->file));
     enum fault fault = counts ? strike(OPEN) : NONE;
     if (before(fault)) return -1;
     int (*made)(const char *, int, ...) = (int (*)(const char *, int, ...))real(slot, name);
+    int is_new = record_file >= 0 && (flags & O_CREAT) && access(path, F_OK) != 0;
+    int is_emptied = record_file >= 0 && (flags & O_TRUNC) && !is_new;
     int descriptor = made(path, flags, mode);
+    if (descriptor >= 0 && is_new) record(CREATED, path, 0, NULL, 0);
+    if (descriptor >= 0 && is_emptied) record(TRUNCATED, path, 0, NULL, 0);
     after(fault);
     return descriptor;
 }

@@ -65,7 +65,7 @@ pub struct RolloutArgs {
     pub threads: Option<i32>,
 }
 
-/// Make a small model of random weights for a task or a tokenizer, as a Hugging Face folder.
+/// Make a small model of random weights for a task, an alphabet or a tokenizer, as a Hugging Face folder.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InitArgs {
     /// Folder to create; it must not exist.
@@ -79,6 +79,15 @@ pub struct InitArgs {
     /// `tokenizer.json` and `tokenizer_config.json`.
     #[arg(long, value_name = "FOLDER", conflicts_with = "task")]
     pub tokenizer: Option<PathBuf>,
+
+    /// Characters that are the vocabulary, in place of those of a task. Their ids are in this order.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["task", "tokenizer"])]
+    pub alphabet: Option<String>,
+
+    /// Give the model the tokens `<system>`, `<user>`, `<assistant>` and `<tool>`, and a chat template in which each of
+    /// them begins a message of its role and `<eos>` ends it.
+    #[arg(long, conflicts_with = "tokenizer")]
+    pub chat: bool,
 
     /// Family of the model.
     #[arg(long, value_enum, default_value_t = Family::Llama)]
@@ -190,6 +199,8 @@ mod tests {
             ("init model --hidden 0", "--hidden"),
             ("init model --positions 0", "--positions"),
             ("init model --task lookup --tokenizer folder", "--tokenizer"),
+            ("init model --task lookup --alphabet abc", "--alphabet"),
+            ("init model --chat --tokenizer folder", "--tokenizer"),
             ("init model --initializer-range=-1", "--initializer-range"),
         ] {
             let error = parse(line).expect_err("the value is out of range").to_string();

@@ -58,7 +58,7 @@ pub fn init(args: &InitArgs) -> Result<(), InitError> {
     let source = tempfile::tempdir().map_err(|source| InitError::Write { path: std::env::temp_dir(), source })?;
     let vocabulary = match &args.tokenizer {
         Some(folder) => Vocabulary::of_folder(folder, source.path())?,
-        None => Vocabulary::of_task(&Tokenizer::new(args.task.task().alphabet())?, source.path())?,
+        None => Vocabulary::of_tokenizer(&tokenizer(args)?, source.path())?,
     };
     let config = format!("{:#}\n", model_config(args, &vocabulary));
     let decoder = Decoder::random(ModelConfig::parse(&config)?, Device::Cpu, ComputeKind::Float32, args.seed);
@@ -84,6 +84,12 @@ pub fn init(args: &InitArgs) -> Result<(), InitError> {
         "made a model of random weights",
     );
     Ok(())
+}
+
+/// The tokenizer of the characters that `args` name.
+fn tokenizer(args: &InitArgs) -> Result<Tokenizer, TokenizerError> {
+    let alphabet = args.alphabet.as_deref().unwrap_or(args.task.task().alphabet());
+    if args.chat { Tokenizer::for_chats(alphabet) } else { Tokenizer::new(alphabet) }
 }
 
 fn model_config(args: &InitArgs, vocabulary: &Vocabulary) -> Value {

@@ -1,4 +1,4 @@
-//! The character tokenizer of the built-in tasks.
+//! The character tokenizers of the models that `init` makes: those of the built-in tasks, and those of chats.
 //!
 //! The project has its own tokenizer because it is only a table: a library that reads and writes everything a
 //! `tokenizer.json` can contain would be many times the size of this file. This one writes a word-level model over
@@ -23,6 +23,8 @@ const UNKNOWN: &str = "<unk>";
 
 /// Special tokens, by id. Their ids are below those of the characters.
 const SPECIAL: [&str; 4] = [PAD, BOS, EOS, UNKNOWN];
+/// Special tokens of chats, by id. The first four are the same; each of the others begins the messages of a role.
+const SPECIAL_OF_CHATS: [&str; 8] = [PAD, BOS, EOS, UNKNOWN, "<system>", "<user>", "<assistant>", "<tool>"];
 const PAD_ID: i64 = 0;
 const BOS_ID: i64 = 1;
 const EOS_ID: i64 = 2;
@@ -37,9 +39,58 @@ pub(super) const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}{{ message.content }}\
                              {% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}";
 
-/// One token per character, after four special ones.
+/// The chat template of chats: each message is the token of its role, its text and the end. Nothing follows the end, so
+/// a conversation that goes on extends the ids that were sampled exactly.
+const CHAT_TEMPLATE_OF_CHATS: &str = "{% for message in messages %}{{ '<' + message.role + '>' }}{{ message.content }}\
+                                      {{ '<eos>' }}{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}";
+
+/// What the texts of a model are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// One text, which `<bos>` begins.
+    Task,
+    /// Messages with roles.
+    Chat,
+}
+
+impl Form {
+    fn special(self) -> &'static [&'static str] {
+        match self {
+            Self::Task => &SPECIAL,
+            Self::Chat => &SPECIAL_OF_CHATS,
+        }
+    }
+
+    fn chat_template(self) -> &'static str {
+        match self {
+            Self::Task => CHAT_TEMPLATE,
+            Self::Chat => CHAT_TEMPLATE_OF_CHATS,
+        }
+    }
+
+    /// The part of `tokenizer.json` that puts special tokens around an encoded text.
+    fn post_processor(self) -> Value {
+        match self {
+            Self::Chat => Value::Null,
+            Self::Task => json!({
+                "type": "TemplateProcessing",
+                "single": [
+                    { "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
+                ],
+                "pair": [
+                    { "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
+                    { "Sequence": { "id": "B", "type_id": 0 } },
+                ],
+                "special_tokens": { BOS: { "id": BOS, "ids": [BOS_ID], "tokens": [BOS] } },
+            }),
+        }
+    }
+}
+
+/// One token per character, after the special ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokenizer {
+    form: Form,
     /// Characters by id, from the first id after the special tokens.
     characters: Vec<char>,
     ids: BTreeMap<char, i64>,
@@ -83,19 +134,28 @@ pub enum TokenizerError {
 }
 
 impl Tokenizer {
-    /// A tokenizer of the characters of `alphabet`, in their order.
+    /// A tokenizer of the characters of `alphabet`, in their order, for texts that `<bos>` begins.
     pub fn new(alphabet: &str) -> Result<Self, TokenizerError> {
+        Self::of(Form::Task, alphabet)
+    }
+
+    /// A tokenizer of the characters of `alphabet`, in their order, for messages that tokens of their roles begin.
+    pub fn for_chats(alphabet: &str) -> Result<Self, TokenizerError> {
+        Self::of(Form::Chat, alphabet)
+    }
+
+    fn of(form: Form, alphabet: &str) -> Result<Self, TokenizerError> {
         let characters: Vec<char> = alphabet.chars().collect();
         let mut ids = BTreeMap::new();
         for (index, &character) in characters.iter().enumerate() {
-            if ids.insert(character, (SPECIAL.len() + index) as i64).is_some() {
+            if ids.insert(character, (form.special().len() + index) as i64).is_some() {
                 return Err(TokenizerError::Twice(character));
             }
         }
-        Ok(Self { characters, ids })
+        Ok(Self { form, characters, ids })
     }
 
-    /// Reads the tokenizer of the checkpoint in `folder`.
+    /// Reads the tokenizer of the checkpoint in `folder`, which must be one of a task.
     pub fn load(folder: &Path) -> Result<Self, TokenizerError> {
         let path = folder.join(TOKENIZER_FILE);
         let json = match fs::read(&path) {
@@ -125,7 +185,7 @@ impl Tokenizer {
             "unk_token": UNKNOWN,
             // A space is an ordinary character here, wherever it occurs.
             "clean_up_tokenization_spaces": false,
-            "chat_template": CHAT_TEMPLATE,
+            "chat_template": self.form.chat_template(),
         });
         for (file, json) in [(TOKENIZER_FILE, self.to_json()), (TOKENIZER_CONFIG_FILE, config)] {
             let path = folder.join(file);
@@ -138,7 +198,7 @@ impl Tokenizer {
     /// Number of tokens.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        SPECIAL.len() + self.characters.len()
+        self.form.special().len() + self.characters.len()
     }
 
     /// Id of the token that pads batches.
@@ -175,10 +235,11 @@ impl Tokenizer {
     /// Returns the text of tokens. Special tokens are shown by name, and ids outside the vocabulary as `<unk>`.
     #[must_use]
     pub fn decode(&self, tokens: &[i64]) -> String {
+        let special = self.form.special();
         let mut text = String::new();
         for &token in tokens {
             let index = usize::try_from(token).unwrap_or(usize::MAX);
-            match (SPECIAL.get(index), self.characters.get(index.wrapping_sub(SPECIAL.len()))) {
+            match (special.get(index), self.characters.get(index.wrapping_sub(special.len()))) {
                 (Some(name), _) => text.push_str(name),
                 (None, Some(&character)) => text.push(character),
                 (None, None) => text.push_str(UNKNOWN),
@@ -188,14 +249,15 @@ impl Tokenizer {
     }
 
     fn to_json(&self) -> Value {
+        let special = self.form.special();
         let mut vocabulary = serde_json::Map::new();
-        for (id, name) in SPECIAL.iter().enumerate() {
+        for (id, name) in special.iter().enumerate() {
             vocabulary.insert((*name).to_owned(), id.into());
         }
         for (character, id) in &self.ids {
             vocabulary.insert(character.to_string(), (*id).into());
         }
-        let added = SPECIAL.iter().enumerate().map(|(id, name)| {
+        let added = special.iter().enumerate().map(|(id, name)| {
             json!({
                 "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
                 "normalized": false, "special": true,
@@ -211,17 +273,7 @@ impl Tokenizer {
             "pre_tokenizer": {
                 "type": "Split", "pattern": { "Regex": "[\\s\\S]" }, "behavior": "Isolated", "invert": false,
             },
-            "post_processor": {
-                "type": "TemplateProcessing",
-                "single": [
-                    { "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
-                ],
-                "pair": [
-                    { "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
-                    { "Sequence": { "id": "B", "type_id": 0 } },
-                ],
-                "special_tokens": { BOS: { "id": BOS, "ids": [BOS_ID], "tokens": [BOS] } },
-            },
+            "post_processor": self.form.post_processor(),
             "decoder": { "type": "Fuse" },
             "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": UNKNOWN },
         })
@@ -280,6 +332,17 @@ mod tests {
         let tokenizer = Tokenizer::new("=+9 \"\\\n0é").expect("no character is there twice");
         tokenizer.save(folder.path()).expect("the folder can be written to");
         assert_eq!(Tokenizer::load(folder.path()).expect("it was just written"), tokenizer);
+    }
+
+    #[test]
+    fn chats_have_a_token_for_each_role() {
+        let tokenizer = Tokenizer::for_chats("01").expect("no character is there twice");
+        assert_eq!(tokenizer.vocab_size(), 10);
+        assert_eq!(tokenizer.decode(&[5, 9, 8, 2, 6]), "<user>10<eos><assistant>");
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        tokenizer.save(folder.path()).expect("the folder can be written to");
+        let refusal = Tokenizer::load(folder.path()).expect_err("it is not one of a task").to_string();
+        assert!(refusal.contains("is not a single character"), "{refusal}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The vocabulary of the model that `init` makes: the characters of a task, or a tokenizer that exists.
+//! The vocabulary of the model that `init` makes: characters, or a tokenizer that exists.
 //!
 //! A model with the tokenizer of another one can be trained on what that other model sampled, which tries a set-up
 //! without the weights of a large model.
@@ -58,8 +58,8 @@ pub enum VocabularyError {
 }
 
 impl Vocabulary {
-    /// Writes the tokenizer of a task into `target`.
-    pub(super) fn of_task(tokenizer: &Tokenizer, target: &Path) -> Result<Self, TokenizerError> {
+    /// Writes a tokenizer of characters into `target`.
+    pub(super) fn of_tokenizer(tokenizer: &Tokenizer, target: &Path) -> Result<Self, TokenizerError> {
         tokenizer.save(target)?;
         let (end, begin, pad) = (tokenizer.eos(), Some(tokenizer.bos()), Some(tokenizer.pad()));
         Ok(Self { size: tokenizer.vocab_size(), end, begin, pad })

@@ -40,6 +40,8 @@ fn model(folder: &Path) -> PathBuf {
         folder: folder.join("model"),
         task: TaskName::Arithmetic,
         tokenizer: Some(files),
+        alphabet: None,
+        chat: false,
         family: Family::Qwen3,
         hidden: 16,
         intermediate: None,

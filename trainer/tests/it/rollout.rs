@@ -48,6 +48,8 @@ fn init_args(folder: &Path, task: TaskName, seed: u64) -> InitArgs {
         folder: folder.to_owned(),
         task,
         tokenizer: None,
+        alphabet: None,
+        chat: false,
         family: Family::Llama,
         hidden: 16,
         intermediate: None,
@@ -402,6 +404,26 @@ fn init_takes_the_tokenizer_of_a_folder() {
     assert!(refusal("c").contains("tokenizer.json cannot be used"));
     std::fs::remove_file(files.join("tokenizer.json")).expect("it is there");
     assert!(refusal("d").contains("cannot copy"));
+}
+
+#[test]
+fn init_takes_an_alphabet() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let made = |name: &str, alphabet: &str, chat: bool| InitArgs {
+        alphabet: Some(alphabet.to_owned()),
+        chat,
+        ..init_args(&folder.path().join(name), TaskName::Arithmetic, 1)
+    };
+    for (name, chat, special) in [("task", false, 4), ("chat", true, 8)] {
+        let args = made(name, "abc", chat);
+        init(&args).expect("no character is there twice");
+        let decoder = Decoder::load(&args.folder, Device::Cpu, ComputeKind::Float32).expect("it is supported");
+        assert_eq!((decoder.config().vocab_size, decoder.config().end_tokens.as_slice()), (special + 3, &[2][..]));
+        assert_eq!(Tokenizer::load(&args.folder).is_ok(), !chat, "a worker of `rollout` needs the form of its tasks");
+    }
+    let twice = init(&made("twice", "aba", true));
+    assert!(matches!(twice, Err(InitError::Tokenizer(_))), "{twice:?}");
+    assert!(!folder.path().join("twice").exists(), "nothing is made");
 }
 
 #[test]

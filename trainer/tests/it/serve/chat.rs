@@ -501,6 +501,8 @@ async fn a_model_that_init_makes_answers_messages() {
         folder: folder.path().join("model"),
         task: TaskName::Arithmetic,
         tokenizer: None,
+        alphabet: None,
+        chat: false,
         family: Family::Qwen3,
         hidden: 16,
         intermediate: None,
@@ -527,5 +529,40 @@ async fn a_model_that_init_makes_answers_messages() {
     ]);
     let expected = [expected, encode("12"), vec![tokenizer.eos()], encode("1+1=")].concat();
     assert_eq!(ask(turns).await, json!(expected));
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conversation_with_a_model_for_chats_extends_what_was_sampled() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let args = InitArgs {
+        folder: folder.path().join("model"),
+        task: TaskName::Arithmetic,
+        tokenizer: None,
+        alphabet: Some("01?".to_owned()),
+        chat: true,
+        family: Family::Llama,
+        hidden: 16,
+        intermediate: None,
+        layers: 1,
+        heads: 2,
+        positions: 512,
+        initializer_range: 0.5,
+        seed: 1,
+    };
+    init(&args).expect("the model can be made");
+    let engine = Engine::start(&args.folder).await;
+    let ask = async |messages: Value| {
+        let body = json!({"messages": messages, "max_tokens": 1, "return_prompt_token_ids": true});
+        engine.post("/v1/chat/completions", body).await["choices"][0]["prompt_token_ids"].clone()
+    };
+    // The ids: <eos> 2, <system> 4, <user> 5, <assistant> 6, <tool> 7, then the characters.
+    let mut messages = vec![json!({"role": "system", "content": "1"}), json!({"role": "user", "content": "0"})];
+    let mut expected = vec![4, 9, 2, 5, 8, 2, 6];
+    assert_eq!(ask(json!(messages)).await, json!(expected));
+    messages.push(json!({"role": "assistant", "content": "?1"}));
+    messages.push(json!({"role": "tool", "content": "00", "tool_call_id": "search"}));
+    expected.extend([10, 9, 2, 7, 8, 8, 2, 6]);
+    assert_eq!(ask(json!(messages)).await, json!(expected), "the first prompt, the reply and what follows it");
     engine.stop().await;
 }

@@ -29,6 +29,8 @@ fn model(folder: &Path, version: i64) -> PathBuf {
         folder: path.clone(),
         task: TaskName::Lookup,
         tokenizer: None,
+        alphabet: None,
+        chat: false,
         family: Family::Llama,
         hidden: 16,
         intermediate: None,
