@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..server import find_binary
 from .output import Output
 from .processes import Process
 from .settings import Engine, Policy, Settings, Tiny, Warm
-from .tables import dump, merged
+from .tables import dump, merged, nested
 
 GIVEN = ("server", "policy", "consumer", "model", "output")
 """Keys of a trainer's configuration that the runner gives."""
@@ -82,6 +83,14 @@ def sessions(settings: Settings, urls: dict[str, list[str]], table: dict[str, st
     return "\n".join(values)
 
 
+def name_of(model: Tiny) -> str:
+    """A name for the folder of a tiny model that another one does not have."""
+    name = f"tiny-{model.hidden}-{model.layers}-{model.heads}-seed-{model.seed}"
+    if model.alphabet is not None:
+        name += f"-alphabet-{zlib.crc32(model.alphabet.encode()):08x}"
+    return name
+
+
 def init(model: Tiny, folder: Path, alphabet: str) -> list[str]:
     """The command that makes a tiny model of the characters of `alphabet`."""
     options = {"seed": model.seed, "hidden": model.hidden, "layers": model.layers, "heads": model.heads}
@@ -145,13 +154,6 @@ def warm_trainer(name: str, warm: Warm, output: Output, model: Path, url: str) -
         "checkpoint": {"every": max(1, warm.steps // 4)},
     }
     return _trainer(name, config, output)
-
-
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """Tables inside of each other with the value of a key, such as `a.b`."""
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return value
 
 
 def _trainer(name: str, config: dict[str, Any], output: Output) -> Process:

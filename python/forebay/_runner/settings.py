@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ..errors import ConfigurationError
-from .tables import Table, load, merged
+from .tables import Table, load, merged, within
 
 WINDOW = 20
 """Number of steps at the beginning and at the end whose mean is judged."""
@@ -32,6 +32,8 @@ class Tiny:
     hidden: int
     layers: int
     heads: int
+    alphabet: str | None
+    """The characters it knows, or None for all of the world's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Policy:
 
     def frozen(self) -> dict[str, str]:
         """The policies whose models before their training this trainer uses, by key of its configuration."""
-        given = {key: _within(self.train or {}, key) for key in FROZEN}
+        given = {key: within(self.train or {}, key) for key in FROZEN}
         return {
             key: text[1:-1] for key, text in given.items() if isinstance(text, str) and text[:1] + text[-1:] == "{}"
         }
@@ -217,14 +219,6 @@ def _settings(file: Path, included: Path | None, root: Table, seed: int | None) 
     return settings
 
 
-def _within(values: dict[str, Any], key: str) -> Any:
-    """The value of a key, such as `a.b`, in tables inside of each other; None if it is not there."""
-    found: Any = values
-    for name in key.split("."):
-        found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
-    return found
-
-
 def _file(table: Table, key: str, file: Path, default: str | None = None) -> Path:
     named = table.text(key) if default is None else table.text(key, default)
     path = (file.parent / named).resolve()
@@ -307,6 +301,7 @@ def _model(table: Table, seed: int) -> Tiny | Path:
         hidden=model.integer("hidden", 64, least=2),
         layers=model.integer("layers", 2, least=1),
         heads=model.integer("heads", 4, least=1),
+        alphabet=model.text("alphabet", "") or None,
     )
     model.end()
     return tiny
