@@ -65,6 +65,18 @@ def sums(numbers: random.Random) -> Question:
     return Question(f"{a}+{b}", str((a + b) % 10))
 
 
+def arithmetic(numbers: random.Random) -> Question:
+    """The sum of two digits: `7+5` is `12`."""
+    a, b = numbers.randrange(10), numbers.randrange(10)
+    return Question(f"{a}+{b}", str(a + b))
+
+
+def share_right(text: str, is_whole: bool, gold: str) -> float:
+    """The share of the gold answer, with its end, that is right before the first mistake."""
+    right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, gold, strict=False)))
+    return (right + (is_whole and text == gold)) / (len(gold) + 1)
+
+
 def facts(numbers: random.Random) -> Question:
     """The digit of a letter: `e` is `9`."""
     letter = numbers.choice(LETTERS)
@@ -109,6 +121,21 @@ def calculate(code: str) -> str:
         return "!"
     a, b = int(found[1]), int(found[3])
     return str({"+": a + b, "-": a - b, "*": a * b}[found[2]])
+
+
+def relations(numbers: random.Random) -> Question:
+    """The digit of a letter, or of the letter that follows it: `ue` is `9`, and `we` is the digit of `h`, `5`."""
+    kind, letter = numbers.choice("uw"), numbers.choice(FIRST)
+    return Question(kind + letter, FACTS[letter if kind == "u" else NEXT[letter]])
+
+
+TOOLS = {"x": NEXT, "y": FACTS, "z": {}}
+"""What tools know of letters: `x` the one that follows, `y` the digit, and `z` nothing."""
+
+
+def use(step: str) -> str:
+    """The result of a tool and a letter: `xe` is `h`, and `!` is the result of what is not understood."""
+    return TOOLS.get(step[:1], {}).get(step[1:], "!")
 
 
 TABLES = "xyz"
@@ -168,11 +195,13 @@ def line_of(letter: str, lines: Sequence[str]) -> str:
 
 KINDS = {
     "sums": sums,
+    "arithmetic": arithmetic,
     "facts": facts,
     "memory": memory,
     "hops": hops,
     "products": products,
     "routes": routes,
+    "relations": relations,
     "edits": edits,
     "tables": tables,
 }
@@ -293,6 +322,42 @@ def orchestrator(q: Question, right: float, numbers: random.Random, prompt: Prom
     yield said(prompt("ask", q=q), name) + told(":" + answer, answer)
 
 
+def planner(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Says the kind of a question, and the steps to the digit, one at a time."""
+    kind, letter = q.text
+    plan = guess(kind, "uw", right, numbers)
+    yield said(prompt("plan", q=q), plan)
+    known: list[str] = []
+    wanted = ("y" if kind == "u" else "x") + letter
+    while len(known) < 3:
+        step = guess(wanted[0], "xyz", right, numbers) + guess(wanted[1], LETTERS, right, numbers)
+        yield said(prompt("step", q=q, plan=plan, known=",".join(known)), step)
+        result = use(step)
+        known.append(f"{step}={result}")
+        if result in DIGITS:
+            return
+        if step == wanted:
+            wanted = "y" + result
+
+
+def base(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Says whether the last result is a digit, repeats it, or compares an answer with the right one."""
+    known: list[str] = []
+    for _ in range(numbers.randrange(1, 4)):
+        step = numbers.choice("xyyz") + numbers.choice(LETTERS)
+        known.append(f"{step}={use(step)}")
+        if use(step) in DIGITS:
+            break
+    result = known[-1][-1]
+    if place % 3 == 0:
+        yield said(prompt("verify", q=q, known=",".join(known)), RIGHT if result in DIGITS else WRONG)
+    elif place % 3 == 1:
+        yield said(prompt("answer", q=q, known=",".join(known)), result)
+    else:
+        answer = guess(q.gold, DIGITS + LETTERS + "!", 0.5, numbers)
+        yield said(prompt("judge", a=answer, gold=q.gold), verdict(q, answer))
+
+
 def editor(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
     """Asks a sub-agent for a line and notes its number; is the sub-agent; and edits the line. These are three
     conversations."""
@@ -346,6 +411,8 @@ ROLES = {
     "searcher": searcher,
     "coder": coder,
     "orchestrator": orchestrator,
+    "planner": planner,
+    "base": base,
     "editor": editor,
     "lead": lead,
     "subagent": subagent,

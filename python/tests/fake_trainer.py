@@ -14,6 +14,7 @@ from forebay._runner.tables import load
 def init(options: argparse.Namespace) -> None:
     assert options.chat and len(set(options.alphabet)) == len(options.alphabet)
     options.folder.mkdir()
+    (options.folder / "alphabet").write_text(options.alphabet)
 
 
 def train(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ divisor n - 1, plus 1e-6), and a rollout's weight is that of its row in the batc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -19,7 +20,8 @@ import pytest
 from examples_support import EXAMPLES, PRECISE, chains_of, client
 
 import forebay
-from forebay._runner import program, settings, tables
+from forebay._runner import program, programs, settings, tables
+from forebay._runner.output import Output
 from forebay._runner.program import Run
 from forebay._runner.tiny import Vocabulary
 from forebay.testing import Answer, Engine, Request
@@ -34,10 +36,12 @@ def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path:
     vocabulary = Vocabulary(world.ALPHABET)
     assert len(vocabulary.ids) == 54
     for policy in found.policies:
-        assert policy.warm is not None
-        # The swarm composes its advantages itself, and a student gets them from its teacher.
-        other = {"exam_swarm": "reward", "student": "none"}
+        # The swarm composes its advantages itself, a student gets them from its teacher, and an actor from its critic.
+        other = {"exam_swarm": "reward", "student": "none", "actor": "none"}
         assert policy.rules["advantage"] == other.get(path.stem, other.get(policy.name, "grpo"))
+        if policy.warm is None:
+            assert path.stem == "asymmetric_ppo"
+            continue
 
         def put(name: str, **fields: object) -> str:
             return program.prompt(found.task, name, **fields)
@@ -145,6 +149,50 @@ def test_generator_verifier_gives_up_what_a_failed_call_leaves_without_an_outcom
     assert sorted(row.advantage for row in system.rows("verifier").values()) == pytest.approx(
         [-0.7071058, 0.7071058], abs=PRECISE
     )
+
+
+def test_asymmetric_ppo_posts_groups_of_one_with_partial_credit_and_without_advantages(example: Any) -> None:
+    system = example("asymmetric_ppo")
+    rules = system.found.policy("actor").rules
+    system.fb.put_policy("actor", {**rules, "batch": {"groups": 4}})
+    answers = iter(["12", "15", "120", "7"])
+    with Engine(lambda _: next(answers)) as engine, client(engine) as llm:
+        q = system.question("7+5", "12")
+        rollouts = [system.program.execute(system.run, system.fb, llm, q) for _ in range(4)]
+        assert {request.text for request in engine.requests} == {"7+5="}
+    found = system.rows("actor")
+    rows = [found[rollout.rollout_id] for rollout in rollouts]
+    assert [row.reward for row in rows] == pytest.approx([1, 1 / 3, 2 / 3, 0])
+    assert [row.advantage for row in rows] == [0.0] * 4
+    assert len({row.group_id for row in rows}) == 4
+    # Two digits with their end, three digits without it, and one digit with its end.
+    assert [row.loss_weight for row in rows] == pytest.approx([1 / 12, 1 / 12, 1 / 12, 1 / 8])
+    assert [rollout.reward_components["gold"] for rollout in rollouts] == [1.0, 0.0, 0.0, 0.0]
+    assert [rollout.status for rollout in rollouts] == ["completed", "completed", "truncated", "completed"]
+
+
+def test_asymmetric_ppo_gives_credit_up_to_the_first_mistake(example: Any) -> None:
+    share_right = example("asymmetric_ppo").run.world.share_right
+    assert share_right("12", True, "12") == 1.0
+    assert share_right("12", False, "12") == share_right("120", False, "12") == pytest.approx(2 / 3)
+    assert share_right("1", True, "12") == pytest.approx(1 / 3)
+    assert share_right("21", True, "12") == share_right("", True, "12") == 0.0
+    assert (share_right("7", True, "7"), share_right("7", False, "7")) == (1.0, 0.5)
+
+
+def test_asymmetric_ppo_starts_its_critic_from_a_smaller_model(example: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FOREBAY_TRAINER_BIN", sys.executable)  # The command is read here, and never run.
+    found = example("asymmetric_ppo").found
+    with contextlib.closing(Output(tmp_path / "run", {}, resume=False)) as output:
+        models = {"actor": tmp_path / "actor", "critic": tmp_path / "critic"}
+        made = programs.trainer(found, found.policy("actor"), output, models, "http://127.0.0.1:1")
+    config = tables.load(Path(made.command[-1]))
+    assert (config["model"], config["critic"]["model"]) == (str(models["actor"]), str(models["critic"]))
+    rates = config["schedule"]["peak"], config["critic"]["schedule"]["peak"]
+    assert rates == (1e-3, 3e-3)
+    sizes = [(policy.model.hidden, policy.model.layers) for policy in found.policies]
+    assert sizes == [(64, 2), (32, 1)]
+    assert config["objective"]["objective"] == "ppo"
 
 
 def test_the_page_on_writing_a_run_is_a_run(own_server: forebay.Server, tmp_path: Path, monkeypatch: Any) -> None:

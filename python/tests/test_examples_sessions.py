@@ -4,6 +4,7 @@ calls, and the rows that a trainer leases are compared with numbers worked out b
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import json
@@ -25,7 +26,7 @@ from examples_support import EXAMPLES, PRECISE, Example, client
 
 import forebay
 from forebay._runner import programs, settings
-from forebay.testing import ASSISTANT, END, TOOL, USER, Answer, Engine, Request, encode
+from forebay.testing import ASSISTANT, END, TOOL, USER, Answer, Engine, Request, decode, encode
 
 Script = Callable[[Request], Answer | str]
 
@@ -341,3 +342,83 @@ def test_opd_engine_stores_nothing_that_its_teacher_has_not_scored(recorded: Any
     system.fb.finish_session(session.session_id, reward=1.0)
     ((row,),) = system.segments("student").values()
     assert list(row.teacher_logprobs) == pytest.approx([-0.2, -0.9])
+
+
+# A planner beside a frozen model.
+
+
+def flow(plans: str, steps: dict[str, str], judged: str = "n") -> Script:
+    """A script of plans in turn, of the step that follows a prompt, and of a frozen model that is right."""
+    in_order = iter(plans)
+
+    def script(request: Request) -> Answer | str:
+        if request.model == "planner":
+            step = next(in_order) if len(request.text) == 2 else steps[request.text]
+            return step or Answer("the engine has no room", status=400)
+        assert request.model == "base"
+        role, *_, known = request.text.split("|")
+        return {"v": "y" if known[-1].isdigit() else "n", "f": known[-1], "j": judged}[role]
+
+    return script
+
+
+STEPS = {"we|w|": "xe", "we|w|xe=h": "yh", "we|u|": "ye"}
+"""What is right after the plan `w`, and wrong after the plan `u`: the digit of `e` is 9, and that of `h` is 5."""
+
+
+def planned(system: Recorded, count: int) -> list[Any]:
+    """Rollouts of agentflow.py, one after the other."""
+    system.policy("planner", 1, 2)
+    q = system.question("we", "5")
+    with client(system.engine) as llm:
+        return [system.program.play(system.run, system.fb, llm, q, 2) for _ in range(count)]
+
+
+def test_agentflow_trains_the_planner_and_records_nothing_of_the_frozen_model(recorded: Any) -> None:
+    system = recorded("agentflow", flow("wu", STEPS))
+    first, second = planned(system, 2)
+    rows = system.segments("planner")
+    # What is trained of each row, its advantage and its weight: two rollouts, and a row for each call of the planner.
+    expected = {
+        first.rollout_id: [("w", 0.7071058, 1 / 12), ("xe", 0.7071058, 1 / 18), ("yh", 0.7071058, 1 / 18)],
+        second.rollout_id: [("u", -0.7071058, 1 / 8), ("ye", -0.7071058, 1 / 12)],
+    }
+    assert rows.keys() == expected.keys()
+    for rollout_id, made in rows.items():
+        for row, (text, advantage, weight) in zip(made, expected[rollout_id], strict=True):
+            assert decode(row.tokens[-row.response_length :]) == text
+            assert list(row.loss_mask) == [1] * (len(text) + 1)
+            assert row.advantage == pytest.approx(advantage, abs=PRECISE)
+            assert row.loss_weight == pytest.approx(weight, abs=1e-7)
+    # The frozen model was asked through the same sessions: twice and once whether to stop, to answer, and to judge.
+    asked = collections.Counter(request.model for request in system.engine.requests)
+    assert asked == {"planner": 5, "base": 6}
+    turns = [system.fb.list_session_turns(session.session_id).turns for session in (first, second)]
+    assert [[turn.policy for turn in each] for each in turns] == [["planner"] * 3, ["planner"] * 2]
+    assert system.fb.get_policy("base") is None
+
+
+def test_agentflow_rewards_what_the_judge_takes_for_right_and_posts_what_is(recorded: Any) -> None:
+    system = recorded("agentflow", flow("uw", STEPS, judged="y"))
+    wrong, right = planned(system, 2)
+    assert (wrong.reward, wrong.reward_components) == (1.0, {"gold": 0.0, "steps": 1.0})
+    assert (right.reward, right.reward_components) == (1.0, {"gold": 1.0, "steps": 2.0})
+    # An answer that is exactly right is not judged.
+    assert [request.text for request in system.engine.requests if request.text.startswith("j")] == ["j|9|5"]
+
+
+def test_agentflow_ends_after_three_steps_that_lead_nowhere(recorded: Any) -> None:
+    steps = {"we|w|": "ze", "we|w|ze=!": "?", "we|w|ze=!,?=!": "xe"}
+    system = recorded("agentflow", flow("w", steps))
+    (session,) = planned(system, 1)
+    assert session.reward_components == {"gold": 0.0, "steps": 3.0}
+    assert "f|we|ze=!,?=!,xe=h" in [request.text for request in system.engine.requests]
+
+
+def test_agentflow_aborts_a_session_whose_call_failed(recorded: Any) -> None:
+    system = recorded("agentflow", flow("wwu", {**STEPS, "we|u|": ""}))
+    system.policy("planner", 1, 3)
+    with client(system.engine) as llm, pytest.raises(openai.APIStatusError):
+        system.program.execute(system.run, system.fb, llm, system.question("we", "5"), count=3)
+    ended = collections.Counter(session.state for session in system.fb.list_sessions("planner"))
+    assert ended == {"finished": 2, "aborted": 1}

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,8 @@ def test_steps_are_read_once_and_without_an_incomplete_line(tmp_path: Path) -> N
 
 @pytest.fixture
 def command(folder: Path) -> Callable[..., subprocess.Popen[str]]:
+    # A shell ignores it for what it starts in the background, and processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     trainer = folder / "forebay-trainer"
     trainer.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("fake_trainer.py")} "$@"\n')
     trainer.chmod(0o755)
@@ -534,6 +537,14 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, command: Callable[..., Any
     assert "demonstrations" not in output
     assert result(folder)["steps"] == {"solver": done + 6}
     assert result(folder)["judged"][0]["first"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_model_with_an_alphabet_of_its_own_has_a_folder_of_its_own(folder: Path, command: Callable[..., Any]) -> None:
+    changed(folder, '[[policy]]\nname = "solver"\n', '[[policy]]\nname = "solver"\nmodel = { alphabet = "+=10" }\n')
+    output, _ = command().communicate(timeout=60)
+    (made,) = (folder / "out" / "models").glob("tiny-*")
+    assert made.name == f"tiny-64-2-4-seed-1-alphabet-{zlib.crc32(b'+=10'):08x}", output
+    assert (made / "alphabet").read_text() == "+=10"
 
 
 def test_a_run_survives_kills_of_its_trainer_and_leaves_nothing_behind(

@@ -298,7 +298,7 @@ def test_an_engine_and_a_service_that_run_elsewhere_are_used(folder: Path) -> No
 
 
 def test_sessions_have_a_configuration_and_a_listener_that_agents_reach(folder: Path) -> None:
-    far = '[[engine]]\nname = "far"\nkind = "sglang"\nurls = ["http://10.0.0.5/$x"]\n'
+    far = '[[engine]]\nname = "far"\nkind = "sglang"\nurls = ["http://10.0.0.5/$x"]\nmodels = { judge = "/judge" }\n'
     changed(
         folder,
         ("[[engine]]", "[service]\nsessions = true\n[[engine]]"),

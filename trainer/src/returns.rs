@@ -204,6 +204,18 @@ mod tests {
     }
 
     #[test]
+    fn generalized_advantages_of_examples_asymmetric_ppo_hold_by_hand() {
+        // Two trained tokens with a masked one between them. delta = [0.5 - 0.4, 1 - 0.5]; A = [0.1 + lambda * 0.5, 0.5].
+        let sequence = Sequence { reward: 1.0, positions: &[0, 2], kl: None, gap: None };
+        for (lambda, first) in [(1.0, 0.6), (0.95, 0.575)] {
+            let discounting = Discounting { kl_coef: 0.0, gamma: 1.0, lambda, opd_coef: 0.0 };
+            let found = generalized_advantages(&sequence, &[0.4, 0.5], discounting);
+            close(&found.advantages, &[first, 0.5]);
+            close(&found.returns, &[first + 0.4, 1.0]);
+        }
+    }
+
+    #[test]
     fn gaps_between_trained_tokens_do_not_reach_the_estimate() {
         let values = [0.3, 0.1];
         let near = Sequence { reward: 1.0, positions: &[0, 1], kl: None, gap: None };

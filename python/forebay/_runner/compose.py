@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError
 from . import programs, yaml
 from .settings import FROZEN, Engine, Policy, Settings
+from .tables import within
 
 SERVICE = "forebay"
 """Name of the service, and so the host under which containers reach it."""
@@ -375,9 +376,7 @@ class _File:
         paths: list[str] = [folder for engine in self._found.engines for folder in engine.models.values()]
         for policy in self._found.policies:
             train = policy.train or {}
-            critic = train.get("critic")
-            named = [policy.model, *(train.get(key) for key in FROZEN if key not in policy.frozen())]
-            named += [cast("dict[str, Any]", critic).get("model")] if isinstance(critic, dict) else []
+            named = [policy.model, *(within(train, key) for key in FROZEN if key not in policy.frozen())]
             paths += [str(each) for each in named if isinstance(each, str | Path)]
         return paths
 

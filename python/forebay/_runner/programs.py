@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..server import find_binary
 from .output import Output
 from .processes import Process
 from .settings import Engine, Policy, Settings, Tiny, Warm
-from .tables import dump, merged
+from .tables import dump, merged, nested
 
 GIVEN = ("server", "policy", "consumer", "model", "output")
 """Keys of a trainer's configuration that the runner gives."""
@@ -82,6 +83,14 @@ def sessions(settings: Settings, urls: dict[str, list[str]], table: dict[str, st
     return "\n".join(values)
 
 
+def name_of(model: Tiny) -> str:
+    """A name for the folder of a tiny model that another one does not have."""
+    name = f"tiny-{model.hidden}-{model.layers}-{model.heads}-seed-{model.seed}"
+    if model.alphabet is not None:
+        name += f"-alphabet-{zlib.crc32(model.alphabet.encode()):08x}"
+    return name
+
+
 def init(model: Tiny, folder: Path, alphabet: str) -> list[str]:
     """The command that makes a tiny model of the characters of `alphabet`."""
     options = {"seed": model.seed, "hidden": model.hidden, "layers": model.layers, "heads": model.heads}
@@ -109,7 +118,7 @@ def trainer(settings: Settings, policy: Policy, output: Output, models: dict[str
     """The trainer of a policy. `models` are those of all policies before their training."""
     train = dict(policy.train or {})
     for key, name in policy.frozen().items():
-        train[key] = str(models[name])
+        train = merged(train, nested(key, str(models[name])))
     for key in GIVEN:
         if key in train:
             raise ConfigurationError(f"`policy.train.{key}` of {policy.name} is given by the runner: remove it")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from .tables import Table, load, merged
+from .tables import Table, load, merged, within
 
 WINDOW = 20
 """Number of steps at the beginning and at the end whose mean is judged."""
@@ -20,7 +20,7 @@ POLICIES_MAX = 1_000
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 """Names of policies, which the service allows, and of engines. They are parts of paths and of addresses."""
 
-FROZEN = ("reference", "teacher")
+FROZEN = ("reference", "teacher", "critic.model")
 """Keys of a trainer's configuration whose value may be `{POLICY}`: the model of that policy before its training."""
 
 
@@ -32,6 +32,8 @@ class Tiny:
     hidden: int
     layers: int
     heads: int
+    alphabet: str | None
+    """The characters it knows, or None for all of the world's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Policy:
 
     def frozen(self) -> dict[str, str]:
         """The policies whose models before their training this trainer uses, by key of its configuration."""
-        given = {key: (self.train or {}).get(key) for key in FROZEN}
+        given = {key: within(self.train or {}, key) for key in FROZEN}
         return {
             key: text[1:-1] for key, text in given.items() if isinstance(text, str) and text[:1] + text[-1:] == "{}"
         }
@@ -299,6 +301,7 @@ def _model(table: Table, seed: int) -> Tiny | Path:
         hidden=model.integer("hidden", 64, least=2),
         layers=model.integer("layers", 2, least=1),
         heads=model.integer("heads", 4, least=1),
+        alphabet=model.text("alphabet", "") or None,
     )
     model.end()
     return tiny

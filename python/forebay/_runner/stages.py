@@ -20,7 +20,6 @@ from .processes import Process, RunFailed, Supervisor
 from .program import load_world
 from .progress import Judged, Progress, read_steps
 from .settings import Policy, Settings, Tiny
-from .tiny import Vocabulary
 from .warm import WarmStart
 
 READY_S = 60.0
@@ -102,13 +101,12 @@ class Runner:
         """Puts the rules, makes the models and their warm start, and returns the models before training."""
         settings = self._settings
         world = load_world(settings.task.world)
-        vocabulary = Vocabulary(world.ALPHABET)
         for policy in settings.policies:
             if policy.train is not None:
                 client.put_policy(policy.name, policy.rules)
         warm = WarmStart(settings, self._output, client, self._say)
         try:
-            return warm.run(self._supervisor, world, vocabulary, self._models(world.ALPHABET), 60 * settings.minutes)
+            return warm.run(self._supervisor, world, self._models(world.ALPHABET), 60 * settings.minutes)
         except BaseException:
             self._supervisor.stop(STOPPED_IN_ORDER)
             raise
@@ -194,10 +192,10 @@ class Runner:
                 models[policy.name] = policy.model
                 continue
             model: Tiny = policy.model
-            folder = self._output.model(f"tiny-{model.hidden}-{model.layers}-{model.heads}-seed-{model.seed}")
+            folder = self._output.model(programs.name_of(model))
             folder.parent.mkdir(parents=True, exist_ok=True)
             if not folder.exists():
-                command = programs.init(model, folder, alphabet)
+                command = programs.init(model, folder, model.alphabet or alphabet)
                 made = subprocess.run(command, capture_output=True, text=True, check=False)
                 if made.returncode != 0:
                     raise RunFailed(f"forebay-trainer init ended with status {made.returncode}: {made.stderr}")

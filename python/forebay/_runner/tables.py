@@ -46,6 +46,21 @@ def _parser() -> Any:
     raise ConfigurationError("run files need Python 3.11 or newer, or the package tomli")
 
 
+def within(values: dict[str, Any], key: str) -> Any:
+    """The value of a key, such as `a.b`, in tables inside of each other; None if it is not there."""
+    found: Any = values
+    for name in key.split("."):
+        found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
+    return found
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Tables inside of each other with the value of a key, such as `a.b`."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
 def merged(below: Any, above: Any) -> Any:
     """One value laid over another: tables are merged, and so are lists of tables with names, by name."""
     if isinstance(below, dict) and isinstance(above, dict):

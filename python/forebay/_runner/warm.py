@@ -21,7 +21,7 @@ from .output import Output
 from .processes import Process, RunFailed, Supervisor
 from .program import prompt
 from .programs import warm_trainer
-from .settings import Policy, Settings, Task, Warm
+from .settings import Policy, Settings, Task, Tiny, Warm
 from .tiny import Vocabulary
 
 CHECKED_EVERY = 500
@@ -81,7 +81,6 @@ class WarmStart:
         self,
         supervisor: Supervisor,
         world: ModuleType,
-        vocabulary: Vocabulary,
         models: dict[str, Path],
         timeout_s: float,
     ) -> dict[str, Path]:
@@ -99,6 +98,8 @@ class WarmStart:
             self._say(
                 f"{name}: {warm.steps} steps of {warm.batch} demonstrations, {warm.right:.0%} of them right on purpose"
             )
+            alphabet = policy.model.alphabet if isinstance(policy.model, Tiny) else None
+            vocabulary = Vocabulary(alphabet or world.ALPHABET)
             self._post(demonstrations(world, self._settings.task, vocabulary, name, warm), supervisor)
         supervisor.wait(lambda: all(process.is_done for process in processes), "the warm start", timeout_s)
         supervisor.drop(processes)
