@@ -69,10 +69,8 @@ test-openhands: libtorch ## Train a step on a group of four OpenHands rollouts, 
 	$(CARGO) build -p forebay-trainer
 	$(CARGO) test -p forebay-gateway --test clients -- openhands_group
 
-demo: libtorch ## Train a model from random weights with the service, two workers and the trainer; TASK=lookup, SEED=2, AGENT=python
-	$(CARGO) build --release -p forebay-trainer
-	$(CARGO) build --release -p forebay
-	./scripts/demo --task $(or $(TASK),arithmetic) --seed $(or $(SEED),1) --agent $(or $(AGENT),rollout)
+demo: NAME = demo
+demo: example ## Train a small model from random weights with the service, an engine, an agent and the trainer; RUN="--profile lookup --seed 2"
 
 example: libtorch ## Train an agent of examples/ with one command: NAME=generator_verifier, RUN="--seeds 1,2,3"
 	$(CARGO) build --release -p forebay-trainer

@@ -3,7 +3,8 @@
 
 The agent knows nothing of tokens or log-probabilities: it sends messages to the session's URL, as to any
 server with OpenAI's interface. What surrounds it opens a session for each rollout, and finishes the session
-with the reward. Both tasks are those of `forebay-trainer rollout`. `make demo AGENT=python` runs the whole loop.
+with the reward. Both tasks are those of `forebay-trainer rollout`. `make demo RUN="--profile sessions"` runs the whole
+loop. It needs no other package, and no run file: the runner names the service in the environment.
 """
 
 import argparse
@@ -109,11 +110,15 @@ class Forebay:
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", default="http://127.0.0.1:8080", help="URL of the service")
+    parser.add_argument(
+        "--server", default=os.environ.get("FOREBAY_URL", "http://127.0.0.1:8080"),
+        help="URL of the service (default: FOREBAY_URL, or http://127.0.0.1:8080)",
+    )
     parser.add_argument("--policy", default="default")
     parser.add_argument("--task", choices=TASKS, default="arithmetic")
-    parser.add_argument("--worker-id", default="agent-0", help="group ids begin with it")
-    parser.add_argument("--seed", type=int, default=1)
+    worker = f"agent-{os.environ.get('FOREBAY_AGENT', 0)}"
+    parser.add_argument("--worker-id", default=worker, help=f"group ids begin with it (default: {worker})")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("FOREBAY_SEED", 1)))
     return parser.parse_args()
 
 

@@ -71,6 +71,11 @@ def arithmetic(numbers: random.Random) -> Question:
     return Question(f"{a}+{b}", str(a + b))
 
 
+def lookups(numbers: random.Random) -> Question:
+    """A key, and the digit that a tool has for it: `3` and `7`, and another digit the next time."""
+    return Question(numbers.choice(DIGITS), numbers.choice(DIGITS))
+
+
 def share_right(text: str, is_whole: bool, gold: str) -> float:
     """The share of the gold answer, with its end, that is right before the first mistake."""
     right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, gold, strict=False)))
@@ -196,6 +201,7 @@ def line_of(letter: str, lines: Sequence[str]) -> str:
 KINDS = {
     "sums": sums,
     "arithmetic": arithmetic,
+    "lookups": lookups,
     "facts": facts,
     "memory": memory,
     "hops": hops,

@@ -79,5 +79,5 @@ def example(monkeypatch: pytest.MonkeyPatch, own_server: forebay.Server) -> Iter
     # The program imports its world by name.
     monkeypatch.delitem(sys.modules, "world", raising=False)
     with own_server.client() as fb:
-        yield lambda name: Example(name, fb, monkeypatch)
+        yield lambda name, profile=None: Example(name, fb, monkeypatch, profile)
     sys.modules.pop("world", None)

@@ -28,9 +28,11 @@ PRECISE = 1e-6
 class Example:
     """An example's program, with policies of its own names at the shared service."""
 
-    def __init__(self, name: str, fb: forebay.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, name: str, fb: forebay.Client, monkeypatch: pytest.MonkeyPatch, profile: str | None = None
+    ) -> None:
         monkeypatch.syspath_prepend(str(EXAMPLES))
-        self.found = settings.read(EXAMPLES / f"{name}.toml")
+        self.found = settings.read(EXAMPLES / f"{name}.toml", profile=profile)
         self.run = Run(self.found)
         self.program = importlib.import_module(name)
         self.fb = fb

@@ -40,7 +40,7 @@ def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path:
         other = {"exam_swarm": "reward", "student": "none", "actor": "none"}
         assert policy.rules["advantage"] == other.get(path.stem, other.get(policy.name, "grpo"))
         if policy.warm is None:
-            assert path.stem == "asymmetric_ppo"
+            assert path.stem in ("asymmetric_ppo", "demo")
             continue
 
         def put(name: str, **fields: object) -> str:
@@ -149,6 +149,37 @@ def test_generator_verifier_gives_up_what_a_failed_call_leaves_without_an_outcom
     assert sorted(row.advantage for row in system.rows("verifier").values()) == pytest.approx(
         [-0.7071058, 0.7071058], abs=PRECISE
     )
+
+
+def test_demo_rewards_the_share_of_a_sum_that_is_right(example: Any) -> None:
+    system = example("demo")
+    system.policy("default", 1, 2)
+    answers = iter(["12", "15"])
+    with Engine(lambda _: next(answers)) as engine, client(engine) as llm:
+        b = system.program.execute(system.run, system.fb, llm, system.question("7+5", "12"), count=2)
+        assert {request.text for request in engine.requests} == {"7+5="}
+    rows = sorted(system.rows("default").values(), key=lambda row: row.reward)
+    assert [row.reward for row in rows] == pytest.approx([1 / 3, 1])
+    assert [row.advantage for row in rows] == pytest.approx([-0.7071053, 0.7071053], abs=PRECISE)
+    assert [row.loss_weight for row in rows] == pytest.approx([1 / 6, 1 / 6])
+    assert sorted(rollout.reward_components["gold"] for rollout in b.rollouts) == [0.0, 1.0]
+
+
+def test_demo_does_not_train_what_its_tool_says(example: Any) -> None:
+    system = example("demo", profile="lookup")
+    system.policy("default", 1, 3)
+    calls = iter(["?3", "?3", "?4"])
+    results = iter(["7", "1"])
+    with Engine(lambda request: next(results if request.text == "7" else calls)) as engine, client(engine) as llm:
+        system.program.execute(system.run, system.fb, llm, system.question("3", "7"), count=3)
+        assert {request.text for request in engine.requests} == {"3>", "7"}
+    rows = sorted(system.rows("default").values(), key=lambda row: row.reward)
+    # A wrong key in the call, a wrong result said again, and all right.
+    assert [row.reward for row in rows] == pytest.approx([0.2, 0.6, 1])
+    call, result = [1, 1, 1], [1, 1]
+    for row, mask in zip(rows, [call, [*call, 0, 0, 0, 0, *result], [*call, 0, 0, 0, 0, *result]], strict=True):
+        assert list(row.loss_mask) == mask
+        assert row.loss_weight == pytest.approx(1 / (3 * sum(mask)))
 
 
 def test_asymmetric_ppo_posts_groups_of_one_with_partial_credit_and_without_advantages(example: Any) -> None:

@@ -56,16 +56,6 @@ fn what_the_shipped_file_leaves_out_can_be_put_in() {
 }
 
 #[test]
-fn the_files_of_the_demo_can_be_used() {
-    let file = |name: &str| std::fs::read_to_string(configs().join(name)).expect("it is there");
-    parse(&file("demo-trainer.toml")).expect("it can be used");
-    for name in ["demo.json", "demo-sessions.json"] {
-        let rules: PolicyRules = serde_json::from_str(&file(name)).expect("they are rules");
-        assert!(rules.staleness.max.is_some(), "the demo's staleness is bounded");
-    }
-}
-
-#[test]
 fn what_cannot_work_is_refused_by_name() {
     let least = "model = \"m\"\noutput = \"o\"\n";
     for (wrong, named) in [
