@@ -36,7 +36,7 @@ def look_up(run, llm, rollout, messages, q):
     return 0.6 + 0.4 * say(run, llm, rollout, messages, q.gold)
 
 
-TASKS = {"arithmetic": add, "lookups": look_up}
+TASKS = {"small_sums": add, "lookups": look_up}
 
 
 def play(run, llm, rollout, q):

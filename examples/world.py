@@ -71,6 +71,12 @@ def arithmetic(numbers: random.Random) -> Question:
     return Question(f"{a}+{b}", str(a + b))
 
 
+def small_sums(numbers: random.Random) -> Question:
+    """The sum of two digits below 5: `3+4` is `7`."""
+    a, b = numbers.randrange(5), numbers.randrange(5)
+    return Question(f"{a}+{b}", str(a + b))
+
+
 def lookups(numbers: random.Random) -> Question:
     """A key, and the digit that a tool has for it: `3` and `7`, and another digit the next time."""
     return Question(numbers.choice(DIGITS), numbers.choice(DIGITS))
@@ -201,6 +207,7 @@ def line_of(letter: str, lines: Sequence[str]) -> str:
 KINDS = {
     "sums": sums,
     "arithmetic": arithmetic,
+    "small_sums": small_sums,
     "lookups": lookups,
     "facts": facts,
     "memory": memory,
