@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_client::wire::PolicyRules;
 use forebay_trainer::config::TrainConfig;
 
 fn configs() -> PathBuf {
