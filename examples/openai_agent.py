@@ -104,7 +104,8 @@ class Forebay:
             print("a rollout failed:", error, flush=True)
             self.call(f"/sessions/{opened['session_id']}/abort", {"reason": "agent-error"})
             return None
-        self.call(f"/sessions/{opened['session_id']}/finish", {"reward": reward, "status": ended})
+        finish = {"reward": reward, "reward_components": {"gold": float(reward == 1)}, "status": ended}
+        self.call(f"/sessions/{opened['session_id']}/finish", finish)
         return reward
 
 

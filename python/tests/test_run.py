@@ -444,6 +444,7 @@ def test_a_run_goes_from_the_warm_start_to_its_criteria(folder: Path, command: C
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 0, output
     assert "solver.warm: 2 steps of 4 demonstrations, 50% of them right on purpose" in output
+    assert result(folder)["memory_mb"] > 20
     (judged,) = result(folder)["judged"]
     # A group may begin before a version and end behind it.
     assert (judged["series"], judged["first"], judged["last"]) == ("gold", pytest.approx(0.5, abs=0.1), 1.0)

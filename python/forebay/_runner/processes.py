@@ -6,9 +6,11 @@ that Ctrl-C reaches only the runner, and ends when the runner is killed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +34,9 @@ POLL_S = 0.1
 
 LOG_TAIL_CHARS = 2_000
 """How much of a log an error shows."""
+
+PSS = re.compile(r"^Pss: +(\d+) kB$", re.MULTILINE)
+"""The memory of a process in /proc/PID/smaps_rollup, in which a shared page counts in parts."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -103,6 +108,19 @@ class Supervisor:
                 self._ended(process, now)
             elif now >= process.begins_again_at:
                 self._spawn(process)
+
+    def memory(self) -> int | None:
+        """Bytes of memory that the running processes have, in which a page that several share counts once.
+
+        None if this system does not tell.
+        """
+        found: list[int] = []
+        for process in self.processes:
+            if process.child is not None and process.is_running:
+                with contextlib.suppress(OSError):
+                    rollup = Path(f"/proc/{process.child.pid}/smaps_rollup").read_text()
+                    found += [int(kilobytes) * 1024 for kilobytes in PSS.findall(rollup)]
+        return sum(found) or None
 
     def wait(self, until: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Waits until something holds, and keeps the processes alive meanwhile."""

@@ -63,6 +63,8 @@ class Result:
     steps: dict[str, int]
     restarts: dict[str, int]
     kills: dict[str, int]
+    memory_mb: int | None
+    """The most memory that the processes had at once, as seen every few seconds; None if the system does not tell."""
     judged: list[Judged]
 
 
@@ -86,6 +88,7 @@ class Runner:
         self._supervisor = Supervisor(say)
         self._engines: dict[str, str] = {}
         self._started = time.monotonic()
+        self._memory = 0
 
     def run(self) -> Result:
         """Runs until the criteria hold, all trainers are done, or the time is over. Everything is stopped then."""
@@ -120,6 +123,7 @@ class Runner:
             self._settings, {policy.name: self._output.trainer(policy.name) for policy in self._trained()}, client
         )
         ended = self._watch(progress, client, done, tick_s)
+        self._look_at_memory()
         self._supervisor.stop(STOPPED_IN_ORDER[:2])
         progress.refresh(now=True)
         return self._result(progress, ended)
@@ -219,6 +223,7 @@ class Runner:
             self._close(client, finished, closed)
             if now - shown >= SHOW_S:
                 shown = now
+                self._look_at_memory()
                 progress.refresh()
                 self._show(progress, client)
                 if progress.is_passed() and self._is_passed_now(progress):
@@ -228,6 +233,9 @@ class Runner:
             if now - self._started > 60 * self._settings.minutes:
                 return f"{self._settings.minutes:g} minutes are over"
             time.sleep(tick_s)
+
+    def _look_at_memory(self) -> None:
+        self._memory = max(self._memory, self._supervisor.memory() or 0)
 
     def _is_passed_now(self, progress: Progress) -> bool:
         """Whether the criteria hold with what has arrived since the last export, too."""
@@ -264,6 +272,7 @@ class Runner:
             steps={name: len(curve.steps) for name, curve in progress.curves.items()},
             restarts={process.name: process.restarts for process in processes if process.restarts},
             kills={process.name: process.kills for process in processes if process.kills},
+            memory_mb=self._memory // 1_000_000 or None,
             judged=judged,
         )
         self._output.write("result.json", json.dumps(asdict(result), indent=2) + "\n")
