@@ -65,12 +65,6 @@ def sums(numbers: random.Random) -> Question:
     return Question(f"{a}+{b}", str((a + b) % 10))
 
 
-def arithmetic(numbers: random.Random) -> Question:
-    """The sum of two digits: `7+5` is `12`."""
-    a, b = numbers.randrange(10), numbers.randrange(10)
-    return Question(f"{a}+{b}", str(a + b))
-
-
 def small_sums(numbers: random.Random) -> Question:
     """The sum of two digits below 5: `3+4` is `7`."""
     a, b = numbers.randrange(5), numbers.randrange(5)
@@ -206,7 +200,6 @@ def line_of(letter: str, lines: Sequence[str]) -> str:
 
 KINDS = {
     "sums": sums,
-    "arithmetic": arithmetic,
     "small_sums": small_sums,
     "lookups": lookups,
     "facts": facts,

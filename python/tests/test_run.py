@@ -23,9 +23,11 @@ import forebay
 from forebay._runner import picture, processes, program, programs, settings, stages, tables
 from forebay._runner.output import Output
 from forebay._runner.processes import Process, RunFailed, Supervisor
+from forebay._runner.program import Run
 from forebay._runner.progress import Curve, Progress, read_steps, table
 from forebay._runner.tiny import SPECIAL, Vocabulary
 from forebay.errors import ConfigurationError
+from forebay.testing import Engine
 
 WORLD = """
 ALPHABET = "01+="
@@ -473,6 +475,68 @@ def test_several_seeds_run_one_after_the_other_in_folders_of_their_own(
     assert not list((folder / "out").glob("*/logs/engine*"))
 
 
+TEAM = """
+[[policy]]
+name = "critic"
+"""
+
+APART = """[[engine]]
+kind = "sglang"
+urls = ["http://10.0.0.5:1", "http://10.0.0.5:2"]
+per_policy = true
+"""
+
+
+def test_each_policy_of_an_engine_may_have_an_address_of_its_own(folder: Path, tmp_path: Path) -> None:
+    changed(folder, "[[engine]]\n", APART)
+    (folder / "run.toml").write_text((folder / "run.toml").read_text() + TEAM)
+    found = settings.read(folder / "run.toml")
+    engines = [(engine.name, engine.kind, engine.urls) for engine in found.engines]
+    assert engines == [
+        ("local.solver", "sglang", ["http://10.0.0.5:1"]),
+        ("local.critic", "sglang", ["http://10.0.0.5:2"]),
+    ]
+    assert [policy.engine for policy in found.policies] == ["local.solver", "local.critic"]
+    # Each trainer publishes to the engine of its policy, and to no other.
+    models = {policy.name: tmp_path for policy in found.policies}
+    with contextlib.closing(Output(tmp_path / "out", {}, resume=False)) as output:
+        for policy, engine in zip(found.policies, found.engines, strict=True):
+            made = programs.trainer(found, policy, output, models, "http://127.0.0.1:1")
+            assert [each["url"] for each in tables.load(Path(made.command[-1]))["publish"]["engine"]] == engine.urls
+
+
+@pytest.mark.parametrize(
+    ("engine", "error"),
+    [
+        (APART, "`engine` local has 2 `urls` for 1 policies, and `per_policy`"),
+        ("[[engine]]\nper_policy = true\n", "`engine.*.per_policy` shares out `urls`, which are missing"),
+    ],
+)
+def test_addresses_that_do_not_fit_policies_are_refused(folder: Path, engine: str, error: str) -> None:
+    with pytest.raises(ConfigurationError, match=error):
+        settings.read(changed(folder, "[[engine]]\n", engine))
+
+
+def test_a_call_goes_to_the_engine_of_its_policy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(lambda _: "0") as solver, Engine(lambda _: "1") as critic:
+        monkeypatch.setenv("FOREBAY_ENGINES", f"local.solver={solver.url} local.critic={critic.url}")
+        changed(folder, "[[engine]]\n", APART)
+        (folder / "run.toml").write_text((folder / "run.toml").read_text() + TEAM)
+        run = Run(settings.read(folder / "run.toml"))
+        with run.openai() as llm, run.openai("local.critic") as one:
+            asked = [{"role": "user", "content": "0"}]
+            said = [
+                client.chat.completions.create(model=model, messages=asked).choices[0].message.content
+                for client, model in ((llm, "solver"), (llm, "critic"), (one, "critic"))
+            ]
+            with llm.with_options(base_url="http://127.0.0.1:1/s", api_key="k") as session:
+                assert str(session.base_url) == "http://127.0.0.1:1/s/"
+            with pytest.raises(ConfigurationError, match="no policy 'judge'; there are: solver, critic"):
+                llm.chat.completions.create(model="judge", messages=asked)
+    assert said == ["0", "1", "1"]
+    assert [request.model for request in critic.requests] == ["critic", "critic"]
+
+
 def test_the_program_gets_the_address_of_the_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_RUN", str(folder / "run.toml"))
     monkeypatch.setenv("FOREBAY_SEED", "6")
@@ -552,7 +616,8 @@ def test_a_run_survives_kills_of_its_trainer_and_leaves_nothing_behind(
     folder: Path, command: Callable[..., Any]
 ) -> None:
     changed(folder, "steps = 8", "steps = 100000")
-    run = command("--chaos", "trainer:1", "--minutes", "0.2")
+    # Between two kills the trainer has time to start. The criteria are looked at every ten seconds.
+    run = command("--chaos", "trainer:4")
     output, _ = run.communicate(timeout=90)
     assert run.returncode == 0, output
     assert result(folder)["kills"]["trainer-solver"] >= 2

@@ -47,13 +47,7 @@ def test_each_example_is_a_compose_file_with_a_trainer_for_each_policy(file: Pat
     for profile in profiles_of(file):
         found = settings.read(file, profile=profile)
         trained = [policy.name for policy in found.policies if policy.train is not None]
-        try:
-            text = compose.written(found, profile=profile, here=REPOSITORY, base=REPOSITORY)
-        except ConfigurationError as error:
-            # A foreign engine has the weights of one policy.
-            crowded = [each for each in found.engines if each.kind != "forebay" and serves_several(each, found)]
-            assert crowded and "Give each an engine of its own" in str(error)
-            continue
+        text = compose.written(found, profile=profile, here=REPOSITORY, base=REPOSITORY)
         services = checked(text)["services"]
         assert [name for name in services if name.startswith("trainer-")] == [f"trainer-{name}" for name in trained]
         engines = [name for name in services if name.startswith("engine-")]
@@ -63,10 +57,6 @@ def test_each_example_is_a_compose_file_with_a_trainer_for_each_policy(file: Pat
         assert set(services) == {*one, *engines, *(f"trainer-{name}" for name in trained)}
         for source in (volume["source"] for service in services.values() for volume in service["volumes"]):
             assert not source.startswith(".") or (REPOSITORY / source).is_dir()
-
-
-def serves_several(engine: settings.Engine, found: settings.Settings) -> bool:
-    return sum(policy.engine == engine.name and policy.train is not None for policy in found.policies) > 1
 
 
 def test_the_command_prints_the_file_or_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,6 +311,13 @@ def test_sessions_have_a_configuration_and_a_listener_that_agents_reach(folder: 
 @pytest.mark.parametrize(
     ("pairs", "error"),
     [
+        (
+            [
+                ("[[engine]]", '[[engine]]\nkind = "sglang"\nurls = ["http://127.0.0.1:1"]'),
+                ('name = "solver"\n', 'name = "solver"\ncount = 2\n'),
+            ],
+            "serves one model, .* solver.0, solver.1. Give each an engine of its own",
+        ),
         ([("[[engine]]", '[service]\nurl = "http://localhost:8080"\n[[engine]]')], "`service.url` is .* cannot reach"),
         ([("[[engine]]", '[service]\nurl = "http://me:word@host"\n[[engine]]')], "`service.url` has a password"),
         (

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -80,13 +80,22 @@ class Run:
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="forebay-run")
 
     def openai(self, engine: str | None = None) -> Any:
-        """A client of the package `openai` for an engine of the run file, or for the first one."""
+        """A client of the package `openai` for an engine of the run file.
+
+        Without a name, it calls the engine of the policy that a call names as its `model`.
+        """
+        engines = self.settings.engines
+        of_policies = {policy.name: policy.engine for policy in self.settings.policies}
+        if engine is not None or len({*of_policies.values()}) < 2:
+            return self._openai(engine or (engines[0].name if engines else ""))
+        clients = {name: self._openai(name) for name in dict.fromkeys(of_policies.values())}
+        return Engines({policy: clients[name] for policy, name in of_policies.items()})
+
+    def _openai(self, name: str) -> Any:
         # An optional package, so it is imported only here.
         openai: Any = importlib.import_module("openai")
-        engines = self.settings.engines
-        name = engine or (engines[0].name if engines else "")
         urls = addresses()
-        for each in engines:
+        for each in self.settings.engines:
             # The program was started by something else than the runner.
             urls.setdefault(each.name, each.urls)
         if not urls.get(name):
@@ -192,6 +201,35 @@ class Run:
     def stop(self) -> None:
         """Ends `questions` and `play` after what has begun."""
         self._stopped.set()
+
+
+class Engines:
+    """Clients of the package `openai`, of which each call goes to that of the policy in its `model`."""
+
+    def __init__(self, clients: Mapping[str, Any]) -> None:
+        self._clients = clients
+        self.chat = self.completions = self
+
+    def create(self, *, model: str, **arguments: Any) -> Any:
+        """A chat completion of a policy."""
+        if model not in self._clients:
+            raise ConfigurationError(f"the run has no policy {model!r}; there are: {', '.join(self._clients)}")
+        return self._clients[model].chat.completions.create(model=model, **arguments)
+
+    def with_options(self, **options: Any) -> Any:
+        """A client with another address and key, such as those of a session."""
+        return next(iter(self._clients.values())).with_options(**options)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for client in self._clients.values():
+            client.close()
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def addresses() -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,8 @@ class Engine:
     urls: list[str]
     args: list[str]
     """Arguments of the engine's own command line, where another tool starts it."""
+    per_policy: bool = False
+    """Whether each of its policies has an engine of its own, with one of the addresses. `_apart` makes them."""
 
     @property
     def is_started(self) -> bool:
@@ -186,6 +188,7 @@ def _settings(file: Path, included: Path | None, root: Table, seed: int | None) 
         for table in root.tables("policy")
         for policy in _policies(Table(merged(below, table.values), table.place), engines, seed)
     ]
+    engines, policies = _apart(root, engines, policies)
     names = [policy.name for policy in policies]
     if not names:
         raise root.error("policy", "is missing: a run has at least one [[policy]]")
@@ -252,11 +255,32 @@ def _engine(table: Table) -> Engine:
         models=table.words("models"),
         urls=table.texts("urls"),
         args=table.texts("args"),
+        per_policy=table.flag("per_policy", False),
     )
     table.end()
+    if engine.per_policy and engine.is_started:
+        raise table.error("per_policy", "shares out `urls`, which are missing")
     if kind != "forebay" and engine.is_started:
         raise table.error("urls", f"is missing: an engine of kind {kind} is used, and not started")
     return engine
+
+
+def _apart(root: Table, engines: list[Engine], policies: list[Policy]) -> tuple[list[Engine], list[Policy]]:
+    """Engines with one for each policy where that is wanted, named `ENGINE.POLICY`, and policies with these names."""
+    made: list[Engine] = []
+    for engine in engines:
+        if not engine.per_policy:
+            made.append(engine)
+            continue
+        served = [policy for policy in policies if policy.engine == engine.name]
+        if len(served) != len(engine.urls):
+            raise root.error(
+                "engine", f"{engine.name} has {len(engine.urls)} `urls` for {len(served)} policies, and `per_policy`"
+            )
+        for policy, url in zip(served, engine.urls, strict=True):
+            made.append(replace(engine, name=f"{engine.name}.{policy.name}", urls=[url], per_policy=False))
+            policies = [replace(each, engine=made[-1].name) if each is policy else each for each in policies]
+    return made, policies
 
 
 def _name(table: Table, default: str | None = None) -> str:
