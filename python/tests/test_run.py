@@ -487,7 +487,10 @@ per_policy = true
 """
 
 
-def test_each_policy_of_an_engine_may_have_an_address_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_each_policy_of_an_engine_may_have_an_address_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_TRAINER_BIN", sys.executable)  # The command is read here, and never run.
     changed(folder, "[[engine]]\n", APART)
     (folder / "run.toml").write_text((folder / "run.toml").read_text() + TEAM)
     found = settings.read(folder / "run.toml")
@@ -612,15 +615,16 @@ def test_a_model_with_an_alphabet_of_its_own_has_a_folder_of_its_own(folder: Pat
     assert (made / "alphabet").read_text() == "+=10"
 
 
-def test_a_run_survives_kills_of_its_trainer_and_leaves_nothing_behind(
-    folder: Path, command: Callable[..., Any]
+@pytest.mark.parametrize(("kind", "name"), [("trainer", "trainer-solver"), ("service", "service")])
+def test_a_run_survives_kills_and_leaves_nothing_behind(
+    folder: Path, command: Callable[..., Any], kind: str, name: str
 ) -> None:
     changed(folder, "steps = 8", "steps = 100000")
-    # Between two kills the trainer has time to start. The criteria are looked at every ten seconds.
-    run = command("--chaos", "trainer:4")
+    # Between two kills the process has time to start. The criteria are looked at every ten seconds.
+    run = command("--chaos", f"{kind}:4")
     output, _ = run.communicate(timeout=90)
     assert run.returncode == 0, output
-    assert result(folder)["kills"]["trainer-solver"] >= 2
+    assert result(folder)["kills"][name] >= 2
     assert "restarts" in result(folder) and result(folder)["restarts"] == {}
 
 

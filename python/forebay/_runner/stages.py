@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .._retry import Retry
 from ..client import Client
 from ..errors import ForebayError
 from . import picture, programs
@@ -119,12 +121,16 @@ class Runner:
         return self._judge(client, self._done_elsewhere, TICK_ELSEWHERE_S)
 
     def _judge(self, client: Client, done: Callable[[], set[str]], tick_s: float) -> Result:
+        # A service that was killed is started again between two calls, so no call may wait for it.
+        client = client.with_options(retry=Retry.none())
         progress = Progress(
             self._settings, {policy.name: self._output.trainer(policy.name) for policy in self._trained()}, client
         )
         ended = self._watch(progress, client, done, tick_s)
         self._look_at_memory()
         self._supervisor.stop(STOPPED_IN_ORDER[:2])
+        with contextlib.suppress(RunFailed):
+            self._supervisor.wait(client.is_ready, "the start of the service", READY_S)
         progress.refresh(now=True)
         return self._result(progress, ended)
 
@@ -215,10 +221,6 @@ class Runner:
         while True:
             self._supervisor.check()
             now = time.monotonic()
-            if self._chaos is not None and now - killed >= self._chaos.every_s:
-                killed = now
-                process = self._supervisor.kill(self._chaos.kind, choose)
-                self._say(f"chaos: killed {process.name}" if process else f"chaos: no {self._chaos.kind} runs")
             finished = done()
             self._close(client, finished, closed)
             if now - shown >= SHOW_S:
@@ -230,6 +232,10 @@ class Runner:
                     return "the criteria hold"
             if finished and len(finished) == len(self._trained()):
                 return "all steps are trained"
+            if self._chaos is not None and now - killed >= self._chaos.every_s:
+                killed = now
+                process = self._supervisor.kill(self._chaos.kind, choose)
+                self._say(f"chaos: killed {process.name}" if process else f"chaos: no {self._chaos.kind} runs")
             if now - self._started > 60 * self._settings.minutes:
                 return f"{self._settings.minutes:g} minutes are over"
             time.sleep(tick_s)
