@@ -78,11 +78,11 @@ example: libtorch ## Train an agent of examples/ with one command: NAME=generato
 	python=$$(./scripts/python-env examples) && FOREBAY_BIN=$${CARGO_TARGET_DIR:-target}/release/forebay PYTHONPATH=python \
 		$$python -m forebay.run examples/$(or $(NAME),generator_verifier).toml $(RUN)
 
-examples: libtorch ## Train all agents of examples/ one after the other and print a table: NAMES="memagent exam_swarm", SEEDS=1,2,3
+examples: libtorch ## Train all agents of examples/ one after the other and print a table: NAMES="memagent exam_swarm", SEEDS=1,2,3, RUN="--chaos agent:15"
 	$(CARGO) build --release -p forebay-trainer
 	$(CARGO) build --release -p forebay
 	python=$$(./scripts/python-env examples) && FOREBAY_BIN=$${CARGO_TARGET_DIR:-target}/release/forebay PYTHONPATH=python \
-		$$python scripts/examples $(NAMES) --seeds $(or $(SEEDS),1)
+		$$python scripts/examples $(NAMES) --seeds $(or $(SEEDS),1) $(RUN)
 
 simulate: ## Draw synchronous and asynchronous training of the same work to docs/async.svg; takes five minutes
 	$(CARGO) build --release -p forebay

@@ -511,7 +511,7 @@ def test_each_policy_of_an_engine_may_have_an_address_of_its_own(
 @pytest.mark.parametrize(
     ("engine", "error"),
     [
-        (APART, "`engine` local has 2 `urls` for 1 policies, and `per_policy`"),
+        (APART, "`engine` local has `per_policy` and 1 policies, so it needs as many `urls`, and has 2"),
         ("[[engine]]\nper_policy = true\n", "`engine.*.per_policy` shares out `urls`, which are missing"),
     ],
 )

@@ -81,7 +81,7 @@ class Engine:
     args: list[str]
     """Arguments of the engine's own command line, where another tool starts it."""
     per_policy: bool = False
-    """Whether each of its policies has an engine of its own, with one of the addresses. `_apart` makes them."""
+    """Whether it stands for several engines, one for each of its policies, with one of `urls` each."""
 
     @property
     def is_started(self) -> bool:
@@ -266,7 +266,10 @@ def _engine(table: Table) -> Engine:
 
 
 def _apart(root: Table, engines: list[Engine], policies: list[Policy]) -> tuple[list[Engine], list[Policy]]:
-    """Engines with one for each policy where that is wanted, named `ENGINE.POLICY`, and policies with these names."""
+    """Replaces an engine with `per_policy` by one engine for each of its policies, named `ENGINE.POLICY`.
+
+    The policies that are returned have the names of these engines.
+    """
     made: list[Engine] = []
     for engine in engines:
         if not engine.per_policy:
@@ -275,7 +278,9 @@ def _apart(root: Table, engines: list[Engine], policies: list[Policy]) -> tuple[
         served = [policy for policy in policies if policy.engine == engine.name]
         if len(served) != len(engine.urls):
             raise root.error(
-                "engine", f"{engine.name} has {len(engine.urls)} `urls` for {len(served)} policies, and `per_policy`"
+                "engine",
+                f"{engine.name} has `per_policy` and {len(served)} policies, so it needs as many `urls`, and has "
+                f"{len(engine.urls)}",
             )
         for policy, url in zip(served, engine.urls, strict=True):
             made.append(replace(engine, name=f"{engine.name}.{policy.name}", urls=[url], per_policy=False))
