@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -626,6 +628,40 @@ def test_a_run_survives_kills_and_leaves_nothing_behind(
     assert run.returncode == 0, output
     assert result(folder)["kills"][name] >= 2
     assert "restarts" in result(folder) and result(folder)["restarts"] == {}
+
+
+def test_the_runner_waits_for_no_answer_of_a_service_that_it_starts_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Unavailable(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.command} {self.path.partition('?')[0]}")
+            self.send_response(200 if self.path == "/readyz" else 503)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_PATCH = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    monkeypatch.setattr(stages, "SHOW_S", 0.0)
+    monkeypatch.setattr(stages, "READY_S", 0.0)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        threading.Thread(target=server.serve_forever).start()
+        output = Output(tmp_path / "out", {}, resume=False)
+        monkeypatch.setattr(stages.Runner, "_done_elsewhere", lambda _: {"solver"})
+        try:
+            with forebay.Client(f"http://127.0.0.1:{server.server_port}") as client:
+                result = stages.Runner(settings.read(folder / "run.toml"), output, lambda _: None).watch(client)
+        finally:
+            output.close()
+            server.shutdown()
+    assert result.ended == "all steps are trained"
+    # One attempt each: to let nothing wait for the trainer that is done, and to say how the policy is.
+    assert asked.count("PATCH /policies/solver") == asked.count("GET /policies/solver") == 1
 
 
 def test_processes_end_when_the_runner_is_killed(folder: Path, command: Callable[..., Any]) -> None:
