@@ -29,13 +29,16 @@ use crate::{
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     facades::FacadeConfig,
     server::ServerLimits,
-    store,
+    store::{self, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES},
     telemetry::LogFormat,
     tls::{self, TlsFiles},
 };
 
 /// The database if none is configured. Its folder is created if it is missing.
 pub const DEFAULT_DATABASE: &str = "sqlite:data/forebay.db";
+
+/// The least length of a segment file.
+const SEGMENT_FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Rules whose check depends on other rules, which may themselves be invalid.
 const RELATED_RULES: [&str; 2] = ["/group/min_size", "/loss_constant"];
@@ -47,6 +50,8 @@ pub struct Config {
     pub listen: String,
     /// Database URL.
     pub database: DatabaseUrl,
+    /// How payloads are stored. Without a kind, the default for the database.
+    pub payloads: PayloadOptions,
     /// The format of the log.
     pub log: LogFormat,
     /// Who may use the service.
@@ -150,6 +155,8 @@ fn lines(parts: impl IntoIterator<Item = impl ToString>) -> String {
 struct File {
     listen: String,
     database: DatabaseUrl,
+    payloads: Option<PayloadKind>,
+    segment_file_bytes: u64,
     log: LogFormat,
     auto_create: bool,
     access: AccessConfig,
@@ -165,6 +172,8 @@ impl Default for File {
         Self {
             listen: "127.0.0.1:8080".to_owned(),
             database: DEFAULT_DATABASE.to_owned().into(),
+            payloads: None,
+            segment_file_bytes: SEGMENT_FILE_BYTES,
             log: LogFormat::default(),
             auto_create: false,
             access: AccessConfig::default(),
@@ -246,6 +255,10 @@ impl Config {
         if let Err(error) = store::check_url(file.database.reveal()) {
             violations.push(Violation { pointer: "/database".to_owned(), detail: error.to_string() });
         }
+        if file.segment_file_bytes < SEGMENT_FILE_BYTES_MIN {
+            let detail = format!("must be at least {SEGMENT_FILE_BYTES_MIN}: each file is opened to be read");
+            violations.push(Violation { pointer: "/segment_file_bytes".to_owned(), detail });
+        }
         file.limits.check(&mut violations);
         file.sessions.check(&mut violations);
         let agents = agents(&file, upstreams, &mut violations);
@@ -260,6 +273,7 @@ impl Config {
         let config = Self {
             listen: file.listen,
             database: file.database,
+            payloads: PayloadOptions { kind: file.payloads, segment_file_bytes: file.segment_file_bytes },
             log: file.log,
             access,
             tls,

@@ -38,10 +38,14 @@ enum Command {
     },
     /// Make a consistent copy of a SQLite database, also while it is being served
     ///
-    /// Prints the path of the copy. `forebay restore` replaces a database with such a copy.
+    /// Prints the path of the copy. `forebay restore` replaces a database with such a copy. The payloads are in a folder
+    /// beside it, `FILE-segments`: move both together.
     Backup {
         /// Path of the copy; the file must not exist
         file: PathBuf,
+        /// An earlier copy: segment files that it has already are linked to it and not copied again
+        #[arg(long, value_name = "COPY")]
+        previous: Option<PathBuf>,
         #[command(flatten)]
         database: DatabaseArgs,
     },
@@ -54,6 +58,16 @@ enum Command {
     Restore {
         /// Path of the copy that `forebay backup` made
         file: PathBuf,
+        #[command(flatten)]
+        database: DatabaseArgs,
+    },
+    /// Move all payloads of a SQLite database: into segment files beside it, or into the database
+    ///
+    /// A service does the same for the kind that is configured, in idle moments. The database must not be served
+    /// meanwhile. An interrupted command can be run again.
+    MovePayloads {
+        /// Where they are stored from now on
+        kind: forebay::store::PayloadKind,
         #[command(flatten)]
         database: DatabaseArgs,
     },
@@ -119,9 +133,14 @@ fn main() -> ExitCode {
         Some(Command::Why(args)) => why::why(&args),
         Some(Command::Top(args)) => top::top(&args),
         Some(Command::CheckConfig { file }) => check_config(&file),
-        Some(Command::Backup { file, database }) => database.url().and_then(|url| maintenance::backup(&url, &file)),
+        Some(Command::Backup { file, previous, database }) => {
+            database.url().and_then(|url| maintenance::backup(&url, &file, previous.as_deref()))
+        }
         Some(Command::Restore { file, database }) => {
             database.url().and_then(|url| wait_for(maintenance::restore(&url, &file)))
+        }
+        Some(Command::MovePayloads { kind, database }) => {
+            database.url().and_then(|url| wait_for(maintenance::move_payloads(&url, kind)))
         }
         Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(maintenance::doctor(&url))),
         Some(Command::Export(args)) => wait_for(export::export(*args)),

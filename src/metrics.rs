@@ -215,6 +215,14 @@ declare! {
         commit_failures: IntCounter = "forebay_commit_failures_total",
         /// Size of the write-ahead log (SQLite).
         wal_bytes: IntGauge = "forebay_wal_bytes",
+        /// Segment files (SQLite).
+        segment_files: IntGauge = "forebay_segment_files",
+        /// Bytes in segment files, with those that no row names.
+        segment_bytes: IntGauge = "forebay_segment_bytes",
+        /// Bytes in segment files that rows name.
+        segment_live_bytes: IntGauge = "forebay_segment_live_bytes",
+        /// Payloads that were moved: between the database and segment files, or out of sparse segment files.
+        payloads_moved: IntCounter = "forebay_payloads_moved_total",
     }
 }
 
@@ -226,6 +234,18 @@ impl StoreMetrics {
         if !succeeded {
             self.commit_failures.inc();
         }
+    }
+
+    /// The segment files, their bytes, and the bytes that rows name.
+    pub(crate) fn segment_files(&self, files: u64, bytes: u64, live_bytes: u64) {
+        self.segment_files.set(files as i64);
+        self.segment_bytes.set(bytes as i64);
+        self.segment_live_bytes.set(live_bytes as i64);
+    }
+
+    /// Payloads were moved.
+    pub(crate) fn payloads_moved(&self, payloads: usize) {
+        self.payloads_moved.inc_by(payloads as u64);
     }
 
     /// Size of the write-ahead log (SQLite).

@@ -26,7 +26,7 @@ const PERMIT_BYTES: usize = 1 << 10;
 
 /// Responses up to this length take nothing from a budget. The number of connections bounds them, and acks, heartbeats
 /// and probes are answered even if a budget is used up.
-const FREE_ANSWER_BYTES: usize = 16 << 10;
+const FREE_ANSWER_BYTES: usize = 32 << 10;
 
 /// The most bytes that the service holds for clients at the same time, by kind.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use super::{
     ids::GroupPk,
     pages::Members,
     payload::Payload,
-    port::{BatchMember, Contradiction, Examination, Store, StoreError},
+    port::{BatchMember, Contradiction, Examination, PayloadPlaces, Store, StoreError},
     samples::checked::{CheckedRollout, broken_groups},
     tally::Tally,
 };
@@ -62,6 +62,7 @@ pub async fn examine(store: &dyn Store, progress: impl FnMut(u64)) -> Result<Dia
         Part { name: "file", extent: "pages, indexes, references".to_owned(), findings: store.integrity().await? };
     let mut diagnosis = examine_rows(store).await?;
     diagnosis.parts.insert(0, file);
+    diagnosis.parts.push(places(store.payload_places().await?));
     diagnosis.parts.push(contents(store, progress).await?);
     Ok(diagnosis)
 }
@@ -122,6 +123,16 @@ fn structure(examination: &Examination) -> Part {
         |found: &Contradiction| format!("{} (at least {}): {}", found.what, found.at_least, found.named.join(", "));
     let findings = examination.contradictions.iter().map(finding).collect();
     Part { name: "structure", extent: "groups, batches and what they carry".to_owned(), findings }
+}
+
+fn places(found: PayloadPlaces) -> Part {
+    let PayloadPlaces { in_database, in_files, files, file_bytes, named_bytes, mut findings } = found;
+    findings.truncate(FINDINGS_MAX);
+    let extent = format!(
+        "{in_database} in the database, {in_files} in {files} segment files of {file_bytes} bytes, of which \
+         {named_bytes} are named by rows"
+    );
+    Part { name: "payloads", extent, findings }
 }
 
 /// Compares every payload with its digest, and every rollout and group with its seal.

@@ -17,7 +17,7 @@ use forebay::{
     clock::{AnchoredClock, Clock as _, Timestamp},
     config::{Config, DatabaseUrl},
     metrics::Metrics,
-    store::{self, Database, OpenError},
+    store::{self, Database, OpenError, PayloadOptions},
 };
 use forebay_client::{
     Client, ClientError, ClientOptions, RetryPolicy,
@@ -271,7 +271,7 @@ async fn open_database(url: &str, creates: bool) -> anyhow::Result<Arc<dyn Datab
     let metrics = Metrics::new().store();
     let opened = if creates {
         super::serve::make_default_folder(url)?;
-        store::open_or_create(url, metrics).await.map(|opened| {
+        store::open_or_create(url, PayloadOptions::default(), metrics).await.map(|opened| {
             if opened.is_new {
                 eprintln!("created database {}", store::redact(url));
             }

@@ -3,19 +3,26 @@
 use std::{
     io::{IsTerminal as _, Write as _},
     path::Path,
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use forebay::{
-    buffer::doctor::{self, Diagnosis},
+    buffer::{
+        doctor::{self, Diagnosis},
+        port::Health,
+    },
     clock::{AnchoredClock, Clock as _},
     metrics::Metrics,
-    store,
+    store::{self, PayloadKind, PayloadOptions},
 };
 
+/// How often the number of payloads that are left is printed.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+
 /// `forebay backup`: makes a copy and prints its path to standard output.
-pub(crate) fn backup(database: &str, to: &Path) -> anyhow::Result<()> {
-    let bytes = store::backup(database, to)?;
+pub(crate) fn backup(database: &str, to: &Path, previous: Option<&Path>) -> anyhow::Result<()> {
+    let bytes = store::backup(database, to, previous)?;
     let to = to.display();
     eprintln!("{bytes} bytes; check it with: forebay doctor --database sqlite:{to}; use it with: forebay restore {to}");
     crate::print(&format!("{to}\n"))
@@ -39,6 +46,39 @@ pub(crate) async fn restore(database: &str, copy: &Path) -> anyhow::Result<()> {
         );
     }
     crate::print(&format!("{}\n", restored.database.display()))
+}
+
+/// `forebay move-payloads`: moves all payloads and says how many are where.
+pub(crate) async fn move_payloads(database: &str, kind: PayloadKind) -> anyhow::Result<()> {
+    let options = PayloadOptions { kind: Some(kind), ..PayloadOptions::default() };
+    let store = store::open_existing_with(database, options, Metrics::new().store()).await?;
+    let shows_progress = std::io::stderr().is_terminal();
+    let mut health = store.health();
+    // The writer moves them while no command waits for it. Counting them reads.
+    let places = loop {
+        let places = store.count_payloads().await.context("the database cannot be read")?;
+        let left = match kind {
+            PayloadKind::Database => places.in_files,
+            PayloadKind::Segments => places.in_database,
+        };
+        // A file is removed after the last payload was moved out of it.
+        if left == 0 && (kind == PayloadKind::Segments || places.files == 0) {
+            break places;
+        }
+        if shows_progress {
+            eprint!("\r{left} payloads are left ");
+            let _ = std::io::stderr().flush();
+        }
+        if *health.borrow() != Health::Writable {
+            bail!("the database cannot be written; {left} payloads are not moved");
+        }
+        let _ = tokio::time::timeout(PROGRESS_INTERVAL, health.changed()).await;
+    };
+    store.close().await;
+    if shows_progress {
+        eprintln!();
+    }
+    crate::print(&format!("{} in the database, {} in segment files\n", places.in_database, places.in_files))
 }
 
 /// `forebay doctor`: prints a table to standard output, and fails if anything is wrong.

@@ -19,7 +19,7 @@ use forebay::{
     facades::FacadeConfig,
     metrics::Metrics,
     server::{AgentServer, FacadeServer, Server},
-    store,
+    store::{self, PayloadKind, PayloadOptions},
     telemetry::{self, LogFormat},
     tls::Tls,
 };
@@ -43,6 +43,9 @@ pub(crate) struct ServeArgs {
     /// sqlite:data/forebay.db]
     #[arg(long, env = "FOREBAY_DATABASE", hide_env_values = true, value_name = "URL")]
     database: Option<String>,
+    /// Where the payloads of rollouts are stored [default: segments for SQLite, database for Postgres]
+    #[arg(long, env = "FOREBAY_PAYLOADS", value_name = "KIND")]
+    payloads: Option<PayloadKind>,
     /// Format of the log [default: text]
     #[arg(long, env = "FOREBAY_LOG", value_name = "FORMAT")]
     log: Option<LogFormat>,
@@ -93,7 +96,10 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let facades = bind_facades(config.facades).await?;
     let metrics = Arc::new(Metrics::new());
     make_default_folder(config.database.reveal())?;
-    let opened = store::open_or_create(config.database.reveal(), metrics.store()).await?;
+    let kind = args.payloads.or(config.payloads.kind);
+    let kind = kind.unwrap_or_else(|| PayloadKind::default_of(config.database.reveal()));
+    let payloads = PayloadOptions { kind: Some(kind), ..config.payloads };
+    let opened = store::open_or_create(config.database.reveal(), payloads, metrics.store()).await?;
     let clock = Arc::new(AnchoredClock::new());
     let buffer = Buffer::start(
         opened.store.clone(),

@@ -117,6 +117,7 @@ mod tests {
         clock::Timestamp,
         metrics::Metrics,
         store::{
+            PayloadOptions,
             dialect::{Op, Sqlite},
             health::HealthReporter,
         },
@@ -171,7 +172,9 @@ mod tests {
     #[tokio::test]
     async fn posts_that_wait_go_together_and_fail_alone() {
         let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(RequestIdsLayer::filtered()));
-        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+            .await
+            .expect("a temporary store opens");
         let dialect = Arc::new(Second {
             store,
             writes: AtomicUsize::default(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::segment_files::SegmentFileError;
 use crate::buffer::port::{Health, StoreError};
 
 /// SQLite's primary result code for I/O errors; extended codes carry it in their lowest byte.
@@ -71,6 +72,9 @@ fn classify(error: &StoreError) -> Option<Health> {
     };
     if let Some(error) = failure.reported::<rusqlite::Error>() {
         return classify_sqlite(error.sqlite_error()?.extended_code);
+    }
+    if let Some(error) = failure.reported::<SegmentFileError>() {
+        return Some(if error.may_pass() { Health::Failing } else { Health::Broken });
     }
     let error = failure.reported::<sqlx::Error>()?;
     let Some(database) = error.as_database_error() else {

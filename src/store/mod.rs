@@ -13,8 +13,10 @@ mod error;
 mod group_commit;
 mod health;
 mod ops;
+mod payloads;
 mod restore;
 mod rules_cache;
+mod segment_files;
 mod snapshot_times;
 mod sql;
 mod sql_store;
@@ -29,7 +31,11 @@ pub use backup::{BackupError, backup};
 pub use restore::{RestoreError, Restored, restore};
 
 use self::sql_store::SqlStore;
-use crate::{access::key_store::KeyStore, buffer::port::Store, metrics::StoreMetrics};
+use crate::{
+    access::key_store::KeyStore,
+    buffer::port::{Store, StoreError},
+    metrics::StoreMetrics,
+};
 
 /// Everything that the service needs from a database.
 pub trait Database: Store + KeyStore {}
@@ -91,6 +97,14 @@ pub enum OpenError {
         /// Why.
         source: rusqlite::Error,
     },
+    /// The payloads cannot be used: a segment file is missing, was replaced, or cannot be opened.
+    #[error("cannot use the payloads of database {name}: {source}")]
+    Payloads {
+        /// The database.
+        name: String,
+        /// Why.
+        source: StoreError,
+    },
     /// A newer version wrote the database.
     #[error("database {name} was written by a newer forebay (schema {version}): upgrade, or restore a backup")]
     Newer {
@@ -132,6 +146,58 @@ impl OpenError {
     }
 }
 
+/// Where new payloads are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum PayloadKind {
+    /// In the database.
+    Database,
+    /// In segment files beside a SQLite database: each payload is written once, and purged ones give the disk back.
+    Segments,
+}
+
+impl PayloadKind {
+    /// Its name in configurations and in the database.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Database => "database",
+            Self::Segments => "segments",
+        }
+    }
+
+    /// The kind that a database has if none is configured.
+    #[must_use]
+    pub fn default_of(url: &str) -> Self {
+        match Place::of(url) {
+            Ok(Place::Postgres) | Err(_) => Self::Database,
+            Ok(Place::File(_) | Place::Temporary) => Self::Segments,
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        [Self::Database, Self::Segments].into_iter().find(|kind| kind.as_str() == name)
+    }
+}
+
+/// How payloads are stored.
+#[derive(Clone, Copy, Debug)]
+pub struct PayloadOptions {
+    /// Where. None: as before; a new SQLite database has segment files.
+    pub kind: Option<PayloadKind>,
+    /// The length at which no more payloads are appended to a segment file.
+    pub segment_file_bytes: u64,
+}
+
+impl Default for PayloadOptions {
+    fn default() -> Self {
+        Self { kind: None, segment_file_bytes: SEGMENT_FILE_BYTES }
+    }
+}
+
+/// The length of segment files if none is configured. A purge gives the disk back file by file, so they are not larger.
+pub const SEGMENT_FILE_BYTES: u64 = 64 << 20;
+
 /// A store that was opened.
 pub struct Opened {
     /// The store.
@@ -142,19 +208,24 @@ pub struct Opened {
 
 /// Opens the database that a URL names. A database that does not exist is created, in a folder that exists.
 pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Database>, OpenError> {
-    open_or_create(url, metrics).await.map(|opened| opened.store)
+    open_or_create(url, PayloadOptions::default(), metrics).await.map(|opened| opened.store)
 }
 
-/// Like [`open`], and tells whether the database was created.
-pub async fn open_or_create(url: &str, metrics: StoreMetrics) -> Result<Opened, OpenError> {
+/// Like [`open`], and tells whether the database was created. New payloads are stored as `payloads` says, and others move
+/// there in idle moments.
+pub async fn open_or_create(url: &str, payloads: PayloadOptions, metrics: StoreMetrics) -> Result<Opened, OpenError> {
     let (store, is_new): (Arc<dyn Database>, bool) = match Place::of(url)? {
-        Place::Temporary => (Arc::new(SqlStore::new(dialect::Sqlite::open_temporary(metrics).await?)), true),
+        Place::Temporary => (Arc::new(SqlStore::new(dialect::Sqlite::open_temporary(payloads, metrics).await?)), true),
         Place::File(path) => {
             check_folder(url)?;
             let is_new = !path.exists();
-            (Arc::new(SqlStore::new(dialect::Sqlite::open(path, metrics).await?)), is_new)
+            (Arc::new(SqlStore::new(dialect::Sqlite::open(path, payloads, metrics).await?)), is_new)
         }
         Place::Postgres => {
+            if payloads.kind == Some(PayloadKind::Segments) {
+                let why = "payloads = \"segments\" is for SQLite: segment files are on one machine. Use \"database\"";
+                return Err(OpenError::Settings(why.to_owned()));
+            }
             let is_new = dialect::Postgres::probe(url).await?;
             (Arc::new(SqlStore::new(dialect::Postgres::open(url, metrics).await?)), is_new)
         }
@@ -164,13 +235,19 @@ pub async fn open_or_create(url: &str, metrics: StoreMetrics) -> Result<Opened, 
 
 /// Opens the database that a URL names. A file that does not exist is not created.
 pub async fn open_existing(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Database>, OpenError> {
-    match Place::of(url)? {
-        Place::File(path) => {
-            check_exists(path)?;
-            open(url, metrics).await
-        }
-        Place::Temporary | Place::Postgres => open(url, metrics).await,
+    open_existing_with(url, PayloadOptions::default(), metrics).await
+}
+
+/// Like [`open_existing`], and stores payloads as `payloads` says.
+pub async fn open_existing_with(
+    url: &str,
+    payloads: PayloadOptions,
+    metrics: StoreMetrics,
+) -> Result<Arc<dyn Database>, OpenError> {
+    if let Place::File(path) = Place::of(url)? {
+        check_exists(path)?;
     }
+    open_or_create(url, payloads, metrics).await.map(|opened| opened.store)
 }
 
 /// Opens a database only for reading. A SQLite file may be served by another process meanwhile, and its schema must be

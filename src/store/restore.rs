@@ -14,8 +14,9 @@ use std::{
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    OpenError,
-    dialect::{Files, Names, Sqlite, folder_of, sync_folder, with_suffix},
+    OpenError, PayloadOptions,
+    dialect::{Files, Names, Sqlite, folder_of, missing_from, sync_folder, with_suffix},
+    segment_files::{self, NamedFiles, SegmentFolder, new_store_id, rename_files},
     sql_store::SqlStore,
     staging::Staged,
 };
@@ -97,14 +98,16 @@ pub async fn restore(url: &str, copy: &Path, now: Timestamp, metrics: StoreMetri
     let files = Files::hold(path)?;
     let mut staged = stage(copy, &files.names)?;
     check(copy, staged.path())?;
+    stage_segments(copy, &mut staged)?;
     staged.unlock();
-    let store = SqlStore::new(Sqlite::open(staged.path(), metrics).await?);
+    let store = SqlStore::new(Sqlite::open(staged.path(), PayloadOptions::default(), metrics).await?);
     // The new epoch is greater than any that was begun since the copy was made, also after an earlier restore of the
     // same copy, because no policy is resumed a thousand times a second.
     let epochs = store.begin_epochs(Epoch(now.as_micros() / 1_000)).await;
     store.close().await;
     let policies = epochs?;
-    let mut swap = Swap { files, staged: Some(staged), now, replaced: None };
+    check_schema(copy, staged.path())?;
+    let mut swap = Swap::new(files, staged, now)?;
     for step in STEPS {
         step(&mut swap)?;
     }
@@ -144,6 +147,25 @@ fn stage(copy: &Path, names: &Names) -> Result<Staged, RestoreError> {
     Ok(staged)
 }
 
+/// Copies the segment files that the copy names, to a folder beside the staged database. They get a new number in their
+/// names, so that they and those of the replaced database can be in one folder.
+fn stage_segments(copy: &Path, staged: &mut Staged) -> Result<(), RestoreError> {
+    let wrong = |why: String| RestoreError::Copy { path: copy.to_owned(), why };
+    let unread = |error: rusqlite::Error| wrong(format!("it cannot be read: {error}"));
+    let Some(named) = NamedFiles::read(staged.path()).map_err(unread)? else { return Ok(()) };
+    let to = SegmentFolder::new(Names::of(staged.path())?.segments, new_store_id());
+    let from = SegmentFolder::new(Names::of(copy)?.segments, named.store_id);
+    match named.copy(&from, &to, None) {
+        Ok(Some(_)) => {}
+        Ok(None) => {
+            let why = "segment files of it are missing: the folder COPY-segments belongs beside the copy".to_owned();
+            return Err(wrong(why));
+        }
+        Err(error) => return Err(wrong(format!("its segment files cannot be used: {error}"))),
+    }
+    rename_files(staged.path(), &to).map_err(unread)
+}
+
 /// Checks that a file is an undamaged database of Forebay.
 fn check(copy: &Path, staged: &Path) -> Result<(), RestoreError> {
     let wrong = |why: String| RestoreError::Copy { path: copy.to_owned(), why };
@@ -162,12 +184,23 @@ fn check(copy: &Path, staged: &Path) -> Result<(), RestoreError> {
     }
 }
 
+/// Checks that a database of this version has its whole schema.
+fn check_schema(copy: &Path, staged: &Path) -> Result<(), RestoreError> {
+    let wrong = |why: String| RestoreError::Copy { path: copy.to_owned(), why };
+    let missing = missing_from(staged).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
+    if missing.is_empty() { Ok(()) } else { Err(wrong(format!("it is damaged: {}", missing.join("; ")))) }
+}
+
 /// Replaces the database with the copy.
 struct Swap {
     files: Files,
     staged: Option<Staged>,
+    /// The folder of the staged segment files.
+    segments: PathBuf,
     now: Timestamp,
     replaced: Option<PathBuf>,
+    /// The segment files of the replaced database. Those of an interrupted restore are among them.
+    old_segments: Vec<PathBuf>,
 }
 
 type Step = fn(&mut Swap) -> Result<(), RestoreError>;
@@ -175,9 +208,23 @@ type Step = fn(&mut Swap) -> Result<(), RestoreError>;
 /// The steps of the replacement. After a crash between any two of them, one of three states is left: the old database
 /// with its log, the copy, or the copy beside a log that does not belong to it. In the last state the service refuses
 /// to start until the log is moved away.
-const STEPS: [Step; 4] = [Swap::keep_aside, Swap::pin_log, Swap::put_in_place, Swap::remove_log];
+///
+/// Segment files of both databases have different names, so those of the copy are put in place first.
+const STEPS: [Step; 6] = [
+    Swap::keep_aside,
+    Swap::pin_log,
+    Swap::put_segments_in_place,
+    Swap::put_in_place,
+    Swap::remove_log,
+    Swap::remove_old_segments,
+];
 
 impl Swap {
+    fn new(files: Files, staged: Staged, now: Timestamp) -> Result<Self, RestoreError> {
+        let segments = Names::of(staged.path())?.segments;
+        Ok(Self { files, staged: Some(staged), segments, now, replaced: None, old_segments: Vec::new() })
+    }
+
     /// Gives the database and its log second names, or copies them if the file system has no hard links.
     fn keep_aside(&mut self) -> Result<(), RestoreError> {
         let names = &self.files.names;
@@ -193,8 +240,33 @@ impl Swap {
                 kept => kept.map_err(|source| RestoreError::File { path: to, source })?,
             }
         }
+        let segments = &names.segments;
+        let unkept = |source| RestoreError::File { path: segments.clone(), source };
+        segment_files::keep(segments, &with_suffix(&aside, "-segments")).map_err(unkept)?;
+        self.old_segments = entries(segments).map_err(unkept)?;
         self.sync_folder()?;
         self.replaced = Some(aside);
+        Ok(())
+    }
+
+    fn put_segments_in_place(&mut self) -> Result<(), RestoreError> {
+        let to = &self.files.names.segments;
+        let failed = |source| RestoreError::File { path: to.clone(), source };
+        for from in entries(&self.segments).map_err(failed)? {
+            let name = from.file_name().unwrap_or_default();
+            std::fs::create_dir_all(to).and_then(|()| std::fs::rename(&from, to.join(name))).map_err(failed)?;
+        }
+        if to.exists() {
+            sync_folder(to).map_err(failed)?;
+        }
+        self.sync_folder()
+    }
+
+    /// They have second names beside the replaced database.
+    fn remove_old_segments(&mut self) -> Result<(), RestoreError> {
+        for path in std::mem::take(&mut self.old_segments) {
+            std::fs::remove_file(&path).map_err(|source| RestoreError::File { path, source })?;
+        }
         Ok(())
     }
 
@@ -223,6 +295,14 @@ impl Swap {
     fn sync_folder(&self) -> Result<(), RestoreError> {
         let folder = folder_of(&self.files.names.database);
         sync_folder(folder).map_err(|source| RestoreError::File { path: folder.to_owned(), source })
+    }
+}
+
+/// The files in a folder; none if there is no folder.
+fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.map(|entry| entry.map(|entry| entry.path())).collect(),
     }
 }
 
@@ -299,7 +379,7 @@ mod tests {
         let store = opened(&source).await.expect("it opens");
         put(&store, "copied").await;
         store.close().await;
-        super::super::backup(&format!("sqlite:{}", source.display()), &copy).expect("it can be copied");
+        super::super::backup(&format!("sqlite:{}", source.display()), &copy, None).expect("it can be copied");
 
         // Without the lock file, there is no note about which file the log belongs to.
         let noted: [&[&str]; 2] = [&["", "-wal", ".lock"], &["", "-wal"]];
@@ -308,17 +388,17 @@ mod tests {
             killed(&database, suffixes).await;
             let files = Files::hold(&database).expect("nobody has it");
             let staged = stage(&copy, &files.names).expect("it can be copied");
-            let mut swap = Swap { files, staged: Some(staged), now: NOW, replaced: None };
+            let mut swap = Swap::new(files, staged, NOW).expect("it has a folder");
             for step in &STEPS[..steps] {
                 step(&mut swap).expect("the step succeeds");
             }
             drop(swap);
             match opened(&database).await {
                 Ok(store) => {
-                    assert_eq!(policies(&store).await, [if steps < 3 { "before" } else { "copied" }], "{steps}");
+                    assert_eq!(policies(&store).await, [if steps < 4 { "before" } else { "copied" }], "{steps}");
                     store.close().await;
                 }
-                Err(error) => assert!(steps == 3 && matches!(error, OpenError::Log(_)), "{steps}: {error}"),
+                Err(error) => assert!(steps == 4 && matches!(error, OpenError::Log(_)), "{steps}: {error}"),
             }
             let again = restore(&format!("sqlite:{}", database.display()), &copy, NOW, Metrics::new().store()).await;
             assert!(again.is_ok_and(|restored| restored.replaced.is_some()), "{steps}");

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub(super) use self::values::{Arg, Cell, Row, id_key_list, json_id_keys, json_keys, key_list};
-use super::{rules_cache::RulesCache, tally::TallyDelta};
+use super::{rules_cache::RulesCache, segment_files::Place, tally::TallyDelta};
 use crate::buffer::{
-    ids::{IdKey, KeyForm},
+    ids::{IdKey, KeyForm, RolloutPk},
+    payload::Payload,
     port::StoreError,
     rules::Rules,
 };
@@ -129,6 +130,11 @@ pub(super) trait Connection: Send {
         false
     }
 
+    /// Takes a payload that is stored outside of the database, and says where it will be; none if it belongs in the row.
+    fn place_payload(&mut self, _rollout: RolloutPk, _payload: &Payload) -> Option<Place> {
+        None
+    }
+
     /// Inserts rows, whose values have the types of the columns. Returns the number of inserted rows.
     async fn insert(&mut self, statement: Statement, rows: Vec<Vec<Arg>>) -> Result<u64, StoreError> {
         let mut inserted = 0;
@@ -197,6 +203,11 @@ impl<'c> Tx<'c> {
             self.guarded(statement, args![key, real], 1).await?;
         }
         Ok(())
+    }
+
+    /// Takes a payload that is stored outside of the database, and says where it will be; none if it belongs in the row.
+    pub(super) fn place_payload(&mut self, rollout: RolloutPk, payload: &Payload) -> Option<Place> {
+        self.connection.place_payload(rollout, payload)
     }
 
     /// Whether the database takes arrays as arguments.

@@ -30,7 +30,7 @@ use super::{
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::QuarantineDamaged,
         policy::{FindPolicy, ListPolicies, PublishVersion, ReadNewestMetrics, ReadTallies, ReadWaiting},
-        samples::{BatchMembers, FindBatch, ReadPayloads},
+        samples::{BatchMembers, FindBatch},
         session::{
             BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindTexts, FindUnmarked, MarkCalls,
             MarkFull, ReopenSessions, RetireSessions,
@@ -38,6 +38,7 @@ use super::{
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
     },
+    payloads,
     snapshot_times::{Due, SnapshotTimes},
 };
 use crate::{
@@ -61,12 +62,12 @@ use crate::{
             FacadeStore, FindAnswer, FindContent, FindId, FindLife, FindPastGroups, GiveBackReads, Group, GroupFilter,
             GroupStore, Health, HealthStore, History, HistoryStore, IdMatches, Ingest, IngestStore, InsightStore,
             JournalEntry, JournalStore, KeepSession, LatestGroup, LeaseStore, LedgerFacts, LedgerStore, Life,
-            LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, PastGroups, Peers, Policy,
-            PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory, ReadJournal, ReadStepBuckets, ReadSteps,
-            ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume, Resumed,
-            RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StepBuckets, StepPage,
-            StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story, StoryFilter,
-            SweepStore, WaitingFor, WriteRules,
+            LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, PastGroups, PayloadPlaces, Peers,
+            Policy, PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory, ReadJournal, ReadStepBuckets,
+            ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume,
+            Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StepBuckets,
+            StepPage, StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story,
+            StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -251,7 +252,7 @@ impl<D: Dialect> SampleStore for SqlStore<D> {
     }
 
     async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError> {
-        self.dialect.read(ReadPayloads(rollouts)).await
+        payloads::read(&*self.dialect, rollouts).await
     }
 
     async fn content(&self, find: FindContent) -> Result<Option<StoredContent>, StoreError> {
@@ -533,7 +534,17 @@ impl<D: Dialect> DiagnosisStore for SqlStore<D> {
     }
 
     async fn integrity(&self) -> Result<Vec<String>, StoreError> {
-        self.dialect.read(Integrity).await
+        let mut found = self.dialect.read(Integrity).await?;
+        found.extend(self.dialect.missing().await?);
+        Ok(found)
+    }
+
+    async fn count_payloads(&self) -> Result<PayloadPlaces, StoreError> {
+        payloads::count(&*self.dialect).await
+    }
+
+    async fn payload_places(&self) -> Result<PayloadPlaces, StoreError> {
+        payloads::examine(&*self.dialect).await
     }
 
     async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError> {

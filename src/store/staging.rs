@@ -14,6 +14,9 @@ use super::dialect::{folder_of, sync_folder, with_suffix};
 /// The endings of the files that SQLite and Forebay put beside a database.
 const BESIDE: [&str; 4] = ["-wal", "-shm", "-journal", ".lock"];
 
+/// The ending of the name of the folder with a database's segment files.
+const SEGMENTS: &str = "-segments";
+
 /// Permissions as SQLite sets them, before the process's umask is applied.
 const MODE: u32 = 0o644;
 
@@ -90,6 +93,7 @@ impl Drop for Beside {
         for suffix in BESIDE {
             let _ = std::fs::remove_file(with_suffix(&self.0, suffix));
         }
+        let _ = std::fs::remove_dir_all(with_suffix(&self.0, SEGMENTS));
     }
 }
 

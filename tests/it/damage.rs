@@ -90,6 +90,9 @@ on_both_stores! {
         found_in_the_second_group(app, "
             UPDATE payload
             SET body = (SELECT body FROM payload WHERE rollout_pk = 1),
+                file = (SELECT file FROM payload WHERE rollout_pk = 1),
+                start = (SELECT start FROM payload WHERE rollout_pk = 1),
+                length = (SELECT length FROM payload WHERE rollout_pk = 1),
                 digest = (SELECT digest FROM payload WHERE rollout_pk = 1)
             WHERE rollout_pk = 3").await;
     }

@@ -128,7 +128,12 @@ async fn acknowledged_data_survives_a_deleted_log() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_moved_away_is_complete_in_its_new_place() {
     let machine = Machine::new();
-    let rename = || std::fs::rename(machine.path("f.db"), machine.path("moved.db")).expect("it can be renamed");
+    let rename = || {
+        for suffix in ["", "-segments"] {
+            let [from, to] = ["f.db", "moved.db"].map(|name| machine.path(&format!("{name}{suffix}")));
+            std::fs::rename(from, to).expect("it can be renamed");
+        }
+    };
     displace(&machine, rename, "f.db was removed while the database was served").await;
     let service = machine.start("moved.db").await;
     assert!(machine.has(&service, "before").await);

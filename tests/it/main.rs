@@ -56,6 +56,7 @@ mod postgres;
 mod readers;
 mod replicas;
 mod restore;
+mod segments;
 mod series;
 mod serving;
 mod sessions;

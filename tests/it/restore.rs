@@ -87,7 +87,13 @@ impl Machine {
     fn copy(&self, from: &str, to: &str, suffixes: &[&str]) {
         for suffix in suffixes {
             let [from, to] = [from, to].map(|name| self.path(&format!("{name}{suffix}")));
-            if from.exists() {
+            if from.is_dir() {
+                let _ = std::fs::remove_dir_all(&to);
+                std::fs::create_dir(&to).expect("a folder can be made");
+                for file in from.read_dir().expect("it can be read").flatten() {
+                    std::fs::copy(file.path(), to.join(file.file_name())).expect("the file can be copied");
+                }
+            } else if from.exists() {
                 std::fs::copy(from, to).expect("the file can be copied");
             }
         }
@@ -311,7 +317,9 @@ fn rusqlite_file(path: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_moved_with_its_log_can_be_served() {
-    for (suffixes, what) in [(&["", "-wal", ".lock"][..], "all files"), (&["", "-wal"], "the file and its log")] {
+    for (suffixes, what) in
+        [(&["", "-segments", "-wal", ".lock"][..], "all files"), (&["", "-segments", "-wal"], "the file and its log")]
+    {
         let machine = Machine::new();
         let service = machine.start().await;
         machine.store(&service, &["first"]).await;
@@ -321,8 +329,8 @@ async fn a_database_that_is_moved_with_its_log_can_be_served() {
         assert!(machine.has(&service, "first").await, "{what}");
         machine.store(&service, &["second"]).await;
         assert!(service.stop().await.success());
-        // After a clean stop the file alone is the database, whichever database was served under this path before.
-        machine.copy("moved.db", "f.db", &[""]);
+        // After a clean stop the file and its payloads are the database, whichever was served under this path before.
+        machine.copy("moved.db", "f.db", &["", "-segments"]);
         for suffix in ["-wal", "-shm"] {
             let _ = std::fs::remove_file(machine.path(&format!("f.db{suffix}")));
         }

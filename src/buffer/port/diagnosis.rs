@@ -17,8 +17,29 @@ pub trait DiagnosisStore: Send + Sync {
     async fn examine(&self) -> Result<Examination, StoreError>;
     /// Faults that the database finds in its own file.
     async fn integrity(&self) -> Result<Vec<String>, StoreError>;
+    /// Where payloads are.
+    async fn count_payloads(&self) -> Result<PayloadPlaces, StoreError>;
+    /// Where payloads are, and what is wrong there.
+    async fn payload_places(&self) -> Result<PayloadPlaces, StoreError>;
     /// The rollouts with payloads of the first `groups` groups after a group.
     async fn group_members(&self, after: GroupPk, groups: u32) -> Result<Vec<BatchMember>, StoreError>;
+}
+
+/// Where payloads are.
+#[derive(Clone, Debug, Default)]
+pub struct PayloadPlaces {
+    /// Payloads in the database.
+    pub in_database: u64,
+    /// Payloads in segment files.
+    pub in_files: u64,
+    /// Segment files.
+    pub files: u64,
+    /// Their bytes.
+    pub file_bytes: u64,
+    /// The bytes of these that rows name.
+    pub named_bytes: u64,
+    /// What is wrong.
+    pub findings: Vec<String>,
 }
 
 /// The result of reading every row in one snapshot.

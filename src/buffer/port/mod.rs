@@ -43,7 +43,7 @@ pub use self::{
     askers::{Asker, AskerStore},
     clock::{ClockReading, ClockStore, CorrectClock},
     conversations::{Conversation, Conversations, NoConversations},
-    diagnosis::{Contradiction, DiagnosisStore, Examination},
+    diagnosis::{Contradiction, DiagnosisStore, Examination, PayloadPlaces},
     dry_run::{DryRunStore, FindPastGroups, PastGroup, PastGroups, PastRollout},
     error::{DatabaseFailure, StoreError},
     exports::{ExportCursor, ExportMember, ExportPage, ExportStore, ExportedPage},

@@ -12,9 +12,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub(super) use postgres::Postgres;
-pub(super) use sqlite::{Files, Names, Sqlite, SqliteReading, folder_of, mark_copy, sync_folder, with_suffix};
+pub(super) use sqlite::{
+    Files, Names, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
+};
 
-use super::{health::HealthReporter, sql::Tx};
+use super::{health::HealthReporter, segment_files, sql::Tx};
 use crate::buffer::{
     payload::Codec,
     port::{Peers, StoreError},
@@ -71,6 +73,16 @@ pub(super) trait Dialect: Send + Sync + 'static {
 
     /// Runs an operation that only reads, on a consistent snapshot.
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
+
+    /// What the database lacks of its schema, as far as it does not find this out itself.
+    async fn missing(&self) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// The segment files, if the database can have any.
+    fn segment_files(&self) -> Option<Arc<segment_files::Reader>> {
+        None
+    }
 
     /// The connection to the other replicas, if the database can be shared.
     fn peers(&self) -> Option<Arc<dyn Peers>>;

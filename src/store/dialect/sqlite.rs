@@ -9,10 +9,16 @@ mod files;
 mod log_mark;
 mod readers;
 mod reading;
+mod schema;
+mod segments;
 mod temporary;
 mod writer;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use sqlx::{
@@ -21,11 +27,17 @@ use sqlx::{
     sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
-use self::{direct::Direct, readers::Readers, temporary::Temporary, writer::Handle};
+use self::{
+    direct::Direct,
+    readers::Readers,
+    temporary::Temporary,
+    writer::{Handle, Payloads},
+};
 pub(in crate::store) use self::{
     files::{Files, Names, folder_of, sync_folder, with_suffix},
     log_mark::mark_copy,
     reading::SqliteReading,
+    schema::missing_from,
 };
 use super::{Dialect, Op};
 use crate::{
@@ -35,7 +47,9 @@ use crate::{
         port::{Peers, StoreError},
     },
     metrics::StoreMetrics,
-    store::{OpenError, health::HealthReporter, rules_cache::RulesCache},
+    store::{
+        OpenError, PayloadKind, PayloadOptions, health::HealthReporter, rules_cache::RulesCache, segment_files::Reader,
+    },
 };
 
 /// Older versions can corrupt a database in WAL mode with two connections.
@@ -56,10 +70,12 @@ static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 /// An embedded database in one file.
 #[derive(Debug)]
 pub(in crate::store) struct Sqlite {
+    path: PathBuf,
     writer: Handle,
     /// Taken by the caller that closes the store.
     thread: tokio::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     readers: Readers,
+    segment_files: Arc<Reader>,
     health_reporter: HealthReporter,
     /// Held as long as the store is open, so that one process has the file.
     files: std::sync::Mutex<Option<Arc<Files>>>,
@@ -69,20 +85,33 @@ pub(in crate::store) struct Sqlite {
 
 impl Sqlite {
     /// Opens or creates the database and brings its schema up to date.
-    pub(in crate::store) async fn open(path: &Path, metrics: StoreMetrics) -> Result<Self, OpenError> {
-        Self::open_in(path, None, metrics).await
+    pub(in crate::store) async fn open(
+        path: &Path,
+        payloads: PayloadOptions,
+        metrics: StoreMetrics,
+    ) -> Result<Self, OpenError> {
+        Self::open_in(path, None, payloads, metrics).await
     }
 
     /// Opens a database in a temporary folder. With `:memory:`, each reader of the pool would have a database of its
     /// own.
-    pub(in crate::store) async fn open_temporary(metrics: StoreMetrics) -> Result<Self, OpenError> {
+    pub(in crate::store) async fn open_temporary(
+        payloads: PayloadOptions,
+        metrics: StoreMetrics,
+    ) -> Result<Self, OpenError> {
         let folder = Temporary::new()?;
-        Self::open_in(&folder.database(), Some(folder), metrics).await
+        Self::open_in(&folder.database(), Some(folder), payloads, metrics).await
     }
 
-    async fn open_in(path: &Path, temporary: Option<Temporary>, metrics: StoreMetrics) -> Result<Self, OpenError> {
+    async fn open_in(
+        path: &Path,
+        temporary: Option<Temporary>,
+        payloads: PayloadOptions,
+        metrics: StoreMetrics,
+    ) -> Result<Self, OpenError> {
         // This comes before opening the file, because opening replays the log beside it. It comes first, so that it is
         // dropped last.
+        let is_new = std::fs::metadata(path).map_or(true, |found| found.len() == 0);
         let files = Arc::new(Files::claim(path)?);
         let path = files.names.database.clone();
         let unopened = |source| OpenError::database(&path, source);
@@ -98,18 +127,28 @@ impl Sqlite {
         if mark(&mut migrating, session).await.map_err(unopened)? {
             files.settle_session()?;
         }
-        let connection = Direct::writing(&path, key_form).map_err(unused)?;
+        let mut connection = Direct::writing(&path, key_form).map_err(unused)?;
+        // A database of an earlier version stays as it is until a service serves it.
+        let otherwise = if is_new { PayloadKind::Segments } else { PayloadKind::Database };
+        let segments = files.names.segments.clone();
+        let (segment_files, kind) = segments::open(&mut connection, segments, payloads.kind, otherwise)
+            .await
+            .map_err(|source| OpenError::Payloads { name: path.display().to_string(), source })?;
         // This is no longer the last connection, so closing it does not remove the log.
         migrating.close().await.map_err(unopened)?;
         files.remember_opened()?;
         let rules = Arc::new(RulesCache::default());
         let readers = Readers::open(path.clone(), key_form, Arc::clone(&rules)).map_err(unused)?;
         let health_reporter = HealthReporter::default();
-        let (writer, thread) = Handle::start(connection, rules, Arc::clone(&files), metrics, health_reporter.clone())?;
+        let payloads = Payloads::new(Arc::clone(&segment_files), kind, payloads.segment_file_bytes);
+        let (writer, thread) =
+            Handle::start(connection, rules, Arc::clone(&files), payloads, metrics, health_reporter.clone())?;
         Ok(Self {
+            path,
             writer,
             thread: tokio::sync::Mutex::new(Some(thread)),
             readers,
+            segment_files,
             health_reporter,
             files: std::sync::Mutex::new(Some(files)),
             _temporary: temporary,
@@ -182,6 +221,16 @@ impl Dialect for Sqlite {
         self.readers.read(op).await
     }
 
+    async fn missing(&self) -> Result<Vec<String>, StoreError> {
+        let path = self.path.clone();
+        let missing = tokio::task::spawn_blocking(move || missing_from(&path));
+        Ok(missing.await.map_err(|_| StoreError::Closed)??)
+    }
+
+    fn segment_files(&self) -> Option<Arc<Reader>> {
+        Some(Arc::clone(&self.segment_files))
+    }
+
     fn peers(&self) -> Option<Arc<dyn Peers>> {
         None
     }
@@ -252,7 +301,11 @@ mod tests {
 
     /// The rows that remain after a commit of three commands, one of which fails.
     async fn left_behind(failing: usize) -> Vec<String> {
-        let store = Arc::new(Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens"));
+        let store = Arc::new(
+            Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+                .await
+                .expect("a temporary store opens"),
+        );
         let gate = Arc::new(Notify::new());
         let mut writes = Vec::new();
         for (place, row) in ["first", "second", "third"].into_iter().enumerate() {
@@ -311,7 +364,9 @@ mod tests {
     #[tokio::test]
     async fn free_pages_are_given_back_although_commands_keep_coming() {
         const SLICE: i64 = 64;
-        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+            .await
+            .expect("a temporary store opens");
         store.write(Frees).await.expect("the file can be written");
         let before = store.write(FreePages).await.expect("pages can be counted");
         for _ in 0..40 {
@@ -335,7 +390,9 @@ mod tests {
 
     #[tokio::test]
     async fn new_files_have_ids_in_order() {
-        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+            .await
+            .expect("a temporary store opens");
         assert!(matches!(store.read(Form).await, Ok(KeyForm::Ordered)));
         assert!(matches!(store.write(Form).await, Ok(KeyForm::Ordered)));
         store.close().await;
@@ -359,7 +416,9 @@ mod tests {
 
     #[tokio::test]
     async fn readers_that_fail_are_in_nobodys_way() {
-        let store = Sqlite::open_temporary(Metrics::new().store()).await.expect("a temporary store opens");
+        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+            .await
+            .expect("a temporary store opens");
         for panics in [false, true].repeat(8) {
             assert!(store.read(Breaks { panics }).await.is_err());
         }

@@ -308,7 +308,7 @@ async fn recount(tx: &mut Tx<'_>) -> Result<(Counts, Option<Contradiction>), Sto
     const SUM_BYTES: Statement = Statement::new(
         "-- sum_bytes
         SELECT p.name AS policy, r.verdict, g.state AS group_state, b.state AS batch_state,
-            CAST(SUM(LENGTH(y.body)) AS BIGINT) AS value
+            CAST(SUM(COALESCE(y.length, LENGTH(y.body))) AS BIGINT) AS value
         FROM payload AS y
         JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
         JOIN policy AS p ON p.policy_pk = r.policy_pk

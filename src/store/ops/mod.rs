@@ -27,6 +27,7 @@ pub(super) mod lease;
 pub(super) mod ledger;
 pub(super) mod life;
 pub(super) mod lineage;
+pub(super) mod places;
 pub(super) mod policy;
 mod reads;
 pub(super) mod samples;

@@ -1,4 +1,4 @@
-//! Stage 5 in the store: the contents of a batch, read in pieces; the only place that reads payloads.
+//! Stage 5 in the store: the contents of a batch, read in pieces; the only place that reads the rows of payloads.
 
 use std::collections::HashMap;
 
@@ -18,6 +18,7 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
+        segment_files::Place,
         sql::{Row, Statement, Tx, among_keys, args, key_list},
     },
 };
@@ -138,22 +139,30 @@ pub(super) fn read_sealed(row: &mut Row, group_id: String) -> Result<SealedRow, 
     })
 }
 
+/// A payload as its row has it.
+pub(in crate::store) struct FoundPayload {
+    /// Its body is empty if it is elsewhere.
+    pub(in crate::store) stored: StoredPayload,
+    /// Where its body is, if it is not in the database.
+    pub(in crate::store) place: Option<Place>,
+}
+
 pub(in crate::store) struct ReadPayloads(pub(in crate::store) Vec<RolloutPk>);
 
 #[async_trait]
 impl Op for ReadPayloads {
-    type Output = Vec<StoredPayload>;
+    type Output = Vec<FoundPayload>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const SELECT_PAYLOADS: Statement = among_keys!(
             "-- select_payloads
-            SELECT y.rollout_pk, y.codec, y.digest, y.body, r.unpacked_bytes
+            SELECT y.rollout_pk, y.codec, y.digest, y.body, y.file, y.start, y.length, r.unpacked_bytes
             FROM payload AS y
             JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
             WHERE y.rollout_pk"
         );
         let keys = key_list(self.0.iter().map(|rollout| rollout.0));
-        let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(self.0.len());
+        let mut payloads: HashMap<RolloutPk, (Payload, Option<Place>)> = HashMap::with_capacity(self.0.len());
         for mut row in tx.fetch_all(SELECT_PAYLOADS, args![keys]).await? {
             let payload = Payload {
                 codec: Codec::from_number(row.get("codec")?),
@@ -161,10 +170,12 @@ impl Op for ReadPayloads {
                 body: row.get("body")?,
                 unpacked_bytes: row.get::<u64>("unpacked_bytes")? as usize,
             };
-            payloads.insert(row.get("rollout_pk")?, payload);
+            payloads.insert(row.get("rollout_pk")?, (payload, Place::read(&mut row)?));
         }
         let in_order = self.0.iter().filter_map(|&rollout_pk| {
-            payloads.remove(&rollout_pk).map(|payload| StoredPayload { rollout_pk, payload })
+            payloads
+                .remove(&rollout_pk)
+                .map(|(payload, place)| FoundPayload { stored: StoredPayload { rollout_pk, payload }, place })
         });
         Ok(in_order.collect())
     }

@@ -1,5 +1,7 @@
 //! Stage 7 in the store: changes that time alone makes due, in slices, so that no sweep holds a lock for long.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 
 use super::{
@@ -18,6 +20,7 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
+        segment_files::Place,
         sql::{Row, Statement, Tx, args, locking},
         tally::{self, minute},
     },
@@ -226,12 +229,38 @@ async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64) -> Result<(), StoreErro
     const DELETE_PAYLOADS: Statement = Statement {
         sqlite: "-- delete_payloads
             DELETE FROM payload
-            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)
+            RETURNING file, start, length",
         postgres: "-- delete_payloads
             DELETE FROM payload
-            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
+            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))
+            RETURNING file, start, length",
     };
-    tx.execute(DELETE_PAYLOADS, args![group_pk]).await.map(drop)
+    let mut places = Vec::new();
+    for mut row in tx.fetch_all(DELETE_PAYLOADS, args![group_pk]).await? {
+        places.extend(Place::read(&mut row)?);
+    }
+    count_released(tx, &places).await
+}
+
+/// Counts that no row names these places any more.
+async fn count_released(tx: &mut Tx<'_>, places: &[Place]) -> Result<(), StoreError> {
+    const COUNT_RELEASED: Statement = Statement::new(
+        "-- count_released
+        UPDATE segment_file
+        SET live_frames = live_frames - $2, live_bytes = live_bytes - $3
+        WHERE file = $1",
+    );
+    let mut files: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
+    for place in places {
+        let (frames, bytes) = files.entry(place.file).or_default();
+        *frames += 1;
+        *bytes += place.frame_bytes();
+    }
+    for (file, (frames, bytes)) in files {
+        tx.guarded(COUNT_RELEASED, args![file, frames, bytes], 1).await?;
+    }
+    Ok(())
 }
 
 /// Deletes tombstones that are due. Their rollouts are counted as forgotten.

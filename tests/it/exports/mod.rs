@@ -190,7 +190,7 @@ on_both_stores! {
             app.accept(rollout(rollout_id, 1.0)).await;
         }
         assert_eq!(app.damage("UPDATE rollout SET reward = 100.0 WHERE rollout_id = 'b'").await, 1);
-        assert_eq!(app.damage("UPDATE payload SET body = digest WHERE rollout_pk = 3").await, 1);
+        assert_eq!(app.damage("UPDATE payload SET body = digest, file = NULL WHERE rollout_pk = 3").await, 1);
         let (lines, summary) = export(app, "").await;
         assert_eq!(ids(&lines), ["a"]);
         assert_eq!(summary["damaged"], 2);
@@ -201,9 +201,15 @@ on_both_stores! {
             app.accept(with(rollout(&format!("r{index}"), 1.0), json!({"metadata": {"index": index}}))).await;
         }
         // Each payload can be unpacked. The second one differs from its digest, and the third one's digest from the seal.
-        let only_body = "UPDATE payload SET body = (SELECT body FROM payload WHERE rollout_pk = 1) WHERE rollout_pk = 2";
+        let only_body = "UPDATE payload SET body = (SELECT body FROM payload WHERE rollout_pk = 1),
+            file = (SELECT file FROM payload WHERE rollout_pk = 1),
+            start = (SELECT start FROM payload WHERE rollout_pk = 1),
+            length = (SELECT length FROM payload WHERE rollout_pk = 1) WHERE rollout_pk = 2";
         assert_eq!(app.damage(only_body).await, 1);
         let with_digest = "UPDATE payload SET body = (SELECT body FROM payload WHERE rollout_pk = 1),
+            file = (SELECT file FROM payload WHERE rollout_pk = 1),
+            start = (SELECT start FROM payload WHERE rollout_pk = 1),
+            length = (SELECT length FROM payload WHERE rollout_pk = 1),
             digest = (SELECT digest FROM payload WHERE rollout_pk = 1) WHERE rollout_pk = 3";
         assert_eq!(app.damage(with_digest).await, 1);
         let (lines, summary) = export(app, "").await;

@@ -5,7 +5,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command};
 
-use super::{Call, ENOSPC, EROFS, Fault, Faults, On, database};
+use super::{Call, EIO, ENOSPC, EROFS, Fault, Faults, On, database};
 use crate::support::{eventually, member, process::Service, rollout, text, torture, with};
 
 /// How many answers a client may lose before it gets one.
@@ -73,6 +73,32 @@ async fn a_full_disk_refuses_work_until_there_is_space() {
     assert_eq!(machine.post(&service, &rollout("during", 1.0)).await.0, 201, "what was refused left nothing behind");
     assert!(service.runs());
     assert_eq!(machine.get(&service, "/stats").await.1["conserved"], true);
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_segment_file_that_cannot_be_written_refuses_posts_until_it_can() {
+    let machine = Machine::new();
+    let mut service = machine.start().await;
+    for _ in 0..2 {
+        machine.faults.arm_lasting(Fault::Fail(ENOSPC), Call::Write, On::Segment);
+        let (status, problem) = machine.post(&service, &rollout("during", 1.0)).await;
+        assert_eq!((status, &problem["type"]), (503, &json!("store-unavailable")));
+        let struck = machine.faults.struck();
+        eventually("three probes", || async { machine.faults.struck() >= struck + 3 }).await;
+        assert_eq!(machine.get(&service, "/readyz").await.0, 503, "the log can be written, and that is not enough");
+        machine.faults.disarm();
+        eventually("readiness", || async { machine.get(&service, "/readyz").await.0 == 200 }).await;
+    }
+    assert_eq!(machine.post(&service, &rollout("during", 1.0)).await.0, 201);
+    assert!(service.runs());
+    machine.faults.arm(Fault::Fail(EIO), Call::Sync, On::Segment, 1);
+    let sent = machine.http.post(format!("{}/trajectories", service.url)).json(&rollout("lost", 1.0)).send().await;
+    assert!(sent.is_err() || sent.is_ok_and(|answer| answer.status() != 201));
+    assert_eq!(service.ended().await.code(), Some(1), "nothing is known about a file after a sync that failed");
+    let service = machine.start().await;
+    assert_eq!(machine.get(&service, "/trajectories?rollout_id=during").await.0, 200);
+    assert_eq!(machine.get(&service, "/trajectories?rollout_id=lost").await.0, 404);
     assert!(service.stop().await.success());
 }
 

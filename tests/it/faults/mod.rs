@@ -41,6 +41,7 @@ pub(crate) enum On {
     Wal = 1,
     Database = 2,
     Any = 3,
+    Segment = 4,
 }
 
 /// The effect of a fault.

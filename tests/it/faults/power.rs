@@ -35,9 +35,10 @@ enum Event {
     Created,
     Removed,
     RenamedTo(String),
+    FolderMade,
 }
 
-/// A record. The file without a name is the folder.
+/// A record. Names are relative to the folder of the database, whose own name is empty.
 #[derive(Debug)]
 struct Record {
     event: Event,
@@ -65,6 +66,7 @@ fn parse(recording: &[u8]) -> Vec<Record> {
             5 => Event::Created,
             6 => Event::Removed,
             7 => Event::RenamedTo(String::from_utf8(bytes).expect("names are text")),
+            8 => Event::FolderMade,
             other => panic!("the shim records no event {other}"),
         };
         let file = String::from_utf8(name.to_vec()).expect("names are text");
@@ -113,7 +115,7 @@ struct Content {
     pending: Pending<Change>,
 }
 
-/// A change of the folder.
+/// A change of a folder.
 enum Naming {
     Put(String, usize),
     Remove(String),
@@ -181,17 +183,33 @@ struct Disk {
     /// The names that processes see.
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
-    namings: Pending<Naming>,
+    /// Changes of each folder.
+    namings: BTreeMap<String, Pending<Naming>>,
+}
+
+/// The content of a folder.
+const FOLDER: usize = usize::MAX;
+
+/// The name of the folder that contains a file.
+fn folder_of(name: &str) -> &str {
+    name.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
 impl Disk {
     fn new() -> Self {
-        Self { contents: Vec::new(), names: BTreeMap::new(), durable_names: BTreeMap::new(), namings: Pending::new() }
+        Self {
+            contents: Vec::new(),
+            names: BTreeMap::new(),
+            durable_names: BTreeMap::new(),
+            namings: BTreeMap::from([(String::new(), Pending::new())]),
+        }
     }
 
     fn name(&mut self, naming: Naming) {
         rename(&mut self.names, &naming);
-        self.namings.changes.push_back(naming);
+        let (Naming::Put(name, _) | Naming::Remove(name) | Naming::Move(_, name, _)) = &naming;
+        let folder = self.namings.get_mut(folder_of(name)).expect("a folder is made before its files");
+        folder.changes.push_back(naming);
     }
 
     fn content(&mut self, name: &str) -> &mut Content {
@@ -200,8 +218,11 @@ impl Disk {
     }
 
     fn apply(&mut self, Record { event, thread, file, .. }: Record) {
-        let is_folder = file.is_empty();
         match event {
+            Event::FolderMade => {
+                self.namings.insert(file.clone(), Pending::new());
+                self.name(Naming::Put(file, FOLDER));
+            }
             Event::Created => {
                 self.contents.push(Content { on_disk: Vec::new(), pending: Pending::new() });
                 self.name(Naming::Put(file, self.contents.len() - 1));
@@ -215,14 +236,17 @@ impl Disk {
                 self.content(&file).pending.changes.push_back(Change::Write { at, bytes });
             }
             Event::Truncated(length) => self.content(&file).pending.changes.push_back(Change::Resize(length)),
-            Event::SyncBegun if is_folder => self.namings.begin(thread),
-            Event::SyncBegun => self.content(&file).pending.begin(thread),
-            Event::SyncDone if is_folder => {
-                for naming in self.namings.done(thread) {
-                    rename(&mut self.durable_names, &naming);
-                }
-            }
+            Event::SyncBegun => match self.namings.get_mut(&file) {
+                Some(folder) => folder.begin(thread),
+                None => self.content(&file).pending.begin(thread),
+            },
             Event::SyncDone => {
+                if let Some(folder) = self.namings.get_mut(&file) {
+                    for naming in folder.done(thread) {
+                        rename(&mut self.durable_names, &naming);
+                    }
+                    return;
+                }
                 let content = self.content(&file);
                 for change in content.pending.done(thread) {
                     match change {
@@ -237,16 +261,24 @@ impl Disk {
     /// Writes the files as a power cut now could leave them.
     fn cut(&self, cut: Cut, random: &mut StdRng, folder: &Path) {
         let mut names = self.durable_names.clone();
-        let shares = cut.shares(self.namings.changes.len(), random);
-        for (naming, share) in self.namings.changes.iter().zip(shares) {
-            // A name has no sectors.
-            if random.random_bool(share) {
-                rename(&mut names, naming);
+        for namings in self.namings.values() {
+            let shares = cut.shares(namings.changes.len(), random);
+            for (naming, share) in namings.changes.iter().zip(shares) {
+                // A name has no sectors.
+                if random.random_bool(share) {
+                    rename(&mut names, naming);
+                }
             }
         }
-        for (name, content) in names {
-            let bytes = self.contents[content].cut(cut, random);
-            fs::write(folder.join(name), bytes).expect("the image can be written");
+        // A folder comes before the files in it.
+        for (name, &content) in &names {
+            let outer = folder_of(name);
+            if content == FOLDER {
+                fs::create_dir(folder.join(name)).expect("the image can be written");
+            } else if outer.is_empty() || names.contains_key(outer) {
+                let bytes = self.contents[content].cut(cut, random);
+                fs::write(folder.join(name), bytes).expect("the image can be written");
+            }
         }
     }
 }
@@ -364,7 +396,7 @@ const STEPS: i64 = 8;
 const LIVES: usize = 4;
 
 /// Records the lives of a service. Returns the records and what clients knew.
-async fn record(folder: &Path) -> (Vec<Record>, Vec<(u64, Fact)>) {
+async fn record(folder: &Path, payloads: &str) -> (Vec<Record>, Vec<(u64, Fact)>) {
     let faults = Faults::new(folder);
     let data = folder.join("data");
     fs::create_dir(&data).expect("the folder is new");
@@ -372,7 +404,7 @@ async fn record(folder: &Path) -> (Vec<Record>, Vec<(u64, Fact)>) {
     let clients = Clients { http: http(), recording: recording.clone(), facts: Arc::default() };
     let [recorded, watched] = [recording.to_str(), data.to_str()].map(|path| path.expect("temporary paths are text"));
     let mut environment = faults.environment().to_vec();
-    environment.extend([("FAULTS_RECORD", recorded), ("FAULTS_FOLDER", watched)]);
+    environment.extend([("FAULTS_RECORD", recorded), ("FAULTS_FOLDER", watched), ("FOREBAY_PAYLOADS", payloads)]);
     for life in 0..LIVES {
         let service = Service::try_start(&database(&data), &environment).await.expect("it serves");
         let url = service.url.clone();
@@ -441,8 +473,17 @@ async fn check(folder: &Path, facts: &[&Fact]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_survives_a_power_cut_at_any_moment() {
+    survives_power_cuts("database").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_into_segment_files_survives_a_power_cut_at_any_moment() {
+    survives_power_cuts("segments").await;
+}
+
+async fn survives_power_cuts(payloads: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let (records, facts) = record(folder.path()).await;
+    let (records, facts) = record(folder.path(), payloads).await;
     let images = torture::size(60, 10_000);
     let mut random = StdRng::seed_from_u64(torture::seed());
     let mut cuts: Vec<(usize, Cut)> =
@@ -469,5 +510,5 @@ async fn what_was_acknowledged_survives_a_power_cut_at_any_moment() {
     }
     assert!(checked > 0, "no client was told anything before a cut");
     let outcome = format!("{checked} acknowledged facts: 0 lost, 0 torn, every image starts");
-    torture::report("power cuts, SQLite", images, &outcome);
+    torture::report(&format!("power cuts, SQLite, payloads in {payloads}"), images, &outcome);
 }

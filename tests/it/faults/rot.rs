@@ -1,7 +1,10 @@
-//! Bit rot: one bit of the database file is flipped while the service is stopped. Afterwards every delivered rollout is
+//! Bit rot: one bit of the database file or of a segment file is flipped while the service is stopped. Afterwards every delivered rollout is
 //! what was posted, or it is not delivered.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
@@ -11,9 +14,15 @@ use crate::support::{group, process::Service, text, torture};
 
 const GROUPS: usize = 12;
 
-/// Fills a database and reads what it delivers. Returns the file after the service has stopped, and the rows by rollout
+/// The folder of the segment files.
+const SEGMENTS: &str = "forebay.db-segments";
+
+/// The files of a database by their names in its folder.
+type Files = Vec<(PathBuf, Vec<u8>)>;
+
+/// Fills a database and reads what it delivers. Returns the files after the service has stopped, and the rows by rollout
 /// and segment.
-async fn intact(folder: &Path) -> (Vec<u8>, BTreeMap<String, Value>) {
+async fn intact(folder: &Path) -> (Files, BTreeMap<String, Value>) {
     let http = crate::support::http();
     let service = Service::start(&database(folder)).await;
     let rules = json!({"group": {"size": 2}, "retention": {"trained_s": 1_000_000}});
@@ -30,12 +39,18 @@ async fn intact(folder: &Path) -> (Vec<u8>, BTreeMap<String, Value>) {
         assert_eq!(sent.expect("the service answers").status(), 201);
     }
     assert!(service.stop().await.success());
-    let file = std::fs::read(folder.join("forebay.db")).expect("the file is there");
+    let mut files = vec![PathBuf::from("forebay.db")];
+    for entry in std::fs::read_dir(folder.join(SEGMENTS)).expect("the folder is there") {
+        files.push(Path::new(SEGMENTS).join(entry.expect("it can be read").file_name()));
+    }
+    let read = |name: PathBuf| (name.clone(), std::fs::read(folder.join(name)).expect("the file is there"));
+    let files: Files = files.into_iter().map(read).collect();
+    assert_eq!(files.len(), 2);
     let service = Service::start(&database(folder)).await;
     let rows = delivered(&http, &service.url).await;
     assert_eq!(rows.len(), 2 * GROUPS);
     service.kill().await;
-    (file, rows)
+    (files, rows)
 }
 
 /// Leases and reads everything; errors count as answers.
@@ -69,23 +84,29 @@ async fn delivered(http: &reqwest::Client, url: &str) -> BTreeMap<String, Value>
 async fn a_flipped_bit_is_never_delivered() {
     let (seed, flips) = (torture::seed(), torture::size(40, 2_000));
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let (file, expected) = intact(folder.path()).await;
+    let (files, expected) = intact(folder.path()).await;
     let http = crate::support::http();
     let mut random = StdRng::seed_from_u64(seed);
     let (mut refused, mut partly, mut whole) = (0, 0, 0);
     for flip in 0..flips {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
-        let (place, bit) = (random.random_range(0..file.len()), random.random_range(0..8_u32));
-        let mut damaged = file.clone();
-        damaged[place] ^= 1 << bit;
-        std::fs::write(folder.path().join("forebay.db"), damaged).expect("the file can be written");
+        let which = random.random_range(0..files.len());
+        let (place, bit) = (random.random_range(0..files[which].1.len()), random.random_range(0..8_u32));
+        std::fs::create_dir(folder.path().join(SEGMENTS)).expect("the folder is new");
+        for (index, (name, bytes)) in files.iter().enumerate() {
+            let mut bytes = bytes.clone();
+            if index == which {
+                bytes[place] ^= 1 << bit;
+            }
+            std::fs::write(folder.path().join(name), bytes).expect("the file can be written");
+        }
         let Ok(mut service) = Service::try_start(&database(folder.path()), &[]).await else {
             refused += 1;
             continue;
         };
         let rows = delivered(&http, &service.url).await;
         for (row, found) in &rows {
-            let at = format!("flip {flip} of seed {seed}: bit {bit} of byte {place}");
+            let at = format!("flip {flip} of seed {seed}: bit {bit} of byte {place} of file {which}");
             assert_eq!(Some(found), expected.get(row), "{at} was delivered");
         }
         assert!(service.runs(), "it ended: {}", service.log());
@@ -94,5 +115,5 @@ async fn a_flipped_bit_is_never_delivered() {
         service.kill().await;
     }
     let outcome = format!("{whole} harmless, {partly} kept from delivery, {refused} kept from serving");
-    torture::report("Bits flipped in the database file", flips, &outcome);
+    torture::report("Bits flipped in the database file or a segment file", flips, &outcome);
 }

@@ -3,8 +3,8 @@
  * A page of memory that the test shares with it says which call on which file fails, how, and when. Only files whose
  * name contains the name in FAULTS_FILE are affected. FAULTS_PAGE names the file of the page.
  *
- * FAULTS_RECORD names a file to which every change of those files is appended, and every sync of them and of the folder
- * FAULTS_FOLDER. Tests make of it what a power cut could have left. */
+ * FAULTS_RECORD names a file to which every change of those files is appended, and every sync of them, of the folder
+ * FAULTS_FOLDER, and of folders in it. Tests make of it what a power cut could have left. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/types.h>
@@ -24,7 +25,7 @@
 #include <unistd.h>
 
 enum call { SYNC = 1, WRITE = 2, OPEN = 3 };
-enum file { WAL = 1, DATABASE = 2, ANY = 3 };
+enum file { WAL = 1, DATABASE = 2, ANY = 3, SEGMENT = 4 };
 enum fault { NONE = 0, FAIL = 1, KILL_BEFORE = 2, KILL_AFTER = 3, DELAY = 4 };
 
 /* The same fields, in the same order, as in faults.rs. */
@@ -68,7 +69,9 @@ static int matches(const char *path, int64_t wanted) {
     int is_database = length > 3 && !strcmp(path + length - 3, ".db");
     /* Copies that have no name yet. */
     if (length > 8 && !strcmp(path + length - 8, ".partial")) is_database = 1;
-    return wanted == ANY ? (is_wal || is_database) : wanted == WAL ? is_wal : is_database;
+    int is_segment = length > 8 && !strcmp(path + length - 8, ".segment");
+    if (wanted == ANY) return is_wal || is_database || is_segment;
+    return wanted == WAL ? is_wal : wanted == SEGMENT ? is_segment : is_database;
 }
 
 /* Writes the path of an open file; whether there is one. */
@@ -92,7 +95,7 @@ static int matches_descriptor(int descriptor, int64_t wanted) {
 }
 
 /* What a record says. The same numbers are in power.rs. */
-enum event { WRITTEN = 1, SYNC_BEGUN = 2, SYNC_DONE = 3, TRUNCATED = 4, CREATED = 5, REMOVED = 6, RENAMED = 7 };
+enum event { WRITTEN = 1, SYNC_BEGUN = 2, SYNC_DONE = 3, TRUNCATED = 4, CREATED = 5, REMOVED = 6, RENAMED = 7, FOLDER_MADE = 8 };
 
 /* A record: this, the name of the file in its folder (of the folder itself: none), and the bytes. */
 struct record {
@@ -110,6 +113,8 @@ static const char *recorded_name(const char *path) {
     if (!wanted || !strstr(path, wanted)) return NULL;
     size_t length = strlen(path);
     if (length > 4 && !strcmp(path + length - 4, "-shm")) return NULL;
+    size_t outer = folder ? strlen(folder) : 0;
+    if (outer && !strncmp(path, folder, outer) && path[outer] == '/') return path + outer + 1;
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
@@ -192,6 +197,34 @@ FORWARD(WRITE, ssize_t, pwrite, (int descriptor, const void *bytes, size_t count
         WROTE(at))
 FORWARD(WRITE, ssize_t, pwrite64, (int descriptor, const void *bytes, size_t count, off64_t at), (descriptor, bytes, count, at), ,
         WROTE(at))
+
+static void *_Atomic real_writev;
+ssize_t writev(int descriptor, const struct iovec *parts, int count) {
+    /* The recorder itself calls this. */
+    if (descriptor == record_file) return REAL(writev)(descriptor, parts, count);
+    enum fault fault = strike_descriptor(WRITE, descriptor);
+    if (before(fault)) return -1;
+    ssize_t answer = REAL(writev)(descriptor, parts, count);
+    if (answer > 0 && record_file >= 0) {
+        uint64_t at = (uint64_t)(lseek(descriptor, 0, SEEK_CUR) - answer);
+        size_t left = (size_t)answer;
+        for (int part = 0; part < count && left; part++) {
+            size_t bytes = parts[part].iov_len < left ? parts[part].iov_len : left;
+            if (bytes) record_descriptor(WRITTEN, descriptor, at, parts[part].iov_base, bytes);
+            at += bytes;
+            left -= bytes;
+        }
+    }
+    after(fault);
+    return answer;
+}
+
+static void *_Atomic real_mkdir;
+int mkdir(const char *path, mode_t mode) {
+    int answer = REAL(mkdir)(path, mode);
+    if (!answer) record(FOLDER_MADE, path, 0, NULL, 0);
+    return answer;
+}
 
 static void *_Atomic real_ftruncate;
 int ftruncate(int descriptor, off_t length) {

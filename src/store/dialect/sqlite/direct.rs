@@ -18,7 +18,12 @@ use rusqlite::{
 
 use super::{BUSY_TIMEOUT, WAL_BYTES_MAX};
 use crate::{
-    buffer::{ids::KeyForm, port::StoreError},
+    buffer::{
+        ids::{KeyForm, RolloutPk},
+        payload::Payload,
+        port::StoreError,
+    },
+    store::segment_files::{Appender, Place},
     store::sql::{Arg, Cell, Connection, Row, Statement, json_id_keys, json_keys},
 };
 
@@ -33,6 +38,8 @@ const CACHE_KIB: i64 = 32 << 10;
 pub(super) struct Direct {
     connection: rusqlite::Connection,
     key_form: KeyForm,
+    /// Where the writer appends payloads, if they are stored in segment files.
+    appender: Option<Appender>,
     /// By the address of the statement's text, which is the same for every run.
     shapes: HashMap<(usize, usize), Arc<Shape>>,
 }
@@ -71,11 +78,20 @@ impl Direct {
         let connection = rusqlite::Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-        Ok(Self { connection, key_form, shapes: HashMap::new() })
+        Ok(Self { connection, key_form, appender: None, shapes: HashMap::new() })
     }
 
     pub(super) fn close(self) -> Result<(), rusqlite::Error> {
         self.connection.close().map_err(|(_, error)| error)
+    }
+
+    /// Stores payloads in this file from now on.
+    pub(super) fn append_to(&mut self, appender: Appender) {
+        self.appender = Some(appender);
+    }
+
+    pub(super) fn appender(&mut self) -> Option<&mut Appender> {
+        self.appender.as_mut()
     }
 
     /// Prepares a statement and binds its arguments.
@@ -127,6 +143,10 @@ impl Connection for Direct {
 
     fn key_form(&self) -> KeyForm {
         self.key_form
+    }
+
+    fn place_payload(&mut self, rollout: RolloutPk, payload: &Payload) -> Option<Place> {
+        self.appender.as_mut().map(|appender| appender.place(rollout, payload))
     }
 }
 

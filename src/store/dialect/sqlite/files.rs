@@ -27,6 +27,8 @@ pub(in crate::store) struct Names {
     pub(in crate::store) wal: PathBuf,
     pub(in crate::store) shm: PathBuf,
     pub(in crate::store) lock: PathBuf,
+    /// The folder of the segment files.
+    pub(in crate::store) segments: PathBuf,
 }
 
 impl Names {
@@ -42,7 +44,13 @@ impl Names {
             found => found.map_err(failed)?,
         };
         let beside = |suffix: &str| with_suffix(&database, suffix);
-        Ok(Self { wal: beside("-wal"), shm: beside("-shm"), lock: beside(".lock"), database })
+        Ok(Self {
+            wal: beside("-wal"),
+            shm: beside("-shm"),
+            lock: beside(".lock"),
+            segments: beside("-segments"),
+            database,
+        })
     }
 
     /// Whether there is a log that is not empty.

@@ -8,7 +8,9 @@ use std::{path::Path, sync::Arc};
 use async_trait::async_trait;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 
-use super::{BUSY_TIMEOUT, Files, MIGRATIONS, check_version, key_form, readers::Readers};
+use super::{
+    BUSY_TIMEOUT, Files, MIGRATIONS, Names, check_version, direct::Direct, key_form, readers::Readers, segments,
+};
 use crate::{
     buffer::{
         payload::Codec,
@@ -19,6 +21,7 @@ use crate::{
         dialect::{Dialect, Op},
         health::HealthReporter,
         rules_cache::RulesCache,
+        segment_files::{Reader, SegmentFolder},
     },
 };
 
@@ -26,6 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::store) struct SqliteReading {
     readers: Readers,
+    segment_files: Arc<Reader>,
     health_reporter: HealthReporter,
 }
 
@@ -42,7 +46,12 @@ impl SqliteReading {
         let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
         let readers = Readers::open(path.to_owned(), key_form, Arc::new(RulesCache::default())).map_err(unused)?;
         connection.close().await.map_err(unopened)?;
-        Ok(Self { readers, health_reporter: HealthReporter::default() })
+        let recorded = segments::recorded(&mut Direct::reading(path, key_form).map_err(unused)?).await;
+        let recorded = recorded.map_err(|source| OpenError::Payloads { name: path.display().to_string(), source })?;
+        // Without a recorded number, no row names a segment file.
+        let store_id = recorded.map_or(0, |recorded| recorded.store_id);
+        let folder = SegmentFolder::new(Names::of(path)?.segments, store_id);
+        Ok(Self { readers, segment_files: Arc::new(Reader::new(folder)), health_reporter: HealthReporter::default() })
     }
 }
 
@@ -76,6 +85,10 @@ impl Dialect for SqliteReading {
 
     async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         self.readers.read(op).await
+    }
+
+    fn segment_files(&self) -> Option<Arc<Reader>> {
+        Some(Arc::clone(&self.segment_files))
     }
 
     fn peers(&self) -> Option<Arc<dyn Peers>> {

@@ -80,6 +80,7 @@ fn remove_if_abandoned(folder: &Path) {
     for suffix in SUFFIXES {
         let _ = std::fs::remove_file(folder.join(format!("{NAME}{suffix}")));
     }
+    let _ = std::fs::remove_dir_all(folder.join(format!("{NAME}-segments")));
     // This fails if the folder contains anything else.
     if std::fs::remove_dir(folder).is_ok() {
         tracing::info!(folder = %folder.display(), "removed the temporary database of a process that has ended");

@@ -7,12 +7,14 @@
 mod command;
 mod intake;
 mod maintenance;
+mod payloads;
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, oneshot};
 use tracing::{Instrument as _, Span, field};
 
+pub(super) use self::payloads::Payloads;
 use self::{
     command::{Close, Command, Pending},
     intake::Intake,
@@ -52,6 +54,7 @@ impl Handle {
         connection: Direct,
         rules: Arc<RulesCache>,
         files: Arc<Files>,
+        payloads: Payloads,
         metrics: StoreMetrics,
         health_reporter: HealthReporter,
     ) -> Result<(Self, std::thread::JoinHandle<()>), OpenError> {
@@ -65,6 +68,7 @@ impl Handle {
             bulk: bulk_queue,
             rules,
             files,
+            payloads,
             dirty: false,
             commits: 0,
             metrics,
@@ -113,6 +117,7 @@ struct Writer {
     rules: Arc<RulesCache>,
     /// Held until the connection is closed.
     files: Arc<Files>,
+    payloads: Payloads,
     /// Whether commits happened since the log was last copied back.
     dirty: bool,
     /// Commits since pages were last given back.
@@ -145,6 +150,10 @@ impl Writer {
         if self.health_reporter.health() == Health::Broken {
             // Copying the log back would only write more. The next start reads what is on disk.
             return;
+        }
+        if let Some(appender) = self.connection.appender() {
+            // It costs space, not data, if this fails.
+            let _ = appender.trim();
         }
         self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
         if let Err(error) = self.connection.close() {
@@ -195,6 +204,8 @@ impl Writer {
         self.control_statement("BEGIN IMMEDIATE").await?;
         let mut tallies = TallyDelta::default();
         let mut is_first = true;
+        // Payloads of a transaction that failed.
+        self.undo_payloads(None);
         while let Some(command) = intake.next(&mut self.control, &mut self.bulk) {
             // A savepoint copies the pages that it may restore. The first command needs none, because the whole
             // transaction can be undone.
@@ -203,6 +214,7 @@ impl Writer {
             }
             // A copy of a few counts, because the command reads the counts of earlier commands, and its own are dropped
             // if it is undone.
+            let before = self.connection.appender().map(|appender| appender.mark());
             let mut tx = Tx::after(tallies.clone(), &mut self.connection, &self.rules);
             let commits = command.run(&mut tx).await;
             if commits {
@@ -210,6 +222,7 @@ impl Writer {
             } else {
                 // Rows that were rolled back are gone, and other rows will get their keys.
                 self.rules.clear();
+                self.undo_payloads(before);
             }
             match (is_first, commits) {
                 (true, true) => is_first = false,
@@ -226,6 +239,7 @@ impl Writer {
             }
         }
         tallies.write(&mut Tx::new(&mut self.connection, &self.rules), 0).await?;
+        self.write_payloads().await?;
         self.control_statement("COMMIT").await
     }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::LazyLock};
 
+use bytes::Bytes;
 use serde::Serialize;
 
 use super::{GroupWork, Incoming, Keyed, decide::Changes};
@@ -21,6 +22,7 @@ use crate::{
             group::{self, LockedGroup},
             session,
         },
+        segment_files::Place,
         sql::{Arg, InsertRows, Statement, Tx, args, key_list},
     },
 };
@@ -36,7 +38,8 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     insert_groups(tx, &opened, &places, now).await?;
     let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk), now)).collect();
     INSERT_ROLLOUTS.run(tx, rows).await?;
-    INSERT_PAYLOADS.run(tx, arrived.iter().filter_map(Arrived::payload_args).collect()).await?;
+    let rows = arrived.iter().filter_map(|row| row.payload_args(tx)).collect();
+    INSERT_PAYLOADS.run(tx, rows).await?;
     // The advantages that are left belong to rollouts that were stored before.
     let mut advantages: Vec<(RolloutPk, f64)> = advantages.into_iter().collect();
     advantages.sort_unstable_by_key(|(rollout, _)| *rollout);
@@ -147,10 +150,16 @@ impl<'b> Arrived<'b> {
         ]
     }
 
-    fn payload_args(&self) -> Option<Vec<Arg>> {
+    fn payload_args(&self, tx: &mut Tx<'_>) -> Option<Vec<Arg>> {
+        if !self.keeps_payload {
+            return None;
+        }
         let payload = &self.form().payload;
         let codec = payload.codec.map(|codec| codec as i64);
-        self.keeps_payload.then(|| args![self.rollout_pk, codec, &payload.digest[..], payload.body.clone()])
+        let place = tx.place_payload(self.rollout_pk, payload);
+        let body = if place.is_some() { Bytes::new() } else { payload.body.clone() };
+        let [file, start, length] = Place::columns(place);
+        Some(args![self.rollout_pk, codec, &payload.digest[..], body, file, start, length])
     }
 }
 
@@ -165,8 +174,9 @@ static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
     )
 });
 
-static INSERT_PAYLOADS: LazyLock<InsertRows> =
-    LazyLock::new(|| InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body"));
+static INSERT_PAYLOADS: LazyLock<InsertRows> = LazyLock::new(|| {
+    InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body, file, start, length")
+});
 
 /// Opens groups, in the order of their keys. If another replica opens one of them at the same time, this waits for its
 /// commit and then fails the unique index.

@@ -20,8 +20,8 @@ const WAL_BUSY_PAGES: i64 = (32 << 20) / PAGE_BYTES as i64;
 /// to wait for it.
 const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
 
-/// Commits between two slices while commands keep coming, because each slice is a commit of its own.
-const VACUUM_EVERY_COMMITS: u32 = 8;
+/// Commits between two slices of such care while commands keep coming, because each slice is a commit of its own.
+const CARE_EVERY_COMMITS: u32 = 8;
 
 /// Free pages that are kept while commands keep coming, 16 MiB, because the next rollouts need them.
 const FREE_PAGES_KEPT: i64 = (16 << 20) / PAGE_BYTES as i64;
@@ -34,10 +34,17 @@ impl Writer {
     /// Does the maintenance that cannot wait until no command is waiting.
     pub(super) async fn look_after_file(&mut self) {
         self.checkpoint_when_large().await;
-        self.vacuum_when_due().await;
+        self.begin_segment_when_full().await;
+        self.commits += 1;
+        if self.commits >= CARE_EVERY_COMMITS {
+            self.commits = 0;
+            self.vacuum_when_due().await;
+            self.remove_empty_segments().await;
+            self.empty_sparse_segment_when_due().await;
+        }
     }
 
-    async fn checkpoint_when_large(&mut self) {
+    pub(super) async fn checkpoint_when_large(&mut self) {
         let bytes = self.wal_bytes();
         self.metrics.wal_bytes(bytes);
         if bytes > WAL_BYTES_MAX {
@@ -64,6 +71,10 @@ impl Writer {
             self.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
             self.vacuum_until_called().await;
             self.metrics.wal_bytes(self.wal_bytes());
+            self.remove_empty_segments().await;
+            self.move_payloads_until_called().await;
+        } else if self.is_moving_payloads() {
+            self.move_payloads_until_called().await;
         }
     }
 
@@ -89,12 +100,8 @@ impl Writer {
     /// Gives pages back while commands keep coming, so that the space that a purge frees does not stay used until the
     /// load ends.
     async fn vacuum_when_due(&mut self) {
-        self.commits += 1;
-        if self.commits >= VACUUM_EVERY_COMMITS {
-            self.commits = 0;
-            if self.free_pages().await > FREE_PAGES_KEPT {
-                self.maintain(VACUUM_PAGES).await;
-            }
+        if self.free_pages().await > FREE_PAGES_KEPT {
+            self.maintain(VACUUM_PAGES).await;
         }
     }
 
@@ -106,7 +113,7 @@ impl Writer {
 
     /// Checks that the files are still in place.
     pub(super) async fn check_places(&mut self) -> Result<(), StoreError> {
-        let Err(displaced) = self.files.verify() else { return Ok(()) };
+        let Err(displaced) = self.files.verify() else { return self.check_segment() };
         // The log is open here, even if it has lost its name. Copying it back keeps every acknowledged write in the
         // database.
         if self.files.is_intact() {
@@ -143,8 +150,10 @@ mod tests {
         buffer::{ids::KeyForm, port::Health},
         metrics::Metrics,
         store::{
-            dialect::sqlite::{Files, direct::Direct, file_options, writer::command::Idle},
+            PayloadKind, SEGMENT_FILE_BYTES,
+            dialect::sqlite::{Files, Payloads, direct::Direct, file_options, writer::command::Idle},
             health::HealthReporter,
+            segment_files::{Reader, SegmentFolder},
         },
     };
 
@@ -155,12 +164,14 @@ mod tests {
         let connection = Direct::writing(&path, KeyForm::Ordered).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         let [(_, control), (_, bulk)] = [(); 2].map(|()| mpsc::channel(1));
+        let segments = SegmentFolder::new(folder.join("x.db-segments"), 1);
         Writer {
             connection,
             control,
             bulk,
             rules: Arc::default(),
             files: Arc::new(Files::hold(&path).expect("nobody else has it")),
+            payloads: Payloads::new(Arc::new(Reader::new(segments)), PayloadKind::Database, SEGMENT_FILE_BYTES),
             dirty: false,
             commits: 0,
             metrics: Metrics::new().store(),
@@ -179,7 +190,7 @@ mod tests {
         }
         let mut free = writer.free_pages().await;
         assert!(free > FREE_PAGES_KEPT + 10 * SLICE, "{free}");
-        for _ in 0..20 * VACUUM_EVERY_COMMITS {
+        for _ in 0..20 * CARE_EVERY_COMMITS {
             writer.commit(Box::new(Idle { is_urgent: false })).await;
             writer.look_after_file().await;
             let left = writer.free_pages().await;

@@ -1,0 +1,150 @@
+//! Reads payloads, wherever they are stored, and examines where they are.
+//!
+//! Separate from the operation that reads their rows, because segment files are read outside of its transaction, on a
+//! thread that may block.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{
+    dialect::Dialect,
+    ops::{
+        places::{CountPlaces, CountedFile, CountedPlaces, FindPlaces},
+        samples::{FoundPayload, ReadPayloads},
+    },
+    segment_files::{Found, Place, Scan},
+};
+use crate::buffer::{
+    ids::RolloutPk,
+    payload::Payload,
+    port::{PayloadPlaces, StoreError, StoredPayload},
+};
+
+/// How often rows are read again because the file that they named is gone. A file is removed after its payloads were
+/// moved to another one, or purged; then the next read of the rows says so.
+const ATTEMPTS: usize = 4;
+
+/// Payloads of rollouts, in the order of the argument. Missing ones are left out.
+pub(super) async fn read<D: Dialect>(dialect: &D, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError> {
+    let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(rollouts.len());
+    let mut left = rollouts.clone();
+    for attempt in 1..=ATTEMPTS {
+        let rows = dialect.read(ReadPayloads(std::mem::take(&mut left))).await?;
+        let (outside, inside): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.place.is_some());
+        payloads.extend(inside.into_iter().map(|row| (row.stored.rollout_pk, row.stored.payload)));
+        let places: Vec<Place> = outside.iter().filter_map(|row| row.place).collect();
+        let found = read_places(dialect, places).await?;
+        for (FoundPayload { stored, place }, found) in outside.into_iter().zip(found) {
+            let StoredPayload { rollout_pk, payload } = stored;
+            match found {
+                Found::Bytes(body) => {
+                    payloads.insert(rollout_pk, Payload { body, ..payload });
+                }
+                Found::NoFile if attempt < ATTEMPTS => left.push(rollout_pk),
+                // Its digest shows that this payload is damaged.
+                Found::NoFile => {
+                    let file = place.map_or(0, |place| place.file);
+                    tracing::error!(segment.file = file, "a segment file is missing");
+                    payloads.insert(rollout_pk, payload);
+                }
+            }
+        }
+        if left.is_empty() {
+            break;
+        }
+    }
+    let in_order = rollouts
+        .into_iter()
+        .filter_map(|rollout_pk| payloads.remove(&rollout_pk).map(|payload| StoredPayload { rollout_pk, payload }));
+    Ok(in_order.collect())
+}
+
+async fn read_places<D: Dialect>(dialect: &D, places: Vec<Place>) -> Result<Vec<Found>, StoreError> {
+    if places.is_empty() {
+        return Ok(Vec::new());
+    }
+    let no_files = || StoreError::Corrupt("a row names a segment file, and this database has none".to_owned());
+    let reader = dialect.segment_files().ok_or_else(no_files)?;
+    let read = tokio::task::spawn_blocking(move || reader.read(&places));
+    Ok(read.await.map_err(|_| StoreError::Closed)??)
+}
+
+/// Frames whose rows are looked up together.
+const FRAMES: usize = 256;
+
+/// Counts where payloads are.
+pub(super) async fn count<D: Dialect>(dialect: &D) -> Result<PayloadPlaces, StoreError> {
+    Ok(sum(&dialect.read(CountPlaces).await?))
+}
+
+fn sum(counted: &CountedPlaces) -> PayloadPlaces {
+    PayloadPlaces {
+        in_database: counted.in_database,
+        in_files: counted.files.iter().map(|file| file.counted.0).sum(),
+        files: counted.files.len() as u64,
+        file_bytes: counted.files.iter().map(|file| file.end).sum(),
+        named_bytes: counted.files.iter().map(|file| file.counted.1).sum(),
+        findings: Vec::new(),
+    }
+}
+
+/// Examines where payloads are: each segment file is there, is the one that the database wrote, and has every frame that
+/// a row names, and the counts agree.
+pub(super) async fn examine<D: Dialect>(dialect: &D) -> Result<PayloadPlaces, StoreError> {
+    let counted = dialect.read(CountPlaces).await?;
+    let mut places = sum(&counted);
+    for (file, payloads) in &counted.without_row {
+        places.findings.push(format!("{payloads} payloads are in segment file {file}, which has no row"));
+    }
+    for file in &counted.files {
+        let (frames, bytes) = file.counted;
+        if file.live != file.counted {
+            places.findings.push(format!(
+                "segment file {} is counted with {} frames of {} bytes, the rows say {frames} of {bytes}",
+                file.file, file.live.0, file.live.1
+            ));
+        }
+        if frames > 0 {
+            places.findings.extend(examine_file(dialect, *file).await?);
+        }
+    }
+    Ok(places)
+}
+
+async fn examine_file<D: Dialect>(dialect: &D, file: CountedFile) -> Result<Option<String>, StoreError> {
+    let Some(reader) = dialect.segment_files() else { return Ok(None) };
+    let path = reader.folder().file(file.file);
+    if let Err(error) = reader.folder().check(file.file, file.mark, file.end) {
+        return Ok(Some(error.to_string()));
+    }
+    let mut scan = Scan::new(file.file, file.end);
+    let (mut named, mut differing) = (0, 0);
+    loop {
+        let walk = {
+            let reader = Arc::clone(&reader);
+            tokio::task::spawn_blocking(move || {
+                let mut frames = Vec::new();
+                while frames.len() < FRAMES {
+                    let Some(frame) = reader.next_frame(&mut scan)? else { break };
+                    frames.push(frame);
+                }
+                Ok::<_, StoreError>((scan, frames))
+            })
+        };
+        let (walked, frames) = walk.await.map_err(|_| StoreError::Closed)??;
+        scan = walked;
+        if frames.is_empty() {
+            break;
+        }
+        let rows = dialect.read(FindPlaces(frames.iter().map(|frame| frame.head.rollout).collect())).await?;
+        for frame in frames {
+            let row = rows.get(&frame.head.rollout).filter(|(place, _)| *place == frame.place);
+            named += u64::from(row.is_some());
+            differing += u64::from(row.is_some_and(|(_, digest)| *digest != frame.head.digest));
+        }
+    }
+    let path = path.display();
+    if named != file.counted.0 {
+        return Ok(Some(format!("{path} has {named} of the {} frames that rows name", file.counted.0)));
+    }
+    Ok((differing > 0).then(|| format!("{path} has {differing} frames whose digests differ from their rows")))
+}
