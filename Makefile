@@ -18,6 +18,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/chromium-bin > /dev/null
 	./scripts/python-env snippets > /dev/null
 	./scripts/python-env openapi > /dev/null
+	./scripts/python-env moto > /dev/null
 	./scripts/template-fixtures --check
 	$(CARGO) test -p forebay-client
 	$(CARGO) test -p forebay-formats

@@ -29,13 +29,16 @@ use crate::{
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     facades::FacadeConfig,
     server::ServerLimits,
-    store::{self, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES},
+    store::{self, OBJECTS_GRACE_S, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES},
     telemetry::LogFormat,
     tls::{self, TlsFiles},
 };
 
 /// The database if none is configured. Its folder is created if it is missing.
 pub const DEFAULT_DATABASE: &str = "sqlite:data/forebay.db";
+
+/// The longest grace of objects: a year.
+const OBJECTS_GRACE_S_MAX: u64 = 31_536_000;
 
 /// The least length of a segment file.
 const SEGMENT_FILE_BYTES_MIN: u64 = 1 << 20;
@@ -157,6 +160,7 @@ struct File {
     database: DatabaseUrl,
     payloads: Option<PayloadKind>,
     segment_file_bytes: u64,
+    objects: ObjectsTable,
     log: LogFormat,
     auto_create: bool,
     access: AccessConfig,
@@ -167,6 +171,20 @@ struct File {
     policy_defaults: PolicyRules,
 }
 
+/// The object store of a Postgres database.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ObjectsTable {
+    url: Option<String>,
+    grace_s: u64,
+}
+
+impl Default for ObjectsTable {
+    fn default() -> Self {
+        Self { url: None, grace_s: OBJECTS_GRACE_S }
+    }
+}
+
 impl Default for File {
     fn default() -> Self {
         Self {
@@ -174,6 +192,7 @@ impl Default for File {
             database: DEFAULT_DATABASE.to_owned().into(),
             payloads: None,
             segment_file_bytes: SEGMENT_FILE_BYTES,
+            objects: ObjectsTable::default(),
             log: LogFormat::default(),
             auto_create: false,
             access: AccessConfig::default(),
@@ -259,6 +278,13 @@ impl Config {
             let detail = format!("must be at least {SEGMENT_FILE_BYTES_MIN}: each file is opened to be read");
             violations.push(Violation { pointer: "/segment_file_bytes".to_owned(), detail });
         }
+        if file.objects.grace_s > OBJECTS_GRACE_S_MAX {
+            let detail = format!("must be at most {OBJECTS_GRACE_S_MAX}, a year");
+            violations.push(Violation { pointer: "/objects/grace_s".to_owned(), detail });
+        }
+        if let Some(Err(detail)) = file.objects.url.as_deref().map(store::check_objects_url) {
+            violations.push(Violation { pointer: "/objects/url".to_owned(), detail });
+        }
         file.limits.check(&mut violations);
         file.sessions.check(&mut violations);
         let agents = agents(&file, upstreams, &mut violations);
@@ -273,7 +299,12 @@ impl Config {
         let config = Self {
             listen: file.listen,
             database: file.database,
-            payloads: PayloadOptions { kind: file.payloads, segment_file_bytes: file.segment_file_bytes },
+            payloads: PayloadOptions {
+                kind: file.payloads,
+                segment_file_bytes: file.segment_file_bytes,
+                objects_url: file.objects.url,
+                objects_grace_s: file.objects.grace_s,
+            },
             log: file.log,
             access,
             tls,

@@ -61,13 +61,17 @@ enum Command {
         #[command(flatten)]
         database: DatabaseArgs,
     },
-    /// Move all payloads of a SQLite database: into segment files beside it, or into the database
+    /// Move all payloads: into the database, into segment files beside a SQLite database, or into the object store of a
+    /// Postgres database
     ///
-    /// A service does the same for the kind that is configured, in idle moments. The database must not be served
+    /// A service does the same for the kind that is configured, little by little. A SQLite database must not be served
     /// meanwhile. An interrupted command can be run again.
     MovePayloads {
         /// Where they are stored from now on
         kind: forebay::store::PayloadKind,
+        /// URL of the object store, if the database does not record it yet
+        #[arg(long, env = "FOREBAY_OBJECTS_URL", value_name = "URL")]
+        objects_url: Option<String>,
         #[command(flatten)]
         database: DatabaseArgs,
     },
@@ -139,8 +143,8 @@ fn main() -> ExitCode {
         Some(Command::Restore { file, database }) => {
             database.url().and_then(|url| wait_for(maintenance::restore(&url, &file)))
         }
-        Some(Command::MovePayloads { kind, database }) => {
-            database.url().and_then(|url| wait_for(maintenance::move_payloads(&url, kind)))
+        Some(Command::MovePayloads { kind, objects_url, database }) => {
+            database.url().and_then(|url| wait_for(maintenance::move_payloads(&url, kind, objects_url)))
         }
         Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(maintenance::doctor(&url))),
         Some(Command::Export(args)) => wait_for(export::export(*args)),

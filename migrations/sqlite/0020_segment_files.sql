@@ -3,7 +3,9 @@
 -- One row: where new payloads are stored, and the number in the names of the database's segment files.
 CREATE TABLE payload_store (
     kind TEXT NOT NULL CHECK (kind IN ('database', 'segments')),
-    store_id INTEGER NOT NULL
+    store_id INTEGER NOT NULL,
+    -- Null on SQLite.
+    url TEXT
 ) STRICT;
 
 -- One row for each segment file, written before the file is created.
@@ -14,7 +16,9 @@ CREATE TABLE segment_file (
     -- The length that commits have reached. What follows it was never acknowledged.
     end_at INTEGER NOT NULL,
     live_frames INTEGER NOT NULL,
-    live_bytes INTEGER NOT NULL
+    live_bytes INTEGER NOT NULL,
+    -- When the last row that named a frame was deleted.
+    emptied_us INTEGER
 ) STRICT;
 
 CREATE INDEX segment_file_without_frames ON segment_file (file) WHERE live_frames = 0;

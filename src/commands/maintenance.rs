@@ -49,20 +49,26 @@ pub(crate) async fn restore(database: &str, copy: &Path) -> anyhow::Result<()> {
 }
 
 /// `forebay move-payloads`: moves all payloads and says how many are where.
-pub(crate) async fn move_payloads(database: &str, kind: PayloadKind) -> anyhow::Result<()> {
-    let options = PayloadOptions { kind: Some(kind), ..PayloadOptions::default() };
+pub(crate) async fn move_payloads(
+    database: &str,
+    kind: PayloadKind,
+    objects_url: Option<String>,
+) -> anyhow::Result<()> {
+    let options = PayloadOptions { kind: Some(kind), objects_url, ..PayloadOptions::default() };
     let store = store::open_existing_with(database, options, Metrics::new().store()).await?;
     let shows_progress = std::io::stderr().is_terminal();
     let mut health = store.health();
-    // The writer moves them while no command waits for it. Counting them reads.
+    let clock = AnchoredClock::new();
+    // The writer of SQLite moves them while no command waits for it. Counting them reads.
     let places = loop {
+        while store.look_after_payloads(clock.now()).await.context("the payloads cannot be moved")? {}
         let places = store.count_payloads().await.context("the database cannot be read")?;
         let left = match kind {
             PayloadKind::Database => places.in_files,
-            PayloadKind::Segments => places.in_database,
+            PayloadKind::Segments | PayloadKind::Objects => places.in_database,
         };
-        // A file is removed after the last payload was moved out of it.
-        if left == 0 && (kind == PayloadKind::Segments || places.files == 0) {
+        // SQLite removes a file after the last payload was moved out of it.
+        if left == 0 && (places.files == 0 || kind != PayloadKind::Database || !database.starts_with("sqlite:")) {
             break places;
         }
         if shows_progress {
@@ -78,7 +84,7 @@ pub(crate) async fn move_payloads(database: &str, kind: PayloadKind) -> anyhow::
     if shows_progress {
         eprintln!();
     }
-    crate::print(&format!("{} in the database, {} in segment files\n", places.in_database, places.in_files))
+    crate::print(&format!("{} in the database, {} outside of it\n", places.in_database, places.in_files))
 }
 
 /// `forebay doctor`: prints a table to standard output, and fails if anything is wrong.

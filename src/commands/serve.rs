@@ -46,6 +46,9 @@ pub(crate) struct ServeArgs {
     /// Where the payloads of rollouts are stored [default: segments for SQLite, database for Postgres]
     #[arg(long, env = "FOREBAY_PAYLOADS", value_name = "KIND")]
     payloads: Option<PayloadKind>,
+    /// URL of the object store for payloads of the kind `objects`: s3://, gs://, az:// or file://
+    #[arg(long, env = "FOREBAY_OBJECTS_URL", value_name = "URL")]
+    objects_url: Option<String>,
     /// Format of the log [default: text]
     #[arg(long, env = "FOREBAY_LOG", value_name = "FORMAT")]
     log: Option<LogFormat>,
@@ -98,7 +101,8 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     make_default_folder(config.database.reveal())?;
     let kind = args.payloads.or(config.payloads.kind);
     let kind = kind.unwrap_or_else(|| PayloadKind::default_of(config.database.reveal()));
-    let payloads = PayloadOptions { kind: Some(kind), ..config.payloads };
+    let objects_url = args.objects_url.or(config.payloads.objects_url);
+    let payloads = PayloadOptions { kind: Some(kind), objects_url, ..config.payloads };
     let opened = store::open_or_create(config.database.reveal(), payloads, metrics.store()).await?;
     let clock = Arc::new(AnchoredClock::new());
     let buffer = Buffer::start(

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::segment_files::SegmentFileError;
+use super::segment_files::{ObjectError, SegmentFileError};
 use crate::buffer::port::{Health, StoreError};
 
 /// SQLite's primary result code for I/O errors; extended codes carry it in their lowest byte.
@@ -75,6 +75,9 @@ fn classify(error: &StoreError) -> Option<Health> {
     }
     if let Some(error) = failure.reported::<SegmentFileError>() {
         return Some(if error.may_pass() { Health::Failing } else { Health::Broken });
+    }
+    if failure.reported::<ObjectError>().is_some() {
+        return Some(Health::Failing);
     }
     let error = failure.reported::<sqlx::Error>()?;
     let Some(database) = error.as_database_error() else {

@@ -12,6 +12,7 @@ mod dialect;
 mod error;
 mod group_commit;
 mod health;
+mod object_care;
 mod ops;
 mod payloads;
 mod restore;
@@ -154,6 +155,8 @@ pub enum PayloadKind {
     Database,
     /// In segment files beside a SQLite database: each payload is written once, and purged ones give the disk back.
     Segments,
+    /// In an object store beside a Postgres database: the payloads of a transaction are one object.
+    Objects,
 }
 
 impl PayloadKind {
@@ -163,6 +166,7 @@ impl PayloadKind {
         match self {
             Self::Database => "database",
             Self::Segments => "segments",
+            Self::Objects => "objects",
         }
     }
 
@@ -176,27 +180,39 @@ impl PayloadKind {
     }
 
     fn parse(name: &str) -> Option<Self> {
-        [Self::Database, Self::Segments].into_iter().find(|kind| kind.as_str() == name)
+        [Self::Database, Self::Segments, Self::Objects].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
 /// How payloads are stored.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PayloadOptions {
     /// Where. None: as before; a new SQLite database has segment files.
     pub kind: Option<PayloadKind>,
     /// The length at which no more payloads are appended to a segment file.
     pub segment_file_bytes: u64,
+    /// The URL of the object store for the kind `objects`.
+    pub objects_url: Option<String>,
+    /// How long an object stays after the last payload in it was purged, so that an older copy of the database finds it.
+    pub objects_grace_s: u64,
 }
 
 impl Default for PayloadOptions {
     fn default() -> Self {
-        Self { kind: None, segment_file_bytes: SEGMENT_FILE_BYTES }
+        Self { kind: None, segment_file_bytes: SEGMENT_FILE_BYTES, objects_url: None, objects_grace_s: OBJECTS_GRACE_S }
     }
 }
 
 /// The length of segment files if none is configured. A purge gives the disk back file by file, so they are not larger.
 pub const SEGMENT_FILE_BYTES: u64 = 64 << 20;
+
+/// The grace of objects if none is configured: a day.
+pub const OBJECTS_GRACE_S: u64 = 86_400;
+
+/// Checks the form of the URL of an object store.
+pub fn check_objects_url(url: &str) -> Result<(), String> {
+    segment_files::check_url(url).map(drop)
+}
 
 /// A store that was opened.
 pub struct Opened {
@@ -214,7 +230,9 @@ pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<dyn Database>,
 /// Like [`open`], and tells whether the database was created. New payloads are stored as `payloads` says, and others move
 /// there in idle moments.
 pub async fn open_or_create(url: &str, payloads: PayloadOptions, metrics: StoreMetrics) -> Result<Opened, OpenError> {
-    let (store, is_new): (Arc<dyn Database>, bool) = match Place::of(url)? {
+    let place = Place::of(url)?;
+    check_kind(payloads.kind, &place)?;
+    let (store, is_new): (Arc<dyn Database>, bool) = match place {
         Place::Temporary => (Arc::new(SqlStore::new(dialect::Sqlite::open_temporary(payloads, metrics).await?)), true),
         Place::File(path) => {
             check_folder(url)?;
@@ -222,15 +240,25 @@ pub async fn open_or_create(url: &str, payloads: PayloadOptions, metrics: StoreM
             (Arc::new(SqlStore::new(dialect::Sqlite::open(path, payloads, metrics).await?)), is_new)
         }
         Place::Postgres => {
-            if payloads.kind == Some(PayloadKind::Segments) {
-                let why = "payloads = \"segments\" is for SQLite: segment files are on one machine. Use \"database\"";
-                return Err(OpenError::Settings(why.to_owned()));
-            }
             let is_new = dialect::Postgres::probe(url).await?;
-            (Arc::new(SqlStore::new(dialect::Postgres::open(url, metrics).await?)), is_new)
+            (Arc::new(SqlStore::new(dialect::Postgres::open(url, payloads, metrics).await?)), is_new)
         }
     };
     Ok(Opened { store, is_new })
+}
+
+/// Checks that a database can have payloads of this kind.
+fn check_kind(kind: Option<PayloadKind>, place: &Place<'_>) -> Result<(), OpenError> {
+    let why = match (kind, place) {
+        (Some(PayloadKind::Segments), Place::Postgres) => {
+            "payloads = \"segments\" is for SQLite: segment files are on one machine. Use \"objects\" or \"database\""
+        }
+        (Some(PayloadKind::Objects), Place::File(_) | Place::Temporary) => {
+            "payloads = \"objects\" is for Postgres. Use \"segments\" or \"database\""
+        }
+        _ => return Ok(()),
+    };
+    Err(OpenError::Settings(why.to_owned()))
 }
 
 /// Opens the database that a URL names. A file that does not exist is not created.

@@ -11,7 +11,7 @@ use super::{
         places::{CountPlaces, CountedFile, CountedPlaces, FindPlaces},
         samples::{FoundPayload, ReadPayloads},
     },
-    segment_files::{Found, Place, Scan},
+    segment_files::{Found, Objects, Place, Reader, Scan, ScannedFrame},
 };
 use crate::buffer::{
     ids::RolloutPk,
@@ -62,10 +62,59 @@ async fn read_places<D: Dialect>(dialect: &D, places: Vec<Place>) -> Result<Vec<
     if places.is_empty() {
         return Ok(Vec::new());
     }
-    let no_files = || StoreError::Corrupt("a row names a segment file, and this database has none".to_owned());
-    let reader = dialect.segment_files().ok_or_else(no_files)?;
-    let read = tokio::task::spawn_blocking(move || reader.read(&places));
-    Ok(read.await.map_err(|_| StoreError::Closed)??)
+    let nowhere = || StoreError::Corrupt("a row names a place outside of the database, and there is none".to_owned());
+    dialect.places().ok_or_else(nowhere)?.read(places).await
+}
+
+/// What reads payloads that are not in the database.
+#[derive(Clone, Debug)]
+pub(super) enum PlaceReader {
+    /// Segment files.
+    Files(Arc<Reader>),
+    /// An object store.
+    Objects(Objects),
+}
+
+impl PlaceReader {
+    /// Payloads in the order of their places.
+    pub(super) async fn read(self, places: Vec<Place>) -> Result<Vec<Found>, StoreError> {
+        match self {
+            Self::Files(files) => {
+                let read = tokio::task::spawn_blocking(move || files.read(&places));
+                Ok(read.await.map_err(|_| StoreError::Closed)??)
+            }
+            Self::Objects(objects) => Ok(objects.read(&places).await?),
+        }
+    }
+
+    /// The name of a file or object in messages.
+    fn name(&self, file: i64) -> String {
+        match self {
+            Self::Files(files) => files.folder().file(file).display().to_string(),
+            Self::Objects(objects) => format!("object {}", objects.path(file)),
+        }
+    }
+
+    /// All frames of a file or object, up to the first bytes that are none; a text if it is missing or another one.
+    async fn frames(&self, file: CountedFile) -> Result<Result<Vec<ScannedFrame>, String>, StoreError> {
+        match self {
+            Self::Files(files) => {
+                let files = Arc::clone(files);
+                let walk = move || {
+                    if let Err(error) = files.folder().check(file.file, file.mark, file.end) {
+                        return Ok(Err(error.to_string()));
+                    }
+                    let (mut scan, mut frames) = (Scan::new(file.file, file.end), Vec::new());
+                    while let Some(frame) = files.next_frame(&mut scan)? {
+                        frames.push(frame);
+                    }
+                    Ok(Ok(frames))
+                };
+                tokio::task::spawn_blocking(walk).await.map_err(|_| StoreError::Closed)?
+            }
+            Self::Objects(objects) => Ok(objects.frames(file.file, file.mark).await),
+        }
+    }
 }
 
 /// Frames whose rows are looked up together.
@@ -111,30 +160,13 @@ pub(super) async fn examine<D: Dialect>(dialect: &D) -> Result<PayloadPlaces, St
 }
 
 async fn examine_file<D: Dialect>(dialect: &D, file: CountedFile) -> Result<Option<String>, StoreError> {
-    let Some(reader) = dialect.segment_files() else { return Ok(None) };
-    let path = reader.folder().file(file.file);
-    if let Err(error) = reader.folder().check(file.file, file.mark, file.end) {
-        return Ok(Some(error.to_string()));
-    }
-    let mut scan = Scan::new(file.file, file.end);
+    let Some(reader) = dialect.places() else { return Ok(None) };
+    let frames = match reader.frames(file).await? {
+        Ok(frames) => frames,
+        Err(finding) => return Ok(Some(finding)),
+    };
     let (mut named, mut differing) = (0, 0);
-    loop {
-        let walk = {
-            let reader = Arc::clone(&reader);
-            tokio::task::spawn_blocking(move || {
-                let mut frames = Vec::new();
-                while frames.len() < FRAMES {
-                    let Some(frame) = reader.next_frame(&mut scan)? else { break };
-                    frames.push(frame);
-                }
-                Ok::<_, StoreError>((scan, frames))
-            })
-        };
-        let (walked, frames) = walk.await.map_err(|_| StoreError::Closed)??;
-        scan = walked;
-        if frames.is_empty() {
-            break;
-        }
+    for frames in frames.chunks(FRAMES) {
         let rows = dialect.read(FindPlaces(frames.iter().map(|frame| frame.head.rollout).collect())).await?;
         for frame in frames {
             let row = rows.get(&frame.head.rollout).filter(|(place, _)| *place == frame.place);
@@ -142,9 +174,9 @@ async fn examine_file<D: Dialect>(dialect: &D, file: CountedFile) -> Result<Opti
             differing += u64::from(row.is_some_and(|(_, digest)| *digest != frame.head.digest));
         }
     }
-    let path = path.display();
+    let name = reader.name(file.file);
     if named != file.counted.0 {
-        return Ok(Some(format!("{path} has {named} of the {} frames that rows name", file.counted.0)));
+        return Ok(Some(format!("{name} has {named} of the {} frames that rows name", file.counted.0)));
     }
-    Ok((differing > 0).then(|| format!("{path} has {differing} frames whose digests differ from their rows")))
+    Ok((differing > 0).then(|| format!("{name} has {differing} frames whose digests differ from their rows")))
 }

@@ -406,6 +406,13 @@ impl<D: Dialect> SweepStore for SqlStore<D> {
         self.write(Retire { now, limit }).await
     }
 
+    async fn look_after_payloads(&self, now: Timestamp) -> Result<bool, StoreError> {
+        match self.dialect.object_care() {
+            Some(care) => care.step(&*self.dialect, now).await,
+            None => Ok(false),
+        }
+    }
+
     async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError> {
         self.dialect.read(SupersededRules { limit }).await
     }

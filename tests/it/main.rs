@@ -47,6 +47,7 @@ mod memory;
 mod messages;
 mod model;
 mod numbers;
+mod objects;
 mod openapi;
 mod operations;
 mod packaging;

@@ -18,6 +18,9 @@ pub trait SweepStore: Send + Sync {
     async fn fold_tallies(&self) -> Result<(), StoreError>;
     /// Purges payloads and deletes tombstones that are due, up to `limit` groups each. Returns how many were done.
     async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
+    /// Moves a slice of payloads to where the configuration wants them, and removes objects that are no longer needed.
+    /// Returns whether payloads may be left to move. A database that does this by itself returns false.
+    async fn look_after_payloads(&self, now: Timestamp) -> Result<bool, StoreError>;
     /// Rules that no policy uses now, up to `limit`.
     async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError>;
     /// The rules of the groups after a group, up to `limit` groups.

@@ -37,6 +37,9 @@ pub(in crate::buffer) async fn run_sweeper(buffer: &Buffer) {
         if let Err(error) = session::flush_delivered(buffer).await {
             tracing::warn!(error = %error, "marking calls as delivered failed; the next sweep tries again");
         }
+        if let Err(error) = buffer.store.look_after_payloads(buffer.clock.now()).await {
+            tracing::warn!(error = %error, "looking after payloads failed; the next sweep tries again");
+        }
         let started = Instant::now();
         let outcome = sweep(buffer).await;
         buffer.metrics.swept(started.elapsed(), outcome.is_ok());

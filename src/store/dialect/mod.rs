@@ -16,7 +16,7 @@ pub(super) use sqlite::{
     Files, Names, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
 };
 
-use super::{health::HealthReporter, segment_files, sql::Tx};
+use super::{health::HealthReporter, object_care::ObjectCare, payloads::PlaceReader, sql::Tx};
 use crate::buffer::{
     payload::Codec,
     port::{Peers, StoreError},
@@ -79,8 +79,13 @@ pub(super) trait Dialect: Send + Sync + 'static {
         Ok(Vec::new())
     }
 
-    /// The segment files, if the database can have any.
-    fn segment_files(&self) -> Option<Arc<segment_files::Reader>> {
+    /// What reads payloads that are not in the database, if there can be any.
+    fn places(&self) -> Option<PlaceReader> {
+        None
+    }
+
+    /// The care for payloads in an object store, if there is one.
+    fn object_care(&self) -> Option<&ObjectCare> {
         None
     }
 

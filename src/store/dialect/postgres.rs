@@ -8,6 +8,7 @@
 mod channel;
 mod copy;
 mod migrate;
+mod objects;
 mod probe;
 mod session;
 
@@ -28,7 +29,10 @@ use crate::{
         port::{Peers, StoreError},
     },
     metrics::StoreMetrics,
-    store::{OpenError, error::is_conflict, health::HealthReporter, redact, rules_cache::RulesCache, sql::Tx},
+    store::{
+        OpenError, PayloadKind, PayloadOptions, error::is_conflict, health::HealthReporter, object_care::ObjectCare,
+        payloads::PlaceReader, redact, rules_cache::RulesCache, segment_files::Objects, sql::Tx,
+    },
 };
 
 /// Connections of one replica: twice the number of cores that a replica usually has on the database server.
@@ -51,6 +55,9 @@ pub(in crate::store) struct Postgres {
     rules: Arc<RulesCache>,
     metrics: StoreMetrics,
     health_reporter: HealthReporter,
+    care: Option<Arc<ObjectCare>>,
+    /// Whether new payloads become objects.
+    writes_objects: bool,
 }
 
 /// Begins a transaction and sets its timeouts.
@@ -74,11 +81,18 @@ const BEGIN_READ: &str = begin!("REPEATABLE READ READ ONLY");
 
 impl Postgres {
     /// Connects, checks the settings that durability depends on, and brings the schema up to date.
-    pub(in crate::store) async fn open(url: &str, metrics: StoreMetrics) -> Result<Self, OpenError> {
+    pub(in crate::store) async fn open(
+        url: &str,
+        payloads: PayloadOptions,
+        metrics: StoreMetrics,
+    ) -> Result<Self, OpenError> {
         let name = redact(url);
+        let shown = name.clone();
         let options = probe::options(url)?;
         migrate::prepare(&options, &name).await?;
         let database = |source| OpenError::Database { name, source };
+        let grace_s = payloads.objects_grace_s;
+        let (kind, objects) = objects::open(&options, &shown, payloads).await?;
         let (sessions, options) = session::kind(url, options).await.map_err(database)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)
@@ -89,7 +103,17 @@ impl Postgres {
             .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
             .connect_lazy_with(options);
         let health_reporter = HealthReporter::default();
-        Ok(Self { pool, sessions, rules: Arc::new(RulesCache::default()), metrics, health_reporter })
+        let care = objects.map(|objects| Arc::new(ObjectCare::new(objects, kind, grace_s, metrics.clone())));
+        let writes_objects = kind == PayloadKind::Objects;
+        Ok(Self {
+            pool,
+            sessions,
+            rules: Arc::new(RulesCache::default()),
+            metrics,
+            health_reporter,
+            care,
+            writes_objects,
+        })
     }
 }
 
@@ -104,6 +128,7 @@ impl Dialect for Postgres {
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
         let (sessions, health_reporter) = (self.sessions, self.health_reporter.clone());
+        let objects = self.care.as_ref().filter(|_| self.writes_objects).map(|care| care.objects().clone());
         let caller = Arc::new(());
         let gone = Arc::downgrade(&caller);
         let work = async move {
@@ -111,7 +136,7 @@ impl Dialect for Postgres {
             let mut attempt = 1;
             loop {
                 let started = std::time::Instant::now();
-                let outcome = transact(&pool, sessions, &rules, &op, &abandoned).await;
+                let outcome = transact(&pool, sessions, objects.as_ref(), &rules, &op, &abandoned).await;
                 metrics.committed(1, started.elapsed(), outcome.is_ok());
                 match &outcome {
                     Ok(_) if O::PROBES => health_reporter.committed(),
@@ -144,6 +169,14 @@ impl Dialect for Postgres {
         tokio::spawn(work.in_current_span()).await.map_err(|_| StoreError::Closed)?
     }
 
+    fn places(&self) -> Option<PlaceReader> {
+        self.care.as_ref().map(|care| PlaceReader::Objects(care.objects().clone()))
+    }
+
+    fn object_care(&self) -> Option<&ObjectCare> {
+        self.care.as_deref()
+    }
+
     fn peers(&self) -> Option<Arc<dyn Peers>> {
         Some(Arc::new(Channel::new(self.pool.clone())))
     }
@@ -161,12 +194,16 @@ impl Dialect for Postgres {
 async fn transact<O: Op>(
     pool: &PgPool,
     sessions: Kind,
+    objects: Option<&Objects>,
     rules: &RulesCache,
     op: &O,
     abandoned: &(impl Fn() -> bool + Sync),
 ) -> Result<O::Output, StoreError> {
     let mut transaction = pool.begin_with(BEGIN_WRITE).await?;
     let mut session = Session::new(&mut transaction, sessions);
+    if objects.is_some() {
+        session.collect_payloads();
+    }
     let mut tx = Tx::new(&mut session, rules);
     let output = op.run(&mut tx).await;
     let output = match output {
@@ -175,6 +212,10 @@ async fn transact<O: Op>(
             tallies.write(&mut tx, rand::random_range(0..TALLY_SLOTS)).await.map(|()| output)
         }
         Err(error) => Err(error),
+    };
+    let output = match (output, objects) {
+        (Ok(output), Some(objects)) => session.write_payloads(objects).await.map(|()| output),
+        (output, _) => output,
     };
     match output {
         Ok(_) if abandoned() => {

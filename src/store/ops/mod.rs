@@ -30,6 +30,7 @@ pub(super) mod lineage;
 pub(super) mod places;
 pub(super) mod policy;
 mod reads;
+pub(super) mod relocate;
 pub(super) mod samples;
 pub(super) mod session;
 pub(super) mod step_pages;

@@ -219,13 +219,13 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
         // gap.
         let unsettled = row.get::<bool>("unsettled")?;
         let forget_at = (!unsettled).then(|| now.plus_seconds(rules.retention.tombstone_s));
-        delete_payloads(tx, group_pk).await?;
+        delete_payloads(tx, group_pk, now).await?;
         tx.guarded(MARK_PURGED, args![group_pk, now, forget_at], 1).await?;
     }
     Ok(purged)
 }
 
-async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64) -> Result<(), StoreError> {
+async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64, now: Timestamp) -> Result<(), StoreError> {
     const DELETE_PAYLOADS: Statement = Statement {
         sqlite: "-- delete_payloads
             DELETE FROM payload
@@ -240,15 +240,16 @@ async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64) -> Result<(), StoreErro
     for mut row in tx.fetch_all(DELETE_PAYLOADS, args![group_pk]).await? {
         places.extend(Place::read(&mut row)?);
     }
-    count_released(tx, &places).await
+    count_released(tx, &places, now).await
 }
 
 /// Counts that no row names these places any more.
-async fn count_released(tx: &mut Tx<'_>, places: &[Place]) -> Result<(), StoreError> {
+pub(super) async fn count_released(tx: &mut Tx<'_>, places: &[Place], now: Timestamp) -> Result<(), StoreError> {
     const COUNT_RELEASED: Statement = Statement::new(
         "-- count_released
         UPDATE segment_file
-        SET live_frames = live_frames - $2, live_bytes = live_bytes - $3
+        SET live_frames = live_frames - $2, live_bytes = live_bytes - $3,
+            emptied_us = CASE WHEN live_frames = $2 THEN $4 END
         WHERE file = $1",
     );
     let mut files: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
@@ -258,7 +259,7 @@ async fn count_released(tx: &mut Tx<'_>, places: &[Place]) -> Result<(), StoreEr
         *bytes += place.frame_bytes();
     }
     for (file, (frames, bytes)) in files {
-        tx.guarded(COUNT_RELEASED, args![file, frames, bytes], 1).await?;
+        tx.guarded(COUNT_RELEASED, args![file, frames, bytes, now], 1).await?;
     }
     Ok(())
 }
@@ -299,14 +300,14 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
         // If another replica has deleted some of these tombstones, others are selected in their place. They wait for
         // the next slice.
         if locked.contains(&policy) {
-            forget_group(tx, policy, row).await?;
+            forget_group(tx, policy, row, now).await?;
             forgotten += 1;
         }
     }
     Ok(forgotten)
 }
 
-async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row) -> Result<(), StoreError> {
+async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Timestamp) -> Result<(), StoreError> {
     const FORGET_ROLLOUTS: Statement = Statement::new(
         "-- forget_rollouts
         DELETE FROM rollout
@@ -330,7 +331,7 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row) -> Result
     );
     let group_pk: i64 = row.get("group_pk")?;
     let carriers = tx.fetch_all(SELECT_CARRIERS, args![group_pk]).await?;
-    delete_payloads(tx, group_pk).await?;
+    delete_payloads(tx, group_pk, now).await?;
     for statement in [FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP] {
         tx.execute(statement, args![group_pk]).await?;
     }

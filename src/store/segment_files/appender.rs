@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{FIRST_FRAME_AT, Place, SYNC, SegmentFileError, SegmentFolder, frame, identity};
+use super::{FIRST_FRAME_AT, Mark, Place, SYNC, SegmentFileError, SegmentFolder, frame, identity, pending::Pending};
 use crate::buffer::{ids::RolloutPk, payload::Payload};
 
 /// Disk space is taken from the file system in pieces of this size and more, because a sync is twice as fast if the file
@@ -37,15 +37,7 @@ pub(in crate::store) struct Appender {
     end: u64,
     /// The length for which the file system has space.
     allocated: u64,
-    pending: Vec<(frame::Head, Bytes)>,
-    pending_bytes: u64,
-}
-
-/// A moment of a transaction to which it can be undone. By default its beginning.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::store) struct Mark {
-    frames: usize,
-    bytes: u64,
+    pending: Pending,
 }
 
 /// What a commit appends.
@@ -78,7 +70,7 @@ impl Appender {
     }
 
     fn at(folder: SegmentFolder, number: i64, file: File, end: u64) -> Self {
-        Self { folder, number, file, end, allocated: end, pending: Vec::new(), pending_bytes: 0 }
+        Self { folder, number, file, end, allocated: end, pending: Pending::default() }
     }
 
     pub(in crate::store) fn number(&self) -> i64 {
@@ -92,34 +84,28 @@ impl Appender {
 
     /// Takes a payload into the transaction, and says where it will be.
     pub(in crate::store) fn place(&mut self, rollout: RolloutPk, payload: &Payload) -> Place {
-        let start = self.end + self.pending_bytes + frame::HEAD_BYTES;
-        let place = Place { file: self.number, start, length: payload.body.len() as u64 };
-        self.pending.push((frame::of_frame(rollout, payload), payload.body.clone()));
-        self.pending_bytes += place.frame_bytes();
-        place
+        self.pending.place(self.number, self.end, rollout, payload)
     }
 
     pub(in crate::store) fn mark(&self) -> Mark {
-        Mark { frames: self.pending.len(), bytes: self.pending_bytes }
+        self.pending.mark()
     }
 
     /// Drops what the transaction has taken since a moment.
     pub(in crate::store) fn undo_to(&mut self, mark: Mark) {
-        self.pending.truncate(mark.frames);
-        self.pending_bytes = mark.bytes;
+        self.pending.undo_to(mark);
     }
 
     /// What the transaction appends; none if it has no payloads.
     pub(in crate::store) fn pending(&self) -> Option<Appended> {
-        let (frames, bytes) = (self.pending.len(), self.pending_bytes);
+        let (frames, bytes) = (self.pending.frames.len(), self.pending.bytes);
         (frames > 0).then_some(Appended { file: self.number, frames, bytes, end: self.end + bytes })
     }
 
     /// Writes and syncs what the transaction appends. The rows may be committed then. If this fails, they must not be,
     /// and the next transaction writes at the same place.
     pub(in crate::store) fn write(&mut self) -> Result<(), SegmentFileError> {
-        let frames = mem::take(&mut self.pending);
-        let bytes = mem::take(&mut self.pending_bytes);
+        let Pending { frames, bytes } = mem::take(&mut self.pending);
         if frames.is_empty() {
             return Ok(());
         }

@@ -11,6 +11,8 @@
 mod appender;
 mod copying;
 mod frame;
+mod object;
+mod pending;
 mod reader;
 
 use std::{
@@ -21,9 +23,11 @@ use std::{
 };
 
 pub(super) use self::{
-    appender::{Appended, Appender, Mark},
+    appender::{Appended, Appender},
     copying::{NamedFiles, keep, rename_files},
-    reader::{Found, Reader, Scan},
+    object::{ObjectError, Objects, PendingObject, check_url, wall_clock_s},
+    pending::Mark,
+    reader::{Found, Reader, Scan, ScannedFrame},
 };
 use super::{
     dialect::{folder_of, sync_folder},

@@ -18,8 +18,11 @@ use uuid::Uuid;
 
 use super::copy;
 use crate::{
-    buffer::port::StoreError,
-    store::sql::{Arg, Cell, Connection, Row, Statement},
+    buffer::{ids::RolloutPk, payload::Payload, port::StoreError},
+    store::{
+        segment_files::{Appended, Objects, PendingObject, Place},
+        sql::{Arg, Cell, Connection, Row, Statement, args},
+    },
 };
 
 /// Number of statements that a session keeps prepared: more than the service has.
@@ -95,11 +98,31 @@ pub(super) fn is_refused_parameter(error: &sqlx::Error) -> bool {
 pub(super) struct Session<'c> {
     connection: &'c mut PgConnection,
     kind: Kind,
+    /// The payloads of the transaction, if they become an object.
+    object: Option<PendingObject>,
 }
 
 impl<'c> Session<'c> {
     pub(super) fn new(connection: &'c mut PgConnection, kind: Kind) -> Self {
-        Self { connection, kind }
+        Self { connection, kind, object: None }
+    }
+
+    /// Collects the payloads of the transaction for an object.
+    pub(super) fn collect_payloads(&mut self) {
+        self.object = Some(PendingObject::default());
+    }
+
+    /// Writes the object of the transaction, and the row about it.
+    pub(super) async fn write_payloads(&mut self, objects: &Objects) -> Result<(), StoreError> {
+        const ADD_OBJECT: Statement = Statement::new(
+            "-- add_object
+            INSERT INTO segment_file (file, mark, end_at, live_frames, live_bytes)
+            VALUES ($1, $2, $3, $4, $5)",
+        );
+        let Some(object) = self.object.take() else { return Ok(()) };
+        let Some(Appended { file, frames, bytes, end }) = object.appended() else { return Ok(()) };
+        self.execute(ADD_OBJECT, args![file, object.mark, end, frames, bytes]).await?;
+        Ok(objects.put(object).await?)
     }
 
     fn query(&self, statement: Statement, args: Vec<Arg>) -> Query<'static, Postgres, PgArguments> {
@@ -136,6 +159,10 @@ impl Connection for Session<'_> {
 
     fn takes_arrays(&self) -> bool {
         true
+    }
+
+    fn place_payload(&mut self, rollout: RolloutPk, payload: &Payload) -> Option<Place> {
+        self.object.as_mut().map(|object| object.place(rollout, payload))
     }
 
     async fn insert(&mut self, statement: Statement, rows: Vec<Vec<Arg>>) -> Result<u64, StoreError> {

@@ -85,6 +85,11 @@ impl Direct {
         self.connection.close().map_err(|(_, error)| error)
     }
 
+    /// Size of the pages of the file, which was chosen when it was created.
+    pub(super) fn page_bytes(&self) -> Result<i64, rusqlite::Error> {
+        self.connection.pragma_query_value(None, "page_size", |row| row.get(0))
+    }
+
     /// Stores payloads in this file from now on.
     pub(super) fn append_to(&mut self, appender: Appender) {
         self.appender = Some(appender);
@@ -207,7 +212,7 @@ mod tests {
         made.close().await.expect("the other connection ends");
         let pragma = |name: &str| connection.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         // 2 is FULL: the log is synced at every commit.
-        for (name, expected) in [("synchronous", 2), ("page_size", 16_384), ("foreign_keys", 1)] {
+        for (name, expected) in [("synchronous", 2), ("page_size", 8_192), ("foreign_keys", 1)] {
             assert_eq!(pragma(name), Ok(expected), "{name}");
         }
         let journal = connection.connection.pragma_query_value(None, "journal_mode", |row| row.get::<_, String>(0));

@@ -20,6 +20,7 @@ use crate::{
         OpenError,
         dialect::{Dialect, Op},
         health::HealthReporter,
+        payloads::PlaceReader,
         rules_cache::RulesCache,
         segment_files::{Reader, SegmentFolder},
     },
@@ -87,8 +88,8 @@ impl Dialect for SqliteReading {
         self.readers.read(op).await
     }
 
-    fn segment_files(&self) -> Option<Arc<Reader>> {
-        Some(Arc::clone(&self.segment_files))
+    fn places(&self) -> Option<PlaceReader> {
+        Some(PlaceReader::Files(Arc::clone(&self.segment_files)))
     }
 
     fn peers(&self) -> Option<Arc<dyn Peers>> {

@@ -58,6 +58,9 @@ impl Handle {
         metrics: StoreMetrics,
         health_reporter: HealthReporter,
     ) -> Result<(Self, std::thread::JoinHandle<()>), OpenError> {
+        let page_bytes = connection
+            .page_bytes()
+            .map_err(|source| OpenError::Sqlite { name: files.names.database.display().to_string(), source })?;
         let failed =
             |error: std::io::Error| OpenError::Settings(format!("the writer's thread cannot be started: {error}"));
         let (control, control_queue) = mpsc::channel(QUEUE_COMMANDS_MAX);
@@ -69,6 +72,7 @@ impl Handle {
             rules,
             files,
             payloads,
+            page_bytes,
             dirty: false,
             commits: 0,
             metrics,
@@ -118,6 +122,8 @@ struct Writer {
     /// Held until the connection is closed.
     files: Arc<Files>,
     payloads: Payloads,
+    /// Size of the pages of the file.
+    page_bytes: i64,
     /// Whether commits happened since the log was last copied back.
     dirty: bool,
     /// Commits since pages were last given back.

@@ -3,28 +3,25 @@
 //!
 //! Separate from the commits, because it is about the file and not about commands.
 
-use super::{
-    super::{PAGE_BYTES, WAL_BYTES_MAX},
-    Writer,
-};
+use super::{super::WAL_BYTES_MAX, Writer};
 use crate::{
     buffer::port::StoreError,
     store::sql::{Connection as _, Row, Statement},
 };
 
-/// Number of pages in the write-ahead log at which they are copied back into the database although commands are
-/// waiting: 32 MiB. The larger it is, the more often a page was rewritten before it is copied, which saves copies.
-const WAL_BUSY_PAGES: i64 = (32 << 20) / PAGE_BYTES as i64;
+/// Bytes in the write-ahead log at which its pages are copied back into the database although commands are waiting. The
+/// larger it is, the more often a page was rewritten before it is copied, which saves copies.
+const WAL_BUSY_BYTES: i64 = 32 << 20;
 
-/// Gives free pages back to the file system in slices of 1 MiB. A slice takes a few milliseconds, and a lease may have
+/// Gives free pages back to the file system in slices of at most 1 MiB. A slice takes a few milliseconds, and a lease may have
 /// to wait for it.
 const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
 
 /// Commits between two slices of such care while commands keep coming, because each slice is a commit of its own.
 const CARE_EVERY_COMMITS: u32 = 8;
 
-/// Free pages that are kept while commands keep coming, 16 MiB, because the next rollouts need them.
-const FREE_PAGES_KEPT: i64 = (16 << 20) / PAGE_BYTES as i64;
+/// Bytes of free pages that are kept while commands keep coming, because the next rollouts need them.
+const FREE_BYTES_KEPT: i64 = 16 << 20;
 
 impl Writer {
     fn wal_bytes(&self) -> u64 {
@@ -49,7 +46,7 @@ impl Writer {
         self.metrics.wal_bytes(bytes);
         if bytes > WAL_BYTES_MAX {
             self.maintain("PRAGMA wal_checkpoint(TRUNCATE)").await;
-        } else if self.wal_pages().await > WAL_BUSY_PAGES {
+        } else if self.wal_pages().await > WAL_BUSY_BYTES / self.page_bytes {
             self.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
         }
     }
@@ -100,7 +97,7 @@ impl Writer {
     /// Gives pages back while commands keep coming, so that the space that a purge frees does not stay used until the
     /// load ends.
     async fn vacuum_when_due(&mut self) {
-        if self.free_pages().await > FREE_PAGES_KEPT {
+        if self.free_pages().await > FREE_BYTES_KEPT / self.page_bytes {
             self.maintain(VACUUM_PAGES).await;
         }
     }
@@ -157,6 +154,8 @@ mod tests {
         },
     };
 
+    const PAGE_BYTES: i64 = super::super::super::PAGE_BYTES as i64;
+
     /// A writer on a new file.
     async fn writer(folder: &std::path::Path) -> Writer {
         let path = folder.join("x.db");
@@ -172,6 +171,7 @@ mod tests {
             rules: Arc::default(),
             files: Arc::new(Files::hold(&path).expect("nobody else has it")),
             payloads: Payloads::new(Arc::new(Reader::new(segments)), PayloadKind::Database, SEGMENT_FILE_BYTES),
+            page_bytes: PAGE_BYTES,
             dirty: false,
             commits: 0,
             metrics: Metrics::new().store(),
@@ -189,7 +189,7 @@ mod tests {
             writer.control_statement(sql).await.expect("the file can be written");
         }
         let mut free = writer.free_pages().await;
-        assert!(free > FREE_PAGES_KEPT + 10 * SLICE, "{free}");
+        assert!(free > (FREE_BYTES_KEPT / PAGE_BYTES) + 10 * SLICE, "{free}");
         for _ in 0..20 * CARE_EVERY_COMMITS {
             writer.commit(Box::new(Idle { is_urgent: false })).await;
             writer.look_after_file().await;
@@ -197,7 +197,10 @@ mod tests {
             assert!((0..=SLICE).contains(&(free - left)), "{free} and then {left}");
             free = left;
         }
-        assert!(((FREE_PAGES_KEPT - SLICE)..=FREE_PAGES_KEPT).contains(&free), "{free} stay free");
+        assert!(
+            (((FREE_BYTES_KEPT / PAGE_BYTES) - SLICE)..=(FREE_BYTES_KEPT / PAGE_BYTES)).contains(&free),
+            "{free} stay free"
+        );
         writer.idle().await;
         assert_eq!(writer.free_pages().await, 0);
         writer.idle().await;
@@ -224,7 +227,7 @@ mod tests {
         for sql in ["CREATE TABLE t (body BLOB)", "INSERT INTO t VALUES (zeroblob(1048576))"] {
             writer.control_statement(sql).await.expect("the file can be written");
         }
-        let megabyte = (1 << 20) / i64::from(PAGE_BYTES);
+        let megabyte = (1 << 20) / PAGE_BYTES;
         assert!(writer.wal_pages().await >= megabyte);
         writer.maintain("PRAGMA wal_checkpoint(PASSIVE)").await;
         assert_eq!(writer.wal_pages().await, 0);

@@ -383,6 +383,7 @@ mod tests {
             rules: Arc::default(),
             files: Arc::new(Files::hold(&path).expect("nobody else has it")),
             payloads: Payloads::new(files, kind, FILE_BYTES),
+            page_bytes: 8_192,
             dirty: false,
             commits: 0,
             metrics: Metrics::new().store(),

@@ -1,0 +1,257 @@
+//! Payloads in an object store: the payloads of a transaction are one object, with the bytes of a segment file.
+//!
+//! Separate from files, because an object is written once and whole, and never appended to. Replicas share the store.
+//! The object is written before its transaction commits, so a row never names an object that is not there. If the
+//! transaction fails, or its answer is lost, the object stays without a row, and is removed later.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::{
+    ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreExt as _, ObjectStoreScheme, PutPayload, RetryConfig,
+    aws::AmazonS3Builder, azure::MicrosoftAzureBuilder, gcp::GoogleCloudStorageBuilder, local::LocalFileSystem,
+    path::Path,
+};
+use url::Url;
+
+use super::{Appended, FIRST_FRAME_AT, Found, Place, ScannedFrame, frame, new_mark, pending::Pending};
+use crate::buffer::{
+    ids::RolloutPk,
+    payload::Payload,
+    port::{DatabaseFailure, StoreError},
+};
+
+/// How long one request may take. A transaction waits for the object that it writes, and holds its locks meanwhile.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a request is repeated after errors that may pass.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often it is repeated at most.
+const RETRIES_MAX: usize = 4;
+
+/// Objects that are read or removed at the same time for one call.
+const CONCURRENT: usize = 8;
+
+/// The random bits in the number of an object. The bits above them are the second in which it was made.
+const RANDOM_BITS: u32 = 28;
+
+/// The object store of a database.
+#[derive(Clone, Debug)]
+pub(in crate::store) struct Objects {
+    store: Arc<dyn ObjectStore>,
+    folder: Path,
+}
+
+/// An object store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action}: {source}")]
+pub(in crate::store) struct ObjectError {
+    action: String,
+    source: object_store::Error,
+}
+
+impl ObjectError {
+    fn new(action: &str, path: &Path, source: object_store::Error) -> Self {
+        Self { action: format!("{action} object {path}"), source }
+    }
+}
+
+impl From<ObjectError> for StoreError {
+    fn from(error: ObjectError) -> Self {
+        Self::Database(DatabaseFailure::new(error))
+    }
+}
+
+/// Checks the form of a URL.
+pub(in crate::store) fn check_url(url: &str) -> Result<Url, String> {
+    let parsed = Url::parse(url).map_err(|error| error.to_string())?;
+    match ObjectStoreScheme::parse(&parsed) {
+        Ok((ObjectStoreScheme::Memory, _)) | Err(_) => {
+            Err("must be s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or file:///FOLDER".to_owned())
+        }
+        Ok(_) => Ok(parsed),
+    }
+}
+
+impl Objects {
+    /// Opens the store that a URL names. Credentials, regions and endpoints are those of the environment.
+    pub(in crate::store) fn open(url: &str, store_id: u32) -> Result<Self, String> {
+        forebay_client::install_tls_provider();
+        let url = check_url(url)?;
+        let failed = |error: object_store::Error| error.to_string();
+        let (scheme, path) = ObjectStoreScheme::parse(&url).map_err(|error| error.to_string())?;
+        let retry = RetryConfig { max_retries: RETRIES_MAX, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
+        let timeout = REQUEST_TIMEOUT.as_secs();
+        let client = ClientOptions::new().with_config(ClientConfigKey::Timeout, format!("{timeout}s"));
+        let store: Arc<dyn ObjectStore> = match scheme {
+            ObjectStoreScheme::Local => Arc::new(LocalFileSystem::new().with_fsync(true)),
+            ObjectStoreScheme::AmazonS3 => {
+                let allows_http = std::env::var("AWS_ALLOW_HTTP").is_ok_and(|value| value == "true");
+                let client = client.with_allow_http(allows_http);
+                let builder = AmazonS3Builder::from_env().with_url(url.as_str());
+                Arc::new(builder.with_client_options(client).with_retry(retry).build().map_err(failed)?)
+            }
+            ObjectStoreScheme::GoogleCloudStorage => {
+                let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
+                Arc::new(builder.with_client_options(client).with_retry(retry).build().map_err(failed)?)
+            }
+            ObjectStoreScheme::MicrosoftAzure => {
+                let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str());
+                Arc::new(builder.with_client_options(client).with_retry(retry).build().map_err(failed)?)
+            }
+            other => return Err(format!("{other:?} is not supported")),
+        };
+        Ok(Self { store, folder: path.join(format!("{store_id:08x}")) })
+    }
+
+    /// The name of an object.
+    pub(in crate::store) fn path(&self, number: i64) -> Path {
+        self.folder.clone().join(format!("{number:016x}"))
+    }
+
+    /// Checks that the store can be written, with an object that is removed at once.
+    pub(in crate::store) async fn check(&self) -> Result<(), ObjectError> {
+        let path = self.path(new_number(0));
+        self.store.put(&path, PutPayload::new()).await.map_err(|error| ObjectError::new("write", &path, error))?;
+        self.store.delete(&path).await.map_err(|error| ObjectError::new("remove", &path, error))
+    }
+
+    /// Writes the object of a transaction. The rows that name what is in it may be committed then.
+    pub(in crate::store) async fn put(&self, object: PendingObject) -> Result<(), ObjectError> {
+        let path = self.path(object.number);
+        let head = Bytes::copy_from_slice(&frame::of_file(object.number, object.mark));
+        let frames = object.pending.frames.into_iter();
+        let parts = frames.flat_map(|(head, body)| [Bytes::copy_from_slice(&head), body]);
+        let payload: PutPayload = std::iter::once(head).chain(parts).collect();
+        self.store.put(&path, payload).await.map_err(|error| ObjectError::new("write", &path, error))?;
+        Ok(())
+    }
+
+    /// Reads payloads, in the order of their places.
+    pub(in crate::store) async fn read(&self, places: &[Place]) -> Result<Vec<Found>, ObjectError> {
+        let mut by_object: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+        for (index, place) in places.iter().enumerate() {
+            by_object.entry(place.file).or_default().push(index);
+        }
+        let reads = by_object.into_iter().map(|(number, indexes)| async move {
+            let ranges: Vec<Range<u64>> = indexes.iter().map(|&index| range_of(places[index])).collect();
+            let found = self.read_ranges(number, &ranges).await?;
+            Ok::<_, ObjectError>(indexes.into_iter().zip(found).collect::<Vec<_>>())
+        });
+        let read: Vec<Vec<(usize, Found)>> = stream::iter(reads).buffer_unordered(CONCURRENT).try_collect().await?;
+        let mut found = vec![Found::NoFile; places.len()];
+        for (index, payload) in read.into_iter().flatten() {
+            found[index] = payload;
+        }
+        Ok(found)
+    }
+
+    /// Reads ranges of an object. Neighbouring ones are read with one request.
+    async fn read_ranges(&self, number: i64, ranges: &[Range<u64>]) -> Result<Vec<Found>, ObjectError> {
+        let path = self.path(number);
+        match self.store.get_ranges(&path, ranges).await {
+            Ok(bytes) => Ok(bytes.into_iter().map(Found::Bytes).collect()),
+            Err(object_store::Error::NotFound { .. }) => Ok(vec![Found::NoFile; ranges.len()]),
+            Err(error) => match self.store.head(&path).await {
+                // The digests show that the payloads are damaged.
+                Ok(found) if ranges.iter().any(|range| range.end > found.size) => {
+                    Ok(vec![Found::Bytes(Bytes::new()); ranges.len()])
+                }
+                _ => Err(ObjectError::new("read", &path, error)),
+            },
+        }
+    }
+
+    /// All frames of an object, up to the first bytes that are none; an error text if it is another object.
+    pub(in crate::store) async fn frames(&self, number: i64, mark: i64) -> Result<Vec<ScannedFrame>, String> {
+        let path = self.path(number);
+        let read = async { self.store.get(&path).await?.bytes().await };
+        let bytes = read.await.map_err(|error| ObjectError::new("read", &path, error).to_string())?;
+        if !bytes.starts_with(&frame::of_file(number, mark)) {
+            return Err(format!("object {path} is another one than the one that this database wrote"));
+        }
+        let (mut at, mut frames) = (FIRST_FRAME_AT, Vec::new());
+        while let Some(head) = bytes.get(at as usize..).and_then(<[u8]>::first_chunk).and_then(frame::read_frame) {
+            let place = Place { file: number, start: at + frame::HEAD_BYTES, length: head.length };
+            at = place.start + place.length;
+            frames.push(ScannedFrame { place, head });
+        }
+        Ok(frames)
+    }
+
+    /// Removes objects, if they are there.
+    pub(in crate::store) async fn remove(&self, numbers: &[i64]) -> Result<(), ObjectError> {
+        let paths: Vec<Path> = numbers.iter().map(|&number| self.path(number)).collect();
+        stream::iter(paths).map(|path| self.remove_one(path)).buffer_unordered(CONCURRENT).try_collect().await
+    }
+
+    async fn remove_one(&self, path: Path) -> Result<(), ObjectError> {
+        match self.store.delete(&path).await {
+            Err(object_store::Error::NotFound { .. }) => Ok(()),
+            removed => removed.map_err(|error| ObjectError::new("remove", &path, error)),
+        }
+    }
+
+    /// The numbers of the objects that were made in a span of seconds.
+    pub(in crate::store) async fn made_in(&self, seconds: Range<u64>) -> Result<Vec<i64>, ObjectError> {
+        let number_at = |second: u64| ((second << RANDOM_BITS) as i64).max(0);
+        let from = self.path(number_at(seconds.start));
+        let failed = |error| ObjectError::new("list", &self.folder, error);
+        let mut listed = self.store.list_with_offset(Some(&self.folder), &from);
+        let mut numbers = Vec::new();
+        while let Some(found) = listed.next().await {
+            let found = found.map_err(failed)?;
+            let number = found.location.filename().and_then(|name| i64::from_str_radix(name, 16).ok());
+            numbers.extend(number.filter(|&number| number < number_at(seconds.end)));
+        }
+        Ok(numbers)
+    }
+}
+
+fn range_of(place: Place) -> Range<u64> {
+    place.start..place.start.saturating_add(place.length)
+}
+
+/// A number for an object: numbers are in the order of the seconds in which they were made.
+fn new_number(second: u64) -> i64 {
+    (second << RANDOM_BITS) as i64 | rand::random_range(0..1_i64 << RANDOM_BITS)
+}
+
+/// The second of the wall clock, for the numbers of objects.
+pub(in crate::store) fn wall_clock_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The object of an open transaction.
+#[derive(Debug)]
+pub(in crate::store) struct PendingObject {
+    number: i64,
+    pub(in crate::store) mark: i64,
+    pending: Pending,
+}
+
+impl Default for PendingObject {
+    fn default() -> Self {
+        Self { number: new_number(wall_clock_s()), mark: new_mark(), pending: Pending::default() }
+    }
+}
+
+impl PendingObject {
+    /// Takes a payload, and says where it will be.
+    pub(in crate::store) fn place(&mut self, rollout: RolloutPk, payload: &Payload) -> Place {
+        self.pending.place(self.number, FIRST_FRAME_AT, rollout, payload)
+    }
+
+    /// What the transaction writes; none if it has no payloads.
+    pub(in crate::store) fn appended(&self) -> Option<Appended> {
+        let (frames, bytes) = (self.pending.frames.len(), self.pending.bytes);
+        (frames > 0).then_some(Appended { file: self.number, frames, bytes, end: FIRST_FRAME_AT + bytes })
+    }
+}

@@ -1,0 +1,354 @@
+//! Payloads of Postgres in an object store: a real S3 server, and a proxy before it that is slow, fails, or loses answers.
+
+use std::{
+    path::Path,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use sqlx::{Connection as _, PgConnection};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command},
+};
+
+use crate::support::{eventually, fresh_database, group, http, process::Service, text, with};
+
+/// What the proxy does with connections and their answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Forward = 0,
+    /// Each answer is late.
+    Slow = 1,
+    /// Connections are closed at once.
+    Refuse = 2,
+    /// Requests are made, and their answers are lost.
+    LoseAnswers = 3,
+}
+
+/// An S3 server with a bucket, and the proxy before it.
+struct S3 {
+    _server: Child,
+    /// Address of the server itself.
+    direct: String,
+    /// Address of the proxy.
+    proxied: String,
+    mode: Arc<AtomicUsize>,
+    lost: Arc<AtomicUsize>,
+    http: reqwest::Client,
+}
+
+impl S3 {
+    async fn start() -> Self {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let made = Command::new(repository.join("scripts/python-env")).arg("moto").output().await;
+        let made = made.expect("scripts/python-env can be run");
+        assert!(
+            made.status.success(),
+            "the Python environment of the S3 server is missing; `./scripts/python-env moto` makes it, and said: {}",
+            String::from_utf8_lossy(&made.stderr)
+        );
+        let python = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+        let port = {
+            let free = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+            free.local_addr().expect("it has an address").port()
+        };
+        let mut command = Command::new(python);
+        command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        let server = command.spawn().expect("the server starts");
+        let direct = format!("127.0.0.1:{port}");
+        let (mode, lost) = (Arc::new(AtomicUsize::new(Mode::Forward as usize)), Arc::new(AtomicUsize::new(0)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let proxied = listener.local_addr().expect("it has an address").to_string();
+        tokio::spawn(proxy(listener, direct.clone(), Arc::clone(&mode), Arc::clone(&lost)));
+        let s3 = Self { _server: server, direct, proxied, mode, lost, http: http() };
+        let bucket = || async { s3.http.put(s3.url("")).send().await.is_ok_and(|answer| answer.status() == 200) };
+        eventually("a bucket", bucket).await;
+        s3
+    }
+
+    fn url(&self, key: &str) -> String {
+        format!("http://{}/bucket/{key}", self.direct)
+    }
+
+    fn set(&self, mode: Mode) {
+        self.mode.store(mode as usize, Ordering::SeqCst);
+    }
+
+    /// The environment of a service that uses it.
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("FOREBAY_PAYLOADS", "objects".to_owned()),
+            ("FOREBAY_OBJECTS_URL", "s3://bucket/payloads".to_owned()),
+            ("AWS_ENDPOINT", format!("http://{}", self.proxied)),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ACCESS_KEY_ID", "key".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
+        ]
+    }
+
+    async fn serve(&self, database: &str, config: Option<&Path>) -> Service {
+        let environment = self.environment();
+        let environment: Vec<(&str, &str)> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let config = config.map(|path| path.to_str().expect("the path is text"));
+        let arguments: Vec<&str> = config.into_iter().flat_map(|path| ["--config", path]).collect();
+        Service::start_with(database, &[&["--log", "json"], arguments.as_slice()].concat(), &environment).await
+    }
+
+    async fn run(&self, arguments: &[&str]) -> (bool, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(arguments).envs(self.environment()).env_remove("FOREBAY_PAYLOADS");
+        let output = command.output().await.expect("the binary starts");
+        (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    }
+
+    /// The keys of all objects.
+    async fn keys(&self) -> Vec<String> {
+        let listed = self.http.get(self.url("?list-type=2")).send().await.expect("the server answers");
+        let listed = listed.text().await.expect("a list is text");
+        let keys = listed.split("<Key>").skip(1);
+        keys.map(|rest| rest.split("</Key>").next().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+async fn proxy(listener: TcpListener, to: String, mode: Arc<AtomicUsize>, lost: Arc<AtomicUsize>) {
+    while let Ok((mut client, _)) = listener.accept().await {
+        let (to, mode, lost) = (to.clone(), Arc::clone(&mode), Arc::clone(&lost));
+        tokio::spawn(async move {
+            if mode.load(Ordering::SeqCst) == Mode::Refuse as usize {
+                return;
+            }
+            let Ok(mut server) = TcpStream::connect(to).await else { return };
+            let (mut requests, mut answers_to) = client.split();
+            let (mut answers, mut requests_to) = server.split();
+            let forward = copy(&mut requests, &mut requests_to);
+            let backward = async {
+                let mut buffer = vec![0; 64 << 10];
+                loop {
+                    let count = answers.read(&mut buffer).await.unwrap_or(0);
+                    let now = mode.load(Ordering::SeqCst);
+                    if now == Mode::LoseAnswers as usize || now == Mode::Refuse as usize {
+                        lost.fetch_add(1, Ordering::SeqCst);
+                        return;
+                    }
+                    if now == Mode::Slow as usize {
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                    }
+                    if count == 0 || answers_to.write_all(&buffer[..count]).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            tokio::select! { _ = forward => {}, () = backward => {} }
+        });
+    }
+}
+
+async fn post(http: &reqwest::Client, service: &Service, number: usize) -> u16 {
+    let mut bundle = group(&format!("g{number}"), &[1.0, 0.0]);
+    for (place, rollout) in bundle.as_array_mut().expect("a bundle").iter_mut().enumerate() {
+        rollout["segments"] = json!([{"tokens": tokens(2 * number + place), "loss_mask": vec![1; 399]}]);
+    }
+    let sent = http.post(format!("{}/trajectories", service.url)).json(&bundle).send().await;
+    sent.expect("the service answers").status().as_u16()
+}
+
+fn tokens(index: usize) -> Vec<usize> {
+    (0..400).map(|token| token * 7_919 % (1_000 + index)).collect()
+}
+
+async fn rules(http: &reqwest::Client, service: &Service, more: Value) {
+    let rules = with(json!({"group": {"size": 2}}), more);
+    let put = http.put(format!("{}/policies/default", service.url)).json(&rules).send().await;
+    assert!(put.expect("the service answers").status().is_success());
+}
+
+/// The statuses of reading all batches that are ready, and their rows.
+async fn delivered(http: &reqwest::Client, service: &Service) -> (Vec<u16>, Vec<Value>) {
+    let (mut statuses, mut rows) = (Vec::new(), Vec::new());
+    loop {
+        let lease = http.post(format!("{}/batches", service.url)).json(&json!({})).send().await;
+        let lease = lease.expect("the service answers");
+        if lease.status() == 204 {
+            return (statuses, rows);
+        }
+        let batch: Value = lease.json().await.expect("a descriptor");
+        let read = http.get(format!("{}{}", service.url, text(&batch["samples_url"]))).send().await;
+        let read = read.expect("the service answers");
+        statuses.push(read.status().as_u16());
+        let lines = read.text().await.unwrap_or_default();
+        if statuses.last() == Some(&200) {
+            rows.extend(lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("a row")));
+        }
+    }
+}
+
+async fn number(database: &str, sql: &'static str) -> i64 {
+    let mut connection = PgConnection::connect(database).await.expect("the server accepts");
+    sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect("it is valid")
+}
+
+const INSIDE: &str = "SELECT COUNT(*) FROM payload WHERE file IS NULL";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn payloads_are_objects_that_every_replica_reads_and_a_kill_loses_none() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let service = s3.serve(&database, None).await;
+    rules(&s3.http, &service, json!({})).await;
+    s3.set(Mode::Slow);
+    for number in 0..5 {
+        assert_eq!(post(&s3.http, &service, number).await, 201);
+    }
+    service.kill().await;
+    s3.set(Mode::Forward);
+    let (first, second) = (s3.serve(&database, None).await, s3.serve(&database, None).await);
+    assert_eq!(post(&s3.http, &first, 5).await, 201);
+    let (statuses, rows) = delivered(&s3.http, &second).await;
+    assert_eq!(statuses, [200; 6]);
+    for (index, row) in rows.iter().enumerate() {
+        assert_eq!(row["tokens"], json!(tokens(index)), "{index}");
+    }
+    assert_eq!((rows.len(), number(&database, INSIDE).await), (12, 0));
+    let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
+    assert!(healthy && table.contains("0 in the database, 12 in 6"), "{table}");
+    first.kill().await;
+    second.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let service = s3.serve(&database, None).await;
+    rules(&s3.http, &service, json!({})).await;
+    assert_eq!(post(&s3.http, &service, 0).await, 201);
+    let objects = s3.keys().await.len();
+
+    s3.set(Mode::Refuse);
+    assert_eq!(post(&s3.http, &service, 1).await, 503);
+    assert_eq!(number(&database, "SELECT COUNT(*) FROM rollout").await, 2, "nothing is stored without its payload");
+    s3.set(Mode::Forward);
+    let is_ready = || async {
+        let ready = s3.http.get(format!("{}/readyz", service.url)).send().await;
+        ready.is_ok_and(|answer| answer.status() == 200)
+    };
+    eventually("readiness", is_ready).await;
+    assert_eq!(post(&s3.http, &service, 1).await, 201);
+
+    s3.set(Mode::LoseAnswers);
+    let posting = {
+        let (http, url) = (s3.http.clone(), service.url.clone());
+        tokio::spawn(async move {
+            let sent = http.post(format!("{url}/trajectories")).json(&group("lost", &[1.0, 0.0])).send().await;
+            sent.expect("the service answers").status().as_u16()
+        })
+    };
+    eventually("a lost answer", || async { s3.lost.load(Ordering::SeqCst) > 0 }).await;
+    s3.set(Mode::Forward);
+    assert_eq!(posting.await.expect("a client only posts"), 201, "the request is made again");
+    assert_eq!(number(&database, "SELECT COUNT(*) FROM rollout").await, 6);
+    assert_eq!(s3.keys().await.len(), objects + 2, "the object has the same name each time");
+    let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
+    assert!(healthy, "{table}");
+    service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_that_no_row_names_are_removed() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let config = folder.path().join("forebay.toml");
+    std::fs::write(&config, "[objects]\ngrace_s = 0").expect("it can be written");
+    let service = s3.serve(&database, Some(&config)).await;
+    rules(&s3.http, &service, json!({})).await;
+    for number in 0..2 {
+        assert_eq!(post(&s3.http, &service, number).await, 201);
+    }
+    assert_eq!(s3.keys().await.len(), 2);
+    service.kill().await;
+    // An object as a transaction that failed two hours ago has left it, and one of a transaction that may be open.
+    let store_id = number(&database, "SELECT store_id FROM payload_store").await;
+    let second =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("it is after 1970").as_secs();
+    for age_s in [7_200, 60] {
+        let key = format!("payloads/{store_id:08x}/{:016x}", (second - age_s) << 28);
+        let made = s3.http.put(s3.url(&key)).body("left").send().await;
+        assert_eq!(made.expect("the server answers").status(), 200);
+    }
+    let service = s3.serve(&database, Some(&config)).await;
+    let discard = json!({"group_id": "g0", "reason": "test"});
+    let discarded = s3.http.post(format!("{}/groups/discard", service.url)).json(&discard).send().await;
+    assert_eq!(discarded.expect("the service answers").status(), 200);
+    eventually("two objects", || async { s3.keys().await.len() == 2 }).await;
+    let (statuses, rows) = delivered(&s3.http, &service).await;
+    assert_eq!((statuses, rows.len()), (vec![200], 2), "the other group is whole");
+    assert_eq!(number(&database, "SELECT COUNT(*) FROM segment_file").await, 1);
+    service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn payloads_move_into_objects_and_back_and_an_object_that_was_replaced_is_damage() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let service = Service::start(&database).await;
+    rules(&s3.http, &service, json!({})).await;
+    for number in 0..4 {
+        assert_eq!(post(&s3.http, &service, number).await, 201);
+    }
+    assert!(service.stop().await.success());
+    assert_eq!(number(&database, INSIDE).await, 8);
+    let service = s3.serve(&database, None).await;
+    eventually("all payloads are objects", || async { number(&database, INSIDE).await == 0 }).await;
+    assert!(service.stop().await.success());
+
+    let (moved, said) = s3.run(&["move-payloads", "database", "--database", &database]).await;
+    assert!(moved && said.contains("8 in the database, 0 outside of it"), "{said}");
+    let (moved, said) = s3.run(&["move-payloads", "objects", "--database", &database]).await;
+    assert!(moved && said.contains("0 in the database, 8 outside of it"), "{said}");
+    let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
+    assert!(healthy, "{table}");
+
+    let newest = number(&database, "SELECT MAX(file) FROM payload").await;
+    let keys = s3.keys().await;
+    let key = keys.iter().find(|key| key.ends_with(&format!("{newest:016x}"))).expect("it is there");
+    let replaced = s3.http.put(s3.url(key)).body("short").send().await;
+    assert_eq!(replaced.expect("the server answers").status(), 200);
+    let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
+    assert!(!healthy && table.contains(&format!("{newest:016x}")), "{table}");
+    let service = s3.serve(&database, None).await;
+    let (statuses, _) = delivered(&s3.http, &service).await;
+    assert!(statuses.contains(&500), "{statuses:?}");
+    assert!(number(&database, "SELECT COUNT(*) FROM rollout_group WHERE state = 'quarantined'").await > 0);
+    service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_a_database_cannot_have_is_refused() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let refusal = async |database: &str, arguments: &[&str]| {
+        let arguments = [&["--listen", "127.0.0.1:0", "--database", database], arguments].concat();
+        let (succeeds, said) = s3.run(&arguments).await;
+        assert!(!succeeds, "{said}");
+        said
+    };
+    let said = refusal(&database, &["--payloads", "segments"]).await;
+    assert!(said.contains("for SQLite"), "{said}");
+    let said = refusal("sqlite::memory:", &["--payloads", "objects"]).await;
+    assert!(said.contains("for Postgres"), "{said}");
+    let said = refusal(&database, &["--payloads", "objects", "--objects-url", "ftp://host/folder"]).await;
+    assert!(said.contains("must be s3://BUCKET/PATH"), "{said}");
+    let said = refusal(&database, &["--payloads", "objects", "--objects-url", "s3://missing/folder"]).await;
+    assert!(said.contains("the object store cannot be used"), "{said}");
+
+    let service = s3.serve(&database, None).await;
+    assert_eq!(post(&s3.http, &service, 0).await, 201);
+    assert!(service.stop().await.success());
+    let said = refusal(&database, &["--payloads", "objects", "--objects-url", "s3://bucket/other"]).await;
+    assert!(said.contains("move them into the database first"), "{said}");
+}
