@@ -51,14 +51,14 @@ struct S3 {
 impl S3 {
     async fn start() -> Self {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let made = Command::new(repository.join("scripts/python-env")).arg("moto").output().await;
-        let made = made.expect("scripts/python-env can be run");
+        let environment = Command::new(repository.join("scripts/python-env")).arg("moto").output().await;
+        let environment = environment.expect("scripts/python-env can be run");
         assert!(
-            made.status.success(),
+            environment.status.success(),
             "the Python environment of the S3 server is missing; `./scripts/python-env moto` makes it, and said: {}",
-            String::from_utf8_lossy(&made.stderr)
+            String::from_utf8_lossy(&environment.stderr)
         );
-        let python = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+        let python = String::from_utf8_lossy(&environment.stdout).trim().to_owned();
         let port = {
             let free = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
             free.local_addr().expect("it has an address").port()

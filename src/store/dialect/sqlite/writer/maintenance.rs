@@ -190,7 +190,7 @@ mod tests {
         }
         let mut free = writer.free_pages().await;
         assert!(free > (FREE_BYTES_KEPT / PAGE_BYTES) + 10 * SLICE, "{free}");
-        for _ in 0..20 * CARE_EVERY_COMMITS {
+        for _ in 0..40 * CARE_EVERY_COMMITS {
             writer.commit(Box::new(Idle { is_urgent: false })).await;
             writer.look_after_file().await;
             let left = writer.free_pages().await;
