@@ -16,9 +16,12 @@ pub(super) async fn open(
     let failed = |source| OpenError::Database { name: name.to_owned(), source };
     let mut connection = PgConnection::connect_with(options).await.map_err(failed)?;
     let mut transaction = connection.begin().await.map_err(failed)?;
-    // Replicas may start at the same time.
+    // Replicas may start at the same time. Statements have no names, because a pooler would keep them in its session.
     sqlx::raw_sql("LOCK TABLE payload_store IN EXCLUSIVE MODE").execute(&mut *transaction).await.map_err(failed)?;
-    let row = sqlx::query("SELECT kind, store_id, url FROM payload_store").fetch_optional(&mut *transaction).await;
+    let row = sqlx::query("SELECT kind, store_id, url FROM payload_store")
+        .persistent(false)
+        .fetch_optional(&mut *transaction)
+        .await;
     let row = row.map_err(failed)?;
     let recorded = row.as_ref().map(|row| -> Result<(String, i64, Option<String>), sqlx::Error> {
         Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
@@ -34,6 +37,7 @@ pub(super) async fn open(
     }
     if recorded_url.is_some() && url != recorded_url {
         let has_objects: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM segment_file)")
+            .persistent(false)
             .fetch_one(&mut *transaction)
             .await
             .map_err(failed)?;
@@ -53,8 +57,9 @@ pub(super) async fn open(
         objects.check().await.map_err(|error| settings(format!("the object store cannot be used: {error}")))?;
     }
     if recorded.is_none_or(|(recorded, _, recorded_url)| recorded != kind.as_str() || recorded_url != url) {
-        sqlx::query("DELETE FROM payload_store").execute(&mut *transaction).await.map_err(failed)?;
+        sqlx::query("DELETE FROM payload_store").persistent(false).execute(&mut *transaction).await.map_err(failed)?;
         sqlx::query("INSERT INTO payload_store (kind, store_id, url) VALUES ($1, $2, $3)")
+            .persistent(false)
             .bind(kind.as_str())
             .bind(store_id)
             .bind(url)
