@@ -173,7 +173,7 @@ async fn goes_on_when_the_service(becomes: Becomes) {
     let url = format!("sqlite:{}", database.display());
     let service = TestService::start_on(&url, POLICIES).await;
     record(&service.client, 3, 2).await;
-    forebay::store::backup(&url, &copy).expect("a copy can be made");
+    forebay::store::backup(&url, &copy, None).expect("a copy can be made");
     let target = Arc::new(Mutex::new(service.url.clone()));
     let output = folder.path().join("run");
     let mut config = config(&service, output.clone(), 4);
