@@ -201,12 +201,13 @@ impl Server {
     /// Starts the periodic tasks that run beside the requests.
     fn start_background(&self) -> Vec<tokio::task::JoinHandle<()>> {
         let (buffer, rules_cleanup, replica) = (self.buffer.clone(), self.buffer.clone(), self.buffer.clone());
-        let (clock, keyring) = (self.buffer.clone(), Arc::clone(&self.keyring));
+        let (clock, payloads, keyring) = (self.buffer.clone(), self.buffer.clone(), Arc::clone(&self.keyring));
         let mut tasks = vec![
             tokio::spawn(async move { buffer.run_sweeper().await }),
             tokio::spawn(async move { rules_cleanup.run_rules_cleanup().await }),
             tokio::spawn(async move { replica.run_replicas().await }),
             tokio::spawn(async move { clock.run_clock().await }),
+            tokio::spawn(async move { payloads.run_payload_care().await }),
             tokio::spawn(async move { keyring.run().await }),
         ];
         tasks.extend(self.tls.clone().map(|tls| tokio::spawn(tls.run())));

@@ -336,6 +336,12 @@ impl Buffer {
         sweep::run_sweeper(self).await;
     }
 
+    /// Moves payloads to where the configuration wants them, and removes objects that are no longer needed, until the future
+    /// is dropped.
+    pub async fn run_payload_care(&self) {
+        sweep::run_payload_care(self).await;
+    }
+
     /// Sweeps once: expired leases, overdue groups, and payloads and tombstones whose retention is over.
     pub async fn sweep(&self) -> Result<(), StoreError> {
         sweep::sweep(self).await

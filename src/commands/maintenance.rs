@@ -3,18 +3,18 @@
 use std::{
     io::{IsTerminal as _, Write as _},
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 use forebay::{
     buffer::{
         doctor::{self, Diagnosis},
-        port::Health,
+        port::{Health, PayloadMoves, StoreError},
     },
     clock::{AnchoredClock, Clock as _},
     metrics::Metrics,
-    store::{self, PayloadKind, PayloadOptions},
+    store::{self, Database, PayloadKind, PayloadOptions},
 };
 
 /// How often the number of payloads that are left is printed.
@@ -57,20 +57,14 @@ pub(crate) async fn move_payloads(
     let options = PayloadOptions { kind: Some(kind), objects_url, ..PayloadOptions::default() };
     let store = store::open_existing_with(database, options, Metrics::new().store()).await?;
     let shows_progress = std::io::stderr().is_terminal();
-    let mut health = store.health();
-    let clock = AnchoredClock::new();
-    // The writer of SQLite moves them while no command waits for it. Counting them reads.
+    let health = store.health();
     let places = loop {
-        while store.look_after_payloads(clock.now()).await.context("the payloads cannot be moved")? {}
+        let moves = move_for_a_while(&*store).await.context("the payloads cannot be moved")?;
         let places = store.count_payloads().await.context("the database cannot be read")?;
         let left = match kind {
             PayloadKind::Database => places.in_files,
             PayloadKind::Segments | PayloadKind::Objects => places.in_database,
         };
-        // SQLite removes a file after the last payload was moved out of it.
-        if left == 0 && (places.files == 0 || kind != PayloadKind::Database || !database.starts_with("sqlite:")) {
-            break places;
-        }
         if shows_progress {
             eprint!("\r{left} payloads are left ");
             let _ = std::io::stderr().flush();
@@ -78,13 +72,34 @@ pub(crate) async fn move_payloads(
         if *health.borrow() != Health::Writable {
             bail!("the database cannot be written; {left} payloads are not moved");
         }
-        let _ = tokio::time::timeout(PROGRESS_INTERVAL, health.changed()).await;
+        if moves == PayloadMoves::Done {
+            if left > 0 {
+                bail!("{left} payloads cannot be read, so they stay where they are: `forebay doctor` names them");
+            }
+            break places;
+        }
     };
     store.close().await;
     if shows_progress {
         eprintln!();
     }
     crate::print(&format!("{} in the database, {} outside of it\n", places.in_database, places.in_files))
+}
+
+/// Moves payloads until progress is to be printed.
+async fn move_for_a_while(store: &dyn Database) -> Result<PayloadMoves, StoreError> {
+    let clock = AnchoredClock::new();
+    let until = Instant::now() + PROGRESS_INTERVAL;
+    loop {
+        match store.look_after_payloads(clock.now()).await? {
+            PayloadMoves::More if Instant::now() < until => {}
+            PayloadMoves::InBackground => {
+                tokio::time::sleep_until(until.into()).await;
+                return Ok(PayloadMoves::InBackground);
+            }
+            moves => return Ok(moves),
+        }
+    }
 }
 
 /// `forebay doctor`: prints a table to standard output, and fails if anything is wrong.

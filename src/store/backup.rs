@@ -105,6 +105,9 @@ pub fn backup(url: &str, to: &Path, previous: Option<&Path>) -> Result<u64, Back
 /// Then the database is copied again, with what has been moved or purged.
 fn copy_whole(from: &Path, staged: &Path, previous: Option<&Path>) -> Result<u64, BackupError> {
     let unread = |path: &Path, source| BackupError::Database { path: path.to_owned(), source };
+    // The files of the copy have another number in their names, so that the copy finds no file of the database.
+    let target = SegmentFolder::new(segments_of(staged)?, new_store_id());
+    let earlier = previous.map(earlier_files).transpose()?.flatten();
     for _ in 0..ATTEMPTS {
         // `VACUUM INTO` needs an empty file.
         File::options()
@@ -114,16 +117,11 @@ fn copy_whole(from: &Path, staged: &Path, previous: Option<&Path>) -> Result<u64
             .map_err(|source| BackupError::File { path: staged.to_owned(), source })?;
         copy(from, staged).map_err(|source| unread(from, source))?;
         let Some(named) = NamedFiles::read(staged).map_err(|source| unread(staged, source))? else { return Ok(0) };
-        // The files of the copy have another number in their names, so that the copy finds no file of the database.
-        let target = SegmentFolder::new(segments_of(staged)?, new_store_id());
-        let earlier = previous.map(earlier_files).transpose()?.flatten();
         let source = SegmentFolder::new(segments_of(from)?, named.store_id);
         if let Some(bytes) = named.copy(&source, &target, earlier.as_ref()).map_err(StoreError::from)? {
             rename_files(staged, &target).map_err(|source| unread(staged, source))?;
             return Ok(bytes);
         }
-        // Files that the next copy of the database does not name are gone with their folder.
-        let _ = std::fs::remove_dir_all(segments_of(staged)?);
     }
     Err(BackupError::Moving)
 }

@@ -74,7 +74,7 @@ fn classify(error: &StoreError) -> Option<Health> {
         return classify_sqlite(error.sqlite_error()?.extended_code);
     }
     if let Some(error) = failure.reported::<SegmentFileError>() {
-        return Some(if error.may_pass() { Health::Failing } else { Health::Broken });
+        return error.health();
     }
     if failure.reported::<ObjectError>().is_some() {
         return Some(Health::Failing);

@@ -4,35 +4,41 @@
 //! Separate from the dialect, because each step is an operation of its own, and the object store is asked between them.
 //! Every replica does this. What two of them do at the same time is done once.
 
-use std::{
-    ops::Range,
-    sync::atomic::{AtomicI64, AtomicU64, Ordering},
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicI64, Ordering},
 };
 
 use super::{
     PayloadKind,
     dialect::Dialect,
-    ops::relocate::{FindEmptied, FindKnown, FindMisplaced, ForgetObjects, Misplaced, Relocate},
-    payloads::PlaceReader,
-    segment_files::{Found, Objects, Place, wall_clock_s},
+    ops::relocate::{FindEmptied, FindKnown, FindMisplaced, ForgetObjects, Relocate, with_bodies},
+    segment_files::{Objects, Place, wall_clock_s},
 };
 use crate::{
-    buffer::{ids::RolloutPk, payload::Payload, port::StoreError},
+    buffer::{
+        ids::RolloutPk,
+        port::{PayloadMoves, StoreError},
+    },
     clock::Timestamp,
     metrics::StoreMetrics,
 };
 
-/// Seconds between two looks for objects that may be removed.
-const REMOVAL_INTERVAL_S: i64 = 2;
+/// Objects that are removed or looked up at once.
+const OBJECTS_AT_ONCE: usize = 100;
 
-/// Objects that are removed at once.
-const REMOVED_MAX: u32 = 100;
+/// Seconds between two looks for objects without a row: much longer than a transaction may take. An object is removed when
+/// two of these looks in a row have found no row. So only service time counts, and not the clocks of the replicas.
+const ORPHANS_INTERVAL_S: i64 = 3_600;
 
-/// Seconds after which an object without a row will not get one: much longer than a transaction may take.
-const ORPHAN_AGE_S: u64 = 3_600;
-
-/// How far back a process looks at first for objects without rows: a week.
+/// How far back the first look goes: a week.
 const ORPHANS_BACK_S: u64 = 7 * 86_400;
+
+/// How far the clocks of replicas, which number the objects, may differ without objects being passed over.
+const CLOCKS_DIFFER_S: u64 = 2 * 3_600;
+
+/// Objects without a row that are remembered between two looks. A later look finds the others.
+const SUSPECTS_MAX: usize = 100_000;
 
 /// No payload is left where the configuration does not want it.
 const DONE: i64 = i64::MAX;
@@ -46,22 +52,30 @@ pub(super) struct ObjectCare {
     metrics: StoreMetrics,
     /// The last row whose place was examined.
     examined: AtomicI64,
-    /// When objects were last removed, in seconds of service time.
-    removed_s: AtomicI64,
-    /// The second up to which objects without rows were removed.
-    orphans_s: AtomicU64,
+    orphans: Mutex<Orphans>,
+}
+
+/// What is known about objects without a row.
+#[derive(Debug)]
+struct Orphans {
+    /// When this process last looked for them, in seconds of service time.
+    looked_s: Option<i64>,
+    /// The second of the oldest object that the next look lists.
+    from_s: u64,
+    /// Objects that had no row at the last look.
+    suspects: Vec<i64>,
 }
 
 impl ObjectCare {
     pub(super) fn new(objects: Objects, kind: PayloadKind, grace_s: u64, metrics: StoreMetrics) -> Self {
+        let from_s = wall_clock_s().saturating_sub(ORPHANS_BACK_S);
         Self {
             objects,
             kind,
             grace_s,
             metrics,
             examined: AtomicI64::new(0),
-            removed_s: AtomicI64::new(0),
-            orphans_s: AtomicU64::new(wall_clock_s().saturating_sub(ORPHANS_BACK_S)),
+            orphans: Mutex::new(Orphans { looked_s: None, from_s, suspects: Vec::new() }),
         }
     }
 
@@ -69,47 +83,30 @@ impl ObjectCare {
         &self.objects
     }
 
-    /// One step of each kind that is due. Returns whether payloads may be left to move.
-    pub(super) async fn step<D: Dialect>(&self, dialect: &D, now: Timestamp) -> Result<bool, StoreError> {
-        let is_more = self.move_slice(dialect, now).await?;
-        let second = now.as_micros() / 1_000_000;
-        if second - self.removed_s.load(Ordering::Relaxed) >= REMOVAL_INTERVAL_S {
-            self.removed_s.store(second, Ordering::Relaxed);
-            self.remove_emptied(dialect, now).await?;
-            self.remove_orphans(dialect).await?;
+    /// One step of each kind that is due.
+    pub(super) async fn step<D: Dialect>(&self, dialect: &D, now: Timestamp) -> Result<PayloadMoves, StoreError> {
+        let moves = self.move_slice(dialect, now).await?;
+        self.remove_emptied(dialect, now).await?;
+        if let Some(suspects) = self.suspects_when_due(now.as_micros() / 1_000_000) {
+            self.remove_orphans(dialect, suspects).await?;
         }
-        Ok(is_more)
+        Ok(moves)
     }
 
-    async fn move_slice<D: Dialect>(&self, dialect: &D, now: Timestamp) -> Result<bool, StoreError> {
+    async fn move_slice<D: Dialect>(&self, dialect: &D, now: Timestamp) -> Result<PayloadMoves, StoreError> {
         let after = self.examined.load(Ordering::Relaxed);
         if after == DONE {
-            return Ok(false);
+            return Ok(PayloadMoves::Done);
         }
         let (last, rows) = dialect.read(FindMisplaced { after: RolloutPk(after), kind: self.kind }).await?;
-        let rows = self.with_bodies(rows).await?;
+        let places: Vec<Place> = rows.iter().filter_map(|row| row.place).collect();
+        let rows = with_bodies(rows, self.objects.read(&places).await?);
         if !rows.is_empty() {
             let moved = dialect.write(Relocate { rows, now }).await?;
             self.metrics.payloads_moved(moved);
         }
         self.examined.store(last.map_or(DONE, |last| last.0), Ordering::Relaxed);
-        Ok(last.is_some())
-    }
-
-    /// The payloads with their bodies. One that cannot be read stays what it is: damaged.
-    async fn with_bodies(&self, rows: Vec<Misplaced>) -> Result<Vec<Misplaced>, StoreError> {
-        let places: Vec<Place> = rows.iter().filter_map(|row| row.place).collect();
-        let mut bodies = PlaceReader::Objects(self.objects.clone()).read(places).await?.into_iter();
-        let with_body = |row: Misplaced| {
-            let Some(place) = row.place else { return Some(row) };
-            match bodies.next() {
-                Some(Found::Bytes(body)) if body.len() as u64 == place.length => {
-                    Some(Misplaced { payload: Payload { body, ..row.payload }, ..row })
-                }
-                _ => None,
-            }
-        };
-        Ok(rows.into_iter().filter_map(with_body).collect())
+        Ok(if last.is_some() { PayloadMoves::More } else { PayloadMoves::Done })
     }
 
     /// Removes objects whose payloads were all purged or moved, after the grace.
@@ -117,36 +114,55 @@ impl ObjectCare {
         let grace = i64::try_from(self.grace_s).unwrap_or(i64::MAX).saturating_mul(1_000_000);
         let before = Timestamp::from_micros(now.as_micros().saturating_sub(grace));
         loop {
-            let emptied = dialect.read(FindEmptied { before, limit: REMOVED_MAX }).await?;
+            let emptied = dialect.read(FindEmptied { before, limit: OBJECTS_AT_ONCE as u32 }).await?;
             if emptied.is_empty() {
                 return Ok(());
             }
             self.objects.remove(&emptied).await?;
-            let is_last = emptied.len() < REMOVED_MAX as usize;
             dialect.write(ForgetObjects(emptied)).await?;
-            if is_last {
-                return Ok(());
-            }
         }
     }
 
+    /// The objects that had no row at the last look, if the next look is due.
+    fn suspects_when_due(&self, second: i64) -> Option<Vec<i64>> {
+        let mut orphans = self.orphans();
+        if orphans.looked_s.is_some_and(|looked_s| second - looked_s < ORPHANS_INTERVAL_S) {
+            return None;
+        }
+        orphans.looked_s = Some(second);
+        Some(std::mem::take(&mut orphans.suspects))
+    }
+
     /// Removes objects of transactions that failed.
-    async fn remove_orphans<D: Dialect>(&self, dialect: &D) -> Result<(), StoreError> {
-        let span: Range<u64> = self.orphans_s.load(Ordering::Relaxed)..wall_clock_s().saturating_sub(ORPHAN_AGE_S);
-        if span.is_empty() {
-            return Ok(());
+    async fn remove_orphans<D: Dialect>(&self, dialect: &D, suspects: Vec<i64>) -> Result<(), StoreError> {
+        let orphans = without_row(dialect, suspects).await?;
+        if !orphans.is_empty() {
+            tracing::info!(objects = orphans.len(), "removing objects of transactions that failed");
+            self.objects.remove(&orphans).await?;
         }
-        let end = span.end;
-        let made = self.objects.made_in(span).await?;
-        for numbers in made.chunks(REMOVED_MAX as usize) {
-            let known = dialect.read(FindKnown(numbers.to_vec())).await?;
-            let orphans: Vec<i64> = numbers.iter().copied().filter(|number| !known.contains(number)).collect();
-            if !orphans.is_empty() {
-                tracing::info!(objects = orphans.len(), "removing objects of transactions that failed");
-                self.objects.remove(&orphans).await?;
-            }
+        let (from_s, now_s) = (self.orphans().from_s, wall_clock_s());
+        let listed = self.objects.made_since(from_s, SUSPECTS_MAX).await?;
+        let is_whole = listed.len() < SUSPECTS_MAX;
+        let suspects = without_row(dialect, listed).await?;
+        let mut orphans = self.orphans();
+        orphans.suspects = suspects;
+        if is_whole {
+            orphans.from_s = now_s.saturating_sub(CLOCKS_DIFFER_S);
         }
-        self.orphans_s.store(end, Ordering::Relaxed);
         Ok(())
     }
+
+    fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Those of some objects that have no row.
+async fn without_row<D: Dialect>(dialect: &D, numbers: Vec<i64>) -> Result<Vec<i64>, StoreError> {
+    let mut found = Vec::new();
+    for numbers in numbers.chunks(OBJECTS_AT_ONCE) {
+        let known = dialect.read(FindKnown(numbers.to_vec())).await?;
+        found.extend(numbers.iter().copied().filter(|number| !known.contains(number)));
+    }
+    Ok(found)
 }

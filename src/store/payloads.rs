@@ -3,7 +3,7 @@
 //! Separate from the operation that reads their rows, because segment files are read outside of its transaction, on a
 //! thread that may block.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use super::{
     dialect::Dialect,
@@ -19,15 +19,21 @@ use crate::buffer::{
     port::{PayloadPlaces, StoreError, StoredPayload},
 };
 
-/// How often rows are read again because the file that they named is gone. A file is removed after its payloads were
-/// moved to another one, or purged; then the next read of the rows says so.
-const ATTEMPTS: usize = 4;
+/// How often rows are read because the file that they named is gone. A file is removed after its payloads were moved to
+/// another one, or purged; then the next read of the rows says so.
+const ATTEMPTS: u32 = 4;
+
+/// The pause before the third read, and ten times as long before the fourth: an object store may show an object late.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Payloads of rollouts, in the order of the argument. Missing ones are left out.
 pub(super) async fn read<D: Dialect>(dialect: &D, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError> {
     let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(rollouts.len());
     let mut left = rollouts.clone();
     for attempt in 1..=ATTEMPTS {
+        if attempt > 2 {
+            tokio::time::sleep(PAUSE * 10_u32.pow(attempt - 3)).await;
+        }
         let rows = dialect.read(ReadPayloads(std::mem::take(&mut left))).await?;
         let (outside, inside): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.place.is_some());
         payloads.extend(inside.into_iter().map(|row| (row.stored.rollout_pk, row.stored.payload)));
@@ -104,11 +110,7 @@ impl PlaceReader {
                     if let Err(error) = files.folder().check(file.file, file.mark, file.end) {
                         return Ok(Err(error.to_string()));
                     }
-                    let (mut scan, mut frames) = (Scan::new(file.file, file.end), Vec::new());
-                    while let Some(frame) = files.next_frame(&mut scan)? {
-                        frames.push(frame);
-                    }
-                    Ok(Ok(frames))
+                    Ok(Ok(files.next_frames(&mut Scan::new(file.file, file.end), usize::MAX, u64::MAX)?))
                 };
                 tokio::task::spawn_blocking(walk).await.map_err(|_| StoreError::Closed)?
             }

@@ -15,7 +15,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::{
     OpenError, PayloadOptions,
-    dialect::{Files, Names, Sqlite, folder_of, missing_from, sync_folder, with_suffix},
+    dialect::{Files, Names, SEGMENTS, Sqlite, folder_of, missing_from, sync_folder, with_suffix},
     segment_files::{self, NamedFiles, SegmentFolder, new_store_id, rename_files},
     sql_store::SqlStore,
     staging::Staged,
@@ -242,7 +242,7 @@ impl Swap {
         }
         let segments = &names.segments;
         let unkept = |source| RestoreError::File { path: segments.clone(), source };
-        segment_files::keep(segments, &with_suffix(&aside, "-segments")).map_err(unkept)?;
+        segment_files::keep(segments, &with_suffix(&aside, SEGMENTS)).map_err(unkept)?;
         self.old_segments = entries(segments).map_err(unkept)?;
         self.sync_folder()?;
         self.replaced = Some(aside);
@@ -252,9 +252,14 @@ impl Swap {
     fn put_segments_in_place(&mut self) -> Result<(), RestoreError> {
         let to = &self.files.names.segments;
         let failed = |source| RestoreError::File { path: to.clone(), source };
-        for from in entries(&self.segments).map_err(failed)? {
-            let name = from.file_name().unwrap_or_default();
-            std::fs::create_dir_all(to).and_then(|()| std::fs::rename(&from, to.join(name))).map_err(failed)?;
+        let staged = entries(&self.segments).map_err(failed)?;
+        if !staged.is_empty() && !to.exists() {
+            std::fs::create_dir(to).map_err(failed)?;
+            inherit_owner(&self.files.names.database, to);
+        }
+        for from in staged {
+            inherit_owner(&self.files.names.database, &from);
+            std::fs::rename(&from, to.join(from.file_name().unwrap_or_default())).map_err(failed)?;
         }
         if to.exists() {
             sync_folder(to).map_err(failed)?;
@@ -308,9 +313,16 @@ fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Gives a file the permissions of the file that it replaces and, if that is allowed, its owner.
 fn inherit(from: &Path, to: &Path) -> io::Result<()> {
+    inherit_owner(from, to);
     let Ok(replaced) = from.metadata() else { return Ok(()) };
-    let _ = std::os::unix::fs::chown(to, Some(replaced.uid()), Some(replaced.gid()));
     std::fs::set_permissions(to, replaced.permissions())
+}
+
+/// Gives a file the owner of another one, if that is allowed.
+fn inherit_owner(from: &Path, to: &Path) {
+    if let Ok(from) = from.metadata() {
+        let _ = std::os::unix::fs::chown(to, Some(from.uid()), Some(from.gid()));
+    }
 }
 
 /// A free name for the replaced database.

@@ -62,12 +62,12 @@ use crate::{
             FacadeStore, FindAnswer, FindContent, FindId, FindLife, FindPastGroups, GiveBackReads, Group, GroupFilter,
             GroupStore, Health, HealthStore, History, HistoryStore, IdMatches, Ingest, IngestStore, InsightStore,
             JournalEntry, JournalStore, KeepSession, LatestGroup, LeaseStore, LedgerFacts, LedgerStore, Life,
-            LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, PastGroups, PayloadPlaces, Peers,
-            Policy, PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory, ReadJournal, ReadStepBuckets,
-            ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset, ResetDone, Resume,
-            Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore, StepBuckets,
-            StepPage, StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload, Story,
-            StoryFilter, SweepStore, WaitingFor, WriteRules,
+            LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, PastGroups, PayloadMoves,
+            PayloadPlaces, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory, ReadJournal,
+            ReadStepBuckets, ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset,
+            ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
+            StepBuckets, StepPage, StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload,
+            Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -406,10 +406,11 @@ impl<D: Dialect> SweepStore for SqlStore<D> {
         self.write(Retire { now, limit }).await
     }
 
-    async fn look_after_payloads(&self, now: Timestamp) -> Result<bool, StoreError> {
+    async fn look_after_payloads(&self, now: Timestamp) -> Result<PayloadMoves, StoreError> {
         match self.dialect.object_care() {
             Some(care) => care.step(&*self.dialect, now).await,
-            None => Ok(false),
+            None if self.dialect.is_moving_payloads() => Ok(PayloadMoves::InBackground),
+            None => Ok(PayloadMoves::Done),
         }
     }
 

@@ -9,16 +9,10 @@ use std::{
 
 use tempfile::TempPath;
 
-use super::dialect::{folder_of, sync_folder, with_suffix};
+use super::dialect::{MODE, SEGMENTS, folder_of, sync_folder, with_suffix};
 
 /// The endings of the files that SQLite and Forebay put beside a database.
 const BESIDE: [&str; 4] = ["-wal", "-shm", "-journal", ".lock"];
-
-/// The ending of the name of the folder with a database's segment files.
-const SEGMENTS: &str = "-segments";
-
-/// Permissions as SQLite sets them, before the process's umask is applied.
-const MODE: u32 = 0o644;
 
 /// A file that does not have its final name yet. If it never gets the name, it is removed, with all files that belong
 /// to it.

@@ -18,6 +18,12 @@ use tokio::{
     process::{Child, Command},
 };
 
+use forebay::{
+    clock::Timestamp,
+    metrics::Metrics,
+    store::{self, PayloadKind, PayloadOptions},
+};
+
 use crate::support::{eventually, fresh_database, group, http, process::Service, text, with};
 
 /// What the proxy does with connections and their answers.
@@ -45,6 +51,8 @@ struct S3 {
     proxied: String,
     mode: Arc<AtomicUsize>,
     lost: Arc<AtomicUsize>,
+    /// Connections that were closed at once.
+    refused: Arc<AtomicUsize>,
     http: reqwest::Client,
 }
 
@@ -68,11 +76,12 @@ impl S3 {
         command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
         let server = command.spawn().expect("the server starts");
         let direct = format!("127.0.0.1:{port}");
-        let (mode, lost) = (Arc::new(AtomicUsize::new(Mode::Forward as usize)), Arc::new(AtomicUsize::new(0)));
+        let [mode, lost, refused] = [(); 3].map(|()| Arc::new(AtomicUsize::new(Mode::Forward as usize)));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let proxied = listener.local_addr().expect("it has an address").to_string();
-        tokio::spawn(proxy(listener, direct.clone(), Arc::clone(&mode), Arc::clone(&lost)));
-        let s3 = Self { _server: server, direct, proxied, mode, lost, http: http() };
+        let proxy = Proxy { mode: Arc::clone(&mode), lost: Arc::clone(&lost), refused: Arc::clone(&refused) };
+        tokio::spawn(proxy.run(listener, direct.clone()));
+        let s3 = Self { _server: server, direct, proxied, mode, lost, refused, http: http() };
         let bucket = || async { s3.http.put(s3.url("")).send().await.is_ok_and(|answer| answer.status() == 200) };
         eventually("a bucket", bucket).await;
         s3
@@ -123,36 +132,52 @@ impl S3 {
     }
 }
 
-async fn proxy(listener: TcpListener, to: String, mode: Arc<AtomicUsize>, lost: Arc<AtomicUsize>) {
-    while let Ok((mut client, _)) = listener.accept().await {
-        let (to, mode, lost) = (to.clone(), Arc::clone(&mode), Arc::clone(&lost));
-        tokio::spawn(async move {
-            if mode.load(Ordering::SeqCst) == Mode::Refuse as usize {
-                return;
+/// What stands between the service and the S3 server.
+#[derive(Clone)]
+struct Proxy {
+    mode: Arc<AtomicUsize>,
+    lost: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    async fn run(self, listener: TcpListener, to: String) {
+        while let Ok((client, _)) = listener.accept().await {
+            if self.is(Mode::Refuse) {
+                self.refused.fetch_add(1, Ordering::SeqCst);
+                continue;
             }
-            let Ok(mut server) = TcpStream::connect(to).await else { return };
-            let (mut requests, mut answers_to) = client.split();
-            let (mut answers, mut requests_to) = server.split();
-            let forward = copy(&mut requests, &mut requests_to);
-            let backward = async {
-                let mut buffer = vec![0; 64 << 10];
-                loop {
-                    let count = answers.read(&mut buffer).await.unwrap_or(0);
-                    let now = mode.load(Ordering::SeqCst);
-                    if now == Mode::LoseAnswers as usize || now == Mode::Refuse as usize {
-                        lost.fetch_add(1, Ordering::SeqCst);
-                        return;
-                    }
-                    if now == Mode::Slow as usize {
-                        tokio::time::sleep(Duration::from_millis(200)).await;
-                    }
-                    if count == 0 || answers_to.write_all(&buffer[..count]).await.is_err() {
-                        return;
-                    }
+            let (proxy, to) = (self.clone(), to.clone());
+            tokio::spawn(async move { proxy.forward(client, &to).await });
+        }
+    }
+
+    fn is(&self, mode: Mode) -> bool {
+        self.mode.load(Ordering::SeqCst) == mode as usize
+    }
+
+    async fn forward(&self, mut client: TcpStream, to: &str) {
+        let Ok(mut server) = TcpStream::connect(to).await else { return };
+        let (mut requests, mut answers_to) = client.split();
+        let (mut answers, mut requests_to) = server.split();
+        let forward = copy(&mut requests, &mut requests_to);
+        let backward = async {
+            let mut buffer = vec![0; 64 << 10];
+            loop {
+                let count = answers.read(&mut buffer).await.unwrap_or(0);
+                if self.is(Mode::LoseAnswers) || self.is(Mode::Refuse) {
+                    self.lost.fetch_add(1, Ordering::SeqCst);
+                    return;
                 }
-            };
-            tokio::select! { _ = forward => {}, () = backward => {} }
-        });
+                if self.is(Mode::Slow) {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                if count == 0 || answers_to.write_all(&buffer[..count]).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! { _ = forward => {}, () = backward => {} }
     }
 }
 
@@ -238,11 +263,16 @@ async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once
     s3.set(Mode::Refuse);
     assert_eq!(post(&s3.http, &service, 1).await, 503);
     assert_eq!(number(&database, "SELECT COUNT(*) FROM rollout").await, 2, "nothing is stored without its payload");
-    s3.set(Mode::Forward);
     let is_ready = || async {
         let ready = s3.http.get(format!("{}/readyz", service.url)).send().await;
         ready.is_ok_and(|answer| answer.status() == 200)
     };
+    let refused = s3.refused.load(Ordering::SeqCst);
+    eventually("a probe", || async { s3.refused.load(Ordering::SeqCst) > refused }).await;
+    assert!(!is_ready().await, "the database can be written, and that is not enough");
+    let (statuses, rows) = delivered(&s3.http, &service).await;
+    assert_eq!((statuses, rows.len()), (vec![503], 0), "leases go on, and samples can be read later");
+    s3.set(Mode::Forward);
     eventually("readiness", is_ready).await;
     assert_eq!(post(&s3.http, &service, 1).await, 201);
 
@@ -265,7 +295,7 @@ async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn objects_that_no_row_names_are_removed() {
+async fn objects_whose_payloads_are_purged_are_removed() {
     let (s3, database) = (S3::start().await, fresh_database().await);
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let config = folder.path().join("forebay.toml");
@@ -276,25 +306,54 @@ async fn objects_that_no_row_names_are_removed() {
         assert_eq!(post(&s3.http, &service, number).await, 201);
     }
     assert_eq!(s3.keys().await.len(), 2);
-    service.kill().await;
-    // An object as a transaction that failed two hours ago has left it, and one of a transaction that may be open.
-    let store_id = number(&database, "SELECT store_id FROM payload_store").await;
-    let second =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("it is after 1970").as_secs();
-    for age_s in [7_200, 60] {
-        let key = format!("payloads/{store_id:08x}/{:016x}", (second - age_s) << 28);
-        let made = s3.http.put(s3.url(&key)).body("left").send().await;
-        assert_eq!(made.expect("the server answers").status(), 200);
-    }
-    let service = s3.serve(&database, Some(&config)).await;
     let discard = json!({"group_id": "g0", "reason": "test"});
     let discarded = s3.http.post(format!("{}/groups/discard", service.url)).json(&discard).send().await;
     assert_eq!(discarded.expect("the service answers").status(), 200);
-    eventually("two objects", || async { s3.keys().await.len() == 2 }).await;
+    eventually("one object", || async { s3.keys().await.len() == 1 }).await;
+    let forgotten = || async { number(&database, "SELECT COUNT(*) FROM segment_file").await == 1 };
+    eventually("one row", forgotten).await;
     let (statuses, rows) = delivered(&s3.http, &service).await;
     assert_eq!((statuses, rows.len()), (vec![200], 2), "the other group is whole");
-    assert_eq!(number(&database, "SELECT COUNT(*) FROM segment_file").await, 1);
     service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_without_a_row_is_removed_when_no_transaction_can_be_open_any_more() {
+    const HOUR: i64 = 3_600_000_000;
+    let database = fresh_database().await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let options = PayloadOptions {
+        kind: Some(PayloadKind::Objects),
+        objects_url: Some(format!("file://{}", folder.path().display())),
+        ..PayloadOptions::default()
+    };
+    let metrics = Metrics::new();
+    let opened = store::open_or_create(&database, options, metrics.store()).await.expect("it opens");
+    let store_id = number(&database, "SELECT store_id FROM payload_store").await;
+    let objects = folder.path().join(format!("{store_id:08x}"));
+    std::fs::create_dir_all(&objects).expect("a folder can be made");
+    let second =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("it is after 1970").as_secs();
+    // The clock of the replica that has numbered the first one is two days slow.
+    let [left, committed] = [second - 172_800, second].map(|second| second << 28);
+    for number in [left, committed] {
+        std::fs::write(objects.join(format!("{number:016x}")), "object").expect("it can be written");
+    }
+    let has = |number: u64| objects.join(format!("{number:016x}")).exists();
+    let look = async |at: i64| {
+        opened.store.look_after_payloads(Timestamp::from_micros(at)).await.expect("the folder can be read");
+    };
+    look(HOUR).await;
+    look(2 * HOUR - 1_000_000).await;
+    assert!(has(left) && has(committed), "their transactions may be open");
+    let mut connection = PgConnection::connect(&database).await.expect("the server accepts");
+    let commit = sqlx::query("INSERT INTO segment_file VALUES ($1, 1, 64, 1, 64, NULL)").bind(committed as i64);
+    commit.execute(&mut connection).await.expect("the row is new");
+    look(2 * HOUR).await;
+    assert!(!has(left) && has(committed));
+    look(4 * HOUR).await;
+    assert!(has(committed), "it has a row");
+    opened.store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -241,6 +241,24 @@ async fn payloads_move_to_where_the_configuration_wants_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn payloads_whose_bytes_are_gone_stay_and_the_command_says_so() {
+    let machine = Machine::new();
+    let service = machine.start(&[]).await;
+    machine.post(&service, 0..3).await;
+    assert!(service.stop().await.success());
+    let url = machine.url("forebay.db");
+    let connection = rusqlite::Connection::open(machine.path("forebay.db")).expect("it is a database");
+    let beyond = "UPDATE payload SET start = 1000000 WHERE rollout_pk = 2";
+    assert_eq!(connection.execute(beyond, []).expect("it is valid"), 1);
+    drop(connection);
+    let output = forebay(&["move-payloads", "database", "--database", &url]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("1 payloads cannot be read"), "{said}");
+    let (healthy, table) = doctor(&url).await;
+    assert!(!healthy && table.contains("5 in the database, 1 in 1 segment files"), "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backup_and_its_restore_have_all_payloads() {
     let machine = Machine::new();
     let service = machine.start(&[]).await;

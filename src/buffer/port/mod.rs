@@ -74,7 +74,7 @@ pub use self::{
         StoredCall,
     },
     steps::{ReadStepBuckets, ReadSteps, Spread, StepBucket, StepBuckets, StepCursor, StepPage, StepRow, StepStore},
-    sweep::{RulesOfGroups, SweepStore},
+    sweep::{PayloadMoves, RulesOfGroups, SweepStore},
     teachers::{NoTeachers, TeacherFault, Teachers, Unscored},
 };
 use super::refusal::Refusal;

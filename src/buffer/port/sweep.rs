@@ -19,14 +19,24 @@ pub trait SweepStore: Send + Sync {
     /// Purges payloads and deletes tombstones that are due, up to `limit` groups each. Returns how many were done.
     async fn retire(&self, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
     /// Moves a slice of payloads to where the configuration wants them, and removes objects that are no longer needed.
-    /// Returns whether payloads may be left to move. A database that does this by itself returns false.
-    async fn look_after_payloads(&self, now: Timestamp) -> Result<bool, StoreError>;
+    async fn look_after_payloads(&self, now: Timestamp) -> Result<PayloadMoves, StoreError>;
     /// Rules that no policy uses now, up to `limit`.
     async fn superseded_rules(&self, limit: u32) -> Result<Vec<i64>, StoreError>;
     /// The rules of the groups after a group, up to `limit` groups.
     async fn rules_of_groups(&self, after: GroupPk, limit: u32) -> Result<RulesOfGroups, StoreError>;
     /// Deletes rules, except those of policies. Returns how many were deleted.
     async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError>;
+}
+
+/// Whether payloads are left to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadMoves {
+    /// All of them are where they belong, or cannot be moved.
+    Done,
+    /// The next call moves more.
+    More,
+    /// The store moves them by itself.
+    InBackground,
 }
 
 /// The rules of some groups.

@@ -10,13 +10,22 @@ use crate::buffer::{
     finalize::Cause,
     ids::{GroupPk, PolicyName},
     ingest, journal,
-    port::{DecidedGroup, ExpiredLeases, StoreError},
+    port::{DecidedGroup, ExpiredLeases, PayloadMoves, StoreError},
     replicas::{self, Awaited},
     session,
 };
 
 /// Pause between sweeps, a quarter of the delay that [`Buffer::run_sweeper`] allows.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Pause between slices of payloads that move, so that posts and leases have most of the database's time.
+const MOVE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Pause between looks for objects that are no longer needed.
+const CARE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Pause after a failure, which is probably one of the object store.
+const CARE_FAILED_PAUSE: Duration = Duration::from_secs(10);
 
 /// The most rows of one kind that one transaction of a sweep changes.
 const SLICE: u32 = 1_000;
@@ -37,15 +46,27 @@ pub(in crate::buffer) async fn run_sweeper(buffer: &Buffer) {
         if let Err(error) = session::flush_delivered(buffer).await {
             tracing::warn!(error = %error, "marking calls as delivered failed; the next sweep tries again");
         }
-        if let Err(error) = buffer.store.look_after_payloads(buffer.clock.now()).await {
-            tracing::warn!(error = %error, "looking after payloads failed; the next sweep tries again");
-        }
         let started = Instant::now();
         let outcome = sweep(buffer).await;
         buffer.metrics.swept(started.elapsed(), outcome.is_ok());
         if let Err(error) = outcome {
             tracing::warn!(error = %error, "a sweep failed; the next one tries again");
         }
+    }
+}
+
+/// Separate from the sweeper, because an object store may be slow, and expired work must not wait for it.
+pub(in crate::buffer) async fn run_payload_care(buffer: &Buffer) {
+    loop {
+        let pause = match buffer.store.look_after_payloads(buffer.clock.now()).await {
+            Ok(PayloadMoves::More) => MOVE_INTERVAL,
+            Ok(PayloadMoves::Done | PayloadMoves::InBackground) => CARE_INTERVAL,
+            Err(error) => {
+                tracing::warn!(error = %error, "looking after payloads failed; it is tried again");
+                CARE_FAILED_PAUSE
+            }
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 

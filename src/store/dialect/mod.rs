@@ -13,7 +13,7 @@ use async_trait::async_trait;
 
 pub(super) use postgres::Postgres;
 pub(super) use sqlite::{
-    Files, Names, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
+    Files, MODE, Names, SEGMENTS, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
 };
 
 use super::{health::HealthReporter, object_care::ObjectCare, payloads::PlaceReader, sql::Tx};
@@ -82,6 +82,11 @@ pub(super) trait Dialect: Send + Sync + 'static {
     /// What reads payloads that are not in the database, if there can be any.
     fn places(&self) -> Option<PlaceReader> {
         None
+    }
+
+    /// Whether it moves payloads to where the configuration wants them, by itself.
+    fn is_moving_payloads(&self) -> bool {
+        false
     }
 
     /// The care for payloads in an object store, if there is one.

@@ -139,7 +139,10 @@ impl Dialect for Postgres {
                 let outcome = transact(&pool, sessions, objects.as_ref(), &rules, &op, &abandoned).await;
                 metrics.committed(1, started.elapsed(), outcome.is_ok());
                 match &outcome {
-                    Ok(_) if O::PROBES => health_reporter.committed(),
+                    Ok(_) if O::PROBES => match probe(objects.as_ref()).await {
+                        Ok(()) => health_reporter.committed(),
+                        Err(error) => health_reporter.failed(&error),
+                    },
                     Ok(_) => {}
                     Err(error) => health_reporter.failed(error),
                 }
@@ -187,6 +190,14 @@ impl Dialect for Postgres {
 
     async fn close(&self) {
         self.pool.close().await;
+    }
+}
+
+/// Whether the object store can be written. The commit of the database has shown nothing about it.
+async fn probe(objects: Option<&Objects>) -> Result<(), StoreError> {
+    match objects {
+        Some(objects) => Ok(objects.check().await?),
+        None => Ok(()),
     }
 }
 

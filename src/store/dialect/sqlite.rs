@@ -16,7 +16,10 @@ mod writer;
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -34,7 +37,7 @@ use self::{
     writer::{Handle, Payloads},
 };
 pub(in crate::store) use self::{
-    files::{Files, Names, folder_of, sync_folder, with_suffix},
+    files::{Files, MODE, Names, SEGMENTS, folder_of, sync_folder, with_suffix},
     log_mark::mark_copy,
     reading::SqliteReading,
     schema::missing_from,
@@ -81,6 +84,8 @@ pub(in crate::store) struct Sqlite {
     thread: tokio::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
     readers: Readers,
     segment_files: Arc<Reader>,
+    /// Set by the writer while payloads may be where the configuration does not want them.
+    is_moving_payloads: Arc<AtomicBool>,
     health_reporter: HealthReporter,
     /// Held as long as the store is open, so that one process has the file.
     files: std::sync::Mutex<Option<Arc<Files>>>,
@@ -114,9 +119,9 @@ impl Sqlite {
         payloads: PayloadOptions,
         metrics: StoreMetrics,
     ) -> Result<Self, OpenError> {
+        let is_new = std::fs::metadata(path).map_or(true, |found| found.len() == 0);
         // This comes before opening the file, because opening replays the log beside it. It comes first, so that it is
         // dropped last.
-        let is_new = std::fs::metadata(path).map_or(true, |found| found.len() == 0);
         let files = Arc::new(Files::claim(path)?);
         let path = files.names.database.clone();
         let unopened = |source| OpenError::database(&path, source);
@@ -148,6 +153,7 @@ impl Sqlite {
         let readers = Readers::open(path.clone(), key_form, Arc::clone(&rules)).map_err(unused)?;
         let health_reporter = HealthReporter::default();
         let payloads = Payloads::new(Arc::clone(&segment_files), kind, payloads.segment_file_bytes);
+        let is_moving_payloads = payloads.is_moving();
         let (writer, thread) =
             Handle::start(connection, rules, Arc::clone(&files), payloads, metrics, health_reporter.clone())?;
         Ok(Self {
@@ -156,6 +162,7 @@ impl Sqlite {
             thread: tokio::sync::Mutex::new(Some(thread)),
             readers,
             segment_files,
+            is_moving_payloads,
             health_reporter,
             files: std::sync::Mutex::new(Some(files)),
             _temporary: temporary,
@@ -232,6 +239,10 @@ impl Dialect for Sqlite {
         let path = self.path.clone();
         let missing = tokio::task::spawn_blocking(move || missing_from(&path));
         Ok(missing.await.map_err(|_| StoreError::Closed)??)
+    }
+
+    fn is_moving_payloads(&self) -> bool {
+        self.is_moving_payloads.load(Ordering::Acquire)
     }
 
     fn places(&self) -> Option<PlaceReader> {

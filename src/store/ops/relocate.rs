@@ -1,6 +1,7 @@
-//! Moves payloads of Postgres: between the database and its objects.
+//! Moves payloads: between the database and files or objects, and out of sparse files.
 //!
-//! Separate from what the writer of SQLite does, because the rows must be locked, and replicas may move the same ones.
+//! Separate from those who decide what moves when: the writer of SQLite, and the care for objects of Postgres. Their bytes
+//! are read between the two operations.
 
 use std::collections::HashMap;
 
@@ -18,8 +19,8 @@ use crate::{
     store::{
         PayloadKind,
         dialect::Op,
-        segment_files::Place,
-        sql::{Statement, Tx, args, key_list, locking},
+        segment_files::{Found, Place},
+        sql::{Statement, Tx, among_keys, args, key_list},
     },
 };
 
@@ -36,6 +37,20 @@ pub(in crate::store) struct Misplaced {
     /// Its body is empty if it is elsewhere.
     pub(in crate::store) payload: Payload,
     pub(in crate::store) place: Option<Place>,
+}
+
+/// The payloads that are outside of the database get the bytes that were found there, in order. One whose bytes are not all
+/// there stays what it is: damaged.
+pub(in crate::store) fn with_bodies(rows: Vec<Misplaced>, found: Vec<Found>) -> Vec<Misplaced> {
+    let mut found = found.into_iter();
+    let with_body = |row: Misplaced| match (row.place, row.place.and_then(|_| found.next())) {
+        (None, _) => Some(row),
+        (Some(place), Some(Found::Bytes(body))) if body.len() as u64 == place.length => {
+            Some(Misplaced { payload: Payload { body, ..row.payload }, ..row })
+        }
+        _ => None,
+    };
+    rows.into_iter().filter_map(with_body).collect()
 }
 
 /// Payloads behind a row that are not where they belong, and the last row that was examined; none at the end.
@@ -89,6 +104,7 @@ impl Op for FindMisplaced {
 /// Stores payloads anew where the transaction stores payloads, unless their rows have changed. Returns how many moved.
 pub(in crate::store) struct Relocate {
     pub(in crate::store) rows: Vec<Misplaced>,
+    /// Only Postgres notes when an object became empty.
     pub(in crate::store) now: Timestamp,
 }
 
@@ -97,13 +113,19 @@ impl Op for Relocate {
     type Output = usize;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<usize, StoreError> {
-        const LOCK_MOVING: Statement = locking!(
-            "-- lock_moving
-            SELECT rollout_pk, file, start, length
-            FROM payload
-            WHERE rollout_pk = ANY ($1::bigint[])
-            ORDER BY rollout_pk"
-        );
+        // The lock keeps other replicas from moving the same payloads.
+        const LOCK_MOVING: Statement = Statement {
+            sqlite: "-- lock_moving
+                SELECT rollout_pk, file, start, length
+                FROM payload
+                WHERE rollout_pk IN (SELECT value FROM json_each($1))",
+            postgres: "-- lock_moving
+                SELECT rollout_pk, file, start, length
+                FROM payload
+                WHERE rollout_pk = ANY ($1::bigint[])
+                ORDER BY rollout_pk
+                FOR NO KEY UPDATE",
+        };
         const MOVE_PAYLOAD: Statement = Statement::new(
             "-- move_payload
             UPDATE payload
@@ -166,15 +188,12 @@ impl Op for ForgetObjects {
     type Output = ();
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
-        const FORGET_OBJECT: Statement = Statement::new(
-            "-- forget_object
+        const FORGET_OBJECTS: Statement = among_keys!(
+            "-- forget_objects
             DELETE FROM segment_file
-            WHERE file = $1 AND live_frames = 0",
+            WHERE live_frames = 0 AND file"
         );
-        for &file in &self.0 {
-            tx.execute(FORGET_OBJECT, args![file]).await?;
-        }
-        Ok(())
+        tx.execute(FORGET_OBJECTS, args![key_list(self.0.iter().copied())]).await.map(drop)
     }
 }
 
@@ -186,16 +205,13 @@ impl Op for FindKnown {
     type Output = Vec<i64>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Vec<i64>, StoreError> {
-        const FIND_KNOWN: Statement = Statement::new(
+        const FIND_KNOWN: Statement = among_keys!(
             "-- find_known
             SELECT file
             FROM segment_file
-            WHERE file = $1",
+            WHERE file"
         );
-        let mut known = Vec::new();
-        for &file in &self.0 {
-            known.extend(tx.fetch_optional(FIND_KNOWN, args![file]).await?.map(|_| file));
-        }
-        Ok(known)
+        let rows = tx.fetch_all(FIND_KNOWN, args![key_list(self.0.iter().copied())]).await?;
+        rows.into_iter().map(|mut row| row.get("file")).collect()
     }
 }

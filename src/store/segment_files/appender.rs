@@ -13,7 +13,9 @@ use std::{
 use bytes::Bytes;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{FIRST_FRAME_AT, Mark, Place, SYNC, SegmentFileError, SegmentFolder, frame, identity, pending::Pending};
+use super::{
+    FIRST_FRAME_AT, Mark, Place, SYNC, SegmentFileError, SegmentFolder, WRITE, frame, identity, pending::Pending,
+};
 use crate::buffer::{ids::RolloutPk, payload::Payload};
 
 /// Disk space is taken from the file system in pieces of this size and more, because a sync is twice as fast if the file
@@ -114,8 +116,7 @@ impl Appender {
         if end > self.allocated {
             self.allocated = allocate(&self.file, self.allocated, end);
         }
-        write_all(&mut self.file, self.end, &frames)
-            .map_err(|source| SegmentFileError::new("write", &path(), source))?;
+        write_all(&mut self.file, self.end, &frames).map_err(|source| SegmentFileError::new(WRITE, &path(), source))?;
         self.file.sync_data().map_err(|source| SegmentFileError::new(SYNC, &path(), source))?;
         self.end = end;
         Ok(())
@@ -125,7 +126,7 @@ impl Appender {
     /// nothing about a disk that is full.
     pub(in crate::store) fn probe(&self) -> Result<(), SegmentFileError> {
         let written = self.file.write_all_at(&vec![0; PROBE_BYTES], self.end);
-        written.map_err(|source| SegmentFileError::new("write", &self.path(), source))
+        written.map_err(|source| SegmentFileError::new(WRITE, &self.path(), source))
     }
 
     /// Whether the file still has its name. What is written to it otherwise would be lost.

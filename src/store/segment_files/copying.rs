@@ -52,7 +52,8 @@ impl NamedFiles {
 
     /// Gives each of these files to `to`. Full files never change, so they get a second name where the file system
     /// allows it. The newest one is copied, because its store appends to it. Files that `previous` has are taken from
-    /// there. Returns the bytes; none if a file was removed meanwhile, because its frames moved or were purged.
+    /// there, files that `to` has already are kept, and others are removed from it. Returns the bytes; none if a file was
+    /// removed meanwhile, because its frames moved or were purged.
     pub(in crate::store) fn copy(
         &self,
         from: &SegmentFolder,
@@ -81,6 +82,9 @@ impl NamedFiles {
                 copied => copied.map_err(|source| SegmentFileError::new("copy", &from.file(file.number), source))?,
             }
             to.check(file.number, file.mark, file.end)?;
+        }
+        for number in to.numbers()?.into_iter().filter(|&number| self.files.iter().all(|file| file.number != number)) {
+            to.remove(number)?;
         }
         if !self.files.is_empty() {
             sync_folder(&to.path).map_err(|source| SegmentFileError::new("sync", &to.path, source))?;

@@ -9,7 +9,10 @@
 //! Rows of the database say where the payloads are. The heads are for the doctor, and for moving frames: they say what
 //! is in a file without the database.
 
-use crate::buffer::{ids::RolloutPk, payload::Payload};
+use crate::buffer::{
+    ids::RolloutPk,
+    payload::{Codec, Payload},
+};
 
 /// Bytes of the head of a file or a frame.
 pub(super) const HEAD_BYTES: u64 = 64;
@@ -47,6 +50,7 @@ pub(super) fn of_frame(rollout: RolloutPk, payload: &Payload) -> Head {
 /// What the head of a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) struct FrameHead {
+    pub(in crate::store) codec: Option<Codec>,
     pub(in crate::store) rollout: RolloutPk,
     pub(in crate::store) length: u64,
     pub(in crate::store) digest: [u8; 32],
@@ -56,6 +60,7 @@ pub(in crate::store) struct FrameHead {
 pub(super) fn read_frame(head: &Head) -> Option<FrameHead> {
     let is_frame = &head[..4] == FRAME && sealed(*head) == *head;
     is_frame.then(|| FrameHead {
+        codec: Codec::from_number(i64::from(u32::from_le_bytes(part(head, 4)))),
         rollout: RolloutPk(i64::from_le_bytes(part(head, 8))),
         length: u64::from_le_bytes(part(head, 16)),
         digest: part(head, 24),
@@ -76,7 +81,6 @@ fn sealed(mut head: Head) -> Head {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::payload::Codec;
 
     /// The head that hexadecimal digits stand for.
     fn bytes_of(digits: &str) -> Head {
@@ -99,7 +103,7 @@ mod tests {
     fn a_head_with_one_changed_bit_is_no_head() {
         let payload = Payload::claimed(Codec::Columns, b"payload".to_vec());
         let head = of_frame(RolloutPk(7), &payload);
-        let expected = FrameHead { rollout: RolloutPk(7), length: 7, digest: payload.digest };
+        let expected = FrameHead { codec: payload.codec, rollout: RolloutPk(7), length: 7, digest: payload.digest };
         assert_eq!(read_frame(&head), Some(expected));
         for bit in 0..8 * head.len() {
             let mut damaged = head;

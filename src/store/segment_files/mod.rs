@@ -30,13 +30,10 @@ pub(super) use self::{
     reader::{Found, Reader, Scan, ScannedFrame},
 };
 use super::{
-    dialect::{folder_of, sync_folder},
+    dialect::{MODE, folder_of, sync_folder},
     sql::Row,
 };
-use crate::buffer::port::{DatabaseFailure, StoreError};
-
-/// Permissions with which files are created, before the process's umask is applied.
-const MODE: u32 = 0o644;
+use crate::buffer::port::{DatabaseFailure, Health, StoreError};
 
 /// The ending of the names of segment files.
 const ENDING: &str = ".segment";
@@ -70,6 +67,11 @@ impl Place {
         Ok(Some(Self { file, start: row.get("start")?, length: row.get("length")? }))
     }
 
+    /// The byte behind the payload.
+    fn end(self) -> u64 {
+        self.start.saturating_add(self.length)
+    }
+
     /// The bytes that its frame takes in the file.
     pub(super) fn frame_bytes(self) -> u64 {
         frame::HEAD_BYTES + self.length
@@ -90,16 +92,21 @@ pub(super) struct SegmentFileError {
 
 const SYNC: &str = "sync";
 
+const WRITE: &str = "write";
+
 impl SegmentFileError {
     fn new(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self { action, path: path.display().to_string(), source }
     }
 
-    /// Whether the same may succeed later, as on a disk that is full. After a sync that failed, nothing is known about
-    /// the file until it is opened again.
-    pub(super) fn may_pass(&self) -> bool {
-        use ErrorKind as E;
-        self.action != SYNC && matches!(self.source.kind(), E::StorageFull | E::QuotaExceeded)
+    /// What it says about the next commits. After a sync that failed, nothing is known about the file until it is opened
+    /// again. A disk that is full may have space later. Commits need no file to be read, created or removed.
+    pub(super) fn health(&self) -> Option<Health> {
+        match (self.action, self.source.kind()) {
+            (WRITE, ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => Some(Health::Failing),
+            (WRITE | SYNC, _) => Some(Health::Broken),
+            _ => None,
+        }
     }
 }
 

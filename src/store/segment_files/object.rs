@@ -180,7 +180,7 @@ impl Objects {
         let (mut at, mut frames) = (FIRST_FRAME_AT, Vec::new());
         while let Some(head) = bytes.get(at as usize..).and_then(<[u8]>::first_chunk).and_then(frame::read_frame) {
             let place = Place { file: number, start: at + frame::HEAD_BYTES, length: head.length };
-            at = place.start + place.length;
+            at = place.end();
             frames.push(ScannedFrame { place, head });
         }
         Ok(frames)
@@ -199,24 +199,23 @@ impl Objects {
         }
     }
 
-    /// The numbers of the objects that were made in a span of seconds.
-    pub(in crate::store) async fn made_in(&self, seconds: Range<u64>) -> Result<Vec<i64>, ObjectError> {
-        let number_at = |second: u64| ((second << RANDOM_BITS) as i64).max(0);
-        let from = self.path(number_at(seconds.start));
+    /// The numbers of the objects that were made in a second or later, at most so many of them.
+    pub(in crate::store) async fn made_since(&self, second: u64, numbers_max: usize) -> Result<Vec<i64>, ObjectError> {
         let failed = |error| ObjectError::new("list", &self.folder, error);
+        let from = self.path((second << RANDOM_BITS) as i64);
         let mut listed = self.store.list_with_offset(Some(&self.folder), &from);
         let mut numbers = Vec::new();
-        while let Some(found) = listed.next().await {
-            let found = found.map_err(failed)?;
-            let number = found.location.filename().and_then(|name| i64::from_str_radix(name, 16).ok());
-            numbers.extend(number.filter(|&number| number < number_at(seconds.end)));
+        while numbers.len() < numbers_max
+            && let Some(found) = listed.try_next().await.map_err(failed)?
+        {
+            numbers.extend(found.location.filename().and_then(|name| i64::from_str_radix(name, 16).ok()));
         }
         Ok(numbers)
     }
 }
 
 fn range_of(place: Place) -> Range<u64> {
-    place.start..place.start.saturating_add(place.length)
+    place.start..place.end()
 }
 
 /// A number for an object: numbers are in the order of the seconds in which they were made.

@@ -52,19 +52,19 @@ impl Reader {
         let mut found = vec![Found::NoFile; places.len()];
         let follows = |&a: &usize, &b: &usize| {
             let (before, place) = (places[a], places[b]);
-            before.file == place.file && before.start + before.length + frame::HEAD_BYTES == place.start
+            before.file == place.file && before.end().saturating_add(frame::HEAD_BYTES) == place.start
         };
         for neighbours in order.chunk_by(follows) {
             let mut left = neighbours;
             while let Some(&first) = left.first() {
                 let start = places[first].start;
-                let ends = |&&index: &&usize| places[index].start + places[index].length - start <= RUN_BYTES_MAX;
+                let ends = |&&index: &&usize| places[index].end() - start <= RUN_BYTES_MAX;
                 let count = left.iter().take_while(ends).count().max(1);
                 let (run, rest) = left.split_at(count);
                 left = rest;
                 let Some(file) = self.file(places[first].file)? else { continue };
                 let last = places[run[count - 1]];
-                let bytes = read_at_most(&file, start, last.start + last.length - start)
+                let bytes = read_at_most(&file, start, last.end() - start)
                     .map_err(|source| SegmentFileError::new("read", &self.folder.file(last.file), source))?;
                 for &index in run {
                     let at = ((places[index].start - start) as usize).min(bytes.len());
@@ -100,8 +100,24 @@ impl Reader {
         Ok(())
     }
 
+    /// The next frames of a walk: at most so many, and no more once they have so many bytes.
+    pub(in crate::store) fn next_frames(
+        &self,
+        scan: &mut Scan,
+        frames_max: usize,
+        bytes_max: u64,
+    ) -> Result<Vec<ScannedFrame>, SegmentFileError> {
+        let (mut frames, mut bytes) = (Vec::new(), 0);
+        while frames.len() < frames_max && bytes < bytes_max {
+            let Some(frame) = self.next_frame(scan)? else { break };
+            bytes += frame.place.length;
+            frames.push(frame);
+        }
+        Ok(frames)
+    }
+
     /// The next frame of a walk; none at the end, and where bytes are no frame.
-    pub(in crate::store) fn next_frame(&self, scan: &mut Scan) -> Result<Option<ScannedFrame>, SegmentFileError> {
+    fn next_frame(&self, scan: &mut Scan) -> Result<Option<ScannedFrame>, SegmentFileError> {
         let Some(file) = self.file(scan.number)? else { return Ok(None) };
         if scan.at + frame::HEAD_BYTES > scan.end {
             return Ok(None);
@@ -114,7 +130,7 @@ impl Reader {
         }
         let Some(head) = frame::read_frame(&head) else { return Ok(None) };
         let place = Place { file: scan.number, start: scan.at + frame::HEAD_BYTES, length: head.length };
-        scan.at = place.start + place.length;
+        scan.at = place.end();
         Ok(Some(ScannedFrame { place, head }))
     }
 }

@@ -18,7 +18,10 @@ use crate::store::OpenError;
 const EMPTY_WAL_BYTES: u64 = 32;
 
 /// Permissions with which SQLite creates its files, before the process's umask is applied.
-const MODE: u32 = 0o644;
+pub(in crate::store) const MODE: u32 = 0o644;
+
+/// The ending of the name of the folder with a database's segment files.
+pub(in crate::store) const SEGMENTS: &str = "-segments";
 
 /// The paths of a database's files.
 #[derive(Clone, Debug)]
@@ -48,7 +51,7 @@ impl Names {
             wal: beside("-wal"),
             shm: beside("-shm"),
             lock: beside(".lock"),
-            segments: beside("-segments"),
+            segments: beside(SEGMENTS),
             database,
         })
     }

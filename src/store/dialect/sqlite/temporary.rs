@@ -9,6 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
+use super::SEGMENTS;
 use crate::store::OpenError;
 
 /// The beginning of the names of these folders.
@@ -80,7 +81,7 @@ fn remove_if_abandoned(folder: &Path) {
     for suffix in SUFFIXES {
         let _ = std::fs::remove_file(folder.join(format!("{NAME}{suffix}")));
     }
-    let _ = std::fs::remove_dir_all(folder.join(format!("{NAME}-segments")));
+    let _ = std::fs::remove_dir_all(folder.join(format!("{NAME}{SEGMENTS}")));
     // This fails if the folder contains anything else.
     if std::fs::remove_dir(folder).is_ok() {
         tracing::info!(folder = %folder.display(), "removed the temporary database of a process that has ended");

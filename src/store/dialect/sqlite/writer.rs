@@ -253,3 +253,24 @@ impl Writer {
         self.connection.execute(Statement::new(sql), Vec::new()).await.map(drop)
     }
 }
+
+#[cfg(test)]
+impl Writer {
+    /// A writer without queues, whose commits a test makes itself.
+    fn alone(connection: Direct, files: Files, payloads: Payloads) -> Self {
+        let [(_, control), (_, bulk)] = [(); 2].map(|()| mpsc::channel(1));
+        Self {
+            page_bytes: connection.page_bytes().expect("it is a pragma"),
+            connection,
+            control,
+            bulk,
+            rules: Arc::default(),
+            files: Arc::new(files),
+            payloads,
+            dirty: false,
+            commits: 0,
+            metrics: crate::metrics::Metrics::new().store(),
+            health_reporter: HealthReporter::default(),
+        }
+    }
+}

@@ -3,30 +3,41 @@
 //!
 //! Separate from the maintenance of the database file, with which it shares the times at which it happens.
 
-use std::{collections::HashSet, sync::Arc};
-
-use super::{
-    super::{direct::Direct, segments},
-    Writer,
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
+
+use bytes::Bytes;
+
+use super::{super::segments, Writer};
 use crate::{
     buffer::{
         ids::RolloutPk,
-        payload::{Codec, Payload},
+        payload::Payload,
         port::{Health, StoreError},
     },
+    clock::Timestamp,
     store::{
         PayloadKind,
-        segment_files::{Found, Mark, Place, Reader, Scan},
-        sql::{Connection as _, Statement, args},
+        dialect::Op as _,
+        ops::{
+            places::FindPlaces,
+            relocate::{FindMisplaced, Misplaced, Relocate, with_bodies},
+        },
+        segment_files::{Mark, Place, Reader, Scan, ScannedFrame},
+        sql::{Connection as _, Statement, Tx, args},
     },
 };
 
-/// Payload bytes of one slice of moving. A lease may have to wait for a slice.
+/// Bytes of the frames of one slice. A lease may have to wait for a slice.
 const SLICE_BYTES: u64 = 1 << 20;
 
-/// Rows or frames that a slice examines.
-const SLICE_ROWS: usize = 256;
+/// Frames that a slice examines.
+const SLICE_FRAMES: usize = 256;
 
 /// While commands keep coming, sparse files are emptied when all files have twice as many bytes as rows name, and so many
 /// files more.
@@ -41,6 +52,8 @@ pub(in crate::store::dialect::sqlite) struct Payloads {
     file_bytes: u64,
     /// The last row that was examined, while payloads may be where the configuration does not want them.
     moving: Option<RolloutPk>,
+    /// Whether `moving` is set, for others to see.
+    is_moving: Arc<AtomicBool>,
     /// The sparse file that is being emptied.
     emptying: Option<Scan>,
     /// Sparse files that stay, because a frame of theirs is damaged.
@@ -49,15 +62,27 @@ pub(in crate::store::dialect::sqlite) struct Payloads {
 
 impl Payloads {
     pub(in crate::store::dialect::sqlite) fn new(files: Arc<Reader>, kind: PayloadKind, file_bytes: u64) -> Self {
-        Self { files, kind, file_bytes, moving: Some(RolloutPk(0)), emptying: None, damaged: HashSet::new() }
+        Self {
+            files,
+            kind,
+            file_bytes,
+            moving: Some(RolloutPk(0)),
+            is_moving: Arc::new(AtomicBool::new(true)),
+            emptying: None,
+            damaged: HashSet::new(),
+        }
     }
-}
 
-/// A row of a payload that moves.
-struct Moving {
-    rollout: RolloutPk,
-    payload: Payload,
-    from: Option<Place>,
+    /// Whether payloads may be where the configuration does not want them, for others to see.
+    pub(in crate::store::dialect::sqlite) fn is_moving(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_moving)
+    }
+
+    /// Notes the last row that was examined; none if all were.
+    fn moved_up_to(&mut self, last: Option<RolloutPk>) {
+        self.moving = last;
+        self.is_moving.store(last.is_some(), Ordering::Release);
+    }
 }
 
 impl Writer {
@@ -116,6 +141,7 @@ impl Writer {
         for &file in &empty {
             self.payloads.files.remove(file)?;
             self.payloads.damaged.remove(&file);
+            self.payloads.emptying.take_if(|scan| scan.number() == file);
         }
         segments::forget_files(&mut self.connection, &empty).await
     }
@@ -141,7 +167,8 @@ impl Writer {
         }
     }
 
-    async fn too_much_is_dead(&mut self) -> Result<bool, StoreError> {
+    /// Counts the segment files for the metrics. Returns whether too many of their bytes are named by no row.
+    pub(super) async fn too_much_is_dead(&mut self) -> Result<bool, StoreError> {
         const SUM_SEGMENTS: Statement = Statement::new(
             "-- sum_segment_files
             SELECT COUNT(*) AS files, COALESCE(SUM(end_at), 0) AS bytes, COALESCE(SUM(live_bytes), 0) AS live
@@ -171,81 +198,40 @@ impl Writer {
     pub(super) async fn move_payloads(&mut self) -> bool {
         let moved = self.try_move_payloads().await;
         let is_more = matches!(moved, Ok(true));
+        // What cannot be read or understood now will not be later. A disk that is full may have space again.
+        if moved.is_err() && self.health_reporter.health() == Health::Writable {
+            match self.payloads.emptying.take() {
+                Some(scan) => drop(self.payloads.damaged.insert(scan.number())),
+                None => self.payloads.moved_up_to(None),
+            }
+        }
         self.report("move payloads", moved.map(drop));
         is_more
     }
 
     async fn try_move_payloads(&mut self) -> Result<bool, StoreError> {
         if let Some(after) = self.payloads.moving {
-            let (last, rows) = self.misplaced(after).await?;
+            let find = FindMisplaced { after, kind: self.payloads.kind };
+            let (last, rows) = find.run(&mut Tx::new(&mut self.connection, &self.rules)).await?;
             self.relocate(rows).await?;
-            self.payloads.moving = last;
             self.try_remove_empty_segments().await?;
+            self.payloads.moved_up_to(last);
             return Ok(true);
         }
         let Some(mut scan) = self.sparse_file().await? else { return Ok(false) };
-        let rows = self.named_frames(&mut scan).await?;
-        self.payloads.emptying = rows.is_some().then_some(scan);
-        match rows {
-            Some(rows) => self.relocate(rows).await?,
-            None => {
-                // What is left are frames whose heads cannot be read.
-                self.payloads.damaged.insert(scan.number());
-            }
+        self.payloads.emptying = Some(scan);
+        let frames = self.payloads.files.next_frames(&mut scan, SLICE_FRAMES, SLICE_BYTES)?;
+        if frames.is_empty() {
+            // What is left are frames whose heads cannot be read.
+            self.payloads.emptying = None;
+            self.payloads.damaged.insert(scan.number());
+            return Ok(true);
         }
+        let rows = self.named(frames).await?;
+        self.relocate(rows).await?;
+        self.payloads.emptying = Some(scan);
         self.try_remove_empty_segments().await?;
         Ok(true)
-    }
-
-    /// Payloads behind a row that are not where they belong, and the last row that was examined; none at the end.
-    async fn misplaced(&mut self, after: RolloutPk) -> Result<(Option<RolloutPk>, Vec<Moving>), StoreError> {
-        const EXAMINE_PAYLOADS: Statement = Statement::new(
-            "-- examine_payloads
-            SELECT rollout_pk, file, COALESCE(length, LENGTH(body)) AS bytes
-            FROM payload
-            WHERE rollout_pk > $1
-            ORDER BY rollout_pk
-            LIMIT $2",
-        );
-        const FIND_PAYLOAD: Statement = Statement::new(
-            "-- find_moving_payload
-            SELECT codec, digest, body, file, start, length
-            FROM payload
-            WHERE rollout_pk = $1",
-        );
-        let to_files = self.payloads.kind == PayloadKind::Segments;
-        let (mut last, mut rows, mut bytes) = (None, Vec::new(), 0);
-        for mut row in self.connection.fetch(EXAMINE_PAYLOADS, args![after, SLICE_ROWS]).await? {
-            if bytes >= SLICE_BYTES {
-                break;
-            }
-            let rollout = row.get("rollout_pk")?;
-            last = Some(rollout);
-            let is_in_file = row.get::<Option<i64>>("file")?.is_some();
-            if is_in_file != to_files {
-                bytes += row.get::<u64>("bytes")?;
-                rows.push(rollout);
-            }
-        }
-        let mut moving = Vec::with_capacity(rows.len());
-        for rollout in rows {
-            let Some(mut row) = self.connection.fetch(FIND_PAYLOAD, args![rollout]).await?.into_iter().next() else {
-                continue;
-            };
-            let from = Place::read(&mut row)?;
-            let body = match from {
-                None => row.get("body")?,
-                Some(place) => match self.payloads.files.read(&[place])?.pop() {
-                    Some(Found::Bytes(bytes)) if bytes.len() as u64 == place.length => bytes,
-                    // It stays what it is: damaged.
-                    _ => continue,
-                },
-            };
-            let codec = Codec::from_number(row.get("codec")?);
-            let payload = Payload { codec, digest: row.get("digest")?, unpacked_bytes: body.len(), body };
-            moving.push(Moving { rollout, payload, from });
-        }
-        Ok((last, moving))
     }
 
     /// The sparse file that is being emptied, or the next one.
@@ -264,51 +250,41 @@ impl Writer {
         Ok(sparse.map(|row| Scan::new(row.file, row.end)))
     }
 
-    /// The next frames of a file that rows name; none when the file has no more.
-    async fn named_frames(&mut self, scan: &mut Scan) -> Result<Option<Vec<Moving>>, StoreError> {
-        const FIND_NAMED: Statement = Statement::new(
-            "-- find_named_frame
-            SELECT codec, digest
-            FROM payload
-            WHERE rollout_pk = $1 AND file = $2 AND start = $3 AND length = $4",
-        );
-        let (mut moving, mut bytes, mut examined) = (Vec::new(), 0, 0);
-        while bytes < SLICE_BYTES && examined < SLICE_ROWS {
-            let Some(frame) = self.payloads.files.next_frame(scan)? else { break };
-            examined += 1;
-            let (rollout, place) = (frame.head.rollout, frame.place);
-            let named = args![rollout, place.file, place.start, place.length];
-            let Some(mut row) = self.connection.fetch(FIND_NAMED, named).await?.into_iter().next() else { continue };
-            let Some(Found::Bytes(body)) = self.payloads.files.read(&[place])?.pop() else { continue };
-            let codec = Codec::from_number(row.get("codec")?);
-            let payload = Payload { codec, digest: row.get("digest")?, unpacked_bytes: body.len(), body };
-            bytes += place.length;
-            moving.push(Moving { rollout, payload, from: Some(place) });
-        }
-        Ok((examined > 0).then_some(moving))
+    /// The payloads of the frames that rows name.
+    async fn named(&mut self, frames: Vec<ScannedFrame>) -> Result<Vec<Misplaced>, StoreError> {
+        let find = FindPlaces(frames.iter().map(|frame| frame.head.rollout).collect());
+        let rows = find.run(&mut Tx::new(&mut self.connection, &self.rules)).await?;
+        let named = frames.into_iter().filter_map(|ScannedFrame { place, head }| {
+            let (_, digest) = rows.get(&head.rollout).filter(|(named, _)| *named == place)?;
+            let payload = Payload { codec: head.codec, digest: *digest, body: Bytes::new(), unpacked_bytes: 0 };
+            Some(Misplaced { rollout: head.rollout, payload, place: Some(place) })
+        });
+        Ok(named.collect())
     }
 
     /// Stores payloads anew, in one transaction, and names their new places.
-    async fn relocate(&mut self, rows: Vec<Moving>) -> Result<(), StoreError> {
+    async fn relocate(&mut self, rows: Vec<Misplaced>) -> Result<(), StoreError> {
+        let places: Vec<Place> = rows.iter().filter_map(|row| row.place).collect();
+        let rows = with_bodies(rows, self.payloads.files.read(&places)?);
         if rows.is_empty() {
             return Ok(());
         }
-        let count = rows.len();
         self.undo_payloads(None);
         self.control_statement("BEGIN IMMEDIATE").await?;
-        let mut moved = relocate_rows(&mut self.connection, rows).await;
-        if moved.is_ok() {
-            moved = self.write_payloads().await;
-        }
-        if moved.is_ok() {
-            moved = self.control_statement("COMMIT").await;
-        }
-        match moved {
-            Ok(()) => self.metrics.payloads_moved(count),
+        let moved = self.relocate_in_transaction(Relocate { rows, now: Timestamp::from_micros(0) }).await;
+        match &moved {
+            Ok(count) => self.metrics.payloads_moved(*count),
             Err(_) => drop(self.control_statement("ROLLBACK").await),
         }
         self.dirty = true;
-        moved
+        moved.map(drop)
+    }
+
+    async fn relocate_in_transaction(&mut self, relocate: Relocate) -> Result<usize, StoreError> {
+        let count = relocate.run(&mut Tx::new(&mut self.connection, &self.rules)).await?;
+        self.write_payloads().await?;
+        self.control_statement("COMMIT").await?;
+        Ok(count)
     }
 
     /// Logs that care for segment files failed, and what that says about the store.
@@ -320,45 +296,18 @@ impl Writer {
     }
 }
 
-async fn relocate_rows(connection: &mut Direct, rows: Vec<Moving>) -> Result<(), StoreError> {
-    const RELOCATE: Statement = Statement::new(
-        "-- relocate_payload
-        UPDATE payload
-        SET body = $2, file = $3, start = $4, length = $5
-        WHERE rollout_pk = $1",
-    );
-    const RELEASE: Statement = Statement::new(
-        "-- release_frame
-        UPDATE segment_file
-        SET live_frames = live_frames - 1, live_bytes = live_bytes - $2
-        WHERE file = $1",
-    );
-    for Moving { rollout, payload, from } in rows {
-        let place = connection.place_payload(rollout, &payload);
-        let body = if place.is_some() { bytes::Bytes::new() } else { payload.body };
-        let [file, start, length] = Place::columns(place);
-        connection.execute(RELOCATE, args![rollout, body, file, start, length]).await?;
-        if let Some(from) = from {
-            connection.execute(RELEASE, args![from.file, from.frame_bytes()]).await?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
     use sqlx::{Connection as _, SqliteConnection};
-    use tokio::sync::mpsc;
 
     use super::*;
     use crate::{
-        buffer::ids::KeyForm,
-        metrics::Metrics,
+        buffer::{ids::KeyForm, payload::Codec},
         store::{
-            dialect::sqlite::{Files, MIGRATIONS, file_options},
-            health::HealthReporter,
+            dialect::sqlite::{Files, MIGRATIONS, direct::Direct, file_options},
+            segment_files::Found,
         },
     };
 
@@ -375,20 +324,8 @@ mod tests {
         connection.execute(Statement::new("PRAGMA foreign_keys = 0"), args![]).await.expect("it is a pragma");
         let opened = segments::open(&mut connection, folder.join("x.db-segments"), Some(kind), kind).await;
         let (files, kind) = opened.expect("the segment files can be used");
-        let [(_, control), (_, bulk)] = [(); 2].map(|()| mpsc::channel(1));
-        Writer {
-            connection,
-            control,
-            bulk,
-            rules: Arc::default(),
-            files: Arc::new(Files::hold(&path).expect("nobody else has it")),
-            payloads: Payloads::new(files, kind, FILE_BYTES),
-            page_bytes: 8_192,
-            dirty: false,
-            commits: 0,
-            metrics: Metrics::new().store(),
-            health_reporter: HealthReporter::default(),
-        }
+        let held = Files::hold(&path).expect("nobody else has it");
+        Writer::alone(connection, held, Payloads::new(files, kind, FILE_BYTES))
     }
 
     fn body(rollout: i64) -> Vec<u8> {
