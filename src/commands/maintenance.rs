@@ -74,7 +74,7 @@ pub(crate) async fn move_payloads(
         }
         if moves == PayloadMoves::Done {
             if left > 0 {
-                bail!("{left} payloads cannot be read, so they stay where they are: `forebay doctor` names them");
+                bail!("payloads cannot be read and stay where they are: {left}; `forebay doctor` names them");
             }
             break places;
         }

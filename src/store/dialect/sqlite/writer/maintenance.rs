@@ -13,8 +13,8 @@ use crate::{
 /// larger it is, the more often a page was rewritten before it is copied, which saves copies.
 const WAL_BUSY_BYTES: i64 = 32 << 20;
 
-/// Gives free pages back to the file system in slices of at most 1 MiB. A slice takes a few milliseconds, and a lease may have
-/// to wait for it.
+/// Gives free pages back to the file system in slices of at most 1 MiB. A slice takes a few milliseconds, and a lease may
+/// have to wait for it.
 const VACUUM_PAGES: &str = "PRAGMA incremental_vacuum(64)";
 
 /// Commits between two slices of such care while commands keep coming, because each slice is a commit of its own.
