@@ -22,14 +22,18 @@ use axum::http::uri::Authority;
 use forebay_client::wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
-use self::{console::Console, limits::Limits, sessions::Sessions};
+use self::{
+    console::Console,
+    limits::{BUDGET_BYTES_MAX, Limits},
+    sessions::Sessions,
+};
 use crate::{
     agents::{AgentOptions, UpstreamConfig, Upstreams},
     api::{BodyLimits, Tokenizers},
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     facades::FacadeConfig,
     server::ServerLimits,
-    store::{self, OBJECTS_GRACE_S, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES},
+    store::{self, OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES},
     telemetry::LogFormat,
     tls::{self, TlsFiles},
 };
@@ -177,11 +181,12 @@ struct File {
 struct ObjectsTable {
     url: Option<String>,
     grace_s: u64,
+    cache_bytes: u64,
 }
 
 impl Default for ObjectsTable {
     fn default() -> Self {
-        Self { url: None, grace_s: OBJECTS_GRACE_S }
+        Self { url: None, grace_s: OBJECTS_GRACE_S, cache_bytes: OBJECTS_CACHE_BYTES }
     }
 }
 
@@ -282,6 +287,10 @@ impl Config {
             let detail = format!("must be at most {OBJECTS_GRACE_S_MAX}, a year");
             violations.push(Violation { pointer: "/objects/grace_s".to_owned(), detail });
         }
+        if file.objects.cache_bytes > BUDGET_BYTES_MAX {
+            let detail = format!("must be at most {BUDGET_BYTES_MAX}");
+            violations.push(Violation { pointer: "/objects/cache_bytes".to_owned(), detail });
+        }
         if let Some(Err(detail)) = file.objects.url.as_deref().map(store::check_objects_url) {
             violations.push(Violation { pointer: "/objects/url".to_owned(), detail });
         }
@@ -304,6 +313,7 @@ impl Config {
                 segment_file_bytes: file.segment_file_bytes,
                 objects_url: file.objects.url,
                 objects_grace_s: file.objects.grace_s,
+                objects_cache_bytes: file.objects.cache_bytes,
             },
             log: file.log,
             access,

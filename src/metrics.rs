@@ -223,6 +223,8 @@ declare! {
         segment_live_bytes: IntGauge = "forebay_segment_live_bytes",
         /// Payloads that were moved: between the database and segment files, or out of sparse segment files.
         payloads_moved: IntCounter = "forebay_payloads_moved_total",
+        /// Payloads in an object store that were read, by where they were found: `cache` is memory.
+        object_payloads_read: IntCounterVec = "forebay_object_payloads_read_total" ["from"],
     }
 }
 
@@ -246,6 +248,15 @@ impl StoreMetrics {
     /// Payloads were moved.
     pub(crate) fn payloads_moved(&self, payloads: usize) {
         self.payloads_moved.inc_by(payloads as u64);
+    }
+
+    /// Payloads of objects were read: so many from memory, and so many from the object store.
+    pub(crate) fn object_payloads_read(&self, cached: usize, asked: usize) {
+        for (from, payloads) in [("cache", cached), ("store", asked)] {
+            if payloads > 0 {
+                self.object_payloads_read.with_label_values(&[from]).inc_by(payloads as u64);
+            }
+        }
     }
 
     /// Size of the write-ahead log (SQLite).

@@ -23,7 +23,7 @@ const CONNECTIONS_MAX: u64 = 1_000_000;
 const BODY_BYTES_MAX: u64 = 512 << 20;
 
 /// The largest byte budget: 1 TiB. It is more memory than a machine has, and 2^30 permits of one KiB can count it.
-const BUDGET_BYTES_MAX: u64 = 1 << 40;
+pub(super) const BUDGET_BYTES_MAX: u64 = 1 << 40;
 
 /// The most tokens of a trajectory: the offsets of Arrow lists have 31 bits.
 const TOKENS_MAX: u64 = i32::MAX as u64;

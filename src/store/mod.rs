@@ -195,11 +195,19 @@ pub struct PayloadOptions {
     pub objects_url: Option<String>,
     /// How long an object stays after the last payload in it was purged, so that an older copy of the database finds it.
     pub objects_grace_s: u64,
+    /// Memory for payloads of objects that were written or read lately.
+    pub objects_cache_bytes: u64,
 }
 
 impl Default for PayloadOptions {
     fn default() -> Self {
-        Self { kind: None, segment_file_bytes: SEGMENT_FILE_BYTES, objects_url: None, objects_grace_s: OBJECTS_GRACE_S }
+        Self {
+            kind: None,
+            segment_file_bytes: SEGMENT_FILE_BYTES,
+            objects_url: None,
+            objects_grace_s: OBJECTS_GRACE_S,
+            objects_cache_bytes: OBJECTS_CACHE_BYTES,
+        }
     }
 }
 
@@ -208,6 +216,9 @@ pub const SEGMENT_FILE_BYTES: u64 = 64 << 20;
 
 /// The grace of objects if none is configured: a day.
 pub const OBJECTS_GRACE_S: u64 = 86_400;
+
+/// The memory for payloads of objects if none is configured.
+pub const OBJECTS_CACHE_BYTES: u64 = 64 << 20;
 
 /// Checks the form of the URL of an object store.
 pub fn check_objects_url(url: &str) -> Result<(), String> {

@@ -255,7 +255,10 @@ async fn payloads_are_objects_that_every_replica_reads_and_a_kill_loses_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once() {
     let (s3, database) = (S3::start().await, fresh_database().await);
-    let service = s3.serve(&database, None).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let config = folder.path().join("forebay.toml");
+    std::fs::write(&config, "[objects]\ncache_bytes = 0").expect("it can be written");
+    let service = s3.serve(&database, Some(&config)).await;
     rules(&s3.http, &service, json!({})).await;
     assert_eq!(post(&s3.http, &service, 0).await, 201);
     let objects = s3.keys().await.len();
@@ -292,6 +295,37 @@ async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once
     let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
     assert!(healthy, "{table}");
     service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_written_or_read_lately_is_read_from_memory() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let (writes, reads) = (s3.serve(&database, None).await, s3.serve(&database, None).await);
+    rules(&s3.http, &writes, json!({})).await;
+    assert_eq!(post(&s3.http, &writes, 0).await, 201);
+    let lease = s3.http.post(format!("{}/batches", writes.url)).json(&json!({})).send().await;
+    let batch: Value = lease.expect("the service answers").json().await.expect("a descriptor");
+    let samples = async |service: &Service| {
+        let read = s3.http.get(format!("{}{}", service.url, text(&batch["samples_url"]))).send().await;
+        let lines = read.expect("the service answers").text().await.unwrap_or_default();
+        let row = |line: &str| serde_json::from_str::<Value>(line).expect("a row")["tokens"].clone();
+        lines.lines().map(row).collect::<Vec<_>>()
+    };
+    let stored = [0, 1].map(|index| json!(tokens(index)));
+    let found = |from: &str| format!("forebay_object_payloads_read_total{{from=\"{from}\"}}");
+    s3.set(Mode::Refuse);
+    assert_eq!(samples(&writes).await, stored);
+    assert_eq!(writes.metric(&s3.http, &found("cache")).await, 2.0);
+
+    s3.set(Mode::Forward);
+    assert_eq!(samples(&reads).await, stored);
+    assert_eq!(reads.metric(&s3.http, &found("store")).await, 2.0);
+    s3.set(Mode::Refuse);
+    assert_eq!(samples(&reads).await, stored);
+    assert_eq!(reads.metric(&s3.http, &found("cache")).await, 2.0);
+    assert_eq!(reads.metric(&s3.http, &found("store")).await, 2.0);
+    writes.kill().await;
+    reads.kill().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

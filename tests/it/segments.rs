@@ -65,14 +65,6 @@ impl Machine {
         }
     }
 
-    /// What the service's policy has of payloads that were moved.
-    async fn metric(&self, service: &Service, name: &str) -> f64 {
-        let metrics = self.http.get(format!("{}/metrics", service.url)).send().await.expect("the service answers");
-        let metrics = metrics.text().await.expect("metrics are text");
-        let line = metrics.lines().find(|line| line.split(' ').next() == Some(name));
-        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("there is no {name}"))
-    }
-
     fn segments(&self, name: &str) -> Vec<PathBuf> {
         segments_of(&self.path(name))
     }
@@ -225,7 +217,7 @@ async fn payloads_move_to_where_the_configuration_wants_them() {
     let service = machine.start(&[]).await;
     machine.post(&service, 4..6).await;
     eventually("the payloads are moved", || async {
-        machine.metric(&service, "forebay_payloads_moved_total").await >= 8.0
+        service.metric(&machine.http, "forebay_payloads_moved_total").await >= 8.0
     })
     .await;
     assert_eq!(machine.delivered(&service).await.len(), 12);

@@ -92,7 +92,7 @@ impl Postgres {
         migrate::prepare(&options, &name).await?;
         let database = |source| OpenError::Database { name, source };
         let grace_s = payloads.objects_grace_s;
-        let (kind, objects) = objects::open(&options, &shown, payloads).await?;
+        let (kind, objects) = objects::open(&options, &shown, payloads, &metrics).await?;
         let (sessions, options) = session::kind(url, options).await.map_err(database)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)

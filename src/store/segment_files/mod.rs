@@ -12,6 +12,7 @@ mod appender;
 mod copying;
 mod frame;
 mod object;
+mod object_cache;
 mod pending;
 mod reader;
 

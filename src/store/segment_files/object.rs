@@ -20,11 +20,16 @@ use object_store::{
 };
 use url::Url;
 
-use super::{Appended, FIRST_FRAME_AT, Found, Place, ScannedFrame, frame, new_mark, pending::Pending};
-use crate::buffer::{
-    ids::RolloutPk,
-    payload::Payload,
-    port::{DatabaseFailure, StoreError},
+use super::{
+    Appended, FIRST_FRAME_AT, Found, Place, ScannedFrame, frame, new_mark, object_cache::ObjectCache, pending::Pending,
+};
+use crate::{
+    buffer::{
+        ids::RolloutPk,
+        payload::Payload,
+        port::{DatabaseFailure, StoreError},
+    },
+    metrics::StoreMetrics,
 };
 
 /// How long one request may take. A transaction waits for the object that it writes, and holds its locks meanwhile.
@@ -47,6 +52,8 @@ const RANDOM_BITS: u32 = 28;
 pub(in crate::store) struct Objects {
     store: Arc<dyn ObjectStore>,
     folder: Path,
+    cache: Arc<ObjectCache>,
+    metrics: StoreMetrics,
 }
 
 /// An object store cannot be used.
@@ -82,7 +89,13 @@ pub(in crate::store) fn check_url(url: &str) -> Result<Url, String> {
 
 impl Objects {
     /// Opens the store that a URL names. Credentials, regions and endpoints are those of the environment.
-    pub(in crate::store) fn open(url: &str, store_id: u32) -> Result<Self, String> {
+    /// Payloads that were written or read lately take at most `cache_bytes` of memory.
+    pub(in crate::store) fn open(
+        url: &str,
+        store_id: u32,
+        cache_bytes: u64,
+        metrics: StoreMetrics,
+    ) -> Result<Self, String> {
         forebay_client::install_tls_provider();
         let url = check_url(url)?;
         let failed = |error: object_store::Error| error.to_string();
@@ -108,7 +121,8 @@ impl Objects {
             }
             other => return Err(format!("{other:?} is not supported")),
         };
-        Ok(Self { store, folder: path.join(format!("{store_id:08x}")) })
+        let folder = path.join(format!("{store_id:08x}"));
+        Ok(Self { store, folder, cache: Arc::new(ObjectCache::new(cache_bytes)), metrics })
     }
 
     /// The name of an object.
@@ -127,27 +141,44 @@ impl Objects {
     pub(in crate::store) async fn put(&self, object: PendingObject) -> Result<(), ObjectError> {
         let path = self.path(object.number);
         let head = Bytes::copy_from_slice(&frame::of_file(object.number, object.mark));
-        let frames = object.pending.frames.into_iter();
-        let parts = frames.flat_map(|(head, body)| [Bytes::copy_from_slice(&head), body]);
+        let frames = &object.pending.frames;
+        let parts = frames.iter().flat_map(|(head, body)| [Bytes::copy_from_slice(head), body.clone()]);
         let payload: PutPayload = std::iter::once(head).chain(parts).collect();
         self.store.put(&path, payload).await.map_err(|error| ObjectError::new("write", &path, error))?;
+        let mut start = FIRST_FRAME_AT;
+        for (_, body) in object.pending.frames {
+            let place = Place { file: object.number, start: start + frame::HEAD_BYTES, length: body.len() as u64 };
+            start = place.end();
+            self.cache.keep(place, body);
+        }
         Ok(())
     }
 
     /// Reads payloads, in the order of their places.
     pub(in crate::store) async fn read(&self, places: &[Place]) -> Result<Vec<Found>, ObjectError> {
+        let mut found = vec![Found::NoFile; places.len()];
         let mut by_object: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
         for (index, place) in places.iter().enumerate() {
-            by_object.entry(place.file).or_default().push(index);
+            match self.cache.get(*place) {
+                Some(payload) => found[index] = Found::Bytes(payload),
+                None => by_object.entry(place.file).or_default().push(index),
+            }
         }
+        let asked = by_object.values().map(Vec::len).sum();
+        self.metrics.object_payloads_read(places.len() - asked, asked);
         let reads = by_object.into_iter().map(|(number, indexes)| async move {
             let ranges: Vec<Range<u64>> = indexes.iter().map(|&index| range_of(places[index])).collect();
             let found = self.read_ranges(number, &ranges).await?;
             Ok::<_, ObjectError>(indexes.into_iter().zip(found).collect::<Vec<_>>())
         });
         let read: Vec<Vec<(usize, Found)>> = stream::iter(reads).buffer_unordered(CONCURRENT).try_collect().await?;
-        let mut found = vec![Found::NoFile; places.len()];
         for (index, payload) in read.into_iter().flatten() {
+            if let Found::Bytes(bytes) = &payload
+                && bytes.len() as u64 == places[index].length
+            {
+                // A copy, because these bytes are a part of an answer that would be kept whole.
+                self.cache.keep(places[index], Bytes::copy_from_slice(bytes));
+            }
             found[index] = payload;
         }
         Ok(found)

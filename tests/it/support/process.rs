@@ -48,6 +48,14 @@ impl Service {
         Self::spawn(command).await
     }
 
+    /// The value of a metric, whose name has its labels.
+    pub(crate) async fn metric(&self, http: &reqwest::Client, name: &str) -> f64 {
+        let metrics = http.get(format!("{}/metrics", self.url)).send().await.expect("the service answers");
+        let metrics = metrics.text().await.expect("metrics are text");
+        let line = metrics.lines().find(|line| line.split(' ').next() == Some(name));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("there is no {name}"))
+    }
+
     /// Starts a command that eventually serves.
     pub(crate) async fn spawn(mut command: Command) -> Result<Self, ExitStatus> {
         let mut process = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().expect("the binary starts");

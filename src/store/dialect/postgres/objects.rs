@@ -2,9 +2,12 @@
 
 use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
-use crate::store::{
-    OpenError, PayloadKind, PayloadOptions,
-    segment_files::{Objects, new_store_id},
+use crate::{
+    metrics::StoreMetrics,
+    store::{
+        OpenError, PayloadKind, PayloadOptions,
+        segment_files::{Objects, new_store_id},
+    },
 };
 
 /// Opens the object store, if payloads are in it or will be. Returns where new payloads are stored.
@@ -12,6 +15,7 @@ pub(super) async fn open(
     options: &PgConnectOptions,
     name: &str,
     payloads: PayloadOptions,
+    metrics: &StoreMetrics,
 ) -> Result<(PayloadKind, Option<Objects>), OpenError> {
     let failed = |source| OpenError::Database { name: name.to_owned(), source };
     let mut connection = PgConnection::connect_with(options).await.map_err(failed)?;
@@ -51,7 +55,8 @@ pub(super) async fn open(
     }
     let store_id = recorded.as_ref().map_or_else(|| i64::from(new_store_id()), |(_, store_id, _)| *store_id);
     let number = u32::try_from(store_id).map_err(|_| settings(format!("payload store {store_id} is damaged")))?;
-    let objects = url.as_deref().map(|url| Objects::open(url, number)).transpose();
+    let open = |url| Objects::open(url, number, payloads.objects_cache_bytes, metrics.clone());
+    let objects = url.as_deref().map(open).transpose();
     let objects = objects.map_err(|why| settings(format!("objects.url cannot be used: {why}")))?;
     if let Some(objects) = objects.as_ref().filter(|_| kind == PayloadKind::Objects) {
         objects.check().await.map_err(|error| settings(format!("the object store cannot be used: {error}")))?;
