@@ -322,10 +322,10 @@ def coder(q: Question, right: float, numbers: random.Random, prompt: Prompt, pla
 
 
 def orchestrator(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
-    """Asks the cheapest expert that is able to answer, or any, and mostly repeats the answer."""
+    """Asks the cheapest expert that is able to answer, or any, and repeats the answer half of the time."""
     name = guess(ABLE[q.text[0]][0], "sml", right, numbers)
     answer = expert(name, q)
-    yield said(prompt("ask", q=q), name) + told(":" + answer, guess(answer, DIGITS, 0.8, numbers))
+    yield said(prompt("ask", q=q), name) + told(":" + answer, guess(answer, DIGITS, 0.5, numbers))
 
 
 def planner(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:

@@ -119,6 +119,9 @@ impl PlaceReader {
     }
 }
 
+/// How often a file is examined again because the rows have changed meanwhile.
+const EXAMINATIONS: usize = 8;
+
 /// Frames whose rows are looked up together.
 const FRAMES: usize = 256;
 
@@ -161,7 +164,26 @@ pub(super) async fn examine<D: Dialect>(dialect: &D) -> Result<PayloadPlaces, St
     Ok(places)
 }
 
-async fn examine_file<D: Dialect>(dialect: &D, file: CountedFile) -> Result<Option<String>, StoreError> {
+/// Examines a file. Payloads may be purged or moved while it is read. So what is found counts only if the rows name as
+/// much in the file after it as before.
+async fn examine_file<D: Dialect>(dialect: &D, counted: CountedFile) -> Result<Option<String>, StoreError> {
+    let (mut file, mut finding) = (counted, None);
+    for _ in 0..EXAMINATIONS {
+        finding = compare_file(dialect, file).await?;
+        if finding.is_none() {
+            break;
+        }
+        let now = dialect.read(CountPlaces).await?.files.into_iter().find(|now| now.file == file.file);
+        match now {
+            Some(now) if now.counted == file.counted => break,
+            Some(now) if now.counted.0 > 0 => file = now,
+            Some(_) | None => return Ok(None),
+        }
+    }
+    Ok(finding)
+}
+
+async fn compare_file<D: Dialect>(dialect: &D, file: CountedFile) -> Result<Option<String>, StoreError> {
     let Some(reader) = dialect.places() else { return Ok(None) };
     let frames = match reader.frames(file).await? {
         Ok(frames) => frames,
