@@ -16,7 +16,9 @@ CREATE TABLE segment_file (
     -- The length that commits have reached. What follows it was never acknowledged.
     end_at INTEGER NOT NULL,
     live_frames INTEGER NOT NULL,
-    live_bytes INTEGER NOT NULL
+    live_bytes INTEGER NOT NULL,
+    -- When the last row that named a frame was deleted.
+    emptied_us INTEGER
 ) STRICT;
 
 CREATE INDEX segment_file_without_frames ON segment_file (file) WHERE live_frames = 0;

@@ -119,7 +119,7 @@ impl PlaceReader {
     }
 }
 
-/// How often a file is examined again because the rows have changed meanwhile.
+/// How often a file is examined at most, if its rows change each time.
 const EXAMINATIONS: usize = 8;
 
 /// Frames whose rows are looked up together.
@@ -164,8 +164,8 @@ pub(super) async fn examine<D: Dialect>(dialect: &D) -> Result<PayloadPlaces, St
     Ok(places)
 }
 
-/// Examines a file. Payloads may be purged or moved while it is read. So what is found counts only if the rows name as
-/// much in the file after it as before.
+/// Examines a file. Payloads may be purged, moved or added while it is read, and then the file and its count differ. So
+/// a finding is reported only if the count is the same before and after.
 async fn examine_file<D: Dialect>(dialect: &D, counted: CountedFile) -> Result<Option<String>, StoreError> {
     let (mut file, mut finding) = (counted, None);
     for _ in 0..EXAMINATIONS {
@@ -175,7 +175,7 @@ async fn examine_file<D: Dialect>(dialect: &D, counted: CountedFile) -> Result<O
         }
         let now = dialect.read(CountPlaces).await?.files.into_iter().find(|now| now.file == file.file);
         match now {
-            Some(now) if now.counted == file.counted => break,
+            Some(now) if (now.counted, now.end) == (file.counted, file.end) => break,
             Some(now) if now.counted.0 > 0 => file = now,
             Some(_) | None => return Ok(None),
         }

@@ -245,18 +245,13 @@ async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64, now: Timestamp) -> Resu
 
 /// Counts that no row names these places any more.
 pub(super) async fn count_released(tx: &mut Tx<'_>, places: &[Place], now: Timestamp) -> Result<(), StoreError> {
-    // SQLite removes a file as soon as it is empty, and an object stays for its grace.
-    const COUNT_RELEASED: Statement = Statement {
-        sqlite: "-- count_released
-            UPDATE segment_file
-            SET live_frames = live_frames - $2, live_bytes = live_bytes - $3
-            WHERE file = $1",
-        postgres: "-- count_released
-            UPDATE segment_file
-            SET live_frames = live_frames - $2, live_bytes = live_bytes - $3,
-                emptied_us = CASE WHEN live_frames = $2 THEN $4 END
-            WHERE file = $1",
-    };
+    const COUNT_RELEASED: Statement = Statement::new(
+        "-- count_released
+        UPDATE segment_file
+        SET live_frames = live_frames - $2, live_bytes = live_bytes - $3,
+            emptied_us = CASE WHEN live_frames = $2 THEN $4 END
+        WHERE file = $1",
+    );
     let mut files: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
     for place in places {
         let (frames, bytes) = files.entry(place.file).or_default();

@@ -1,7 +1,7 @@
 //! Payloads of an object store that were written or read lately, in memory.
 //!
-//! A trainer mostly reads rollouts that were stored a short time ago, so most of its reads ask the object store for
-//! nothing. What is in an object never changes, so nothing has to be made invalid.
+//! A trainer mostly reads rollouts that were stored a short time ago, and these need no request to the object store. What
+//! is in an object never changes, so an entry never becomes wrong.
 
 use std::{
     fmt,
