@@ -43,6 +43,15 @@ fn a_body_is_at_most_what_the_database_and_arrow_can_hold_and_budgets_fit_bodies
 }
 
 #[test]
+fn settings_of_payloads_that_are_out_of_range_are_refused_together() {
+    let text = "segment_file_bytes = 1\n[objects]\nurl = 'ftp://x'\ngrace_s = 31536001\ncache_bytes = 1099511627777";
+    let error = Config::parse(text).expect_err("all are wrong").to_string();
+    for name in ["/segment_file_bytes", "/objects/url", "/objects/grace_s", "/objects/cache_bytes"] {
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
 fn a_setting_that_was_renamed_is_refused_with_its_new_name() {
     let error = Config::parse("[limits]\nlook_ms = 500").expect_err("the setting has another name").to_string();
     assert_eq!(error, "/limits/look_ms: this setting was renamed: write `waiter_poll_interval_ms`");
