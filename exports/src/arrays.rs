@@ -29,10 +29,23 @@ pub fn lists<'a, T: ArrowPrimitiveType>(lists: impl Iterator<Item = Option<&'a [
     for list in lists.clone().flatten() {
         values.extend_from_slice(list);
     }
+    joined_lists::<T>(values, lists.map(|list| list.map(<[_]>::len)))
+}
+
+/// A column of lists of numbers, from the numbers of all lists, one list after the other, and the lengths of the lists.
+/// The numbers are not copied.
+///
+/// # Panics
+///
+/// If the lengths do not add up to the number of numbers, or if there are more than an offset of 31 bits can count.
+pub fn joined_lists<T: ArrowPrimitiveType>(
+    values: Vec<T::Native>,
+    lengths: impl Iterator<Item = Option<usize>> + Clone,
+) -> ArrayRef {
     let values = PrimitiveArray::<T>::new(ScalarBuffer::from(values), None);
-    let lengths = OffsetBuffer::from_lengths(lists.clone().map(|list| list.map_or(0, <[_]>::len)));
-    let present = lists.map(|list| list.is_some()).collect();
-    Arc::new(ListArray::new(item(T::DATA_TYPE), lengths, Arc::new(values), Some(present)))
+    let offsets = OffsetBuffer::from_lengths(lengths.clone().map(Option::unwrap_or_default));
+    let present = lengths.map(|length| length.is_some()).collect();
+    Arc::new(ListArray::new(item(T::DATA_TYPE), offsets, Arc::new(values), Some(present)))
 }
 
 /// A column of version spans.

@@ -26,10 +26,6 @@ use crate::buffer::{
 /// The size at which a frame is sent.
 const FRAME_BYTES: usize = 1 << 20;
 
-/// The most bytes of the rows of one record batch, unless a single row is larger. A page is one record batch, except a
-/// page of a very large rollout. The bound keeps every column far below the 2 GiB that its offsets can address.
-const RECORD_BATCH_BYTES: usize = 16 << 20;
-
 /// The estimated length of the text of a token with its mask and log-probability. A longer text only makes the buffer
 /// grow.
 const TOKEN_TEXT_BYTES: usize = 24;
@@ -139,7 +135,11 @@ fn negotiate(headers: &HeaderMap) -> Result<Format, Failure> {
 
 /// Writes rows in one of the formats.
 enum Writer {
-    Text { format: TextFormat, written: u64 },
+    Text {
+        format: TextFormat,
+        written: u64,
+    },
+    /// A block is one record batch.
     Arrow(Box<arrow::Encoder>),
 }
 
@@ -168,22 +168,12 @@ impl pages::Writer<SampleReader> for Writer {
     fn rows(&mut self, page: &mut Page) -> Result<(Vec<Bytes>, bool), io::Error> {
         match self {
             Self::Arrow(encoder) => {
-                let (mut rows, mut bytes) = (Vec::new(), 0);
-                while bytes < RECORD_BATCH_BYTES
-                    && let Some(row) = page.next()
-                {
-                    bytes += arrow::row_bytes(&row);
-                    rows.push(row);
-                }
-                let is_done = bytes < RECORD_BATCH_BYTES;
-                if rows.is_empty() {
-                    return Ok((Vec::new(), is_done));
-                }
-                let frames = arrow::samples(&rows).and_then(|batch| encoder.batch(&batch)).map_err(|error| {
+                let Some(block) = page.next_block() else { return Ok((Vec::new(), true)) };
+                let frames = arrow::samples(block).and_then(|batch| encoder.batch(&batch)).map_err(|error| {
                     tracing::error!(error = %error, "writing rows as Arrow failed");
                     io::Error::other(error)
                 })?;
-                Ok((frames, is_done))
+                Ok((frames, page.is_empty()))
             }
             Self::Text { format, written } => {
                 let mut text = Vec::new();

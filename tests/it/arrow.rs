@@ -204,7 +204,65 @@ fn bundle() -> Vec<Value> {
     all
 }
 
+/// Rollouts of more than a megabyte together. They differ in the number of their segments, and these in their lengths
+/// and columns.
+fn large() -> Vec<Value> {
+    let segment = |index: usize| {
+        let response = 1 + index * 379 % 2_000;
+        let floats =
+            |of: usize| (0..response).map(|at| -((at * 31 + index + of) as f64 % 97.0) / 8.0).collect::<Vec<_>>();
+        let mut segment = json!({
+            "tokens": (0..=response + index % 5).map(|at| at * 7_919 % 150_000).collect::<Vec<_>>(),
+            "loss_mask": (0..response).map(|at| usize::from(!(at + index).is_multiple_of(3))).collect::<Vec<_>>(),
+        });
+        for (name, is_there) in [
+            ("logprobs", !index.is_multiple_of(4)),
+            ("teacher_logprobs", index.is_multiple_of(3)),
+            ("values", index.is_multiple_of(5)),
+        ] {
+            if is_there {
+                segment[name] = json!(floats(name.len()));
+            }
+        }
+        segment
+    };
+    let rollout = |index: usize| {
+        json!({
+            "rollout_id": format!("r{index:02}"), "status": "completed", "reward": 1.0,
+            "segments": (0..index % 4).map(|at| segment(4 * index + at)).collect::<Vec<_>>(),
+        })
+    };
+    (0..80).map(rollout).collect()
+}
+
 on_both_stores! {
+    async fn a_large_page_has_every_column_as_it_was_sent(app: TestApp) {
+        app.rules("default", json!({"require": [], "batch": {"groups": 80}})).await;
+        app.accept(large().into()).await;
+        let batch = app.lease().await;
+        let url = text(&batch["samples_url"]);
+        let expected: Vec<Value> = large().iter().flat_map(|rollout| {
+            let segments = rollout["segments"].as_array().expect("segments are an array");
+            let absent = [json!({})];
+            let segments = if segments.is_empty() { &absent } else { &segments[..] };
+            let row = |segment: &Value| json!([rollout["rollout_id"], segment["tokens"], segment["loss_mask"],
+                segment["logprobs"], segment["teacher_logprobs"], segment["values"]]);
+            segments.iter().map(row).collect::<Vec<_>>()
+        }).collect();
+        for rows in [rows(app, url).await, app.samples(&batch).await] {
+            let row = |row: &Value| json!([row["rollout_id"], row["tokens"], row["loss_mask"],
+                row["logprobs"], row["teacher_logprobs"], row["values"]]);
+            assert_eq!(rows.len(), expected.len());
+            for (found, expected) in rows.iter().map(row).zip(&expected) {
+                assert!(found == *expected, "{} differs", found[0]);
+            }
+        }
+        let (_, stream) = app.samples_as(&batch, &[("accept", ARROW_STREAM)]).await;
+        let batches = StreamReader::try_new(stream.as_slice(), None).expect("a stream begins with its schema").count();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(batches, processors.min(4), "a record batch for each block");
+    }
+
     async fn a_rollout_is_the_same_in_either_form(app: TestApp) {
         app.rules("default", json!({"require": [], "group": {"size": 1}, "batch": {"groups": 2}})).await;
         let answer = post(app, stream(&[columns(&bundle())])).await.expect(201);
@@ -277,7 +335,7 @@ on_both_stores! {
         assert_eq!(counts.iter().sum::<usize>(), 1);
     }
 
-    async fn pages_are_record_batches_and_bodies_may_have_many(app: TestApp) {
+    async fn pages_have_record_batches_and_bodies_may_have_many(app: TestApp) {
         app.rules("default", json!({"batch": {"groups": 700}})).await;
         let slices: Vec<Columns> = (0..7)
             .map(|slice| columns(&(0..100).map(|index| rollout(&format!("r{slice}{index:02}"), 1.0)).collect::<Vec<_>>()))

@@ -8,4 +8,4 @@ mod types;
 mod write;
 
 pub(super) use read::bundle;
-pub(super) use write::{Encoder, row_bytes, samples, samples_schema};
+pub(super) use write::{Encoder, samples, samples_schema};

@@ -11,8 +11,10 @@ use arrow_ipc::writer::StreamEncoder;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_client::wire::Sample;
-use forebay_exports::arrays::{self, item, spans_type};
+use forebay_exports::arrays::{item, joined_lists, spans, spans_type};
 use serde_json::value::RawValue;
+
+use crate::buffer::samples::{Block, Lengths};
 
 /// Parts of at least this length are sent without copying them.
 const FRAME_BYTES: usize = 64 << 10;
@@ -44,30 +46,26 @@ impl Encoder {
     }
 }
 
-/// Makes a record batch of samples.
-pub(in crate::api) fn samples(rows: &[Sample]) -> Result<RecordBatch, ArrowError> {
-    // Offsets of texts and lists have 31 bits. The limits on bodies keep a row far below that. This check prevents a
+/// Makes a record batch of samples. The columns of numbers are not copied.
+pub(in crate::api) fn samples(block: Block) -> Result<RecordBatch, ArrowError> {
+    // Offsets of texts and lists have 31 bits. The limits on bodies keep a block far below that. This check prevents a
     // panic while the arrays are built.
-    let bytes = rows.iter().map(row_bytes).sum::<usize>();
-    if i32::try_from(bytes).is_err() {
-        let detail = format!("{bytes} bytes of rows do not fit in one record batch; read them as NDJSON");
+    let Block { rows, columns } = &block;
+    let texts = rows.iter().map(|row| text_bytes(&row.sample)).sum();
+    let longest = columns.tokens.len().max(columns.loss_mask.len()).max(texts);
+    if i32::try_from(longest).is_err() {
+        let detail =
+            format!("columns of {longest} numbers or bytes do not fit in one record batch; read them as NDJSON");
         return Err(ArrowError::InvalidArgumentError(detail));
     }
-    RecordBatch::try_new(samples_schema(), columns(rows))
+    RecordBatch::try_new(samples_schema(), arrays(block))
 }
 
-/// The bytes of a row in a record batch, without offsets and values that are the same for all rows.
-pub(in crate::api) fn row_bytes(row: &Sample) -> usize {
-    let floats = [&row.logprobs, &row.teacher_logprobs, &row.values].into_iter().flatten().map(Vec::len).sum::<usize>();
+/// The bytes of the texts of a row, without those that are the same for all rows.
+fn text_bytes(row: &Sample) -> usize {
     let json = [&row.messages, &row.metadata].into_iter().flatten().map(|text| text.get().len()).sum::<usize>();
     let texts = [&row.kind, &row.environment].into_iter().flatten().map(String::len).sum::<usize>();
-    row.rollout_id.len()
-        + row.group_id.len()
-        + texts
-        + json
-        + 4 * (row.tokens.as_ref().map_or(0, Vec::len) + floats)
-        + row.loss_mask.as_ref().map_or(0, Vec::len)
-        + row.versions.as_ref().map_or(0, |spans| size_of_val(spans.as_slice()))
+    row.rollout_id.len() + row.group_id.len() + texts + json
 }
 
 /// Passes large parts on without copying them, and joins the small parts between them.
@@ -126,12 +124,15 @@ fn schema() -> Schema {
 }
 
 /// Converts rows to arrays in the order of the schema.
-fn columns(rows: &[Sample]) -> Vec<ArrayRef> {
+fn arrays(block: Block) -> Vec<ArrayRef> {
+    let Block { rows, columns } = block;
+    let samples = || rows.iter().map(|row| &row.sample);
+    let lengths = |of: fn(&Lengths) -> Option<usize>| rows.iter().map(move |row| of(&row.lengths));
     let texts =
-        |text: fn(&Sample) -> Option<&str>| -> ArrayRef { Arc::new(rows.iter().map(text).collect::<StringArray>()) };
-    let ints = |int: fn(&Sample) -> i32| -> ArrayRef { Arc::new(Int32Array::from_iter_values(rows.iter().map(int))) };
+        |text: fn(&Sample) -> Option<&str>| -> ArrayRef { Arc::new(samples().map(text).collect::<StringArray>()) };
+    let ints = |int: fn(&Sample) -> i32| -> ArrayRef { Arc::new(Int32Array::from_iter_values(samples().map(int))) };
     let floats =
-        |float: fn(&Sample) -> f32| -> ArrayRef { Arc::new(Float32Array::from_iter_values(rows.iter().map(float))) };
+        |float: fn(&Sample) -> f32| -> ArrayRef { Arc::new(Float32Array::from_iter_values(samples().map(float))) };
     vec![
         texts(|row| Some(&row.rollout_id)),
         texts(|row| Some(&row.group_id)),
@@ -141,20 +142,20 @@ fn columns(rows: &[Sample]) -> Vec<ArrayRef> {
         texts(|row| row.environment.as_deref()),
         texts(|row| Some(row.verdict.as_str())),
         texts(|row| Some(row.status.as_str())),
-        arrays::lists::<Int32Type>(rows.iter().map(|row| row.tokens.as_deref())),
+        joined_lists::<Int32Type>(columns.tokens, lengths(|of| of.tokens)),
         ints(|row| row.response_length),
-        arrays::lists::<UInt8Type>(rows.iter().map(|row| row.loss_mask.as_deref())),
-        arrays::lists::<Float32Type>(rows.iter().map(|row| row.logprobs.as_deref())),
-        arrays::lists::<Float32Type>(rows.iter().map(|row| row.teacher_logprobs.as_deref())),
-        arrays::lists::<Float32Type>(rows.iter().map(|row| row.values.as_deref())),
+        joined_lists::<UInt8Type>(columns.loss_mask, lengths(|of| of.loss_mask)),
+        joined_lists::<Float32Type>(columns.logprobs, lengths(|of| of.logprobs)),
+        joined_lists::<Float32Type>(columns.teacher_logprobs, lengths(|of| of.teacher_logprobs)),
+        joined_lists::<Float32Type>(columns.values, lengths(|of| of.values)),
         floats(|row| row.temperature),
         floats(|row| row.top_p),
         ints(|row| row.top_k),
-        Arc::new(rows.iter().map(|row| row.reward).collect::<Float64Array>()),
+        Arc::new(samples().map(|row| row.reward).collect::<Float64Array>()),
         floats(|row| row.advantage),
-        Arc::new(Float64Array::from_iter_values(rows.iter().map(|row| row.loss_weight))),
-        Arc::new(rows.iter().map(|row| row.policy_version).collect::<Int64Array>()),
-        arrays::spans(rows.iter().map(|row| row.versions.as_deref())),
+        Arc::new(Float64Array::from_iter_values(samples().map(|row| row.loss_weight))),
+        Arc::new(samples().map(|row| row.policy_version).collect::<Int64Array>()),
+        spans(samples().map(|row| row.versions.as_deref())),
         texts(|row| row.messages.as_deref().map(RawValue::get)),
         texts(|row| row.metadata.as_deref().map(RawValue::get)),
     ]

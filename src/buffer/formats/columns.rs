@@ -39,9 +39,9 @@ pub(in crate::buffer) fn little_endian<T: Word>(column: &[T]) -> Cow<'_, [u8]> {
     Cow::Owned(column.iter().flat_map(|word| word.to_bytes()).collect())
 }
 
-/// The column that these bytes encode; an incomplete number at the end is ignored.
-pub(in crate::buffer) fn from_little_endian<T: Word>(bytes: &[u8]) -> Vec<T> {
-    bytes.as_chunks::<4>().0.iter().map(|&word| T::from_bytes(word)).collect()
+/// Appends the column that these bytes encode; an incomplete number at the end is ignored.
+pub(in crate::buffer) fn take_little_endian<T: Word>(column: &mut Vec<T>, bytes: &[u8]) {
+    column.extend(bytes.as_chunks::<4>().0.iter().map(|&word| T::from_bytes(word)));
 }
 
 /// The number of bytes that every one of these ids fits in: 2, 3 or 4. No id is negative.
@@ -70,22 +70,22 @@ fn put_narrow<const WIDTH: usize>(packed: &mut Vec<u8>, ids: &[i32]) {
     }
 }
 
-/// The ids from bytes that [`put_ids`] wrote.
-pub(in crate::buffer) fn ids(bytes: &[u8], width: u8) -> Vec<i32> {
+/// Appends the ids from bytes that [`put_ids`] wrote.
+pub(in crate::buffer) fn take_ids(ids: &mut Vec<i32>, bytes: &[u8], width: u8) {
     match width {
-        2 => narrow::<2>(bytes),
-        3 => narrow::<3>(bytes),
-        _ => from_little_endian(bytes),
+        2 => take_narrow::<2>(ids, bytes),
+        3 => take_narrow::<3>(ids, bytes),
+        _ => take_little_endian(ids, bytes),
     }
 }
 
-fn narrow<const WIDTH: usize>(bytes: &[u8]) -> Vec<i32> {
+fn take_narrow<const WIDTH: usize>(ids: &mut Vec<i32>, bytes: &[u8]) {
     let wide = |bytes: &[u8; WIDTH]| {
         let mut word = [0; 4];
         word[..WIDTH].copy_from_slice(bytes);
         i32::from_le_bytes(word)
     };
-    bytes.as_chunks::<WIDTH>().0.iter().map(wide).collect()
+    ids.extend(bytes.as_chunks::<WIDTH>().0.iter().map(wide));
 }
 
 /// Appends a mask, eight bits to a byte, lowest bit first.
@@ -94,14 +94,14 @@ pub(in crate::buffer) fn put_bits(packed: &mut Vec<u8>, mask: &[u8]) {
     packed.extend(mask.chunks(8).map(byte));
 }
 
-/// The first `count` bits of bytes that [`put_bits`] wrote.
-pub(in crate::buffer) fn bits(bytes: &[u8], count: usize) -> Vec<u8> {
-    let mut mask = vec![0; 8 * bytes.len()];
-    for (eight, &byte) in mask.as_chunks_mut::<8>().0.iter_mut().zip(bytes) {
+/// Appends the first `count` bits of bytes that [`put_bits`] wrote.
+pub(in crate::buffer) fn take_bits(mask: &mut Vec<u8>, bytes: &[u8], count: usize) {
+    let start = mask.len();
+    mask.resize(start + 8 * bytes.len(), 0);
+    for (eight, &byte) in mask[start..].as_chunks_mut::<8>().0.iter_mut().zip(bytes) {
         *eight = std::array::from_fn(|bit| byte >> bit & 1);
     }
-    mask.truncate(count);
-    mask
+    mask.truncate(start + count);
 }
 
 #[cfg(test)]
@@ -117,7 +117,9 @@ mod tests {
                 let mut packed = vec![7];
                 put_ids(&mut packed, &list, id_bytes(&list));
                 prop_assert_eq!(packed.len(), 1 + list.len() * usize::from(id_bytes(&list)));
-                prop_assert_eq!(ids(&packed[1..], id_bytes(&list)), list);
+                let mut taken = vec![9];
+                take_ids(&mut taken, &packed[1..], id_bytes(&list));
+                prop_assert_eq!((taken[0], &taken[1..]), (9, &list[..]));
             }
         }
 
@@ -126,7 +128,9 @@ mod tests {
             let mut packed = vec![7];
             put_bits(&mut packed, &mask);
             prop_assert_eq!(packed.len(), 1 + mask.len().div_ceil(8));
-            prop_assert_eq!(bits(&packed[1..], mask.len()), mask);
+            let mut taken = vec![9];
+            take_bits(&mut taken, &packed[1..], mask.len());
+            prop_assert_eq!((taken[0], &taken[1..]), (9, &mask[..]));
         }
     }
 }

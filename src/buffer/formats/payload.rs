@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::buffer::{
-    formats::columns::{bits, from_little_endian, id_bytes, ids, little_endian, put_bits, put_ids},
+    formats::columns::{id_bytes, little_endian, put_bits, put_ids, take_bits, take_ids, take_little_endian},
     trajectory::Trajectory,
 };
 
@@ -63,7 +63,7 @@ pub struct Damaged(pub(in crate::buffer) &'static str);
 
 /// The bulk of a trajectory, as sent.
 #[derive(Debug)]
-pub struct Unpacked {
+pub struct Unpacked<S = Segment> {
     /// Label of the environment.
     pub environment: Option<String>,
     /// How the execution ended.
@@ -77,7 +77,23 @@ pub struct Unpacked {
     /// Free-form object.
     pub metadata: Option<Box<RawValue>>,
     /// Training sequences in order.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<S>,
+}
+
+/// The columns of many segments, each column of a segment after that of another. A column that a segment does not have
+/// takes no place.
+#[derive(Debug, Default)]
+pub struct SegmentColumns {
+    /// Prompt and response tokens.
+    pub tokens: Vec<i32>,
+    /// 0 or 1 per response token.
+    pub loss_mask: Vec<u8>,
+    /// Behaviour log-probabilities per response token.
+    pub logprobs: Vec<f32>,
+    /// Teacher log-probabilities per response token.
+    pub teacher_logprobs: Vec<f32>,
+    /// Critic values per response token.
+    pub values: Vec<f32>,
 }
 
 /// The description of a trajectory, without its tokens and messages.
@@ -110,15 +126,16 @@ struct Header {
     segments: Vec<SegmentHeader>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct SegmentHeader {
-    kind: Option<String>,
-    tokens: usize,
-    response: usize,
-    logprobs: bool,
-    teacher_logprobs: bool,
-    values: bool,
-    versions: Option<Vec<VersionSpan>>,
+/// A segment without its columns: which it has, and how long they are.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::buffer) struct SegmentHeader {
+    pub(in crate::buffer) kind: Option<String>,
+    pub(in crate::buffer) tokens: usize,
+    pub(in crate::buffer) response: usize,
+    pub(in crate::buffer) logprobs: bool,
+    pub(in crate::buffer) teacher_logprobs: bool,
+    pub(in crate::buffer) values: bool,
+    pub(in crate::buffer) versions: Option<Vec<VersionSpan>>,
     /// The number of bytes of each token id.
     #[serde(default = "full_width")]
     id_bytes: u8,
@@ -218,6 +235,36 @@ impl Payload {
 
     /// Checks the digest, and unpacks.
     pub fn unpack(&self) -> Result<Unpacked, Damaged> {
+        self.unpack_segments(|packed, header| {
+            let mut columns = SegmentColumns::default();
+            columns.append(packed, &header)?;
+            let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values } = columns;
+            Ok(Segment {
+                logprobs: header.logprobs.then_some(logprobs),
+                teacher_logprobs: header.teacher_logprobs.then_some(teacher_logprobs),
+                values: header.values.then_some(values),
+                tokens,
+                loss_mask,
+                kind: header.kind,
+                versions: header.versions,
+                response_length: None,
+            })
+        })
+    }
+
+    /// Checks the digest, and appends the columns of the segments to others.
+    pub(in crate::buffer) fn unpack_onto(
+        &self,
+        columns: &mut SegmentColumns,
+    ) -> Result<Unpacked<SegmentHeader>, Damaged> {
+        self.unpack_segments(|packed, header| columns.append(packed, &header).map(|()| header))
+    }
+
+    /// Checks the digest, and makes of each segment what `segment` says. It must take all columns of the segment.
+    fn unpack_segments<S>(
+        &self,
+        segment: impl FnMut(&mut dyn PackedColumns, SegmentHeader) -> Result<S, Damaged>,
+    ) -> Result<Unpacked<S>, Damaged> {
         self.check_digest()?;
         match self.codec {
             None => Err(UNKNOWN_FORM),
@@ -226,7 +273,7 @@ impl Payload {
                 let mut rest = packed.as_slice();
                 let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
                 let header = take(&mut rest, header_length)?;
-                unpack(header, &mut Wide { rest })
+                unpack(header, &mut Wide { rest }, segment)
             }
             Some(Codec::Columns) => {
                 let mut rest = &self.body[..];
@@ -234,9 +281,25 @@ impl Payload {
                 let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
                 let header = take_part(&mut rest, header_length)?;
                 let narrow = take_part(&mut rest, narrow_length)?;
-                unpack(&header, &mut Narrow { narrow: &narrow, floats: rest })
+                unpack(&header, &mut Narrow { narrow: &narrow, floats: rest }, segment)
             }
         }
+    }
+}
+
+impl SegmentColumns {
+    fn append(&mut self, packed: &mut dyn PackedColumns, header: &SegmentHeader) -> Result<(), Damaged> {
+        packed.ids(&mut self.tokens, header.tokens, header.id_bytes)?;
+        packed.mask(&mut self.loss_mask, header.response)?;
+        let floats = [
+            (header.logprobs, &mut self.logprobs),
+            (header.teacher_logprobs, &mut self.teacher_logprobs),
+            (header.values, &mut self.values),
+        ];
+        for (_, column) in floats.into_iter().filter(|(is_present, _)| *is_present) {
+            packed.floats(column, header.response)?;
+        }
+        Ok(())
     }
 }
 
@@ -290,11 +353,12 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
     Ok(plain)
 }
 
-/// Readers of columns, which come segment after segment in the order in which they were written.
-trait Columns {
-    fn ids(&mut self, count: usize, width: u8) -> Result<Vec<i32>, Damaged>;
-    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged>;
-    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged>;
+/// Packed columns, which come segment after segment in the order in which they were written. Each call appends the next
+/// one to a column.
+trait PackedColumns {
+    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, width: u8) -> Result<(), Damaged>;
+    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged>;
+    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged>;
 }
 
 /// Columns as version 0.1 wrote them: in one sequence, at full width.
@@ -302,17 +366,17 @@ struct Wide<'a> {
     rest: &'a [u8],
 }
 
-impl Columns for Wide<'_> {
-    fn ids(&mut self, count: usize, _width: u8) -> Result<Vec<i32>, Damaged> {
-        take(&mut self.rest, count.saturating_mul(4)).map(from_little_endian)
+impl PackedColumns for Wide<'_> {
+    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, _width: u8) -> Result<(), Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| take_little_endian(ids, bytes))
     }
 
-    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged> {
-        take(&mut self.rest, count).map(<[u8]>::to_vec)
+    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.rest, count).map(|bytes| mask.extend_from_slice(bytes))
     }
 
-    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged> {
-        take(&mut self.rest, count.saturating_mul(4)).map(from_little_endian)
+    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| take_little_endian(floats, bytes))
     }
 }
 
@@ -322,17 +386,17 @@ struct Narrow<'a> {
     floats: &'a [u8],
 }
 
-impl Columns for Narrow<'_> {
-    fn ids(&mut self, count: usize, width: u8) -> Result<Vec<i32>, Damaged> {
-        take(&mut self.narrow, count.saturating_mul(width.into())).map(|bytes| ids(bytes, width))
+impl PackedColumns for Narrow<'_> {
+    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, width: u8) -> Result<(), Damaged> {
+        take(&mut self.narrow, count.saturating_mul(width.into())).map(|bytes| take_ids(ids, bytes, width))
     }
 
-    fn mask(&mut self, count: usize) -> Result<Vec<u8>, Damaged> {
-        take(&mut self.narrow, count.div_ceil(8)).map(|bytes| bits(bytes, count))
+    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.narrow, count.div_ceil(8)).map(|bytes| take_bits(mask, bytes, count))
     }
 
-    fn floats(&mut self, count: usize) -> Result<Vec<f32>, Damaged> {
-        take(&mut self.floats, count.saturating_mul(4)).map(from_little_endian)
+    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.floats, count.saturating_mul(4)).map(|bytes| take_little_endian(floats, bytes))
     }
 }
 
@@ -349,9 +413,13 @@ fn describe(header: &[u8]) -> Result<Described, Damaged> {
     })
 }
 
-fn unpack(header: &[u8], columns: &mut impl Columns) -> Result<Unpacked, Damaged> {
+fn unpack<S>(
+    header: &[u8],
+    columns: &mut dyn PackedColumns,
+    mut segment: impl FnMut(&mut dyn PackedColumns, SegmentHeader) -> Result<S, Damaged>,
+) -> Result<Unpacked<S>, Damaged> {
     let header: Header = serde_json::from_slice(header).map_err(|_| MALFORMED)?;
-    let segments = header.segments.into_iter().map(|segment| unpack_segment(columns, segment));
+    let segments = header.segments.into_iter().map(|header| segment(columns, header));
     Ok(Unpacked {
         segments: segments.collect::<Result<_, _>>()?,
         environment: header.environment,
@@ -383,22 +451,6 @@ fn header(trajectory: &Trajectory) -> Header {
         metadata: trajectory.facts.metadata.clone(),
         segments: segments.collect(),
     }
-}
-
-fn unpack_segment(columns: &mut impl Columns, header: SegmentHeader) -> Result<Segment, Damaged> {
-    let tokens = columns.ids(header.tokens, header.id_bytes)?;
-    let loss_mask = columns.mask(header.response)?;
-    let mut floats = |present: bool| present.then(|| columns.floats(header.response)).transpose();
-    Ok(Segment {
-        logprobs: floats(header.logprobs)?,
-        teacher_logprobs: floats(header.teacher_logprobs)?,
-        values: floats(header.values)?,
-        tokens,
-        loss_mask,
-        kind: header.kind,
-        versions: header.versions,
-        response_length: None,
-    })
 }
 
 pub(in crate::buffer) fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Damaged> {
@@ -451,6 +503,26 @@ mod tests {
                 let metadata = unpacked.metadata.expect("metadata was sent");
                 assert_eq!(Some(metadata.get()), trajectory.facts.metadata.as_deref().map(RawValue::get));
             }
+        }
+    }
+
+    #[test]
+    fn columns_are_appended_to_those_of_other_segments() {
+        let trajectory = trajectory(17);
+        for codec in [Codec::Zstd, Codec::Columns] {
+            let payload = Payload::pack(&trajectory, codec);
+            let mut columns = SegmentColumns::default();
+            for _ in 0..2 {
+                let unpacked = payload.unpack_onto(&mut columns).expect("it is not damaged");
+                let shapes = unpacked.segments.iter().map(|header| (header.tokens, header.response, header.logprobs));
+                assert_eq!(shapes.collect::<Vec<_>>(), [(5_002, 5_001, true), (4, 3, true)]);
+            }
+            let [first, second] = &trajectory.segments[..] else { panic!("it has two segments") };
+            assert_eq!(columns.tokens, [&first.tokens[..], &second.tokens].concat().repeat(2));
+            assert_eq!(columns.loss_mask, [&first.loss_mask[..], &second.loss_mask].concat().repeat(2));
+            let logprobs = [first, second].map(|segment| segment.logprobs.clone().expect("both have them"));
+            assert_eq!(columns.logprobs, logprobs.concat().repeat(2));
+            assert!(columns.teacher_logprobs.is_empty() && columns.values.is_empty());
         }
     }
 

@@ -87,6 +87,12 @@ fn expanded_bytes(row: &SealedRow) -> u64 {
 
 /// Checks the seal of a rollout and the digest of its payload, and unpacks the payload.
 pub(in crate::buffer) fn unpack(row: &SealedRow, payload: &Payload) -> Result<Unpacked, Damaged> {
+    check_seal(row, payload)?;
+    payload.unpack()
+}
+
+/// Checks the seal of a rollout, which covers the digest of its payload.
+pub(in crate::buffer) fn check_seal(row: &SealedRow, payload: &Payload) -> Result<(), Damaged> {
     let seal = RolloutSeal {
         rollout_id: &row.rollout_id,
         group_id: &row.group_id,
@@ -99,5 +105,5 @@ pub(in crate::buffer) fn unpack(row: &SealedRow, payload: &Payload) -> Result<Un
     if row.seal.is_some_and(|expected| expected != seal.checksum()) {
         return Err(Damaged("its row differs from its seal"));
     }
-    payload.unpack()
+    Ok(())
 }

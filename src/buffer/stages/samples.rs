@@ -3,16 +3,18 @@
 //! The digest of every payload is checked before its page is returned.
 
 pub(in crate::buffer) mod checked;
+mod page;
 
-use forebay_client::wire::{LossWeighting, Sample, Segment};
+use forebay_client::wire::{LossWeighting, Sample};
 
-use self::checked::CheckedRollout;
+pub use self::page::{Block, Lengths, Page};
+use self::page::{DamagedMember, StoredMember};
 use crate::buffer::{
     Buffer,
     ids::{BatchId, PolicyName},
     pages::{self, Members},
-    payload::{Damaged, Payload},
-    port::{Batch, BatchMember, StoreError, StoredPayload},
+    payload::Damaged,
+    port::{Batch, BatchMember, StoreError},
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
     shard::{self, Shard},
@@ -81,17 +83,28 @@ pub(in crate::buffer) async fn newest_group(buffer: &Buffer, policy: PolicyName)
     if payloads.len() != members.len() {
         return Ok(Vec::new());
     }
-    let unpack = move || {
-        let check = |(member, stored): (BatchMember, StoredPayload)| CheckedRollout::new(member, &stored.payload);
-        members.into_iter().zip(payloads).map(check).collect::<Result<Vec<_>, _>>()
-    };
-    let Ok(rollouts) = tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)? else {
-        return Ok(Vec::new());
-    };
+    let page = members.into_iter().zip(payloads.into_iter().map(|stored| stored.payload)).collect();
     let weighting = LossWeighting::default();
     let weights = BatchWeights { weighting, constant: 1.0, rollouts: 0, samples: 0, trained_tokens: 0 };
-    let rows = Page { rollouts: rollouts.into_iter(), weights, current: None };
-    Ok(rows.map(|row| Sample { loss_weight: 0.0, ..row }).collect())
+    let Ok(page) = unpack(page, weights).await? else { return Ok(Vec::new()) };
+    Ok(page.map(|row| Sample { loss_weight: 0.0, ..row }).collect())
+}
+
+/// Checks and unpacks rollouts, on several threads if they are large.
+async fn unpack(
+    page: Vec<StoredMember>,
+    weights: BatchWeights,
+) -> Result<Result<Page, Box<DamagedMember>>, StoreError> {
+    let unpack = |part| tokio::task::spawn_blocking(move || Block::unpack(part, weights));
+    let parts: Vec<_> = page::divide(page).into_iter().map(unpack).collect();
+    let mut blocks = Vec::with_capacity(parts.len());
+    for part in parts {
+        match part.await.map_err(|_| StoreError::Closed)? {
+            Ok(block) => blocks.push(block),
+            Err(found) => return Ok(Err(found)),
+        }
+    }
+    Ok(Ok(Page::new(blocks)))
 }
 
 async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {
@@ -125,16 +138,6 @@ async fn quarantine(
     Ok(Refusal::Damaged.into())
 }
 
-/// Rollouts that were read, checked and unpacked. Their rows are built one at a time.
-pub struct Page {
-    rollouts: std::vec::IntoIter<CheckedRollout>,
-    weights: BatchWeights,
-    current: Option<RolloutRows>,
-}
-
-/// A rollout whose stored data is damaged.
-type DamagedMember = (BatchMember, Damaged);
-
 impl SampleReader {
     /// The next rollouts, or none at the end.
     pub async fn next_page(&mut self) -> Result<Option<Page>, BufferError> {
@@ -142,21 +145,10 @@ impl SampleReader {
         if page.is_empty() {
             return Ok(None);
         }
-        if page.iter().any(|(_, payload)| payload.is_none()) {
-            return Err(Refusal::Purged.into());
-        }
-        let unpack = move || -> Result<Vec<CheckedRollout>, Box<DamagedMember>> {
-            let check = |(member, payload): (BatchMember, Option<Payload>)| {
-                let payload = payload?;
-                let checked = CheckedRollout::new(member.clone(), &payload);
-                Some(checked.map_err(|damage| Box::new((member, damage))))
-            };
-            page.into_iter().filter_map(check).collect()
-        };
-        match tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)? {
-            Ok(rollouts) => {
-                Ok(Some(Page { rollouts: rollouts.into_iter(), weights: self.batch.weights, current: None }))
-            }
+        let stored = |(member, payload): (BatchMember, Option<_>)| payload.map(|payload| (member, payload));
+        let page: Option<Vec<StoredMember>> = page.into_iter().map(stored).collect();
+        match unpack(page.ok_or(Refusal::Purged)?, self.batch.weights).await? {
+            Ok(page) => Ok(Some(page)),
             Err(found) => Err(quarantine(&self.buffer, &self.batch, &found.0, found.1).await?),
         }
     }
@@ -170,79 +162,5 @@ impl SampleReader {
     #[must_use]
     pub fn next_page_bytes(&self) -> u64 {
         self.members.next_page_bytes()
-    }
-}
-
-impl Iterator for Page {
-    type Item = Sample;
-
-    fn next(&mut self) -> Option<Sample> {
-        loop {
-            if let Some(row) = self.current.as_mut().and_then(Iterator::next) {
-                return Some(row);
-            }
-            self.current = Some(RolloutRows::new(self.rollouts.next()?, self.weights));
-        }
-    }
-}
-
-/// The rows of one rollout.
-struct RolloutRows {
-    of: CheckedRollout,
-    weights: BatchWeights,
-    /// The segments that are left. A rollout without segments has one row without tokens.
-    segments: std::vec::IntoIter<Option<Segment>>,
-    count: usize,
-    next: usize,
-}
-
-impl RolloutRows {
-    fn new(mut of: CheckedRollout, weights: BatchWeights) -> Self {
-        let segments = std::mem::take(&mut of.rollout.segments);
-        let segments: Vec<Option<Segment>> =
-            if segments.is_empty() { vec![None] } else { segments.into_iter().map(Some).collect() };
-        Self { of, weights, count: segments.len(), segments: segments.into_iter(), next: 0 }
-    }
-}
-
-impl Iterator for RolloutRows {
-    type Item = Sample;
-
-    fn next(&mut self) -> Option<Sample> {
-        let segment = self.segments.next()?;
-        let index = self.next;
-        self.next += 1;
-        let has_tokens = segment.is_some();
-        let segment = segment.unwrap_or_default();
-        let trained = checked::trained_tokens(&segment);
-        // Only the first row carries them. Repeated in every row, they would be most of a batch of long conversations.
-        let (messages, metadata) = (self.of.rollout.messages.take(), self.of.rollout.metadata.take());
-        let CheckedRollout { member, rollout, mask, policy_version } = &self.of;
-        Some(Sample {
-            rollout_id: member.row.rollout_id.clone(),
-            group_id: member.row.group_id.clone(),
-            segment: index as i32,
-            segments: self.count as i32,
-            kind: segment.kind,
-            environment: rollout.environment.clone(),
-            verdict: member.row.verdict.into(),
-            status: rollout.status,
-            tokens: has_tokens.then_some(segment.tokens),
-            response_length: segment.loss_mask.len() as i32,
-            loss_mask: has_tokens.then_some(segment.loss_mask),
-            logprobs: segment.logprobs,
-            teacher_logprobs: segment.teacher_logprobs,
-            values: segment.values,
-            temperature: rollout.sampling.temperature,
-            top_p: rollout.sampling.top_p,
-            top_k: rollout.sampling.top_k,
-            reward: member.row.reward,
-            advantage: member.advantage as f32,
-            loss_weight: self.weights.of_sample(*mask, trained),
-            policy_version: Some(policy_version.0),
-            versions: segment.versions,
-            messages,
-            metadata,
-        })
     }
 }

@@ -7,7 +7,7 @@ use forebay_client::wire::{Segment, VersionSpan};
 use crate::buffer::{
     ids::Version,
     pages,
-    payload::{Damaged, Payload, Unpacked},
+    payload::{Damaged, Payload, SegmentColumns, SegmentHeader, Unpacked},
     port::BatchMember,
     seal,
     staleness::{TrainedSpan, mask_below},
@@ -16,9 +16,9 @@ use crate::buffer::{
 };
 
 /// A rollout whose stored data is undamaged, with its mask as delivered.
-pub(in crate::buffer) struct CheckedRollout {
+pub(in crate::buffer) struct CheckedRollout<S = Segment> {
     pub(super) member: BatchMember,
-    pub(in crate::buffer) rollout: Unpacked,
+    pub(in crate::buffer) rollout: Unpacked<S>,
     pub(in crate::buffer) mask: RolloutMask,
     pub(super) policy_version: Version,
 }
@@ -37,33 +37,65 @@ impl CheckedRollout {
     ) -> Result<(Self, T), Damaged> {
         let mut rollout = pages::unpack(&member.row, payload)?;
         let sent = sent(&rollout.segments);
-        let spans = member.row.trained_spans.as_deref().unwrap_or_default();
-        let mut mask = RolloutMask { trained_tokens: 0, trained_samples: 0 };
-        for (index, segment) in rollout.segments.iter_mut().enumerate() {
-            if member.row.verdict != Verdict::Kept {
-                segment.loss_mask.fill(0);
-            } else if let Some(oldest) = member.mask_below {
-                mask_stale(segment, index as u32, spans, oldest);
-            }
-            let trained = trained_tokens(segment);
-            mask.trained_tokens += trained;
-            mask.trained_samples += u64::from(trained > 0);
-        }
-        // The weights and the totals of the batch were computed from the row's numbers.
-        let stated = (member.trained_tokens, u64::from(member.trained_segments));
-        if member.row.verdict == Verdict::Kept && stated != (mask.trained_tokens, mask.trained_samples) {
-            return Err(Damaged("its mask does not add up to its row"));
-        }
-        // A rollout's version is the oldest version of its trained tokens, with the mask as delivered.
-        let left = member.mask_below.and_then(|oldest| mask_below(spans, oldest).trained_versions);
-        let policy_version = left.map_or(member.row.policy_version, |versions| versions.oldest);
+        let masks =
+            rollout.segments.iter_mut().map(|segment| (segment.versions.as_deref(), &mut segment.loss_mask[..]));
+        let (mask, policy_version) = deliver(&member, masks)?;
         Ok((Self { member, rollout, mask, policy_version }, sent))
     }
 }
 
+impl CheckedRollout<SegmentHeader> {
+    /// The same, with the columns of the segments after those of other rollouts.
+    pub(super) fn onto(columns: &mut SegmentColumns, member: BatchMember, payload: &Payload) -> Result<Self, Damaged> {
+        pages::check_seal(&member.row, payload)?;
+        let start = columns.loss_mask.len();
+        let rollout = payload.unpack_onto(columns)?;
+        let mut rest = &mut columns.loss_mask[start..];
+        let masks = rollout.segments.iter().map(|segment| {
+            let (mask, others) = std::mem::take(&mut rest).split_at_mut(segment.response);
+            rest = others;
+            (segment.versions.as_deref(), mask)
+        });
+        let (mask, policy_version) = deliver(&member, masks)?;
+        Ok(Self { member, rollout, mask, policy_version })
+    }
+}
+
+/// Zeroes the mask of tokens that must not be trained. Returns what is left of the mask, and the version of the rollout.
+fn deliver<'a>(
+    member: &BatchMember,
+    segments: impl Iterator<Item = (Option<&'a [VersionSpan]>, &'a mut [u8])>,
+) -> Result<(RolloutMask, Version), Damaged> {
+    let spans = member.row.trained_spans.as_deref().unwrap_or_default();
+    let mut mask = RolloutMask { trained_tokens: 0, trained_samples: 0 };
+    for (index, (versions, loss_mask)) in segments.enumerate() {
+        if member.row.verdict != Verdict::Kept {
+            loss_mask.fill(0);
+        } else if let Some(oldest) = member.mask_below {
+            mask_stale(versions, loss_mask, index as u32, spans, oldest);
+        }
+        let trained = ones(loss_mask);
+        mask.trained_tokens += trained;
+        mask.trained_samples += u64::from(trained > 0);
+    }
+    // The weights and the totals of the batch were computed from the row's numbers.
+    let stated = (member.trained_tokens, u64::from(member.trained_segments));
+    if member.row.verdict == Verdict::Kept && stated != (mask.trained_tokens, mask.trained_samples) {
+        return Err(Damaged("its mask does not add up to its row"));
+    }
+    // A rollout's version is the oldest version of its trained tokens, with the mask as delivered.
+    let left = member.mask_below.and_then(|oldest| mask_below(spans, oldest).trained_versions);
+    Ok((mask, left.map_or(member.row.policy_version, |versions| versions.oldest)))
+}
+
 /// Response tokens of a segment with mask 1.
 pub(in crate::buffer) fn trained_tokens(segment: &Segment) -> u64 {
-    segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum()
+    ones(&segment.loss_mask)
+}
+
+/// The number of ones in a mask.
+pub(super) fn ones(mask: &[u8]) -> u64 {
+    mask.iter().map(|&bit| u64::from(bit)).sum()
 }
 
 /// The first rollout of each group whose advantages do not match their seal.
@@ -85,18 +117,24 @@ pub(super) fn totals(members: &[BatchMember]) -> (u64, u64) {
 }
 
 /// Zeroes the mask of tokens of versions below `oldest`.
-fn mask_stale(segment: &mut Segment, index: u32, trained: &[TrainedSpan], oldest: Version) {
-    let Some(spans) = &segment.versions else {
+fn mask_stale(
+    versions: Option<&[VersionSpan]>,
+    loss_mask: &mut [u8],
+    index: u32,
+    trained: &[TrainedSpan],
+    oldest: Version,
+) {
+    let Some(versions) = versions else {
         // If no span describes the segment, one version generated all of it.
         let version = trained.iter().find(|span| span.segment == index).map(|span| span.version);
         if version.is_some_and(|version| version < oldest) {
-            segment.loss_mask.fill(0);
+            loss_mask.fill(0);
         }
         return;
     };
-    for &VersionSpan(version, start, length) in spans {
+    for &VersionSpan(version, start, length) in versions {
         if version < oldest.0 {
-            segment.loss_mask[start as usize..(start + length) as usize].fill(0);
+            loss_mask[start as usize..(start + length) as usize].fill(0);
         }
     }
 }

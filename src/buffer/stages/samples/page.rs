@@ -1,0 +1,236 @@
+//! A page of a batch: rollouts that were checked and unpacked, as rows.
+//!
+//! Separate from the reader, which reads payloads and handles damage. A page consists of blocks, which are unpacked at
+//! the same time on several threads. The columns of numbers of a block lie one after the other, in the form in which
+//! Arrow sends them: from the stored bytes of a payload, each number is copied once.
+
+use std::{num::NonZero, sync::LazyLock, vec};
+
+use forebay_client::wire::Sample;
+
+use super::checked::{CheckedRollout, ones};
+use crate::buffer::{
+    payload::{Damaged, Payload, SegmentColumns, SegmentHeader},
+    port::BatchMember,
+    weights::BatchWeights,
+};
+
+/// Blocks of a page at most.
+const BLOCKS_MAX: usize = 4;
+
+/// Unpacked bytes below which a page is not divided: another thread costs more than it saves.
+const BLOCK_BYTES_MIN: u64 = 256 << 10;
+
+/// Rollouts that were read, checked and unpacked. As an iterator, it builds one row at a time.
+pub struct Page {
+    blocks: vec::IntoIter<Block>,
+    current: Option<Rows>,
+}
+
+/// Some rollouts of a page.
+#[derive(Debug)]
+pub struct Block {
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// The columns of numbers of all rows.
+    pub columns: SegmentColumns,
+}
+
+/// A row whose columns of numbers are in its block.
+#[derive(Debug)]
+pub struct Row {
+    /// The row. Its columns of numbers are none.
+    pub sample: Sample,
+    /// How many numbers it has of each column; none if the row does not have the column.
+    pub lengths: Lengths,
+}
+
+/// Lengths of the columns of a row, like the columns.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lengths {
+    /// Prompt and response tokens.
+    pub tokens: Option<usize>,
+    /// 0 or 1 per response token.
+    pub loss_mask: Option<usize>,
+    /// Behaviour log-probabilities.
+    pub logprobs: Option<usize>,
+    /// Teacher log-probabilities.
+    pub teacher_logprobs: Option<usize>,
+    /// Critic values.
+    pub values: Option<usize>,
+}
+
+/// A rollout whose stored data is damaged.
+pub(super) type DamagedMember = (BatchMember, Damaged);
+
+/// A rollout and its payload as stored.
+pub(super) type StoredMember = (BatchMember, Payload);
+
+impl Page {
+    pub(super) fn new(blocks: Vec<Block>) -> Self {
+        Self { blocks: blocks.into_iter(), current: None }
+    }
+
+    /// The next block. A page is read either in blocks or as an iterator.
+    pub fn next_block(&mut self) -> Option<Block> {
+        debug_assert!(self.current.is_none(), "a row was taken from the iterator");
+        self.blocks.next()
+    }
+
+    /// Whether no block is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.as_slice().is_empty()
+    }
+}
+
+impl Iterator for Page {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        loop {
+            if let Some(row) = self.current.as_mut().and_then(Iterator::next) {
+                return Some(row);
+            }
+            self.current = Some(self.blocks.next()?.into());
+        }
+    }
+}
+
+/// Divides a page into parts of about the same number of bytes, one for each processor.
+pub(super) fn divide(page: Vec<StoredMember>) -> Vec<Vec<StoredMember>> {
+    static PROCESSORS: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZero::get));
+    let bytes: u64 = page.iter().map(|(member, _)| member.row.unpacked_bytes).sum();
+    let parts = bytes.div_ceil(BLOCK_BYTES_MIN).clamp(1, BLOCKS_MAX.min(*PROCESSORS) as u64);
+    let (mut divided, mut taken) = (vec![Vec::new()], 0);
+    for (member, payload) in page {
+        if taken * parts >= bytes * divided.len() as u64 && taken > 0 {
+            divided.push(Vec::new());
+        }
+        taken += member.row.unpacked_bytes;
+        divided.last_mut().expect("it begins with one").push((member, payload));
+    }
+    divided
+}
+
+impl Block {
+    /// Checks and unpacks rollouts. This takes milliseconds, so async workers must not call it.
+    pub(super) fn unpack(rollouts: Vec<StoredMember>, weights: BatchWeights) -> Result<Self, Box<DamagedMember>> {
+        let tokens = rollouts.iter().map(|(member, _)| member.row.tokens).sum::<u64>() as usize;
+        let mut columns = SegmentColumns {
+            tokens: Vec::with_capacity(tokens),
+            loss_mask: Vec::with_capacity(tokens),
+            logprobs: Vec::with_capacity(tokens),
+            ..SegmentColumns::default()
+        };
+        let mut rows = Vec::with_capacity(rollouts.iter().map(|(member, _)| member.row.segments.max(1) as usize).sum());
+        for (member, payload) in rollouts {
+            let start = columns.loss_mask.len();
+            let checked = CheckedRollout::onto(&mut columns, member.clone(), &payload);
+            let checked = checked.map_err(|damage| Box::new((member, damage)))?;
+            put_rows(&mut rows, checked, &columns.loss_mask[start..], weights);
+        }
+        Ok(Self { rows, columns })
+    }
+}
+
+/// Appends the rows of a rollout. A rollout without segments has one row without tokens.
+fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut loss_mask: &[u8], weights: BatchWeights) {
+    let CheckedRollout { member, rollout, mask, policy_version } = checked;
+    let count = rollout.segments.len();
+    // Only the first row carries them. Repeated in every row, they would be most of a batch of long conversations.
+    let (mut messages, mut metadata) = (rollout.messages, rollout.metadata);
+    let mut put = |index: usize, segment: Option<SegmentHeader>| {
+        let response = segment.as_ref().map_or(0, |segment| segment.response);
+        let (own, others) = loss_mask.split_at(response);
+        loss_mask = others;
+        let has = |is_present: fn(&SegmentHeader) -> bool| segment.as_ref().is_some_and(is_present).then_some(response);
+        let lengths = Lengths {
+            tokens: segment.as_ref().map(|segment| segment.tokens),
+            loss_mask: segment.as_ref().map(|segment| segment.response),
+            logprobs: has(|segment| segment.logprobs),
+            teacher_logprobs: has(|segment| segment.teacher_logprobs),
+            values: has(|segment| segment.values),
+        };
+        let (kind, versions) = segment.map(|segment| (segment.kind, segment.versions)).unwrap_or_default();
+        let sample = Sample {
+            rollout_id: member.row.rollout_id.clone(),
+            group_id: member.row.group_id.clone(),
+            segment: index as i32,
+            segments: count.max(1) as i32,
+            kind,
+            environment: rollout.environment.clone(),
+            verdict: member.row.verdict.into(),
+            status: rollout.status,
+            tokens: None,
+            response_length: response as i32,
+            loss_mask: None,
+            logprobs: None,
+            teacher_logprobs: None,
+            values: None,
+            temperature: rollout.sampling.temperature,
+            top_p: rollout.sampling.top_p,
+            top_k: rollout.sampling.top_k,
+            reward: member.row.reward,
+            advantage: member.advantage as f32,
+            loss_weight: weights.of_sample(mask, ones(own)),
+            policy_version: Some(policy_version.0),
+            versions,
+            messages: messages.take(),
+            metadata: metadata.take(),
+        };
+        rows.push(Row { sample, lengths });
+    };
+    if count == 0 {
+        put(0, None);
+    }
+    for (index, segment) in rollout.segments.into_iter().enumerate() {
+        put(index, Some(segment));
+    }
+}
+
+/// The rows of a block that are left, and where their columns begin.
+struct Rows {
+    left: vec::IntoIter<Row>,
+    columns: SegmentColumns,
+    begin: Begin,
+}
+
+/// Where the columns of the next row begin.
+#[derive(Default)]
+struct Begin {
+    tokens: usize,
+    loss_mask: usize,
+    logprobs: usize,
+    teacher_logprobs: usize,
+    values: usize,
+}
+
+impl From<Block> for Rows {
+    fn from(block: Block) -> Self {
+        Self { left: block.rows.into_iter(), columns: block.columns, begin: Begin::default() }
+    }
+}
+
+impl Iterator for Rows {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        let Row { sample, lengths } = self.left.next()?;
+        let Self { columns, begin, .. } = self;
+        Some(Sample {
+            tokens: take(&columns.tokens, &mut begin.tokens, lengths.tokens),
+            loss_mask: take(&columns.loss_mask, &mut begin.loss_mask, lengths.loss_mask),
+            logprobs: take(&columns.logprobs, &mut begin.logprobs, lengths.logprobs),
+            teacher_logprobs: take(&columns.teacher_logprobs, &mut begin.teacher_logprobs, lengths.teacher_logprobs),
+            values: take(&columns.values, &mut begin.values, lengths.values),
+            ..sample
+        })
+    }
+}
+
+fn take<T: Copy>(column: &[T], begin: &mut usize, length: Option<usize>) -> Option<Vec<T>> {
+    let start = *begin;
+    *begin += length?;
+    Some(column[start..*begin].to_vec())
+}
