@@ -141,6 +141,18 @@ async fn the_doctor_checks_postgres_during_service() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     assert!(String::from_utf8_lossy(&output.stdout).contains("5 rollouts"));
     service.kill().await;
+
+    // No foreign key ties these rows to each other, so the doctor does.
+    let mut connection = sqlx::PgConnection::connect(&database).await.expect("the database accepts connections");
+    for (sql, found) in [
+        ("DELETE FROM rollout WHERE rollout_id = 'r0'", "payloads without a rollout (at least 1): "),
+        ("DELETE FROM rollout_group WHERE group_id = 'r1'", "rollouts without a group (at least 1): r1"),
+    ] {
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it is valid");
+        let damaged = forebay(&["doctor", "--database", &database]).await;
+        let table = String::from_utf8_lossy(&damaged.stdout).into_owned();
+        assert!(damaged.status.code() == Some(1) && table.contains(found), "{table}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
