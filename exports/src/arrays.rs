@@ -37,7 +37,7 @@ pub fn lists<'a, T: ArrowPrimitiveType>(lists: impl Iterator<Item = Option<&'a [
 ///
 /// # Panics
 ///
-/// If the lengths do not add up to the number of numbers, or if there are more than an offset of 31 bits can count.
+/// If the lengths add up to more than the number of numbers, or to more than an offset of 31 bits can count.
 pub fn joined_lists<T: ArrowPrimitiveType>(
     values: Vec<T::Native>,
     lengths: impl Iterator<Item = Option<usize>> + Clone,

@@ -29,7 +29,7 @@ pub(super) const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);
 
 /// Reads pages.
 pub(super) trait Reader: Send + 'static {
-    /// Rows that were read, from which a writer takes one after the other.
+    /// Rows that were read. A writer takes one after the other, or all at once.
     type Page: Send + 'static;
 
     /// The bytes of the rows of the next page; 0 at the end.

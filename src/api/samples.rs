@@ -162,18 +162,25 @@ impl Writer {
 
 impl pages::Writer<SampleReader> for Writer {
     fn page_copies(&self) -> u64 {
-        4
+        match self {
+            Self::Arrow(_) => 4,
+            // The text of a number is longer than the number.
+            Self::Text { .. } => 5,
+        }
     }
 
     fn rows(&mut self, page: &mut Page) -> Result<(Vec<Bytes>, bool), io::Error> {
         match self {
             Self::Arrow(encoder) => {
-                let Some(block) = page.next_block() else { return Ok((Vec::new(), true)) };
-                let frames = arrow::samples(block).and_then(|batch| encoder.batch(&batch)).map_err(|error| {
-                    tracing::error!(error = %error, "writing rows as Arrow failed");
-                    io::Error::other(error)
-                })?;
-                Ok((frames, page.is_empty()))
+                let mut frames = Vec::new();
+                while let Some(block) = page.next_block() {
+                    let written = arrow::samples(block).and_then(|batch| encoder.batch(&batch)).map_err(|error| {
+                        tracing::error!(error = %error, "writing rows as Arrow failed");
+                        io::Error::other(error)
+                    })?;
+                    frames.extend(written);
+                }
+                Ok((frames, true))
             }
             Self::Text { format, written } => {
                 let mut text = Vec::new();

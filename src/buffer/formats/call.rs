@@ -8,7 +8,7 @@ use forebay_client::wire::VersionSpan;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    columns::{id_bytes, little_endian, put_ids, take_ids, take_little_endian},
+    columns::{append_ids, append_little_endian, id_bytes, little_endian, put_ids},
     payload::{Damaged, TOO_SHORT, part, take, take_part},
 };
 
@@ -84,12 +84,12 @@ impl CallColumns {
         let mut column = |count: usize| {
             let bytes = take(&mut narrow, count.saturating_mul(header.id_bytes.into()))?;
             let mut ids = Vec::new();
-            take_ids(&mut ids, bytes, header.id_bytes);
+            append_ids(&mut ids, bytes, header.id_bytes);
             Ok(ids)
         };
         let (tail, ids) = (column(header.tail)?, column(header.ids)?);
         let mut logprobs = Vec::new();
-        take_little_endian(&mut logprobs, take(&mut rest, ids.len().saturating_mul(4))?);
+        append_little_endian(&mut logprobs, take(&mut rest, ids.len().saturating_mul(4))?);
         let Header { versions, version_assumed, stop, .. } = header;
         Ok(Self { tail, ids, logprobs, versions, version_assumed, stop })
     }

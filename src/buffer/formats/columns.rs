@@ -40,7 +40,7 @@ pub(in crate::buffer) fn little_endian<T: Word>(column: &[T]) -> Cow<'_, [u8]> {
 }
 
 /// Appends the column that these bytes encode; an incomplete number at the end is ignored.
-pub(in crate::buffer) fn take_little_endian<T: Word>(column: &mut Vec<T>, bytes: &[u8]) {
+pub(in crate::buffer) fn append_little_endian<T: Word>(column: &mut Vec<T>, bytes: &[u8]) {
     column.extend(bytes.as_chunks::<4>().0.iter().map(|&word| T::from_bytes(word)));
 }
 
@@ -71,15 +71,15 @@ fn put_narrow<const WIDTH: usize>(packed: &mut Vec<u8>, ids: &[i32]) {
 }
 
 /// Appends the ids from bytes that [`put_ids`] wrote.
-pub(in crate::buffer) fn take_ids(ids: &mut Vec<i32>, bytes: &[u8], width: u8) {
+pub(in crate::buffer) fn append_ids(ids: &mut Vec<i32>, bytes: &[u8], width: u8) {
     match width {
-        2 => take_narrow::<2>(ids, bytes),
-        3 => take_narrow::<3>(ids, bytes),
-        _ => take_little_endian(ids, bytes),
+        2 => append_narrow::<2>(ids, bytes),
+        3 => append_narrow::<3>(ids, bytes),
+        _ => append_little_endian(ids, bytes),
     }
 }
 
-fn take_narrow<const WIDTH: usize>(ids: &mut Vec<i32>, bytes: &[u8]) {
+fn append_narrow<const WIDTH: usize>(ids: &mut Vec<i32>, bytes: &[u8]) {
     let wide = |bytes: &[u8; WIDTH]| {
         let mut word = [0; 4];
         word[..WIDTH].copy_from_slice(bytes);
@@ -95,7 +95,7 @@ pub(in crate::buffer) fn put_bits(packed: &mut Vec<u8>, mask: &[u8]) {
 }
 
 /// Appends the first `count` bits of bytes that [`put_bits`] wrote.
-pub(in crate::buffer) fn take_bits(mask: &mut Vec<u8>, bytes: &[u8], count: usize) {
+pub(in crate::buffer) fn append_bits(mask: &mut Vec<u8>, bytes: &[u8], count: usize) {
     let start = mask.len();
     mask.resize(start + 8 * bytes.len(), 0);
     for (eight, &byte) in mask[start..].as_chunks_mut::<8>().0.iter_mut().zip(bytes) {
@@ -117,9 +117,9 @@ mod tests {
                 let mut packed = vec![7];
                 put_ids(&mut packed, &list, id_bytes(&list));
                 prop_assert_eq!(packed.len(), 1 + list.len() * usize::from(id_bytes(&list)));
-                let mut taken = vec![9];
-                take_ids(&mut taken, &packed[1..], id_bytes(&list));
-                prop_assert_eq!((taken[0], &taken[1..]), (9, &list[..]));
+                let mut appended = vec![9];
+                append_ids(&mut appended, &packed[1..], id_bytes(&list));
+                prop_assert_eq!((appended[0], &appended[1..]), (9, &list[..]));
             }
         }
 
@@ -128,9 +128,9 @@ mod tests {
             let mut packed = vec![7];
             put_bits(&mut packed, &mask);
             prop_assert_eq!(packed.len(), 1 + mask.len().div_ceil(8));
-            let mut taken = vec![9];
-            take_bits(&mut taken, &packed[1..], mask.len());
-            prop_assert_eq!((taken[0], &taken[1..]), (9, &mask[..]));
+            let mut appended = vec![9];
+            append_bits(&mut appended, &packed[1..], mask.len());
+            prop_assert_eq!((appended[0], &appended[1..]), (9, &mask[..]));
         }
     }
 }

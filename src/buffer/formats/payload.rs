@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::buffer::{
-    formats::columns::{id_bytes, little_endian, put_bits, put_ids, take_bits, take_ids, take_little_endian},
+    formats::columns::{append_bits, append_ids, append_little_endian, id_bytes, little_endian, put_bits, put_ids},
     trajectory::Trajectory,
 };
 
@@ -80,8 +80,7 @@ pub struct Unpacked<S = Segment> {
     pub segments: Vec<S>,
 }
 
-/// The columns of many segments, each column of a segment after that of another. A column that a segment does not have
-/// takes no place.
+/// The columns of many segments, joined in order. A segment that does not have a column adds nothing to it.
 #[derive(Debug, Default)]
 pub struct SegmentColumns {
     /// Prompt and response tokens.
@@ -368,7 +367,7 @@ struct Wide<'a> {
 
 impl PackedColumns for Wide<'_> {
     fn ids(&mut self, ids: &mut Vec<i32>, count: usize, _width: u8) -> Result<(), Damaged> {
-        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| take_little_endian(ids, bytes))
+        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| append_little_endian(ids, bytes))
     }
 
     fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged> {
@@ -376,7 +375,7 @@ impl PackedColumns for Wide<'_> {
     }
 
     fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
-        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| take_little_endian(floats, bytes))
+        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| append_little_endian(floats, bytes))
     }
 }
 
@@ -388,15 +387,19 @@ struct Narrow<'a> {
 
 impl PackedColumns for Narrow<'_> {
     fn ids(&mut self, ids: &mut Vec<i32>, count: usize, width: u8) -> Result<(), Damaged> {
-        take(&mut self.narrow, count.saturating_mul(width.into())).map(|bytes| take_ids(ids, bytes, width))
+        // Another width would append another number of ids, and the ids of other segments follow in the same column.
+        if !(2..=4).contains(&width) {
+            return Err(MALFORMED);
+        }
+        take(&mut self.narrow, count.saturating_mul(width.into())).map(|bytes| append_ids(ids, bytes, width))
     }
 
     fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged> {
-        take(&mut self.narrow, count.div_ceil(8)).map(|bytes| take_bits(mask, bytes, count))
+        take(&mut self.narrow, count.div_ceil(8)).map(|bytes| append_bits(mask, bytes, count))
     }
 
     fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
-        take(&mut self.floats, count.saturating_mul(4)).map(|bytes| take_little_endian(floats, bytes))
+        take(&mut self.floats, count.saturating_mul(4)).map(|bytes| append_little_endian(floats, bytes))
     }
 }
 
@@ -532,6 +535,22 @@ mod tests {
         let floats = 4 * 5_004;
         assert!(payload.body.len() > floats, "floats are not compressed");
         assert!(payload.body.len() < floats + 5_006, "less than a byte per id");
+    }
+
+    #[test]
+    fn ids_of_a_width_that_is_not_known_are_damage() {
+        let sent = wire::Trajectory {
+            segments: vec![Segment { tokens: vec![1; 9], loss_mask: vec![1; 8], ..Segment::default() }],
+            ..wire::Trajectory::default()
+        };
+        let packed = Payload::pack(&Trajectory::parse(sent, &LIMITS).expect("it is valid"), Codec::Columns).body;
+        for width in [b'0', b'1', b'5', b'8'] {
+            let mut body = packed.to_vec();
+            let place = body.windows(10).position(|part| part == b"id_bytes\":").expect("the header is not compressed");
+            body[place + 10] = width;
+            let mut columns = SegmentColumns::default();
+            assert_eq!(Payload::claimed(Codec::Columns, body).unpack_onto(&mut columns).err(), Some(MALFORMED));
+        }
     }
 
     #[test]

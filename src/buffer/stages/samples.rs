@@ -87,7 +87,8 @@ pub(in crate::buffer) async fn newest_group(buffer: &Buffer, policy: PolicyName)
     let weighting = LossWeighting::default();
     let weights = BatchWeights { weighting, constant: 1.0, rollouts: 0, samples: 0, trained_tokens: 0 };
     let Ok(page) = unpack(page, weights).await? else { return Ok(Vec::new()) };
-    Ok(page.map(|row| Sample { loss_weight: 0.0, ..row }).collect())
+    let rows = move || page.map(|row| Sample { loss_weight: 0.0, ..row }).collect();
+    Ok(tokio::task::spawn_blocking(rows).await.map_err(|_| StoreError::Closed)?)
 }
 
 /// Checks and unpacks rollouts, on several threads if they are large.
@@ -97,14 +98,10 @@ async fn unpack(
 ) -> Result<Result<Page, Box<DamagedMember>>, StoreError> {
     let unpack = |part| tokio::task::spawn_blocking(move || Block::unpack(part, weights));
     let parts: Vec<_> = page::divide(page).into_iter().map(unpack).collect();
-    let mut blocks = Vec::with_capacity(parts.len());
-    for part in parts {
-        match part.await.map_err(|_| StoreError::Closed)? {
-            Ok(block) => blocks.push(block),
-            Err(found) => return Ok(Err(found)),
-        }
-    }
-    Ok(Ok(Page::new(blocks)))
+    // All end before an error is returned, because the caller then gives back the bytes that they hold.
+    let blocks = futures::future::join_all(parts).await.into_iter().collect::<Result<Vec<_>, _>>();
+    let blocks = blocks.map_err(|_| StoreError::Closed)?.into_iter().collect::<Result<Vec<_>, _>>();
+    Ok(blocks.map(Page::new))
 }
 
 async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {

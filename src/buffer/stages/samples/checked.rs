@@ -39,14 +39,19 @@ impl CheckedRollout {
         let sent = sent(&rollout.segments);
         let masks =
             rollout.segments.iter_mut().map(|segment| (segment.versions.as_deref(), &mut segment.loss_mask[..]));
-        let (mask, policy_version) = deliver(&member, masks)?;
+        let (mask, policy_version) = mask_as_delivered(&member, masks)?;
         Ok((Self { member, rollout, mask, policy_version }, sent))
     }
 }
 
 impl CheckedRollout<SegmentHeader> {
-    /// The same, with the columns of the segments after those of other rollouts.
-    pub(super) fn onto(columns: &mut SegmentColumns, member: BatchMember, payload: &Payload) -> Result<Self, Damaged> {
+    /// Checks digest and seal, unpacks the columns of the segments after those of other rollouts, and zeroes the mask of
+    /// tokens that must not be trained. After an error, the columns have a part of the rollout.
+    pub(super) fn unpack_onto(
+        columns: &mut SegmentColumns,
+        member: BatchMember,
+        payload: &Payload,
+    ) -> Result<Self, Damaged> {
         pages::check_seal(&member.row, payload)?;
         let start = columns.loss_mask.len();
         let rollout = payload.unpack_onto(columns)?;
@@ -56,13 +61,13 @@ impl CheckedRollout<SegmentHeader> {
             rest = others;
             (segment.versions.as_deref(), mask)
         });
-        let (mask, policy_version) = deliver(&member, masks)?;
+        let (mask, policy_version) = mask_as_delivered(&member, masks)?;
         Ok(Self { member, rollout, mask, policy_version })
     }
 }
 
 /// Zeroes the mask of tokens that must not be trained. Returns what is left of the mask, and the version of the rollout.
-fn deliver<'a>(
+fn mask_as_delivered<'a>(
     member: &BatchMember,
     segments: impl Iterator<Item = (Option<&'a [VersionSpan]>, &'a mut [u8])>,
 ) -> Result<(RolloutMask, Version), Damaged> {

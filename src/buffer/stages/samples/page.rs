@@ -1,8 +1,7 @@
 //! A page of a batch: rollouts that were checked and unpacked, as rows.
 //!
 //! Separate from the reader, which reads payloads and handles damage. A page consists of blocks, which are unpacked at
-//! the same time on several threads. The columns of numbers of a block lie one after the other, in the form in which
-//! Arrow sends them: from the stored bytes of a payload, each number is copied once.
+//! the same time on several threads. The columns of numbers of a block are joined, in the form in which Arrow sends them.
 
 use std::{num::NonZero, sync::LazyLock, vec};
 
@@ -15,11 +14,11 @@ use crate::buffer::{
     weights::BatchWeights,
 };
 
-/// Blocks of a page at most.
+/// The most blocks of a page.
 const BLOCKS_MAX: usize = 4;
 
-/// Unpacked bytes below which a page is not divided: another thread costs more than it saves.
-const BLOCK_BYTES_MIN: u64 = 256 << 10;
+/// Unpacked bytes up to which a page is one block: another thread would cost more than it saves.
+const ONE_BLOCK_BYTES: u64 = 256 << 10;
 
 /// Rollouts that were read, checked and unpacked. As an iterator, it builds one row at a time.
 pub struct Page {
@@ -41,11 +40,11 @@ pub struct Block {
 pub struct Row {
     /// The row. Its columns of numbers are none.
     pub sample: Sample,
-    /// How many numbers it has of each column; none if the row does not have the column.
+    /// The lengths of its columns.
     pub lengths: Lengths,
 }
 
-/// Lengths of the columns of a row, like the columns.
+/// The lengths of a row's columns of numbers; none where the row does not have the column.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lengths {
     /// Prompt and response tokens.
@@ -76,12 +75,6 @@ impl Page {
         debug_assert!(self.current.is_none(), "a row was taken from the iterator");
         self.blocks.next()
     }
-
-    /// Whether no block is left.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.blocks.as_slice().is_empty()
-    }
 }
 
 impl Iterator for Page {
@@ -97,11 +90,12 @@ impl Iterator for Page {
     }
 }
 
-/// Divides a page into parts of about the same number of bytes, one for each processor.
+/// Divides a page into parts of about the same number of bytes: one for each processor, and for each 256 KiB, but at most
+/// [`BLOCKS_MAX`].
 pub(super) fn divide(page: Vec<StoredMember>) -> Vec<Vec<StoredMember>> {
     static PROCESSORS: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZero::get));
     let bytes: u64 = page.iter().map(|(member, _)| member.row.unpacked_bytes).sum();
-    let parts = bytes.div_ceil(BLOCK_BYTES_MIN).clamp(1, BLOCKS_MAX.min(*PROCESSORS) as u64);
+    let parts = bytes.div_ceil(ONE_BLOCK_BYTES).clamp(1, BLOCKS_MAX.min(*PROCESSORS) as u64);
     let (mut divided, mut taken) = (vec![Vec::new()], 0);
     for (member, payload) in page {
         if taken * parts >= bytes * divided.len() as u64 && taken > 0 {
@@ -116,17 +110,20 @@ pub(super) fn divide(page: Vec<StoredMember>) -> Vec<Vec<StoredMember>> {
 impl Block {
     /// Checks and unpacks rollouts. This takes milliseconds, so async workers must not call it.
     pub(super) fn unpack(rollouts: Vec<StoredMember>, weights: BatchWeights) -> Result<Self, Box<DamagedMember>> {
-        let tokens = rollouts.iter().map(|(member, _)| member.row.tokens).sum::<u64>() as usize;
+        // The number of tokens is not covered by a seal. The stored bytes, of which a token takes at least two if it is
+        // not compressed, bound what a damaged number reserves.
+        let stated = |(member, payload): &StoredMember| member.row.tokens.min(payload.body.len() as u64) as usize;
+        let tokens = rollouts.iter().map(stated).sum();
         let mut columns = SegmentColumns {
             tokens: Vec::with_capacity(tokens),
             loss_mask: Vec::with_capacity(tokens),
             logprobs: Vec::with_capacity(tokens),
             ..SegmentColumns::default()
         };
-        let mut rows = Vec::with_capacity(rollouts.iter().map(|(member, _)| member.row.segments.max(1) as usize).sum());
+        let mut rows = Vec::with_capacity(rollouts.len());
         for (member, payload) in rollouts {
             let start = columns.loss_mask.len();
-            let checked = CheckedRollout::onto(&mut columns, member.clone(), &payload);
+            let checked = CheckedRollout::unpack_onto(&mut columns, member.clone(), &payload);
             let checked = checked.map_err(|damage| Box::new((member, damage)))?;
             put_rows(&mut rows, checked, &columns.loss_mask[start..], weights);
         }
@@ -219,18 +216,28 @@ impl Iterator for Rows {
         let Row { sample, lengths } = self.left.next()?;
         let Self { columns, begin, .. } = self;
         Some(Sample {
-            tokens: take(&columns.tokens, &mut begin.tokens, lengths.tokens),
-            loss_mask: take(&columns.loss_mask, &mut begin.loss_mask, lengths.loss_mask),
-            logprobs: take(&columns.logprobs, &mut begin.logprobs, lengths.logprobs),
-            teacher_logprobs: take(&columns.teacher_logprobs, &mut begin.teacher_logprobs, lengths.teacher_logprobs),
-            values: take(&columns.values, &mut begin.values, lengths.values),
+            tokens: next_of(&mut columns.tokens, &mut begin.tokens, lengths.tokens),
+            loss_mask: next_of(&mut columns.loss_mask, &mut begin.loss_mask, lengths.loss_mask),
+            logprobs: next_of(&mut columns.logprobs, &mut begin.logprobs, lengths.logprobs),
+            teacher_logprobs: next_of(
+                &mut columns.teacher_logprobs,
+                &mut begin.teacher_logprobs,
+                lengths.teacher_logprobs,
+            ),
+            values: next_of(&mut columns.values, &mut begin.values, lengths.values),
             ..sample
         })
     }
 }
 
-fn take<T: Copy>(column: &[T], begin: &mut usize, length: Option<usize>) -> Option<Vec<T>> {
+/// The next numbers of a column. If the row has the whole column, as that of a very large segment does, it gets the column
+/// itself and not a copy.
+fn next_of<T: Copy>(column: &mut Vec<T>, begin: &mut usize, length: Option<usize>) -> Option<Vec<T>> {
+    let length = length?;
+    if length == column.len() {
+        return Some(std::mem::take(column));
+    }
     let start = *begin;
-    *begin += length?;
+    *begin += length;
     Some(column[start..*begin].to_vec())
 }
