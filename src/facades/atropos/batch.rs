@@ -42,8 +42,8 @@ const COMPRESSED_FROM_BYTES: usize = 1_000;
 /// The size at which a part of the answer is sent.
 const PART_BYTES: usize = 1 << 20;
 
-/// How many times a page is held: as stored, unpacked, as rows, and as a part of the answer, whose text is longer than the numbers.
-const PAGE_COPIES: u64 = 5;
+/// How many times a page is held: as stored, unpacked, as rows, and as a part of the answer.
+const PAGE_COPIES: u64 = 4;
 
 /// How long a batch is leased while its answer is written, from the last extension. A process that ends meanwhile does not
 /// give it back.

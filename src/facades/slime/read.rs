@@ -41,8 +41,8 @@ const LEASES_AT_ONCE: u32 = 8;
 /// Stored bytes after which a read takes no further batch, so that its response arrives before its client gives up.
 const BYTES_MAX: i64 = 128 << 20;
 
-/// How many times a page is held: as stored, unpacked, as rows, and as a response, whose text is longer than the numbers.
-const PAGE_COPIES: u64 = 5;
+/// How many times a page is held: as stored, unpacked, as rows, and as a response.
+const PAGE_COPIES: u64 = 4;
 
 /// How much one read takes.
 #[derive(Clone, Copy)]

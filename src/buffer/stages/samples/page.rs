@@ -230,14 +230,33 @@ impl Iterator for Rows {
     }
 }
 
-/// The next numbers of a column. If the row has the whole column, as that of a very large segment does, it gets the column
-/// itself and not a copy.
+/// The next numbers of a column. The last row takes the column with it, so that the rows of a very large rollout are not
+/// held twice.
 fn next_of<T: Copy>(column: &mut Vec<T>, begin: &mut usize, length: Option<usize>) -> Option<Vec<T>> {
     let length = length?;
-    if length == column.len() {
-        return Some(std::mem::take(column));
-    }
     let start = *begin;
     *begin += length;
-    Some(column[start..*begin].to_vec())
+    match (start, *begin == column.len()) {
+        _ if length == 0 => Some(Vec::new()),
+        (0, true) => Some(std::mem::take(column)),
+        (_, true) => Some(std::mem::take(column).split_off(start)),
+        (_, false) => Some(column[start..*begin].to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_gets_its_numbers_and_the_last_one_the_column() {
+        let (mut column, mut begin) = ((0..9).collect(), 0);
+        for (length, expected) in [(2, vec![0, 1]), (0, vec![]), (3, vec![2, 3, 4]), (4, vec![5, 6, 7, 8]), (0, vec![])]
+        {
+            assert_eq!(next_of(&mut column, &mut begin, None), None);
+            assert_eq!(next_of(&mut column, &mut begin, Some(length)), Some(expected));
+        }
+        assert_eq!(column.capacity(), 0);
+        assert_eq!(next_of(&mut vec![7; 5], &mut 0, Some(5)), Some(vec![7; 5]));
+    }
 }
