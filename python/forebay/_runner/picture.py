@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
@@ -20,16 +21,18 @@ POINTS_MAX = 500
 
 
 def draw(title: str, curves: dict[str, Curve]) -> str:
-    """The picture."""
-    height = TOP + PANEL * max(1, len(curves))
+    """The picture. Many panels are in several columns, so that it is about as wide as it is high."""
+    columns = max(1, math.isqrt(len(curves) * PANEL // WIDTH))
+    width, height = WIDTH * columns, TOP + PANEL * max(1, math.ceil(len(curves) / columns))
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
     ]
     for place, (name, curve) in enumerate(curves.items()):
-        lines += _panel(name, curve, TOP + place * PANEL)
+        row, column = divmod(place, columns)
+        lines += [f'<g transform="translate({column * WIDTH} 0)">', *_panel(name, curve, TOP + row * PANEL), "</g>"]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
