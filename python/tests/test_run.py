@@ -406,7 +406,7 @@ def test_a_components_mean_is_that_of_the_version_of_the_step() -> None:
     assert "<svg" in picture.draw("a < b", {"solver": curve})
     assert "a &lt; b" in picture.draw("a < b", {"solver": Curve()})
     many = picture.draw("many", {f"agent.{place}": curve for place in range(102)})
-    assert 'viewBox="0 0 3800 4864"' in many and many.count('translate(3040 0)') == 20
+    assert 'viewBox="0 0 3800 4864"' in many and many.count("translate(3040 0)") == 20
 
 
 def test_steps_are_read_once_and_without_an_incomplete_line(tmp_path: Path) -> None:
