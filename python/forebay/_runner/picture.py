@@ -28,7 +28,8 @@ def draw(title: str, curves: dict[str, Curve]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="20"><tspan font-size="14" font-weight="bold">{escape(title)}</tspan>'
+        f'<tspan dx="12">by steps of training; bold: the mean of the last {SMOOTH} steps</tspan></text>',
     ]
     for place, (name, curve) in enumerate(curves.items()):
         row, column = divmod(place, columns)
