@@ -42,9 +42,7 @@ def play(run, fb, llm, q, count):
         agent = llm.with_options(base_url=session.base_url, api_key=session.key)
 
         def ask(model, name, **fields):
-            asked = [{"role": "user", "content": run.prompt(name, **fields)}]
-            said = agent.chat.completions.create(model=model, messages=asked, **run.options)
-            return run.answer(said.choices[0].message.content or "")
+            return run.answer(run.chat(agent, model, [{"role": "user", "content": run.prompt(name, **fields)}]))
 
         answer, steps = solve(ask, q)
         gold = q.grade(answer)

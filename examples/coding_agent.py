@@ -31,20 +31,13 @@ HELPER = {"x-claude-code-agent-id": "finder"}
 """A header by which the service knows the calls of sub-agents. It only decides how their segment is named."""
 
 
-def say(run, llm, messages):
-    """What the policy says next. It becomes part of the conversation."""
-    answer = llm.chat.completions.create(model="coder", messages=messages, **run.options)
-    messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
-    return messages[-1]["content"]
-
-
 def find(run, llm, letter, lines):
     """The sub-agent. Returns the number of the line that it stopped at."""
     messages = [{"role": "user", "content": run.prompt("find", letter=letter, line=lines[0])}]
     for number, line in enumerate(lines, 1):
         if number > 1:
             messages.append({"role": "tool", "content": line, "tool_call_id": "next"})
-        if say(run, llm, messages) == world.RIGHT:
+        if run.chat(llm, "coder", messages) == world.RIGHT:
             return str(number)
     return world.NOTHING
 
@@ -53,13 +46,13 @@ def work(run, llm, q):
     """The main agent. Returns the file after its edit, and how often it asked the sub-agent."""
     helper = llm.with_options(default_headers=HELPER)
     messages, asked = [{"role": "user", "content": run.prompt("ask", q=q)}], 0
-    while (said := say(run, llm, messages)).startswith("?") and asked < ASKS:
+    while (said := run.chat(llm, "coder", messages)).startswith("?") and asked < ASKS:
         found = find(run, helper, said[1:], q.chunks)
         messages.append({"role": "tool", "content": found, "tool_call_id": "find"})
         asked += 1
         if len(messages) >= CONTEXT:
             messages.append({"role": "user", "content": run.prompt("compact")})
-            summary = say(run, llm, messages)
+            summary = run.chat(llm, "coder", messages)
             messages = [{"role": "user", "content": run.prompt("resume", q=q, summary=summary)}]
     return world.edited(q.chunks, run.answer(said)), asked
 

@@ -22,8 +22,7 @@ def play(run, fb, llm, q):
     with fb.session("student") as s:
         asked = [{"role": "user", "content": run.prompt("answer", q=q)}]
         student = llm.with_options(base_url=s.base_url, api_key=s.key)
-        said = student.chat.completions.create(model="student", messages=asked, **run.options)
-        s.reward = q.grade(run.answer(said.choices[0].message.content or ""))
+        s.reward = q.grade(run.answer(run.chat(student, "student", asked)))
         s.reward_components = {"gold": s.reward}
     return s
 

@@ -1,8 +1,11 @@
 """An agent writes an expression, reads its value from an interpreter, and answers.
 
 A message that begins with `=` is the answer. Any other message is code, and its value comes back as a message of the
-tool, whose tokens are not trained. The reward is 1 for the right answer, and else min(-0.6, -1 + 0.1 (calls - 2) /
-2), so an agent that uses the interpreter loses less.
+tool. The reward is 1 for the right answer, and else min(-0.6, -1 + 0.1 (calls - 2) / 2), so an agent that uses the
+interpreter loses less.
+
+Each rollout is a session: the agent has an address and a key, and the service records its calls. Each call continues the
+one before, so they become one segment. What the tool says is context: its tokens are not trained.
 
 Source: slime, examples/retool/generate_with_retool.py. It allows 16 calls. This program allows 4, because an
 expression of two digits needs one.
@@ -21,28 +24,28 @@ def reward(gold, calls):
     return 1.0 if gold else min(-0.6, -1.0 + 0.1 * (calls - 2) / 2)
 
 
-def play(run, llm, rollout, q, calls=CALLS):
-    """One rollout: code and an answer."""
-    messages = [{"role": "user", "content": run.prompt("ask", q=q)}]
-    made = 0
-    while (said := run.talk(rollout, llm, messages)) is not None:
-        if said.startswith("=") or made == calls:
-            break
+def answer(run, llm, q):
+    """Has code executed, and answers. Returns the last message, and the number of calls of the interpreter."""
+    messages, calls = [{"role": "user", "content": run.prompt("ask", q=q)}], 0
+    while not (said := run.chat(llm, "coder", messages)).startswith("=") and calls < CALLS:
         messages.append({"role": "tool", "content": world.calculate(said), "tool_call_id": "code"})
-        made += 1
-    if said is None:
-        return
-    gold = q.grade(run.answer(said).removeprefix("=")) if said.startswith("=") else 0.0
-    rollout.reward = reward(gold, made)
-    rollout.reward_components = {"gold": gold, "calls": float(made)}
+        calls += 1
+    return said, calls
+
+
+def play(run, fb, llm, q, count):
+    """One rollout, in a session. If a call fails, the session is aborted."""
+    with fb.session("coder", group_id=q.id, group_size=count) as s:
+        said, calls = answer(run, llm.with_options(base_url=s.base_url, api_key=s.key), q)
+        gold = q.grade(run.answer(said).removeprefix("=")) if said.startswith("=") else 0.0
+        s.reward = reward(gold, calls)
+        s.reward_components = {"gold": gold, "calls": float(calls)}
+    return s
 
 
 def execute(run, fb, llm, q, count=ROLLOUTS):
-    """All rollouts of a question, posted as one bundle."""
-    with fb.bundle() as b:
-        rollouts = [b.rollout("coder", group_id=q.id, group_size=count) for _ in range(count)]
-        run.each(count, lambda n: play(run, llm, rollouts[n], q))
-    return b
+    """All rollouts of a question, each of which is stored when it ends."""
+    return run.each(count, lambda n: play(run, fb, llm, q, count))
 
 
 def main():

@@ -2,7 +2,10 @@
 
 A message that begins with `?` is a search, whose document comes back as a message of the tool. Any other message is
 the answer, and the reward is 1 if it is right. After two searches the next message is the answer. A search that is
-not understood gets a hint instead of a document. What the tool says is context: its tokens are not trained.
+not understood gets a hint instead of a document.
+
+Each rollout is a session: the agent has an address and a key, and the service records its calls. Each call continues the
+one before, so they become one segment. What the tool says is context: its tokens are not trained.
 
 Source: slime, examples/search-r1/generate_with_search.py and qa_em_format.py. There, tags mark searches and answers.
 It has a parameter `format_score` that it never uses, so a wrong answer is worth 0 there and here.
@@ -16,27 +19,27 @@ import world
 ROLLOUTS, SEARCHES = 16, 2
 
 
-def play(run, llm, rollout, q):
-    """One rollout: searches and an answer."""
-    messages = [{"role": "user", "content": run.prompt("ask", q=q)}]
-    searches = 0
-    while (said := run.talk(rollout, llm, messages)) is not None:
-        if not said.startswith("?") or searches == SEARCHES:
-            break
+def answer(run, llm, q):
+    """Searches, and answers. Returns the answer, and the number of searches."""
+    messages, searches = [{"role": "user", "content": run.prompt("ask", q=q)}], 0
+    while (said := run.chat(llm, "searcher", messages)).startswith("?") and searches < SEARCHES:
         messages.append({"role": "tool", "content": world.search(said[1:]), "tool_call_id": "search"})
         searches += 1
-    if said is None:
-        return
-    rollout.reward = q.grade(run.answer(said))
-    rollout.reward_components = {"gold": rollout.reward, "searches": float(searches)}
+    return run.answer(said), searches
+
+
+def play(run, fb, llm, q, count):
+    """One rollout, in a session. If a call fails, the session is aborted."""
+    with fb.session("searcher", group_id=q.id, group_size=count) as s:
+        said, searches = answer(run, llm.with_options(base_url=s.base_url, api_key=s.key), q)
+        s.reward = q.grade(said)
+        s.reward_components = {"gold": s.reward, "searches": float(searches)}
+    return s
 
 
 def execute(run, fb, llm, q, count=ROLLOUTS):
-    """All rollouts of a question, posted as one bundle."""
-    with fb.bundle() as b:
-        rollouts = [b.rollout("searcher", group_id=q.id, group_size=count) for _ in range(count)]
-        run.each(count, lambda n: play(run, llm, rollouts[n], q))
-    return b
+    """All rollouts of a question, each of which is stored when it ends."""
+    return run.each(count, lambda n: play(run, fb, llm, q, count))
 
 
 def main():

@@ -169,11 +169,11 @@ def test_demonstrations_of_editors_that_are_right_solve_every_task(example: Any,
     system = example("coding_agent")
     world, words = system.run.world, {}
 
-    def say(run: Any, llm: Any, messages: list[dict[str, Any]]) -> str:
+    def chat(llm: Any, model: str, messages: list[dict[str, Any]]) -> str:
         messages.append({"role": "assistant", "content": words[messages[-1]["content"]]})
         return messages[-1]["content"]
 
-    monkeypatch.setattr(system.program, "say", say)
+    monkeypatch.setattr(system.run, "chat", chat)
     questions = world.questions("edits", "1")
     with openai.OpenAI(base_url="http://127.0.0.1:1", api_key="none") as llm:
         for q in (next(questions) for _ in range(200)):
@@ -422,3 +422,69 @@ def test_agentflow_aborts_a_session_whose_call_failed(recorded: Any) -> None:
         system.program.execute(system.run, system.fb, llm, system.question("we", "5"), count=3)
     ended = collections.Counter(session.state for session in system.fb.list_sessions("planner"))
     assert ended == {"finished": 2, "aborted": 1}
+
+
+# Tools.
+
+
+def one_after_the_other(system: Recorded, policy: str, q: Any, count: int, size: int) -> list[Any]:
+    """Rollouts of a program with a tool, in a group of this size."""
+    system.policy(policy, 1, size)
+    with client(system.engine) as llm:
+        return [system.program.play(system.run, system.fb, llm, q, size) for _ in range(count)]
+
+
+def test_search_r1_trains_what_the_agent_says_and_not_what_the_search_finds(recorded: Any) -> None:
+    answers = iter(["?e", "?h", "6", "?e", "?h", "7", "?i", "4", "?e", "?h", "6"])
+    system = recorded("search_r1", lambda request: next(answers))
+    made = one_after_the_other(system, "searcher", system.question("e", "6"), 4, 4)
+    segments = system.segments("searcher")
+    # Each rollout is one segment, because each of its calls continues the one before.
+    assert [len(rows) for rows in segments.values()] == [1] * 4
+    rows = [segments[session.rollout_id][0] for session in made]
+    call, tool = [1, 1, 1], [0, 0, 0, 0, 0]
+    assert list(rows[0].loss_mask) == [*call, *tool, *call, *tool, 1, 1]
+    # T e h E A: what a search finds, with the tokens of the template around it.
+    found = [TOOL, *encode("eh"), END, ASSISTANT]
+    assert list(rows[0].tokens[:12]) == [USER, *encode("e"), END, ASSISTANT, *encode("?e"), END, *found]
+    assert all(logprob == 0.0 for logprob, m in zip(rows[0].logprobs, rows[0].loss_mask, strict=True) if not m)
+    assert [sum(row.loss_mask) for row in rows] == [8, 8, 5, 8]
+    assert [row.advantage for row in rows] == pytest.approx([0.8660239, -0.8660239, -0.8660239, 0.8660239], abs=PRECISE)
+    assert [row.loss_weight for row in rows] == pytest.approx([0.03125, 0.03125, 0.05, 0.03125])
+
+
+def test_search_r1_ends_after_two_searches_and_hints_at_searches_it_does_not_understand(recorded: Any) -> None:
+    answers = iter(["?7", "?a", "?g"])
+    system = recorded("search_r1", lambda request: next(answers))
+    (session,) = one_after_the_other(system, "searcher", system.question("e", "6"), 1, 2)
+    said = [message["content"] for message in system.engine.requests[-1].messages if message["role"] == "tool"]
+    assert said == ["!", "ag"]
+    assert session.reward_components == {"gold": 0.0, "searches": 2.0}
+
+
+def test_retool_rewards_attempts_of_wrong_answers(recorded: Any) -> None:
+    answers = iter(["7*8", "=56", "7+8", "=15", "7+8", "7-8", "=-1", "x", "7", "8", "9", "=1"])
+    system = recorded("retool", lambda request: next(answers))
+    wrong = [system.program.reward(0.0, calls) for calls in (0, 1, 2, 4, 10, 12)]
+    assert wrong == pytest.approx([-1.1, -1.05, -1.0, -0.9, -0.6, -0.6])
+    q = system.question("78t", "56")
+    made = one_after_the_other(system, "coder", q, 4, 4)
+    assert [session.reward for session in made] == pytest.approx([1.0, -1.05, -1.0, -0.9])
+    segments = system.segments("coder")
+    assert [row.advantage for session in made for row in segments[session.rollout_id]] == pytest.approx(
+        [1.4970414, -0.5661081, -0.5157874, -0.4151459], abs=PRECISE
+    )
+    assert q.grade(system.run.world.calculate("7*8")) == 1.0
+    assert system.run.world.calculate("__import__('os')") == "!"
+
+
+def test_agents_with_tools_abort_a_rollout_whose_call_failed_and_go_on_with_the_others(recorded: Any) -> None:
+    failure = Answer("the engine has no room", status=400)
+    for name, policy, said in (("search_r1", "searcher", "7"), ("retool", "coder", "=1")):
+        answers = iter([failure, said, said])
+        system = recorded(name, lambda request, answers=answers: next(answers))
+        system.policy(policy, 1, 3)
+        with client(system.engine) as llm, pytest.raises(openai.APIStatusError):
+            system.program.execute(system.run, system.fb, llm, system.question("e", "7"), count=3)
+        ended = collections.Counter(session.state for session in system.fb.list_sessions(policy))
+        assert ended == {"finished": 2, "aborted": 1}

@@ -360,60 +360,6 @@ def test_teams_abort_selectors_that_have_nothing_to_select(example: Any) -> None
 # Tools.
 
 
-def test_search_r1_trains_what_the_agent_says_and_not_what_the_search_finds(example: Any) -> None:
-    system = example("search_r1")
-    system.policy("searcher", 1, 4)
-    q = system.question("e", "6")
-    # Rollouts are played one after the other.
-    answers = iter(["?e", "?h", "6", "?e", "?h", "7", "?i", "4", "?e", "?h", "6"])
-    with Engine(lambda request: next(answers)) as engine, client(engine) as llm, system.fb.bundle() as b:
-        for _ in range(4):
-            rollout = b.rollout("searcher", group_id=q.id, group_size=4)
-            system.program.play(system.run, llm, rollout, q)
-    rows = system.rows("searcher")
-    assert len(rows) == 4
-    first, second, third, fourth = (rows[rollout.rollout_id] for rollout in b.rollouts)
-    assert list(first.loss_mask) == [1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1]
-    assert [sum(row.loss_mask) for row in (first, second, third, fourth)] == [8, 8, 5, 8]
-    assert [row.advantage for row in (first, second, third, fourth)] == pytest.approx(
-        [0.8660239, -0.8660239, -0.8660239, 0.8660239], abs=PRECISE
-    )
-    assert [row.loss_weight for row in (first, second, third, fourth)] == pytest.approx(
-        [0.03125, 0.03125, 0.05, 0.03125]
-    )
-
-
-def test_search_r1_ends_after_two_searches_and_hints_at_searches_it_does_not_understand(example: Any) -> None:
-    system = example("search_r1")
-    system.policy("searcher", 1, 2)
-    answers = iter(["?7", "?a", "?g"])
-    with Engine(lambda request: next(answers)) as engine, client(engine) as llm, system.fb.bundle() as b:
-        rollout = b.rollout("searcher", group_id="q", group_size=1)
-        system.program.play(system.run, llm, rollout, system.question("e", "6"))
-        said = [message["content"] for message in engine.requests[-1].messages if message["role"] == "tool"]
-    assert said == ["!", "ag"]
-    assert rollout.reward_components == {"gold": 0.0, "searches": 2.0}
-
-
-def test_retool_rewards_attempts_of_wrong_answers(example: Any) -> None:
-    system = example("retool")
-    system.policy("coder", 1, 4)
-    wrong = [system.program.reward(0.0, calls) for calls in (0, 1, 2, 4, 10, 12)]
-    assert wrong == pytest.approx([-1.1, -1.05, -1.0, -0.9, -0.6, -0.6])
-    q = system.question("78t", "56")
-    answers = iter(["7*8", "=56", "7+8", "=15", "7+8", "7-8", "=-1", "x", "7", "8", "9", "=1"])
-    with Engine(lambda request: next(answers)) as engine, client(engine) as llm, system.fb.bundle() as b:
-        for _ in range(4):
-            rollout = b.rollout("coder", group_id=q.id, group_size=4)
-            system.program.play(system.run, llm, rollout, q)
-    assert [rollout.reward for rollout in b.rollouts] == pytest.approx([1.0, -1.05, -1.0, -0.9])
-    rows = system.rows("coder")
-    made = [rows[rollout.rollout_id].advantage for rollout in b.rollouts]
-    assert made == pytest.approx([1.4970414, -0.5661081, -0.5157874, -0.4151459], abs=PRECISE)
-    assert q.grade(system.run.world.calculate("7*8")) == 1.0
-    assert system.run.world.calculate("__import__('os')") == "!"
-
-
 def test_tool_orchestra_weighs_correctness_and_cost_within_a_group(example: Any) -> None:
     system = example("tool_orchestra")
     rewards = system.program.rewards

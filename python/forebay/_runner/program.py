@@ -140,6 +140,15 @@ class Run:
         messages.append({"role": "assistant", "content": str(said)})
         return str(said)
 
+    def chat(self, llm: Any, model: str, messages: list[dict[str, Any]]) -> str:
+        """Asks a model to continue a conversation, and appends what it says. A call that fails raises.
+
+        It records nothing. With the address and the key of a session, the service does.
+        """
+        said = llm.chat.completions.create(model=model, messages=messages, **self.options)
+        messages.append({"role": "assistant", "content": said.choices[0].message.content or ""})
+        return messages[-1]["content"]
+
     def questions(self) -> Iterator[Any]:
         """Yields questions until the program is stopped. Every start of a program asks others, with other ids."""
         # A program that is started again must not add to groups of the time before.
