@@ -130,6 +130,9 @@ impl Sqlite {
         let options = file_options(&path).page_size(page_bytes);
         let mut migrating = SqliteConnection::connect_with(&options).await.map_err(unopened)?;
         check_version(&mut migrating).await?;
+        if !files.is_in_wal_mode()? {
+            enter_wal_mode(&mut migrating).await.map_err(unopened)?;
+        }
         MIGRATIONS
             .run(&mut migrating)
             .await
@@ -168,6 +171,16 @@ impl Sqlite {
             _temporary: temporary,
         })
     }
+}
+
+/// Puts the file itself into WAL mode. A power cut during the first start can leave a log beside a file that is in
+/// another mode. SQLite then uses the log, and setting the mode changes nothing. But as soon as the log is empty, the
+/// next connection would follow the file, and the two would lock each other out.
+async fn enter_wal_mode(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    for mode in ["PRAGMA journal_mode = DELETE", "PRAGMA journal_mode = WAL"] {
+        sqlx::query(mode).execute(&mut *connection).await?;
+    }
+    Ok(())
 }
 
 /// Writes the session's number into the file itself, not only into the log. Returns whether that succeeded: while
@@ -277,7 +290,7 @@ mod tests {
     use crate::{
         metrics::Metrics,
         store::{
-            dialect::Class,
+            dialect::{Class, sqlite::files::with_suffix},
             sql::{Statement, Tx, args},
         },
     };
@@ -315,6 +328,25 @@ mod tests {
             let rows = tx.fetch_all(Statement::new("SELECT body FROM rules ORDER BY rules_pk"), Vec::new()).await?;
             rows.into_iter().map(|mut row| row.get("body")).collect()
         }
+    }
+
+    /// A power cut during the first start can leave such files: the removal of the rollback journal is not on disk, and
+    /// the name of the log is.
+    #[tokio::test]
+    async fn a_file_that_is_not_in_wal_mode_and_has_a_log_beside_it_can_be_opened() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("forebay.db");
+        let made = rusqlite::Connection::open(&path).expect("a database can be made");
+        made.execute_batch("PRAGMA auto_vacuum = INCREMENTAL; VACUUM").expect("the file is written");
+        drop(made);
+        std::fs::write(with_suffix(&path, "-wal"), [0; 32]).expect("a log can be written");
+        let open = || Sqlite::open(&path, PayloadOptions::default(), Metrics::new().store());
+        let store = open().await.expect("the store opens");
+        store.write(Writes { row: "kept", gate: None, fails: false }).await.expect("the store is written");
+        store.close().await;
+        let store = open().await.expect("the store opens again");
+        assert_eq!(store.read(Rows).await.expect("the store is read"), ["kept"]);
+        store.close().await;
     }
 
     /// The rows that remain after a commit of three commands, one of which fails.

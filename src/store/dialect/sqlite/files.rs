@@ -11,7 +11,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use super::log_mark::{Accepted, FileMark, HEADER_BYTES};
+use super::log_mark::{Accepted, FileMark, HEADER_BYTES, is_in_wal_mode};
 use crate::store::OpenError;
 
 /// Length up to which a write-ahead log is empty: it has only its header.
@@ -184,10 +184,20 @@ impl Files {
 
     /// The numbers in the database's header; none if the file is missing or empty.
     fn mark(&self) -> Result<Option<FileMark>, OpenError> {
+        Ok(self.header()?.as_ref().map(FileMark::of))
+    }
+
+    /// Whether the database file is in WAL mode, by its header.
+    pub(super) fn is_in_wal_mode(&self) -> Result<bool, OpenError> {
+        Ok(self.header()?.as_ref().is_some_and(is_in_wal_mode))
+    }
+
+    /// The database's header; none if the file is missing or empty.
+    fn header(&self) -> Result<Option<[u8; HEADER_BYTES]>, OpenError> {
         let Some(file) = self.database.get() else { return Ok(None) };
         let mut header = [0; HEADER_BYTES];
         match file.read_exact_at(&mut header, 0) {
-            Ok(()) => Ok(Some(FileMark::of(&header))),
+            Ok(()) => Ok(Some(header)),
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
             Err(error) => Err(OpenError::file(&self.names.database, error)),
         }

@@ -16,6 +16,9 @@ use std::{
 /// Bytes of the header of a database file.
 pub(super) const HEADER_BYTES: usize = 100;
 
+/// Offset in the header of two bytes, which are both 2 in WAL mode.
+const MODE_AT: usize = 18;
+
 /// Offsets in the header of two numbers of four bytes each, big-endian.
 const SCHEMA_VERSION_AT: usize = 40;
 const USER_VERSION_AT: usize = 60;
@@ -38,6 +41,11 @@ impl FileMark {
         let number = |at: usize| header[at..].iter().take(4).fold(0, |number, &byte| number << 8 | u32::from(byte));
         Self { session: number(USER_VERSION_AT), schema: number(SCHEMA_VERSION_AT) }
     }
+}
+
+/// Whether a database file is in WAL mode, by its header.
+pub(super) fn is_in_wal_mode(header: &[u8; HEADER_BYTES]) -> bool {
+    header[MODE_AT..].starts_with(&[2, 2])
 }
 
 /// The number of files that no session of this version has marked.
