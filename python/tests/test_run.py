@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import itertools
 import json
@@ -206,9 +207,15 @@ def test_answers_and_prompts_are_as_the_run_file_says(folder: Path) -> None:
 
 
 @pytest.fixture
-def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+def said() -> list[str]:
+    """What the supervisor says."""
+    return []
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Iterator[Supervisor]:
     monkeypatch.setattr(processes, "PAUSES_S", (0.0,))
-    supervisor = Supervisor(lambda text: None)
+    supervisor = Supervisor(said.append)
     yield supervisor
     supervisor.stop(("agent", "trainer", "service"))
 
@@ -222,11 +229,14 @@ def lines(process: Process) -> int:
     return len(process.log.read_text().splitlines())
 
 
-def test_a_process_that_ends_is_started_again_until_it_ended_too_often(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_process_that_ends_is_started_again_until_it_ended_too_often(
+    supervisor: Supervisor, said: list[str], tmp_path: Path
+) -> None:
     process = supervisor.start(python(tmp_path, "weak", "print('began', flush=True); raise SystemExit(3)"))
     with pytest.raises(RunFailed, match="weak ended 6 times, the last time with status 3:\n(began\n)+"):
         supervisor.wait(lambda: False, "never", 60)
     assert lines(process) == 6
+    assert said == [f"weak ended with status 3, and is started again in 0 s ({process.log})", "weak wrote: began"] * 5
 
 
 def test_a_process_that_is_done_is_not_started_again(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -374,6 +384,7 @@ def progress_of(folder: Path, rewards: list[float], window: int, first_below: fl
 def test_the_first_and_last_steps_are_judged(folder: Path) -> None:
     (judged,) = progress_of(folder, [0.2, 0.4, 0.5, 0.9, 1.0], 2, 0.35).judged()
     assert (judged.first, judged.last, judged.is_passed) == (pytest.approx(0.3), pytest.approx(0.95), True)
+    assert (judged.reward_first, judged.reward_last) == (judged.first, judged.last)
     assert "0.300  0.950  5      from < 0.35 to >= 0.95  passed" in table([judged])
     # Too good at the beginning, too bad at the end, and too few steps.
     assert not progress_of(folder, [0.4, 0.4, 0.9, 1.0], 2, 0.35).is_passed()
@@ -407,6 +418,33 @@ def test_a_components_mean_is_that_of_the_version_of_the_step() -> None:
     assert "a &lt; b" in picture.draw("a < b", {"solver": Curve()})
     many = picture.draw("many", {f"agent.{place}": curve for place in range(102)})
     assert 'viewBox="0 0 3800 4864"' in many and many.count("translate(3040 0)") == 20
+
+
+def test_the_picture_shows_criteria_and_the_mean_that_is_judged(folder: Path) -> None:
+    text = (folder / "run.toml").read_text()
+    (folder / "run.toml").write_text(text.replace('series = "gold"', 'series = "gold"\npolicy = "sol*"\nof = "mean"'))
+    (criterion,) = settings.read(folder / "run.toml").passes
+    curves = {
+        "solver": Curve(steps=[{"step": 1, "version": 1}, {"step": 2, "version": 2}], versions={1: {"gold": (1.0, 4)}}),
+        "solver.2": Curve(steps=[{"step": 1, "version": 1}], versions={1: {"gold": (3.0, 4)}}),
+        "critic": Curve(),
+    }
+    mean, *others = picture.panels_of(curves, [criterion])
+    assert (mean.name, mean.series, mean.bounds) == (
+        "sol*, the mean of 2", {"gold": [(1, 0.5)]}, {"gold": [0.95]},
+    )  # fmt: skip
+    assert [(panel.name, panel.bounds) for panel in others] == [("solver", {}), ("solver.2", {}), ("critic", {})]
+    assert picture.draw("a", curves, [criterion]).count("stroke-dasharray") == 1
+    (single,) = picture.panels_of({"solver": Curve()}, [dataclasses.replace(criterion, of="each", last_below=2.0)])
+    assert single.bounds == {"gold": [0.95, 2.0]}
+
+
+def test_axes_have_round_numbers() -> None:
+    assert picture.ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert picture.ticks(-1.1, 1) == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    assert picture.ticks(0, 41) == [0, 10, 20, 30, 40]
+    assert picture.ticks(0, 300) == [0, 100, 200, 300]
+    assert picture.ticks(0, 2.3) == [0, 0.5, 1.0, 1.5, 2.0]
 
 
 def test_steps_are_read_once_and_without_an_incomplete_line(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ STOP_S = 20.0
 
 POLL_S = 0.1
 
+LOG_LINE_CHARS = 300
+"""How much of the last line of a process's log is shown when it ends."""
+
 LOG_TAIL_CHARS = 2_000
 """How much of a log an error shows."""
 
@@ -200,6 +203,8 @@ class Supervisor:
             )
         pause_s = PAUSES_S[min(process.restarts, len(PAUSES_S)) - 1]
         self._say(f"{process.name} ended with status {status}, and is started again in {pause_s:.0f} s ({process.log})")
+        if last := process.tail().strip().rpartition("\n")[2]:
+            self._say(f"{process.name} wrote: {last[:LOG_LINE_CHARS]}")
         process.begins_again_at = now + pause_s
 
     def _signal(self, process: Process, number: int) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..client import Client
 from ..errors import ForebayError
@@ -77,6 +77,20 @@ def mean(values: Iterable[float]) -> float:
     return sum(found) / len(found) if found else math.nan
 
 
+class Ends(NamedTuple):
+    """The means of the first and of the last steps of a series, and how many steps have a value."""
+
+    first: float
+    last: float
+    steps: int
+
+    @staticmethod
+    def mean(several: Iterable[Ends]) -> Ends:
+        """The mean of several policies, with the steps of the one that has the fewest."""
+        firsts, lasts, steps = zip(*several, strict=True)
+        return Ends(mean(firsts), mean(lasts), min(steps))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """A criterion for one policy, or for the mean of several."""
@@ -85,6 +99,9 @@ class Judged:
     policy: str
     first: float
     last: float
+    reward_first: float
+    reward_last: float
+    """The mean reward of the same steps, which shows whether the reward tells how good the policy is."""
     steps: int
     wanted: str
     is_passed: bool
@@ -135,22 +152,18 @@ class Progress:
         judged = self.judged()
         return bool(judged) and all(each.is_passed for each in judged)
 
+    def _ends(self, name: str, series: str, window: int) -> Ends:
+        values = [value for _, value in self.curves[name].series(series)]
+        return Ends(mean(values[:window]), mean(values[-window:]), len(values))
+
     def _judge(self, criterion: Pass) -> list[Judged]:
-        names = [name for name in criterion.matches(self._settings.policies) if name in self.curves]
         window = criterion.window
-        ends: list[tuple[str, float, float, int]] = []
-        for name in names:
-            values = [value for _, value in self.curves[name].series(criterion.series)]
-            ends.append((name, mean(values[:window]), mean(values[-window:]), len(values)))
+        names = [name for name in criterion.matches(self._settings.policies) if name in self.curves]
+        ends = [
+            (name, self._ends(name, criterion.series, window), self._ends(name, "reward", window)) for name in names
+        ]
         if criterion.of == "mean" and ends:
-            ends = [
-                (
-                    criterion.policy,
-                    mean(first for _, first, _, _ in ends),
-                    mean(last for _, _, last, _ in ends),
-                    min(steps for *_, steps in ends),
-                )
-            ]
+            ends = [(criterion.policy, Ends.mean(each for _, each, _ in ends), Ends.mean(each for *_, each in ends))]
         below = math.inf if criterion.first_below is None else criterion.first_below
         least = -math.inf if criterion.last is None else criterion.last
         most = math.inf if criterion.last_below is None else criterion.last_below
@@ -163,14 +176,16 @@ class Progress:
             Judged(
                 series=criterion.series,
                 policy=name,
-                first=first,
-                last=last,
-                steps=steps,
+                first=found.first,
+                last=found.last,
+                reward_first=reward.first,
+                reward_last=reward.last,
+                steps=found.steps,
                 wanted=wanted,
                 # The two windows must not be the same steps.
-                is_passed=steps >= 2 * window and least <= last < most and first < below,
+                is_passed=found.steps >= 2 * window and least <= found.last < most and found.first < below,
             )
-            for name, first, last, steps in ends
+            for name, found, reward in ends
         ]
 
     def line(self, name: str, waiting: str) -> str:

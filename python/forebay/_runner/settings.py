@@ -111,7 +111,11 @@ class Pass:
 
     def matches(self, policies: list[Policy]) -> list[str]:
         """The names of the policies that are judged."""
-        return [policy.name for policy in policies if fnmatchcase(policy.name, self.policy)]
+        return [policy.name for policy in policies if self.judges(policy.name)]
+
+    def judges(self, policy: str) -> bool:
+        """Whether a policy is judged, by itself or with others."""
+        return fnmatchcase(policy, self.policy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -283,7 +283,7 @@ class Runner:
         )
         self._output.write("result.json", json.dumps(asdict(result), indent=2) + "\n")
         title = f"{self._settings.name}, seed {self._settings.seed}"
-        drawn = self._output.write("curves.svg", picture.draw(title, progress.curves))
+        drawn = self._output.write("curves.svg", picture.draw(title, progress.curves, self._settings.passes))
         self._say(f"{ended}; curves in {drawn}")
         return result
 
