@@ -45,9 +45,9 @@ def draw(title: str, curves: dict[str, Curve], passes: Sequence[Pass] = ()) -> s
     panels = panels_of(curves, passes)
     columns = max(1, math.isqrt(len(panels) * PANEL // WIDTH))
     width, height = WIDTH * columns, TOP + PANEL * max(1, math.ceil(len(panels) / columns))
-    how = f"by steps; bold: the mean of the last {SMOOTH}"
+    how = f"by steps; bold: mean of {SMOOTH} steps"
     if any(panel.bounds for panel in panels):
-        how += "; dashed: what the last steps have to reach"
+        how += "; dashed: wanted at the end"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
