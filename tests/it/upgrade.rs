@@ -3,7 +3,7 @@
 //! `upgrade/NNNN` contains, for the schema of that number, a database of each kind as text, written by the version with
 //! that schema, and what its clients knew.
 
-use std::{collections::BTreeMap, path::Path, str::FromStr as _};
+use std::{collections::BTreeMap, path::Path, str::FromStr as _, time::Duration};
 
 use serde_json::{Value, json, value::RawValue};
 use sqlx::{AssertSqlSafe, Connection as _, sqlite::SqliteConnectOptions};
@@ -92,6 +92,43 @@ async fn a_postgres_database_of_schema_1_is_upgraded_and_used() {
 }
 
 /// Rows have digests and seals that contain the number codes of statuses and verdicts.
+/// A transaction of a replica that has read one table and reads another one, which the migrations have locked, while they
+/// wait for the first.
+#[tokio::test]
+async fn a_postgres_database_is_upgraded_although_the_migrations_meet_a_deadlock() {
+    let (database, _folder) = restore("0011", Backend::Postgres).await;
+    let mut reader = sqlx::PgConnection::connect(&database).await.expect("the server accepts");
+    // Postgres ends the transaction that notices the deadlock first. It shall not be this one.
+    sqlx::raw_sql("SET deadlock_timeout = '1min'; BEGIN; SELECT 1 FROM payload LIMIT 1")
+        .execute(&mut reader)
+        .await
+        .expect("the table can be read");
+    let mut observer = sqlx::PgConnection::connect(&database).await.expect("the server accepts");
+    let before = deadlocks(&mut observer).await;
+    let reads = async {
+        let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'payload'::regclass";
+        while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut observer).await.expect("locks can be read") == 0 {}
+        for table in ["rollout", "rollout_group", "rules", "policy"] {
+            let read = AssertSqlSafe(format!("SELECT 1 FROM {table} LIMIT 1"));
+            sqlx::raw_sql(read).execute(&mut reader).await.expect("the table can be read in the end");
+        }
+        sqlx::raw_sql("COMMIT").execute(&mut reader).await.expect("the reader ends");
+    };
+    let (app, ()) = tokio::join!(TestApp::start_on(&database), reads);
+    // A server process counts what it did when it ends.
+    let counted = async { while deadlocks(&mut observer).await == before {} };
+    tokio::time::timeout(Duration::from_secs(60), counted).await.expect("there was a deadlock");
+    app.finish().await;
+}
+
+/// How many deadlocks Postgres has ended in this database.
+async fn deadlocks(connection: &mut sqlx::PgConnection) -> i64 {
+    sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        .fetch_one(connection)
+        .await
+        .expect("statistics can be read")
+}
+
 async fn keeps_digests_and_seals(schema: &str, backend: Backend) {
     let known: Value = serde_json::from_str(&fixture(schema, "known.json")).expect("JSON");
     let here = &known[if backend == Backend::Sqlite { "sqlite" } else { "postgres" }];

@@ -1,6 +1,8 @@
 //! Steps before the first transaction: the settings are checked, and the schema is brought up to date.
 
-use sqlx::{Connection as _, PgConnection, Row as _, migrate::MigrateError, postgres::PgConnectOptions};
+use sqlx::{
+    Connection as _, PgConnection, Row as _, error::DatabaseError, migrate::MigrateError, postgres::PgConnectOptions,
+};
 
 use crate::store::OpenError;
 
@@ -17,7 +19,10 @@ const BEGIN: &str = "
     SELECT pg_advisory_xact_lock(7308896101216);
 ";
 
-/// Checks and migrates on a connection of its own, so that the error of a database that cannot be reached is reported
+/// How often the migrations begin again after a deadlock.
+const DEADLOCKS_MAX: u32 = 5;
+
+/// Checks and migrates on connections of their own, so that the error of a database that cannot be reached is reported
 /// unchanged.
 pub(super) async fn prepare(options: &PgConnectOptions, name: &str) -> Result<(), OpenError> {
     let database = |source| OpenError::Database { name: name.to_owned(), source };
@@ -25,18 +30,38 @@ pub(super) async fn prepare(options: &PgConnectOptions, name: &str) -> Result<()
     for (setting, show) in [("fsync", "SHOW fsync"), ("synchronous_commit", "SHOW synchronous_commit")] {
         check_setting(&mut connection, setting, show).await?;
     }
-    let mut transaction = connection.begin_with(BEGIN).await.map_err(database)?;
-    migrate(&mut transaction).await.map_err(|source| OpenError::schema(name, source))?;
-    // The migrator names its statements, and a pooler would keep them in its session.
-    sqlx::raw_sql("DEALLOCATE ALL").execute(&mut *transaction).await.map_err(database)?;
-    transaction.commit().await.map_err(database)?;
-    connection.close().await.map_err(database)
+    connection.close().await.map_err(database)?;
+    let mut deadlocks = 0;
+    while let Err(source) = migrate(options).await {
+        if !is_deadlock(&source) || deadlocks == DEADLOCKS_MAX {
+            return Err(OpenError::schema(name, source));
+        }
+        deadlocks += 1;
+        tracing::warn!(deadlocks, "the migrations were undone by a deadlock with a running replica, and begin again");
+    }
+    Ok(())
 }
 
-async fn migrate(connection: &mut PgConnection) -> Result<(), MigrateError> {
+/// Runs the steps that are missing, all of them or none.
+async fn migrate(options: &PgConnectOptions) -> Result<(), MigrateError> {
+    // The migrator names its statements, and BEGIN removes those that the session had. So each attempt has a connection
+    // of its own.
+    let mut connection = PgConnection::connect_with(options).await?;
     let mut migrator = sqlx::migrate!("migrations/postgres");
     migrator.set_locking(false);
-    migrator.run_direct(None, connection, false).await
+    let mut transaction = connection.begin_with(BEGIN).await?;
+    migrator.run_direct(None, &mut *transaction, false).await?;
+    // A pooler would keep the named statements in its session.
+    sqlx::raw_sql("DEALLOCATE ALL").execute(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(connection.close().await?)
+}
+
+/// Whether Postgres ended the migrations because they and another transaction waited for each other. They lock tables in
+/// another order than requests do.
+fn is_deadlock(error: &MigrateError) -> bool {
+    let (MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _)) = error else { return false };
+    source.as_database_error().and_then(DatabaseError::code).is_some_and(|code| code == "40P01")
 }
 
 async fn check_setting(connection: &mut PgConnection, setting: &str, show: &'static str) -> Result<(), OpenError> {
