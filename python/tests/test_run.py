@@ -384,12 +384,23 @@ def progress_of(folder: Path, rewards: list[float], window: int, first_below: fl
 def test_the_first_and_last_steps_are_judged(folder: Path) -> None:
     (judged,) = progress_of(folder, [0.2, 0.4, 0.5, 0.9, 1.0], 2, 0.35).judged()
     assert (judged.first, judged.last, judged.is_passed) == (pytest.approx(0.3), pytest.approx(0.95), True)
-    assert (judged.reward_first, judged.reward_last) == (judged.first, judged.last)
     assert "0.300  0.950  5      from < 0.35 to >= 0.95  passed" in table([judged])
     # Too good at the beginning, too bad at the end, and too few steps.
     assert not progress_of(folder, [0.4, 0.4, 0.9, 1.0], 2, 0.35).is_passed()
     assert not progress_of(folder, [0.2, 0.4, 0.9, 0.9], 2, 0.35).is_passed()
     assert not progress_of(folder, [0.2, 0.95, 0.95], 2, None).is_passed()
+
+
+def test_the_reward_of_the_steps_that_are_judged_is_reported(folder: Path) -> None:
+    progress = progress_of(folder, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 2, None)
+    progress._settings.passes = [  # pyright: ignore[reportPrivateUsage]
+        dataclasses.replace(progress._settings.passes[0], series="gold")  # pyright: ignore[reportPrivateUsage]
+    ]
+    # The steps 1 and 6, which belong to the versions 0 and 3, have no component.
+    progress.curves["solver"].versions = {1: {"gold": (1.0, 4)}, 2: {"gold": (3.0, 4)}}
+    (judged,) = progress.judged()
+    assert (judged.first, judged.last, judged.steps) == (0.25, 0.75, 4)
+    assert (judged.reward_first, judged.reward_last) == (pytest.approx(0.25), pytest.approx(0.45))
 
 
 def test_a_series_may_have_to_fall(folder: Path) -> None:

@@ -3,12 +3,13 @@
 //! `upgrade/NNNN` contains, for the schema of that number, a database of each kind as text, written by the version with
 //! that schema, and what its clients knew.
 
-use std::{collections::BTreeMap, path::Path, str::FromStr as _, time::Duration};
+use std::{collections::BTreeMap, path::Path, str::FromStr as _};
 
 use serde_json::{Value, json, value::RawValue};
 use sqlx::{AssertSqlSafe, Connection as _, sqlite::SqliteConnectOptions};
+use tokio::sync::Mutex;
 
-use crate::support::{Backend, TestApp, fresh_database, group, rollout, text, with};
+use crate::support::{Backend, TestApp, eventually, fresh_database, group, rollout, text, with};
 
 fn fixture(schema: &str, name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/upgrade").join(schema).join(name);
@@ -91,23 +92,30 @@ async fn a_postgres_database_of_schema_1_is_upgraded_and_used() {
     goes_on("0001", Backend::Postgres).await;
 }
 
-/// Rows have digests and seals that contain the number codes of statuses and verdicts.
-/// A transaction of a replica that has read one table and reads another one, which the migrations have locked, while they
-/// wait for the first.
+/// A replica's transaction has read one table. It then reads a table that the migrations have locked, while the
+/// migrations wait for the first table.
 #[tokio::test]
 async fn a_postgres_database_is_upgraded_although_the_migrations_meet_a_deadlock() {
     let (database, _folder) = restore("0011", Backend::Postgres).await;
-    let mut reader = sqlx::PgConnection::connect(&database).await.expect("the server accepts");
-    // Postgres ends the transaction that notices the deadlock first. It shall not be this one.
-    sqlx::raw_sql("SET deadlock_timeout = '1min'; BEGIN; SELECT 1 FROM payload LIMIT 1")
-        .execute(&mut reader)
-        .await
-        .expect("the table can be read");
-    let mut observer = sqlx::PgConnection::connect(&database).await.expect("the server accepts");
-    let before = deadlocks(&mut observer).await;
+    let connect = async || sqlx::PgConnection::connect(&database).await.expect("the server accepts");
+    let (mut reader, observer) = (connect().await, Mutex::new(connect().await));
+    let count = async |sql: &'static str| {
+        let counted = sqlx::query_scalar::<_, i64>(sql).fetch_one(&mut *observer.lock().await).await;
+        counted.expect("the server tells")
+    };
+    // Postgres looks for a deadlock once, so long after a transaction has begun to wait, and ends this transaction. The
+    // migrations look after the reader has begun to wait, and the reader looks later than they.
+    let slow = "DO $$ BEGIN
+        EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = %L', current_database(), '4s');
+    END $$";
+    sqlx::raw_sql(slow).execute(&mut reader).await.expect("the user is a superuser");
+    let begin = "SET deadlock_timeout = '2min'; BEGIN; SELECT 1 FROM payload LIMIT 1";
+    sqlx::raw_sql(begin).execute(&mut reader).await.expect("the table can be read");
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    let before = count(deadlocks).await;
     let reads = async {
         let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'payload'::regclass";
-        while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut observer).await.expect("locks can be read") == 0 {}
+        eventually("the migrations wait for the table", || async { count(waiting).await > 0 }).await;
         for table in ["rollout", "rollout_group", "rules", "policy"] {
             let read = AssertSqlSafe(format!("SELECT 1 FROM {table} LIMIT 1"));
             sqlx::raw_sql(read).execute(&mut reader).await.expect("the table can be read in the end");
@@ -115,20 +123,12 @@ async fn a_postgres_database_is_upgraded_although_the_migrations_meet_a_deadlock
         sqlx::raw_sql("COMMIT").execute(&mut reader).await.expect("the reader ends");
     };
     let (app, ()) = tokio::join!(TestApp::start_on(&database), reads);
-    // A server process counts what it did when it ends.
-    let counted = async { while deadlocks(&mut observer).await == before {} };
-    tokio::time::timeout(Duration::from_secs(60), counted).await.expect("there was a deadlock");
+    // A server process reports what it did when it ends.
+    eventually("a deadlock is counted", || async { count(deadlocks).await > before }).await;
     app.finish().await;
 }
 
-/// How many deadlocks Postgres has ended in this database.
-async fn deadlocks(connection: &mut sqlx::PgConnection) -> i64 {
-    sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-        .fetch_one(connection)
-        .await
-        .expect("statistics can be read")
-}
-
+/// Rows have digests and seals that contain the number codes of statuses and verdicts.
 async fn keeps_digests_and_seals(schema: &str, backend: Backend) {
     let known: Value = serde_json::from_str(&fixture(schema, "known.json")).expect("JSON");
     let here = &known[if backend == Backend::Sqlite { "sqlite" } else { "postgres" }];

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from .progress import Curve
+from .progress import Curve, Points
 from .settings import Pass
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -19,21 +19,18 @@ SMOOTH = 10
 """Steps of which a line shows the mean. Single steps are drawn in a pale colour behind it."""
 
 TICKS = 5
-"""An axis has about so many numbers."""
+"""About how many numbers an axis has."""
 
 ROUNDING = 1e-9
-"""By how much a quotient of floats may miss the whole number that it is."""
+"""How far a quotient of floats may be from a whole number and still count as one."""
 
 POINTS_MAX = 500
 """The most points of a line; of more, every second, third and so on is drawn."""
 
 
-Points = list[tuple[int, float]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What a panel shows: series by their names, and where the last steps of some of them have to get."""
+    """What a panel shows: series by their names, and the bounds for the last steps of some of them."""
 
     name: str
     series: dict[str, Points]
@@ -46,7 +43,7 @@ def draw(title: str, curves: dict[str, Curve], passes: Sequence[Pass] = ()) -> s
     columns = max(1, math.isqrt(len(panels) * PANEL // WIDTH))
     width, height = WIDTH * columns, TOP + PANEL * max(1, math.ceil(len(panels) / columns))
     how = f"by steps; bold: mean of {SMOOTH} steps"
-    if any(panel.bounds for panel in panels):
+    if any(panel.series.keys() & panel.bounds.keys() for panel in panels):
         how += "; dashed: wanted at the end"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -81,7 +78,10 @@ def series_of(curve: Curve) -> dict[str, Points]:
 
 
 def mean_of(several: Sequence[dict[str, Points]]) -> dict[str, Points]:
-    """The means of series that several policies have, at the steps that all of them have."""
+    """The means of series that several policies have, at the steps that all of them have.
+
+    A criterion takes the last steps of each policy, so it may differ a little.
+    """
     if not several:
         return {}
     means: dict[str, Points] = {}
@@ -103,7 +103,7 @@ def bounds_of(judged: Sequence[Pass]) -> dict[str, list[float]]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About five round numbers between two others."""
+    """Round numbers from `low` to `high`, about five."""
     least = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(least))
     step = next(part * power for part in (1, 2, 5, 10) if part * power >= least * (1 - ROUNDING))
@@ -129,7 +129,7 @@ def _panel(panel: Panel, top: int) -> list[str]:
     for value in ticks(low, high):
         lines.append(f'<path d="M{LEFT} {y(value):.1f}H{LEFT + plot_width}" stroke="#e6e6e6"/>')
         lines.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for step in ticks(0, last):
+    for step in filter(float.is_integer, ticks(0, last)):
         lines.append(f'<text x="{x(step):.1f}" y="{plot_top + plot_height + 16}" text-anchor="middle">{step:g}</text>')
     for place, (each, points) in enumerate(panel.series.items()):
         colour = COLOURS[place % len(COLOURS)]

@@ -68,11 +68,23 @@ class Process:
     child: subprocess.Popen[bytes] | None = None
     begins_again_at: float | None = None
     was_killed: bool = False
+    log_began: int = 0
+    """How long the log was when the process was started."""
 
     @property
     def is_running(self) -> bool:
         """Whether the process runs now."""
         return self.child is not None and self.child.poll() is None
+
+    def last_line(self) -> str:
+        """The last line that it wrote since it was started."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(self.log_began, log.seek(0, os.SEEK_END) - LOG_TAIL_CHARS))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return text.strip().rpartition("\n")[2][:LOG_LINE_CHARS]
 
     def tail(self) -> str:
         """The end of its log."""
@@ -170,6 +182,7 @@ class Supervisor:
         process.begins_again_at = None
         process.log.parent.mkdir(parents=True, exist_ok=True)
         with process.log.open("ab") as log:
+            process.log_began = log.tell()
             process.child = subprocess.Popen(
                 process.command,
                 stdin=subprocess.DEVNULL,
@@ -203,8 +216,8 @@ class Supervisor:
             )
         pause_s = PAUSES_S[min(process.restarts, len(PAUSES_S)) - 1]
         self._say(f"{process.name} ended with status {status}, and is started again in {pause_s:.0f} s ({process.log})")
-        if last := process.tail().strip().rpartition("\n")[2]:
-            self._say(f"{process.name} wrote: {last[:LOG_LINE_CHARS]}")
+        if last := process.last_line():
+            self._say(f"{process.name} wrote: {last}")
         process.begins_again_at = now + pause_s
 
     def _signal(self, process: Process, number: int) -> None:

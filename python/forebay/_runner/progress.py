@@ -28,6 +28,10 @@ LATE_VERSIONS = 6
 """For how many versions after its own rollouts of a version may still arrive."""
 
 
+Points = list[tuple[int, float]]
+"""Steps that have a value, with it."""
+
+
 @dataclass
 class Curve:
     """The steps of one policy."""
@@ -36,10 +40,10 @@ class Curve:
     versions: dict[int, dict[str, tuple[float, int]]] = field(default_factory=dict[int, "dict[str, tuple[float, int]]"])
     """Sum and count of each component, by the version of the weights."""
 
-    def series(self, name: str) -> list[tuple[int, float]]:
+    def series(self, name: str) -> Points:
         """The steps that have a value of a series, with it: the mean reward of all rollouts, or a component's mean
         over the rollouts of the version that the step began with."""
-        points: list[tuple[int, float]] = []
+        points: Points = []
         for step in self.steps:
             if name == "reward":
                 value = step.get("reward_all")
@@ -85,6 +89,15 @@ class Ends(NamedTuple):
     steps: int
 
     @staticmethod
+    def of(points: Points, window: int, others: dict[int, float] | None = None) -> Ends:
+        """The means of a series, or of the values that another one has at the same steps."""
+        values = dict(points) if others is None else others
+        first, last = (
+            mean(values[step] for step, _ in part if step in values) for part in (points[:window], points[-window:])
+        )
+        return Ends(first, last, len(points))
+
+    @staticmethod
     def mean(several: Iterable[Ends]) -> Ends:
         """The mean of several policies, with the steps of the one that has the fewest."""
         firsts, lasts, steps = zip(*several, strict=True)
@@ -101,7 +114,7 @@ class Judged:
     last: float
     reward_first: float
     reward_last: float
-    """The mean reward of the same steps, which shows whether the reward tells how good the policy is."""
+    """The mean reward of the same steps. It shows whether the reward changes in the same way as the series."""
     steps: int
     wanted: str
     is_passed: bool
@@ -152,15 +165,13 @@ class Progress:
         judged = self.judged()
         return bool(judged) and all(each.is_passed for each in judged)
 
-    def _ends(self, name: str, series: str, window: int) -> Ends:
-        values = [value for _, value in self.curves[name].series(series)]
-        return Ends(mean(values[:window]), mean(values[-window:]), len(values))
-
     def _judge(self, criterion: Pass) -> list[Judged]:
         window = criterion.window
         names = [name for name in criterion.matches(self._settings.policies) if name in self.curves]
         ends = [
-            (name, self._ends(name, criterion.series, window), self._ends(name, "reward", window)) for name in names
+            (name, Ends.of(points, window), Ends.of(points, window, dict(self.curves[name].series("reward"))))
+            for name in names
+            for points in [self.curves[name].series(criterion.series)]
         ]
         if criterion.of == "mean" and ends:
             ends = [(criterion.policy, Ends.mean(each for _, each, _ in ends), Ends.mean(each for *_, each in ends))]

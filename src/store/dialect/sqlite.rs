@@ -132,6 +132,10 @@ impl Sqlite {
         check_version(&mut migrating).await?;
         if !files.is_in_wal_mode()? {
             enter_wal_mode(&mut migrating).await.map_err(unopened)?;
+            if !files.is_in_wal_mode()? {
+                let path = path.display();
+                return Err(OpenError::Settings(format!("SQLite cannot put {path} into WAL mode on this file system")));
+            }
         }
         MIGRATIONS
             .run(&mut migrating)
@@ -173,9 +177,9 @@ impl Sqlite {
     }
 }
 
-/// Puts the file itself into WAL mode. A power cut during the first start can leave a log beside a file that is in
-/// another mode. SQLite then uses the log, and setting the mode changes nothing. But as soon as the log is empty, the
-/// next connection would follow the file, and the two would lock each other out.
+/// Puts the file itself into WAL mode. A power cut during the first start, also that of a restored copy, can leave a log
+/// beside a file that is in another mode. SQLite then uses the log, and setting the mode changes nothing. But as soon as
+/// the log is empty, the next connection would follow the file, and the two would lock each other out.
 async fn enter_wal_mode(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     for mode in ["PRAGMA journal_mode = DELETE", "PRAGMA journal_mode = WAL"] {
         sqlx::query(mode).execute(&mut *connection).await?;
@@ -290,7 +294,7 @@ mod tests {
     use crate::{
         metrics::Metrics,
         store::{
-            dialect::{Class, sqlite::files::with_suffix},
+            dialect::Class,
             sql::{Statement, Tx, args},
         },
     };
@@ -339,13 +343,18 @@ mod tests {
         let made = rusqlite::Connection::open(&path).expect("a database can be made");
         made.execute_batch("PRAGMA auto_vacuum = INCREMENTAL; VACUUM").expect("the file is written");
         drop(made);
-        std::fs::write(with_suffix(&path, "-wal"), [0; 32]).expect("a log can be written");
         let open = || Sqlite::open(&path, PayloadOptions::default(), Metrics::new().store());
-        let store = open().await.expect("the store opens");
-        store.write(Writes { row: "kept", gate: None, fails: false }).await.expect("the store is written");
-        store.close().await;
+        for row in ["new", "restored"] {
+            std::fs::write(with_suffix(&path, "-wal"), [0; 32]).expect("a log can be written");
+            let store = open().await.expect("the store opens");
+            store.write(Writes { row, gate: None, fails: false }).await.expect("the store is written");
+            store.close().await;
+            // A backup is in this mode as well.
+            let copied = rusqlite::Connection::open(&path).expect("the database can be opened");
+            copied.pragma_update(None, "journal_mode", "DELETE").expect("the mode can be set");
+        }
         let store = open().await.expect("the store opens again");
-        assert_eq!(store.read(Rows).await.expect("the store is read"), ["kept"]);
+        assert_eq!(store.read(Rows).await.expect("the store is read"), ["new", "restored"]);
         store.close().await;
     }
 

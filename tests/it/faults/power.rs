@@ -486,13 +486,12 @@ async fn survives_power_cuts(payloads: &str) {
     let (records, facts) = record(folder.path(), payloads).await;
     let images = torture::size(60, 10_000);
     let mut random = StdRng::seed_from_u64(torture::seed());
-    // A third of the cuts are before the first answer, most of them while the files are made: there, names that are not
-    // on disk matter.
-    let first_answer = facts.iter().map(|&(known, _)| known).min().expect("clients were told something");
-    let first_start = records.partition_point(|record| record.end < first_answer);
+    // A third of the cuts are before the first fact: while the files are made, names that are not on disk matter.
+    let first_fact = facts.iter().map(|&(known, _)| known).min().expect("clients were told something");
+    let before_facts = records.partition_point(|record| record.end < first_fact);
     let mut cuts: Vec<(usize, Cut)> = (0..images)
         .map(|image| {
-            let places = if image % 3 == 0 { first_start } else { records.len() };
+            let places = if image % 3 == 0 { before_facts } else { records.len() };
             (random.random_range(0..places), CUTS[image % CUTS.len()])
         })
         .collect();
