@@ -129,7 +129,7 @@ fn places(found: PayloadPlaces) -> Part {
     let PayloadPlaces { in_database, in_files, files, file_bytes, named_bytes, mut findings } = found;
     findings.truncate(FINDINGS_MAX);
     let extent = format!(
-        "{in_database} in the database, {in_files} in {files} segment files of {file_bytes} bytes, of which \
+        "{in_database} in the database, {in_files} in {files} segment files or objects of {file_bytes} bytes, of which \
          {named_bytes} are named by rows"
     );
     Part { name: "payloads", extent, findings }
