@@ -239,6 +239,15 @@ def test_a_process_that_ends_is_started_again_until_it_ended_too_often(
     assert said == [f"weak ended with status 3, and is started again in 0 s ({process.log})", "weak wrote: began"] * 5
 
 
+def test_the_last_line_of_a_process_is_not_that_of_an_earlier_start(
+    supervisor: Supervisor, said: list[str], tmp_path: Path
+) -> None:
+    code = "import pathlib as p; m = p.Path({!r}); m.exists() or print('first'); m.touch(); raise SystemExit(1)"
+    process = supervisor.start(python(tmp_path, "once", code.format(str(tmp_path / "mark"))))
+    supervisor.wait(lambda: process.restarts == 2, "two starts", 60)
+    assert [line for line in said if "wrote" in line] == ["once wrote: first"]
+
+
 def test_a_process_that_is_done_is_not_started_again(supervisor: Supervisor, tmp_path: Path) -> None:
     process = supervisor.start(python(tmp_path, "trainer", "print('began')", kind="trainer", ends=True))
     supervisor.wait(lambda: process.is_done, "its end", 60)

@@ -35,7 +35,7 @@ POLL_S = 0.1
 LOG_LINE_CHARS = 300
 """How much of the last line of a process's log is shown when it ends."""
 
-LOG_TAIL_CHARS = 2_000
+LOG_TAIL_BYTES = 2_000
 """How much of a log an error shows."""
 
 PSS = re.compile(r"^Pss: +(\d+) kB$", re.MULTILINE)
@@ -69,29 +69,25 @@ class Process:
     begins_again_at: float | None = None
     was_killed: bool = False
     log_began: int = 0
-    """How long the log was when the process was started."""
+    """How many bytes the log had when the process was started."""
 
     @property
     def is_running(self) -> bool:
         """Whether the process runs now."""
         return self.child is not None and self.child.poll() is None
 
-    def last_line(self) -> str:
-        """The last line that it wrote since it was started."""
+    def tail(self, begin: int = 0) -> str:
+        """The end of its log, or of what is in it behind so many bytes."""
         try:
             with self.log.open("rb") as log:
-                log.seek(max(self.log_began, log.seek(0, os.SEEK_END) - LOG_TAIL_CHARS))
-                text = log.read().decode(errors="replace")
+                log.seek(max(begin, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                return log.read().decode(errors="replace")
         except OSError:
             return ""
-        return text.strip().rpartition("\n")[2][:LOG_LINE_CHARS]
 
-    def tail(self) -> str:
-        """The end of its log."""
-        try:
-            return self.log.read_text(errors="replace")[-LOG_TAIL_CHARS:]
-        except OSError:
-            return ""
+    def last_line(self) -> str:
+        """The last line that it has written since it was started."""
+        return self.tail(self.log_began).strip().rpartition("\n")[2][:LOG_LINE_CHARS]
 
 
 class Supervisor:

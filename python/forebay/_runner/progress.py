@@ -89,13 +89,10 @@ class Ends(NamedTuple):
     steps: int
 
     @staticmethod
-    def of(points: Points, window: int, others: dict[int, float] | None = None) -> Ends:
-        """The means of a series, or of the values that another one has at the same steps."""
-        values = dict(points) if others is None else others
-        first, last = (
-            mean(values[step] for step, _ in part if step in values) for part in (points[:window], points[-window:])
-        )
-        return Ends(first, last, len(points))
+    def of(points: Points, window: int) -> Ends:
+        """The means of so many steps."""
+        values = [value for _, value in points]
+        return Ends(mean(values[:window]), mean(values[-window:]), len(values))
 
     @staticmethod
     def mean(several: Iterable[Ends]) -> Ends:
@@ -165,13 +162,18 @@ class Progress:
         judged = self.judged()
         return bool(judged) and all(each.is_passed for each in judged)
 
+    def _ends(self, name: str, criterion: Pass) -> tuple[Ends, Ends]:
+        """The ends of the series that is judged, and those of the reward at the same steps."""
+        points = self.curves[name].series(criterion.series)
+        rewards = dict(self.curves[name].series("reward"))
+        same = [(step, rewards[step]) for step, _ in points if step in rewards]
+        return Ends.of(points, criterion.window), Ends.of(same, criterion.window)
+
     def _judge(self, criterion: Pass) -> list[Judged]:
-        window = criterion.window
-        names = [name for name in criterion.matches(self._settings.policies) if name in self.curves]
         ends = [
-            (name, Ends.of(points, window), Ends.of(points, window, dict(self.curves[name].series("reward"))))
-            for name in names
-            for points in [self.curves[name].series(criterion.series)]
+            (name, *self._ends(name, criterion))
+            for name in criterion.matches(self._settings.policies)
+            if name in self.curves
         ]
         if criterion.of == "mean" and ends:
             ends = [(criterion.policy, Ends.mean(each for _, each, _ in ends), Ends.mean(each for *_, each in ends))]
@@ -194,7 +196,7 @@ class Progress:
                 steps=found.steps,
                 wanted=wanted,
                 # The two windows must not be the same steps.
-                is_passed=found.steps >= 2 * window and least <= found.last < most and found.first < below,
+                is_passed=found.steps >= 2 * criterion.window and least <= found.last < most and found.first < below,
             )
             for name, found, reward in ends
         ]
