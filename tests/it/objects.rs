@@ -13,7 +13,7 @@ use std::{
 use serde_json::{Value, json};
 use sqlx::{Connection as _, PgConnection};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     process::{Child, Command},
 };
@@ -36,7 +36,12 @@ enum Mode {
     Refuse = 2,
     /// Requests are made, and their answers are lost.
     LoseAnswers = 3,
+    /// Objects can be written, and are not found when they are read, as in a store that is eventually consistent.
+    NotVisible = 4,
 }
+
+/// The answer of a store that does not show an object yet.
+const NOT_FOUND: &[u8] = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// The owner of objects. The server does not check signatures.
 const OWNER: &str =
@@ -160,7 +165,19 @@ impl Proxy {
         let Ok(mut server) = TcpStream::connect(to).await else { return };
         let (mut requests, mut answers_to) = client.split();
         let (mut answers, mut requests_to) = server.split();
-        let forward = copy(&mut requests, &mut requests_to);
+        // Whether a request is answered here.
+        let forward = async {
+            let mut buffer = vec![0; 64 << 10];
+            loop {
+                let count = requests.read(&mut buffer).await.unwrap_or(0);
+                if self.is(Mode::NotVisible) && buffer[..count].starts_with(b"GET ") {
+                    return true;
+                }
+                if count == 0 || requests_to.write_all(&buffer[..count]).await.is_err() {
+                    return false;
+                }
+            }
+        };
         let backward = async {
             let mut buffer = vec![0; 64 << 10];
             loop {
@@ -177,7 +194,10 @@ impl Proxy {
                 }
             }
         };
-        tokio::select! { _ = forward => {}, () = backward => {} }
+        let is_answered_here = tokio::select! { here = forward => here, () = backward => false };
+        if is_answered_here {
+            let _ = client.write_all(NOT_FOUND).await;
+        }
     }
 }
 
@@ -295,6 +315,26 @@ async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once
     let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
     assert!(healthy, "{table}");
     service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_another_replica_does_not_see_yet_is_not_lost() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let (first, second) = (s3.serve(&database, None).await, s3.serve(&database, None).await);
+    rules(&s3.http, &first, json!({})).await;
+    s3.set(Mode::NotVisible);
+    assert_eq!(post(&s3.http, &first, 0).await, 201);
+    let lease = s3.http.post(format!("{}/batches", second.url)).json(&json!({})).send().await;
+    let batch: Value = lease.expect("the service answers").json().await.expect("a descriptor");
+    let samples = format!("{}{}", second.url, text(&batch["samples_url"]));
+    let read = || async { s3.http.get(&samples).send().await.expect("the service answers") };
+    assert_eq!(read().await.status().as_u16(), 503, "the same call may succeed later");
+    s3.set(Mode::Forward);
+    let answer = read().await;
+    assert_eq!(answer.status().as_u16(), 200, "the lease is still valid, and nothing is quarantined");
+    assert_eq!(answer.text().await.expect("rows").lines().count(), 2);
+    first.kill().await;
+    second.kill().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -44,6 +44,10 @@ const RETRIES_MAX: usize = 4;
 /// Objects that are read or removed at the same time for one call.
 const CONCURRENT: usize = 8;
 
+/// For how long a store may answer that it does not have an object that was written. Until then, the object is not taken
+/// for lost, and the read fails in a way that may pass.
+const VISIBLE_AFTER_S: u64 = 120;
+
 /// The random bits in the number of an object. The bits above them are the second in which it was made.
 const RANDOM_BITS: u32 = 28;
 
@@ -189,7 +193,10 @@ impl Objects {
         let path = self.path(number);
         match self.store.get_ranges(&path, ranges).await {
             Ok(bytes) => Ok(bytes.into_iter().map(Found::Bytes).collect()),
-            Err(object_store::Error::NotFound { .. }) => Ok(vec![Found::NoFile; ranges.len()]),
+            Err(object_store::Error::NotFound { .. }) if !may_not_be_visible(number) => {
+                Ok(vec![Found::NoFile; ranges.len()])
+            }
+            Err(error @ object_store::Error::NotFound { .. }) => Err(ObjectError::new("read", &path, error)),
             Err(error) => match self.store.head(&path).await {
                 // The digests show that the payloads are damaged.
                 Ok(found) if ranges.iter().any(|range| range.end > found.size) => {
@@ -254,6 +261,11 @@ fn new_number(second: u64) -> i64 {
     (second << RANDOM_BITS) as i64 | rand::random_range(0..1_i64 << RANDOM_BITS)
 }
 
+/// Whether an object was made so lately that the store may not show it to every reader yet.
+fn may_not_be_visible(number: i64) -> bool {
+    wall_clock_s().saturating_sub((number >> RANDOM_BITS) as u64) < VISIBLE_AFTER_S
+}
+
 /// The second of the wall clock, for the numbers of objects.
 pub(in crate::store) fn wall_clock_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
@@ -283,5 +295,26 @@ impl PendingObject {
     pub(in crate::store) fn appended(&self) -> Option<Appended> {
         let (frames, bytes) = (self.pending.frames.len(), self.pending.bytes);
         (frames > 0).then_some(Appended { file: self.number, frames, bytes, end: FIRST_FRAME_AT + bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[tokio::test]
+    async fn an_object_that_is_missing_is_lost_only_when_it_must_be_visible() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let url = format!("file://{}", folder.path().display());
+        let objects = Objects::open(&url, 1, 0, Metrics::new().store()).expect("a folder can be used");
+        let read = async |second| {
+            let place = Place { file: new_number(second), start: FIRST_FRAME_AT, length: 1 };
+            objects.read(&[place]).await
+        };
+        let found = read(wall_clock_s() - VISIBLE_AFTER_S).await.expect("the store answers");
+        assert!(matches!(found.as_slice(), [Found::NoFile]));
+        let error = read(wall_clock_s()).await.expect_err("it may be there soon");
+        assert!(error.to_string().starts_with("cannot read object"), "{error}");
     }
 }
