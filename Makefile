@@ -20,11 +20,9 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/python-env openapi > /dev/null
 	./scripts/python-env moto > /dev/null
 	./scripts/template-fixtures --check
-	$(CARGO) test -p forebay-client
-	$(CARGO) test -p forebay-formats
-	$(CARGO) test -p forebay-gateway
-	$(CARGO) test -p forebay-exports
-	$(CARGO) test -p forebay -p forebay-bench
+# One command, because each crate alone would compile its dependencies again, with other features. The lints check
+# that each crate compiles alone.
+	$(CARGO) test -p forebay-client -p forebay-formats -p forebay-gateway -p forebay-exports -p forebay -p forebay-bench
 
 test-python: ## Run the lints and tests of the Python package against a service that they start
 	$(CARGO) build -p forebay

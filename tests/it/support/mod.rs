@@ -35,7 +35,7 @@ use forebay::{
 use forebay_client::{Client, wire::KeyRequest};
 use forebay_gateway::engine::{EngineKind, FakeEngine};
 pub(crate) use pooler::Pooler;
-pub(crate) use postgres::{Cluster, empty, fresh_database, without_autovacuum};
+pub(crate) use postgres::{Cluster, drop_database, empty, fresh_database, without_autovacuum};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;
@@ -121,6 +121,8 @@ pub(crate) struct TestApp {
     pub(crate) facades: BTreeMap<&'static str, String>,
     /// Whether the test damaged the database directly.
     damaged: bool,
+    /// Whether the database was made for this test alone.
+    has_own_database: bool,
     _folder: tempfile::TempDir,
 }
 
@@ -191,7 +193,7 @@ impl TestApp {
             Backend::Sqlite => format!("sqlite:{}", folder.path().join("forebay.db").display()),
             Backend::Postgres => fresh_database().await,
         };
-        Self::launch(database, config, folder).await
+        Self { has_own_database: true, ..Self::launch(database, config, folder).await }
     }
 
     async fn launch(database: String, config: &str, folder: tempfile::TempDir) -> Self {
@@ -214,6 +216,7 @@ impl TestApp {
             agents,
             facades,
             damaged: false,
+            has_own_database: false,
             _folder: folder,
         }
     }
@@ -240,10 +243,13 @@ impl TestApp {
         }
     }
 
-    /// Checks that the tallies agree with the rows and that nothing was lost, then stops.
+    /// Checks that the tallies agree with the rows and that nothing was lost, then stops, and removes the database.
     pub(crate) async fn finish(mut self) {
         self.check_books().await;
         self.stop().await;
+        if self.has_own_database && self.database.starts_with("postgres:") {
+            drop_database(&self.database).await;
+        }
     }
 
     /// Checks totals, structure and contents with the doctor. It must find nothing after a test that only used the API,
@@ -431,6 +437,7 @@ impl TestApp {
             agents,
             facades,
             damaged: false,
+            has_own_database: false,
             _folder: tempfile::tempdir().expect("a temporary folder can be made"),
         }
     }
