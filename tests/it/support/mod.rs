@@ -121,8 +121,8 @@ pub(crate) struct TestApp {
     pub(crate) facades: BTreeMap<&'static str, String>,
     /// Whether the test damaged the database directly.
     damaged: bool,
-    /// Whether the database was made for this test alone.
-    has_own_database: bool,
+    /// Whether `finish` removes the database, because it is neither in the folder nor used by others.
+    removes_database: bool,
     _folder: tempfile::TempDir,
 }
 
@@ -193,12 +193,22 @@ impl TestApp {
             Backend::Sqlite => format!("sqlite:{}", folder.path().join("forebay.db").display()),
             Backend::Postgres => fresh_database().await,
         };
-        Self { has_own_database: true, ..Self::launch(database, config, folder).await }
+        let removes_database = matches!(backend, Backend::Postgres);
+        Self { removes_database, ..Self::launch(database, config, folder).await }
     }
 
     async fn launch(database: String, config: &str, folder: tempfile::TempDir) -> Self {
-        let clock = Arc::new(TestClock::default());
         let engine = Arc::new(FakeEngine::start(EngineKind::Sglang).await);
+        Self::launch_with(database, config, folder, Arc::default(), engine).await
+    }
+
+    async fn launch_with(
+        database: String,
+        config: &str,
+        folder: tempfile::TempDir,
+        clock: Arc<TestClock>,
+        engine: Arc<FakeEngine>,
+    ) -> Self {
         let launched = launch(&database, config, &clock, &engine).await;
         let Launched { url, agents, facades, buffer, keyring, keys, tls, running } = launched;
         Self {
@@ -216,7 +226,7 @@ impl TestApp {
             agents,
             facades,
             damaged: false,
-            has_own_database: false,
+            removes_database: false,
             _folder: folder,
         }
     }
@@ -247,7 +257,7 @@ impl TestApp {
     pub(crate) async fn finish(mut self) {
         self.check_books().await;
         self.stop().await;
-        if self.has_own_database && self.database.starts_with("postgres:") {
+        if self.removes_database {
             drop_database(&self.database).await;
         }
     }
@@ -420,26 +430,9 @@ impl TestApp {
 
     /// Another replica of the service on the same database (Postgres).
     pub(crate) async fn replica(&self) -> Self {
-        let launched = launch(&self.database, &self.config, &self.clock, &self.engine).await;
-        let Launched { url, agents, facades, buffer, keyring, keys, tls, running } = launched;
-        Self {
-            clock: Arc::clone(&self.clock),
-            url,
-            http: http(),
-            buffer,
-            keyring,
-            keys,
-            tls,
-            database: self.database.clone(),
-            config: self.config.clone(),
-            running: Some(running),
-            engine: Arc::clone(&self.engine),
-            agents,
-            facades,
-            damaged: false,
-            has_own_database: false,
-            _folder: tempfile::tempdir().expect("a temporary folder can be made"),
-        }
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let (clock, engine) = (Arc::clone(&self.clock), Arc::clone(&self.engine));
+        Self::launch_with(self.database.clone(), &self.config, folder, clock, engine).await
     }
 
     /// Changes the database directly, in a way that the doctor has to find.
