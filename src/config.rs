@@ -33,7 +33,9 @@ use crate::{
     buffer::{BufferOptions, ids::PolicyName, rules::Rules},
     facades::FacadeConfig,
     server::ServerLimits,
-    store::{self, OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES},
+    store::{
+        self, OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, ObjectsClaim, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES,
+    },
     telemetry::LogFormat,
     tls::{self, TlsFiles},
 };
@@ -312,6 +314,7 @@ impl Config {
                 kind: file.payloads,
                 segment_file_bytes: file.segment_file_bytes,
                 objects_url: file.objects.url,
+                objects_claim: ObjectsClaim::Own,
                 objects_grace_s: file.objects.grace_s,
                 objects_cache_bytes: file.objects.cache_bytes,
             },

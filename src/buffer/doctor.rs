@@ -16,7 +16,7 @@ use super::{
 /// Groups whose rollouts are listed at once.
 const GROUPS: u32 = 64;
 
-/// Findings that are kept. More of them would not change the conclusion.
+/// Findings that are named. The others are counted.
 const FINDINGS_MAX: usize = 100;
 
 /// What was examined and what was found.
@@ -33,8 +33,33 @@ pub struct Part {
     pub name: &'static str,
     /// How much of it there was.
     pub extent: String,
-    /// What is wrong, at most 100 entries.
+    /// What is wrong: at most 100 entries, and then how many more there are.
     pub findings: Vec<String>,
+}
+
+/// What is found in one part. All of it is counted, because a doctor that only says that something is missing does not
+/// say how much a restore has to bring back.
+#[derive(Debug, Default)]
+struct Findings {
+    kept: Vec<String>,
+    more: usize,
+}
+
+impl Findings {
+    fn add(&mut self, findings: impl IntoIterator<Item = String>) {
+        for finding in findings {
+            if self.kept.len() < FINDINGS_MAX {
+                self.kept.push(finding);
+            } else {
+                self.more += 1;
+            }
+        }
+    }
+
+    fn into_entries(self) -> Vec<String> {
+        let more = (self.more > 0).then(|| format!("and {} more", self.more));
+        self.kept.into_iter().chain(more).collect()
+    }
 }
 
 impl Diagnosis {
@@ -69,12 +94,13 @@ pub async fn examine(store: &dyn Store, progress: impl FnMut(u64)) -> Result<Dia
 
 /// Compares every tally with the rows that it counts, and the rollouts received with the sum over all states.
 fn books(examination: &Examination) -> Part {
-    let mut findings = Vec::new();
+    let mut findings = Findings::default();
     let mut received = 0;
     for (policy, tallies) in &examination.tallies {
         received += tallies.received();
         if tallies.unconserved() != 0 {
-            findings.push(format!("policy {policy}: {} rollouts are not counted in any state", tallies.unconserved()));
+            let unconserved = tallies.unconserved();
+            findings.add([format!("policy {policy}: {unconserved} rollouts are not counted in any state")]);
         }
         let nothing = BTreeMap::new();
         let counted = examination.counted.get(policy).unwrap_or(&nothing);
@@ -83,11 +109,11 @@ fn books(examination: &Examination) -> Part {
             let (count, rows) = (tallies.count(tally), counted.get(tally).copied().unwrap_or(0));
             if count != rows {
                 let name = tally.name();
-                findings.push(format!("policy {policy}: tally {name} is {count}, the rows say {rows}"));
+                findings.add([format!("policy {policy}: tally {name} is {count}, the rows say {rows}")]);
             }
         }
     }
-    findings.truncate(FINDINGS_MAX);
+    let findings = findings.into_entries();
     let extent = format!("{} policies, {received} rollouts received", examination.tallies.len());
     Part { name: "tallies", extent, findings }
 }
@@ -126,8 +152,10 @@ fn structure(examination: &Examination) -> Part {
 }
 
 fn places(found: PayloadPlaces) -> Part {
-    let PayloadPlaces { in_database, in_files, files, file_bytes, named_bytes, mut findings } = found;
-    findings.truncate(FINDINGS_MAX);
+    let PayloadPlaces { in_database, in_files, files, file_bytes, named_bytes, findings: found } = found;
+    let mut findings = Findings::default();
+    findings.add(found);
+    let findings = findings.into_entries();
     let extent = format!(
         "{in_database} in the database, {in_files} in {files} segment files or objects of {file_bytes} bytes, of which \
          {named_bytes} are named by rows"
@@ -138,14 +166,14 @@ fn places(found: PayloadPlaces) -> Part {
 /// Compares every payload with its digest, and every rollout and group with its seal.
 async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Part, StoreError> {
     let (mut rollouts, mut bytes) = (0, 0);
-    let mut findings = Vec::new();
+    let mut findings = Findings::default();
     let mut after = GroupPk(0);
     loop {
         let members = store.group_members(after, GROUPS).await?;
         let Some(last) = members.last() else { break };
         after = last.group_pk;
         for member in broken_groups(&members) {
-            findings.push(format!("group {}: its advantages differ from their seal", member.row.group_id));
+            findings.add([format!("group {}: its advantages differ from their seal", member.row.group_id)]);
         }
         let mut members = Members::from(members);
         loop {
@@ -155,12 +183,12 @@ async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Pa
             }
             rollouts += page.len() as u64;
             bytes += page.iter().map(|(member, _)| member.row.unpacked_bytes).sum::<u64>();
-            findings.extend(check(page).await?);
-            findings.truncate(FINDINGS_MAX);
+            findings.add(check(page).await?);
             progress(rollouts);
         }
     }
-    Ok(Part { name: "contents", extent: format!("{rollouts} rollouts, {bytes} bytes unpacked"), findings })
+    let extent = format!("{rollouts} rollouts, {bytes} bytes unpacked");
+    Ok(Part { name: "contents", extent, findings: findings.into_entries() })
 }
 
 /// What is wrong with a page of rollouts. Missing payloads are reported with the structure.

@@ -14,7 +14,7 @@ use forebay::{
     },
     clock::{AnchoredClock, Clock as _},
     metrics::Metrics,
-    store::{self, Database, PayloadKind, PayloadOptions},
+    store::{self, Database, ObjectsClaim, PayloadKind, PayloadOptions},
 };
 
 /// How often the number of payloads that are left is printed.
@@ -54,7 +54,8 @@ pub(crate) async fn move_payloads(
     kind: PayloadKind,
     objects_url: Option<String>,
 ) -> anyhow::Result<()> {
-    let options = PayloadOptions { kind: Some(kind), objects_url, ..PayloadOptions::default() };
+    let objects_claim = ObjectsClaim::Require;
+    let options = PayloadOptions { kind: Some(kind), objects_url, objects_claim, ..PayloadOptions::default() };
     let store = store::open_existing_with(database, options, Metrics::new().store()).await?;
     let shows_progress = std::io::stderr().is_terminal();
     let health = store.health();

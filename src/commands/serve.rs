@@ -19,7 +19,7 @@ use forebay::{
     facades::FacadeConfig,
     metrics::Metrics,
     server::{AgentServer, FacadeServer, Server},
-    store::{self, PayloadKind, PayloadOptions},
+    store::{self, ObjectsClaim, PayloadKind, PayloadOptions},
     telemetry::{self, LogFormat},
     tls::Tls,
 };
@@ -49,6 +49,10 @@ pub(crate) struct ServeArgs {
     /// URL of the object store for payloads of the kind `objects`: s3://, gs://, az:// or file://
     #[arg(long, env = "FOREBAY_OBJECTS_URL", value_name = "URL")]
     objects_url: Option<String>,
+    /// Take the objects over from another database, because this one replaces it: after a restore or a move. The other
+    /// one must be stopped. Objects for which this database has no row are removed two hours later
+    #[arg(long)]
+    adopt_objects: bool,
     /// Format of the log [default: text]
     #[arg(long, env = "FOREBAY_LOG", value_name = "FORMAT")]
     log: Option<LogFormat>,
@@ -102,7 +106,8 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let kind = args.payloads.or(config.payloads.kind);
     let kind = kind.unwrap_or_else(|| PayloadKind::default_of(config.database.reveal()));
     let objects_url = args.objects_url.or(config.payloads.objects_url);
-    let payloads = PayloadOptions { kind: Some(kind), objects_url, ..config.payloads };
+    let objects_claim = if args.adopt_objects { ObjectsClaim::Adopt } else { ObjectsClaim::Own };
+    let payloads = PayloadOptions { kind: Some(kind), objects_url, objects_claim, ..config.payloads };
     let opened = store::open_or_create(config.database.reveal(), payloads, metrics.store()).await?;
     let clock = Arc::new(AnchoredClock::new());
     let buffer = Buffer::start(

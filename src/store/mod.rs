@@ -193,6 +193,8 @@ pub struct PayloadOptions {
     pub segment_file_bytes: u64,
     /// The URL of the object store for the kind `objects`.
     pub objects_url: Option<String>,
+    /// What the process claims of the objects.
+    pub objects_claim: ObjectsClaim,
     /// How long an object stays after the last payload in it was purged, so that an older copy of the database finds it.
     pub objects_grace_s: u64,
     /// Memory for payloads of objects that were written or read lately.
@@ -205,10 +207,22 @@ impl Default for PayloadOptions {
             kind: None,
             segment_file_bytes: SEGMENT_FILE_BYTES,
             objects_url: None,
+            objects_claim: ObjectsClaim::Own,
             objects_grace_s: OBJECTS_GRACE_S,
             objects_cache_bytes: OBJECTS_CACHE_BYTES,
         }
     }
+}
+
+/// What a process claims of the objects in a folder, which belong to one database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectsClaim {
+    /// It uses them if its database is the owner. Otherwise it reads them, and stores payloads in the database.
+    Own,
+    /// It uses them, and fails if its database is not the owner.
+    Require,
+    /// It makes its database the owner.
+    Adopt,
 }
 
 /// The length of segment files if none is configured. A purge gives the disk back file by file, so they are not larger.

@@ -1,5 +1,5 @@
 //! The care for payloads in an object store: they move to where the configuration wants them, and objects that no row
-//! names are removed.
+//! names are removed, if the database owns them.
 //!
 //! Separate from the dialect, because each step is an operation of its own, and the object store is asked between them.
 //! Every replica does this. What two of them do at the same time is done once.
@@ -13,7 +13,7 @@ use super::{
     PayloadKind,
     dialect::Dialect,
     ops::relocate::{FindEmptied, FindKnown, FindMisplaced, ForgetObjects, Relocate, with_bodies},
-    segment_files::{Objects, Place, wall_clock_s},
+    segment_files::{Objects, Place, Standing, wall_clock_s},
 };
 use crate::{
     buffer::{
@@ -26,6 +26,10 @@ use crate::{
 
 /// Objects that are removed or looked up at once.
 const OBJECTS_AT_ONCE: usize = 100;
+
+/// Seconds between two proofs of ownership while nothing is removed. Another database that removes objects without a row
+/// must be noticed before its second look for them.
+const PROOF_INTERVAL_S: i64 = 300;
 
 /// Seconds between two looks for objects without a row: much longer than a transaction may take. An object is removed when
 /// two of these looks in a row have found no row. So only service time counts, and not the clocks of the replicas.
@@ -40,6 +44,9 @@ const CLOCKS_DIFFER_S: u64 = 2 * 3_600;
 /// Objects without a row that are remembered between two looks. A later look finds the others.
 const SUSPECTS_MAX: usize = 100_000;
 
+/// The time of the first proof, if it is due at once.
+const NEVER: i64 = i64::MIN;
+
 /// No payload is left where the configuration does not want it.
 const DONE: i64 = i64::MAX;
 
@@ -47,7 +54,11 @@ const DONE: i64 = i64::MAX;
 #[derive(Debug)]
 pub(super) struct ObjectCare {
     objects: Objects,
-    kind: PayloadKind,
+    /// Whether new payloads are to become objects.
+    wants_objects: bool,
+    standing: Mutex<Standing>,
+    /// When ownership was last proved, in seconds of service time.
+    proved_s: AtomicI64,
     grace_s: u64,
     metrics: StoreMetrics,
     /// The last row whose place was examined.
@@ -67,38 +78,84 @@ struct Orphans {
 }
 
 impl ObjectCare {
-    pub(super) fn new(objects: Objects, kind: PayloadKind, grace_s: u64, metrics: StoreMetrics) -> Self {
+    pub(super) fn new(
+        objects: Objects,
+        wants_objects: bool,
+        standing: Standing,
+        grace_s: u64,
+        metrics: StoreMetrics,
+    ) -> Self {
         let from_s = wall_clock_s().saturating_sub(ORPHANS_BACK_S);
-        Self {
+        let care = Self {
             objects,
-            kind,
+            wants_objects,
+            standing: Mutex::new(Standing::Unclaimed),
+            proved_s: AtomicI64::new(NEVER),
             grace_s,
             metrics,
             examined: AtomicI64::new(0),
             orphans: Mutex::new(Orphans { looked_s: None, from_s, suspects: Vec::new() }),
-        }
+        };
+        care.stand(standing);
+        care
     }
 
     pub(super) fn objects(&self) -> &Objects {
         &self.objects
     }
 
+    /// Whether new payloads become objects. Objects of a database that does not own the folder would be removed by the
+    /// owner, so its payloads go into the database.
+    pub(super) fn writes_objects(&self) -> bool {
+        self.wants_objects && self.is_owner()
+    }
+
     /// One step of each kind that is due.
     pub(super) async fn step<D: Dialect>(&self, dialect: &D, now: Timestamp) -> Result<PayloadMoves, StoreError> {
+        let second = now.as_micros() / 1_000_000;
+        if second.saturating_sub(self.proved_s.load(Ordering::Relaxed)) >= PROOF_INTERVAL_S {
+            self.prove(dialect).await?;
+            self.proved_s.store(second, Ordering::Relaxed);
+        }
         let moves = self.move_slice(dialect, now).await?;
-        self.remove_emptied(dialect, now).await?;
-        if let Some(suspects) = self.suspects_when_due(now.as_micros() / 1_000_000) {
-            self.remove_orphans(dialect, suspects).await?;
+        if self.is_owner() {
+            self.remove_emptied(dialect, now).await?;
+            if let Some(suspects) = self.suspects_when_due(second) {
+                self.remove_orphans(dialect, suspects).await?;
+            }
         }
         Ok(moves)
     }
 
+    /// Whether the database owns the objects now.
+    async fn prove<D: Dialect>(&self, dialect: &D) -> Result<bool, StoreError> {
+        let standing = dialect.prove_ownership(&self.objects, self.is_owner()).await?;
+        self.stand(standing);
+        Ok(standing == Standing::Owner)
+    }
+
+    fn is_owner(&self) -> bool {
+        *self.standing.lock().unwrap_or_else(PoisonError::into_inner) == Standing::Owner
+    }
+
+    fn stand(&self, standing: Standing) {
+        let before = std::mem::replace(&mut *self.standing.lock().unwrap_or_else(PoisonError::into_inner), standing);
+        if standing != before && standing != Standing::Owner {
+            tracing::error!(
+                "no object is removed or written, and new payloads are stored in the database: {}. If this database \
+                 replaces the other one, stop the other one and start this one once with --adopt-objects",
+                standing.why()
+            );
+        }
+    }
+
     async fn move_slice<D: Dialect>(&self, dialect: &D, now: Timestamp) -> Result<PayloadMoves, StoreError> {
         let after = self.examined.load(Ordering::Relaxed);
-        if after == DONE {
+        if after == DONE || self.wants_objects && !self.is_owner() {
             return Ok(PayloadMoves::Done);
         }
-        let (last, rows) = dialect.read(FindMisplaced { after: RolloutPk(after), kind: self.kind }).await?;
+        let kind = if self.wants_objects { PayloadKind::Objects } else { PayloadKind::Database };
+        let (last, rows) = dialect.read(FindMisplaced { after: RolloutPk(after), kind }).await?;
         let places: Vec<Place> = rows.iter().filter_map(|row| row.place).collect();
         let rows = with_bodies(rows, self.objects.read(&places).await?);
         if !rows.is_empty() {
@@ -115,7 +172,7 @@ impl ObjectCare {
         let before = Timestamp::from_micros(now.as_micros().saturating_sub(grace));
         loop {
             let emptied = dialect.read(FindEmptied { before, limit: OBJECTS_AT_ONCE as u32 }).await?;
-            if emptied.is_empty() {
+            if emptied.is_empty() || !self.prove(dialect).await? {
                 return Ok(());
             }
             self.objects.remove(&emptied).await?;
@@ -136,6 +193,9 @@ impl ObjectCare {
     /// Removes objects of transactions that failed.
     async fn remove_orphans<D: Dialect>(&self, dialect: &D, suspects: Vec<i64>) -> Result<(), StoreError> {
         let orphans = without_row(dialect, suspects).await?;
+        if !self.prove(dialect).await? {
+            return Ok(());
+        }
         if !orphans.is_empty() {
             tracing::info!(objects = orphans.len(), "removing objects of transactions that failed");
             self.objects.remove(&orphans).await?;

@@ -1,5 +1,7 @@
 //! Payloads of Postgres in an object store: a real S3 server, and a proxy before it that is slow, fails, or loses answers.
 
+mod owner;
+
 use std::{
     path::Path,
     process::Stdio,
@@ -38,10 +40,15 @@ enum Mode {
     LoseAnswers = 3,
     /// Objects can be written, and are not found when they are read, as in a store that is eventually consistent.
     NotVisible = 4,
+    /// Writes are answered, and nothing is stored.
+    Forget = 5,
 }
 
 /// The answer of a store that does not show an object yet.
 const NOT_FOUND: &[u8] = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+
+/// The answer to a write.
+const WRITTEN: &[u8] = b"HTTP/1.1 200 OK\r\netag: \"0\"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// The owner of objects. The server does not check signatures.
 const OWNER: &str =
@@ -128,12 +135,13 @@ impl S3 {
         (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     }
 
-    /// The keys of all objects.
+    /// The keys of all objects with payloads.
     async fn keys(&self) -> Vec<String> {
         let listed = self.http.get(self.url("?list-type=2")).send().await.expect("the server answers");
         let listed = listed.text().await.expect("a list is text");
         let keys = listed.split("<Key>").skip(1);
-        keys.map(|rest| rest.split("</Key>").next().unwrap_or_default().to_owned()).collect()
+        let keys = keys.map(|rest| rest.split("</Key>").next().unwrap_or_default().to_owned());
+        keys.filter(|key| !key.ends_with("/owner")).collect()
     }
 }
 
@@ -165,16 +173,22 @@ impl Proxy {
         let Ok(mut server) = TcpStream::connect(to).await else { return };
         let (mut requests, mut answers_to) = client.split();
         let (mut answers, mut requests_to) = server.split();
-        // Whether a request is answered here.
+        // The answer to a request that is answered here.
         let forward = async {
             let mut buffer = vec![0; 64 << 10];
             loop {
-                let count = requests.read(&mut buffer).await.unwrap_or(0);
+                let mut count = requests.read(&mut buffer).await.unwrap_or(0);
                 if self.is(Mode::NotVisible) && buffer[..count].starts_with(b"GET ") {
-                    return true;
+                    return Some(NOT_FOUND);
+                }
+                if self.is(Mode::Forget) && buffer[..count].starts_with(b"PUT ") {
+                    while !is_whole(&buffer[..count]) {
+                        count += requests.read(&mut buffer[count..]).await.expect("the client sends its request");
+                    }
+                    return Some(WRITTEN);
                 }
                 if count == 0 || requests_to.write_all(&buffer[..count]).await.is_err() {
-                    return false;
+                    return None;
                 }
             }
         };
@@ -194,11 +208,19 @@ impl Proxy {
                 }
             }
         };
-        let is_answered_here = tokio::select! { here = forward => here, () = backward => false };
-        if is_answered_here {
-            let _ = client.write_all(NOT_FOUND).await;
+        let answer = tokio::select! { answer = forward => answer, () = backward => None };
+        if let Some(answer) = answer {
+            let _ = client.write_all(answer).await;
         }
     }
+}
+
+/// Whether all bytes of a request have arrived.
+fn is_whole(request: &[u8]) -> bool {
+    let head = String::from_utf8_lossy(request).to_ascii_lowercase();
+    let Some(end) = head.find("\r\n\r\n") else { return false };
+    let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next()?.parse().ok());
+    request.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap_or(end) + 4 + length.unwrap_or(0) <= request.len()
 }
 
 async fn post(http: &reqwest::Client, service: &Service, number: usize) -> u16 {
@@ -208,6 +230,11 @@ async fn post(http: &reqwest::Client, service: &Service, number: usize) -> u16 {
     }
     let sent = http.post(format!("{}/trajectories", service.url)).json(&bundle).send().await;
     sent.expect("the service answers").status().as_u16()
+}
+
+async fn is_ready(http: &reqwest::Client, service: &Service) -> bool {
+    let ready = http.get(format!("{}/readyz", service.url)).send().await;
+    ready.is_ok_and(|answer| answer.status() == 200)
 }
 
 fn tokens(index: usize) -> Vec<usize> {
@@ -286,10 +313,7 @@ async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once
     s3.set(Mode::Refuse);
     assert_eq!(post(&s3.http, &service, 1).await, 503);
     assert_eq!(number(&database, "SELECT COUNT(*) FROM rollout").await, 2, "nothing is stored without its payload");
-    let is_ready = || async {
-        let ready = s3.http.get(format!("{}/readyz", service.url)).send().await;
-        ready.is_ok_and(|answer| answer.status() == 200)
-    };
+    let is_ready = || is_ready(&s3.http, &service);
     let refused = s3.refused.load(Ordering::SeqCst);
     eventually("a probe", || async { s3.refused.load(Ordering::SeqCst) > refused }).await;
     assert!(!is_ready().await, "the database can be written, and that is not enough");
@@ -335,6 +359,40 @@ async fn an_object_that_another_replica_does_not_see_yet_is_not_lost() {
     assert_eq!(answer.text().await.expect("rows").lines().count(), 2);
     first.kill().await;
     second.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_whose_write_was_answered_and_that_is_not_stored_is_noticed_before_the_commit() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let service = s3.serve(&database, None).await;
+    rules(&s3.http, &service, json!({})).await;
+    s3.set(Mode::Forget);
+    assert_eq!(post(&s3.http, &service, 0).await, 503);
+    assert_eq!(number(&database, "SELECT COUNT(*) FROM rollout").await, 0, "no row names what is not there");
+    s3.set(Mode::Forward);
+    eventually("readiness", || is_ready(&s3.http, &service)).await;
+    assert_eq!(post(&s3.http, &service, 0).await, 201);
+    assert_eq!(delivered(&s3.http, &service).await.0, [200]);
+    service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_names_every_rollout_whose_object_is_missing_also_if_it_was_just_written() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let service = s3.serve(&database, None).await;
+    rules(&s3.http, &service, json!({})).await;
+    for number in 0..3 {
+        assert_eq!(post(&s3.http, &service, number).await, 201);
+    }
+    assert!(service.stop().await.success());
+    for key in s3.keys().await.iter().take(2) {
+        let removal = s3.http.delete(s3.url(key)).header("authorization", OWNER).send().await;
+        assert_eq!(removal.expect("the server answers").status(), 204);
+    }
+    let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
+    assert!(!healthy && table.contains("6 rollouts"), "{table}");
+    assert_eq!(table.matches("- rollout ").count(), 4, "{table}");
+    assert_eq!(table.matches("is missing").count(), 2, "{table}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,7 +16,13 @@ pub(super) use sqlite::{
     Files, MODE, Names, SEGMENTS, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
 };
 
-use super::{health::HealthReporter, object_care::ObjectCare, payloads::PlaceReader, sql::Tx};
+use super::{
+    health::HealthReporter,
+    object_care::ObjectCare,
+    payloads::PlaceReader,
+    segment_files::{Objects, Standing},
+    sql::Tx,
+};
 use crate::buffer::{
     payload::Codec,
     port::{Peers, StoreError},
@@ -92,6 +98,12 @@ pub(super) trait Dialect: Send + Sync + 'static {
     /// The care for payloads in an object store, if there is one.
     fn object_care(&self) -> Option<&ObjectCare> {
         None
+    }
+
+    /// Proves that the database owns its objects, which may have been copied or adopted since. `has_owned`: it did at the
+    /// last proof.
+    async fn prove_ownership(&self, _objects: &Objects, _has_owned: bool) -> Result<Standing, StoreError> {
+        Ok(Standing::Unclaimed)
     }
 
     /// The connection to the other replicas, if the database can be shared.

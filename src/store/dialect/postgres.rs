@@ -9,6 +9,7 @@ mod channel;
 mod copy;
 mod migrate;
 mod objects;
+mod owner;
 mod probe;
 mod session;
 
@@ -26,12 +27,19 @@ use super::{Dialect, Op};
 use crate::{
     buffer::{
         payload::Codec,
-        port::{Peers, StoreError},
+        port::{DatabaseFailure, Peers, StoreError},
     },
     metrics::StoreMetrics,
     store::{
-        OpenError, PayloadKind, PayloadOptions, error::is_conflict, health::HealthReporter, object_care::ObjectCare,
-        payloads::PlaceReader, redact, rules_cache::RulesCache, segment_files::Objects, sql::Tx,
+        OpenError, PayloadKind, PayloadOptions,
+        error::is_conflict,
+        health::HealthReporter,
+        object_care::ObjectCare,
+        payloads::PlaceReader,
+        redact,
+        rules_cache::RulesCache,
+        segment_files::{Objects, Standing},
+        sql::Tx,
     },
 };
 
@@ -56,8 +64,6 @@ pub(in crate::store) struct Postgres {
     metrics: StoreMetrics,
     health_reporter: HealthReporter,
     care: Option<Arc<ObjectCare>>,
-    /// Whether new payloads become objects.
-    writes_objects: bool,
 }
 
 /// Begins a transaction and sets its timeouts.
@@ -92,7 +98,8 @@ impl Postgres {
         migrate::prepare(&options, &name).await?;
         let database = |source| OpenError::Database { name, source };
         let grace_s = payloads.objects_grace_s;
-        let (kind, objects) = objects::open(&options, &shown, payloads, &metrics).await?;
+        let stores = payloads.kind.is_some();
+        let objects::Opened { kind, objects, standing } = objects::open(&options, &shown, payloads, &metrics).await?;
         let (sessions, options) = session::kind(url, options).await.map_err(database)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)
@@ -103,17 +110,10 @@ impl Postgres {
             .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
             .connect_lazy_with(options);
         let health_reporter = HealthReporter::default();
-        let care = objects.map(|objects| Arc::new(ObjectCare::new(objects, kind, grace_s, metrics.clone())));
-        let writes_objects = kind == PayloadKind::Objects;
-        Ok(Self {
-            pool,
-            sessions,
-            rules: Arc::new(RulesCache::default()),
-            metrics,
-            health_reporter,
-            care,
-            writes_objects,
-        })
+        let writes_objects = stores && kind == PayloadKind::Objects;
+        let care = |objects| Arc::new(ObjectCare::new(objects, writes_objects, standing, grace_s, metrics.clone()));
+        let care = objects.map(care);
+        Ok(Self { pool, sessions, rules: Arc::new(RulesCache::default()), metrics, health_reporter, care })
     }
 }
 
@@ -128,7 +128,7 @@ impl Dialect for Postgres {
     async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
         let (sessions, health_reporter) = (self.sessions, self.health_reporter.clone());
-        let objects = self.care.as_ref().filter(|_| self.writes_objects).map(|care| care.objects().clone());
+        let objects = self.care.as_ref().filter(|care| care.writes_objects()).map(|care| care.objects().clone());
         let caller = Arc::new(());
         let gone = Arc::downgrade(&caller);
         let work = async move {
@@ -178,6 +178,16 @@ impl Dialect for Postgres {
 
     fn object_care(&self) -> Option<&ObjectCare> {
         self.care.as_deref()
+    }
+
+    async fn prove_ownership(&self, objects: &Objects, has_owned: bool) -> Result<Standing, StoreError> {
+        let (pool, objects) = (self.pool.clone(), objects.clone());
+        let prove = async move {
+            let mut connection = pool.acquire().await?;
+            let proved = owner::prove(&mut connection, &objects, has_owned).await;
+            proved.map_err(|error| StoreError::Database(DatabaseFailure::new(error)))
+        };
+        tokio::spawn(prove.in_current_span()).await.map_err(|_| StoreError::Closed)?
     }
 
     fn peers(&self) -> Option<Arc<dyn Peers>> {

@@ -13,6 +13,7 @@ mod copying;
 mod frame;
 mod object;
 mod object_cache;
+mod owner;
 mod pending;
 mod reader;
 
@@ -27,6 +28,7 @@ pub(super) use self::{
     appender::{Appended, Appender},
     copying::{NamedFiles, keep, rename_files},
     object::{ObjectError, Objects, PendingObject, check_url, wall_clock_s},
+    owner::{Owner, Standing, fence_step},
     pending::Mark,
     reader::{Found, Reader, Scan, ScannedFrame},
 };

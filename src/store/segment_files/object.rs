@@ -48,15 +48,20 @@ const CONCURRENT: usize = 8;
 /// for lost, and the read fails in a way that may pass.
 const VISIBLE_AFTER_S: u64 = 120;
 
+/// The pauses before an object that was written is looked for again. Stores that are eventually consistent show it late.
+const VISIBLE_PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
+
 /// The random bits in the number of an object. The bits above them are the second in which it was made.
 const RANDOM_BITS: u32 = 28;
 
 /// The object store of a database.
 #[derive(Clone, Debug)]
 pub(in crate::store) struct Objects {
-    store: Arc<dyn ObjectStore>,
-    folder: Path,
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) folder: Path,
     cache: Arc<ObjectCache>,
+    /// Whether a recent object that is not found may be found later.
+    waits_for_objects: bool,
     metrics: StoreMetrics,
 }
 
@@ -69,7 +74,7 @@ pub(in crate::store) struct ObjectError {
 }
 
 impl ObjectError {
-    fn new(action: &str, path: &Path, source: object_store::Error) -> Self {
+    pub(super) fn new(action: &str, path: &Path, source: object_store::Error) -> Self {
         Self { action: format!("{action} object {path}"), source }
     }
 }
@@ -126,7 +131,13 @@ impl Objects {
             other => return Err(format!("{other:?} is not supported")),
         };
         let folder = path.join(format!("{store_id:08x}"));
-        Ok(Self { store, folder, cache: Arc::new(ObjectCache::new(cache_bytes)), metrics })
+        let cache = Arc::new(ObjectCache::new(cache_bytes));
+        Ok(Self { store, folder, cache, waits_for_objects: true, metrics })
+    }
+
+    /// For processes that do not serve: they report an object that is not found, and go on.
+    pub(in crate::store) fn without_waiting(self) -> Self {
+        Self { waits_for_objects: false, ..self }
     }
 
     /// The name of an object.
@@ -141,14 +152,17 @@ impl Objects {
         self.store.delete(&path).await.map_err(|error| ObjectError::new("remove", &path, error))
     }
 
-    /// Writes the object of a transaction. The rows that name what is in it may be committed then.
+    /// Writes the object of a transaction, and looks whether it is there. The rows that name what is in it may be committed
+    /// then.
     pub(in crate::store) async fn put(&self, object: PendingObject) -> Result<(), ObjectError> {
         let path = self.path(object.number);
         let head = Bytes::copy_from_slice(&frame::of_file(object.number, object.mark));
         let frames = &object.pending.frames;
         let parts = frames.iter().flat_map(|(head, body)| [Bytes::copy_from_slice(head), body.clone()]);
         let payload: PutPayload = std::iter::once(head).chain(parts).collect();
+        let length = payload.content_length() as u64;
         self.store.put(&path, payload).await.map_err(|error| ObjectError::new("write", &path, error))?;
+        self.check_written(&path, length).await?;
         let mut start = FIRST_FRAME_AT;
         for (_, body) in object.pending.frames {
             let place = Place { file: object.number, start: start + frame::HEAD_BYTES, length: body.len() as u64 };
@@ -156,6 +170,26 @@ impl Objects {
             self.cache.keep(place, body);
         }
         Ok(())
+    }
+
+    /// Checks that an object is stored whole. A store, or a proxy before it, may answer that it stored an object that it has
+    /// lost or cut off, and the payloads would be missed only when a trainer reads them.
+    async fn check_written(&self, path: &Path, length: u64) -> Result<(), ObjectError> {
+        let failed = |error| ObjectError::new("find the written", path, error);
+        let mut pauses = VISIBLE_PAUSES.into_iter();
+        let found = loop {
+            match self.store.head(path).await {
+                Err(object_store::Error::NotFound { .. }) if let Some(pause) = pauses.next() => {
+                    tokio::time::sleep(pause).await;
+                }
+                found => break found.map_err(failed)?,
+            }
+        };
+        if found.size == length {
+            return Ok(());
+        }
+        let source = format!("it has {} bytes instead of {length}", found.size).into();
+        Err(failed(object_store::Error::Generic { store: "object", source }))
     }
 
     /// Reads payloads, in the order of their places.
@@ -193,7 +227,7 @@ impl Objects {
         let path = self.path(number);
         match self.store.get_ranges(&path, ranges).await {
             Ok(bytes) => Ok(bytes.into_iter().map(Found::Bytes).collect()),
-            Err(object_store::Error::NotFound { .. }) if !may_not_be_visible(number) => {
+            Err(object_store::Error::NotFound { .. }) if !self.waits_for_objects || !may_not_be_visible(number) => {
                 Ok(vec![Found::NoFile; ranges.len()])
             }
             Err(error @ object_store::Error::NotFound { .. }) => Err(ObjectError::new("read", &path, error)),
@@ -211,7 +245,11 @@ impl Objects {
     pub(in crate::store) async fn frames(&self, number: i64, mark: i64) -> Result<Vec<ScannedFrame>, String> {
         let path = self.path(number);
         let read = async { self.store.get(&path).await?.bytes().await };
-        let bytes = read.await.map_err(|error| ObjectError::new("read", &path, error).to_string())?;
+        let bytes = match read.await {
+            // Errors of object stores have the answer of the server, which says no more here.
+            Err(object_store::Error::NotFound { .. }) => return Err(format!("object {path} is missing")),
+            read => read.map_err(|error| ObjectError::new("read", &path, error).to_string())?,
+        };
         if !bytes.starts_with(&frame::of_file(number, mark)) {
             return Err(format!("object {path} is another one than the one that this database wrote"));
         }

@@ -2,77 +2,116 @@
 
 use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
+use super::owner;
 use crate::{
     metrics::StoreMetrics,
     store::{
-        OpenError, PayloadKind, PayloadOptions,
-        segment_files::{Objects, new_store_id},
+        ObjectsClaim, OpenError, PayloadKind, PayloadOptions,
+        segment_files::{Objects, Standing, new_store_id},
     },
 };
 
-/// Opens the object store, if payloads are in it or will be. Returns where new payloads are stored.
+/// The object store of a database.
+pub(super) struct Opened {
+    /// Where payloads belong.
+    pub(super) kind: PayloadKind,
+    /// The store, if payloads are in it or will be.
+    pub(super) objects: Option<Objects>,
+    /// What the database is to the objects.
+    pub(super) standing: Standing,
+}
+
+/// Opens the object store, if payloads are in it or will be. A process that stores payloads claims the objects.
 pub(super) async fn open(
     options: &PgConnectOptions,
     name: &str,
     payloads: PayloadOptions,
     metrics: &StoreMetrics,
-) -> Result<(PayloadKind, Option<Objects>), OpenError> {
+) -> Result<Opened, OpenError> {
+    let stores_objects = payloads.kind == Some(PayloadKind::Objects);
+    let claim = payloads.objects_claim;
     let failed = |source| OpenError::Database { name: name.to_owned(), source };
     let mut connection = PgConnection::connect_with(options).await.map_err(failed)?;
     let mut transaction = connection.begin().await.map_err(failed)?;
     // Replicas may start at the same time. Statements have no names, because a pooler would keep them in its session.
     sqlx::raw_sql("LOCK TABLE payload_store IN EXCLUSIVE MODE").execute(&mut *transaction).await.map_err(failed)?;
-    let row = sqlx::query("SELECT kind, store_id, url FROM payload_store")
+    let row = sqlx::query("SELECT kind, store_id, url, identity FROM payload_store")
         .persistent(false)
         .fetch_optional(&mut *transaction)
         .await;
     let row = row.map_err(failed)?;
-    let recorded = row.as_ref().map(|row| -> Result<(String, i64, Option<String>), sqlx::Error> {
-        Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+    let recorded = row.as_ref().map(|row| -> Result<(String, i64, Option<String>, Option<String>), sqlx::Error> {
+        Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
     });
     let recorded = recorded.transpose().map_err(failed)?;
     let recorded_kind = recorded.as_ref().and_then(|(kind, ..)| PayloadKind::parse(kind));
     let kind = payloads.kind.or(recorded_kind).unwrap_or(PayloadKind::Database);
-    let recorded_url = recorded.as_ref().and_then(|(.., url)| url.clone());
+    let recorded_url = recorded.as_ref().and_then(|(_, _, url, _)| url.clone());
     let url = payloads.objects_url.or_else(|| recorded_url.clone());
     let settings = |why: String| OpenError::Settings(why);
     if kind == PayloadKind::Objects && url.is_none() {
         return Err(settings("payloads = \"objects\" needs the URL of an object store: objects.url".to_owned()));
     }
-    if recorded_url.is_some() && url != recorded_url {
-        let has_objects: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM segment_file)")
-            .persistent(false)
-            .fetch_one(&mut *transaction)
-            .await
-            .map_err(failed)?;
-        if has_objects {
-            let recorded = recorded_url.unwrap_or_default();
-            return Err(settings(format!(
-                "objects.url is another one than that of the stored payloads, {recorded}: move them into the database \
-                 first, with `forebay move-payloads database`"
-            )));
-        }
+    let has_objects: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM segment_file WHERE live_frames > 0)")
+        .persistent(false)
+        .fetch_one(&mut *transaction)
+        .await
+        .map_err(failed)?;
+    if recorded_url.is_some() && url != recorded_url && has_objects {
+        let recorded = recorded_url.unwrap_or_default();
+        return Err(settings(format!(
+            "objects.url is another one than that of the stored payloads, {recorded}: move them into the database \
+             first, with `forebay move-payloads database`"
+        )));
     }
-    let store_id = recorded.as_ref().map_or_else(|| i64::from(new_store_id()), |(_, store_id, _)| *store_id);
+    let is_copy = match recorded.as_ref().and_then(|(.., identity)| identity.as_deref()) {
+        Some(recorded) if stores_objects => recorded != owner::identity(&mut *transaction).await.map_err(refused)?,
+        _ => false,
+    };
+    // A copy that needs no object of its original begins a folder of its own.
+    let begins_folder = is_copy && !has_objects && claim != ObjectsClaim::Adopt;
+    if begins_folder {
+        let forget = "DELETE FROM segment_file; UPDATE payload_store SET identity = NULL";
+        sqlx::raw_sql(forget).execute(&mut *transaction).await.map_err(failed)?;
+    }
+    let recorded_id = recorded.as_ref().map(|(_, store_id, ..)| *store_id).filter(|_| !begins_folder);
+    let store_id = recorded_id.unwrap_or_else(|| i64::from(new_store_id()));
     let number = u32::try_from(store_id).map_err(|_| settings(format!("payload store {store_id} is damaged")))?;
     let open = |url| Objects::open(url, number, payloads.objects_cache_bytes, metrics.clone());
     let objects = url.as_deref().map(open).transpose();
     let objects = objects.map_err(|why| settings(format!("objects.url cannot be used: {why}")))?;
-    if let Some(objects) = objects.as_ref().filter(|_| kind == PayloadKind::Objects) {
+    let serves = payloads.kind.is_some();
+    let objects = objects.map(|objects| if serves { objects } else { objects.without_waiting() });
+    if let Some(objects) = objects.as_ref().filter(|_| stores_objects) {
         objects.check().await.map_err(|error| settings(format!("the object store cannot be used: {error}")))?;
     }
-    if recorded.is_none_or(|(recorded, _, recorded_url)| recorded != kind.as_str() || recorded_url != url) {
-        sqlx::query("DELETE FROM payload_store").persistent(false).execute(&mut *transaction).await.map_err(failed)?;
-        sqlx::query("INSERT INTO payload_store (kind, store_id, url) VALUES ($1, $2, $3)")
+    if recorded.is_none() {
+        sqlx::query("INSERT INTO payload_store (kind, store_id) VALUES ($1, $2)")
             .persistent(false)
             .bind(kind.as_str())
             .bind(store_id)
-            .bind(url)
             .execute(&mut *transaction)
             .await
             .map_err(failed)?;
     }
+    sqlx::query("UPDATE payload_store SET kind = $1, store_id = $2, url = $3 WHERE (kind, store_id, url) IS DISTINCT FROM ($1, $2, $3)")
+        .persistent(false)
+        .bind(kind.as_str())
+        .bind(store_id)
+        .bind(url)
+        .execute(&mut *transaction)
+        .await
+        .map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
+    let standing = match objects.as_ref().filter(|_| stores_objects) {
+        Some(objects) => owner::claim(&mut connection, objects, claim).await.map_err(refused)?,
+        None => Standing::Unclaimed,
+    };
     connection.close().await.map_err(failed)?;
-    Ok((kind, objects))
+    Ok(Opened { kind, objects, standing })
+}
+
+/// The objects cannot be claimed.
+fn refused(error: owner::ClaimError) -> OpenError {
+    OpenError::Settings(format!("the objects cannot be claimed: {error}"))
 }
