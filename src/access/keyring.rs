@@ -1,14 +1,14 @@
 //! The keys of the store, kept in memory, so that requests are checked without a database query.
 //!
 //! It is separate from the key store because other processes change the keys too: another replica, or `forebay keys` on
-//! a shared database, creates and revokes keys. The keyring therefore reads all keys twice a second, and immediately
-//! after a change that this process makes. If a key is revoked while the service handles a request with it, the request
+//! a shared database, creates and revokes keys. The keyring therefore reads all keys twice a second, immediately after a
+//! change that this process makes, and when a caller presents a key that it does not know. If a key is revoked while the service handles a request with it, the request
 //! is finished. A request that waits for a batch or a version does not get it.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use forebay_client::wire::{ApiKey, KeyRequest};
@@ -31,6 +31,10 @@ pub const LIVE_KEYS_MAX: u32 = 1_000;
 
 /// Pause between two reads of the store's keys. With it, a revocation by another process takes effect within a second.
 const RELOAD_EVERY: Duration = Duration::from_millis(500);
+
+/// The least time between the last read and one for a caller whose key is unknown. Callers share such a read, so that
+/// guessed keys cause at most twenty of them in a second.
+const CATCH_UP_EVERY: Duration = Duration::from_millis(50);
 
 /// How many reads pass between two writes of the times of use: ten seconds in all. Requests therefore cause no database
 /// writes of their own.
@@ -70,8 +74,9 @@ pub struct Keyring {
     required: bool,
     live: RwLock<Arc<HashMap<KeyId, NewKey>>>,
     uses: Mutex<HashMap<KeyId, Timestamp>>,
-    /// Allows one read of the store at a time, because an older result must not overwrite a newer one.
-    reloading: tokio::sync::Mutex<()>,
+    /// Allows one read of the store at a time, because an older result must not overwrite a newer one. It has the time at
+    /// which the last one began.
+    reloading: tokio::sync::Mutex<Option<Instant>>,
 }
 
 impl Keyring {
@@ -115,17 +120,34 @@ impl Keyring {
         }
         let presented = PresentedKey::parse(presented.ok_or(Denied::Missing)?).ok_or(Denied::Invalid)?;
         let live = self.live();
-        let known = live.get(&presented.key_id);
-        // Unknown keys are compared too, so that the response time does not tell whether a key id exists.
-        let expected = known.map_or_else(KeyHash::of_nothing, |key| key.hash);
-        let matches = presented.hash == expected;
-        let key = known.filter(|_| matches).ok_or(Denied::Invalid)?;
+        let key = find(&live, &presented).ok_or(Denied::Invalid)?;
         let now = self.clock.now();
         if key.expires_at.is_some_and(|end| end <= now) {
             return Err(Denied::Expired);
         }
         self.uses.lock().unwrap_or_else(PoisonError::into_inner).insert(presented.key_id.clone(), now);
         Ok(Grant { role: key.role, policies: key.policies.clone(), key_id: Some(presented.key_id) })
+    }
+
+    /// Whether a caller presents a key that may have been created since the last read.
+    #[must_use]
+    pub fn is_unknown(&self, presented: Option<&str>) -> bool {
+        let presented = presented.filter(|_| self.is_required()).and_then(PresentedKey::parse);
+        // A wrong secret of a key that exists is read for, too, so that the response time does not tell that it exists.
+        presented.is_some_and(|presented| find(&self.live(), &presented).is_none())
+    }
+
+    /// Reads the keys for a caller whose key is unknown. Returns after a read that began when the caller was there.
+    pub async fn catch_up(&self) -> Result<(), StoreError> {
+        let arrived = Instant::now();
+        let mut began = self.reloading.lock().await;
+        if let Some(last) = *began {
+            if last >= arrived {
+                return Ok(());
+            }
+            tokio::time::sleep_until((last + CATCH_UP_EVERY).into()).await;
+        }
+        self.read(&mut began).await
     }
 
     /// The name of a live key: who or what it is for.
@@ -189,7 +211,11 @@ impl Keyring {
 
     /// Reads the keys from the store.
     pub async fn reload(&self) -> Result<(), StoreError> {
-        let _one_at_a_time = self.reloading.lock().await;
+        self.read(&mut *self.reloading.lock().await).await
+    }
+
+    async fn read(&self, began: &mut Option<Instant>) -> Result<(), StoreError> {
+        *began = Some(Instant::now());
         // The limit is above the bound, because two replicas that create keys at the same time can exceed it.
         let filter = KeyFilter { live_only: true, after: 0, limit: LIVE_KEYS_MAX * 2 };
         let keys = self.keys.keys(filter).await?;
@@ -221,6 +247,15 @@ impl Keyring {
     }
 }
 
+/// The live key that a caller presents.
+fn find<'k>(live: &'k HashMap<KeyId, NewKey>, presented: &PresentedKey) -> Option<&'k NewKey> {
+    let known = live.get(&presented.key_id);
+    // Unknown keys are compared too, so that the response time does not tell whether a key id exists.
+    let expected = known.map_or_else(KeyHash::of_nothing, |key| key.hash);
+    let matches = presented.hash == expected;
+    known.filter(|_| matches)
+}
+
 /// Stores a key and logs it.
 pub async fn create(store: &dyn KeyStore, key: NewKey) -> Result<StoredKey, BufferError> {
     let stored = store.create_key(key, LIVE_KEYS_MAX).await??;
@@ -236,4 +271,50 @@ pub async fn revoke(store: &dyn KeyStore, key_id: KeyId, now: Timestamp) -> Resu
     let stored = store.revoke_key(key_id, now).await?.ok_or(Refusal::Unknown("the key"))?;
     tracing::info!(key.id = %stored.key.key_id, key.name = ?stored.key.name, "key revoked");
     Ok(stored)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::{access::key_store::KeyUse, buffer::port::Answer, clock::AnchoredClock};
+
+    /// A store without keys that counts how often they are read.
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    #[async_trait]
+    impl KeyStore for Counting {
+        async fn create_key(&self, _: NewKey, _: u32) -> Answer<StoredKey> {
+            unimplemented!("no test creates a key")
+        }
+
+        async fn keys(&self, _: KeyFilter) -> Result<Vec<StoredKey>, StoreError> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            Ok(Vec::new())
+        }
+
+        async fn revoke_key(&self, _: KeyId, _: Timestamp) -> Result<Option<StoredKey>, StoreError> {
+            unimplemented!("no test revokes a key")
+        }
+
+        async fn write_key_uses(&self, _: Vec<KeyUse>) -> Result<(), StoreError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn callers_with_unknown_keys_share_reads_of_the_store() {
+        let store = Arc::new(Counting::default());
+        let keyring = Keyring::start(Arc::clone(&store) as _, Arc::new(AnchoredClock::new()), true).await;
+        let keyring = keyring.expect("the store can be read");
+        let callers = futures::future::join_all((0..100).map(|_| keyring.catch_up())).await;
+        assert!(callers.iter().all(Result::is_ok));
+        let reads = store.0.load(Ordering::SeqCst);
+        assert!((2..=4).contains(&reads), "one at the start, and at most three for a hundred callers: {reads}");
+    }
 }

@@ -124,6 +124,11 @@ impl RefusalLog {
 
 /// Passes a request on with its [`Grant`], or rejects it.
 pub(super) async fn guard(State(api): State<Api>, mut request: Request, next: Next) -> Response {
+    if presented(&request).is_ok_and(|key| api.guard.keyring.is_unknown(key))
+        && let Err(error) = api.guard.keyring.catch_up().await
+    {
+        tracing::warn!(error = %error, "reading the keys failed; the keys read before stay in use");
+    }
     match api.guard.admit(&request) {
         Ok(Some(grant)) => {
             if is_form(&request) {
