@@ -17,11 +17,14 @@
 //! With the feature `exact` there is the mode in which the gateway renders prompts itself, in the module `exact`, and
 //! the chat templates for it, in the module `template`.
 //!
+//! [`cancel`] ends work whose caller is gone.
+//!
 //! With the feature `test-engine` there is also a fake engine for tests, in the module `engine`.
 
 mod hash;
 mod json;
 
+pub mod cancel;
 pub mod canonical;
 pub mod completion;
 pub mod dialect;

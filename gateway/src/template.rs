@@ -8,23 +8,22 @@ mod json;
 use std::path::{Path, PathBuf};
 
 use minijinja::{
-    AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior,
+    AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior,
     syntax::SyntaxConfig,
     value::{Kwargs, ValueKind},
 };
+use minijinja_contrib::pycompat;
 
 pub use minijinja::Value;
 
 use self::json::{Dumps, python_str};
+use crate::cancel::Cancellation;
 
 /// Names of the special tokens that templates use.
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
 /// Fuel of one rendering, which bounds its time. A long conversation takes some ten thousand.
 const FUEL: u64 = 50_000_000;
-
-/// The variable in which `strftime_now` finds the time. No template can name it.
-const CLOCK: &str = "forebay clock";
 
 /// The file of a template in a checkpoint.
 const TEMPLATE_FILE: &str = "chat_template.jinja";
@@ -65,6 +64,9 @@ pub enum TemplateError {
     /// The template ends with an error for these messages.
     #[error("the chat template refuses the messages: {0}")]
     Refused(String),
+    /// Nobody waits for the prompt any more.
+    #[error("nobody waits for the prompt any more")]
+    Cancelled,
 }
 
 /// What a chat template is rendered with.
@@ -81,6 +83,8 @@ pub struct Conversation {
     pub clock_s: i64,
     /// Whether the prompt ends where the assistant begins to write.
     pub opens_answer: bool,
+    /// Whether somebody waits for the prompt. A template may copy the text of an agent many times.
+    pub cancellation: Cancellation,
 }
 
 /// Templates by name, and what they are rendered with besides the conversation.
@@ -134,20 +138,51 @@ impl ChatTemplate {
 
     /// The prompt of a conversation.
     pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
-        let refused = |error: Error| TemplateError::Refused(shown(&error));
+        let refused = |error: Error| match conversation.cancellation.is_cancelled() {
+            true => TemplateError::Cancelled,
+            false => TemplateError::Refused(shown(&error)),
+        };
         let messages: Result<Vec<Value>, Error> = conversation.messages.iter().map(message).collect();
         let own = [
             ("messages".to_owned(), Value::from(messages.map_err(refused)?)),
             ("tools".to_owned(), conversation.tools.clone().unwrap_or(Value::from(()))),
             ("add_generation_prompt".to_owned(), Value::from(conversation.opens_answer)),
-            (CLOCK.to_owned(), Value::from(conversation.clock_s)),
         ];
         let absent = [("documents".to_owned(), Value::from(()))];
         // Of two values with one name the later counts.
         let variables = self.special_tokens.iter().chain(&absent).chain(&conversation.variables).chain(&own);
         let context = Value::from_pairs(variables.map(|(name, value)| (name.clone(), value.clone())));
         let name = if conversation.tools.is_some() && self.has_tool_use { "tool_use" } else { "default" };
-        self.environment.get_template(name).and_then(|template| template.render(context)).map_err(refused)
+        let environment = self.environment_of(conversation);
+        environment.get_template(name).and_then(|template| template.render(context)).map_err(refused)
+    }
+
+    /// The environment with what belongs to one rendering: the time, and the end of it when nobody waits any more. This is
+    /// checked wherever a template writes or calls what is made for it, which every loop over messages does.
+    fn environment_of(&self, conversation: &Conversation) -> Environment<'static> {
+        let mut environment = self.environment.clone();
+        let clock_s = conversation.clock_s;
+        environment.add_function("strftime_now", move |format: String| strftime(&format, clock_s));
+        let check = |cancellation: &Cancellation| {
+            let why = "nobody waits for the prompt any more";
+            if cancellation.is_cancelled() { Err(Error::new(ErrorKind::InvalidOperation, why)) } else { Ok(()) }
+        };
+        let cancellation = conversation.cancellation.clone();
+        environment.set_formatter(move |out, _, value| {
+            check(&cancellation)?;
+            Ok(out.write_str(&python_str(value))?)
+        });
+        let cancellation = conversation.cancellation.clone();
+        environment.set_unknown_method_callback(move |state, value, method, args| {
+            check(&cancellation)?;
+            pycompat::unknown_method_callback(state, value, method, args)
+        });
+        let cancellation = conversation.cancellation.clone();
+        environment.add_filter("tojson", move |value: &Value, options: Kwargs| {
+            check(&cancellation)?;
+            tojson(value, &options)
+        });
+        environment
     }
 }
 
@@ -192,10 +227,7 @@ fn environment() -> Environment<'static> {
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(|out, _, value| Ok(out.write_str(&python_str(value))?));
     environment.add_filter("string", |value: &Value| python_str(value));
-    environment.add_filter("tojson", tojson);
     // In Python, nothing is not iterable.
     environment.add_test("iterable", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable)
@@ -203,19 +235,16 @@ fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
-    environment.add_function("strftime_now", strftime_now);
     environment
 }
 
-fn strftime_now(state: &State, format: String) -> Result<String, Error> {
+fn strftime(format: &str, clock_s: i64) -> Result<String, Error> {
     let refused = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, error.to_string());
-    let clock_s = state.lookup(CLOCK).and_then(|value| value.as_i64()).unwrap_or_default();
     let now = jiff::Timestamp::from_second(clock_s).map_err(refused)?.to_zoned(jiff::tz::TimeZone::UTC);
     jiff::fmt::strtime::format(format, &now).map_err(refused)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "filters get their options by value")]
-fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
+fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
     let separators: Option<Value> = options.get("separators")?;
     let separators = match separators {
         Some(pair) if pair.kind() == ValueKind::Seq => {
@@ -326,7 +355,12 @@ fn shown(error: &Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::cancel::Waiting;
+
+    const ENDLESS: &str = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
 
     fn render(source: &str, conversation: &str) -> Result<String, TemplateError> {
         let parsed: Value = serde_json::from_str(conversation).expect("it is JSON");
@@ -374,8 +408,28 @@ mod tests {
         let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#;
         assert!(render("", image).expect_err("it is refused").to_string().contains("image_url"));
         // A template that never ends is stopped.
-        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
-        assert!(render(endless, r#"{"messages": []}"#).is_err());
+        assert!(render(ENDLESS, r#"{"messages": []}"#).is_err());
+    }
+
+    #[test]
+    fn a_prompt_for_which_nobody_waits_is_not_finished() {
+        let source = format!("{{{{ leave() }}}}{ENDLESS}");
+        let mut template = ChatTemplate::new(vec![("default".to_owned(), source)], Vec::new()).expect("it is valid");
+        let waiting = Waiting::default();
+        let conversation = Conversation { cancellation: waiting.cancellation(), ..Conversation::default() };
+        let waiting = Mutex::new(Some(waiting));
+        // The caller leaves while the template is rendered.
+        template.environment.add_function("leave", move || drop(waiting.lock().map(|mut waiting| waiting.take())));
+        let stopped = template.render(&conversation).expect_err("the template never ends");
+        assert!(matches!(stopped, TemplateError::Cancelled), "{stopped}");
+    }
+
+    #[test]
+    fn macros_know_the_time_of_the_session() {
+        let source = "{% macro date() %}{{ strftime_now('%Y') }}{% endmacro %}{{ date() }}";
+        let template = ChatTemplate::new(vec![("default".to_owned(), source.to_owned())], Vec::new());
+        let conversation = Conversation { clock_s: 1_700_000_000, ..Conversation::default() };
+        assert_eq!(template.expect("it is valid").render(&conversation).expect("it can be rendered"), "2023");
     }
 
     #[test]

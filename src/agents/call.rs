@@ -27,6 +27,7 @@ use uuid::Uuid;
 use super::{
     Agents,
     asking::Asked,
+    blocking,
     body::{PERMIT_BYTES, ReadBody, Share},
     exact::Exact,
     histories::{Holds, Recorded},
@@ -184,8 +185,7 @@ impl Call {
         let continued = continued(&self.agents, &self.permit, policy, canonical).await?;
         let (call, exact) = (Arc::clone(self), Arc::clone(exact));
         let clock_s = self.permit.opened_at().unix_s() as i64;
-        let render = move || exact.prompt(&call.request, clock_s, continued.as_ref());
-        tokio::task::spawn_blocking(render).await.map_err(|_| DialectError::Internal)?
+        blocking::run(move |cancellation| exact.prompt(&call.request, clock_s, continued.as_ref(), cancellation)).await
     }
 
     /// The recorded answer, if the client says that it repeats the call.

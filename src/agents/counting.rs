@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use forebay_gateway::{Dialect, DialectError, canonical::Canonical};
 
-use super::{Agents, call};
+use super::{Agents, blocking, call};
 use crate::buffer::session::CallPermit;
 
 /// The tokens of the prompt that a call with this body would have now. `None` if only the engine could say it: in the
@@ -39,7 +39,7 @@ async fn rendered(agents: &Agents, permit: &CallPermit, body: Bytes) -> Result<O
         None => None,
     };
     let clock_s = permit.opened_at().unix_s() as i64;
-    let render = move || exact.prompt(&request, clock_s, continued.as_ref());
-    let ids = tokio::task::spawn_blocking(render).await.map_err(|_| DialectError::Internal)??;
+    let render = move |cancellation: &_| exact.prompt(&request, clock_s, continued.as_ref(), cancellation);
+    let ids = blocking::run(render).await?;
     Ok(Some(ids.len() as u64))
 }

@@ -2,6 +2,7 @@
 
 use forebay_gateway::{
     DialectError, Request,
+    cancel::Cancellation,
     canonical::Continued,
     exact::{Family, Renderer, RendererOptions},
     upstream::{ExactPrompt, probe::probe_request},
@@ -43,7 +44,8 @@ impl Exact {
             );
         }
         let request = probe_request();
-        let prompt = renderer.prompt(&request, 0, None).map_err(|error| error.to_string())?;
+        let prompt = renderer.prompt(&request, 0, None, &Cancellation::default());
+        let prompt = prompt.map_err(|error| error.to_string())?;
         Ok(Self { renderer, probe: (request, prompt.ids) })
     }
 
@@ -53,8 +55,9 @@ impl Exact {
         request: &Request,
         clock_s: i64,
         continued: Option<&Continued>,
+        cancellation: &Cancellation,
     ) -> Result<Vec<i32>, DialectError> {
-        let prompt = self.renderer.prompt(request, clock_s, continued).map_err(|error| {
+        let prompt = self.renderer.prompt(request, clock_s, continued, cancellation).map_err(|error| {
             tracing::debug!(error = %error, "a prompt cannot be rendered");
             DialectError::from(&error)
         })?;

@@ -13,12 +13,14 @@
 //! 4. `answer`: the answer is written, at once or as events.
 //!
 //! `counting` tells agents how many tokens a prompt has, and `teachers` lets engines score the segments of finished
-//! sessions. `breaks` says why prompts do not continue earlier calls.
+//! sessions. `breaks` says why prompts do not continue earlier calls. `blocking` runs what grows with the bytes of an agent,
+//! and ends it if the agent leaves.
 //!
 //! The dialects and the client of engines are the crate `forebay_gateway`.
 
 mod answer;
 mod asking;
+mod blocking;
 mod body;
 mod breaks;
 mod call;

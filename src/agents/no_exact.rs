@@ -1,6 +1,6 @@
 //! The mode exact in a build without the feature `exact`: it cannot be configured.
 
-use forebay_gateway::{DialectError, Request, canonical::Continued, upstream::ExactPrompt};
+use forebay_gateway::{DialectError, Request, cancel::Cancellation, canonical::Continued, upstream::ExactPrompt};
 
 use super::upstreams::ExactConfig;
 
@@ -13,7 +13,13 @@ impl Exact {
         Err("this program was built without its feature `exact`, which has the mode exact".to_owned())
     }
 
-    pub(super) fn prompt(&self, _: &Request, _: i64, _: Option<&Continued>) -> Result<Vec<i32>, DialectError> {
+    pub(super) fn prompt(
+        &self,
+        _: &Request,
+        _: i64,
+        _: Option<&Continued>,
+        _: &Cancellation,
+    ) -> Result<Vec<i32>, DialectError> {
         match *self {}
     }
 

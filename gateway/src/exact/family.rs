@@ -61,6 +61,11 @@ impl FamilyIds {
         })
     }
 
+    /// Whether a text has a token that ends a message.
+    pub(super) fn ends_message(&self, text: &str) -> bool {
+        self.end_of_message(text).is_some()
+    }
+
     /// Where the end of a message begins in a text that begins inside of it.
     pub(super) fn end_of_message(&self, text: &str) -> Option<usize> {
         match &self.family.close {

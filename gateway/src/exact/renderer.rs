@@ -6,6 +6,7 @@ use tokenizers::Tokenizer;
 
 use super::{Family, SelfTest, family::FamilyIds, self_test};
 use crate::{
+    cancel::Cancellation,
     canonical::Continued,
     completion::ToolCall,
     dialect::DialectError,
@@ -67,6 +68,9 @@ pub enum ExactError {
     /// What is rendered alone is not the end of what is rendered as a whole.
     #[error("the template and the family do not fit each other: {0}")]
     SelfTest(String),
+    /// Nobody waits for the prompt any more.
+    #[error("nobody waits for the prompt any more")]
+    Cancelled,
     /// The text of a prompt cannot be made ids.
     #[error("the tokenizer refuses the prompt: {0}")]
     Encode(String),
@@ -140,25 +144,32 @@ impl Renderer {
 
     /// The prompt of a request. `clock_s` is the time that templates print, in seconds since 1970. It must be the same
     /// in all calls of a session.
-    pub fn prompt(&self, request: &Request, clock_s: i64, continued: Option<&Continued>) -> Result<Prompt, ExactError> {
+    pub fn prompt(
+        &self,
+        request: &Request,
+        clock_s: i64,
+        continued: Option<&Continued>,
+        cancellation: &Cancellation,
+    ) -> Result<Prompt, ExactError> {
+        let setting = Setting { request, clock_s, cancellation };
         if let Some(continued) = continued {
             let appended = request.messages.get(continued.messages..).unwrap_or_default();
-            match self.suffix(request, appended, &continued.tool_calls, clock_s) {
+            match self.suffix(&setting, appended, &continued.tool_calls) {
                 Ok(suffix) => {
-                    let ids = self.join(&continued.path, &suffix)?;
+                    let ids = self.join(&continued.path, &suffix, cancellation)?;
                     return Ok(Prompt { ids, continues: Some(continued.seq) });
                 }
-                Err(ExactError::Encode(why)) => return Err(ExactError::Encode(why)),
+                Err(ExactError::Cancelled) => return Err(ExactError::Cancelled),
                 // The template needs more of the conversation than the last answer.
                 Err(error) => tracing::warn!(%error, "a prompt is rendered as a whole"),
             }
         }
-        let text = self.render(request, request.messages.iter().map(message).collect(), clock_s, true)?;
-        Ok(Prompt { ids: self.encode(&text)?, continues: None })
+        let text = self.render(&setting, request.messages.iter().map(message).collect())?;
+        Ok(Prompt { ids: self.encode(&text, cancellation)?, continues: None })
     }
 
     /// The ids of a path and of what follows its answer. `suffix` begins with the end of the answer's message.
-    fn join(&self, path: &[i32], suffix: &str) -> Result<Vec<i32>, ExactError> {
+    fn join(&self, path: &[i32], suffix: &str, cancellation: &Cancellation) -> Result<Vec<i32>, ExactError> {
         let last = path.last().copied();
         let (kept, rest) = match &self.family.family.close {
             Some(close) if last == self.family.close => (path, suffix.strip_prefix(close.as_str()).unwrap_or(suffix)),
@@ -166,32 +177,29 @@ impl Renderer {
             // The answer was cut, or ended at a stop text.
             _ => (path, suffix),
         };
-        Ok(kept.iter().copied().chain(self.encode(rest)?).collect())
+        Ok(kept.iter().copied().chain(self.encode(rest, cancellation)?).collect())
     }
 
     /// What the template writes behind the content of an answer, if these messages follow it: the end of the answer's
     /// message, the messages, and the beginning of the next answer.
     ///
-    /// A short conversation is rendered in which the answer's texts are a mark that occurs nowhere else. What is behind
-    /// the last mark and the formatting of the answer is the suffix.
+    /// A short conversation is rendered in which the answer's texts are a mark. What is behind the last mark and the
+    /// formatting of the answer is the suffix.
     pub(super) fn suffix(
         &self,
-        request: &Request,
+        setting: &Setting<'_>,
         appended: &[Message],
         tool_calls: &[ToolCall],
-        clock_s: i64,
     ) -> Result<String, ExactError> {
-        let sent: Vec<String> = appended.iter().map(rendered_message).collect();
-        let tools = request.tools.iter().map(|tool| tool.definition.get());
-        let printed: Vec<&str> = sent.iter().map(String::as_str).chain(tools).collect();
-        let mut number = 0;
-        let mark = loop {
-            let mark = format!("forebay-answer-{number}");
-            if !printed.iter().any(|text| text.contains(&mark)) {
-                break mark;
-            }
-            number += 1;
-        };
+        let ends_message = |call: &&ToolCall| [&call.name, &call.id].iter().any(|text| self.family.ends_message(text));
+        if let Some(call) = tool_calls.iter().find(ends_message) {
+            // A template may write the name behind the arguments, where it would be taken for the end of the answer.
+            let why = format!("the call of {:?} has a token in its name or id that ends messages", call.name);
+            return Err(ExactError::SelfTest(why));
+        }
+        // Two messages were once missing from prompts because an agent could write the mark in a spelling that a search
+        // for it did not find. What is random needs no search, and no agent ever sees it.
+        let mark = format!("forebay{:032x}", rand::random::<u128>());
         let calls: Vec<_> = tool_calls
             .iter()
             .map(|call| {
@@ -206,28 +214,35 @@ impl Renderer {
         }
         let opening = serde_json::json!({"role": "user", "content": "A question."});
         let stub = [value(&opening.to_string()), value(&answer.to_string())];
-        let messages = stub.into_iter().chain(sent.iter().map(|text| value(text))).collect();
-        let text = self.render(request, messages, clock_s, true)?;
+        let text = self.render(setting, stub.into_iter().chain(appended.iter().map(message)).collect())?;
         let missing = |what: &str| ExactError::SelfTest(format!("{what} of an answer was not found in the prompt"));
         let content = text.rfind(&mark).ok_or_else(|| missing("the text"))? + mark.len();
         let end = self.family.end_of_message(&text[content..]).ok_or_else(|| missing("the end"))?;
         Ok(text[content + end..].to_owned())
     }
 
-    pub(super) fn render(
-        &self,
-        request: &Request,
-        messages: Vec<Value>,
-        clock_s: i64,
-        opens_answer: bool,
-    ) -> Result<String, ExactError> {
+    pub(super) fn render(&self, setting: &Setting<'_>, messages: Vec<Value>) -> Result<String, ExactError> {
+        let Setting { request, clock_s, cancellation } = *setting;
         let tools = request.tools.iter().map(|tool| value(tool.definition.get()));
         let tools = (!request.tools.is_empty()).then(|| tools.collect());
-        let conversation = Conversation { messages, tools, variables: variables(request), clock_s, opens_answer };
-        Ok(self.template.render(&conversation)?)
+        let conversation = Conversation {
+            messages,
+            tools,
+            variables: variables(request),
+            clock_s,
+            opens_answer: true,
+            cancellation: cancellation.clone(),
+        };
+        self.template.render(&conversation).map_err(|error| match error {
+            TemplateError::Cancelled => ExactError::Cancelled,
+            error => ExactError::Template(error),
+        })
     }
 
-    pub(super) fn encode(&self, text: &str) -> Result<Vec<i32>, ExactError> {
+    pub(super) fn encode(&self, text: &str, cancellation: &Cancellation) -> Result<Vec<i32>, ExactError> {
+        if cancellation.is_cancelled() {
+            return Err(ExactError::Cancelled);
+        }
         let encoding =
             self.tokenizer.encode_fast(text, false).map_err(|error| ExactError::Encode(error.to_string()))?;
         Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
@@ -240,6 +255,13 @@ impl Renderer {
     pub(super) fn separates_reasoning(&self) -> bool {
         self.template.separates_reasoning()
     }
+}
+
+/// What a conversation is rendered with besides its messages.
+pub(super) struct Setting<'a> {
+    pub(super) request: &'a Request,
+    pub(super) clock_s: i64,
+    pub(super) cancellation: &'a Cancellation,
 }
 
 /// A message as the template sees it.

@@ -1,7 +1,11 @@
 //! Whether a template can be continued: a short conversation is rendered in parts and as a whole.
 
-use super::{ExactError, Renderer, renderer::message};
+use super::{
+    ExactError, Renderer,
+    renderer::{Setting, message},
+};
 use crate::{
+    cancel::Cancellation,
     completion::ToolCall,
     json,
     request::{Message, Request, Role, Tool},
@@ -68,25 +72,25 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
         other: Vec::new(),
         warnings: Vec::new(),
     };
-    let whole =
-        |count: usize| renderer.render(&request, request.messages[..count].iter().map(message).collect(), 0, true);
+    let never = Cancellation::default();
+    let setting = Setting { request: &request, clock_s: 0, cancellation: &never };
+    let whole = |count: usize| renderer.render(&setting, request.messages[..count].iter().map(message).collect());
+    let encode = |text: &str| renderer.encode(text, &never);
     let (second, third) = (first + 2, first + 4);
     for (answer, end, calls) in [(first, second, &calls[..]), (second, third, &[])] {
         let text = whole(end)?;
-        let suffix = renderer.suffix(&request, &request.messages[answer + 1..end], calls, 0)?;
+        let suffix = renderer.suffix(&setting, &request.messages[answer + 1..end], calls)?;
         let Some(before) = text.strip_suffix(suffix.as_str()) else {
             let shown = format!("a prompt ends with {:?} instead of {suffix:?}", tail(&text, suffix.chars().count()));
             return Err(ExactError::SelfTest(shown));
         };
-        let parts: Vec<i32> = [renderer.encode(before)?, renderer.encode(&suffix)?].concat();
-        if parts != renderer.encode(&text)? {
+        let parts: Vec<i32> = [encode(before)?, encode(&suffix)?].concat();
+        if parts != encode(&text)? {
             let shown = format!("the ids of {suffix:?} depend on the text before it");
             return Err(ExactError::SelfTest(shown));
         }
-        let closes = renderer
-            .family()
-            .close
-            .is_none_or(|close| renderer.encode(&suffix).is_ok_and(|ids| ids.first() == Some(&close)));
+        let closes = renderer.family().close;
+        let closes = closes.is_none_or(|close| encode(&suffix).is_ok_and(|ids| ids.first() == Some(&close)));
         if !closes {
             return Err(ExactError::SelfTest(format!(
                 "{suffix:?} does not begin with the token that closes a message"

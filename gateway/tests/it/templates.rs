@@ -48,6 +48,7 @@ fn templates_are_rendered_as_by_jinja2() {
             variables: case.variables.clone().into_iter().collect(),
             clock_s: CLOCK_S,
             opens_answer: case.opens_answer.unwrap_or(true),
+            ..Conversation::default()
         };
         let found = template.expect("the template can be parsed").render(&conversation);
         let name = format!("{} with {:?}", expected.template, case.name);

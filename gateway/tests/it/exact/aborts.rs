@@ -7,6 +7,7 @@ use std::sync::{
 
 use forebay_gateway::{
     Dialect, DialectError, Upstream, UpstreamError,
+    cancel::Cancellation,
     completion::{Finish, VersionSpan},
     engine::{Answer, EngineKind, FakeEngine, IdFault, VersionReport},
     upstream::{Answered, EngineCall, ExactPrompt, Fault, Parsers, UpstreamOptions},
@@ -153,7 +154,7 @@ async fn answers_end_with_the_context() {
         engine.script("Talk", [Answer::text("one two three four five")]);
         let request = question("Talk.");
         let renderer = Arc::new(renderer());
-        let ids = renderer.prompt(&request, 0, None).expect("it can be rendered").ids;
+        let ids = renderer.prompt(&request, 0, None, &Cancellation::default()).expect("it can be rendered").ids;
         let complete = async |context_tokens: Option<u32>| {
             let options = UpstreamOptions { context_tokens, ..options(kind, &[&engine]) };
             let upstream = Upstream::new(options).expect("the options are usable");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_gateway::{
     Dialect, DialectError, Request, UpstreamError,
+    cancel::Cancellation,
     completion::{Finish, StopMatch, VersionSpan},
     engine::{
         Answer, EngineKind, IdFault, LogprobFault,
@@ -116,7 +117,7 @@ async fn the_fake_engine_compares_ids_with_the_messages_beside_them() {
         with_tools(&messages)
     };
     let whole = messages(1, "/content", json!("Go."));
-    let ids = renderer.prompt(&whole, 0, None).expect("it can be rendered").ids;
+    let ids = renderer.prompt(&whole, 0, None, &Cancellation::default()).expect("it can be rendered").ids;
     let ask = async |request: &Request, ids: &[i32]| {
         let exact = ExactPrompt { ids, stop_ids: renderer.stop_ids(), text: &|_| String::new() };
         session.upstream.complete(&EngineCall { exact: Some(exact), ..call(request) }).await.map(drop)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_gateway::{
     Dialect, UpstreamError,
+    cancel::Cancellation,
     completion::{Finish, StopMatch},
     engine::{Answer, EngineKind, FakeEngine, IdFault, LogprobFault, tokenizer::IM_END},
     upstream::{
@@ -129,7 +130,7 @@ async fn another_engine_cannot_be_sent_ids() {
 async fn an_upstream_is_probed_with_ids() {
     let renderer = Arc::new(renderer());
     let request = probe_request();
-    let prompt = renderer.prompt(&request, 0, None).expect("it can be rendered");
+    let prompt = renderer.prompt(&request, 0, None, &Cancellation::default()).expect("it can be rendered");
     let text = |ids: &[i32]| renderer.decode(ids);
     let exact = ExactPrompt { ids: &prompt.ids, stop_ids: renderer.stop_ids(), text: &text };
     for kind in KINDS {

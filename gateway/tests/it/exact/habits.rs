@@ -2,6 +2,7 @@
 
 use forebay_gateway::{
     Completion, Dialect,
+    cancel::Cancellation,
     canonical::{BreakCause, Canonical},
     completion::Finish,
     engine::{
@@ -160,7 +161,7 @@ proptest! {
     #[test]
     fn a_question_has_the_ids_that_the_engine_would_write(text in "[ -~äß数🙂\n]{0,24}|(the|in|er|ll|\\{\"|\": \"|<think>| ){0,9}") {
         thread_local!(static RENDERER: Renderer = renderer());
-        let prompt = RENDERER.with(|renderer| renderer.prompt(&question(&text), 0, None));
+        let prompt = RENDERER.with(|renderer| renderer.prompt(&question(&text), 0, None, &Cancellation::default()));
         let rendered = format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
         prop_assert_eq!(prompt.expect("it can be rendered").ids, encode(&rendered));
     }

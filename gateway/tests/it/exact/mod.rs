@@ -3,6 +3,7 @@
 mod aborts;
 mod calls;
 mod endpoints;
+mod forged;
 mod habits;
 mod renderer;
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 use forebay_gateway::{
     Completion, Dialect, Request, Upstream, UpstreamError,
+    cancel::Cancellation,
     canonical::{Canonical, Paths, Record},
     engine::{EngineKind, FakeEngine, IdFault, model::logprob},
     exact::{ExactError, Family, Prompt, Renderer, RendererOptions},
@@ -97,7 +99,7 @@ impl Session {
 
     async fn probe(&self) -> Verdict {
         let request = probe_request();
-        let prompt = self.renderer.prompt(&request, 0, None).expect("it can be rendered");
+        let prompt = self.renderer.prompt(&request, 0, None, &Cancellation::default()).expect("it can be rendered");
         let text = |ids: &[i32]| self.renderer.decode(ids);
         let exact = ExactPrompt { ids: &prompt.ids, stop_ids: self.renderer.stop_ids(), text: &text };
         self.upstream.probe_exact("fake", &request, exact).await
@@ -110,7 +112,9 @@ impl Session {
 
     fn prompt(&self, request: &Request) -> Prompt {
         let continued = self.paths.continued(&Canonical::of(request));
-        self.renderer.prompt(request, 0, continued.as_ref()).expect("the request can be rendered")
+        self.renderer
+            .prompt(request, 0, continued.as_ref(), &Cancellation::default())
+            .expect("the request can be rendered")
     }
 
     /// A call, recorded under the next number. Also what it continues.

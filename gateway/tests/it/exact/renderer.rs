@@ -2,6 +2,7 @@
 
 use forebay_gateway::{
     Dialect, DialectError,
+    cancel::Cancellation,
     canonical::{Canonical, Paths},
     completion::AssistantMessage,
     engine::tokenizer::{decode, encode},
@@ -64,7 +65,7 @@ fn tokens_without_a_place_in_the_conversation_are_replaced() {
     let prompt = |ids: &[i32], family: Family| {
         let continued = paths(ids).continued(&Canonical::of(&next)).expect("the request continues the call");
         let renderer = renderer_with(None, family).expect("the family fits");
-        decode(&renderer.prompt(&next, 0, Some(&continued)).expect("it can be rendered").ids)
+        decode(&renderer.prompt(&next, 0, Some(&continued), &Cancellation::default()).expect("it can be rendered").ids)
     };
     let trims = Family { trims: vec!["</think>".to_owned()], ..family() };
     let begun = "<|im_start|>user\nStart.Yes.";
@@ -77,7 +78,7 @@ fn tokens_without_a_place_in_the_conversation_are_replaced() {
     let family = Family { stops: vec!["<|im_start|>".to_owned()], close: None, trims: vec!["<|im_start|>".to_owned()] };
     let renderer = renderer_with(Some(opening), family).expect("the family fits");
     let continued = paths(&encode("Yes.<|im_start|>")).continued(&Canonical::of(&next)).expect("it continues the call");
-    let prompt = renderer.prompt(&next, 0, Some(&continued)).expect("it can be rendered");
+    let prompt = renderer.prompt(&next, 0, Some(&continued), &Cancellation::default()).expect("it can be rendered");
     assert_eq!(decode(&prompt.ids), format!("{begun}<|im_start|>user\nMore.<|im_start|>assistant"));
 }
 
@@ -85,7 +86,8 @@ fn tokens_without_a_place_in_the_conversation_are_replaced() {
 fn a_request_that_the_template_refuses_is_told_to_the_agent() {
     let image = json!([{"role": "user", "content": [{"type": "custom", "x": 1}]}]);
     let request = parsed(Dialect::Chat, &json!({"model": "m", "messages": image}));
-    let error = renderer().prompt(&request, 0, None).expect_err("the template takes text only");
+    let error =
+        renderer().prompt(&request, 0, None, &Cancellation::default()).expect_err("the template takes text only");
     let told = DialectError::from(&error);
     assert_eq!(told.status(), 400);
     assert!(told.to_string().contains("messages"), "{told}");
@@ -98,6 +100,8 @@ fn the_date_of_a_prompt_is_that_of_its_session() {
     let renderer = renderer_with(Some(template), family()).expect("the template fits");
     let body = json!({"model": "m", "messages": [user("Go.")], "reasoning_effort": "low",
                       "chat_template_kwargs": {"effort": 3}});
-    let prompt = renderer.prompt(&parsed(Dialect::Chat, &body), 1_700_000_000, None).expect("it can be rendered");
+    let prompt = renderer
+        .prompt(&parsed(Dialect::Chat, &body), 1_700_000_000, None, &Cancellation::default())
+        .expect("it can be rendered");
     assert!(decode(&prompt.ids).starts_with("14 Nov 2023 3 low<|im_start|>"));
 }

@@ -180,7 +180,14 @@ impl ChatBody {
         }
         let tools = self.tools.clone().filter(|_| self.has_tools());
         let messages = self.messages.clone();
-        let conversation = Conversation { messages, tools, variables, clock_s: started_s(), opens_answer: true };
+        let conversation = Conversation {
+            messages,
+            tools,
+            variables,
+            clock_s: started_s(),
+            opens_answer: true,
+            ..Conversation::default()
+        };
         let refused = |message| Refusal::Invalid { param: "messages", message };
         let prompt = text.render(&conversation).map_err(|error| refused(error.to_string()))?;
         let ids = text.encode(&prompt, false).map_err(refused)?;
