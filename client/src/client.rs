@@ -286,7 +286,8 @@ impl Client {
 
     /// Returns all rows of shard `shard` of `shards`, in order. If the stream ends early, the result is an error.
     ///
-    /// Each shard is a deterministic set of whole rollouts; together the shards are the batch. A shard may be empty.
+    /// Each shard is a deterministic set of rows, which have about as many tokens as those of any other shard; together
+    /// the shards are the batch. A shard may be empty.
     pub async fn samples_of_shard(&self, batch_id: &str, shard: u32, shards: u32) -> Result<Vec<Sample>> {
         let query = [("shard", shard.to_string()), ("shards", shards.to_string())];
         self.rows_of(batch_id, &query.each_ref().map(|(name, value)| (*name, value.as_str()))).await

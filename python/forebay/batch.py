@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from . import _arrow, errors
-from ._wire import BatchDescriptor, Sample, VersionRange
+from ._wire import BatchDescriptor, Sample, ShardBalance, VersionRange
 
 if TYPE_CHECKING:
     from .client import Client
 
 Shard = tuple[int, int]
-"""Which shard of how many, e.g. `(0, 8)`. A shard has whole rollouts; together the shards are the batch."""
+"""Which shard of how many, e.g. `(0, 8)`. The shards have about equal numbers of tokens; together they are the batch."""
 
 Form = Literal["auto", "arrow", "json"]
 """How columns are transferred. `auto` is Arrow if pyarrow can be imported; its newer versions refuse NumPy 1."""
@@ -139,31 +139,37 @@ class Batch:
         """Whether the lease is lost. Then stop working on the batch: its ack would be refused."""
         return self.ended == "lost" or (self._owner is not None and self._owner.is_lost(self))
 
-    def rows(self, shard: Shard | None = None) -> list[Sample]:
-        """Returns the rows, or those of a shard, in order."""
+    def rows(self, shard: Shard | None = None, *, balance: ShardBalance | None = None) -> list[Sample]:
+        """Returns the rows, or those of a shard, in order.
+
+        With the `balance` `squared_tokens` the shards have about equal sums of the squared lengths of their rows,
+        instead of about equal numbers of tokens. All ranks must ask for the same.
+        """
         index, count = shard or (None, None)
-        rows = self._client.samples(self.batch_id, shard=index, shards=count)
+        rows = self._client.samples(self.batch_id, shard=index, shards=count, balance=balance)
         self._check_count(len(rows), shard)
         return rows
 
-    def arrow(self, shard: Shard | None = None) -> Any:
+    def arrow(self, shard: Shard | None = None, *, balance: ShardBalance | None = None) -> Any:
         """Returns the rows, or those of a shard, as a `pyarrow.Table` on the bytes of the answer. Needs pyarrow."""
         pyarrow: Any = importlib.import_module("pyarrow")
         index, count = shard or (None, None)
-        body = self._client.samples_arrow(self.batch_id, shard=index, shards=count)
+        body = self._client.samples_arrow(self.batch_id, shard=index, shards=count, balance=balance)
         with pyarrow.ipc.open_stream(pyarrow.py_buffer(body)) as stream:
             table: Any = stream.read_all()
         self._check_count(table.num_rows, shard)
         return table
 
-    def columns(self, shard: Shard | None = None, *, form: Form = "auto") -> list[Page]:
+    def columns(
+        self, shard: Shard | None = None, *, form: Form = "auto", balance: ShardBalance | None = None
+    ) -> list[Page]:
         """Returns the columns that a loss needs, page by page: what `forebay.torch` makes tensors of.
 
         As Arrow the values are not copied: they are the bytes of the answer.
         """
         if form == "json" or (form == "auto" and _arrow.pyarrow() is None):
-            return [_json_page(self.rows(shard))]
-        return [_arrow_page(record_batch) for record_batch in self.arrow(shard).to_batches()]
+            return [_json_page(self.rows(shard, balance=balance))]
+        return [_arrow_page(record_batch) for record_batch in self.arrow(shard, balance=balance).to_batches()]
 
     def ack(self, step: int) -> None:
         """Says that optimizer step `step` consumes the batch. Update the weights only after this has returned.

@@ -80,6 +80,7 @@ from ._wire import (
     SessionRequest,
     SessionState,
     SessionTurns,
+    ShardBalance,
     Stats,
     Status,
     StepBucket,
@@ -524,9 +525,11 @@ class Client(AgentMethods):
         )
         return self._maybe("POST", path("batches"), request, into=BatchDescriptor, repeat=request_id is not None)
 
-    def get_batch(self, batch_id: str, *, shards: int | None = None) -> BatchDescriptor | None:
+    def get_batch(
+        self, batch_id: str, *, shards: int | None = None, balance: ShardBalance | None = None
+    ) -> BatchDescriptor | None:
         """Returns a batch without its lease, or None if it is not known; with `shards`, also the size of each shard."""
-        query = {"shards": shards}
+        query = {"shards": shards, "balance": balance}
         return self._found(errors.NotFound, "GET", path("batches", batch_id), query=query, into=BatchDescriptor)
 
     def list_batches(
@@ -536,16 +539,30 @@ class Client(AgentMethods):
         query = {"policy": policy, "state": state, "order": order}
         return self._pages(path("batches"), query, BatchPage, lambda page: page.batches)
 
-    def samples(self, batch_id: str, *, shard: int | None = None, shards: int | None = None) -> list[Sample]:
+    def samples(
+        self,
+        batch_id: str,
+        *,
+        shard: int | None = None,
+        shards: int | None = None,
+        balance: ShardBalance | None = None,
+    ) -> list[Sample]:
         """Returns the rows of a batch, or of one of its shards, in order. An answer that is incomplete is an error."""
         place = path("batches", batch_id, "samples")
-        query = {"shard": shard, "shards": shards}
+        query = {"shard": shard, "shards": shards, "balance": balance}
         answer = self._send(Call(method="GET", path=place, query=query, repeat=True, accept=NDJSON))
         return _lines(answer, Sample, "GET", place)
 
-    def samples_arrow(self, batch_id: str, *, shard: int | None = None, shards: int | None = None) -> bytes:
+    def samples_arrow(
+        self,
+        batch_id: str,
+        *,
+        shard: int | None = None,
+        shards: int | None = None,
+        balance: ShardBalance | None = None,
+    ) -> bytes:
         """Returns the rows of a batch, or of one of its shards, as a complete Arrow IPC stream."""
-        query = {"shard": shard, "shards": shards}
+        query = {"shard": shard, "shards": shards, "balance": balance}
         call = Call(method="GET", path=path("batches", batch_id, "samples"), query=query, repeat=True, accept=ARROW)
         return self._send(call).body
 

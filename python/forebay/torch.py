@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import errors, trainer as _trainer
-from ._wire import BatchDescriptor, ResumeResponse
+from ._wire import BatchDescriptor, ResumeResponse, ShardBalance
 from .batch import Batch, Form, ListColumn, Owner, Page, Shard
 from .client import Client
 
@@ -109,9 +109,11 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-def rows(batch: Batch, shard: Shard | None = None, *, form: Form = "auto") -> list[Row]:
+def rows(
+    batch: Batch, shard: Shard | None = None, *, form: Form = "auto", balance: ShardBalance | None = None
+) -> list[Row]:
     """Returns the rows of a batch, or of a shard, as tensors that alias the answer. As Arrow nothing is copied."""
-    return [row for page in batch.columns(shard, form=form) for row in _rows_of(page)]
+    return [row for page in batch.columns(shard, form=form, balance=balance) for row in _rows_of(page)]
 
 
 def pack(
@@ -119,6 +121,7 @@ def pack(
     max_tokens: int,
     *,
     shard: Shard | None = None,
+    balance: ShardBalance | None = None,
     device: torch.device | str | None = None,
     group: Any = None,
     micro_batches: int | None = None,
@@ -131,8 +134,11 @@ def pack(
     `torch.distributed`. Then all ranks get the same number of micro-batches, because a rank without one would not take
     part in an all-reduce: their ranks must call this together (`group`, by default all ranks), unless `micro_batches`
     gives the number. What is missing is filled with micro-batches that have a weight of 0.
+
+    Shards have about equal numbers of tokens, or with the `balance` `squared_tokens` about equal sums of the squared
+    lengths of their rows, with which the time of attention grows. All ranks must ask for the same.
     """
-    found, shard = _rows_for(batch, shard)
+    found, shard = _rows_for(batch, shard, balance)
     bins = _bins(found, lambda held, row: sum(len(one.tokens) for one in held) + len(row.tokens) <= max_tokens)
     for held in _level(bins, shard, group, micro_batches):
         yield _packed(held, device)
@@ -144,6 +150,7 @@ def pad(
     *,
     max_rows: int | None = None,
     shard: Shard | None = None,
+    balance: ShardBalance | None = None,
     device: torch.device | str | None = None,
     group: Any = None,
     micro_batches: int | None = None,
@@ -153,7 +160,7 @@ def pad(
 
     Rows are padded behind their end. Everything else is as in `pack`.
     """
-    found, shard = _rows_for(batch, shard)
+    found, shard = _rows_for(batch, shard, balance)
 
     def fits(held: list[Row], row: Row) -> bool:
         longest = max(len(row.tokens), *(len(one.tokens) for one in held))
@@ -354,11 +361,18 @@ def _split(column: ListColumn, dtype: torch.dtype) -> list[Tensor | None]:
     return [None if length is None else part for length, part in zip(column.lengths, parts, strict=True)]
 
 
-def _rows_for(batch: Batch | Sequence[Row], shard: Shard | None) -> tuple[list[Row], Shard]:
+def _rows_for(
+    batch: Batch | Sequence[Row], shard: Shard | None, balance: ShardBalance | None
+) -> tuple[list[Row], Shard]:
     shard = shard or (_rank(), _world())
     if not 0 <= shard[0] < shard[1]:
         raise errors.ConfigurationError(f"shard {shard[0]} of {shard[1]} does not exist")
-    found = rows(batch, shard if shard[1] > 1 else None) if isinstance(batch, Batch) else batch
+    if not isinstance(batch, Batch):
+        found = batch
+    elif shard[1] > 1:
+        found = rows(batch, shard, balance=balance)
+    else:
+        found = rows(batch)
     return [row for row in found if row.is_trained], shard
 
 

@@ -200,7 +200,7 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.lease("p"),
         lambda fb: fb.lease("p", consumer="c", request_id="r", wait_ms=5, partial=True, epoch=1),
     ],
-    "get_batch": [lambda fb: fb.get_batch("b/1"), lambda fb: fb.get_batch("b/1", shards=2)],
+    "get_batch": [lambda fb: fb.get_batch("b/1"), lambda fb: fb.get_batch("b/1", shards=2, balance="tokens")],
     "ack_batch": [lambda fb: fb.ack("b", lease="k", step=1, epoch=2)],
     "extend_lease": [lambda fb: fb.extend("b", lease="k", ttl_s=60, epoch=2)],
     "nack_batch": [lambda fb: fb.nack("b", lease="k", reason="r", groups=["g"], epoch=1)],
@@ -208,7 +208,7 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     "get_samples": [
         lambda fb: fb.samples("b"),
         lambda fb: fb.samples("b", shard=0, shards=2),
-        lambda fb: fb.samples_arrow("b", shard=1, shards=2),
+        lambda fb: fb.samples_arrow("b", shard=1, shards=2, balance="squared_tokens"),
     ],
     "get_exports": [
         lambda fb: list(fb.export()),

@@ -10,7 +10,7 @@ use axum::{
 };
 use forebay_client::wire::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, ListOrder, NackRequest,
-    ShardCount, VersionRange,
+    ShardBalance, ShardCount, VersionRange,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -29,7 +29,7 @@ use crate::{
         lease::{Holder, LeaseRequest, WAIT_MS_MAX},
         port::{Batch, BatchFilter},
         rules::LEASE_TTL_S_MAX,
-        shard::SHARDS_MAX,
+        shard::{Division, SHARDS_MAX},
         states,
     },
     clock::Timestamp,
@@ -155,6 +155,8 @@ pub(super) async fn list(
 pub(super) struct ShardsQuery {
     /// If present, the response counts the contents of each of this many shards.
     shards: Option<u32>,
+    /// What the shards have about equal amounts of, as for the samples.
+    balance: Option<ShardBalance>,
 }
 
 /// Get one batch and its state
@@ -177,9 +179,13 @@ pub(super) async fn get(
 ) -> Result<Answer<BatchDescriptor>, Failure> {
     let batch = api.buffer.batch(batch_id).await?;
     let shards = match query.shards {
+        None if query.balance.is_some() => return Err(Failure::invalid("balance", "is only allowed with `shards`")),
         None => None,
-        Some(count @ 1..=SHARDS_MAX) => Some(api.buffer.shards(&batch, count).await?),
-        Some(_) => return Err(Failure::invalid("shards", format!("must be 1 to {SHARDS_MAX}"))),
+        Some(count) => {
+            let division = Division::new(count, query.balance.unwrap_or_default());
+            let invalid = || Failure::invalid("shards", format!("must be 1 to {SHARDS_MAX}"));
+            Some(api.buffer.shards(&batch, division.ok_or_else(invalid)?).await?)
+        }
     };
     let mut descriptor = describe(batch, api.buffer.now());
     descriptor.shards = shards.map(|shards| {

@@ -7,7 +7,7 @@
 //! is a problem document is added here.
 
 use axum::http::Method;
-use forebay_client::wire::{ListOrder, PROBLEM_JSON, Problem};
+use forebay_client::wire::{ListOrder, PROBLEM_JSON, Problem, ShardBalance};
 use serde_json::Value;
 use utoipa::{
     IntoResponses, OpenApi, ToSchema,
@@ -46,7 +46,7 @@ const SCHEME: &str = "key";
         (name = "console", description = "Looking: what the live page asks"),
         (name = "operations", description = "Health, metrics and totals"),
     ),
-    components(schemas(ListOrder, Problem))
+    components(schemas(ListOrder, Problem, ShardBalance))
 )]
 struct Frame;
 

@@ -4,7 +4,7 @@ use std::io;
 
 use axum::{extract::State, http::HeaderMap, response::Response};
 use bytes::Bytes;
-use forebay_client::wire::{ARROW_STREAM, Sample};
+use forebay_client::wire::{ARROW_STREAM, Sample, ShardBalance};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -20,7 +20,7 @@ use super::{
 use crate::buffer::{
     refusal::BufferError,
     samples::{Page, SampleReader},
-    shard::{SHARDS_MAX, Shard},
+    shard::{Division, SHARDS_MAX, Shard},
 };
 
 /// The size at which a frame is sent.
@@ -39,12 +39,15 @@ pub(super) struct ShardQuery {
     shard: Option<u32>,
     /// Number of shards.
     shards: Option<u32>,
+    /// What the shards have about equal amounts of: `tokens` (default), or `squared_tokens`, the sum of the squared
+    /// lengths of their rows. All readers of a batch must ask for the same.
+    balance: Option<ShardBalance>,
 }
 
 /// Get the samples of a batch: one row per segment
 ///
 /// The call needs no lease. Rows are ordered by the group's place in the batch, then by the rollout's arrival, then by
-/// segment. A shard is a deterministic set of whole rollouts. `messages` and `metadata` are only on the row of segment
+/// segment. A shard is a deterministic set of rows. `messages` and `metadata` are only on the row of segment
 /// 0 of their rollout and null on its other rows. With `Accept-Encoding: zstd` the body is one zstd frame, unless too
 /// many other responses are being compressed.
 #[utoipa::path(
@@ -90,11 +93,16 @@ impl Reader for SampleReader {
     }
 }
 
-fn shard(query: &ShardQuery) -> Result<Shard, Failure> {
+fn shard(query: &ShardQuery) -> Result<Option<Shard>, Failure> {
     match (query.shard, query.shards) {
-        (None, None) => Ok(Shard::WHOLE),
-        (Some(index), Some(count)) => Shard::new(index, count)
-            .ok_or_else(|| Failure::invalid("shard", format!("must be below `shards`, which is at most {SHARDS_MAX}"))),
+        (None, None) if query.balance.is_some() => Err(Failure::invalid("balance", "is only allowed with `shards`")),
+        (None, None) => Ok(None),
+        (Some(index), Some(count)) => {
+            let division = Division::new(count, query.balance.unwrap_or_default());
+            let shard = division.and_then(|division| Shard::new(index, division));
+            let detail = || format!("must be below `shards`, which is at most {SHARDS_MAX}");
+            shard.map(Some).ok_or_else(|| Failure::invalid("shard", detail()))
+        }
         (None, Some(_)) => Err(Failure::invalid("shard", "is required if `shards` is present")),
         (Some(_), None) => Err(Failure::invalid("shards", "is required if `shard` is present")),
     }

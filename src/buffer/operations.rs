@@ -41,7 +41,7 @@ use super::{
     samples::{self, SampleReader, ShardTotals},
     series::{self, Series, SeriesRequest},
     session::{self, Abort, CallPermit, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed, Turn},
-    shard::Shard,
+    shard::{Division, Shard},
     step_log, sweep,
     tally::Tallies,
     trajectory::Memory,
@@ -259,9 +259,9 @@ impl Buffer {
         lease::batches(self, filter).await
     }
 
-    /// Opens a shard of a batch for reading; needs no lease.
+    /// Opens a batch, or a shard of it, for reading; needs no lease.
     #[instrument(level = "debug", skip_all, fields(batch.id = %batch_id))]
-    pub async fn samples(&self, batch_id: BatchId, shard: Shard) -> Result<SampleReader, BufferError> {
+    pub async fn samples(&self, batch_id: BatchId, shard: Option<Shard>) -> Result<SampleReader, BufferError> {
         samples::samples(self, batch_id, shard).await
     }
 
@@ -289,10 +289,10 @@ impl Buffer {
         Ok(self.store.write_facade_state(name, state).await?)
     }
 
-    /// The totals of each of the `count` shards of a batch.
+    /// The totals of each shard of a batch.
     #[instrument(level = "debug", skip_all, fields(batch.id = %batch.batch_id))]
-    pub async fn shards(&self, batch: &Batch, count: u32) -> Result<Vec<ShardTotals>, BufferError> {
-        samples::shards(self, batch, count).await
+    pub async fn shards(&self, batch: &Batch, division: Division) -> Result<Vec<ShardTotals>, BufferError> {
+        samples::shards(self, batch, division).await
     }
 
     /// Records that the trainer has saved `step` durably. A step above the last acked one is refused unless forced.

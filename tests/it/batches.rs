@@ -352,13 +352,26 @@ on_both_stores! {
         crate::support::eventually("the sweep", || async { app.batch(&batch).await["state"] == "returned" }).await;
     }
 
-    async fn samples_are_sharded_by_whole_rollouts_without_a_gap(app: TestApp) {
-        app.rules("default", json!({"batch": {"groups": 7}})).await;
+    async fn samples_are_sharded_by_rows_without_a_gap(app: TestApp) {
+        app.rules("default", json!({"require": [], "batch": {"groups": 8}})).await;
         for index in 0..7_usize {
-            let segment = json!({"tokens": vec![1; 10 * index + 2], "loss_mask": [1]});
-            let segments = Value::Array(vec![segment; index % 3 + 1]);
-            app.accept(with(rollout(&format!("r{index}"), 1.0), json!({"segments": segments}))).await;
+            // Columns differ between rows, so that a row with the numbers of another one is noticed.
+            let segment = |place: usize| {
+                let numbers: Vec<f64> = (0..=place).map(|token| -((index * 10 + place) as f64) - token as f64 / 8.0).collect();
+                let tokens: Vec<usize> = (0..10 * index + 2 * place + 2).map(|token| 100 * index + token).collect();
+                let mut sent = json!({"tokens": tokens, "loss_mask": vec![1; place + 1]});
+                for (column, step) in [("logprobs", 2), ("teacher_logprobs", 3), ("values", 5)] {
+                    if (index + place) % step != 0 {
+                        sent[column] = json!(numbers);
+                    }
+                }
+                sent
+            };
+            let segments: Vec<Value> = (0..=3 * (index % 3)).map(segment).collect();
+            let given = json!({"segments": segments, "messages": [{"role": "user"}], "metadata": {"of": index}});
+            app.accept(with(rollout(&format!("r{index}"), 1.0), given)).await;
         }
+        app.accept(with(rollout("r7", 1.0), json!({"segments": null, "messages": []}))).await;
         let batch = app.lease().await;
         let all = app.samples(&batch).await;
         let counted = app.get(&format!("/batches/{}?shards=3", text(&batch["batch_id"]))).await.expect(200);
@@ -373,12 +386,45 @@ on_both_stores! {
             seen.extend(rows);
         }
         let key = |row: &Value| (text(&row["rollout_id"]).to_owned(), row["segment"].as_i64());
+        let loss = |rows: &[Value]| -> f64 { rows.iter().map(|row| row["loss_weight"].as_f64().expect("a number")).sum() };
+        assert!((loss(&seen) - loss(&all)).abs() < 1e-12);
         seen.sort_by_key(key);
         assert_eq!(seen, all, "ids sort in batch order here");
         let url = |query: &str| format!("{}?{query}", text(&batch["samples_url"]));
-        for query in ["shard=3&shards=3", "shard=0", "shards=3", "shard=0&shards=0"] {
+        for query in ["shard=3&shards=3", "shard=0", "shards=3", "shard=0&shards=0", "balance=tokens", "shard=0&shards=1&balance=x"] {
             assert_eq!(app.get(&url(query)).await.status, 422, "{query}");
         }
+        let batch_url = format!("/batches/{}?balance=tokens", text(&batch["batch_id"]));
+        assert_eq!(app.get(&batch_url).await.pointers(422), ["balance"]);
+    }
+
+    async fn one_long_rollout_does_not_unbalance_the_shards(app: TestApp) {
+        app.rules("default", json!({"batch": {"groups": 8}})).await;
+        let segment = |tokens: usize| json!({"tokens": vec![1; tokens], "loss_mask": [1]});
+        for index in 0..7 {
+            app.accept(with(rollout(&format!("r{index}"), 1.0), json!({"segments": [segment(600)]}))).await;
+        }
+        let long: Vec<Value> = (0..40).map(|index| segment(if index == 0 { 900 } else { 100 + index % 3 })).collect();
+        app.accept(with(rollout("r7", 1.0), json!({"segments": long}))).await;
+        let batch = app.lease().await;
+        let counted = async |balance: &str| {
+            let path = format!("/batches/{}?shards=8{balance}", text(&batch["batch_id"]));
+            let counted = app.get(&path).await.expect(200)["shards"].clone();
+            let of = |name: &str| -> Vec<u64> {
+                counted.as_array().expect("a list").iter().map(|shard| shard[name].as_u64().expect("a number")).collect()
+            };
+            (of("tokens"), of("samples"))
+        };
+        let (tokens, samples) = counted("").await;
+        let (most, mean) = (*tokens.iter().max().expect("eight"), tokens.iter().sum::<u64>() / 8);
+        assert!(most * 100 <= mean * 110, "{most} of {mean}");
+        assert_eq!((tokens, samples.iter().sum()), (counted("&balance=tokens").await.0, 47));
+        // The row of 900 tokens has more than twice the square of those of 600, so nothing is put beside it.
+        let (squared, samples) = counted("&balance=squared_tokens").await;
+        assert_eq!((squared[0], samples[0]), (900, 1));
+        let url = format!("{}?shard=0&shards=8&balance=squared_tokens", text(&batch["samples_url"]));
+        let rows = app.samples(&with(batch.clone(), json!({"samples_url": url}))).await;
+        assert_eq!(rows.iter().map(|row| (&row["rollout_id"], &row["segment"])).collect::<Vec<_>>(), [(&json!("r7"), &json!(0))]);
     }
 
     async fn samples_come_as_ndjson_or_json(app: TestApp) {

@@ -110,12 +110,24 @@ pub struct VersionRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ShardCount {
-    /// Number of rollouts; a shard holds whole rollouts.
+    /// Number of rollouts that have a row in the shard. The rows of a rollout may be in several shards.
     pub rollouts: u32,
     /// Number of rows.
     pub samples: u32,
     /// Number of prompt and response tokens.
     pub tokens: u64,
+}
+
+/// What the shards of a batch have about equal amounts of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ShardBalance {
+    /// Tokens.
+    #[default]
+    Tokens,
+    /// The sum of the squared lengths of the rows. The time that attention takes grows with the square of the length.
+    SquaredTokens,
 }
 
 /// State of a batch.
@@ -204,8 +216,8 @@ pub struct NackRequest {
 /// `loss = sum_i loss_weight_i * sum_t loss_mask_it * l_it` over the rows of a batch, however the rows are split into
 /// microbatches.
 ///
-/// `messages` and `metadata` belong to the rollout and are sent once, on its first row (`segment` 0). A shard holds
-/// whole rollouts, so it always contains that row.
+/// `messages` and `metadata` belong to the rollout and are sent once, on its first row (`segment` 0). The other rows may
+/// be in other shards.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Sample {

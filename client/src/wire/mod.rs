@@ -27,8 +27,8 @@ mod why;
 
 pub use admission::{Admission, AdmissionRequest};
 pub use batch::{
-    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardCount,
-    VersionRange,
+    AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardBalance,
+    ShardCount, VersionRange,
 };
 pub use content::{
     ContentMessage, Delivered, MessagePage, SegmentSummary, SegmentVersions, TokenMap, TokenWindow, TrajectoryContent,

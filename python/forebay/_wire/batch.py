@@ -11,6 +11,10 @@ from .trajectory import Status, Verdict
 BatchState = Literal["leased", "returned", "trained", "checkpointed", "quarantined", "split", "discarded"]
 """State of a batch."""
 
+ShardBalance = Literal["tokens", "squared_tokens"]
+"""What the shards of a batch have about equal amounts of: tokens, or the sum of the squared lengths of their rows, with
+which the time of attention grows."""
+
 
 @dataclass(slots=True, kw_only=True)
 class BatchRequest:
@@ -102,7 +106,7 @@ class ShardCount:
     """Contents of one shard of a batch."""
 
     rollouts: int
-    """Number of rollouts; a shard holds whole rollouts."""
+    """Number of rollouts that have a row in the shard. The rows of a rollout may be in several shards."""
     samples: int
     """Number of rows."""
     tokens: int
@@ -126,8 +130,7 @@ class BatchPage:
 class Sample:
     """One row of `/samples`: one segment of a rollout. `loss = sum_i loss_weight_i * sum_t loss_mask_it * l_it` over
     the rows of a batch, however the rows are split into microbatches. `messages` and `metadata` belong to the rollout
-    and are sent once, on its first row (`segment` 0). A shard holds whole rollouts, so it always contains that
-    row."""
+    and are sent once, on its first row (`segment` 0). The other rows may be in other shards."""
 
     rollout_id: str
     """Rollout that the segment belongs to."""

@@ -66,12 +66,30 @@ pub struct BatchMember {
     pub advantage: f64,
     /// Segments with a trained token.
     pub trained_segments: u32,
+    /// Tokens of each segment; none if it has at most one segment, and in rows of versions that did not store them.
+    pub segment_tokens: Option<Vec<u64>>,
     /// Trained tokens.
     pub trained_tokens: u64,
     /// Tokens of versions below this one are delivered with mask 0.
     pub mask_below: Option<Version>,
     /// Checksum of the advantages of its group.
     pub group_seal: Option<[u8; SEAL_BYTES]>,
+}
+
+impl BatchMember {
+    /// The number of rows that it is delivered as. A rollout without segments has one row.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.row.segments.max(1) as usize
+    }
+
+    /// The tokens of each of its rows. If they were not stored, the tokens of the rollout in about equal parts.
+    pub fn row_tokens(&self) -> impl Iterator<Item = u64> {
+        let rows = self.rows();
+        let stored = self.segment_tokens.as_deref().filter(|stored| stored.len() == rows);
+        let (part, rest) = (self.row.tokens / rows as u64, self.row.tokens % rows as u64);
+        (0..rows).map(move |row| stored.map_or(part + u64::from((row as u64) < rest), |stored| stored[row]))
+    }
 }
 
 impl AsRef<SealedRow> for BatchMember {

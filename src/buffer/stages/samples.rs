@@ -5,19 +5,21 @@
 pub(in crate::buffer) mod checked;
 mod page;
 
+use std::collections::BTreeSet;
+
 use forebay_client::wire::{LossWeighting, Sample};
 
 pub use self::page::{Block, Lengths, Page};
-use self::page::{DamagedMember, StoredMember};
+use self::page::{DamagedMember, StoredPart};
 use crate::buffer::{
     Buffer,
     ids::{BatchId, PolicyName},
     pages::{self, Members},
     payload::Damaged,
-    port::{Batch, BatchMember, StoreError},
+    port::{Batch, BatchMember, SealedRow, StoreError},
     refusal::{BufferError, Refusal},
     replicas::{self, Awaited},
-    shard::{self, Shard},
+    shard::{Division, Shard},
     weights::BatchWeights,
 };
 
@@ -25,13 +27,27 @@ use crate::buffer::{
 pub struct SampleReader {
     buffer: Buffer,
     batch: Batch,
-    members: Members<BatchMember>,
+    members: Members<Part>,
+}
+
+/// A rollout of a batch, and which of its rows are read.
+#[derive(Clone, Debug)]
+struct Part {
+    member: BatchMember,
+    /// Whether each row is wanted; none if all are.
+    wanted: Option<Vec<bool>>,
+}
+
+impl AsRef<SealedRow> for Part {
+    fn as_ref(&self) -> &SealedRow {
+        &self.member.row
+    }
 }
 
 /// The totals of one shard of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardTotals {
-    /// The number of whole rollouts.
+    /// The number of rollouts that have a row in it.
     pub rollouts: u32,
     /// The number of rows.
     pub samples: u32,
@@ -42,31 +58,52 @@ pub struct ShardTotals {
 pub(in crate::buffer) async fn samples(
     buffer: &Buffer,
     batch_id: BatchId,
-    shard: Shard,
+    shard: Option<Shard>,
 ) -> Result<SampleReader, BufferError> {
     let batch = buffer.batch(batch_id).await?;
     let members = members(buffer, &batch).await?;
-    let tokens: Vec<u64> = members.iter().map(|member| member.row.tokens).collect();
-    let belongs = shard.members(&tokens);
-    let members: Vec<_> = members.into_iter().zip(belongs).filter(|(_, yes)| *yes).map(|(member, _)| member).collect();
-    Ok(SampleReader { buffer: buffer.clone(), batch, members: members.into() })
+    let parts: Vec<Part> = match shard {
+        None => members.into_iter().map(|member| Part { member, wanted: None }).collect(),
+        Some(shard) => parts_of(shard, members),
+    };
+    Ok(SampleReader { buffer: buffer.clone(), batch, members: parts.into() })
+}
+
+/// The rollouts that have rows in a shard.
+fn parts_of(shard: Shard, members: Vec<BatchMember>) -> Vec<Part> {
+    let mut belongs = shard.members(&row_tokens(&members)).into_iter();
+    let part = |member: BatchMember| {
+        let wanted: Vec<bool> = belongs.by_ref().take(member.rows()).collect();
+        let is_whole = wanted.iter().all(|wanted| *wanted);
+        wanted.contains(&true).then(|| Part { member, wanted: (!is_whole).then_some(wanted) })
+    };
+    members.into_iter().filter_map(part).collect()
 }
 
 pub(in crate::buffer) async fn shards(
     buffer: &Buffer,
     batch: &Batch,
-    count: u32,
+    division: Division,
 ) -> Result<Vec<ShardTotals>, BufferError> {
     let members = members(buffer, batch).await?;
-    let tokens: Vec<u64> = members.iter().map(|member| member.row.tokens).collect();
-    let mut totals = vec![ShardTotals::default(); count as usize];
-    for (member, shard) in members.iter().zip(shard::assign(&tokens, count)) {
-        let total = &mut totals[shard as usize];
-        total.rollouts += 1;
-        total.samples += member.row.segments.max(1);
-        total.tokens += member.row.tokens;
+    let tokens = row_tokens(&members);
+    let mut rows = division.assign(&tokens).into_iter().zip(tokens);
+    let mut totals = vec![ShardTotals::default(); division.count() as usize];
+    for member in &members {
+        let mut shards = BTreeSet::new();
+        for (shard, tokens) in rows.by_ref().take(member.rows()) {
+            let total = &mut totals[shard as usize];
+            total.rollouts += u32::from(shards.insert(shard));
+            total.samples += 1;
+            total.tokens += tokens;
+        }
     }
     Ok(totals)
+}
+
+/// The tokens of the rows of a batch, in order.
+fn row_tokens(members: &[BatchMember]) -> Vec<u64> {
+    members.iter().flat_map(BatchMember::row_tokens).collect()
 }
 
 /// The most bytes of the samples that `Buffer::newest_group` returns.
@@ -83,7 +120,8 @@ pub(in crate::buffer) async fn newest_group(buffer: &Buffer, policy: PolicyName)
     if payloads.len() != members.len() {
         return Ok(Vec::new());
     }
-    let page = members.into_iter().zip(payloads.into_iter().map(|stored| stored.payload)).collect();
+    let parts = members.into_iter().map(|member| Part { member, wanted: None });
+    let page = parts.zip(payloads.into_iter().map(|stored| stored.payload)).collect();
     let weighting = LossWeighting::default();
     let weights = BatchWeights { weighting, constant: 1.0, rollouts: 0, samples: 0, trained_tokens: 0 };
     let Ok(page) = unpack(page, weights).await? else { return Ok(Vec::new()) };
@@ -92,10 +130,7 @@ pub(in crate::buffer) async fn newest_group(buffer: &Buffer, policy: PolicyName)
 }
 
 /// Checks and unpacks rollouts, on several threads if they are large.
-async fn unpack(
-    page: Vec<StoredMember>,
-    weights: BatchWeights,
-) -> Result<Result<Page, Box<DamagedMember>>, StoreError> {
+async fn unpack(page: Vec<StoredPart>, weights: BatchWeights) -> Result<Result<Page, Box<DamagedMember>>, StoreError> {
     let unpack = |part| tokio::task::spawn_blocking(move || Block::unpack(part, weights));
     let parts: Vec<_> = page::divide(page).into_iter().map(unpack).collect();
     // All end before an error is returned, because the caller then gives back the bytes that they hold.
@@ -142,8 +177,8 @@ impl SampleReader {
         if page.is_empty() {
             return Ok(None);
         }
-        let stored = |(member, payload): (BatchMember, Option<_>)| payload.map(|payload| (member, payload));
-        let page: Option<Vec<StoredMember>> = page.into_iter().map(stored).collect();
+        let stored = |(part, payload): (Part, Option<_>)| payload.map(|payload| (part, payload));
+        let page: Option<Vec<StoredPart>> = page.into_iter().map(stored).collect();
         match unpack(page.ok_or(Refusal::Purged)?, self.batch.weights).await? {
             Ok(page) => Ok(Some(page)),
             Err(found) => Err(quarantine(&self.buffer, &self.batch, &found.0, found.1).await?),
@@ -152,7 +187,7 @@ impl SampleReader {
 
     /// The ids of the groups that are still to be read, in order, once for each rollout.
     pub fn group_ids(&self) -> impl Iterator<Item = &str> {
-        self.members.as_slice().iter().map(|member| member.row.group_id.as_str())
+        self.members.as_slice().iter().map(|part| part.member.row.group_id.as_str())
     }
 
     /// The bytes of the rows of the next page; 0 at the end.

@@ -93,6 +93,8 @@ pub struct Facts {
     pub trained_tokens: u64,
     /// Tokens of the longest segment.
     pub max_segment_tokens: u64,
+    /// Tokens of each segment, if there are several.
+    pub segment_tokens: Option<Vec<u64>>,
     /// Which weights generated the tokens.
     pub versions: VersionFacts,
     /// The required columns that are present.
@@ -440,6 +442,7 @@ fn check_spans(at: &str, spans: &[wire::VersionSpan], response: usize, found: &m
 fn facts(sent: &wire::Trajectory) -> Facts {
     let trained = |segment: &Segment| segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum::<u64>();
     let every = |has: fn(&Segment) -> bool| !sent.segments.is_empty() && sent.segments.iter().all(has);
+    let tokens = || sent.segments.iter().map(|segment| segment.tokens.len() as u64);
     let versions = version_facts(sent);
     Facts {
         status: sent.status,
@@ -451,10 +454,11 @@ fn facts(sent: &wire::Trajectory) -> Facts {
         temperature: sent.sampling.temperature,
         segments: sent.segments.len() as u32,
         trained_segments: sent.segments.iter().filter(|segment| trained(segment) > 0).count() as u32,
-        tokens: sent.segments.iter().map(|segment| segment.tokens.len() as u64).sum(),
+        tokens: tokens().sum(),
         response_tokens: sent.segments.iter().map(|segment| segment.loss_mask.len() as u64).sum(),
         trained_tokens: sent.segments.iter().map(trained).sum(),
-        max_segment_tokens: sent.segments.iter().map(|segment| segment.tokens.len() as u64).max().unwrap_or(0),
+        max_segment_tokens: tokens().max().unwrap_or(0),
+        segment_tokens: (sent.segments.len() > 1).then(|| tokens().collect()),
         columns: Columns {
             logprobs: every(|segment| segment.logprobs.is_some()),
             teacher_logprobs: every(|segment| segment.teacher_logprobs.is_some()),

@@ -31,7 +31,6 @@ use crate::{
         reading::Reader,
         refusal::{BufferError, Refusal},
         samples::{NEWEST_BYTES_MAX, Page, SampleReader},
-        shard::Shard,
     },
     facades::calls::Call,
 };
@@ -67,7 +66,7 @@ pub(super) async fn next(atropos: &Atropos, call: &Call, headers: &HeaderMap) ->
     let Some((batch, taken)) = take(atropos, call, &run, reader).await? else {
         return Ok(plain(&json!({"batch": null})));
     };
-    let rows = atropos.buffer().samples(batch.batch_id, Shard::WHOLE).await?;
+    let rows = atropos.buffer().samples(batch.batch_id, None).await?;
     let writing = Writing::new(atropos.clone(), taken, rows);
     // The first part is written before the head is sent, so that an error can still be an answer.
     let Some((mut first, mut writing)) = writing.next().await? else { return Err(stopped()) };

@@ -24,7 +24,6 @@ use crate::{
         reading::Reader,
         refusal::BufferError,
         samples::{Page, SampleReader},
-        shard::Shard,
     },
     facades::calls::{Call, Posted},
 };
@@ -148,7 +147,7 @@ impl Taken {
             let batches = self.lease(count, &permitted).await?;
             is_done = (batches.len() as u32) < count;
             for batch in batches {
-                let rows = self.buffer.samples(batch.batch_id, Shard::WHOLE).await?;
+                let rows = self.buffer.samples(batch.batch_id, None).await?;
                 let found: HashSet<String> = rows.group_ids().map(|id| instance_of(id).to_owned()).collect();
                 if !instances.is_disjoint(&found) {
                     is_done = true;

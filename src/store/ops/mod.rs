@@ -38,6 +38,8 @@ pub(super) mod steps;
 pub(super) mod sweep;
 pub(super) mod unused_rules;
 
+use serde::de::DeserializeOwned;
+
 use super::sql::Row;
 use crate::buffer::{
     ids::Version,
@@ -81,9 +83,14 @@ fn fill(row: &mut Row, state: &str) -> Result<GroupFill, StoreError> {
 
 /// Trained tokens by version, if they were recorded.
 fn trained_spans(row: &mut Row) -> Result<Option<Vec<TrainedSpan>>, StoreError> {
-    let Some(text) = row.get::<Option<String>>("trained_spans")? else { return Ok(None) };
-    let spans = serde_json::from_str(&text);
-    spans.map(Some).map_err(|error| StoreError::Corrupt(format!("column `trained_spans`: {error}")))
+    read_json(row, "trained_spans")
+}
+
+/// A column with JSON, which may be null.
+fn read_json<T: DeserializeOwned>(row: &mut Row, column: &str) -> Result<Option<T>, StoreError> {
+    let Some(text) = row.get::<Option<String>>(column)? else { return Ok(None) };
+    let value = serde_json::from_str(&text);
+    value.map(Some).map_err(|error| StoreError::Corrupt(format!("column `{column}`: {error}")))
 }
 
 /// The versions of trained tokens, in two columns that are null together.

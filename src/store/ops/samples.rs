@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use super::{
     batch::{self, select_batch},
     bounded_scan::{InOrder, Scan, examine, in_order},
-    trained_spans,
+    read_json, trained_spans,
 };
 use crate::{
     buffer::{
@@ -30,8 +30,8 @@ macro_rules! select_members {
             $name,
             "
             SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
-                r.policy_version, r.segments, r.trained_segments, r.tokens, r.trained_tokens, r.unpacked_bytes,
-                r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us
+                r.policy_version, r.segments, r.trained_segments, r.tokens, r.segment_tokens, r.trained_tokens,
+                r.unpacked_bytes, r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us
             ",
             $from
         )
@@ -116,6 +116,7 @@ pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
         group_pk: row.get("group_pk")?,
         advantage: row.get::<Option<f64>>("advantage")?.unwrap_or(0.0),
         trained_segments: row.get("trained_segments")?,
+        segment_tokens: read_json(&mut row, "segment_tokens")?,
         trained_tokens: row.get("trained_tokens")?,
         mask_below: row.get("mask_below")?,
         group_seal: row.get("group_seal")?,

@@ -18,7 +18,6 @@ use forebay::{
         port::{Batch, BatchFilter, Group, GroupFilter, Ingested, Publish, Story, StoryFilter},
         refusal::{BufferError, Refusal},
         session::{CallPermit, SessionKey},
-        shard::Shard,
     },
     clock::{Clock as _, Timestamp},
     config::Config,
@@ -294,7 +293,7 @@ impl System {
             self.leases.push(token);
             self.leases.len() - 1
         });
-        let mut reader = self.buffer.samples(batch.batch_id, Shard::WHOLE).await?;
+        let mut reader = self.buffer.samples(batch.batch_id, None).await?;
         let mut rows = Vec::new();
         while let Some(page) = reader.next_page().await? {
             rows.extend(page.map(|sample| self.row(&sample)));

@@ -55,6 +55,10 @@ impl CheckedRollout<SegmentHeader> {
         pages::check_seal(&member.row, payload)?;
         let start = columns.loss_mask.len();
         let rollout = payload.unpack_onto(columns)?;
+        if rollout.segments.len().max(1) != member.rows() {
+            // Shards count rows before payloads are read. A row that they did not count would be in no shard.
+            return Err(Damaged("it has another number of segments than its row says"));
+        }
         let mut rest = &mut columns.loss_mask[start..];
         let masks = rollout.segments.iter().map(|segment| {
             let (mask, others) = std::mem::take(&mut rest).split_at_mut(segment.response);

@@ -7,7 +7,10 @@ use std::{num::NonZero, sync::LazyLock, vec};
 
 use forebay_client::wire::Sample;
 
-use super::checked::{CheckedRollout, ones};
+use super::{
+    Part,
+    checked::{CheckedRollout, ones},
+};
 use crate::buffer::{
     payload::{Damaged, Payload, SegmentColumns, SegmentHeader},
     port::BatchMember,
@@ -62,8 +65,8 @@ pub struct Lengths {
 /// A rollout whose stored data is damaged.
 pub(super) type DamagedMember = (BatchMember, Damaged);
 
-/// A rollout and its payload as stored.
-pub(super) type StoredMember = (BatchMember, Payload);
+/// A rollout, of which some rows are wanted, and its payload as stored.
+pub(super) type StoredPart = (Part, Payload);
 
 impl Page {
     pub(super) fn new(blocks: Vec<Block>) -> Self {
@@ -92,27 +95,27 @@ impl Iterator for Page {
 
 /// Divides a page into parts of about the same number of bytes: one for each processor, and for each 256 KiB, but at most
 /// [`BLOCKS_MAX`].
-pub(super) fn divide(page: Vec<StoredMember>) -> Vec<Vec<StoredMember>> {
+pub(super) fn divide(page: Vec<StoredPart>) -> Vec<Vec<StoredPart>> {
     static PROCESSORS: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZero::get));
-    let bytes: u64 = page.iter().map(|(member, _)| member.row.unpacked_bytes).sum();
+    let bytes: u64 = page.iter().map(|(part, _)| part.member.row.unpacked_bytes).sum();
     let parts = bytes.div_ceil(ONE_BLOCK_BYTES).clamp(1, BLOCKS_MAX.min(*PROCESSORS) as u64);
     let (mut divided, mut taken) = (vec![Vec::new()], 0);
-    for (member, payload) in page {
+    for (part, payload) in page {
         if taken * parts >= bytes * divided.len() as u64 && taken > 0 {
             divided.push(Vec::new());
         }
-        taken += member.row.unpacked_bytes;
-        divided.last_mut().expect("it begins with one").push((member, payload));
+        taken += part.member.row.unpacked_bytes;
+        divided.last_mut().expect("it begins with one").push((part, payload));
     }
     divided
 }
 
 impl Block {
     /// Checks and unpacks rollouts. This takes milliseconds, so async workers must not call it.
-    pub(super) fn unpack(rollouts: Vec<StoredMember>, weights: BatchWeights) -> Result<Self, Box<DamagedMember>> {
+    pub(super) fn unpack(rollouts: Vec<StoredPart>, weights: BatchWeights) -> Result<Self, Box<DamagedMember>> {
         // The number of tokens is not covered by a seal. The stored bytes, of which a token takes at least two if it is
         // not compressed, bound what a damaged number reserves.
-        let stated = |(member, payload): &StoredMember| member.row.tokens.min(payload.body.len() as u64) as usize;
+        let stated = |(part, payload): &StoredPart| part.member.row.tokens.min(payload.body.len() as u64) as usize;
         let tokens = rollouts.iter().map(stated).sum();
         let mut columns = SegmentColumns {
             tokens: Vec::with_capacity(tokens),
@@ -121,11 +124,18 @@ impl Block {
             ..SegmentColumns::default()
         };
         let mut rows = Vec::with_capacity(rollouts.len());
-        for (member, payload) in rollouts {
-            let start = columns.loss_mask.len();
+        for (Part { member, wanted }, payload) in rollouts {
+            let start = Begin::at_end(&columns);
             let checked = CheckedRollout::unpack_onto(&mut columns, member.clone(), &payload);
             let checked = checked.map_err(|damage| Box::new((member, damage)))?;
-            put_rows(&mut rows, checked, &columns.loss_mask[start..], weights);
+            let first = rows.len();
+            put_rows(&mut rows, checked, &columns.loss_mask[start.loss_mask..], weights);
+            if let Some(wanted) = wanted {
+                keep(&mut columns, start, rows[first..].iter().map(|row| row.lengths).zip(wanted.iter().copied()));
+                let mut wanted = wanted.into_iter();
+                let others = rows.extract_if(first.., |_| wanted.next() == Some(false));
+                others.for_each(drop);
+            }
         }
         Ok(Self { rows, columns })
     }
@@ -194,13 +204,50 @@ struct Rows {
 }
 
 /// Where the columns of the next row begin.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Begin {
     tokens: usize,
     loss_mask: usize,
     logprobs: usize,
     teacher_logprobs: usize,
     values: usize,
+}
+
+impl Begin {
+    fn at_end(columns: &SegmentColumns) -> Self {
+        let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values } = columns;
+        Self {
+            tokens: tokens.len(),
+            loss_mask: loss_mask.len(),
+            logprobs: logprobs.len(),
+            teacher_logprobs: teacher_logprobs.len(),
+            values: values.len(),
+        }
+    }
+}
+
+/// Removes the numbers of rows that are not wanted. The first row begins at `start`.
+fn keep(columns: &mut SegmentColumns, start: Begin, rows: impl Iterator<Item = (Lengths, bool)> + Clone) {
+    let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values } = columns;
+    keep_in(tokens, start.tokens, rows.clone().map(|(lengths, wanted)| (lengths.tokens, wanted)));
+    keep_in(loss_mask, start.loss_mask, rows.clone().map(|(lengths, wanted)| (lengths.loss_mask, wanted)));
+    keep_in(logprobs, start.logprobs, rows.clone().map(|(lengths, wanted)| (lengths.logprobs, wanted)));
+    let of_teacher = rows.clone().map(|(lengths, wanted)| (lengths.teacher_logprobs, wanted));
+    keep_in(teacher_logprobs, start.teacher_logprobs, of_teacher);
+    keep_in(values, start.values, rows.map(|(lengths, wanted)| (lengths.values, wanted)));
+}
+
+fn keep_in<T: Copy>(column: &mut Vec<T>, start: usize, rows: impl Iterator<Item = (Option<usize>, bool)>) {
+    let (mut from, mut to) = (start, start);
+    for (length, wanted) in rows {
+        let end = from + length.unwrap_or(0);
+        if wanted {
+            column.copy_within(from..end, to);
+            to += end - from;
+        }
+        from = end;
+    }
+    column.truncate(to);
 }
 
 impl From<Block> for Rows {

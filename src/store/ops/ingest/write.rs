@@ -147,6 +147,7 @@ impl<'b> Arrived<'b> {
             facts.response_tokens,
             facts.max_segment_tokens,
             Some(&facts.reward_components).filter(|components| !components.is_empty()).map(to_json),
+            facts.segment_tokens.as_deref().map(to_json),
         ]
     }
 
@@ -170,7 +171,7 @@ static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
         "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
             advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
             trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
-            status, response_tokens, max_segment_tokens, components",
+            status, response_tokens, max_segment_tokens, components, segment_tokens",
     )
 });
 
