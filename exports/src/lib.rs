@@ -3,7 +3,8 @@
 //! Everything here turns [`ExportedRollout`]s into bytes and knows neither the service nor its database, so that an
 //! export over HTTP and one from the database are the same. A [`Writer`] takes rollouts in order and holds a bounded
 //! number of them. The modules, in reading order: `row` (one row per segment), [`batch`] (the rows as Arrow, and back),
-//! `lines` (JSON on several threads), `ndjson` and `parquet` (the rows), `conversation` (messages in one shape), `pairs`, `traces`, `trajectories`.
+//! `lines` (JSON on several threads), `ndjson` and `parquet` (the rows), `conversation` (messages in one shape, and those
+//! that cannot be read), `pairs`, `traces`, `trajectories`.
 
 pub mod arrays;
 pub mod batch;
@@ -22,7 +23,13 @@ use arrow_array::RecordBatch;
 use forebay_client::wire::ExportedRollout;
 
 pub use self::{
-    ndjson::Ndjson, pairs::Pairs, parquet::Parquet, row::Requirement, traces::Traces, trajectories::Trajectories,
+    conversation::{Unreadable, UnreadableMessage},
+    ndjson::Ndjson,
+    pairs::Pairs,
+    parquet::Parquet,
+    row::Requirement,
+    traces::Traces,
+    trajectories::Trajectories,
 };
 
 /// Formats of exports.
@@ -84,6 +91,8 @@ pub struct Written {
     pub rows: u64,
     /// What was left out, and how often.
     pub left_out: Vec<(u64, &'static str)>,
+    /// Messages that are missing because they cannot be read.
+    pub unreadable: Unreadable,
 }
 
 impl fmt::Display for Written {

@@ -37,6 +37,7 @@ impl<W: Write + Send> Writer for Ndjson<W> {
 
     fn finish(mut self: Box<Self>) -> Result<Written, ExportError> {
         self.out.flush()?;
-        Ok(Written { rows: self.rows, left_out: vec![(self.left_out, "rows without what --require names")] })
+        let left_out = vec![(self.left_out, "rows without what --require names")];
+        Ok(Written { rows: self.rows, left_out, ..Written::default() })
     }
 }

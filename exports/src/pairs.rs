@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     ExportError, Writer, Written,
-    conversation::{self, Message},
+    conversation::{Conversation, Message, Unreadable},
     parquet::{
         columns::{messages, messages_type},
         file::File,
@@ -59,6 +59,7 @@ pub struct Pairs<W: Write + Send> {
     alone: u64,
     equal: u64,
     unrelated: u64,
+    unreadable: Unreadable,
 }
 
 enum Out<W: Write + Send> {
@@ -79,7 +80,7 @@ impl<W: Write + Send> Pairs<W> {
     }
 
     fn new(out: Out<W>) -> Self {
-        Self { out, group: None, written: 0, alone: 0, equal: 0, unrelated: 0 }
+        Self { out, group: None, written: 0, alone: 0, equal: 0, unrelated: 0, unreadable: Unreadable::default() }
     }
 
     /// Writes the pair of the group that was read, if it has one.
@@ -93,11 +94,20 @@ impl<W: Write + Send> Pairs<W> {
             self.alone += 1;
         } else if best.reward <= worst.reward {
             self.equal += 1;
-        } else if let Some(pair) = pair(&best, &worst) {
-            self.written += 1;
-            self.out.pair(pair)?;
         } else {
-            self.unrelated += 1;
+            let sides = [best, worst].map(|side| (side.conversation(), side));
+            let pair = pair(&sides);
+            for (conversation, side) in &sides {
+                let rollout_id = side.rollout.trajectory.rollout_id.as_deref().unwrap_or_default();
+                self.unreadable.add(pair.is_some().then_some(self.written), rollout_id, conversation);
+            }
+            match pair {
+                Some(pair) => {
+                    self.written += 1;
+                    self.out.pair(pair)?;
+                }
+                None => self.unrelated += 1,
+            }
         }
         Ok(())
     }
@@ -128,6 +138,7 @@ fn without_tokens(rollout: &ExportedRollout) -> ExportedRollout {
     let ExportedRollout { trajectory, result } = rollout;
     let trajectory = forebay_client::wire::Trajectory {
         policy: trajectory.policy.clone(),
+        rollout_id: trajectory.rollout_id.clone(),
         group_id: trajectory.group_id.clone(),
         environment: trajectory.environment.clone(),
         messages: trajectory.messages.clone(),
@@ -137,9 +148,16 @@ fn without_tokens(rollout: &ExportedRollout) -> ExportedRollout {
     ExportedRollout { trajectory, result: result.clone() }
 }
 
-fn pair(best: &Side, worst: &Side) -> Option<Pair> {
-    let read = |side: &Side| conversation::messages(side.rollout.trajectory.messages.as_deref()?.get());
-    let (mut chosen, mut rejected) = (read(best)?, read(worst)?);
+impl Side {
+    fn conversation(&self) -> Conversation {
+        let messages = self.rollout.trajectory.messages.as_deref();
+        messages.map(|messages| Conversation::read(messages.get())).unwrap_or_default()
+    }
+}
+
+/// The pair of the best and the worst rollout.
+fn pair([(best_said, best), (worst_said, worst)]: &[(Conversation, Side); 2]) -> Option<Pair> {
+    let (mut chosen, mut rejected) = (best_said.messages.clone(), worst_said.messages.clone());
     let common = chosen.iter().zip(&rejected).take_while(|(one, other)| one == other).count();
     // What the two have in common may end within the assistant's part, if both began with the same answer. The prompt
     // ends where both go on with an answer.
@@ -257,6 +275,6 @@ impl<W: Write + Send> Writer for Pairs<W> {
             (self.equal, "groups with equal rewards"),
             (self.unrelated, "groups whose best and worst conversation have no common prompt"),
         ];
-        Ok(Written { rows: self.written, left_out })
+        Ok(Written { rows: self.written, left_out, unreadable: self.unreadable })
     }
 }

@@ -12,11 +12,11 @@ use std::{
 use forebay_client::wire::{ExportedRollout, Verdict};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::value::RawValue;
 
 use crate::{
     ExportError, Writer, Written,
-    conversation::{self, Message},
+    conversation::{self, Conversation, Message, Unreadable},
 };
 
 /// Files of one folder. The Hub accepts no more than 10,000.
@@ -35,13 +35,14 @@ pub struct Traces {
     bytes: Arc<AtomicU64>,
     written: u64,
     without_messages: u64,
+    unreadable: Unreadable,
 }
 
 impl Traces {
     /// Writes below an existing folder, and counts the bytes. The harness is the name of the agent's program.
     #[must_use]
     pub fn new(folder: PathBuf, harness: String, bytes: Arc<AtomicU64>) -> Self {
-        Self { folder, harness, bytes, written: 0, without_messages: 0 }
+        Self { folder, harness, bytes, written: 0, without_messages: 0, unreadable: Unreadable::default() }
     }
 
     /// The path of the next file. It begins with a number, so that two ids never have the same name.
@@ -72,22 +73,51 @@ struct Header<'a> {
     metadata: Option<&'a RawValue>,
 }
 
+/// A further line of a trace.
+#[derive(Serialize)]
+struct Line {
+    r#type: &'static str,
+    message: Trace,
+}
+
+/// A message with the names of the format.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Trace {
+    role: String,
+    content: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "conversation::as_json")]
+    tool_calls: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_call_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+}
+
 impl Writer for Traces {
     fn write(&mut self, rollouts: &[ExportedRollout]) -> Result<(), ExportError> {
         for rollout in rollouts {
-            let posted = rollout.trajectory.messages.as_deref();
-            let Some(messages) = posted.and_then(|messages| conversation::messages(messages.get())) else {
+            let Some(posted) = rollout.trajectory.messages.as_deref() else {
                 self.without_messages += 1;
                 continue;
             };
-            let path = self.path(rollout.trajectory.rollout_id.as_deref().unwrap_or_default());
+            let rollout_id = rollout.trajectory.rollout_id.as_deref().unwrap_or_default();
+            let conversation = Conversation::read(posted.get());
+            let row = (!conversation.is_lost()).then_some(self.written);
+            self.unreadable.add(row, rollout_id, &conversation);
+            if row.is_none() {
+                continue;
+            }
+            let path = self.path(rollout_id);
             if self.written.is_multiple_of(FOLDER_FILES) {
                 create_dir_all(path.parent().unwrap_or(&self.folder))?;
             }
             let mut text = serde_json::to_vec(&header(&self.harness, rollout))?;
-            for message in messages {
+            for message in conversation.messages {
                 text.push(b'\n');
-                serde_json::to_writer(&mut text, &json!({"type": "message", "message": trace(message)}))?;
+                serde_json::to_writer(&mut text, &Line { r#type: "message", message: message.into() })?;
             }
             text.push(b'\n');
             std::fs::write(path, &text)?;
@@ -98,7 +128,8 @@ impl Writer for Traces {
     }
 
     fn finish(self: Box<Self>) -> Result<Written, ExportError> {
-        Ok(Written { rows: self.written, left_out: vec![(self.without_messages, "rollouts without messages")] })
+        let left_out = vec![(self.without_messages, "rollouts without messages")];
+        Ok(Written { rows: self.written, left_out, unreadable: self.unreadable })
     }
 }
 
@@ -125,23 +156,9 @@ fn header<'a>(harness: &'a str, rollout: &'a ExportedRollout) -> Header<'a> {
     }
 }
 
-/// A message with the names of the format.
-fn trace(message: Message) -> Value {
-    let Message { role, content, tool_calls, tool_call_id, name, reasoning_content } = message;
-    let calls = tool_calls.and_then(|calls| serde_json::from_str::<Vec<Value>>(&calls).ok());
-    let mut fields = json!({"role": role, "content": content});
-    let calls = calls.map(Value::Array);
-    let text = |text: Option<String>| text.map(Value::String);
-    let optional = [
-        ("reasoningContent", text(reasoning_content)),
-        ("toolCalls", calls),
-        ("toolCallId", text(tool_call_id)),
-        ("name", text(name)),
-    ];
-    for (name, value) in optional {
-        if let Some(value) = value {
-            fields[name] = value;
-        }
+impl From<Message> for Trace {
+    fn from(message: Message) -> Self {
+        let Message { role, content, tool_calls, tool_call_id, name, reasoning_content } = message;
+        Self { role, content, reasoning_content, tool_calls, tool_call_id, name }
     }
-    fields
 }

@@ -29,6 +29,6 @@ impl<W: Write + Send> Writer for Trajectories<W> {
 
     fn finish(mut self: Box<Self>) -> Result<Written, ExportError> {
         self.out.flush()?;
-        Ok(Written { rows: self.rows, left_out: Vec::new() })
+        Ok(Written { rows: self.rows, ..Written::default() })
     }
 }

@@ -18,13 +18,14 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay::buffer::ids::PolicyName;
 use forebay_client::wire::{ExportCounts, RolloutState, Verdict};
-use forebay_exports::{Format, Requirement, Writer, Written};
+use forebay_exports::{Format, Requirement, Unreadable, Writer, Written};
 use tokio::sync::mpsc;
 
 use self::{
     source::{Page, PlaceArgs, Source},
     target::Target,
 };
+use super::text::shown;
 
 /// Pages that wait to be written, while one is read and one is written.
 const PAGES_AHEAD: usize = 1;
@@ -32,7 +33,7 @@ const PAGES_AHEAD: usize = 1;
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The exit code of an export without its damaged rollouts.
+/// The exit code of an export that lacks rollouts or messages which nobody asked to leave out.
 pub(crate) const INCOMPLETE: u8 = 3;
 
 /// The arguments of `forebay export`.
@@ -85,10 +86,23 @@ pub(crate) struct Selection {
     min_reward: Option<f64>,
 }
 
-/// The export is written, but rollouts are missing.
+/// The export is written, but rollouts or messages are missing.
 #[derive(Debug, thiserror::Error)]
-#[error("the export is written without {0} rollouts whose stored data is damaged; `forebay doctor` lists them")]
-pub(crate) struct Incomplete(u64);
+#[error("the export is written without {0}")]
+pub(crate) struct Incomplete(String);
+
+impl Incomplete {
+    /// None if the export has everything that was asked for.
+    fn of(written: &Written, counts: ExportCounts) -> Option<Self> {
+        let missing = [
+            (counts.damaged, "rollouts whose stored data is damaged; `forebay doctor` lists them"),
+            (written.unreadable.messages, "messages that cannot be read"),
+        ];
+        let missing: Vec<String> =
+            missing.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        (!missing.is_empty()).then(|| Self(missing.join(", and without ")))
+    }
+}
 
 fn policy(name: &str) -> Result<PolicyName, String> {
     PolicyName::parse(name).map_err(|error| error.to_string())
@@ -117,7 +131,18 @@ pub(crate) async fn export(args: ExportArgs) -> anyhow::Result<()> {
     target.name(args.force)?;
     let summary = summary(&rows, counts, written.load(Ordering::Relaxed), begun.elapsed());
     eprintln!("exported {summary}");
-    if counts.damaged > 0 { Err(Incomplete(counts.damaged).into()) } else { Ok(()) }
+    list(&rows.unreadable);
+    Incomplete::of(&rows, counts).map_or(Ok(()), |incomplete| Err(incomplete.into()))
+}
+
+/// Prints the first messages that cannot be read.
+fn list(unreadable: &Unreadable) {
+    for message in &unreadable.listed {
+        eprintln!("  {}", shown(&message.to_string()));
+    }
+    if unreadable.messages > unreadable.listed.len() as u64 {
+        eprintln!("  and more: only the first {} are listed", unreadable.listed.len());
+    }
 }
 
 /// Reads pages and has them written by a thread of their own.

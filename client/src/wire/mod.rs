@@ -21,6 +21,7 @@ mod policy;
 mod problem;
 mod rules;
 mod session;
+mod text;
 mod trajectory;
 mod turn;
 mod why;
@@ -61,6 +62,7 @@ pub use session::{
     SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn,
     SessionTurns,
 };
+pub use text::replace_lone_surrogates;
 pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};
 pub use turn::{Assembly, DroppedCalls, Turn};
 pub use why::{

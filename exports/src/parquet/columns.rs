@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     batch,
-    conversation::{self, Message},
+    conversation::{Conversation, Message},
     row,
 };
 
@@ -68,28 +68,20 @@ fn element(of: DataType) -> Arc<Field> {
     Arc::new(Field::new(ELEMENT, of, false))
 }
 
-/// The columns of some rows.
-pub(super) struct Columns {
-    pub(super) arrays: Vec<ArrayRef>,
-    /// Rows whose messages are no conversation.
-    pub(super) not_messages: u64,
+/// The messages of each row of a record batch, if it has some.
+pub(super) fn conversations(batch: &RecordBatch) -> Vec<Option<Conversation>> {
+    let posted = batch.column_by_name("messages").expect("it is a column").as_string::<i32>();
+    posted.iter().map(|json| json.map(Conversation::read)).collect()
 }
 
-/// Converts the columns of a record batch to those of the schema.
-pub(super) fn of(batch: &RecordBatch) -> Columns {
-    let mut columns = Columns { arrays: Vec::new(), not_messages: 0 };
+/// Converts the columns of a record batch to those of the schema. `conversations` are the messages of its rows.
+pub(super) fn of(batch: &RecordBatch, conversations: &[Option<Vec<Message>>]) -> Vec<ArrayRef> {
+    let mut columns = Vec::new();
     for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
         match field.name().as_str() {
             NOT_IN_FILES => {}
-            "messages" => {
-                let posted = column.as_string::<i32>();
-                let found: Vec<Option<Vec<Message>>> =
-                    posted.iter().map(|json| conversation::messages(json?)).collect();
-                let lost = posted.iter().zip(&found).filter(|(posted, found)| posted.is_some() && found.is_none());
-                columns.not_messages = lost.count() as u64;
-                columns.arrays.extend([messages(&found), tools(batch)]);
-            }
-            _ => columns.arrays.push(renamed(column)),
+            "messages" => columns.extend([messages(conversations), tools(batch)]),
+            _ => columns.push(renamed(column)),
         }
     }
     columns

@@ -24,20 +24,19 @@ use ::parquet::{
 use arrow_array::{Array as _, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use super::columns::ELEMENT;
+use super::{columns::ELEMENT, footer::HeldFooter};
 use crate::{ExportError, threads};
 
 /// Bytes of an encoded row group in memory. Readers hold one row group at a time.
 const ROW_GROUP_BYTES: usize = 32 << 20;
 
-/// The columns with a value per token. They have no dictionary, which would fill up with the first rows, and no
-/// statistics.
+/// The columns with a value per token. They have no dictionary, which would fill up with the first rows.
 pub(super) const PER_TOKEN: [&str; 4] = ["tokens", "logprobs", "teacher_logprobs", "values"];
 
 /// A file.
 pub(crate) struct File<W: Write + Send> {
     schema: SchemaRef,
-    out: SerializedFileWriter<W>,
+    out: SerializedFileWriter<HeldFooter<W>>,
     row_groups: ArrowRowGroupWriterFactory,
     /// The writers of the columns of the current row group, if it has rows.
     columns: Vec<ArrowColumnWriter>,
@@ -47,7 +46,8 @@ impl<W: Write + Send> File<W> {
     /// Begins a file with these columns.
     pub(crate) fn new(out: W, schema: Schema) -> Result<Self, ExportError> {
         let schema = Arc::new(schema);
-        let writer = ArrowWriter::try_new(out, Arc::clone(&schema), Some(properties()))?;
+        let properties = properties(&schema);
+        let writer = ArrowWriter::try_new(HeldFooter::new(out), Arc::clone(&schema), Some(properties))?;
         let (out, row_groups) = writer.into_serialized_writer()?;
         Ok(Self { schema, out, row_groups, columns: Vec::new() })
     }
@@ -83,8 +83,10 @@ impl<W: Write + Send> File<W> {
         if !self.columns.is_empty() {
             self.end_row_group()?;
         }
-        self.out.close()?;
-        Ok(())
+        self.out.flush()?;
+        self.out.inner_mut().begin();
+        let columns = self.out.finish()?.file_metadata().schema_descr().num_columns();
+        Ok(self.out.inner_mut().end(columns)?)
     }
 }
 
@@ -142,17 +144,22 @@ fn leaves(of: &DataType) -> usize {
 }
 
 /// How files are written.
-fn properties() -> WriterProperties {
+fn properties(schema: &Schema) -> WriterProperties {
     let level = ZstdLevel::try_new(1).expect("zstd has this level");
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(level))
         .set_created_by(concat!("forebay ", env!("CARGO_PKG_VERSION")).to_owned())
-        .set_statistics_enabled(EnabledStatistics::Chunk);
+        .set_statistics_enabled(EnabledStatistics::None);
     for name in PER_TOKEN {
         let column = ColumnPath::from(vec![name.to_owned(), "list".to_owned(), ELEMENT.to_owned()]);
-        properties = properties
-            .set_column_dictionary_enabled(column.clone(), false)
-            .set_column_statistics_enabled(column, EnabledStatistics::None);
+        properties = properties.set_column_dictionary_enabled(column, false);
+    }
+    // Only integers have statistics, by which readers pass over row groups, e.g. of other steps. The least float depends
+    // on the order that the file declares (`footer`). In a file with nested columns, fastparquet takes the nulls of `step`
+    // and `group_size` from the statistics of `status` and `policy`. It reads both columns only because texts have none.
+    for field in schema.fields().iter().filter(|field| field.data_type().is_integer()) {
+        let column = ColumnPath::from(field.name().as_str());
+        properties = properties.set_column_statistics_enabled(column, EnabledStatistics::Chunk);
     }
     properties.build()
 }

@@ -50,6 +50,20 @@ fn files(folder: &Path) -> Vec<String> {
     names
 }
 
+/// The messages of each row of a Parquet file that is exported with this exit code, and what the command says.
+async fn parquet(app: &TestApp, folder: &Path, arguments: &[&str], code: i32) -> (Vec<Value>, String) {
+    let file = folder.join("rows.parquet").display().to_string();
+    let fixed = ["--format", "parquet", "--url", &app.url, "--force", "--output", &file];
+    let output = forebay(&[&fixed[..], arguments].concat()).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    let print = "import json, sys, pyarrow.parquet as pq\n\
+                 for messages in pq.read_table(sys.argv[1])['messages'].to_pylist(): print(json.dumps(messages))";
+    let read = Command::new(python()).args(["-c", print, &file]).output().await.expect("Python starts");
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    (values(&String::from_utf8_lossy(&read.stdout)), said)
+}
+
 /// A conversation that begins with the same question.
 fn conversation(answer: &str) -> Value {
     json!([{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "q"}]},
@@ -162,6 +176,66 @@ on_both_stores! {
         assert_eq!((&answer["role"], &answer["content"], &answer["toolCalls"][0]["id"]), (&json!("assistant"), &json!("answer 1"), &json!("1")));
         assert_eq!(trace[4], json!({"type": "message", "message": {"role": "tool", "content": "4", "toolCallId": "1"}}));
         assert!(complaint(&arguments).await.contains("already exists"));
+    }
+
+    async fn reasoning_under_both_of_its_names_is_one_text_in_every_format(app: TestApp) {
+        let mut members = conversations("both", &[0.0, 1.0]);
+        for member in members.as_array_mut().expect("an array") {
+            member["messages"][2]["reasoning"] = json!("I think");
+            member["messages"][2]["reasoning_content"] = json!("I think");
+        }
+        app.accept(members).await;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let rows = parquet(app, folder.path(), &["--require", "messages"], 0).await.0;
+        assert_eq!((rows.len(), &rows[0][2]["reasoning_content"]), (2, &json!("I think")));
+        let pairs = values(&exported(&["--format", "pairs", "--url", &app.url]).await);
+        assert_eq!(pairs[0]["chosen"][0]["reasoning_content"], "I think");
+        let traces = folder.path().join("traces").display().to_string();
+        let output = forebay(&["--format", "sts", "--url", &app.url, "--output", &traces]).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let trace = std::fs::read_to_string(Path::new(&traces).join("00000/0000000-both-0.jsonl")).expect("a file");
+        assert_eq!(values(&trace)[3]["message"]["reasoningContent"], "I think");
+    }
+
+    async fn an_unreadable_message_is_reported_with_its_row_and_the_rest_stays(app: TestApp) {
+        app.rules("default", json!({"require": []})).await;
+        app.accept(rollout("tokens-only", 0.0)).await;
+        let mut members = conversations("talk", &[0.0, 1.0, 0.5]);
+        members[1]["messages"][3] = json!({"content": "without a role"});
+        members[2]["messages"] = json!([1, {"role": 7}]);
+        app.accept(members).await;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+
+        let (rows, said) = parquet(app, folder.path(), &[], 3).await;
+        let lengths: Vec<usize> = rows.iter().map(|messages| messages.as_array().map_or(0, Vec::len)).collect();
+        assert_eq!(lengths, [0, 4, 3, 0]);
+        assert!(rows[3].is_null(), "a row without a readable message has none: {rows:?}");
+        for line in [
+            "row 2 (rollout talk-1) /messages/3: has no role",
+            "row 3 (rollout talk-2) /messages/0: is not an object",
+            "row 3 (rollout talk-2) /messages/1: has a role that is not a text",
+            "the export is written without 3 messages that cannot be read",
+        ] {
+            assert!(said.contains(line), "{said}");
+        }
+        let (rows, said) = parquet(app, folder.path(), &["--require", "messages"], 3).await;
+        assert!(rows.len() == 2 && said.contains("2 rows, 2 rows without what --require names"), "{said}");
+        assert!(said.contains("row 1 (rollout talk-1) /messages/3") && said.contains("no row (rollout talk-2)"), "{said}");
+        // What is asked for is complete without the rows that lack it.
+        let readable = ["--require", "messages", "--where", "reward < 0.5"];
+        assert_eq!(parquet(app, folder.path(), &readable, 0).await.0.len(), 1);
+
+        let output = forebay(&["--format", "pairs", "--url", &app.url, "--output", "-"]).await;
+        assert_eq!(output.status.code(), Some(3));
+        let pairs = values(&String::from_utf8(output.stdout).expect("text"));
+        assert_eq!(pairs[0]["chosen"].as_array().map(Vec::len), Some(1));
+        let traces = folder.path().join("traces").display().to_string();
+        let output = forebay(&["--format", "sts", "--url", &app.url, "--output", &traces]).await;
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!(files(&Path::new(&traces).join("00000")), ["0000000-talk-0.jsonl", "0000001-talk-1.jsonl"]);
+        // Rows of JSON have messages as they were posted.
+        let rows = values(&exported(&["--format", "ndjson", "--url", &app.url]).await);
+        assert_eq!(rows[3]["messages"], json!([1, {"role": 7}]));
     }
 
     async fn a_file_is_replaced_only_with_force_and_never_left_incomplete(app: TestApp) {
