@@ -19,6 +19,7 @@ use crate::{
     json::{self, Problems},
     labels::Labels,
     options::Options,
+    tools,
 };
 
 pub(crate) const FORMAT: Format = Format {
@@ -66,6 +67,8 @@ fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<V
     if !has_metadata {
         rollout.metadata = Some(json::raw(&metadata(&trajectory, &mut imported)));
     }
+    let defined = trajectory.agent.0.tool_definitions.as_ref().map(|tools| json::raw(&tools));
+    tools::add(&mut rollout.metadata, defined.as_deref(), &mut imported);
     imported.trajectories.push(rollout);
     Ok(imported)
 }

@@ -16,7 +16,7 @@ use crate::{
     json::{self, Fields, Problems},
     labels::{Labels, sampling},
     options::Options,
-    turns,
+    tools, turns,
 };
 
 pub(crate) const FORMAT: Format = Format {
@@ -27,12 +27,13 @@ pub(crate) const FORMAT: Format = Format {
 };
 
 /// The fields of a record that hold its calls and its text; the others are labels, or are ignored.
-const CONTENT: [&str; 9] = [
+const CONTENT: [&str; 10] = [
     "calls",
     "request",
     "response",
     "choices",
     "messages",
+    "tools",
     "prompt_token_ids",
     "token_ids",
     "completion_token_ids",
@@ -54,14 +55,17 @@ struct Call {
 #[serde(default)]
 struct Request {
     messages: Option<Vec<Box<RawValue>>>,
+    tools: Option<Box<RawValue>>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i32>,
 }
 
 fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<Violation>> {
-    let mut fields = json::fields(document.text)?;
-    let record: &RawValue = json::whole(document.text)?;
+    let mut imported = Imported::default();
+    let text = json::characters(document.text, &mut imported)?;
+    let mut fields = json::fields(text.as_bytes())?;
+    let record: &RawValue = json::whole(text.as_bytes())?;
     let mut problems = Problems::default();
     let mut content: Fields<'_> =
         CONTENT.iter().filter_map(|&name| Some((name.to_owned(), fields.remove(name)?))).collect();
@@ -69,8 +73,8 @@ fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<V
     let has_metadata = own.metadata.is_some();
     let given = Labels::of_options(options, record, &mut problems);
     let messages: Option<Vec<Box<RawValue>>> = problems.take(&mut content, "", "messages");
+    let tools: Option<Box<RawValue>> = problems.take(&mut content, "", "tools");
     let calls = calls(&mut content, record, &mut problems);
-    let mut imported = Imported::default();
     let mut turns: Vec<Turn> = calls.iter().filter_map(|call| call.turn(&mut imported, &mut problems)).collect();
     if calls.is_empty() && messages.is_none() && problems.is_empty() {
         problems.push("", "has neither `calls`, `response`, `choices` nor `messages`");
@@ -90,6 +94,9 @@ fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<V
         let source: Value = json!({"source": {"format": FORMAT.name, "model": model}});
         trajectory.metadata = Some(json::raw(&source));
     }
+    // The messages are those of the last call, so its tools are theirs.
+    let of_calls = || calls.iter().rev().find_map(|call| call.call.request.as_ref()?.tools.as_deref());
+    tools::add(&mut trajectory.metadata, tools.as_deref().or_else(of_calls), &mut imported);
     imported.trajectories.push(trajectory);
     Ok(imported)
 }
@@ -120,7 +127,7 @@ fn calls(content: &mut Fields<'_>, record: &RawValue, problems: &mut Problems) -
     }
     if ["token_ids", "completion_token_ids"].iter().any(|&name| content.contains_key(name)) {
         let ids = json::parse::<Ids>("", record.get()).map_err(|violation| problems.add(violation)).unwrap_or_default();
-        let call = Call { request, response: Answer::of_ids(ids), ..Call::default() };
+        let call = Call { request, response: Answer::of_ids(ids, problems), ..Call::default() };
         return vec![Placed { call, at: String::new() }];
     }
     Vec::new()
@@ -214,6 +221,8 @@ mod tests {
         assert!(text.turns.is_empty() && text.messages.is_some());
         let flat = one(r#"{"messages":[],"prompt_token_ids":[1],"token_ids":[2,3],"logprobs":[-0.1,-0.2],"reward":1}"#);
         assert_eq!(flat.turns[0].logprobs.as_deref(), Some(&[-0.1, -0.2][..]));
+        let both = one(r#"{"prompt_token_ids":[1],"token_ids":[2],"completion_token_ids":[2],"reward":1}"#);
+        assert_eq!(both.turns[0].tokens, [2]);
     }
 
     #[test]
@@ -231,6 +240,10 @@ mod tests {
             (format!("{{{twice}}}"), "/choices"),
             (format!("{{\"calls\":[{{\"response\":{{{twice}}}}}]}}"), "/calls/0/response/choices"),
             (r#"{"prompt_token_ids":[1],"token_ids":[2],"logprobs":[]}"#.to_owned(), "/logprobs"),
+            (
+                r#"{"prompt_token_ids":[1],"token_ids":[2],"completion_token_ids":[3]}"#.to_owned(),
+                "/completion_token_ids",
+            ),
             ("{\"reward\":1}".to_owned(), ""),
             ("[1]".to_owned(), ""),
         ];

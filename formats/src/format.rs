@@ -80,7 +80,7 @@ impl Imported {
     }
 }
 
-/// Something in a document that is imported without being trained, or not at all. Reports count it by its name.
+/// Something in a document that is imported without being trained, in another form, or not at all. Reports count it by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Note {
     /// A call has sampled ids but no prompt ids. A token may only be trained behind the ids that it was sampled behind.
@@ -93,6 +93,10 @@ pub enum Note {
     NotTrainable,
     /// Free-form data was too large for the metadata of a rollout.
     ExtraLeftOut,
+    /// The definitions of tools were too large for the metadata of a rollout.
+    ToolsLeftOut,
+    /// A document has halves of surrogate pairs. Each of them became U+FFFD, because it is no character.
+    SurrogateReplaced,
 }
 
 impl Note {
@@ -105,6 +109,8 @@ impl Note {
             Self::CopiedContext => "copied-context",
             Self::NotTrainable => "not-trainable",
             Self::ExtraLeftOut => "extra-left-out",
+            Self::ToolsLeftOut => "tools-left-out",
+            Self::SurrogateReplaced => "surrogate-replaced",
         }
     }
 }

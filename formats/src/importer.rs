@@ -15,6 +15,9 @@ use crate::{
 /// The most bytes of one document. A larger one is refused without being held.
 pub const DOCUMENT_BYTES_MAX: usize = 256 << 20;
 
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Reads records from a source.
 pub struct Importer<R> {
     source: R,
@@ -87,6 +90,10 @@ impl<R: BufRead> Importer<R> {
                 return Ok(());
             }
             Line::Read => {}
+        }
+        // Some programs of Windows begin a file with a byte order mark, which is no part of its JSON.
+        if line == 1 && text.starts_with(BYTE_ORDER_MARK) {
+            text.drain(..BYTE_ORDER_MARK.len());
         }
         if text.iter().all(u8::is_ascii_whitespace) {
             return Ok(());
@@ -193,6 +200,12 @@ mod tests {
         let found = read(&LINES, "\n{\"a\":1}\r\n  \n{\"b\":2}", 100);
         assert_eq!(found, [(2, "{\"a\":1}".to_owned()), (4, "{\"b\":2}".to_owned())]);
         assert!(read(&LINES, "", 100).is_empty());
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_document() {
+        assert_eq!(read(&LINES, "\u{feff}{}\n{}", 100), [(1, "{}".to_owned()), (2, "{}".to_owned())]);
+        assert_eq!(read(&EITHER, "\u{feff}\n{\n}", 100), [(2, "{\n}".to_owned())]);
     }
 
     #[test]

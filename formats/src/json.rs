@@ -1,10 +1,12 @@
 //! Reading JSON with errors that have pointers, and lists of such errors.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
 
-use forebay_client::wire::{Object, Violation};
+use forebay_client::wire::{Object, Violation, replace_lone_surrogates};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
+
+use crate::format::{Imported, Note};
 
 /// The most violations reported for one document.
 pub(crate) const VIOLATIONS_MAX: usize = 100;
@@ -12,9 +14,20 @@ pub(crate) const VIOLATIONS_MAX: usize = 100;
 /// The entries of an object, not parsed further.
 pub(crate) type Fields<'d> = BTreeMap<String, &'d RawValue>;
 
+/// The document as text of whole characters.
+pub(crate) fn characters<'d>(text: &'d [u8], imported: &mut Imported) -> Result<Cow<'d, str>, Vec<Violation>> {
+    let text = replace_lone_surrogates(utf8(text)?);
+    imported.note(Note::SurrogateReplaced, u64::from(matches!(text, Cow::Owned(_))));
+    Ok(text)
+}
+
+fn utf8(text: &[u8]) -> Result<&str, Vec<Violation>> {
+    std::str::from_utf8(text).map_err(|_| vec![violation("", "the document is not UTF-8 text")])
+}
+
 /// Reads the entries of a document, which must be an object.
 pub(crate) fn fields(text: &[u8]) -> Result<Fields<'_>, Vec<Violation>> {
-    let text = std::str::from_utf8(text).map_err(|_| vec![violation("", "the document is not UTF-8 text")])?;
+    let text = utf8(text)?;
     serde_json::from_str(text).map_err(|error| vec![violation("", explain(&error))])
 }
 

@@ -7,15 +7,18 @@
 //!
 //! The modules, in reading order: `format` (what a format is), `importer` (from bytes to records), `options` (what a
 //! caller may say about all rollouts), `labels` (whose rollout it is, from the options, the record or the format),
-//! `ids` (ids of records that have none), `json` (errors with pointers), `turns` (prompts without what
-//! an earlier call has), and the formats.
+//! `ids` (ids of records that have none), `json` (errors with pointers), `tools` (definitions of
+//! tools in the metadata), `turns` (prompts without what an earlier call has),
+//! `groups` (groups with more rollouts than places), and the formats.
 
 mod format;
+mod groups;
 mod ids;
 mod importer;
 mod json;
 mod labels;
 mod options;
+mod tools;
 mod turns;
 
 #[cfg(test)]
@@ -29,6 +32,7 @@ mod verifiers;
 
 pub use self::{
     format::{Document, Format, Imported, Layout, Note, Reader, Record},
+    groups::{Overfull, overfull},
     ids::digest_id,
     importer::{DOCUMENT_BYTES_MAX, Importer},
     options::{Options, ROLLOUT_TOKENS_MAX},

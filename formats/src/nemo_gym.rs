@@ -23,7 +23,7 @@ use crate::{
     json::{self, Fields, Problems},
     labels::{Id, Labels, Number, sampling},
     options::Options,
-    turns,
+    tools, turns,
 };
 
 pub(crate) const FORMAT: Format = Format {
@@ -97,6 +97,7 @@ struct Item {
 struct Parameters {
     temperature: Option<f32>,
     top_p: Option<f32>,
+    tools: Option<Vec<Value>>,
 }
 
 #[derive(Deserialize)]
@@ -105,8 +106,10 @@ struct AgentRef {
 }
 
 fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<Violation>> {
-    let mut fields = json::fields(document.text)?;
-    let record: &RawValue = json::whole(document.text)?;
+    let mut imported = Imported::default();
+    let text = json::characters(document.text, &mut imported)?;
+    let mut fields = json::fields(text.as_bytes())?;
+    let record: &RawValue = json::whole(text.as_bytes())?;
     let mut problems = Problems::default();
     let given = Labels::of_options(options, record, &mut problems);
     let (response_text, parameters_text) =
@@ -114,16 +117,19 @@ fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<V
     problems.require(response_text.is_some(), "/response", "is missing: a rollout of NeMo Gym has it");
     let response: Response = problems.take(&mut fields, "", "response").unwrap_or_default();
     let parameters: Parameters = problems.take(&mut fields, "", "responses_create_params").unwrap_or_default();
+    let mask_sample = fields.get_key_value("mask_sample").map(|(name, value)| (name.clone(), *value));
     let is_masked = problems.take(&mut fields, "", "mask_sample").unwrap_or(false);
     let own = labels(&mut fields, parameters_text, &parameters, &response, &mut problems);
-    let mut imported = Imported::default();
     let mut turns = calls(&response, &mut imported, &mut problems);
-    let messages = items::messages(parameters_text, response_text);
+    let messages = items::messages(parameters_text, response_text, &mut problems);
+    fields.extend(mask_sample);
     let metadata = metadata(&fields, &response);
     let mut trajectory = given.or(own).trajectory(options, || digest_id(FORMAT.name, document.text));
     problems.or(())?;
     trajectory.messages = (!messages.is_empty()).then(|| json::raw(&messages));
     trajectory.metadata = Some(json::raw(&metadata));
+    let defined = parameters.tools.map(tools::of_responses);
+    tools::add(&mut trajectory.metadata, defined.as_deref(), &mut imported);
     if is_masked {
         trajectory.segments = turns.last().map(masked).into_iter().collect();
     } else {
@@ -297,6 +303,20 @@ mod tests {
         assert_eq!(nested[0].pointer, "/response/output/0/1");
         let number = read(r#"{"response":{"output":[7]},"reward":1}"#).expect_err("an item is an object");
         assert_eq!(number[0].pointer, "/response/output/0");
+    }
+
+    #[test]
+    fn an_item_that_cannot_be_read_is_refused_with_its_path() {
+        let cases = [
+            (CALLS.replace(r#"{"role":"user","content":"q"}"#, "7"), "/responses_create_params/input/0"),
+            (CALLS.replace(r#"[{"role":"user","content":"q"}]"#, "7"), "/responses_create_params/input"),
+            (CALLS.replace(r#""output":"ok""#, r#""output":1e999"#), "/response/output/2/output"),
+        ];
+        for (text, pointer) in cases {
+            let found = read(&text).expect_err(pointer);
+            assert_eq!(found[0].pointer, pointer, "{found:?}");
+        }
+        assert!(read(&CALLS.replace(r#"[{"role":"user","content":"q"}]"#, "null")).is_ok());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::{
     json::{self, Problems},
     labels::{Id, Labels, sampling},
     options::Options,
+    tools,
 };
 
 pub(crate) const FORMAT: Format = Format {
@@ -28,6 +29,10 @@ pub(crate) const FORMAT: Format = Format {
 
 /// The newest version of the trace schema that is understood.
 const TRACE_VERSION: u64 = 1;
+
+/// What a result of verifiers v0 is told. It has texts in `prompt` and `completion`, and no token ids.
+const OF_V0: &str = "is a result of verifiers v0, which has no token ids: save traces with verifiers v1, or write the \
+                     texts as `messages` and import them with the format `chat`";
 
 /// What `{agent}` in the name of a policy stands for.
 const AGENT: &str = "{agent}";
@@ -82,6 +87,7 @@ struct Trace {
     id: Option<String>,
     task: Option<Task>,
     agent: Option<Agent>,
+    tools: Option<Box<RawValue>>,
     nodes: Vec<Node>,
     calls: Option<Vec<Call>>,
     rewards: Option<BTreeMap<String, Option<Reward>>>,
@@ -147,10 +153,14 @@ struct Reward {
 }
 
 fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<Violation>> {
-    let fields = json::fields(document.text)?;
-    let record: &RawValue = json::whole(document.text)?;
     let mut imported = Imported::default();
+    let text = json::characters(document.text, &mut imported)?;
+    let fields = json::fields(text.as_bytes())?;
+    let record: &RawValue = json::whole(text.as_bytes())?;
     if !fields.contains_key("traces") {
+        if !fields.contains_key("nodes") && fields.contains_key("completion") {
+            return Err(vec![json::violation("/completion", OF_V0)]);
+        }
         let source = Source { base: String::new(), record, id: digest_id(FORMAT.name, document.text) };
         trace(&source, Labels::default(), options, &mut imported)?;
         return Ok(imported);
@@ -203,6 +213,7 @@ fn trace(
     trajectory.segments = branches.segments;
     trajectory.messages = (!branches.messages.is_empty()).then(|| json::raw(&branches.messages));
     trajectory.metadata = Some(json::raw(&trace.metadata(agent)));
+    tools::add(&mut trajectory.metadata, trace.tools.as_deref(), imported);
     imported.trajectories.push(trajectory);
     Ok(())
 }
@@ -284,7 +295,7 @@ mod tests {
         read_with(text, &Options::default())
     }
 
-    const TRACE: &str = r#"{"version":1,"id":"t1","task":{"type":"T","key":"task-3"},"ok":true,
+    const TRACE: &str = r#"{"version":1,"id":"t1","tools":[{"name":"sh"}],"task":{"type":"T","key":"task-3"},"ok":true,
         "agent":{"name":"solver","trainable":true,"config":{"sampling":{"temperature":0.5}}},
         "rewards":{"right":{"score":1.0,"weight":2.0},"short":{"score":0.5},"never":null},
         "nodes":[
@@ -301,6 +312,7 @@ mod tests {
         assert_eq!((trajectory.rollout_id.as_deref(), trajectory.group_id.as_deref()), (Some("t1"), Some("task-3")));
         assert_eq!(trajectory.reward, Some(2.5));
         assert_eq!(trajectory.reward_components.len(), 2);
+        assert!(trajectory.metadata.as_ref().is_some_and(|it| it.get().contains(r#""tools":[{"name":"sh"}]"#)));
         let parts: Vec<(&[i32], &[u8], &[f32])> = trajectory
             .segments
             .iter()
@@ -358,6 +370,9 @@ mod tests {
             let found = read(&text).expect_err(pointer);
             assert_eq!(found[0].pointer, pointer, "{found:?}");
         }
+        let v0 = r#"{"example_id":0,"prompt":[],"completion":[{"role":"assistant","content":"a"}],"reward":1.0}"#;
+        let found = read(v0).expect_err("it has no tokens");
+        assert!(found[0].pointer == "/completion" && found[0].detail.contains("verifiers v0"), "{found:?}");
         let episode = format!("{{\"traces\":[{}]}}", TRACE.replace("[-0.4,-0.5]", "[-0.4]"));
         assert_eq!(read(&episode).expect_err("a trace is wrong")[0].pointer, "/traces/0/nodes/4/logprobs");
     }

@@ -277,13 +277,15 @@ class Client(AgentMethods):
         reward_at: str | None = None,
         group_at: str | None = None,
         rollout_at: str | None = None,
+        allow_late: bool | None = None,
     ) -> ImportReport:
         """Imports recorded rollouts of another project: the bytes of a file, or its documents.
 
         `format` is `atif`, `chat`, `nemo-gym` or `verifiers`. The other arguments hold for all rollouts and take
         precedence over what the documents say; those that end in `_at` are JSON pointers into each record. The report
-        says what was refused, and where. A repeated import stores nothing twice. For files that are larger than a body
-        may be, use the command `forebay import`.
+        says what was refused, and where. A repeated import stores nothing twice. Documents with more rollouts of a group
+        than `group_size` are refused together, unless `allow_late` is true. For files that are larger than a body may
+        be, use the command `forebay import`.
         """
         place = path("imports", format)
         body = documents
@@ -298,6 +300,7 @@ class Client(AgentMethods):
             "reward_at": reward_at,
             "group_at": group_at,
             "rollout_at": rollout_at,
+            "allow_late": allow_late,
         }
         query = {name: value for name, value in labels.items() if value is not None}
         answer = self._send(Call(method="POST", path=place, query=query, repeat=True, body=body, media=NDJSON))

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, io::Cursor};
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use bytes::Bytes;
 use forebay_client::wire::{ImportReport, Trajectory, Violation};
-use forebay_formats::{Importer, Options, Record};
+use forebay_formats::{Format, Importer, Options, Record, overfull};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -41,6 +41,9 @@ pub(super) struct ImportQuery {
     /// Size of their groups.
     #[param(minimum = 1, maximum = 65536)]
     group_size: Option<u32>,
+    /// `true`: import also groups that have more rollouts in the body than `group_size` says. The others are stored as
+    /// late, without their tokens and messages. Default `false`: such a body is refused.
+    allow_late: Option<bool>,
     /// Weight version that generated them.
     #[param(minimum = 0)]
     policy_version: Option<i64>,
@@ -60,7 +63,8 @@ pub(super) struct ImportQuery {
 
 impl ImportQuery {
     fn options(self, tokens_max: usize) -> Result<Options, Failure> {
-        let Self { policy, environment, group_size, policy_version, prefix, reward_at, group_at, rollout_at } = self;
+        let Self { policy, environment, group_size, policy_version, prefix, reward_at, group_at, rollout_at, .. } =
+            self;
         let options = Options {
             policy,
             environment,
@@ -111,15 +115,30 @@ pub(super) async fn post(
     if body::media(&headers)? == Media::Arrow {
         return Err(body::unsupported("Content-Type must be application/json or application/x-ndjson"));
     }
+    let checks_groups = query.group_size.is_some() && !query.allow_late.unwrap_or(false);
     let options = query.options(api.buffer.trajectory_limits().tokens_max)?;
     if !api.buffer.is_writable() {
         return Err(Failure::unwritable());
     }
     let ReadBody { bytes, shares } = body::read(&api.budgets.posts, api.limits, &headers, body).await?;
+    if checks_groups {
+        check_groups(format, &options, bytes.clone()).await?;
+    }
     let importer = Importer::new(format, &options, Cursor::new(bytes));
     let source = Source { importer, waiting: VecDeque::new(), budget: api.budgets.posts.clone(), held: shares.bytes() };
     let report = ImportReport::new(format.name);
     api.run_uncancelled(|buffer| async move { ingest(&buffer, grant, source, shares, report).await }).await.map(Json)
+}
+
+/// Checks before anything is stored that no group of a body has more rollouts than places.
+async fn check_groups(format: &'static Format, options: &Options, body: Bytes) -> Result<(), Failure> {
+    let importer = Importer::new(format, options, Cursor::new(body));
+    // A body in memory can always be read.
+    let found = trajectories::run(false, move || overfull(importer).ok().flatten()).await?;
+    found.map_or(Ok(()), |overfull| {
+        let detail = format!("{overfull}. Nothing is imported; `allow_late=true` imports it like this");
+        Err(Failure::invalid("group_size", detail))
+    })
 }
 
 /// The records of a body, and where the memory for their rollouts comes from.

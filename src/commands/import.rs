@@ -12,14 +12,14 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay_client::wire::{ImportReport, Trajectory};
-use forebay_formats::{Format, Importer, Options, Record};
+use forebay_formats::{Format, Importer, Options, Record, overfull};
 
 use self::{
     post::{Chunk, Poster},
     source::Source,
     text::Progress,
 };
-use super::service::ServiceArgs;
+use super::{service::ServiceArgs, text::shown};
 
 /// The arguments of `forebay import`.
 #[derive(Args)]
@@ -30,6 +30,10 @@ pub(crate) struct ImportArgs {
     /// Files to import, also compressed as .gz or .zst; `-` is the standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Import also groups that have more rollouts in a file than --group-size says. The service stores the others as
+    /// late, without their tokens and messages
+    #[arg(long, requires = "group_size")]
+    allow_late: bool,
     /// Print one report per file as JSON, one per line
     #[arg(long)]
     json: bool,
@@ -81,6 +85,9 @@ fn format(name: &str) -> Result<&'static Format, String> {
 pub(crate) async fn import(args: ImportArgs) -> anyhow::Result<()> {
     let options = args.labels.options()?;
     let poster = Poster::new(args.service, std::time::Duration::from_secs(args.patience_s))?;
+    if options.group_size.is_some() && !args.allow_late {
+        args.files.iter().try_for_each(|file| check_groups(file, args.format, &options))?;
+    }
     let mut refused = 0;
     for file in &args.files {
         let mut report = ImportReport { file: Some(file.display().to_string()), ..ImportReport::new(args.format.name) };
@@ -115,6 +122,22 @@ impl LabelArgs {
         options.check().map_err(|(name, why)| anyhow::anyhow!("--{}: {why}", name.replace('_', "-")))?;
         Ok(options)
     }
+}
+
+/// Checks before anything is stored that no group of a file has more rollouts than places. What comes from a pipe cannot
+/// be read twice, so it is not checked.
+fn check_groups(file: &std::path::Path, format: &Format, options: &Options) -> anyhow::Result<()> {
+    if !file.is_file() {
+        return Ok(());
+    }
+    let importer = Importer::new(format, options, Source::open(file)?);
+    let found = overfull(importer).with_context(|| format!("cannot read {}", file.display()))?;
+    let Some(overfull) = found else { return Ok(()) };
+    let (what, rollouts) = (shown(&overfull.to_string()), overfull.rollouts);
+    bail!(
+        "{}: {what}. Nothing is imported. Use --group-size {rollouts}, or --allow-late to import it like this",
+        file.display()
+    )
 }
 
 async fn import_file(

@@ -30,6 +30,11 @@ async fn import_raw(app: &TestApp, target: &str, media: (&str, &str), body: impl
     app.post_raw(&format!("/imports/{target}"), &[media], body).await
 }
 
+/// What a rollout has.
+async fn content(app: &TestApp, rollout_id: &str) -> Value {
+    app.get(&format!("/trajectories/content?rollout_id={rollout_id}")).await.expect(200)
+}
+
 /// Line, type and pointer of each refusal.
 fn refusals(report: &Value) -> Vec<(u64, String, String)> {
     let refusals = report["refusals"].as_array().expect("a report lists refusals");
@@ -116,6 +121,65 @@ on_both_stores! {
         assert_eq!(rows[0], json!(["day1/0-0", "final", [1, 2, 3], [11, 12, 13, 14], [1, 1, 0, 1]]));
         let masked = self::rows(app).await;
         assert_eq!(masked[0], json!(["day1/1-0", null, [1, 2, 3, 11, 12, 13], [14], [0]]), "mask_sample trains nothing");
+    }
+
+    async fn a_half_of_a_surrogate_pair_takes_no_messages_away(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 1}})).await;
+        for format in ["nemo-gym", "chat"] {
+            let lines = file(&format!("{format}.jsonl"));
+            let body = lines.lines().next().expect("it has lines").replace("\"a.txt\"", r#""caf\udce9""#);
+            let report = import(app, format, body).await;
+            assert_eq!((&report["refused"], &report["notes"]["surrogate-replaced"]), (&json!(0), &json!(1)), "{report}");
+        }
+        for id in ["0-0", "chat-0"] {
+            let content = content(app, id).await;
+            let messages = content["messages"]["items"].to_string();
+            assert!(messages.contains("caf\u{fffd}") && messages.contains("assistant"), "{messages}");
+        }
+    }
+
+    async fn definitions_of_tools_come_with_every_format_that_has_them(app: TestApp) {
+        app.rules("default", json!({"require": [], "group": {"size": 1}})).await;
+        let function = json!({"name": "sh", "description": "runs", "parameters": {"type": "object"}});
+        let chat = json!([{"type": "function", "function": function}]);
+        let of = |name: &str| -> Value { file(name).lines().next().expect("it has lines").parse().expect("JSON") };
+        let mut atif: Value = file("atif-1.7.json").parse().expect("JSON");
+        atif["trajectory_id"] = json!("of-atif");
+        atif["agent"]["tool_definitions"] = chat.clone();
+        let mut request = of("chat.jsonl");
+        request["rollout_id"] = json!("of-chat");
+        request["group_id"] = json!("of-chat");
+        request["request"]["tools"] = chat.clone();
+        let mut text = json!({"rollout_id": "of-text", "reward": 1, "messages": [], "metadata": {"a": 1}});
+        text["tools"] = chat.clone();
+        let mut gym = of("nemo-gym.jsonl");
+        gym["_ng_rollout_id"] = json!("of-gym");
+        gym["responses_create_params"]["tools"] =
+            json!([{"type": "function", "name": "sh", "description": "runs", "parameters": {"type": "object"}}]);
+        let documents = [("atif", atif, "of-atif"), ("chat", request, "of-chat"), ("chat", text, "of-text"), ("nemo-gym", gym, "of-gym")];
+        for (format, document, id) in documents {
+            let report = import(app, format, document.to_string()).await;
+            assert_eq!(report["refused"], 0, "{report}");
+            let metadata = &content(app, id).await["metadata"];
+            assert_eq!(metadata["tools"], chat, "{id}");
+            assert!(id != "of-text" || metadata["a"] == 1, "its own metadata stays: {metadata}");
+        }
+    }
+
+    async fn a_group_size_that_a_file_exceeds_is_refused_before_anything_is_stored(app: TestApp) {
+        let body = file("nemo-gym.jsonl");
+        let refused = import_raw(app, "nemo-gym?group_size=1", NDJSON, body.clone()).await;
+        assert_eq!(refused.pointers(422), ["group_size"]);
+        assert_eq!(app.get("/stats").await.json["policies"]["default"]["received"].as_i64().unwrap_or(0), 0);
+        let report = import(app, "nemo-gym?group_size=1&allow_late=true", body.clone()).await;
+        assert_eq!(report["verdicts"]["late"], 2, "{report}");
+        let report = import(app, "nemo-gym?group_size=2&prefix=b/", body).await;
+        assert_eq!(report["verdicts"]["late"], 0, "{report}");
+    }
+
+    async fn a_sample_that_must_not_be_trained_says_so_in_its_metadata(app: TestApp) {
+        import(app, "nemo-gym?group_size=2", file("nemo-gym.jsonl")).await;
+        assert_eq!(content(app, "1-0").await["metadata"]["record"]["mask_sample"], true);
     }
 
     async fn answers_of_engines_are_imported_with_their_ids(app: TestApp) {

@@ -31,8 +31,7 @@ pub(super) struct Agent {
     pub(super) name: String,
     pub(super) version: String,
     pub(super) model_name: Option<String>,
-    #[serde(rename = "tool_definitions")]
-    _tool_definitions: Option<Vec<Free>>,
+    pub(super) tool_definitions: Option<Vec<Free>>,
     #[serde(rename = "extra")]
     _extra: Option<Free>,
 }
@@ -206,7 +205,7 @@ impl<'de> Deserialize<'de> for Content {
 }
 
 /// A free-form object.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct Free(Box<RawValue>);
 
 impl Free {

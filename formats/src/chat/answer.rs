@@ -63,17 +63,22 @@ struct MetaInfo {
 pub(super) struct Ids {
     #[serde(rename = "prompt_token_ids")]
     prompt: Option<Vec<i32>>,
-    #[serde(rename = "token_ids", alias = "completion_token_ids")]
+    #[serde(rename = "token_ids")]
     sampled: Option<Vec<i32>>,
+    #[serde(rename = "completion_token_ids")]
+    completion: Option<Vec<i32>>,
     logprobs: Option<Vec<f32>>,
 }
 
 impl Answer {
     /// An answer without text.
-    pub(super) fn of_ids(ids: Ids) -> Self {
+    pub(super) fn of_ids(ids: Ids, problems: &mut Problems) -> Self {
+        if let (Some(sampled), Some(completion)) = (&ids.sampled, &ids.completion) {
+            problems.require(sampled == completion, "/completion_token_ids", "are other ids than those in `token_ids`");
+        }
         let content = |values: Vec<f32>| values.into_iter().map(|logprob| TokenLogprob { logprob }).collect();
         let choice = Choice {
-            token_ids: ids.sampled,
+            token_ids: ids.sampled.or(ids.completion),
             logprobs: ids.logprobs.map(|values| Logprobs { content: Some(content(values)) }),
             ..Choice::default()
         };

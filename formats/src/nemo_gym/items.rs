@@ -1,41 +1,60 @@
 //! Items of OpenAI's Responses API as chat messages.
 
-use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Input {
-    input: Value,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Output {
-    output: Value,
-}
+use crate::json::{self, Problems};
 
 /// The conversation of a rollout: the input of its parameters, and the items of its response. Items of other kinds than
 /// messages, reasoning and function calls are left out.
-pub(super) fn messages(parameters: Option<&RawValue>, response: Option<&RawValue>) -> Vec<Value> {
+pub(super) fn messages(
+    parameters: Option<&RawValue>,
+    response: Option<&RawValue>,
+    problems: &mut Problems,
+) -> Vec<Value> {
+    let entry = |object: Option<&'_ RawValue>, name: &str| -> Option<Box<RawValue>> {
+        json::fields(object?.get().as_bytes()).ok()?.remove(name).map(ToOwned::to_owned)
+    };
     let mut conversation = Conversation::default();
-    let input: Input = parameters.and_then(|text| serde_json::from_str(text.get()).ok()).unwrap_or_default();
-    let output: Output = response.and_then(|text| serde_json::from_str(text.get()).ok()).unwrap_or_default();
+    let mut output =
+        entry(response, "output").map_or_else(Vec::new, |output| items("/response/output", &output, problems));
     // The last state of an agent in an environment begins with the input and has everything that came after it.
-    let mut output = if let Value::Array(output) = output.output { output } else { Vec::new() };
     if output.last().is_some_and(Value::is_array) {
         if let Some(Value::Array(last)) = output.pop() {
             conversation.extend(last);
         }
         return conversation.messages;
     }
-    match input.input {
-        Value::String(text) => conversation.messages.push(json!({"role": "user", "content": text})),
-        Value::Array(items) => conversation.extend(items),
-        _ => {}
+    if let Some(input) = entry(parameters, "input") {
+        let place = "/responses_create_params/input";
+        match json::parse::<Value>(place, input.get()) {
+            Ok(Value::String(text)) => conversation.messages.push(json!({"role": "user", "content": text})),
+            Ok(Value::Null) => {}
+            _ => conversation.extend(items(place, &input, problems)),
+        }
     }
     conversation.extend(output);
     conversation.messages
+}
+
+/// The items of a list. One that cannot be read is a problem: without it, the conversation would say something else.
+fn items(place: &str, list: &RawValue, problems: &mut Problems) -> Vec<Value> {
+    let list: Vec<&RawValue> = match json::parse::<Option<_>>(place, list.get()) {
+        Ok(list) => list.unwrap_or_default(),
+        Err(violation) => {
+            problems.add(violation);
+            return Vec::new();
+        }
+    };
+    let mut items = Vec::with_capacity(list.len());
+    for (index, item) in list.into_iter().enumerate() {
+        let at = format!("{place}/{index}");
+        match json::parse::<Value>(&at, item.get()) {
+            Ok(item) if item.is_object() || item.is_array() => items.push(item),
+            Ok(_) => problems.push(at, "must be an object"),
+            Err(violation) => problems.add(violation),
+        }
+    }
+    items
 }
 
 #[derive(Default)]

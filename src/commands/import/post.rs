@@ -8,7 +8,7 @@ use forebay_client::{
     wire::{BulkLine, ImportReport, Problem, Trajectory},
 };
 
-use crate::commands::service::ServiceArgs;
+use crate::commands::{service::ServiceArgs, text::shown};
 
 /// The most rollouts of one request.
 const CHUNK_ROLLOUTS: usize = 256;
@@ -107,7 +107,7 @@ impl Poster {
             let Some((again, problem)) = count(chunk, answers, report) else { continue };
             if waited >= self.patience {
                 let detail = problem.detail.unwrap_or(problem.title);
-                bail!("the service had no room for {} s: {detail}", waited.as_secs());
+                bail!("the service had no room for {} s: {}", waited.as_secs(), shown(&detail));
             }
             let asked = Duration::from_secs(problem.retry_after_s.unwrap_or(0));
             let pause_now = pause.max(asked).min(self.patience.saturating_sub(waited));

@@ -11,6 +11,7 @@ use std::{
 use forebay_client::wire::ImportReport;
 
 use super::source::Position;
+use crate::commands::text::shown;
 
 /// The shortest time between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -38,13 +39,21 @@ pub(super) fn report(report: &ImportReport) -> String {
     for refusal in &report.refusals {
         let rollout = refusal.rollout_id.as_ref().map(|id| format!(" ({id})")).unwrap_or_default();
         let pointer = if refusal.pointer.is_empty() { String::new() } else { format!(" {}", refusal.pointer) };
-        let _ = writeln!(text, "  line {}{rollout}{pointer}: {}: {}", refusal.line, refusal.kind, refusal.detail);
+        // Ids and texts of the file are in it, and a terminal obeys some characters.
+        let what = shown(&format!("{rollout}{pointer}: {}: {}", refusal.kind, refusal.detail));
+        let _ = writeln!(text, "  line {}{what}", refusal.line);
     }
     if report.refused > report.refusals.len() as u64 {
         let _ = writeln!(text, "  and more: only the first {} are listed", report.refusals.len());
     }
     if verdicts.late > 0 {
         text.push_str("  late: the group was decided before; name the size of the groups with --group-size\n");
+    }
+    if report.refusals.iter().any(|refusal| refusal.kind == "rollout-conflict") {
+        text.push_str(
+            "  rollout-conflict: another rollout has the id already; if the ids of a file count from 0, put a text of its \
+             own before them with --prefix\n",
+        );
     }
     text
 }
@@ -55,7 +64,7 @@ fn counted(count: u64, noun: &str) -> String {
 }
 
 fn line<'n>(text: &mut String, title: &str, counts: impl Iterator<Item = (&'n str, u64)>) {
-    let counts: Vec<String> = counts.map(|(name, count)| format!("{count} {name}")).collect();
+    let counts: Vec<String> = counts.map(|(name, count)| format!("{count} {}", shown(name))).collect();
     if !counts.is_empty() {
         let _ = writeln!(text, "  {title}: {}", counts.join(", "));
     }
@@ -99,7 +108,7 @@ impl Drop for Progress {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::Violation;
+    use forebay_client::wire::{ImportRefusal, Violation};
 
     use super::*;
 
@@ -112,6 +121,27 @@ mod tests {
             text.lines().next(),
             Some("a.jsonl: 1 document with 1 rollout: 0 stored, 0 already there, 0 refused")
         );
+    }
+
+    #[test]
+    fn ids_of_files_reach_the_terminal_without_control_characters_and_conflicts_name_the_prefix() {
+        let mut conflict = ImportReport::new("chat");
+        conflict.refused = 1;
+        conflict.refusals.push(ImportRefusal {
+            line: 1,
+            rollout_id: Some("r\u{1b}[2J".to_owned()),
+            kind: "rollout-conflict".to_owned(),
+            pointer: String::new(),
+            detail: "r\u{7} differs".to_owned(),
+        });
+        conflict.notes.insert("n\u{202e}".to_owned(), 1);
+        let text = report(&conflict);
+        assert!(!text.contains(|character: char| character != '\n' && character.is_control()), "{text:?}");
+        assert!(
+            text.contains("(r\u{fffd}[2J): rollout-conflict: r\u{fffd} differs") && !text.contains('\u{202e}'),
+            "{text:?}"
+        );
+        assert!(text.contains("with --prefix"), "{text}");
     }
 
     #[test]

@@ -85,6 +85,27 @@ async fn wrong_arguments_and_a_missing_service_are_explained() {
     assert!(String::from_utf8_lossy(&missing.stderr).contains("cannot open nothing.jsonl"), "{missing:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_group_size_stops_the_command_before_any_file_is_stored() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (good, large) = (folder.path().join("good.jsonl"), folder.path().join("large.jsonl"));
+    write_rollouts(&good, 4, 2, 2);
+    write_rollouts(&large, 6, 3, 2);
+    let service = service(folder.path()).await;
+    let arguments = ["--format", "nemo-gym", "--group-size", "2", "--json"];
+    let output = run(&service.url, &arguments, &[&good, &large]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for part in ["large.jsonl: the group 0 has 3 rollouts and the size 2", "--group-size 3", "--allow-late"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(output.stdout.is_empty() && ids(&service.url).await.is_empty(), "nothing is stored");
+    let late = [&arguments[..], &["--allow-late", "--prefix", "l/"]].concat();
+    let reports = reports(&run(&service.url, &late, &[&large]).await);
+    assert_eq!(reports[0]["verdicts"]["late"], 2, "{reports:?}");
+    service.stop().await;
+}
+
 /// The number of rollouts of the import that is killed: several requests.
 const ROLLOUTS: usize = 6_000;
 
