@@ -82,6 +82,10 @@ class Attempts:
         return pause if self._failed < retry.attempts_max and self._paused_s <= retry.pause_total_max_s else None
 
 
+ASKED_MAX_S = 600.0
+"""The longest `Retry-After` that a wait without a bound of its own obeys at a time, such as that of a spooled post. A
+wrong clock of the service or of a proxy may ask for centuries."""
+
 NOT_BEGUN = ("overloaded", "too-many-waiters", "stopping")
 """Problem types of those 503 answers that are decided before anything is stored. After any other 503, such as
 `store-unavailable`, the outcome is unknown."""
@@ -89,7 +93,8 @@ NOT_BEGUN = ("overloaded", "too-many-waiters", "stopping")
 
 def effect(status: int, problem_type: str | None) -> Effect:
     """What the service has done before it answered with an error."""
-    if status == 429 or (status == 503 and problem_type in NOT_BEGUN):
+    # With 408 the body did not arrive in time, and nothing was done with its beginning.
+    if status in (408, 429) or (status == 503 and problem_type in NOT_BEGUN):
         return Effect.NOT_BEGUN
     if status in (502, 503, 504):
         return Effect.UNKNOWN
@@ -101,7 +106,9 @@ def retry_after_s(status: int, headers: Mapping[str, str]) -> float | None:
     asked = headers.get("Retry-After")
     if status not in (429, 503) or asked is None:
         return None
-    if asked.strip().isdigit():
+    asked = asked.strip()
+    # Digits such as ² are no number for Python.
+    if asked.isascii() and asked.isdigit():
         return float(asked)
     until = _date(asked)
     if until is None:
@@ -114,6 +121,6 @@ def retry_after_s(status: int, headers: Mapping[str, str]) -> float | None:
 def _date(text: str | None) -> datetime | None:
     try:
         date = email.utils.parsedate_to_datetime(text or "")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from . import _durable, errors
 from ._http import json_body
 from ._posts import Posted
-from ._retry import Retry
+from ._retry import ASKED_MAX_S, Retry
 from ._uuid import uuid7
 from ._wire import PolicyStatus, Receipt, ReceiptGroup, Trajectory
 
@@ -195,8 +195,14 @@ class Spool:
         for path in sorted(entry for entry in self.root.iterdir() if entry.is_dir() and entry.name != REJECTED):
             if any(folder.path == path for folder in self._folders):
                 continue
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 adopted += self._adopt(path, any_service)
+            except FileNotFoundError:
+                # Another process took the folder over.
+                pass
+            except OSError as error:
+                # One damaged folder must not keep clients from starting, nor the other folders from being posted.
+                log.error("%s cannot be read, and is left as it is: %s", path, error)
         return adopted
 
     def flush(self, timeout_s: float) -> bool:
@@ -308,14 +314,19 @@ class Spool:
         if held is None:
             return 0
         folder = _Folder(path, held, is_own=False)
-        for leftover in path.glob("*" + _durable.TEMPORARY):
-            # The process was killed while it wrote: nobody was told that this is on disk.
-            leftover.unlink()
-        names = [file.name for file in path.glob("*" + ENDING)]
+        try:
+            for leftover in path.glob("*" + _durable.TEMPORARY):
+                # The process was killed while it wrote: nobody was told that this is on disk.
+                leftover.unlink()
+            names = [file.name for file in path.glob("*" + ENDING)]
+            # A damaged address is that of another service: `forebay.spool flush --all` posts what is there.
+            service = (path / SERVICE).read_text("utf-8", "replace") if (path / SERVICE).exists() else ""
+        except BaseException:
+            os.close(held)
+            raise
         if not names:
             _release(folder)
             return 0
-        service = (path / SERVICE).read_text() if (path / SERVICE).exists() else ""
         if service != self._client.url and not any_service:
             log.warning("%s has %d posts for %s, which this client leaves there", path, len(names), service or "nobody")
             os.close(held)
@@ -413,7 +424,7 @@ class Spool:
             # Another process has taken the folder over, after this spool was closed.
             return None
         except errors.Unavailable as error:
-            return self._keep(entry, error, float(error.retry_after_s or 0))
+            return self._keep(entry, error, _asked_s(error, 0.0))
         except errors.ServiceError as error:
             if error.status in REFUSED:
                 self._reject(entry, error)
@@ -425,7 +436,7 @@ class Spool:
                 entry.path,
                 error,
             )
-            return self._defer(entry, float(error.retry_after_s or PAUSE_MAX_S))
+            return self._defer(entry, _asked_s(error, PAUSE_MAX_S))
         except errors.ForebayError as error:
             return self._keep(entry, error, 0.0)
         entry.path.unlink(missing_ok=True)
@@ -506,6 +517,11 @@ def _is_away(error: errors.ForebayError) -> bool:
     if isinstance(error, errors.UnexpectedAnswer):
         return error.status in (502, 503, 504)
     return isinstance(error, errors.Unreachable | errors.Unavailable | errors.Cancelled)
+
+
+def _asked_s(error: errors.ServiceError, otherwise: float) -> float:
+    """Seconds for which a post waits after an error."""
+    return float(min(error.retry_after_s or otherwise, ASKED_MAX_S))
 
 
 def _receipt(item: Posted) -> Receipt:

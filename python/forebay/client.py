@@ -18,7 +18,7 @@ from ._agents import AgentMethods
 from ._bodies import Compression
 from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Cancellation, Config, Transport, json_body, path
 from ._posts import Posted, identified
-from ._retry import Retry, retry_after_s
+from ._retry import ASKED_MAX_S, Retry, retry_after_s
 from ._spool import BYTES_MAX, Spool
 from ._uuid import uuid7
 from ._wire import (
@@ -320,7 +320,7 @@ class Client(AgentMethods):
             answer = self._send(call)
             admission = _parsed(answer, Admission, "POST", place)
             asked_s = retry_after_s(429, answer.headers)
-            pause_s = ADMISSION_PAUSE_S if asked_s is None else asked_s
+            pause_s = ADMISSION_PAUSE_S if asked_s is None else min(asked_s, ASKED_MAX_S)
             left_s = math.inf if end is None else end - time.monotonic()
             if admission.granted > 0 or left_s <= 0:
                 if self._spool is not None:

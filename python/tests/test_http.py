@@ -69,7 +69,7 @@ def test_pauses_are_random_from_zero_up_and_never_shorter_than_the_service_asked
         (504, None, Effect.UNKNOWN),
         (500, "internal", Effect.FINAL),
         (409, "lease-lost", Effect.FINAL),
-        (408, "body-timeout", Effect.FINAL),
+        (408, "body-timeout", Effect.NOT_BEGUN),
     ],
 )
 def test_what_an_answer_says_about_the_call(status: int, kind: str | None, expected: Effect) -> None:
@@ -83,6 +83,26 @@ def test_retry_after_is_in_seconds_or_a_date_of_the_services_clock() -> None:
     assert _retry.retry_after_s(429, {"Retry-After": "Sun, 22 Nov 2020 10:00:00 GMT"}) == 0.0
     assert _retry.retry_after_s(429, {"Retry-After": "soon"}) is None
     assert _retry.retry_after_s(500, {"Retry-After": "5"}) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["\u00b2", "\u0667", "1.5", "-1", "", "Mon, 99999999999999999999 Nov 2026 10:00:00 GMT", "1 Jan 99999 0:0:0"],
+)
+def test_a_retry_after_that_is_neither_a_number_nor_a_date_is_ignored(asked: str) -> None:
+    assert _retry.retry_after_s(503, {"Retry-After": asked}) is None
+
+
+@pytest.mark.parametrize("asked", ["9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT", "Fri, 31 Dec 9999 23:59:59 -1200"])
+def test_a_wait_of_centuries_is_not_obeyed(stub: Stubs, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    server = stub(problem(503, "overloaded", Retry_After=asked))
+    assert count(server, client_of(server).stats) == 1
+    none = answer(200, {**ADMISSION, "granted": 0}, Retry_After=asked)
+    agent = client_of(stub(none, answer(201, ADMISSION)))
+    pauses: list[float] = []
+    monkeypatch.setattr(agent._transport, "pause", lambda _call, seconds: pauses.append(seconds))  # pyright: ignore[reportPrivateUsage]
+    assert agent.admit("p", rollouts=8).granted == 8
+    assert len(pauses) == 1 and pauses[0] <= _retry.ASKED_MAX_S
 
 
 def count(stub: Stub, call: Callable[[], Any]) -> int:

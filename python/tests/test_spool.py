@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import pytest
 
 import forebay
 from forebay import errors
-from forebay._spool import Spool, SpooledReceipt
+from forebay._retry import ASKED_MAX_S
+from forebay._spool import ENDING, LOCK, SERVICE, Spool, SpooledReceipt
+from forebay._wire import Problem
 from forebay.types import Retry
 
 PATIENCE_S = 60.0
@@ -236,6 +239,71 @@ def test_a_post_that_fails_in_an_unexpected_way_does_not_stop_the_others(
     counts = wait_for(agent, lambda counts: counts.delivered == 1)
     assert (counts.waiting, counts.rejected) == (1, 0)
     assert [body["rollout_id"] for body in bodies(spool)] == ["absent"]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, "backlog-full"), (503, "overloaded")])
+def test_a_post_does_not_wait_for_centuries(
+    service: Service, agent: forebay.Client, monkeypatch: pytest.MonkeyPatch, status: int, kind: str
+) -> None:
+    problem = Problem(type=kind, title="Full", status=status, retry_after_s=10**15)
+    asked = threading.Event()
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        asked.set()
+        raise errors.of_problem(problem, "POST", "/trajectories", "")
+
+    service.kill()
+    monkeypatch.setattr(forebay.Client, "post_body", refuse)
+    agent.post(trajectory("r1"))
+    spool = spool_of(agent)
+    if status == 429:
+        wait_for(agent, lambda _: spool._deferred)  # pyright: ignore[reportPrivateUsage]
+        assert spool._deferred[0][0] <= time.monotonic() + ASKED_MAX_S  # pyright: ignore[reportPrivateUsage]
+    assert asked.wait(PATIENCE_S)
+    with spool._changed:  # pyright: ignore[reportPrivateUsage]
+        spool._deferred = [(0.0, entry) for _, entry in spool._deferred]  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.undo()
+    service.start()
+    assert spool.flush(PATIENCE_S), "the thread goes on"
+    assert agent.get_trajectory("p", "r1") is not None
+
+
+def test_a_damaged_folder_stops_neither_clients_nor_the_other_folders(
+    service: Service, agent: forebay.Client, spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.kill()
+    agent.post(trajectory("r1"))
+    agent.close()
+    garbled, odd, locked = (spool / name for name in ("0-garbled", "0-odd", "0-locked"))
+    for folder in (garbled, odd, locked):
+        folder.mkdir()
+        (folder / f"x{ENDING}").write_bytes(b"no gzip")
+    (garbled / SERVICE).write_bytes(b"\xff\xfe\x00")
+    (odd / SERVICE).mkdir()
+    (locked / LOCK).mkdir()
+    service.start()
+    with caplog.at_level(logging.WARNING, "forebay"), forebay.Client(service.url, spool=spool) as fb:
+        assert spool_of(fb).flush(PATIENCE_S)
+        assert fb.get_trajectory("p", "r1") is not None
+    assert all(folder.name in caplog.text for folder in (garbled, odd, locked))
+    # The posts are as they were.
+    assert all((folder / f"x{ENDING}").exists() for folder in (garbled, odd, locked))
+
+
+def test_a_post_that_cannot_be_read_does_not_stop_the_others(
+    service: Service, agent: forebay.Client, spool: Path
+) -> None:
+    service.kill()
+    agent.post(trajectory("r1"))
+    agent.close()
+    (folder,) = {file.parent for file in spool.glob(f"*/*{ENDING}")}
+    (folder / f"0-damaged{ENDING}").write_bytes(b"no gzip")
+    (folder / f"0-folder{ENDING}").mkdir()
+    service.start()
+    with forebay.Client(service.url, spool=spool) as fb:
+        counts = wait_for(fb, lambda counts: counts.delivered == 1)
+        assert (counts.rejected, counts.waiting) == (1, 1)
+        assert fb.get_trajectory("p", "r1") is not None
 
 
 def test_a_post_that_the_key_does_not_allow_waits_for_another_key(

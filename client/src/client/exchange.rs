@@ -143,7 +143,8 @@ async fn failure(response: Response) -> Failure {
 
 fn effect(status: StatusCode, problem: Option<&Problem>) -> Effect {
     match status {
-        StatusCode::TOO_MANY_REQUESTS => Effect::NotBegun,
+        // With 408 the body did not arrive in time, and nothing was done with its beginning.
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Effect::NotBegun,
         StatusCode::SERVICE_UNAVAILABLE => match problem {
             Some(problem) if NOT_BEGUN.contains(&problem.kind.as_str()) => Effect::NotBegun,
             _ => Effect::Unknown,

@@ -52,6 +52,13 @@ async fn call_is_repeated_when_the_service_is_overloaded() {
 }
 
 #[tokio::test]
+async fn body_that_arrived_too_slowly_is_sent_again() {
+    let stub = Stub::start([stub::problem(408, "body-timeout", ""), stub::json(201, &receipt())]).await;
+    stub.client().post(&Trajectory::default()).await.expect("the second attempt succeeds");
+    assert_eq!(stub.requests().len(), 2);
+}
+
+#[tokio::test]
 async fn retry_after_longer_than_the_total_of_pauses_fails_at_once() {
     let stub = Stub::start([stub::problem(429, "backlog-full", "retry-after: 61\r\n")]).await;
     let error = stub.client().post(&named()).await.expect_err("the wait is too long");
