@@ -30,7 +30,7 @@ test-python: ## Run the lints and tests of the Python package against a service 
 	$$python -m ruff format --check && $$python -m ruff check && $$python -m basedpyright --warnings && $$python -m pytest
 	python=$$(./scripts/python-env oldest) && cd python/tests && $$python -m pytest test_http.py test_tls.py test_bodies.py test_service.py
 
-test-frameworks: ## Run the tests of the Python package with PyTorch, TRL, slime (a checkout in SLIME_SRC), verl and Tinker, and of imports with checkouts in NEMO_GYM_SRC and VERIFIERS_SRC, and print a table; fetches them, 6 GB; FRAMEWORKS="trl"
+test-frameworks: ## Run the tests of the Python package with PyTorch, TRL, slime (a checkout in SLIME_SRC), verl and Tinker, of exports in the oldest and newest readers of Parquet, and of imports with checkouts in NEMO_GYM_SRC and VERIFIERS_SRC, and print a table; fetches them, 6 GB; FRAMEWORKS="trl"
 	$(CARGO) build -p forebay
 	./scripts/test-frameworks $(FRAMEWORKS)
 

@@ -283,9 +283,9 @@ class Client(AgentMethods):
 
         `format` is `atif`, `chat`, `nemo-gym` or `verifiers`. The other arguments hold for all rollouts and take
         precedence over what the documents say; those that end in `_at` are JSON pointers into each record. The report
-        says what was refused, and where. A repeated import stores nothing twice. Documents with more rollouts of a group
-        than `group_size` are refused together, unless `allow_late` is true. For files that are larger than a body may
-        be, use the command `forebay import`.
+        says what was refused, and where. A repeated import stores nothing twice. Documents with more rollouts of a
+        group than `group_size` are refused together, unless `allow_late` is true. For files that are larger than a body
+        may be, use the command `forebay import`.
         """
         place = path("imports", format)
         body = documents

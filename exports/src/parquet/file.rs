@@ -10,12 +10,14 @@ use std::{
 
 use ::parquet::{
     arrow::{
-        ArrowWriter,
+        ARROW_SCHEMA_META_KEY, ArrowWriter,
         arrow_writer::{ArrowColumnWriter, ArrowRowGroupWriterFactory, compute_leaves},
+        encode_arrow_schema,
     },
     basic::{Compression, ZstdLevel},
     errors::ParquetError,
     file::{
+        metadata::KeyValue,
         properties::{EnabledStatistics, WriterProperties},
         writer::SerializedFileWriter,
     },
@@ -48,7 +50,14 @@ impl<W: Write + Send> File<W> {
         let schema = Arc::new(schema);
         let properties = properties(&schema);
         let writer = ArrowWriter::try_new(HeldFooter::new(out), Arc::clone(&schema), Some(properties))?;
-        let (out, row_groups) = writer.into_serialized_writer()?;
+        let (mut out, row_groups) = writer.into_serialized_writer()?;
+        // The schema is there twice. Arrow takes the first entry, which says that a text is JSON (`columns`). polars takes
+        // the last one, and before 1.38 it may panic if that has an extension type.
+        let plain: Vec<Field> = schema.fields().iter().map(|field| without_extensions(field)).collect();
+        out.append_key_value_metadata(KeyValue::new(
+            ARROW_SCHEMA_META_KEY.to_owned(),
+            encode_arrow_schema(&Schema::new(plain)),
+        ));
         Ok(Self { schema, out, row_groups, columns: Vec::new() })
     }
 
@@ -132,6 +141,16 @@ fn encode(batch: &RecordBatch, columns: &mut [ArrowColumnWriter]) -> Result<(), 
             .fold(own, |done, other| done.and(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
     });
     Ok(done?)
+}
+
+/// A field without Arrow's extension types.
+fn without_extensions(field: &Field) -> Field {
+    let of = match field.data_type() {
+        DataType::List(item) => DataType::List(Arc::new(without_extensions(item))),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(|field| without_extensions(field)).collect()),
+        other => other.clone(),
+    };
+    Field::new(field.name(), of, field.is_nullable())
 }
 
 /// How many columns a column has in a file.

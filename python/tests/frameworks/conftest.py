@@ -12,6 +12,7 @@ import pytest
 NEEDS = {
     "test_exports.py": "trl",
     "test_guides.py": "trl",
+    "test_readers.py": "fastparquet",
     "test_slime.py": "torch",
     "test_tinker.py": "tinker",
     "test_torch.py": "torch",
