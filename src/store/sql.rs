@@ -6,7 +6,10 @@
 
 mod values;
 
-use std::sync::Arc;
+use std::{
+    ops::RangeInclusive,
+    sync::{Arc, OnceLock},
+};
 
 use async_trait::async_trait;
 
@@ -30,6 +33,11 @@ impl Statement {
     /// A statement with the same text on both databases.
     pub(super) const fn new(sql: &'static str) -> Self {
         Self { sqlite: sql, postgres: sql }
+    }
+
+    /// The name in the first line of its text.
+    pub(super) fn name(&self) -> &'static str {
+        self.sqlite.lines().next().unwrap_or_default().trim_start_matches("-- ")
     }
 }
 
@@ -64,51 +72,81 @@ pub(super) use args;
 /// The most rows that one statement inserts, so that the memory for one statement stays small compared with a post.
 const ROWS_PER_STATEMENT: usize = 256;
 
+/// The most bytes of values that one statement inserts, unless a single row has more. Postgres has the values of a
+/// statement in memory three times.
+const BYTES_PER_STATEMENT: usize = 4 << 20;
+
 /// An `INSERT` of any number of rows.
 ///
-/// Postgres runs it as `COPY`, which needs no plan and writes the rows of a page together.
+/// Postgres takes an array for each column, so that the rows are one message, and inserting takes one round trip. `COPY`
+/// takes two.
 #[derive(Debug)]
 pub(super) struct InsertRows {
-    statement: Statement,
+    name: &'static str,
+    table: &'static str,
+    columns: &'static str,
+    statement: OnceLock<Statement>,
 }
 
 impl InsertRows {
-    /// Builds the texts once per process; they are never freed. Key columns are listed like any other.
-    pub(super) fn new(name: &str, table: &str, columns: &str) -> Self {
-        let places: Vec<String> = (1..=columns.split(',').count()).map(|column| format!("${column}")).collect();
-        let places = places.join(", ");
-        let sqlite = format!("-- {name}\nINSERT INTO {table} ({columns})\nVALUES ({places})");
-        let postgres = format!("-- {name}\nCOPY {table} ({columns}) FROM STDIN (FORMAT binary)");
-        Self { statement: Statement { sqlite: String::leak(sqlite), postgres: String::leak(postgres) } }
+    /// Key columns are listed like any other.
+    pub(super) const fn new(name: &'static str, table: &'static str, columns: &'static str) -> Self {
+        Self { name, table, columns, statement: OnceLock::new() }
+    }
+
+    /// The texts, built once per process; they are never freed. The columns have the types of the values of `row`.
+    fn statement(&self, row: &[Arg]) -> Statement {
+        *self.statement.get_or_init(|| {
+            let Self { name, table, columns, .. } = self;
+            let insert = format!("-- {name}\nINSERT INTO {table} ({columns})");
+            let places: Vec<String> = (1..=row.len()).map(|column| format!("${column}")).collect();
+            // In the list of a SELECT, `unnest` returns one row after the other. In FROM it would collect all of them
+            // first, and write large ones to a temporary file.
+            let unnested = row.iter().zip(&places).map(|(value, place)| format!("unnest({place}::{}[])", value.kind()));
+            let unnested = unnested.collect::<Vec<_>>().join(", ");
+            Statement {
+                sqlite: String::leak(format!("{insert}\nVALUES ({})", places.join(", "))),
+                postgres: String::leak(format!("{insert}\nOVERRIDING SYSTEM VALUE\nSELECT {unnested}")),
+            }
+        })
     }
 
     /// Inserts rows in order.
     pub(super) async fn run(&self, tx: &mut Tx<'_>, rows: Vec<Vec<Arg>>) -> Result<(), StoreError> {
-        let mut left = rows.into_iter();
-        while left.len() > 0 {
-            let rows: Vec<Vec<Arg>> = left.by_ref().take(ROWS_PER_STATEMENT).collect();
-            let expected = rows.len();
-            let inserted = tx.connection.insert(self.statement, rows).await?;
-            check_touched(self.statement, inserted, expected)?;
+        let Some(statement) = rows.first().map(|row| self.statement(row)) else { return Ok(()) };
+        if !tx.takes_arrays() {
+            for row in rows {
+                tx.insert(statement, row, 1).await?;
+            }
+            return Ok(());
+        }
+        let mut left = rows.into_iter().peekable();
+        while let Some(first) = left.next() {
+            let (mut count, mut bytes) = (1, bytes_of(&first));
+            let mut columns: Vec<Vec<Arg>> = first.into_iter().map(|value| vec![value]).collect();
+            while let Some(row) =
+                left.next_if(|row| count < ROWS_PER_STATEMENT && bytes + bytes_of(row) <= BYTES_PER_STATEMENT)
+            {
+                (count, bytes) = (count + 1, bytes + bytes_of(&row));
+                columns.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
+            }
+            tx.insert(statement, columns.into_iter().map(Arg::Column).collect(), count).await?;
         }
         Ok(())
     }
 }
 
+fn bytes_of(row: &[Arg]) -> usize {
+    row.iter().map(Arg::bytes).sum()
+}
+
 /// Keys for new rows, ascending.
 pub(super) type NewKeys = std::vec::IntoIter<i64>;
 
-/// Takes `count` numbers from a sequence. The statement returns the last number of every run of consecutive ones.
-pub(super) async fn new_keys(tx: &mut Tx<'_>, statement: Statement, count: usize) -> Result<NewKeys, StoreError> {
-    let mut keys = Vec::with_capacity(count);
-    if count > 0 {
-        for mut row in tx.fetch_all(statement, args![count]).await? {
-            let (last, run): (i64, i64) = (row.get("last")?, row.get("run")?);
-            keys.extend(last - run + 1..=last);
-        }
-        keys.sort_unstable();
-    }
-    Ok(keys.into_iter())
+/// The consecutive numbers that a row of `last` and `run` stands for: `run` of them, up to `last`.
+pub(super) fn key_run(row: &mut Row) -> Result<RangeInclusive<i64>, StoreError> {
+    let (last, run): (i64, i64) = (row.get("last")?, row.get("run")?);
+    Ok(last - run + 1..=last)
 }
 
 /// An open connection of either database.
@@ -135,13 +173,11 @@ pub(super) trait Connection: Send {
         None
     }
 
-    /// Inserts rows, whose values have the types of the columns. Returns the number of inserted rows.
-    async fn insert(&mut self, statement: Statement, rows: Vec<Vec<Arg>>) -> Result<u64, StoreError> {
-        let mut inserted = 0;
-        for row in rows {
-            inserted += self.execute(statement, row).await?;
-        }
-        Ok(inserted)
+    /// Runs an `INSERT` that must insert or update exactly `rows` rows. No statement before the next one that is no
+    /// `INSERT` sees its effect, so that a dialect may send several together.
+    async fn insert(&mut self, statement: Statement, args: Vec<Arg>, rows: usize) -> Result<(), StoreError> {
+        let touched = self.execute(statement, args).await?;
+        check_touched(statement, touched, rows)
     }
 }
 
@@ -188,6 +224,12 @@ impl<'c> Tx<'c> {
     ) -> Result<(), StoreError> {
         let touched = self.execute(statement, args).await?;
         check_touched(statement, touched, rows)
+    }
+
+    /// Runs an `INSERT` that must insert or update exactly `rows` rows, which no other `INSERT` of this transaction
+    /// reads or changes. An error may be returned by a later statement.
+    pub(super) async fn insert(&mut self, statement: Statement, args: Vec<Arg>, rows: usize) -> Result<(), StoreError> {
+        self.connection.insert(statement, args, rows).await
     }
 
     /// Sets a float in each of several existing rows, by their keys.
@@ -258,10 +300,10 @@ impl<'c> Tx<'c> {
 }
 
 /// Fails if a statement changed another number of rows than expected.
-fn check_touched(statement: Statement, touched: u64, expected: usize) -> Result<(), StoreError> {
+pub(super) fn check_touched(statement: Statement, touched: u64, expected: usize) -> Result<(), StoreError> {
     if touched == expected as u64 {
         return Ok(());
     }
-    let name = statement.sqlite.lines().next().unwrap_or_default();
-    Err(StoreError::Corrupt(format!("`{name}` changed {touched} rows instead of {expected}")))
+    let name = statement.name();
+    Err(StoreError::Corrupt(format!("`-- {name}` changed {touched} rows instead of {expected}")))
 }

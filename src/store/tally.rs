@@ -212,7 +212,7 @@ impl TallyDelta {
         };
         if !tx.takes_arrays() {
             for ((policy, tally), Change { value, amount, latest_us }) in &self.totals {
-                tx.guarded(ADD_TALLIES, args![*policy, tally.name(), slot, *value, *amount, *latest_us], 1).await?;
+                tx.insert(ADD_TALLIES, args![*policy, tally.name(), slot, *value, *amount, *latest_us], 1).await?;
             }
         } else if !self.totals.is_empty() {
             let rows = self
@@ -221,7 +221,7 @@ impl TallyDelta {
                 .map(|((policy, tally), change)| (policy.0, tally.name(), change.value, change.latest_us));
             let amounts = self.totals.values().map(|change| change.amount).collect();
             let rows: Vec<_> = rows.collect();
-            tx.execute(ADD_TALLIES, vec![json(&rows).into(), Arg::Reals(amounts)]).await?;
+            tx.insert(ADD_TALLIES, vec![json(&rows).into(), Arg::Reals(amounts)], rows.len()).await?;
         }
         if !self.recent.is_empty() {
             let rows: Vec<_> = self
@@ -229,7 +229,7 @@ impl TallyDelta {
                 .iter()
                 .map(|((policy, minute, what), value)| (policy.0, minute, what.name(), value))
                 .collect();
-            tx.execute(ADD_RECENT, args![json(&rows), slot]).await?;
+            tx.insert(ADD_RECENT, args![json(&rows), slot], rows.len()).await?;
         }
         Ok(())
     }

@@ -1,9 +1,13 @@
 //! Postgres as an operator runs it: its log, its defaults, and locks that other programs hold.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use sqlx::{Connection as _, Row as _};
 
-use crate::support::{Backend, Cluster, TestApp, eventually, fresh_database, group, rollout, without_autovacuum};
+use crate::support::{
+    Backend, Cluster, Proxy, TestApp, eventually, fresh_database, group, rollout, without_autovacuum,
+};
 
 /// Leases, trains and settles a group that was posted in two parts.
 async fn work(app: &TestApp) {
@@ -31,6 +35,43 @@ async fn nothing_is_written_to_the_servers_log() {
     let severe = ["WARNING:  ", "ERROR:  ", "FATAL:  ", "PANIC:  "];
     let complaints: Vec<&str> = log.lines().filter(|line| severe.iter().any(|word| line.contains(word))).collect();
     assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+/// The messages of a transaction that contains these bytes, of the one with the fewest. A statement that is new on its
+/// connection is parsed first, with a message of its own.
+fn fewest_messages(proxy: &Proxy, content: &str) -> Vec<String> {
+    let transactions = proxy.transactions_with(content);
+    let fewest = transactions.iter().min_by_key(|messages| messages.len()).expect("one was committed");
+    fewest.iter().map(|message| String::from_utf8_lossy(message).into_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_takes_few_round_trips() {
+    let proxy = Proxy::start(&fresh_database().await, Duration::ZERO).await;
+    let app = TestApp::start_on(proxy.url()).await;
+    for number in 0..12 {
+        app.accept(group(&format!("whole-{number}"), &[1.0, 0.0])).await;
+    }
+    // BEGIN, the policy, the stored rollouts, the groups, the backlog, the keys, the place in the line, the rows of all
+    // tables, COMMIT.
+    let whole = fewest_messages(&proxy, "whole-");
+    assert_eq!(whole.len(), 9, "{whole:#?}");
+    for number in 0..12 {
+        let batch = app.lease().await;
+        app.ack(&batch, number).await.expect(200);
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_life_of_a_rollout_is_the_same_far_from_the_database() {
+    let proxy = Proxy::start(&fresh_database().await, Duration::from_millis(1)).await;
+    let app = TestApp::start_on(proxy.url()).await;
+    work(&app).await;
+    // More than one statement takes: the rows go in several, and are counted once.
+    app.accept(group("many", &[1.0; 300])).await;
+    app.accept(Value::Array((0..300).map(|number| rollout(&format!("r{number}"), 1.0)).collect())).await;
+    app.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -68,6 +68,8 @@ pub(super) async fn run(listener: TcpListener, state: Arc<State>) {
     // Dropping the set closes the connections.
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
+        // Events of an answer are written one by one, as real engines do.
+        let _ = stream.set_nodelay(true);
         state.log.send_modify(|log| log.connections += 1);
         let state = Arc::clone(&state);
         connections.spawn(async move {

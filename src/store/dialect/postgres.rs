@@ -6,7 +6,6 @@
 //! [`session`] and `begin!`.
 
 mod channel;
-mod copy;
 mod migrate;
 mod objects;
 mod owner;
@@ -16,7 +15,7 @@ mod session;
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use sqlx::{Connection as _, PgPool, postgres::PgPoolOptions};
+use sqlx::{Connection as _, PgConnection, PgPool, pool::PoolConnectionMetadata, postgres::PgPoolOptions};
 use tracing::{Instrument as _, instrument};
 
 use self::{
@@ -48,6 +47,9 @@ const CONNECTIONS_MAX: u32 = 16;
 
 /// How long a request waits for a connection before it is answered 503.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection may have been idle and is used without a test, because it answered so lately.
+const UNTESTED_MAX: Duration = Duration::from_secs(1);
 
 /// The most runs of one operation, including the first, before a deadlock is reported.
 const ATTEMPTS_MAX: u32 = 8;
@@ -105,9 +107,9 @@ impl Postgres {
             .max_connections(CONNECTIONS_MAX)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .after_connect(move |connection, _| Box::pin(session::check(connection, sessions)))
-            // A connection with an open transaction is closed by the pool, which opens another, because the next user
-            // would continue that transaction.
-            .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
+            // The pool would test every connection before it is used, which takes a round trip.
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| Box::pin(check_idle(connection, meta)))
             .connect_lazy_with(options);
         let health_reporter = HealthReporter::default();
         let writes_objects = stores && kind == PayloadKind::Objects;
@@ -203,6 +205,15 @@ impl Dialect for Postgres {
     }
 }
 
+/// Whether the pool may hand a connection out. Otherwise the pool closes it and opens another.
+async fn check_idle(connection: &mut PgConnection, meta: PoolConnectionMetadata) -> Result<bool, sqlx::Error> {
+    if meta.idle_for > UNTESTED_MAX {
+        connection.ping().await?;
+    }
+    // The next user would continue an open transaction.
+    Ok(!connection.is_in_transaction())
+}
+
 /// Whether the object store can be written. The commit of the database has shown nothing about it.
 async fn probe(objects: Option<&Objects>) -> Result<(), StoreError> {
     match objects {
@@ -237,6 +248,10 @@ async fn transact<O: Op>(
     let output = match (output, objects) {
         (Ok(output), Some(objects)) => session.write_payloads(objects).await.map(|()| output),
         (output, _) => output,
+    };
+    let output = match output {
+        Ok(output) => session.send_inserts().await.map(|()| output),
+        Err(error) => Err(error),
     };
     match output {
         Ok(_) if abandoned() => {

@@ -25,7 +25,7 @@ use crate::{
     clock::Timestamp,
     store::{
         dialect::Op,
-        sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, locking, new_keys},
+        sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, key_run, locking},
         tally::{CountedGroups, TallyDelta},
     },
 };
@@ -292,7 +292,14 @@ pub(super) async fn next_ready(tx: &mut Tx<'_>, count: usize) -> Result<NewKeys,
             FROM generate_series(1, $1)
             WHERE pg_current_xact_id() IS NOT NULL",
     };
-    new_keys(tx, NEXT_READY, count).await
+    let mut numbers = Vec::with_capacity(count);
+    if count > 0 {
+        for mut row in tx.fetch_all(NEXT_READY, args![count]).await? {
+            numbers.extend(key_run(&mut row)?);
+        }
+        numbers.sort_unstable();
+    }
+    Ok(numbers.into_iter())
 }
 
 /// Writes that a stored group became ready.

@@ -31,6 +31,35 @@ pub(in crate::store) enum Arg {
     IdKeys(Vec<IdKey>),
     /// An array of floats, for Postgres only.
     Reals(Vec<f64>),
+    /// The values of one column in several rows, which are of one kind: an array, for Postgres only.
+    Column(Vec<Arg>),
+}
+
+impl Arg {
+    /// The type of the column that a value is for, as Postgres names it.
+    pub(in crate::store) fn kind(&self) -> &'static str {
+        match self {
+            Self::Int(_) => "bigint",
+            Self::Real(_) => "float8",
+            Self::Text(_) => "text",
+            Self::Blob(_) | Self::Shared(_) => "bytea",
+            Self::Keys(_) | Self::IdKeys(_) | Self::Reals(_) | Self::Column(_) => "anyarray",
+        }
+    }
+
+    /// The bytes that a value takes in a statement, about.
+    pub(in crate::store) fn bytes(&self) -> usize {
+        match self {
+            Self::Int(_) | Self::Real(_) => 8,
+            Self::Text(value) => value.as_ref().map_or(0, String::len),
+            Self::Blob(value) => value.as_ref().map_or(0, Vec::len),
+            Self::Shared(value) => value.len(),
+            Self::Keys(keys) => 8 * keys.len(),
+            Self::IdKeys(keys) => size_of::<IdKey>() * keys.len(),
+            Self::Reals(values) => 8 * values.len(),
+            Self::Column(values) => values.iter().map(Self::bytes).sum(),
+        }
+    }
 }
 
 impl From<i64> for Arg {

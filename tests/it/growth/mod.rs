@@ -76,8 +76,8 @@ async fn walked(database: &str) -> Vec<Walked> {
     }
     walk::all(&service.url).await;
     let texts: BTreeSet<String> = service.terminate().await.iter().filter_map(|line| statement(line)).collect();
-    let served = texts.into_iter().filter_map(|text| Some(Walked { name: name_of(&text)?, text }));
-    let mut walked: Vec<Walked> = served.collect();
+    let served = |text: String| names_of(&text).into_iter().map(move |name| Walked { name, text: text.clone() });
+    let mut walked: Vec<Walked> = texts.into_iter().flat_map(served).collect();
     let unserved = unserved::walked(database).await;
     // The service may have run some of them too.
     walked.retain(|one| !unserved.iter().any(|other| other.text == one.text));
@@ -85,10 +85,15 @@ async fn walked(database: &str) -> Vec<Walked> {
     walked
 }
 
-/// The name in a statement's first line. The first line of a migration is a sentence and not a name.
-fn name_of(text: &str) -> Option<String> {
-    let name = text.strip_prefix("-- ")?.lines().next()?;
-    name.chars().all(|character| character.is_ascii_lowercase() || character == '_').then(|| name.to_owned())
+/// The names in a statement's first line: several if Postgres inserts rows of several tables together. The first line of
+/// a migration is a sentence and not a name.
+fn names_of(text: &str) -> Vec<String> {
+    let line = text.strip_prefix("-- ").and_then(|text| text.lines().next()).unwrap_or_default();
+    let is_name = |name: &&str| {
+        !name.is_empty() && name.chars().all(|character| character.is_ascii_lowercase() || character == '_')
+    };
+    let names: Vec<&str> = line.split(" + ").collect();
+    if names.iter().all(is_name) { names.into_iter().map(str::to_owned).collect() } else { Vec::new() }
 }
 
 /// The statement in a line of the log.

@@ -38,7 +38,7 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
-use super::{Walked, name_of, named_in};
+use super::{Walked, named_in, names_of};
 use crate::support::{rollout, with};
 
 /// Files with statements that no request runs.
@@ -73,7 +73,8 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     let dialect = if database.starts_with("postgres") { Dialect::Postgres } else { Dialect::Sqlite };
     let told = TEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let walked = told.into_iter().filter(|(of, _)| *of == dialect);
-    let walked = walked.filter_map(|(_, text)| Some(Walked { name: name_of(&text)?, text }));
+    let walked =
+        walked.flat_map(|(_, text)| names_of(&text).into_iter().map(move |name| Walked { name, text: text.clone() }));
     walked.filter(|statement| names.contains(&statement.name)).collect()
 }
 

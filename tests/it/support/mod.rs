@@ -3,6 +3,7 @@
 mod pooler;
 mod postgres;
 pub(crate) mod process;
+mod proxy;
 pub(crate) mod torture;
 
 use std::{
@@ -36,6 +37,7 @@ use forebay_client::{Client, wire::KeyRequest};
 use forebay_gateway::engine::{EngineKind, FakeEngine};
 pub(crate) use pooler::Pooler;
 pub(crate) use postgres::{Cluster, drop_database, empty, fresh_database, without_autovacuum};
+pub(crate) use proxy::Proxy;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;

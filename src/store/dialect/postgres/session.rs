@@ -1,5 +1,9 @@
 //! A session of the server, and how statements run in it.
 //!
+//! Every statement waits for an answer from the server, which may be far away. Rows are therefore inserted together, in
+//! one statement with a part for each table: when another statement could see them, and otherwise at the end of the
+//! transaction.
+//!
 //! A pooler such as `PgBouncer` gives each transaction another session, so that no state may be left in a session.
 //! Without a pooler, statements have names: the server then parses each once per session, and running it takes one
 //! round trip instead of two. The server plans a statement again at every run, with or without a name. A kept plan
@@ -10,18 +14,23 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use sqlx::{
-    Column as _, Connection as _, Executor, PgConnection, Postgres, Row as _, TypeInfo as _, ValueRef as _,
+    Arguments as _, AssertSqlSafe, Column as _, Connection as _, Executor, PgConnection, Postgres, Row as _,
+    SqlSafeStr, TypeInfo as _, ValueRef as _,
+    error::BoxDynError,
     postgres::{PgArguments, PgConnectOptions, PgRow},
     query::Query,
 };
 use uuid::Uuid;
 
-use super::copy;
 use crate::{
-    buffer::{ids::RolloutPk, payload::Payload, port::StoreError},
+    buffer::{
+        ids::{IdKey, RolloutPk},
+        payload::Payload,
+        port::StoreError,
+    },
     store::{
         segment_files::{Appended, Objects, PendingObject, Place},
-        sql::{Arg, Cell, Connection, Row, Statement, args},
+        sql::{Arg, Cell, Connection, Row, Statement, args, check_touched},
     },
 };
 
@@ -31,6 +40,9 @@ const STATEMENTS_MAX: usize = 512;
 /// A setting that a session has only if this connection began it, because a pooler refuses or drops the setting.
 const MARK: &str = "forebay.session";
 const READ_MARK: &str = "SELECT current_setting('forebay.session', true)";
+
+/// Bytes of values that wait to be inserted. Beyond them, a round trip takes less time than the bytes.
+const INSERTS_BYTES_MAX: usize = 4 << 20;
 
 /// SQLSTATE with which `PgBouncer` refuses a startup parameter that it does not know.
 const PROTOCOL_VIOLATION: &str = "08P01";
@@ -100,11 +112,20 @@ pub(super) struct Session<'c> {
     kind: Kind,
     /// The payloads of the transaction, if they become an object.
     object: Option<PendingObject>,
+    inserts: Vec<Insert>,
+}
+
+/// An `INSERT` that has not been sent.
+struct Insert {
+    statement: Statement,
+    args: Vec<Arg>,
+    /// The rows that it must insert or update.
+    rows: usize,
 }
 
 impl<'c> Session<'c> {
     pub(super) fn new(connection: &'c mut PgConnection, kind: Kind) -> Self {
-        Self { connection, kind, object: None }
+        Self { connection, kind, object: None, inserts: Vec::new() }
     }
 
     /// Collects the payloads of the transaction for an object.
@@ -121,33 +142,53 @@ impl<'c> Session<'c> {
         );
         let Some(object) = self.object.take() else { return Ok(()) };
         let Some(Appended { file, frames, bytes, end }) = object.appended() else { return Ok(()) };
-        self.execute(ADD_OBJECT, args![file, object.mark, end, frames, bytes]).await?;
+        self.insert(ADD_OBJECT, args![file, object.mark, end, frames, bytes], 1).await?;
+        // Before the object, so that a transaction that must run again has not written one.
+        self.send_inserts().await?;
         Ok(objects.put(object).await?)
     }
 
-    fn query(&self, statement: Statement, args: Vec<Arg>) -> Query<'static, Postgres, PgArguments> {
-        let query = sqlx::query(statement.postgres).persistent(matches!(self.kind, Kind::Own(_)));
-        args.into_iter().fold(query, |query, arg| match arg {
-            Arg::Int(value) => query.bind(value),
-            Arg::Real(value) => query.bind(value),
-            Arg::Text(value) => query.bind(value),
-            Arg::Blob(value) => query.bind(value),
-            Arg::Shared(value) => query.bind(value.to_vec()),
-            Arg::Reals(values) => query.bind(values),
-            Arg::Keys(keys) => query.bind(keys),
-            Arg::IdKeys(keys) => query.bind(keys.iter().map(|key| key.as_bytes().to_vec()).collect::<Vec<_>>()),
-        })
+    /// Sends the inserts that wait, in one statement.
+    pub(super) async fn send_inserts(&mut self) -> Result<(), StoreError> {
+        let inserts = std::mem::take(&mut self.inserts);
+        if inserts.is_empty() {
+            return Ok(());
+        }
+        let (mut names, mut parts, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+        let mut arguments = PgArguments::default();
+        for (number, Insert { statement, args, .. }) in inserts.iter().enumerate() {
+            names.push(statement.name());
+            let text = with_later_places(statement.postgres, arguments.len());
+            parts.push(format!("insert_{number} AS (\n{text}\nRETURNING 1\n)"));
+            counts.push(format!("(SELECT COUNT(*) FROM insert_{number})"));
+            for arg in args {
+                add(&mut arguments, arg)?;
+            }
+        }
+        let text = format!("-- {}\nWITH {}\nSELECT {}", names.join(" + "), parts.join(", "), counts.join(", "));
+        let row = self.query(AssertSqlSafe(text), arguments).fetch_one(&mut *self.connection).await?;
+        for (number, Insert { statement, rows, .. }) in inserts.iter().enumerate() {
+            check_touched(*statement, row.try_get::<i64, _>(number)? as u64, *rows)?;
+        }
+        Ok(())
+    }
+
+    fn query<'q>(&self, text: impl SqlSafeStr, arguments: PgArguments) -> Query<'q, Postgres, PgArguments> {
+        sqlx::query_with(text, arguments).persistent(matches!(self.kind, Kind::Own(_)))
     }
 }
 
 #[async_trait]
 impl Connection for Session<'_> {
     async fn execute(&mut self, statement: Statement, args: Vec<Arg>) -> Result<u64, StoreError> {
-        Ok(self.query(statement, args).execute(&mut *self.connection).await?.rows_affected())
+        self.send_inserts().await?;
+        let query = self.query(statement.postgres, arguments(&args)?);
+        Ok(query.execute(&mut *self.connection).await?.rows_affected())
     }
 
     async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
-        let rows = self.query(statement, args).fetch_all(&mut *self.connection).await?;
+        self.send_inserts().await?;
+        let rows = self.query(statement.postgres, arguments(&args)?).fetch_all(&mut *self.connection).await?;
         let Some(first) = rows.first() else { return Ok(Vec::new()) };
         let columns: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
         let read = |row| {
@@ -165,12 +206,67 @@ impl Connection for Session<'_> {
         self.object.as_mut().map(|object| object.place(rollout, payload))
     }
 
-    async fn insert(&mut self, statement: Statement, rows: Vec<Vec<Arg>>) -> Result<u64, StoreError> {
-        let data = copy::binary(rows)?;
-        let mut copy = self.connection.copy_in_raw(statement.postgres).await?;
-        copy.send(data).await?;
-        Ok(copy.finish().await?)
+    async fn insert(&mut self, statement: Statement, args: Vec<Arg>, rows: usize) -> Result<(), StoreError> {
+        let bytes = |args: &[Arg]| args.iter().map(Arg::bytes).sum::<usize>();
+        let waiting: usize = self.inserts.iter().map(|insert| bytes(&insert.args)).sum();
+        if waiting + bytes(&args) > INSERTS_BYTES_MAX {
+            self.send_inserts().await?;
+        }
+        self.inserts.push(Insert { statement, args, rows });
+        Ok(())
     }
+}
+
+/// A statement whose places `$1`, `$2` and so on come after `before` other ones.
+fn with_later_places(text: &str, before: usize) -> String {
+    let mut pieces = text.split('$');
+    let mut renumbered = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (number, rest) = piece.split_at(piece.find(|c: char| !c.is_ascii_digit()).unwrap_or(piece.len()));
+        let place: usize = number.parse().expect("in the statements of the store, `$` begins a place");
+        renumbered.push_str(&format!("${}{rest}", place + before));
+    }
+    renumbered
+}
+
+fn arguments(args: &[Arg]) -> Result<PgArguments, StoreError> {
+    let mut arguments = PgArguments::default();
+    for arg in args {
+        add(&mut arguments, arg)?;
+    }
+    Ok(arguments)
+}
+
+fn add(arguments: &mut PgArguments, arg: &Arg) -> Result<(), StoreError> {
+    /// Adds the values of a column, which all are of one kind.
+    macro_rules! column {
+        ($values:expr, $($kind:pat => $value:expr),+) => {{
+            let values = $values.iter().map(|arg| match arg {
+                $($kind => Ok($value),)+
+                other => Err(StoreError::Corrupt(format!("a {} is in a column of another type", other.kind()))),
+            });
+            arguments.add(values.collect::<Result<Vec<_>, _>>()?)
+        }};
+    }
+    let added: Result<(), BoxDynError> = match arg {
+        Arg::Int(value) => arguments.add(value),
+        Arg::Real(value) => arguments.add(value),
+        Arg::Text(value) => arguments.add(value),
+        Arg::Blob(value) => arguments.add(value),
+        Arg::Shared(value) => arguments.add(&value[..]),
+        Arg::Reals(values) => arguments.add(values),
+        Arg::Keys(keys) => arguments.add(keys),
+        Arg::IdKeys(keys) => arguments.add(keys.iter().map(IdKey::as_bytes).collect::<Vec<&[u8]>>()),
+        Arg::Column(values) => match values.first() {
+            Some(Arg::Real(_)) => column!(values, Arg::Real(value) => *value),
+            Some(Arg::Text(_)) => column!(values, Arg::Text(value) => value.as_deref()),
+            Some(Arg::Blob(_) | Arg::Shared(_)) => {
+                column!(values, Arg::Blob(value) => value.as_deref(), Arg::Shared(value) => Some(&value[..]))
+            }
+            _ => column!(values, Arg::Int(value) => *value),
+        },
+    };
+    added.map_err(|error| sqlx::Error::Encode(error).into())
 }
 
 fn cell(row: &PgRow, index: usize) -> Result<Cell, sqlx::Error> {

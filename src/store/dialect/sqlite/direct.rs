@@ -179,8 +179,8 @@ impl ToSql for Arg {
             Self::Shared(value) => Some(ValueRef::Blob(value)),
             Self::Keys(keys) => return Ok(json_keys(keys).into()),
             Self::IdKeys(keys) => return Ok(json_id_keys(keys).into()),
-            Self::Reals(_) => {
-                return Err(rusqlite::Error::ToSqlConversionFailure("SQLite takes no arrays of floats".into()));
+            Self::Reals(_) | Self::Column(_) => {
+                return Err(rusqlite::Error::ToSqlConversionFailure("SQLite takes no arrays".into()));
             }
         };
         Ok(ToSqlOutput::Borrowed(value.unwrap_or(ValueRef::Null)))

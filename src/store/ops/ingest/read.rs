@@ -19,7 +19,7 @@ use crate::{
             fill, group, names, policy,
             session::{self, EndingSession},
         },
-        sql::{NewKeys, Row, Statement, Tx, args, id_key_list, new_keys},
+        sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_run},
     },
 };
 
@@ -75,9 +75,9 @@ impl Snapshot {
         let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
         let mut seen = HashSet::new();
         let missing: Vec<Keyed> = named.filter(|key| !groups.contains_key(key) && seen.insert(*key)).collect();
-        let group_pks = new_keys(tx, GROUP_PKS, missing.len()).await?;
+        let [group_pks, rollout_pks] = new_keys(tx, missing.len(), newcomers.len()).await?;
         Ok(Self {
-            rollout_pks: new_keys(tx, ROLLOUT_PKS, newcomers.len()).await?,
+            rollout_pks,
             group_pks: missing.into_iter().zip(group_pks.map(GroupPk)).collect(),
             policies,
             stored,
@@ -89,33 +89,39 @@ impl Snapshot {
     }
 }
 
-/// The next keys of a table's rows. SQLite, with its single writer, reads the last key. Postgres uses a sequence, whose
-/// name it looks up once instead of once for each key.
-macro_rules! next_keys {
-    ($table:literal, $column:literal) => {
-        Statement {
-            sqlite: concat!(
-                "-- next_keys
-                SELECT COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
-                FROM sqlite_sequence
-                WHERE name = '",
-                $table,
-                "'"
-            ),
-            postgres: concat!(
-                "-- next_keys
-                SELECT nextval((SELECT pg_get_serial_sequence('",
-                $table,
-                "', '",
-                $column,
-                "')::regclass)) AS last, 1::bigint AS run
-                FROM generate_series(1, $1)"
-            ),
-        }
+/// Keys for the rows of new groups and of new rollouts, ascending.
+async fn new_keys(tx: &mut Tx<'_>, groups: usize, rollouts: usize) -> Result<[NewKeys; 2], StoreError> {
+    // SQLite, with its single writer, reads the last keys. Postgres uses sequences, whose names it looks up once instead
+    // of once for each key.
+    const NEXT_KEYS: Statement = Statement {
+        sqlite: "-- next_keys
+            SELECT 0 AS is_rollout, COALESCE(MAX(seq), 0) + $1 AS last, $1 AS run
+            FROM sqlite_sequence
+            WHERE name = 'rollout_group'
+            UNION ALL
+            SELECT 1, COALESCE(MAX(seq), 0) + $2, $2
+            FROM sqlite_sequence
+            WHERE name = 'rollout'",
+        postgres: "-- next_keys
+            SELECT 0::bigint AS is_rollout,
+                nextval((SELECT pg_get_serial_sequence('rollout_group', 'group_pk')::regclass)) AS last,
+                1::bigint AS run
+            FROM generate_series(1, $1)
+            UNION ALL
+            SELECT 1, nextval((SELECT pg_get_serial_sequence('rollout', 'rollout_pk')::regclass)), 1
+            FROM generate_series(1, $2)",
     };
+    let mut keys = [Vec::with_capacity(groups), Vec::with_capacity(rollouts)];
+    if groups + rollouts > 0 {
+        for mut row in tx.fetch_all(NEXT_KEYS, args![groups, rollouts]).await? {
+            keys[usize::from(row.get::<bool>("is_rollout")?)].extend(key_run(&mut row)?);
+        }
+    }
+    Ok(keys.map(|mut keys| {
+        keys.sort_unstable();
+        keys.into_iter()
+    }))
 }
-const ROLLOUT_PKS: Statement = next_keys!("rollout", "rollout_pk");
-const GROUP_PKS: Statement = next_keys!("rollout_group", "group_pk");
 
 async fn policies(
     tx: &mut Tx<'_>,

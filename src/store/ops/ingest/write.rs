@@ -1,6 +1,6 @@
 //! Writes the results of the bundles of one transaction, with few statements for any number of bundles.
 
-use std::{collections::HashMap, sync::LazyLock};
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -164,20 +164,17 @@ impl<'b> Arrived<'b> {
     }
 }
 
-static INSERT_ROLLOUTS: LazyLock<InsertRows> = LazyLock::new(|| {
-    InsertRows::new(
-        "insert_rollouts",
-        "rollout",
-        "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
-            advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
-            trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
-            status, response_tokens, max_segment_tokens, components, segment_tokens",
-    )
-});
+static INSERT_ROLLOUTS: InsertRows = InsertRows::new(
+    "insert_rollouts",
+    "rollout",
+    "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
+        advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
+        trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
+        status, response_tokens, max_segment_tokens, components, segment_tokens",
+);
 
-static INSERT_PAYLOADS: LazyLock<InsertRows> = LazyLock::new(|| {
-    InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body, file, start, length")
-});
+static INSERT_PAYLOADS: InsertRows =
+    InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body, file, start, length");
 
 /// Opens groups, in the order of their keys. If another replica opens one of them at the same time, this waits for its
 /// commit and then fails the unique index.
@@ -187,16 +184,14 @@ async fn insert_groups(
     places: &HashMap<Keyed, i64>,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    static INSERT_GROUPS: LazyLock<InsertRows> = LazyLock::new(|| {
-        InsertRows::new(
-            "insert_groups",
-            "rollout_group",
-            "group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
-                size, min_size, kept, masked, dropped, late, payload_bytes, opened_us, deadline_us, decided_us,
-                purge_us, ready_seq, seal, failed_deliveries, delivered, samples, trained_samples, tokens,
-                trained_tokens, reward_sum, reward_count, reward_min, reward_max, version_min, version_max",
-        )
-    });
+    static INSERT_GROUPS: InsertRows = InsertRows::new(
+        "insert_groups",
+        "rollout_group",
+        "group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
+            size, min_size, kept, masked, dropped, late, payload_bytes, opened_us, deadline_us, decided_us,
+            purge_us, ready_seq, seal, failed_deliveries, delivered, samples, trained_samples, tokens,
+            trained_tokens, reward_sum, reward_count, reward_min, reward_max, version_min, version_max",
+    );
     let row = |(key, group): &(&Keyed, &GroupWork)| {
         let LockedGroup { group_pk, policy_pk, run, group_id, rules, fill, .. } = &group.locked;
         let ready = match &group.decision {
