@@ -48,8 +48,10 @@ pub struct WakeUp {
 pub enum Notification {
     /// A replica published this.
     WakeUp(WakeUp),
-    /// Earlier notifications may have been lost.
-    Lagged,
+    /// Notifications arrive from now on. Earlier ones may have been lost.
+    Arrive,
+    /// Notifications are lost from now on, because the connection on which they arrive is.
+    Lost,
 }
 
 /// This replica among those that share its database.
@@ -122,7 +124,8 @@ impl Replicas {
         let notify = |notification| match notification {
             Notification::WakeUp(wake_up) if wake_up.replica == self.replica => {}
             Notification::WakeUp(wake_up) => wakers.wake(wake_up.awaited, &wake_up.policy),
-            Notification::Lagged => wakers.wake_all(),
+            Notification::Arrive => wakers.notified(true),
+            Notification::Lost => wakers.notified(false),
         };
         self.peers.listen(&notify).await;
     }
@@ -135,7 +138,10 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::buffer::{coordination::wakers::Woken, port::StoreError};
+    use crate::buffer::{
+        coordination::wakers::{Event, Woken},
+        port::StoreError,
+    };
 
     const HOUR: Duration = Duration::from_hours(1);
 
@@ -196,11 +202,12 @@ mod tests {
             (wake_up(replicas.replica, "one"), None),
             (wake_up(ReplicaId::mint(), "two"), None),
             (wake_up(ReplicaId::mint(), "one"), Some(Woken::Recheck)),
-            (Notification::Lagged, Some(Woken::Recheck)),
+            (Notification::Arrive, Some(Woken::Recheck)),
+            (Notification::Lost, Some(Woken::Recheck)),
         ] {
             says.0.lock().expect("nobody panics").push(heard.clone());
             replicas.listen(&wakers).await;
-            let waiting = wakers.wait_for_batch(&waker, Instant::now() + HOUR);
+            let waiting = wakers.wait_for_batch(&waker, Event::Announced, Instant::now() + HOUR);
             assert_eq!(waiting.now_or_never(), woken, "{heard:?}");
         }
     }

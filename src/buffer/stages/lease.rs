@@ -11,7 +11,7 @@ use crate::{
     buffer::{
         Buffer,
         batch::BatchSize,
-        coordination::wakers::Woken,
+        coordination::wakers::{Event, Woken},
         ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
         policies,
         port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page, Readmit},
@@ -118,6 +118,7 @@ pub(in crate::buffer) async fn lease(
     let deadline = started + request.wait;
     let mut time_is_up = request.wait.is_zero();
     let (mut place, mut ask) = (None, None);
+    let event = if matches!(request.size, BatchSize::Rules) { Event::Announced } else { Event::Unannounced };
     loop {
         // If this future is dropped before its first check, or the check is refused or fails, the next waiter gets its
         // wake-up.
@@ -168,7 +169,7 @@ pub(in crate::buffer) async fn lease(
                     let left = deadline.saturating_duration_since(Instant::now());
                     ask = buffer.askers.ask(&request.policy, consumer, times, left);
                 }
-                time_is_up = buffer.wakers.wait_for_batch(&waker, deadline).await == Woken::DeadlinePassed;
+                time_is_up = buffer.wakers.wait_for_batch(&waker, event, deadline).await == Woken::DeadlinePassed;
             }
         }
     }

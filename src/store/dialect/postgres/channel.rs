@@ -58,9 +58,10 @@ impl Channel {
                         tracing::info!("notifications of other replicas are received again");
                     }
                     fails = false;
-                    // Notifications that were published while nothing listened are lost.
-                    notify(Notification::Lagged);
-                    (self.hear(listener, notify).await.to_string(), LISTEN_AGAIN)
+                    notify(Notification::Arrive);
+                    let error = self.hear(listener, notify).await;
+                    notify(Notification::Lost);
+                    (error.to_string(), LISTEN_AGAIN)
                 }
                 Ok(None) => ("a pooler such as PgBouncer is in between".to_owned(), ASK_POOLER_AGAIN),
                 Err(error) => (error.to_string(), LISTEN_AGAIN),
