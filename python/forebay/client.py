@@ -785,7 +785,7 @@ class Client(AgentMethods):
         return self._call("GET", path("healthz"), into=Health)
 
     def is_ready(self) -> bool:
-        """Whether the service can be reached, and its store reads and writes."""
+        """Whether the service can be reached, and its database reads and writes."""
         call = Call(method="GET", path=path("readyz"), repeat=True)
         try:
             self._transport.send(call, retry=Retry.none(), timeout_s=min(self._config.timeout_s, 10.0))

@@ -461,7 +461,7 @@ class TooManyWaiters(Unavailable):
 
 
 class NotReady(Unavailable):
-    """From `/readyz`: the store cannot read or write."""
+    """From `/readyz`: the database cannot read or write, or with `full=1`, the object store takes no payloads."""
 
     types = ("not-ready",)
 

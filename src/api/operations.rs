@@ -9,9 +9,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_client::wire::{Health, PolicyStats, Stats};
+use serde::Deserialize;
 use serde_json::json;
+use utoipa::IntoParams;
 
-use super::{Api, body, guard::Caller, problem::Failure};
+use super::{Api, body, guard::Caller, openapi::InvalidQuery, params::Query, problem::Failure};
 use crate::buffer::tally::Tally;
 
 /// How long the store may take to show that it can write.
@@ -64,18 +66,29 @@ pub(super) async fn health() -> Answer<Health> {
     Answer(Health { status: "ok".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() })
 }
 
-/// Check that the service accepts work: its store reads and writes, and it is not stopping
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ReadyQuery {
+    /// With 1, everything is checked. Without it, an object store that takes no payloads does not make the service
+    /// unready, because it refuses posts only, and leases and acks go on.
+    full: Option<u8>,
+}
+
+/// Check that the service accepts work: its database reads and writes, and it is not stopping
 #[utoipa::path(
     get,
     path = "/readyz",
     operation_id = "get_readiness",
     tag = "operations",
+    params(ReadyQuery),
     responses(
         (status = 200, description = "Ready"),
+        InvalidQuery,
         (status = 503, description = "Not ready"),
     )
 )]
-pub(super) async fn ready(State(api): State<Api>) -> Result<Response, Failure> {
+pub(super) async fn ready(State(api): State<Api>, Query(query): Query<ReadyQuery>) -> Result<Response, Failure> {
     if api.draining.load(Ordering::Acquire) {
         return Err(body::stopped());
     }
@@ -84,8 +97,11 @@ pub(super) async fn ready(State(api): State<Api>) -> Result<Response, Failure> {
             .detail(detail)
             .retry()
     };
-    if !api.buffer.is_writable() {
+    if !api.buffer.is_database_writable() {
         return Err(not_ready("the store cannot write"));
+    }
+    if query.full.is_some_and(|full| full > 0) && !api.buffer.is_writable() {
+        return Err(not_ready("the object store takes no payloads, so posts are refused; leases and acks go on"));
     }
     match tokio::time::timeout(READY_TIMEOUT, api.buffer.ping()).await {
         Ok(Ok(())) => Ok(Answer(json!({"status": "ready"})).into_response()),

@@ -201,6 +201,12 @@ impl Buffer {
         *self.health.borrow() == Health::Writable
     }
 
+    /// Whether the database can write. Without an object store for the payloads, leases and acks still go on.
+    #[must_use]
+    pub fn is_database_writable(&self) -> bool {
+        matches!(*self.health.borrow(), Health::Writable | Health::WithoutPayloads)
+    }
+
     /// Waits until the store can no longer be trusted. Does not return before that.
     pub async fn broken(&self) {
         let mut health = self.health.clone();
@@ -209,7 +215,7 @@ impl Buffer {
         }
     }
 
-    /// Returns when the store can write.
+    /// Returns when the database can write.
     pub async fn ping(&self) -> Result<(), StoreError> {
         self.store.ping().await
     }

@@ -77,7 +77,7 @@ fn classify(error: &StoreError) -> Option<Health> {
         return error.health();
     }
     if failure.reported::<ObjectError>().is_some() {
-        return Some(Health::Failing);
+        return Some(Health::WithoutPayloads);
     }
     let error = failure.reported::<sqlx::Error>()?;
     let Some(database) = error.as_database_error() else {

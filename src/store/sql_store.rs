@@ -568,11 +568,14 @@ impl<D: Dialect> HealthStore for SqlStore<D> {
 
     async fn ping(&self) -> Result<(), StoreError> {
         // An idle service writes nothing. The store therefore writes only after a failure, to find out whether it can.
-        if self.dialect.health_reporter().health() == Health::Writable {
-            self.dialect.write(Ping).await
-        } else {
-            self.dialect.write(Probe).await
+        match self.dialect.health_reporter().health() {
+            Health::Writable | Health::WithoutPayloads => self.dialect.write(Ping).await,
+            Health::Failing | Health::Broken => self.probe().await,
         }
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.dialect.write(Probe).await
     }
 
     fn peers(&self) -> Option<Arc<dyn Peers>> {

@@ -233,7 +233,7 @@ async fn post(http: &reqwest::Client, service: &Service, number: usize) -> u16 {
 }
 
 async fn is_ready(http: &reqwest::Client, service: &Service) -> bool {
-    let ready = http.get(format!("{}/readyz", service.url)).send().await;
+    let ready = http.get(format!("{}/readyz?full=1", service.url)).send().await;
     ready.is_ok_and(|answer| answer.status() == 200)
 }
 
@@ -313,14 +313,18 @@ async fn a_store_that_fails_refuses_posts_and_an_answer_that_is_lost_stores_once
     s3.set(Mode::Refuse);
     assert_eq!(post(&s3.http, &service, 1).await, 503);
     assert_eq!(number(&database, "SELECT COUNT(*) FROM rollout").await, 2, "nothing is stored without its payload");
-    let is_ready = || is_ready(&s3.http, &service);
+    let readiness = async |query: &str| {
+        let answer = s3.http.get(format!("{}/readyz{query}", service.url)).send().await;
+        answer.expect("the service answers").status().as_u16()
+    };
     let refused = s3.refused.load(Ordering::SeqCst);
     eventually("a probe", || async { s3.refused.load(Ordering::SeqCst) > refused }).await;
-    assert!(!is_ready().await, "the database can be written, and that is not enough");
+    assert_eq!(readiness("?full=1").await, 503, "the database can be written, and that is not enough");
+    assert_eq!(readiness("").await, 200, "a balancer that took all replicas away would take leases and acks away too");
     let (statuses, rows) = delivered(&s3.http, &service).await;
     assert_eq!((statuses, rows.len()), (vec![503], 0), "leases go on, and samples can be read later");
     s3.set(Mode::Forward);
-    eventually("readiness", is_ready).await;
+    eventually("readiness", || async { readiness("?full=1").await == 200 }).await;
     assert_eq!(post(&s3.http, &service, 1).await, 201);
 
     s3.set(Mode::LoseAnswers);

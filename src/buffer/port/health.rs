@@ -12,8 +12,10 @@ use super::{Peers, StoreError};
 pub trait HealthStore: Send + Sync {
     /// What the last writes say about the next one.
     fn health(&self) -> watch::Receiver<Health>;
-    /// Returns when the store can read and write. After a failed write, it writes to find that out.
+    /// Returns when the database can read and write. After a failed write, it writes to find that out.
     async fn ping(&self) -> Result<(), StoreError>;
+    /// Writes to find out whether the database and the object store can be written.
+    async fn probe(&self) -> Result<(), StoreError>;
     /// The connection to the other replicas, if the database can be shared.
     fn peers(&self) -> Option<Arc<dyn Peers>>;
     /// Flushes and closes the store. Later calls fail.
@@ -26,6 +28,9 @@ pub enum Health {
     /// Writes are expected to succeed.
     #[default]
     Writable,
+    /// The database writes, but the object store took no payload. Posts fail, and everything else goes on. A task tries
+    /// again.
+    WithoutPayloads,
     /// The last write failed for a reason that may pass, such as a full disk or a database that cannot be reached. The
     /// sweep tries again.
     Failing,

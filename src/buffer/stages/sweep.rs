@@ -10,7 +10,7 @@ use crate::buffer::{
     finalize::Cause,
     ids::{GroupPk, PolicyName},
     ingest, journal,
-    port::{DecidedGroup, ExpiredLeases, PayloadMoves, StoreError},
+    port::{DecidedGroup, ExpiredLeases, Health, PayloadMoves, StoreError},
     replicas::{self, Awaited},
     session,
 };
@@ -33,7 +33,7 @@ const SLICE: u32 = 1_000;
 pub(in crate::buffer) async fn run_sweeper(buffer: &Buffer) {
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;
-        if !buffer.is_writable()
+        if !buffer.is_database_writable()
             && let Err(error) = buffer.ping().await
         {
             tracing::debug!(error = %error, "the store still cannot write");
@@ -57,6 +57,21 @@ pub(in crate::buffer) async fn run_sweeper(buffer: &Buffer) {
 
 /// Separate from the sweeper, because an object store may be slow, and expired work must not wait for it.
 pub(in crate::buffer) async fn run_payload_care(buffer: &Buffer) {
+    tokio::join!(care_for_payloads(buffer), probe_payloads(buffer));
+}
+
+/// Finds out whether the object store takes payloads again after it took none.
+async fn probe_payloads(buffer: &Buffer) {
+    let mut health = buffer.health.clone();
+    while health.wait_for(|health| *health == Health::WithoutPayloads).await.is_ok() {
+        if let Err(error) = buffer.store.probe().await {
+            tracing::debug!(error = %error, "payloads still cannot be stored");
+            tokio::time::sleep(SWEEP_INTERVAL).await;
+        }
+    }
+}
+
+async fn care_for_payloads(buffer: &Buffer) {
     loop {
         let pause = match buffer.store.look_after_payloads(buffer.clock.now()).await {
             Ok(PayloadMoves::More) => MOVE_INTERVAL,
