@@ -126,8 +126,13 @@ impl Client {
     /// A repeat would reserve more room, which would expire unused. So the call is repeated only if the service
     /// certainly did not begin it.
     pub async fn admit(&self, policy: &str, rollouts: u32) -> Result<Admission> {
-        let request = AdmissionRequest { policy: Some(policy.to_owned()), rollouts };
-        self.send(Method::POST, &["admissions"], &request, Repeat::UnlessBegun).await
+        let request = AdmissionRequest { policy: Some(policy.to_owned()), rollouts, ..AdmissionRequest::default() };
+        self.reserve(&request).await
+    }
+
+    /// Like [`admit`](Self::admit), with the group and the environment of the rollouts.
+    pub async fn reserve(&self, request: &AdmissionRequest) -> Result<Admission> {
+        self.send(Method::POST, &["admissions"], request, Repeat::UnlessBegun).await
     }
 
     /// Posts one trajectory. `Ok` means that it is stored durably.

@@ -306,14 +306,30 @@ class Client(AgentMethods):
         answer = self._send(Call(method="POST", path=place, query=query, repeat=True, body=body, media=NDJSON))
         return _parsed(answer, ImportReport, "POST", place)
 
-    def admit(self, policy: str = "default", *, rollouts: int, wait_s: float | None = None) -> Admission:
+    def admit(
+        self,
+        policy: str = "default",
+        *,
+        rollouts: int,
+        group_id: str | None = None,
+        group_size: int | None = None,
+        environment: str | None = None,
+        wait_s: float | None = None,
+    ) -> Admission:
         """Reserves room for rollouts that are about to start, and waits until there is some.
 
-        From 1 to `rollouts` are granted. `wait_s` bounds the wait: if there is no room by then, 0 are granted. With
-        `wait_s=0` the service is asked once. Without it, the wait has no bound.
+        From 1 to `rollouts` are granted. `wait_s` bounds the wait: if there is no room by then, 0 are granted, and
+        `reason` says why. With `wait_s=0` the service is asked once. Without it, the wait has no bound.
+
+        Name the group if all of the rollouts belong to one: missing places of a group that has begun always get room.
+        If the group takes no more rollouts, `GroupDecided` is raised. Name the environment if the policy gives
+        environments a minimum share.
         """
         place = path("admissions")
-        body = json_body(AdmissionRequest(policy=policy, rollouts=rollouts), "POST", place)
+        request = AdmissionRequest(
+            policy=policy, rollouts=rollouts, group_id=group_id, group_size=group_size, environment=environment
+        )
+        body = json_body(request, "POST", place)
         call = Call(method="POST", path=place, repeat=False, body=body)
         end = None if wait_s is None else time.monotonic() + wait_s
         while True:

@@ -9,7 +9,7 @@ use axum::{
 use forebay_client::wire::{Admission, AdmissionRequest};
 
 use super::{Api, body::Json, guard::Caller, openapi::NoSuchPolicy, params, problem::Failure};
-use crate::buffer::admission::ADMISSION_ROLLOUTS_MAX;
+use crate::buffer::admission::RoomRequest;
 
 /// Seconds after which a retry may find room: about the time in which a trainer takes a batch.
 const RETRY_AFTER_S: u32 = 5;
@@ -18,9 +18,10 @@ const RETRY_AFTER_S: u32 = 5;
 ///
 /// Grants only as many rollouts as will still be fresh when a trainer reaches them. That number is
 /// `(staleness.max + 1) * batch.groups * group.size`, minus the rollouts that are open, ready, leased, returned or
-/// reserved, and at most what the policy's backlog has room for. Posts that name the admission use it up. They are
-/// accepted even if the backlog is full, and they get the admission's `policy_version` unless they bring their own.
-/// Unused room expires after the group timeout.
+/// reserved, and at most what the policy's backlog has room for. A request that names its group gets room for the missing
+/// places of a group that has begun always, and for a new group only if all of its places fit. Posts that name the
+/// admission use it up. They are accepted even if the backlog is full, and they get the admission's `policy_version`
+/// unless they bring their own. Unused room expires after the group timeout.
 #[utoipa::path(
     post,
     path = "/admissions",
@@ -29,7 +30,8 @@ const RETRY_AFTER_S: u32 = 5;
     request_body = AdmissionRequest,
     responses(
         (status = 201, description = "Room is reserved", body = Admission),
-        (status = 200, description = "There is no room now: `granted` is 0, and `Retry-After` says when to try again", body = Admission),
+        (status = 200, description = "There is no room now: `granted` is 0, `reason` says why, and `Retry-After` when to try again", body = Admission),
+        (status = 409, description = "`group-decided`: the group takes no more rollouts"),
         NoSuchPolicy,
     )
 )]
@@ -39,16 +41,14 @@ pub(super) async fn post(
     Json(request): Json<AdmissionRequest>,
 ) -> Result<Response, Failure> {
     let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
-    if !(1..=ADMISSION_ROLLOUTS_MAX).contains(&request.rollouts) {
-        return Err(Failure::invalid("/rollouts", format!("must be 1 to {ADMISSION_ROLLOUTS_MAX}")));
-    }
-    let admitted = api.buffer.admit(policy, request.rollouts).await?;
+    let admitted = api.buffer.admit(RoomRequest::parse(policy, request)?).await?;
     let expires_in_us = admitted.expires_at.micros_since(api.buffer.now()).max(0);
     let admission = Admission {
         admission_id: admitted.admission_id.to_string(),
         granted: admitted.granted,
         policy_version: admitted.version.0,
         expires_in_ms: expires_in_us as u64 / 1_000,
+        reason: admitted.refused.map(|rule| rule.reason()),
     };
     if admitted.granted == 0 {
         let retry_after = [(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S))];

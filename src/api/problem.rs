@@ -205,7 +205,7 @@ impl From<Refusal> for Failure {
             Refusal::TeacherFailed { .. } => {
                 (S::SERVICE_UNAVAILABLE, "teacher-failed", "The teacher did not score the segments")
             }
-            Refusal::NoRoom(_) => (S::TOO_MANY_REQUESTS, "no-room", "There is no room for another rollout"),
+            Refusal::NoRoom(..) => (S::TOO_MANY_REQUESTS, "no-room", "There is no room for another rollout"),
             Refusal::SessionFull(_) => (S::BAD_REQUEST, "session-full", "The session is full"),
             Refusal::SessionBusy(_) => (S::SERVICE_UNAVAILABLE, "session-busy", "The session has many calls in flight"),
             Refusal::TooManyKeys(_) | Refusal::TooManySessionKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
@@ -238,7 +238,7 @@ impl From<Refusal> for Failure {
             Refusal::NoMemory
             | Refusal::NotEvaluated(_)
             | Refusal::BacklogFull(_)
-            | Refusal::NoRoom(_)
+            | Refusal::NoRoom(..)
             | Refusal::SessionChanged
             | Refusal::TeacherFailed { .. }
             | Refusal::TooManyWaiters { .. }

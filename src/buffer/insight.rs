@@ -232,6 +232,7 @@ fn facts(
         },
         events: ledger.events,
         environments,
+        refused: policy.refused.iter().filter(|refused| refused.is_current(now)).cloned().collect(),
     }
 }
 

@@ -13,7 +13,7 @@ use tracing::instrument;
 
 use super::{
     Buffer,
-    admission::{self, Admitted},
+    admission::{self, Admitted, RoomRequest},
     content::{self, ContentReader},
     coordination::service_time,
     dry_run::{self, DryRun, TryFilters},
@@ -49,9 +49,9 @@ use super::{
 
 impl Buffer {
     /// Reserves room for rollouts that are about to start. The reservation lasts as long as their group may take.
-    #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
-    pub async fn admit(&self, policy: PolicyName, rollouts: u32) -> Result<Admitted, BufferError> {
-        admission::admit(self, policy, rollouts).await
+    #[instrument(level = "debug", skip_all, fields(policy.name = %request.policy))]
+    pub async fn admit(&self, request: RoomRequest) -> Result<Admitted, BufferError> {
+        admission::admit(self, request).await
     }
 
     /// Validates and packs trajectories that were posted together. The pointers of violations start with the index in

@@ -3,6 +3,7 @@
 use forebay_client::wire::Violation;
 
 use super::{
+    admission::NoRoom,
     evaluation::EvaluationRequest,
     ids::{Epoch, PolicyName, Step, Version},
     port::StoreError,
@@ -193,9 +194,9 @@ pub enum Refusal {
         /// Why.
         why: String,
     },
-    /// As much work of the policy as will be fresh, or as its backlog allows, has been started.
-    #[error("policy `{0}` has no room for another rollout")]
-    NoRoom(PolicyName),
+    /// A rule gives the policy no room for another rollout.
+    #[error("policy `{0}` has no room for another rollout: {reason}", reason = .1.reason())]
+    NoRoom(PolicyName, NoRoom),
     /// The session has as much as it may hold.
     #[error("the session has the most {what} that it may have ({bound})", what = .0, bound = bound_of(.0))]
     SessionFull(&'static str),

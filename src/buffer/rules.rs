@@ -10,6 +10,8 @@ use self::filter::{FilterViolation, Filters};
 use super::{
     batch::GROUPS_MAX,
     ids::{GroupId, check_name},
+    ingest::RolloutDecision,
+    states::Verdict,
     trajectory::GROUP_SIZE_MAX,
 };
 
@@ -83,6 +85,14 @@ impl Rules {
     #[must_use]
     pub fn batch_rollouts(&self) -> u64 {
         batch_rollouts(&self.wire)
+    }
+
+    /// Whether a rollout counts in the mean reward of what arrives. A filter that drops without a look at the reward, such
+    /// as one by a label, says that the rollout is no training data. A filter by the reward selects from training data.
+    #[must_use]
+    pub fn judges(&self, decision: &RolloutDecision) -> bool {
+        let dropped_by = decision.reason.as_deref().filter(|_| decision.verdict == Verdict::Dropped);
+        dropped_by.is_none_or(|filter| self.filters.rollout_filter_names(filter, &["reward", "reward_components"]))
     }
 
     /// The number of rollouts that suffice for a group of this size.

@@ -57,6 +57,7 @@ mod postgres;
 mod readers;
 mod replicas;
 mod restore;
+mod room;
 mod segments;
 mod series;
 mod serving;

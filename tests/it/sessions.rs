@@ -26,6 +26,15 @@ pub(crate) async fn traffic(app: &TestApp) {
     finish(app, &opened, 1.0).await;
 }
 
+/// Records a call of a session and finishes it, or aborts it.
+pub(crate) async fn end(app: &TestApp, opened: &Value, is_complete: bool) -> Value {
+    record(app, opened, call(&[S, U, A], &[11, E])).await;
+    if is_complete {
+        return finish(app, opened, 1.0).await;
+    }
+    app.post(&path(opened, "/abort"), json!({"reason": "failed"})).await.expect(200)
+}
+
 /// Opens a session, which must succeed.
 async fn open(app: &TestApp, request: Value) -> Value {
     app.post("/sessions", request).await.expect(201)

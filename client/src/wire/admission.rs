@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A request to reserve room for rollouts that are about to start.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AdmissionRequest {
@@ -14,6 +14,20 @@ pub struct AdmissionRequest {
     /// Number of rollouts to reserve room for, at least 1.
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 65536))]
     pub rollouts: u32,
+    /// Group of all these rollouts. Missing places of a group that has begun always get room, and a new group is opened
+    /// only if all of its places fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub group_id: Option<String>,
+    /// Rollouts of the group, if they are not as many as in the rules of the policy. Only together with `group_id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 65536))]
+    pub group_size: Option<u32>,
+    /// Label of the environment of these rollouts. Room is kept for an environment whose `min_share` the next batch
+    /// lacks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub environment: Option<String>,
 }
 
 /// Room that was reserved.
@@ -28,4 +42,7 @@ pub struct Admission {
     pub policy_version: i64,
     /// Milliseconds until unused room is given back.
     pub expires_in_ms: u64,
+    /// Why nothing was granted: the rule and what ends it. Absent if room was granted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }

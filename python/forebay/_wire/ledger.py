@@ -225,6 +225,18 @@ class AdmissionRequest:
     """Policy that will produce the rollouts; `default` when absent."""
     rollouts: int
     """Number of rollouts to reserve room for, at least 1."""
+    group_id: str | None = None
+    """
+    Group of all these rollouts. Missing places of a group that has begun always get room, and a new group is opened
+    only if all of its places fit.
+    """
+    group_size: int | None = None
+    """Rollouts of the group, if they are not as many as in the rules of the policy. Only together with `group_id`."""
+    environment: str | None = None
+    """
+    Label of the environment of these rollouts. Room is kept for an environment whose `min_share` the next batch
+    lacks.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,3 +251,5 @@ class Admission:
     """Current weight version. Rollouts posted under the admission without a version of their own get this one."""
     expires_in_ms: int
     """Milliseconds until unused room is given back."""
+    reason: str | None = None
+    """Why nothing was granted: the rule and what ends it. Absent if room was granted."""

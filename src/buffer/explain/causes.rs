@@ -17,13 +17,16 @@ use super::{
         bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, was, within,
     },
 };
-use crate::buffer::reasons;
+use crate::buffer::{admission::Asker, reasons};
 
 /// The weight of a cause that explains a state alone.
 const WHOLE: f64 = 1.0;
 
 /// The weight of a cause that adds to others by an amount that the ledger does not show.
 const ADDS: f64 = 0.3;
+
+/// The weight of agents that are refused room: what they wait for is not known, and may be slow.
+const NO_ROOM: f64 = 0.6;
 
 /// The weight of a remark.
 const REMARK: f64 = 0.05;
@@ -211,6 +214,7 @@ fn starved(facts: &Facts, found: &mut Found) {
     backlog_full(facts, WHOLE, found);
     no_posts(facts, found);
     environments_lack(facts, found);
+    no_room(facts, NO_ROOM, found);
     losses(facts, found, Ranking::TimeSaved);
     stale_groups(facts, found);
     groups_fill_slowly(facts, found);
@@ -251,7 +255,7 @@ fn no_posts(facts: &Facts, found: &mut Found) {
 
 /// A batch waits for the environments that have a share in it.
 fn environments_lack(facts: &Facts, found: &mut Found) {
-    for each in facts.environments.iter().filter(|each| each.ready < each.needed) {
+    for each in facts.lacking_environments() {
         let text = format!(
             "The batch waits for environment {}: {} of the {} that it needs {} ready",
             each.environment,
@@ -264,6 +268,35 @@ fn environments_lack(facts: &Facts, found: &mut Found) {
         // It is the whole reason if there are enough groups in all.
         let weight = if facts.gauges.ready_groups >= facts.gauges.needed_groups { WHOLE } else { ADDS };
         found.push(Cause { see: Some(see), ..cause("environment-lacks", weight, text, numbers) });
+    }
+}
+
+/// Agents ask for room and get none.
+fn no_room(facts: &Facts, weight: f64, found: &mut Found) {
+    for refused in &facts.refused {
+        let age = facts.age_us(refused.since());
+        let calls = match refused.by {
+            Asker::Admission => "Admissions",
+            Asker::Session => "New sessions",
+        };
+        let of = refused.environment.as_ref().map(|label| format!(" of environment {label}")).unwrap_or_default();
+        let because = match refused.rule.as_str() {
+            "staleness" => "as many rollouts have been started as stay fresh",
+            "backlog" => "the backlog is full",
+            "whole-group" => "a new group begins only if all of its places fit",
+            "minimum-share" => "the room that is left is kept for an environment whose minimum the next batch lacks",
+            "group-places" => {
+                "room is reserved for each place of their group as often as rollouts may be posted for it"
+            }
+            rule => rule,
+        };
+        let text = format!("{calls}{of} have been refused for {}: {because}", duration_us(age));
+        let see = match refused.by {
+            Asker::Admission => format!("./policies/{}", facts.policy),
+            Asker::Session => format!("./sessions?policy={}", facts.policy),
+        };
+        let numbers = Numbers::from([("since_s", seconds(age)), ("reserved", facts.gauges.reserved as f64)]);
+        found.push(Cause { see: Some(see), ..cause("no-room", weight, text, numbers) });
     }
 }
 
@@ -567,6 +600,7 @@ fn backlog_full(facts: &Facts, weight: f64, found: &mut Found) {
 
 fn held_back(facts: &Facts, found: &mut Found) {
     backlog_full(facts, WHOLE, found);
+    no_room(facts, ADDS, found);
     let trained = facts.windows.hour.acked;
     let hour = &facts.windows.hour;
     if hour.seconds > 0 {

@@ -5,7 +5,7 @@
 
 use super::{
     Cause, PolicyCondition as State,
-    facts::{Facts, Lease, StepFacts, Window},
+    facts::{EnvironmentFacts, Facts, Lease, StepFacts, Window},
     sentence::{bytes, consumer, count, duration, duration_us, is, percent, plural, real, share, short_id, within},
 };
 
@@ -108,6 +108,11 @@ pub(super) fn overdue_after(facts: &Facts) -> i64 {
 }
 
 fn is_starved(facts: &Facts) -> bool {
+    // Groups that are ready do not help if the batch lacks an environment, so this is starving from the beginning.
+    let is_in_training = !facts.leases.is_empty() || facts.gauges.returned_batches > 0;
+    if facts.lacks_only_a_minimum() && !is_in_training && !is_idle(facts) {
+        return true;
+    }
     let after = facts.median_step_us().unwrap_or(0).max(STARVED_FLOOR);
     facts.longest_waiting().is_some_and(|asking| facts.age_us(asking.since) >= after)
 }
@@ -277,6 +282,10 @@ fn starved(facts: &Facts, causes: &[Cause]) -> String {
         },
         _ => String::new(),
     };
+    if facts.lacks_only_a_minimum() {
+        let begin = if waited > 0 { format!("The trainer waits for {}: ", duration_us(waited)) } else { String::new() };
+        return format!("{begin}{}", lacking_minimum(facts));
+    }
     format!(
         "The trainer waits for {}: {} of {} {} ready{why}",
         duration_us(waited),
@@ -284,6 +293,15 @@ fn starved(facts: &Facts, causes: &[Cause]) -> String {
         plural(facts.gauges.needed_groups, "group"),
         is(ready)
     )
+}
+
+/// What the next batch lacks although enough groups are ready.
+fn lacking_minimum(facts: &Facts) -> String {
+    let lack = |each: &EnvironmentFacts| {
+        let of = plural(each.needed, "group");
+        format!("{} of {of} of environment {} {} ready", count(each.ready), each.environment, is(each.ready))
+    };
+    facts.lacking_environments().map(lack).collect::<Vec<_>>().join(", ")
 }
 
 fn untaken(facts: &Facts) -> String {
@@ -353,7 +371,9 @@ fn dropping(facts: &Facts, causes: &[Cause]) -> String {
 
 fn fed(facts: &Facts) -> String {
     let gauges = &facts.gauges;
-    let next = if gauges.returned_batches > 0 || gauges.ready_groups >= gauges.needed_groups {
+    let next = if gauges.returned_batches == 0 && facts.lacks_only_a_minimum() {
+        lacking_minimum(facts)
+    } else if gauges.returned_batches > 0 || gauges.ready_groups >= gauges.needed_groups {
         "the next batch is ready".to_owned()
     } else {
         let ready = gauges.ready_groups;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::clock::Timestamp;
+use crate::{buffer::admission::RefusedRoom, clock::Timestamp};
 
 /// A policy that was full takes new groups again when this part of its backlog is free.
 const FREE_TO_REOPEN: i64 = 10;
@@ -60,6 +60,8 @@ pub struct Facts {
     pub events: Vec<Event>,
     /// Environments that have rules.
     pub environments: Vec<EnvironmentFacts>,
+    /// Callers that are refused room now.
+    pub refused: Vec<RefusedRoom>,
 }
 
 /// The groups of an environment that has rules.
@@ -319,6 +321,16 @@ impl Facts {
     pub(super) fn lacking_groups(&self) -> i64 {
         let of_environments = self.environments.iter().map(|each| (each.needed - each.ready).max(0)).sum();
         (self.gauges.needed_groups - self.gauges.ready_groups).max(of_environments)
+    }
+
+    /// The environments whose minimum the next batch lacks.
+    pub(super) fn lacking_environments(&self) -> impl Iterator<Item = &EnvironmentFacts> {
+        self.environments.iter().filter(|each| each.ready < each.needed)
+    }
+
+    /// Whether there are enough groups for a batch, but not of each environment.
+    pub(super) fn lacks_only_a_minimum(&self) -> bool {
+        self.gauges.ready_groups >= self.gauges.needed_groups && self.lacking_environments().next().is_some()
     }
 
     /// The shortest window in which groups were decided.

@@ -75,6 +75,7 @@ fn fed() -> Facts {
         version: VersionFacts { current: 100, step: Some(100), acked_step: Some(100), checkpoint_step: Some(99) },
         events: Vec::new(),
         environments: Vec::new(),
+        refused: Vec::new(),
     }
 }
 

@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use super::{Answer, StoreError};
 use crate::{
     buffer::{
-        admission::Admitted,
-        ids::{AdmissionId, PolicyName},
+        admission::{Admitted, RoomRequest},
+        ids::AdmissionId,
     },
     clock::Timestamp,
 };
@@ -23,10 +23,8 @@ pub trait AdmissionStore: Send + Sync {
 /// A request for room.
 #[derive(Clone, Debug)]
 pub struct Admit {
-    /// Policy.
-    pub policy: PolicyName,
-    /// The number of rollouts.
-    pub rollouts: u32,
+    /// What is asked for.
+    pub request: RoomRequest,
     /// The id of the admission, if room is reserved.
     pub admission_id: AdmissionId,
     /// The time of the request.

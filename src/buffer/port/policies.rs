@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use super::{Answer, StoreError};
 use crate::{
     buffer::{
+        admission::RefusedRoom,
         batch::CarriedShares,
         ids::{BatchId, CallerId, Epoch, PolicyName, PolicyPk, Run, Step, Version},
         ingest::GroupFill,
@@ -64,6 +65,8 @@ pub struct Policy {
     pub steps_known: bool,
     /// Whether a restore began the epoch and no trainer has resumed since.
     pub restored: bool,
+    /// Requests for room that were refused lately.
+    pub refused: Vec<RefusedRoom>,
 }
 
 /// A request to write the rules of a policy.

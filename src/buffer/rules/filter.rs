@@ -190,6 +190,17 @@ impl Filters {
         })
     }
 
+    /// Whether the filter of scope `rollout` with this name names one of these variables.
+    #[must_use]
+    pub fn rollout_filter_names(&self, name: &str, variables: &[&str]) -> bool {
+        let filter = self.rollout.iter().find(|filter| filter.name == name);
+        let names = |filter: &Filter| {
+            let references = filter.program.references();
+            variables.iter().any(|variable| references.has_variable(variable))
+        };
+        filter.is_some_and(names)
+    }
+
     /// Why a filter of scope `rollout` cannot be evaluated on a rollout on which it failed.
     #[must_use]
     pub fn why_rollout_failed(&self, name: &str, facts: &RolloutFacts<'_>) -> String {

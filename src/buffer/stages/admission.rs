@@ -2,17 +2,25 @@
 //!
 //! Separate from [`ingest`](crate::buffer::ingest), which decides about rollouts that were accepted.
 
+mod refused;
+pub mod room;
+
 use std::{collections::BTreeSet, sync::Mutex};
 
-use forebay_client::wire::BacklogRules;
+use forebay_client::wire::{AdmissionRequest, BacklogRules, Violation};
 
+pub use self::{
+    refused::{Asker, RefusedRoom, noted, without},
+    room::{NoRoom, capacity},
+};
 use crate::{
     buffer::{
         Buffer,
-        ids::{AdmissionId, PolicyName, Version},
+        ids::{AdmissionId, GroupId, PolicyName, Version, check_name},
         port::Admit,
         refusal::{BufferError, Refusal},
         rules::Rules,
+        trajectory::GROUP_SIZE_MAX,
     },
     clock::Timestamp,
 };
@@ -55,13 +63,64 @@ impl std::ops::Add for Backlog {
     }
 }
 
+/// A request for room for rollouts that are about to start.
+#[derive(Clone, Debug)]
+pub struct RoomRequest {
+    /// Their policy.
+    pub policy: PolicyName,
+    /// The number of rollouts.
+    pub rollouts: u32,
+    /// The group of all of them, if it is known.
+    pub group_id: Option<GroupId>,
+    /// The size of the group, if it is not that of the rules.
+    pub group_size: Option<u32>,
+    /// Their environment, if it is known.
+    pub environment: Option<String>,
+}
+
+impl RoomRequest {
+    /// Checks a request; a refusal has every violation.
+    pub fn parse(policy: PolicyName, sent: AdmissionRequest) -> Result<Self, Refusal> {
+        let mut violations = Vec::new();
+        let mut refuse = |pointer: &str, detail: String| {
+            violations.push(Violation { pointer: pointer.to_owned(), detail });
+        };
+        if !(1..=ADMISSION_ROLLOUTS_MAX).contains(&sent.rollouts) {
+            refuse("/rollouts", format!("must be 1 to {ADMISSION_ROLLOUTS_MAX}"));
+        }
+        let group_id = sent.group_id.as_deref().map(GroupId::parse).transpose();
+        if let Err(error) = &group_id {
+            refuse("/group_id", error.to_string());
+        }
+        match sent.group_size {
+            Some(size) if !(1..=GROUP_SIZE_MAX).contains(&size) => {
+                refuse("/group_size", format!("must be 1 to {GROUP_SIZE_MAX}"));
+            }
+            Some(_) if sent.group_id.is_none() => {
+                refuse("/group_size", "must be absent without `group_id`".to_owned());
+            }
+            _ => {}
+        }
+        if let Some(Err(detail)) = sent.environment.as_deref().map(check_name) {
+            refuse("/environment", detail);
+        }
+        let AdmissionRequest { rollouts, group_size, environment, .. } = sent;
+        match group_id {
+            Ok(group_id) if violations.is_empty() => Ok(Self { policy, rollouts, group_id, group_size, environment }),
+            _ => Err(Refusal::Invalid(violations)),
+        }
+    }
+}
+
 /// Reserved room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
     /// The id that posts name to use the room.
     pub admission_id: AdmissionId,
     /// The number of rollouts, from 0 to the number asked for.
     pub granted: u32,
+    /// Why nothing was granted.
+    pub refused: Option<NoRoom>,
     /// The version of rollouts that are posted without one.
     pub version: Version,
     /// The time when unused room is given back.
@@ -85,18 +144,6 @@ impl Room {
     pub fn version(self) -> Option<Version> {
         if let Self::Reserved(version) = self { Some(version) } else { None }
     }
-}
-
-/// The number of rollouts that may still be started. Rollouts started beyond it would be over the staleness bound, or
-/// over the backlog, before a trainer reaches them.
-///
-/// `(staleness.max + 1) * batch.groups * group.size - (open + ready + leased + returned + reserved)`, and at most the
-/// room that is left below `backlog.max_ready_rollouts`.
-#[must_use]
-pub fn capacity(rules: &Rules, backlog: Backlog) -> u64 {
-    let batch = rules.batch_rollouts();
-    let fresh = rules.staleness.max.map_or(u64::MAX, |max| (u64::from(max) + 1).saturating_mul(batch));
-    fresh.min(rules.backlog.max_ready_rollouts).saturating_sub(backlog.rollouts + backlog.reserved)
 }
 
 /// The policies that were full and whose backlogs are not yet far enough below their bounds. This only prevents rapid
@@ -143,12 +190,9 @@ impl Gates {
     }
 }
 
-pub(in crate::buffer) async fn admit(
-    buffer: &Buffer,
-    policy: PolicyName,
-    rollouts: u32,
-) -> Result<Admitted, BufferError> {
-    let admit = Admit { policy: policy.clone(), rollouts, admission_id: AdmissionId::mint(), now: buffer.clock.now() };
+pub(in crate::buffer) async fn admit(buffer: &Buffer, request: RoomRequest) -> Result<Admitted, BufferError> {
+    let (policy, rollouts) = (request.policy.clone(), request.rollouts);
+    let admit = Admit { request, admission_id: AdmissionId::mint(), now: buffer.clock.now() };
     let admitted = match buffer.store.admit(admit.clone()).await? {
         Err(Refusal::UnknownPolicy(_)) => {
             buffer.create(&policy).await?;
@@ -177,11 +221,11 @@ mod tests {
     fn capacity_is_what_stays_fresh_less_what_is_there() {
         // (4 + 1) * 16 * 8 = 640.
         let backlog = Backlog { rollouts: 500, bytes: 0, reserved: 100 };
-        assert_eq!(capacity(&rules(Some(4)), backlog), 40);
-        assert_eq!(capacity(&rules(Some(4)), Backlog { rollouts: 700, ..backlog }), 0);
+        assert_eq!(capacity(&rules(Some(4)), backlog, None), 40);
+        assert_eq!(capacity(&rules(Some(4)), Backlog { rollouts: 700, ..backlog }, None), 0);
         // Without a staleness bound, only the backlog limits how much is started.
-        assert_eq!(capacity(&rules(None), backlog), 400);
-        assert_eq!(capacity(&rules(Some(100)), backlog), 400);
+        assert_eq!(capacity(&rules(None), backlog, None), 400);
+        assert_eq!(capacity(&rules(Some(100)), backlog, None), 400);
     }
 
     #[test]

@@ -15,7 +15,9 @@ use forebay_client::wire::{self, Retries, Violation};
 use tokio::sync::Semaphore;
 
 pub(in crate::buffer) use self::decide::{FAILED_FILTERS_MAX, filter_facts, verdict};
-pub use self::decide::{GroupFill, POSTS_PER_PLACE_MAX, RolloutDecision, check, decide, pending_evaluation, warnings};
+pub use self::decide::{
+    GroupFill, POSTS_PER_PLACE_MAX, RolloutDecision, check, decide, environment_warning, pending_evaluation, warnings,
+};
 use crate::buffer::{
     Buffer,
     canonical::ContentDigest,

@@ -1,6 +1,8 @@
 //! Admissions in the store: room is reserved under the lock of the policy's row, and posts use it under the lock of the
 //! admission's row.
 
+mod standing;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::LazyLock,
@@ -8,14 +10,18 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{ingest::Incoming, policy};
+pub(super) use self::standing::{grant, reserved_of};
+use super::{fill, ingest::Incoming, policy};
 use crate::{
     buffer::{
-        admission::{Admitted, Backlog, Room, capacity},
+        admission::{
+            Admitted, Asker, Backlog, Room, RoomRequest,
+            room::{Asked, AskedGroup},
+        },
         ids::{AdmissionId, IdKey, PolicyName, PolicyPk, Version},
         port::{Admit, Policy, StoreError},
         refusal::Refusal,
-        states::RolloutState,
+        states::{GroupState, RolloutState},
         tally::Tally,
     },
     clock::Timestamp,
@@ -45,52 +51,138 @@ impl Op for Admit {
     type Output = Result<Admitted, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        let Some(policy) = policy::lock(tx, &self.policy).await? else {
-            return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
+        let Some(policy) = policy::lock(tx, &self.request.policy).await? else {
+            return Ok(Err(Refusal::UnknownPolicy(self.request.policy.clone())));
         };
-        let backlog = room(tx, &policy, self.now).await?;
-        let granted = u64::from(self.rollouts).min(capacity(&policy.rules, backlog)) as u32;
+        let request = &self.request;
+        let key = request.group_id.as_ref().map(|group_id| group_id.key(tx.key_form()));
+        let group = match key {
+            Some(key) => match asked_group(tx, &policy, request, key).await? {
+                Ok(group) => Some(group),
+                Err(refusal) => return Ok(Err(refusal)),
+            },
+            None => None,
+        };
+        let environment = request.environment.as_deref();
+        let asked = Asked { rollouts: request.rollouts, group, environment };
+        let granted = grant(tx, &policy, Asker::Admission, &asked, self.now).await?;
         let expires_at = self.now.plus_seconds(policy.rules.group.timeout_s);
-        if granted > 0 {
-            reserve(tx, &policy, self.admission_id, granted, expires_at).await?;
+        if let Ok(rollouts) = granted {
+            let reservation = Reservation {
+                admission_id: self.admission_id,
+                rollouts,
+                expires_at,
+                group: key.zip(group.map(|group| group.size)),
+                environment,
+                granted_at: Some(self.now),
+            };
+            reserve(tx, &policy, reservation).await?;
         }
-        Ok(Ok(Admitted { admission_id: self.admission_id, granted, version: policy.version, expires_at }))
+        Ok(Ok(Admitted {
+            admission_id: self.admission_id,
+            granted: granted.as_ref().copied().unwrap_or(0),
+            refused: granted.err(),
+            version: policy.version,
+            expires_at,
+        }))
     }
 }
 
-/// The backlog of a policy whose row is locked. Expired room is given back here, too, in case the sweep has not done so.
-pub(super) async fn room(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<Backlog, StoreError> {
+/// The group that a request names.
+async fn asked_group(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    request: &RoomRequest,
+    key: IdKey,
+) -> Result<Result<AskedGroup, Refusal>, StoreError> {
+    const FIND_GROUP: Statement = Statement::new(
+        "-- find_group_of_admission
+        SELECT state, size, kept, masked, dropped
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
+    );
+    let row = tx.fetch_optional(FIND_GROUP, args![policy.policy_pk, policy.run, key]).await?;
+    let found = row.map(|mut row| fill(&mut row, "state")).transpose()?;
+    if let Some(found) = found.filter(|found| !found.state.is_open()) {
+        return Ok(Err(Refusal::GroupDecided(found.state)));
+    }
+    let (reserved, named_size) = reserved_of(tx, policy, key).await?;
+    let known = found.map(|found| found.size).or(named_size);
+    if let (Some(known), Some(declared)) = (known, request.group_size)
+        && known != declared
+    {
+        let detail = format!("the group has size {known}, fixed by what began it");
+        return Ok(Err(Refusal::invalid("/group_size", detail)));
+    }
+    Ok(Ok(AskedGroup {
+        size: known.or(request.group_size).unwrap_or(policy.rules.group.size),
+        arrived: found.map_or(0, |found| found.arrived()),
+        reserved,
+        has_begun: found.is_some() || reserved > 0,
+    }))
+}
+
+/// Gives back the expired room of a policy whose row is locked, in case the sweep has not done so.
+async fn give_back_expired(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<(), StoreError> {
     const SELECT_EXPIRED: Statement = select_admissions!(
         "-- select_expired_admissions_of_policy",
         "WHERE policy_pk = $1 AND expires_us <= $2
         ORDER BY admission_pk"
     );
-    give_back(tx, SELECT_EXPIRED, args![policy.policy_pk, now]).await?;
-    backlog(tx, policy.policy_pk).await
+    give_back(tx, SELECT_EXPIRED, args![policy.policy_pk, now]).await.map(drop)
+}
+
+/// Gives back the room for groups that are decided: an agent that was restarted has asked for it a second time. The room
+/// of sessions stays, because their posts name it.
+async fn give_back_decided(tx: &mut Tx<'_>, policy: &Policy) -> Result<(), StoreError> {
+    const SELECT_OF_DECIDED: Statement = select_admissions!(
+        "-- select_admissions_of_decided_groups",
+        "WHERE policy_pk = $1 AND granted_us IS NOT NULL AND EXISTS (
+            SELECT 1
+            FROM rollout_group AS g
+            WHERE g.policy_pk = $1 AND g.run = $2 AND g.group_key = admission.group_key AND g.state <> 'open'
+        )
+        ORDER BY admission_pk"
+    );
+    give_back(tx, SELECT_OF_DECIDED, args![policy.policy_pk, policy.run]).await.map(drop)
+}
+
+/// Room to reserve.
+pub(super) struct Reservation<'a> {
+    pub(super) admission_id: AdmissionId,
+    pub(super) rollouts: u32,
+    pub(super) expires_at: Timestamp,
+    /// The group of the rollouts and its size, if they are known.
+    pub(super) group: Option<(IdKey, u32)>,
+    pub(super) environment: Option<&'a str>,
+    /// None for the room of a session.
+    pub(super) granted_at: Option<Timestamp>,
 }
 
 /// Reserves room for rollouts of a policy whose row is locked.
-pub(super) async fn reserve(
-    tx: &mut Tx<'_>,
-    policy: &Policy,
-    admission_id: AdmissionId,
-    rollouts: u32,
-    expires_at: Timestamp,
-) -> Result<(), StoreError> {
+pub(super) async fn reserve(tx: &mut Tx<'_>, policy: &Policy, reservation: Reservation<'_>) -> Result<(), StoreError> {
     const INSERT_ADMISSION: Statement = Statement::new(
         "-- insert_admission
-        INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
-        VALUES ($1, $2, $3, 0, $4, $5)",
+        INSERT INTO admission (
+            admission_id, policy_pk, granted, used, version, expires_us, group_key, group_size, environment, granted_us
+        )
+        VALUES ($1, $2, $3, 0, $4, $5, $6, $7, $8, $9)",
     );
-    let values = args![admission_id.as_bytes(), policy.policy_pk, rollouts, policy.version, expires_at];
+    let Reservation { admission_id, rollouts, expires_at, group, environment, granted_at } = reservation;
+    let values = args![
+        admission_id.as_bytes(),
+        policy.policy_pk,
+        rollouts,
+        policy.version,
+        expires_at,
+        group.as_ref().map(|(key, _)| key.as_bytes()),
+        group.map(|(_, size)| i64::from(size)),
+        environment,
+        granted_at.map(Timestamp::as_micros),
+    ];
     tx.guarded(INSERT_ADMISSION, values, 1).await?;
     tx.tallies().add(policy.policy_pk, Tally::Reserved, i64::from(rollouts));
     Ok(())
-}
-
-/// The work of a policy that is not yet trained, including the counts of this transaction.
-async fn backlog(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Backlog, StoreError> {
-    Ok(StoredBacklog::read(tx, policy).await?.with(policy, tx.tallies()))
 }
 
 /// The work of a policy that is not yet trained, as stored.
@@ -110,7 +202,8 @@ pub(super) fn added_backlog(policy: PolicyPk, tallies: &TallyDelta) -> Backlog {
 impl StoredBacklog {
     pub(super) async fn read(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Self, StoreError> {
         static SELECT_BACKLOG: LazyLock<Statement> = LazyLock::new(|| {
-            let tallies = live_rollouts().chain([Tally::LiveBytes, Tally::Reserved]);
+            let others = [Tally::LiveBytes, Tally::Reserved, Tally::Groups(GroupState::Ready)];
+            let tallies = live_rollouts().chain(others);
             let names: Vec<String> = tallies.map(|tally| format!("'{}'", tally.name())).collect();
             Statement::new(String::leak(format!(
                 "-- select_backlog
@@ -131,15 +224,18 @@ impl StoredBacklog {
 
     /// The backlog with the counts of this transaction, which statements do not see yet.
     pub(super) fn with(&self, policy: PolicyPk, tallies: &TallyDelta) -> Backlog {
-        let count = |tally: Tally| {
-            let count = self.0.get(&tally).copied().unwrap_or(0) + tallies.pending(policy, tally);
-            count.max(0) as u64
-        };
+        let count = |tally| self.count(policy, tallies, tally);
         Backlog {
             rollouts: live_rollouts().map(count).sum(),
             bytes: count(Tally::LiveBytes),
             reserved: count(Tally::Reserved),
         }
+    }
+
+    /// One of the counts that are read, with those of this transaction.
+    fn count(&self, policy: PolicyPk, tallies: &TallyDelta, tally: Tally) -> u64 {
+        let count = self.0.get(&tally).copied().unwrap_or(0) + tallies.pending(policy, tally);
+        count.max(0) as u64
     }
 }
 

@@ -49,7 +49,7 @@ macro_rules! select_policy {
         concat!(
             "-- select_policy
             SELECT policy_pk, name, rules_pk, run, epoch, version, version_step, version_uri, acked_step,
-                checkpoint_step, steps_known, restored_epoch
+                checkpoint_step, steps_known, restored_epoch, refused
             FROM policy ",
             $tail
         )
@@ -88,6 +88,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
     let name: String = row.get("name")?;
     let rules_pk = row.get("rules_pk")?;
     let epoch: Epoch = row.get("epoch")?;
+    let refused: String = row.get("refused")?;
     Ok(Policy {
         policy_pk: row.get("policy_pk")?,
         name: PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(format!("policy `{name}`: {error}")))?,
@@ -102,6 +103,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
         checkpoint_step: row.get("checkpoint_step")?,
         steps_known: row.get("steps_known")?,
         restored: row.get::<Option<Epoch>>("restored_epoch")? == Some(epoch),
+        refused: serde_json::from_str(&refused).map_err(|error| StoreError::Corrupt(format!("refused: {error}")))?,
     })
 }
 
@@ -444,6 +446,29 @@ impl Op for ReadEnvironments {
     type Output = EnvironmentGroups;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<EnvironmentGroups, StoreError> {
+        const COUNT_OPEN_OF: Statement = Statement::new(
+            "-- count_open_of
+            SELECT COALESCE(environment, '') AS label, COUNT(*) AS open
+            FROM (
+                SELECT environment
+                FROM rollout_group
+                WHERE policy_pk = $1 AND run = $2 AND state = 'open'
+                LIMIT $3
+            ) AS open_groups
+            GROUP BY COALESCE(environment, '')",
+        );
+        let mut found = EnvironmentGroups { ready: self.count_ready(tx).await?, ..EnvironmentGroups::default() };
+        for mut row in tx.fetch_all(COUNT_OPEN_OF, args![self.policy, self.run, OPEN_SAMPLE_MAX]).await? {
+            found.open.insert(row.get("label")?, row.get("open")?);
+        }
+        found.carried = turns::carried(tx, self.policy, self.run).await?;
+        Ok(found)
+    }
+}
+
+impl ReadEnvironments {
+    /// The ready groups of each environment.
+    pub(super) async fn count_ready(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<String, i64>, StoreError> {
         const COUNT_READY_OF: Statement = Statement {
             sqlite: "-- count_ready_of
                 SELECT value AS label, (
@@ -468,26 +493,11 @@ impl Op for ReadEnvironments {
                 ) AS ready
                 FROM json_array_elements_text($3::json) AS e (value)",
         };
-        const COUNT_OPEN_OF: Statement = Statement::new(
-            "-- count_open_of
-            SELECT COALESCE(environment, '') AS label, COUNT(*) AS open
-            FROM (
-                SELECT environment
-                FROM rollout_group
-                WHERE policy_pk = $1 AND run = $2 AND state = 'open'
-                LIMIT $3
-            ) AS open_groups
-            GROUP BY COALESCE(environment, '')",
-        );
         let labels = serde_json::to_string(&self.labels).expect("texts always serialize");
-        let mut found = EnvironmentGroups::default();
+        let mut ready = BTreeMap::new();
         for mut row in tx.fetch_all(COUNT_READY_OF, args![self.policy, self.run, labels, self.ready_max]).await? {
-            found.ready.insert(row.get("label")?, row.get("ready")?);
+            ready.insert(row.get("label")?, row.get("ready")?);
         }
-        for mut row in tx.fetch_all(COUNT_OPEN_OF, args![self.policy, self.run, OPEN_SAMPLE_MAX]).await? {
-            found.open.insert(row.get("label")?, row.get("open")?);
-        }
-        found.carried = turns::carried(tx, self.policy, self.run).await?;
-        Ok(found)
+        Ok(ready)
     }
 }

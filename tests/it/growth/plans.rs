@@ -241,8 +241,9 @@ const FILL: &str = "
     WHERE g.payload_bytes = 16 AND g.ready_seq >= $FIRST;
     INSERT INTO payload (rollout_pk, codec, digest, body)
     SELECT rollout_pk, 1, content_digest, decode('0011223344556677', 'hex') FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
-    INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us)
-    SELECT decode(md5('admission' || n), 'hex'), p.policy_pk, 1, 0, 0, 4000000000000000 + n
+    INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us, group_key, group_size)
+    SELECT decode(md5('admission' || n), 'hex'), p.policy_pk, 1, 0, 0, 4000000000000000 + n,
+        decode(md5('group' || n), 'hex'), 1
     FROM policy AS p, generate_series($FIRST, $LAST) AS n
     WHERE p.name = 'default';
     INSERT INTO session (

@@ -166,12 +166,24 @@ async fn decide(url: &str) {
     let filter = json!([{"name": "zero", "scope": "rollout", "when": "reward == 0.0", "action": "drop"}]);
     let agent = Caller::of(url, "decides", json!({"group": {"size": 3, "min_size": 1}, "filter": filter})).await;
     let admission = agent.post("/admissions", json!({"policy": "decides", "rollouts": 4})).await;
+    short_of_room(url).await;
     for (name, call) in [("closed", "close"), ("discarded", "discard")] {
         agent.accept(with(member(name, 0, 1.0), json!({"admission_id": admission["admission_id"]}))).await;
         agent.accept(member(name, 1, 0.0)).await;
         let body = json!({"policy": "decides", "group_id": name, "reason": "not wanted"});
         let body = if call == "close" { json!({"policy": "decides", "group_id": name}) } else { body };
         agent.post(&format!("/groups/{call}"), body).await;
+    }
+}
+
+/// Requests for room that depend on what a policy has, one of which is refused.
+async fn short_of_room(url: &str) {
+    let batch = json!({"groups": 1, "max_tokens": 100, "environments": {"swe": {"min_share": 1.0}}});
+    let rules = json!({"group": {"size": 2}, "batch": batch, "staleness": {"max": 0}});
+    let agent = Caller::of(url, "short", rules).await;
+    agent.accept(with(member("open", 0, 1.0), json!({"environment": "swe"}))).await;
+    for group in ["open", "new", "refused"] {
+        agent.post("/admissions", json!({"policy": "short", "rollouts": 2, "group_id": group})).await;
     }
 }
 

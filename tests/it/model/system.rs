@@ -507,7 +507,7 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::UnknownSessionKey => Refused::UnknownSessionKey,
         Refusal::UnknownModel(_) => Refused::UnknownModel,
         Refusal::NoTurns => Refused::NoTurns,
-        Refusal::NoRoom(_) => Refused::NoRoom,
+        Refusal::NoRoom(..) => Refused::NoRoom,
         other => Refused::Other(other.to_string()),
     }
 }

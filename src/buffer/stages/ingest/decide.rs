@@ -223,6 +223,23 @@ pub(in crate::buffer) fn verdict(
     }
 }
 
+/// A warning if a rollout has another environment than its group, which has that of its first rollout.
+#[must_use]
+pub fn environment_warning(new: &NewRollout, of_group: Option<&str>) -> Option<Warning> {
+    // The environment does not depend on how the rules treat repeated calls.
+    let own = new.form(Retries::default()).facts.environment.as_deref();
+    (own != of_group).then(|| {
+        let said = |label: Option<&str>| label.map_or_else(|| "no environment".to_owned(), |label| format!("`{label}`"));
+        let detail = format!(
+            "the rollout has {}, and its group has {} by its first rollout: shares, filters and metrics of environments \
+             count the whole group there",
+            said(own),
+            said(of_group)
+        );
+        Warning::new("mixed-environments", detail)
+    })
+}
+
 /// Warnings for the producer of an accepted rollout, given the current version.
 #[must_use]
 pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning> {

@@ -232,7 +232,8 @@ impl<'b> Decider<'b> {
         let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
         let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
         group.add(new, rollout_pk, &decision, row.live_bytes());
-        tally_arrival(&mut draft.tallies, policy.policy_pk, new, &decision, row.live_bytes(), self.now);
+        let is_judged = group.locked.rules.judges(&decision);
+        tally_arrival(&mut draft.tallies, policy.policy_pk, new, &decision, (row.live_bytes(), is_judged), self.now);
         draft.arrived.push(row);
         let mut decided = None;
         if group.locked.fill.state.is_open()
@@ -247,12 +248,14 @@ impl<'b> Decider<'b> {
             group.decision = Some(decision);
             decided = Some(group.locked.fill.state);
         }
+        let mut warnings = ingest::warnings(new, &decision, policy.version);
+        warnings.extend(ingest::environment_warning(new, group.locked.environment.as_deref()));
         let receipt = Ingested {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
             execution_id: Some(new.execution_id.clone()),
-            warnings: ingest::warnings(new, &decision, policy.version),
+            warnings,
             assembly: new.form(decision.retries).assembly,
             decision,
             duplicate: false,
@@ -397,11 +400,11 @@ fn tally_arrival(
     policy: PolicyPk,
     new: &NewRollout,
     decision: &RolloutDecision,
-    live_bytes: i64,
+    (live_bytes, is_judged): (i64, bool),
     now: Timestamp,
 ) {
     let facts = &new.form(decision.retries).facts;
-    tallies.received(policy, facts.tokens, facts.reward, now);
+    tallies.received(policy, facts.tokens, facts.reward.filter(|_| is_judged), now);
     tallies.add(policy, Tally::LiveBytes, live_bytes);
     tallies.add(policy, Tally::AssumedVersion, i64::from(decision.versions.assumed));
     match decision.verdict {

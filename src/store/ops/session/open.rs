@@ -4,19 +4,25 @@ use async_trait::async_trait;
 
 use crate::{
     buffer::{
-        admission::{Room, capacity},
+        admission::{
+            Asker, Room,
+            room::{Asked, AskedGroup},
+        },
         ids::{GroupId, IdKey, SessionPk},
-        ingest::{self, NewRollout, POSTS_PER_PLACE_MAX},
+        ingest::{self, NewRollout},
         port::{NewSession, OpenedSession, Policy, StoreError},
         refusal::Refusal,
         session::{KEYS_MAX, check_rules},
-        states::{GroupState, SessionState, Verdict},
+        states::{SessionState, Verdict},
         tally::Tally,
     },
     clock::Timestamp,
     store::{
         dialect::Op,
-        ops::{admission, policy},
+        ops::{
+            admission::{self, Reservation},
+            fill, policy,
+        },
         sql::{Statement, Tx, args},
     },
 };
@@ -120,7 +126,7 @@ impl NewSession {
         );
         const FIND_GROUP: Statement = Statement::new(
             "-- find_group_of_session
-            SELECT group_pk, group_id, rules_pk, state, size
+            SELECT rules_pk, state, size, kept, masked, dropped
             FROM rollout_group
             WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
         );
@@ -133,14 +139,15 @@ impl NewSession {
         let (group_id, group_key) = group_of(tx, probe);
         let group = args![policy.policy_pk, policy.run, group_key];
         let mut rules = policy.rules.clone();
-        let (mut size, mut is_open) = (None, false);
+        let (mut size, mut is_open, mut arrived) = (None, false, 0);
         if let Some(mut row) = tx.fetch_optional(FIND_GROUP, group).await? {
             rules = tx.rules(row.get("rules_pk")?).await?;
-            size = Some(row.get::<u32>("size")?);
-            is_open = row.get::<GroupState>("state")? == GroupState::Open;
+            let found = fill(&mut row, "state")?;
+            (size, is_open, arrived) = (Some(found.size), found.state.is_open(), found.arrived());
         }
         let live = LiveSessions::of(tx, policy, group_key).await?;
-        let size = size.or(live.group_size);
+        let (reserved, named_size) = admission::reserved_of(tx, policy, group_key).await?;
+        let size = size.or(live.group_size).or(named_size);
         if let (Some(size), Some(declared)) = (size, probe.group_size)
             && declared != size
         {
@@ -151,11 +158,16 @@ impl NewSession {
             return Ok(Err(refusal));
         }
         let size = size.or(probe.group_size).unwrap_or(rules.group.size);
-        // Rollouts of a group that has begun are accepted, because the group could not be completed otherwise.
-        let has_begun = is_open || live.sessions > 0;
-        let begun_room = has_begun && live.sessions < u64::from(size) * u64::from(POSTS_PER_PLACE_MAX);
-        let has_room = begun_room || capacity(&policy.rules, admission::room(tx, policy, self.now).await?) > 0;
-        Ok(if has_room { Ok(size) } else { Err(Refusal::NoRoom(policy.name.clone())) })
+        // Room is asked for by the rules of now, also if the group was opened under others.
+        let group = AskedGroup {
+            size,
+            arrived,
+            reserved: reserved.max(live.sessions),
+            has_begun: is_open || live.sessions > 0 || reserved > 0,
+        };
+        let asked = Asked { rollouts: 1, group: Some(group), environment: self.spec.environment.as_deref() };
+        let granted = admission::grant(tx, policy, Asker::Session, &asked, self.now).await?;
+        Ok(granted.map(|_| size).map_err(|rule| Refusal::NoRoom(policy.name.clone(), rule)))
     }
 
     async fn insert(&self, tx: &mut Tx<'_>, policies: &[Policy], sizes: &[u32]) -> Result<(), StoreError> {
@@ -206,7 +218,15 @@ impl NewSession {
                 policy.version,
             ];
             tx.guarded(INSERT_SESSION_POLICY, values, 1).await?;
-            admission::reserve(tx, policy, *admission_id, 1, reserved_until).await?;
+            let reservation = Reservation {
+                admission_id: *admission_id,
+                rollouts: 1,
+                expires_at: reserved_until,
+                group: Some((group_key, *size)),
+                environment: self.spec.environment.as_deref(),
+                granted_at: None,
+            };
+            admission::reserve(tx, policy, reservation).await?;
             tx.tallies().add(policy.policy_pk, Tally::Sessions(SessionState::Open), 1);
         }
         insert_key(tx, session_pk, self).await

@@ -90,7 +90,7 @@ impl Reference {
         UNTRAINED.iter().map(|state| added(*state)).sum()
     }
 
-    fn in_ledger(&self, policy: PolicyNumber, state: RolloutState) -> usize {
+    pub(super) fn in_ledger(&self, policy: PolicyNumber, state: RolloutState) -> usize {
         let of_policy = self.rollouts.values().filter(|rollout| rollout.policy == policy);
         of_policy.filter(|rollout| self.rollout_state(rollout) == state).count()
     }

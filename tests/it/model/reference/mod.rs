@@ -15,6 +15,7 @@ mod ingest;
 mod ledger;
 mod lineage;
 mod retention;
+mod room;
 mod sessions;
 mod shares;
 

@@ -246,7 +246,7 @@ impl Reference {
             return Ok(size);
         }
         self.give_back_expired(policy);
-        if self.has_room(policy) { Ok(size) } else { Err(Refused::NoRoom) }
+        if self.has_room(policy, group(opening), size) { Ok(size) } else { Err(Refused::NoRoom) }
     }
 
     /// Sizes of a group, as its live sessions were opened with them.
@@ -255,14 +255,6 @@ impl Reference {
         let live = self.sessions.values().filter(|session| session.is_live() && session.group() == group);
         let of_policy = live.flat_map(|session| &session.policies).filter(|of| of.policy == policy && of.run == run);
         of_policy.map(|of| of.group_size).collect()
-    }
-
-    /// Whether another rollout would be fresh, and below the backlog.
-    fn has_room(&self, policy: PolicyNumber) -> bool {
-        let rules = &self.policies[policy].rules;
-        let fresh = rules.staleness.map(|versions| (versions as usize + 1) * rules.batch_groups * rules.size as usize);
-        let started = self.backlog(policy) + self.reserved(policy);
-        [fresh, rules.backlog].into_iter().flatten().all(|most| started < most)
     }
 
     /// The number of rollouts of a policy that room is reserved for.

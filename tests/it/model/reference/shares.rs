@@ -82,6 +82,12 @@ fn minimum(rules: &Rules, label: Label) -> i64 {
     rules.environments.get(&label).map_or(0, |(_, percent)| *percent * WHOLE / 100)
 }
 
+/// The groups that an environment has in the next batch at least.
+pub(super) fn needed(rules: &Rules, carried: &Carried, label: Label) -> usize {
+    let owed = carried.get(&label).map_or(0, |(_, owed)| *owed);
+    ((owed + minimum(rules, label) * rules.batch_groups as i64) / WHOLE) as usize
+}
+
 /// What each environment gets of a place: its minimum, and its part of the rest if it has groups.
 fn parts(rules: &Rules, with_groups: &BTreeSet<Label>, left_out: &BTreeSet<Label>) -> BTreeMap<Label, i64> {
     let labels: BTreeSet<Label> = rules.environments.keys().chain(with_groups).copied().collect();

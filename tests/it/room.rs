@@ -1,0 +1,344 @@
+//! Room cannot wedge: while a worker lives, training goes on.
+
+mod decision;
+mod workers;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use self::{
+    decision::Memory,
+    workers::{Ask, Fate, Kind, Played, Plays, Scene, Service, TICK_S, TIMEOUT_S, play},
+};
+use crate::{
+    sessions,
+    support::{TestApp, group, member, on_both_stores, rollout, text, with},
+};
+
+/// A policy whose room is two batches of one group of eight.
+fn of_eight() -> Value {
+    json!({"group": {"size": 8, "timeout_s": 3600}, "batch": {"groups": 1}, "staleness": {"max": 1}, "settle": "ack"})
+}
+
+/// A policy whose batches have a group of the environment `slow` at least.
+fn with_minimum() -> Value {
+    json!({
+        "batch": {"groups": 4, "environments": {"slow": {"min_share": 0.25}}}, "staleness": {"max": 1}, "settle": "ack",
+    })
+}
+
+async fn ask(app: &TestApp, request: Value) -> Value {
+    let answer = app.post("/admissions", request).await;
+    let granted = answer.json["granted"].as_u64().expect("an admission says what it grants");
+    let admission = answer.expect(if granted > 0 { 201 } else { 200 });
+    assert_eq!(admission["reason"].is_null(), granted > 0, "{admission}");
+    admission
+}
+
+async fn granted(app: &TestApp, request: Value) -> u64 {
+    ask(app, request).await["granted"].as_u64().expect("a count")
+}
+
+/// Posts rollouts of a group that name an admission.
+async fn post(app: &TestApp, group: &str, places: std::ops::Range<usize>, admission: &Value) {
+    for place in places {
+        let named = json!({"admission_id": admission["admission_id"], "policy_version": 0});
+        app.accept(with(member(group, place, 1.0), named)).await;
+    }
+}
+
+async fn labelled(app: &TestApp, environment: &str, rollouts: std::ops::Range<usize>) {
+    for index in rollouts {
+        app.accept(with(rollout(&format!("{environment}{index}"), 1.0), json!({"environment": environment}))).await;
+    }
+}
+
+on_both_stores! {
+    async fn missing_places_of_a_group_that_has_begun_always_get_room(app: TestApp) {
+        app.rules("default", of_eight()).await;
+        for name in ["a", "b"] {
+            let admission = ask(app, json!({"rollouts": 8, "group_id": name})).await;
+            assert_eq!(admission["granted"], 8);
+            post(app, name, 0..5, &admission).await;
+        }
+        // Both agents were killed. They ask for what is missing, although the room of the killed ones is still reserved.
+        assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "a"})).await, 3);
+        let admission = ask(app, json!({"rollouts": 3, "group_id": "b"})).await;
+        assert_eq!(admission["granted"], 3);
+        let refused = ask(app, json!({"rollouts": 8, "group_id": "c"})).await;
+        assert!(refused["granted"] == 0 && text(&refused["reason"]).contains("staleness.max"), "{refused}");
+        post(app, "b", 5..8, &admission).await;
+        // The room for a decided group is given back.
+        app.ack(&app.lease().await, 1).await.expect(200);
+        assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "c"})).await, 0, "group a has eight places");
+        app.post("/groups/discard", json!({"group_id": "a", "reason": "test"})).await.expect(200);
+        assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "c"})).await, 8);
+        app.post("/admissions", json!({"rollouts": 1, "group_id": "a"})).await.refused(409, "group-decided");
+    }
+
+    async fn a_new_group_begins_only_if_all_of_its_places_fit(app: TestApp) {
+        app.rules("default", of_eight()).await;
+        assert_eq!(granted(app, json!({"rollouts": 2, "group_id": "a"})).await, 2);
+        assert_eq!(granted(app, json!({"rollouts": 4, "group_id": "four", "group_size": 4})).await, 4);
+        let refused = ask(app, json!({"rollouts": 1, "group_id": "b"})).await;
+        assert!(text(&refused["reason"]).contains("all of its 8 places fit, and room for 4 is left"), "{refused}");
+        assert_eq!(granted(app, json!({"rollouts": 1, "group_id": "a"})).await, 1, "its places were counted");
+        let other = app.post("/admissions", json!({"rollouts": 1, "group_id": "four", "group_size": 5})).await;
+        assert_eq!(other.pointers(422), ["/group_size"]);
+        let invalid = json!({"rollouts": 0, "group_size": 2, "environment": ""});
+        let pointers = app.post("/admissions", invalid).await.pointers(422);
+        assert_eq!(pointers, ["/rollouts", "/group_size", "/environment"]);
+    }
+
+    async fn places_of_a_group_are_not_reserved_without_end(app: TestApp) {
+        app.rules("default", of_eight()).await;
+        for _ in 0..4 {
+            assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "a"})).await, 8);
+        }
+        let refused = ask(app, json!({"rollouts": 8, "group_id": "a"})).await;
+        assert!(text(&refused["reason"]).contains("4 times"), "{refused}");
+    }
+
+    async fn workers_that_play_single_places_complete_their_groups(app: TestApp) {
+        app.rules("default", of_eight()).await;
+        // Sixteen rollouts in five groups are all that would be fresh.
+        for name in 0..16 {
+            let admission = ask(app, json!({"rollouts": 1})).await;
+            post(app, &format!("g{}", name % 5), name..name + 1, &admission).await;
+        }
+        for place in 16..40 {
+            let admission = ask(app, json!({"rollouts": 1})).await;
+            assert_eq!(admission["granted"], 1, "place {place}");
+            post(app, &format!("g{}", place % 5), place..place + 1, &admission).await;
+        }
+        assert_eq!(granted(app, json!({"rollouts": 1})).await, 0, "no place is missing");
+        assert_eq!(app.lease().await["groups"], 1);
+    }
+
+    async fn an_agent_that_names_no_group_goes_on_after_it_was_killed(app: TestApp) {
+        app.rules("default", of_eight()).await;
+        for name in ["a", "b"] {
+            let admission = ask(app, json!({"rollouts": 8})).await;
+            post(app, name, 0..5, &admission).await;
+        }
+        assert_eq!(granted(app, json!({"rollouts": 3})).await, 0, "its own room may be in use");
+        app.clock.advance_s(3_600.0 / 8.0);
+        let admission = ask(app, json!({"rollouts": 3})).await;
+        assert_eq!(admission["granted"], 3, "nobody used it for an eighth of the timeout");
+        assert_eq!(granted(app, json!({"rollouts": 3})).await, 0, "one group at a time");
+        post(app, "a", 5..8, &admission).await;
+        assert_eq!(app.lease().await["groups"], 1);
+    }
+
+    async fn a_dead_group_does_not_keep_the_room_for_a_new_one(app: TestApp) {
+        app.rules("default", of_eight()).await;
+        for name in ["a", "b"] {
+            let admission = ask(app, json!({"rollouts": 5, "group_id": name})).await;
+            post(app, name, 0..5, &admission).await;
+        }
+        // Nobody plays the rest of both groups.
+        assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "c"})).await, 8);
+        assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "d"})).await, 0, "somebody is at work");
+    }
+
+    async fn room_is_kept_for_an_environment_that_the_next_batch_lacks(app: TestApp) {
+        app.rules("default", with_minimum()).await;
+        assert_eq!(granted(app, json!({"rollouts": 8, "environment": "fast"})).await, 7);
+        let refused = ask(app, json!({"rollouts": 1, "environment": "fast", "group_id": "g"})).await;
+        assert!(text(&refused["reason"]).contains("`slow`"), "{refused}");
+        assert_eq!(granted(app, json!({"rollouts": 8, "environment": "slow"})).await, 1);
+    }
+
+    async fn an_environment_that_the_next_batch_lacks_gets_room_beyond_the_rest(app: TestApp) {
+        app.rules("default", with_minimum()).await;
+        labelled(app, "fast", 0..8).await;
+        app.post("/batches", json!({})).await.expect(204);
+        assert_eq!(granted(app, json!({"rollouts": 1, "environment": "fast"})).await, 0);
+        assert_eq!(granted(app, json!({"rollouts": 2, "environment": "slow"})).await, 1, "what the batch lacks");
+        assert_eq!(granted(app, json!({"rollouts": 1, "environment": "slow"})).await, 0);
+        labelled(app, "slow", 0..1).await;
+        assert_eq!(app.lease().await["groups"], 4);
+    }
+
+    async fn a_request_without_an_environment_may_be_for_the_one_that_lacks(app: TestApp) {
+        app.rules("default", with_minimum()).await;
+        labelled(app, "fast", 0..8).await;
+        assert_eq!(granted(app, json!({"rollouts": 1})).await, 1);
+        assert_eq!(granted(app, json!({"rollouts": 1})).await, 0, "one at a time");
+    }
+
+    async fn a_session_of_an_environment_that_lacks_gets_room(app: TestApp) {
+        app.rules("default", with_minimum()).await;
+        labelled(app, "fast", 0..8).await;
+        let of = |environment: &str| json!({"environment": environment});
+        let refused = app.post("/sessions", of("fast")).await;
+        refused.refused(429, "no-room");
+        app.post("/sessions", of("slow")).await.expect(201);
+    }
+
+    async fn batches_that_tokens_bound_are_smaller(app: TestApp) {
+        let rules = json!({"group": {"size": 2}, "batch": {"groups": 50, "max_tokens": 12}, "staleness": {"max": 0}});
+        app.rules("default", rules).await;
+        assert_eq!(granted(app, json!({"rollouts": 200})).await, 100, "nothing is known of tokens");
+        app.pass_s(4_000.0).await;
+        // Groups of six tokens, so that a batch has two of them, and a third one shows that it is complete.
+        app.accept(group("a", &[0.0, 1.0])).await;
+        assert_eq!(granted(app, json!({"rollouts": 200})).await, 4);
+        assert_eq!(granted(app, json!({"rollouts": 2, "group_id": "b"})).await, 0);
+    }
+
+    async fn why_says_who_is_refused_room_and_since_when(app: TestApp) {
+        app.rules("default", with_minimum()).await;
+        labelled(app, "fast", 0..8).await;
+        for _ in 0..3 {
+            ask(app, json!({"rollouts": 1, "environment": "fast"})).await;
+            app.post("/sessions", json!({"environment": "fast"})).await.refused(429, "no-room");
+            app.pass_s(30.0).await;
+        }
+        let why = app.get("/policies/default/why").await.expect(200);
+        assert_eq!(why["state"], "starved", "{why:#}");
+        assert_eq!(why["headline"], "0 of 1 group of environment slow are ready");
+        let texts: Vec<&str> = why["causes"].as_array().expect("a list").iter().map(|cause| text(&cause["text"])).collect();
+        let refused = |calls: &str| format!("{calls} of environment fast have been refused for 1 min 30 s: ");
+        for calls in ["Admissions", "New sessions"] {
+            assert!(texts.iter().any(|text| text.starts_with(&refused(calls))), "{why:#}");
+        }
+        // A refusal ends with a grant, and when nobody asks any more.
+        labelled(app, "slow", 0..1).await;
+        app.ack(&app.lease().await, 1).await.expect(200);
+        assert_eq!(granted(app, json!({"rollouts": 1, "environment": "fast"})).await, 1);
+        let why = || async {
+            app.pass_s(2.0).await;
+            app.get("/policies/default/why").await.expect(200).to_string()
+        };
+        let after = why().await;
+        assert!(!after.contains("Admissions of environment fast"), "{after}");
+        app.pass_s(120.0).await;
+        assert!(!why().await.contains("New sessions"));
+    }
+
+    async fn live_workers_of_all_kinds_never_stop_training(app: TestApp) {
+        for (seed, minimum) in [(1, 0), (2, 1)] {
+            let workers = [
+                kind(Plays::Place, true, true, true),
+                kind(Plays::Place, false, true, false),
+                kind(Plays::Group, true, false, false),
+                kind(Plays::Group, false, true, true),
+                kind(Plays::Session, true, true, true),
+                kind(Plays::Session, true, true, false),
+            ];
+            let scene = Scene { size: 3, groups: 2, staleness: 0, minimum, workers: workers.to_vec(), trouble: 12, seed };
+            let policy = format!("p{seed}");
+            let shares = if minimum > 0 { json!({"slow": {"min_share": 0.5}}) } else { json!({}) };
+            let rules = json!({
+                "group": {"size": 3, "timeout_s": TIMEOUT_S}, "batch": {"groups": 2, "environments": shares},
+                "staleness": {"max": 0}, "settle": "ack",
+            });
+            app.rules(&policy, rules).await;
+            let steps = play(&scene, &mut Served { app, policy, batch: None }).await;
+            assert!(steps.as_ref().is_ok_and(|steps| *steps > 10), "{steps:?} {scene:?}");
+        }
+    }
+}
+
+fn kind(plays: Plays, names_group: bool, names_environment: bool, is_slow: bool) -> Kind {
+    Kind { plays, names_group, names_environment, is_slow }
+}
+
+/// A policy of a service.
+struct Served<'a> {
+    app: &'a TestApp,
+    policy: String,
+    batch: Option<Value>,
+}
+
+impl Served<'_> {
+    fn of_policy(&self, value: Value) -> Value {
+        with(value, json!({"policy": self.policy}))
+    }
+}
+
+impl Service for Served<'_> {
+    async fn ask(&mut self, ask: Ask) -> Option<(u32, String)> {
+        let Ask { rollouts, group, environment } = ask;
+        let asked = json!({"rollouts": rollouts, "group_id": group, "environment": environment});
+        let answer = self.app.post("/admissions", self.of_policy(asked)).await;
+        if answer.status.as_u16() == 409 {
+            return None;
+        }
+        let granted = answer.json["granted"].as_u64().expect("a count") as u32;
+        Some((granted, text(&answer.json["admission_id"]).to_owned()))
+    }
+
+    async fn open(&mut self, rollout: &str, group: &str, environment: Option<&str>) -> Option<String> {
+        let asked = json!({"rollout_id": rollout, "group_id": group, "environment": environment});
+        let answer = self.app.post("/sessions", self.of_policy(asked)).await;
+        match answer.status.as_u16() {
+            201 => Some(answer.json.to_string()),
+            429 => None,
+            _ => panic!("{answer:?}"),
+        }
+    }
+
+    async fn post(&mut self, played: Played) -> Fate {
+        let named = json!({
+            "group_id": played.group, "environment": played.environment, "admission_id": played.room, "policy": self.policy,
+        });
+        let mut sent = with(rollout(&played.rollout, 1.0), named);
+        if played.failed {
+            (sent["status"], sent["reward"]) = (json!("aborted"), Value::Null);
+        }
+        let receipt = self.app.accept(sent).await;
+        if receipt["group"]["state"] == "open" { Fate::Open } else { Fate::Decided }
+    }
+
+    async fn end(&mut self, played: Played) -> Fate {
+        let opened: Value = serde_json::from_str(&played.room).expect("it is JSON");
+        let ended = sessions::end(self.app, &opened, !played.failed).await;
+        if ended["receipts"][0]["group"]["state"] == "open" { Fate::Open } else { Fate::Decided }
+    }
+
+    async fn lease(&mut self) -> bool {
+        let answer = self.app.post("/batches", json!({"policy": self.policy})).await;
+        self.batch = (answer.status.as_u16() == 201).then_some(answer.json);
+        self.batch.is_some()
+    }
+
+    async fn ack(&mut self, step: i64) {
+        let batch = self.batch.take().expect("a batch is held");
+        self.app.ack(&batch, step).await.expect(200);
+        self.app.put(&format!("/policies/{}/version", self.policy), json!({"version": step})).await.expect(200);
+    }
+
+    async fn pass(&mut self) {
+        self.app.pass_s(TICK_S as f64).await;
+    }
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    let plays = prop_oneof![Just(Plays::Place), Just(Plays::Group), Just(Plays::Session)];
+    (plays, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(plays, names_group, names_environment, is_slow)| {
+        kind(plays, names_group, names_environment, is_slow)
+    })
+}
+
+fn scenes() -> impl Strategy<Value = Scene> {
+    let policy = (1..5_u32, 1..4_u32, 0..3_u32, 0..2_u32);
+    (policy, prop::collection::vec(kinds(), 1..12), 4..40_u32, any::<u64>()).prop_map(
+        |((size, groups, staleness, minimum), mut workers, trouble, seed)| {
+            // Somebody must play the environment without which there is no batch.
+            workers[0].is_slow |= minimum > 0;
+            Scene { size, groups, staleness, minimum, workers, trouble, seed }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn training_never_stops_while_a_worker_lives(scene in scenes()) {
+        let played = futures::executor::block_on(play(&scene, &mut Memory::new(&scene)));
+        prop_assert!(played.is_ok(), "{played:?}");
+    }
+}
