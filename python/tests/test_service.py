@@ -115,6 +115,14 @@ def test_admissions_wait_for_room(fb: forebay.Client, policy: str) -> None:
     assert fb.admit(policy, rollouts=8).granted == 8
 
 
+def test_missing_places_of_a_group_get_room(fb: forebay.Client, policy: str) -> None:
+    fb.put_policy(policy, PolicyRules(group=GroupRules(size=2), staleness=StalenessRules(max=0)))
+    for _ in range(2):
+        assert fb.admit(policy, rollouts=2, group_id="a").granted == 2
+    refused = fb.admit(policy, rollouts=2, group_id="b", environment="math", wait_s=0)
+    assert (refused.granted, "staleness.max" in (refused.reason or "")) == (0, True)
+
+
 def test_a_rollout_waits_while_the_backlog_is_full(fb: forebay.Client, policy: str) -> None:
     fb.put_policy(policy, {"backlog": {"max_ready_rollouts": 1}})
     fb.post(trajectory(policy))

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use self::{
     decision::Memory,
-    workers::{Ask, Fate, Kind, Played, Plays, Scene, Service, TICK_S, TIMEOUT_S, play},
+    workers::{Ask, Fate, IDLE_S, Kind, Played, Plays, Scene, Service, TICK_S, TIMEOUT_S, play},
 };
 use crate::{
     sessions,
@@ -271,7 +271,7 @@ impl Service for Served<'_> {
     }
 
     async fn open(&mut self, rollout: &str, group: &str, environment: Option<&str>) -> Option<String> {
-        let asked = json!({"rollout_id": rollout, "group_id": group, "environment": environment});
+        let asked = json!({"rollout_id": rollout, "group_id": group, "environment": environment, "idle_s": IDLE_S});
         let answer = self.app.post("/sessions", self.of_policy(asked)).await;
         match answer.status.as_u16() {
             201 => Some(answer.json.to_string()),
@@ -324,7 +324,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
 
 fn scenes() -> impl Strategy<Value = Scene> {
     let policy = (1..5_u32, 1..4_u32, 0..3_u32, 0..2_u32);
-    (policy, prop::collection::vec(kinds(), 1..12), 4..40_u32, any::<u64>()).prop_map(
+    (policy, prop::collection::vec(kinds(), 1..12), 10..60_u32, any::<u64>()).prop_map(
         |((size, groups, staleness, minimum), mut workers, trouble, seed)| {
             // Somebody must play the environment without which there is no batch.
             workers[0].is_slow |= minimum > 0;

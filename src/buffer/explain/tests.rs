@@ -11,7 +11,10 @@ use super::{
         Windows,
     },
 };
-use crate::clock::Timestamp;
+use crate::{
+    buffer::admission::{Asker, RefusedRoom},
+    clock::Timestamp,
+};
 
 const NOW: i64 = 1_800_000_000;
 
@@ -254,6 +257,44 @@ fn an_environment_without_groups_is_the_cause_if_there_are_enough_in_all() {
     facts.oldest_ready = Some(ago(7_200));
     facts.last_ask = Some(ago(7_200));
     assert_ne!(explain(&facts).state, State::Untaken);
+}
+
+#[test]
+fn a_batch_that_lacks_a_minimum_is_never_called_ready() {
+    let mut facts = fed();
+    facts.gauges.ready_groups = 20;
+    facts.environments = vec![EnvironmentFacts { environment: "web".to_owned(), ready: 1, needed: 4 }];
+    let lacking = "1 of 4 groups of environment web is ready";
+    check(&facts, State::Fed, None, &format!("A batch is in training for 10 s (median 50 s); {lacking}"));
+    facts.leases.clear();
+    check(&facts, State::Starved, Some("environment-lacks"), lacking);
+    facts.asking = vec![Asking { consumer: "trainer-0".to_owned(), since: ago(5) }];
+    check(&facts, State::Starved, Some("environment-lacks"), &format!("The trainer waits for 5 s: {lacking}"));
+    facts.environments[0].ready = 4;
+    assert_eq!(explain(&facts).state, State::Fed);
+}
+
+#[test]
+fn agents_that_are_refused_room_are_named_with_the_rule() {
+    let mut facts = starved(600);
+    let refused = |by, environment, rule| RefusedRoom::new(by, environment, rule, ago(300));
+    facts.refused = vec![
+        refused(Asker::Admission, Some("web"), "minimum-share"),
+        refused(Asker::Session, None, "whole-group"),
+        refused(Asker::Session, Some("web"), "a rule of a newer version"),
+    ];
+    let found = explain(&facts);
+    let texts: Vec<_> =
+        found.causes.iter().filter(|cause| cause.code == "no-room").map(|cause| cause.text.as_str()).collect();
+    let expected = [
+        "Admissions of environment web have been refused for 5 min: the room that is left is kept for an environment whose \
+         minimum the next batch lacks",
+        "New sessions have been refused for 5 min: a new group begins only if all of its places fit",
+        "New sessions of environment web have been refused for 5 min: a rule of a newer version",
+    ];
+    assert_eq!(texts, expected);
+    facts.refused.clear();
+    assert!(!codes(&explain(&facts)).contains(&"no-room"));
 }
 
 #[test]

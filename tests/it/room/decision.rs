@@ -11,7 +11,7 @@ use forebay::buffer::{
 };
 use forebay_client::wire::{EnvironmentRules, PolicyRules};
 
-use super::workers::{Ask, Fate, Played, Scene, Service, TICK_S, TIMEOUT_S};
+use super::workers::{Ask, Fate, IDLE_S, Played, Scene, Service, TICK_S, TIMEOUT_S};
 
 struct Group {
     environment: &'static str,
@@ -127,7 +127,8 @@ impl Memory {
             return None;
         }
         let now_s = self.now_s;
-        self.admissions.retain(|_, one| one.is_session || one.granted_s + TIMEOUT_S > now_s);
+        let lasts_s = |one: &Admission| if one.is_session { IDLE_S } else { TIMEOUT_S };
+        self.admissions.retain(|_, one| one.granted_s + lasts_s(one) > now_s);
         let group = ask.group.as_ref().map(|name| {
             let reserved = self.reserved_of(name);
             let found = self.groups.get(name);

@@ -13,10 +13,13 @@ const TICKS: usize = 240;
 
 /// Ticks within which a batch is trained, whatever happens. Room that nobody uses expires after `TIMEOUT_S`, which is
 /// longer, so nothing may wait for that.
-const PATIENCE: usize = 90;
+const PATIENCE: usize = 140;
 
 /// `group.timeout_s` of the policy.
 pub(super) const TIMEOUT_S: u64 = 1_600;
+
+/// `idle_s` of sessions. The session of a killed worker ends then.
+pub(super) const IDLE_S: u64 = 200;
 
 /// The most ticks that a rollout takes.
 const ROLLOUT_TICKS: usize = 3;
