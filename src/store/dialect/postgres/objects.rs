@@ -52,12 +52,10 @@ pub(super) async fn open(
     if kind == PayloadKind::Objects && url.is_none() {
         return Err(settings("payloads = \"objects\" needs the URL of an object store: objects.url".to_owned()));
     }
-    let has_objects: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM segment_file WHERE live_frames > 0)")
-        .persistent(false)
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(failed)?;
-    if recorded_url.is_some() && url != recorded_url && has_objects {
+    let count = "SELECT COUNT(*), COUNT(*) FILTER (WHERE live_frames > 0) FROM segment_file";
+    let counts = sqlx::query(count).persistent(false).fetch_one(&mut *transaction).await.map_err(failed)?;
+    let (objects, named): (i64, i64) = (counts.try_get(0).map_err(failed)?, counts.try_get(1).map_err(failed)?);
+    if recorded_url.is_some() && url != recorded_url && objects > 0 {
         let recorded = recorded_url.unwrap_or_default();
         return Err(settings(format!(
             "objects.url is another one than that of the stored payloads, {recorded}: move them into the database \
@@ -69,7 +67,7 @@ pub(super) async fn open(
         _ => false,
     };
     // A copy that needs no object of its original begins a folder of its own.
-    let begins_folder = is_copy && !has_objects && claim != ObjectsClaim::Adopt;
+    let begins_folder = is_copy && named == 0 && claim != ObjectsClaim::Adopt;
     if begins_folder {
         let forget = "DELETE FROM segment_file; UPDATE payload_store SET identity = NULL";
         sqlx::raw_sql(forget).execute(&mut *transaction).await.map_err(failed)?;
@@ -94,7 +92,9 @@ pub(super) async fn open(
             .await
             .map_err(failed)?;
     }
-    sqlx::query("UPDATE payload_store SET kind = $1, store_id = $2, url = $3 WHERE (kind, store_id, url) IS DISTINCT FROM ($1, $2, $3)")
+    let record = "UPDATE payload_store SET kind = $1, store_id = $2, url = $3
+        WHERE (kind, store_id, url) IS DISTINCT FROM ($1, $2, $3)";
+    sqlx::query(record)
         .persistent(false)
         .bind(kind.as_str())
         .bind(store_id)
