@@ -21,7 +21,7 @@ use prometheus::{
 use self::declare::declare;
 
 /// The most policies with labels of their own. Policies get one when they first have traffic; the others share a label.
-const POLICY_LABELS_MAX: usize = 256;
+pub const POLICY_LABELS_MAX: usize = 256;
 
 /// The most reasons with labels of their own.
 const REASON_LABELS_MAX: usize = 256;

@@ -1,6 +1,10 @@
 //! Health, metrics and totals.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use axum::{
     Json as Answer,
@@ -125,7 +129,9 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Failure>
             tracing::warn!("the ledger's gauges are not up to date: the store did not answer in time");
         }
     }
-    let text = api.metrics.render().map_err(|error| {
+    let metrics = Arc::clone(&api.metrics);
+    let rendered = tokio::task::spawn_blocking(move || metrics.render()).await.map_err(|_| body::stopped())?;
+    let text = rendered.map_err(|error| {
         tracing::error!(error = %error, "encoding the metrics failed");
         body::stopped()
     })?;

@@ -1,17 +1,17 @@
 //! The ledger: the state of every rollout, and counts that must agree.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Buffer, batch,
-    ids::{GroupId, PolicyName, RolloutId},
+    ids::{GroupId, PolicyName, RolloutId, Version},
     ingest, policies,
-    port::{CloseGroup, DiscardGroup, Group, GroupFilter, Page, Story, StoryFilter},
+    port::{CloseGroup, DiscardGroup, Group, GroupFilter, Page, PolicyGauges, StoreError, Story, StoryFilter},
     reasons,
     refusal::{BufferError, Refusal},
     tally::{Tallies, Tally},
 };
-use crate::metrics::{ENVIRONMENTS_MAX, Ledger, Rewards};
+use crate::metrics::{ENVIRONMENTS_MAX, Ledger, Metrics, POLICY_LABELS_MAX, Rewards};
 
 /// Rollouts of an execution that are read at once, if the caller may see only some of them.
 const STORIES_AT_ONCE: u32 = 100;
@@ -93,33 +93,41 @@ pub(in crate::buffer) async fn stats(buffer: &Buffer) -> Result<BTreeMap<PolicyN
     Ok(buffer.store.tallies(None).await?)
 }
 
+/// Sets the gauges of the ledger. Of many policies, only those that have a label of their own are read in detail.
 pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), BufferError> {
-    let stats = stats(buffer).await?;
-    let mut with_traffic: Vec<_> = stats.iter().filter(|(_, tallies)| !tallies.counts.is_empty()).collect();
-    // If there are more policies than labels, the policies with the latest traffic get them.
-    with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at()));
-    buffer.metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| (policy.as_str(), gauges(tallies))));
-    let mut after = String::new();
+    let (stats, versions) = (stats(buffer).await?, buffer.store.versions().await?);
+    let metrics = Arc::clone(&buffer.metrics);
+    // Adding up thousands of policies takes longer than a task may keep its thread.
+    let labelled = tokio::task::spawn_blocking(move || {
+        set_ledgers(&metrics, &stats);
+        for (policy, version) in &versions {
+            metrics.version(policy.as_str(), version.0);
+        }
+        let is_shown = |(policy, _): &(PolicyName, Version)| metrics.has_label(policy.as_str());
+        let all_are_shown = versions.len() <= POLICY_LABELS_MAX;
+        versions.into_iter().filter(|policy| all_are_shown || is_shown(policy)).map(|(policy, _)| policy).collect()
+    });
+    let labelled = labelled.await.map_err(|_| StoreError::Closed)?;
     let (mut environments, mut rewards) = (Vec::new(), Vec::new());
-    loop {
-        let page = buffer.store.policies(after.clone(), 100).await?;
-        let Some(last) = page.last() else { break };
-        last.name.as_str().clone_into(&mut after);
-        for policy in page {
-            buffer.metrics.version(policy.name.as_str(), policy.version.0);
-            if buffer.metrics.has_label(policy.name.as_str()) {
-                let metrics = buffer.store.newest_metrics(policy.policy_pk, policy.run).await?;
-                rewards.push((policy.name.to_string(), rewards_of(&metrics)));
-            }
-            if environments.len() < ENVIRONMENTS_MAX {
-                let found = policies::environments(buffer, &policy).await?.into_iter();
-                environments.extend(found.map(|of| (policy.name.to_string(), of.environment, of.ready, of.needed)));
-            }
+    for PolicyGauges { policy, newest_metrics } in buffer.store.gauges(labelled).await? {
+        if buffer.metrics.has_label(policy.name.as_str()) {
+            rewards.push((policy.name.to_string(), rewards_of(&newest_metrics)));
+        }
+        if environments.len() < ENVIRONMENTS_MAX {
+            let found = policies::environments(buffer, &policy).await?.into_iter();
+            environments.extend(found.map(|of| (policy.name.to_string(), of.environment, of.ready, of.needed)));
         }
     }
     buffer.metrics.environments(&environments);
     buffer.metrics.rewards(&rewards);
     Ok(())
+}
+
+fn set_ledgers(metrics: &Metrics, stats: &BTreeMap<PolicyName, Tallies>) {
+    let mut with_traffic: Vec<_> = stats.iter().filter(|(_, tallies)| !tallies.counts.is_empty()).collect();
+    // If there are more policies than labels, the policies with the latest traffic get them.
+    with_traffic.sort_by_key(|(_, tallies)| std::cmp::Reverse(tallies.last_received_at()));
+    metrics.ledgers(with_traffic.into_iter().map(|(policy, tallies)| (policy.as_str(), gauges(tallies))));
 }
 
 /// The rewards in the metrics of a batch.

@@ -24,12 +24,13 @@ use super::{
         executions::FindLatestGroup,
         exports::LastRollout,
         facades::{FindFacadeState, ListReadyGroups, NewestMembers, WriteFacadeState},
+        gauges::{ReadGauges, ReadVersions},
         group::{DecideOverdue, OverdueGroups},
         history::TakeSnapshot,
         journal::WriteNotices,
         keys::{CreateKey, ListKeys, RevokeKey, WriteKeyUses},
         lease::QuarantineDamaged,
-        policy::{FindPolicy, ListPolicies, PublishVersion, ReadNewestMetrics, ReadTallies, ReadWaiting},
+        policy::{FindPolicy, ListPolicies, PublishVersion, ReadTallies, ReadWaiting},
         samples::{BatchMembers, FindBatch},
         session::{
             BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindTexts, FindUnmarked, MarkCalls,
@@ -63,11 +64,11 @@ use crate::{
             GroupStore, Health, HealthStore, History, HistoryStore, IdMatches, Ingest, IngestStore, InsightStore,
             JournalEntry, JournalStore, KeepSession, LatestGroup, LeaseStore, LedgerFacts, LedgerStore, Life,
             LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, PastGroups, PayloadMoves,
-            PayloadPlaces, Peers, Policy, PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory, ReadJournal,
-            ReadStepBuckets, ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall, ReleaseRead, Reset,
-            ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session, SessionFilter, SessionStore,
-            StepBuckets, StepPage, StepStore, StoreError, StoredAnswer, StoredCall, StoredContent, StoredPayload,
-            Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
+            PayloadPlaces, Peers, Policy, PolicyGauges, PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory,
+            ReadJournal, ReadStepBuckets, ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall,
+            ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session,
+            SessionFilter, SessionStore, StepBuckets, StepPage, StepStore, StoreError, StoredAnswer, StoredCall,
+            StoredContent, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
         session::SessionKeyHash,
         tally::Tallies,
@@ -135,8 +136,12 @@ impl<D: Dialect> PolicyStore for SqlStore<D> {
         self.dialect.read(read).await
     }
 
-    async fn newest_metrics(&self, policy: PolicyPk, run: Run) -> Result<BTreeMap<String, f64>, StoreError> {
-        self.dialect.read(ReadNewestMetrics { policy, run }).await
+    async fn versions(&self) -> Result<Vec<(PolicyName, Version)>, StoreError> {
+        self.dialect.read(ReadVersions).await
+    }
+
+    async fn gauges(&self, policies: Vec<PolicyName>) -> Result<Vec<PolicyGauges>, StoreError> {
+        self.dialect.read(ReadGauges(policies)).await
     }
 }
 

@@ -8,7 +8,7 @@ use forebay::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Backend, TestApp, on_both_stores, rollout, text};
+use crate::support::{Backend, TestApp, fresh_database, http, on_both_stores, process::Service, rollout, text};
 
 on_both_stores! {
     async fn a_ready_service_says_so(app: TestApp) {
@@ -161,4 +161,26 @@ async fn a_database_of_a_newer_version_is_named() {
         let error = store::open(url, Metrics::new().store()).await.err().expect("it must not open");
         assert!(matches!(error, OpenError::Newer { version: 9999, .. }), "{error:?}");
     }
+}
+
+/// With thousands of policies, their rules do not fit into memory, and a scrape would parse all of them each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scrape_reads_no_rules_of_policies_that_have_no_label() {
+    const POLICIES: usize = 300;
+    let (database, http) = (fresh_database().await, http());
+    let service = Service::start(&database).await;
+    for number in 1..=POLICIES {
+        let rules = json!({"group": {"size": number}});
+        let put = http.put(format!("{}/policies/p{number}", service.url)).json(&rules).send().await;
+        assert_eq!(put.expect("the service answers").status(), 201);
+    }
+    assert!(service.stop().await.success());
+    let log = ("RUST_LOG", "info,sqlx::query=debug");
+    let service = Service::start_with(&database, &["--log", "json"], &[log]).await;
+    let scrape = http.get(format!("{}/metrics", service.url)).send().await.expect("the service answers");
+    assert_eq!(scrape.status(), 200);
+    let lines = service.terminate().await;
+    let read = |name: &str| lines.iter().filter(|line| line.contains(&format!("-- {name}\\n"))).count();
+    assert_eq!(read("select_versions"), 2, "at the start, and for the scrape");
+    assert_eq!(read("select_rules"), 0);
 }

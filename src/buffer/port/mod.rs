@@ -63,8 +63,8 @@ pub use self::{
     pages::{Cursor, Order, Page},
     peers::Peers,
     policies::{
-        EnvironmentGroups, ExistingPolicy, HeldBatch, OpenGroup, Policy, PolicyStore, ReadEnvironments, RulesWritten,
-        WaitingConsumer, WaitingFor, WriteRules,
+        EnvironmentGroups, ExistingPolicy, HeldBatch, OpenGroup, Policy, PolicyGauges, PolicyStore, ReadEnvironments,
+        RulesWritten, WaitingConsumer, WaitingFor, WriteRules,
     },
     reads::{AckReads, GiveBackReads, MarkRead, ReadStore, ReleaseRead},
     samples::{BatchMember, FindContent, SampleStore, SealedRow, StoredContent, StoredPayload},

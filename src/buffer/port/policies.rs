@@ -32,8 +32,19 @@ pub trait PolicyStore: Send + Sync {
     async fn waiting_for(&self, policy: PolicyPk, run: Run, now: Timestamp) -> Result<WaitingFor, StoreError>;
     /// The groups of environments in a run of the policy, and what the environments carry to the next batch.
     async fn environments(&self, read: ReadEnvironments) -> Result<EnvironmentGroups, StoreError>;
-    /// The metrics of the newest batch of the policy; empty if this run has none.
-    async fn newest_metrics(&self, policy: PolicyPk, run: Run) -> Result<BTreeMap<String, f64>, StoreError>;
+    /// The versions of all policies, in the order of their names.
+    async fn versions(&self) -> Result<Vec<(PolicyName, Version)>, StoreError>;
+    /// What metrics show of some policies.
+    async fn gauges(&self, policies: Vec<PolicyName>) -> Result<Vec<PolicyGauges>, StoreError>;
+}
+
+/// What metrics show of a policy, besides its tallies.
+#[derive(Clone, Debug)]
+pub struct PolicyGauges {
+    /// The policy.
+    pub policy: Policy,
+    /// The metrics of its newest batch; empty if this run has none.
+    pub newest_metrics: BTreeMap<String, f64>,
 }
 
 /// A policy's row.

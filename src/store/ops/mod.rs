@@ -15,6 +15,7 @@ pub(super) mod examine;
 pub(super) mod executions;
 pub(super) mod exports;
 pub(super) mod facades;
+pub(super) mod gauges;
 pub(super) mod group;
 pub(super) mod history;
 pub(super) mod ingest;

@@ -411,36 +411,6 @@ impl Op for ReadWaiting {
     }
 }
 
-/// Reads the metrics of the newest batch of a policy.
-pub(in crate::store) struct ReadNewestMetrics {
-    pub(in crate::store) policy: PolicyPk,
-    pub(in crate::store) run: Run,
-}
-
-#[async_trait]
-impl Op for ReadNewestMetrics {
-    type Output = BTreeMap<String, f64>;
-
-    async fn run(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<String, f64>, StoreError> {
-        // The condition on the run is not one of the search: a new run would search the batches of all runs before it.
-        const SELECT_NEWEST_METRICS: Statement = Statement::new(
-            "-- select_newest_metrics
-            SELECT CASE WHEN run = $2 THEN metrics END AS metrics
-            FROM batch
-            WHERE policy_pk = $1
-            ORDER BY batch_pk DESC
-            LIMIT 1",
-        );
-        let Some(mut row) = tx.fetch_optional(SELECT_NEWEST_METRICS, args![self.policy, self.run]).await? else {
-            return Ok(BTreeMap::new());
-        };
-        let metrics: Option<String> = row.get("metrics")?;
-        metrics.map_or(Ok(BTreeMap::new()), |metrics| {
-            serde_json::from_str(&metrics).map_err(|error| StoreError::Corrupt(error.to_string()))
-        })
-    }
-}
-
 #[async_trait]
 impl Op for ReadEnvironments {
     type Output = EnvironmentGroups;
