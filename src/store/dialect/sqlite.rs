@@ -9,6 +9,7 @@ mod files;
 mod log_mark;
 mod readers;
 mod reading;
+mod reserve;
 mod schema;
 mod segments;
 mod temporary;
@@ -89,6 +90,8 @@ pub(in crate::store) struct Sqlite {
     health_reporter: HealthReporter,
     /// Held as long as the store is open, so that one process has the file.
     files: std::sync::Mutex<Option<Arc<Files>>>,
+    /// Whether room on the disk is kept for the next start.
+    keeps_reserve: bool,
     /// Removed with the store, for `sqlite::memory:`.
     _temporary: Option<Temporary>,
 }
@@ -100,7 +103,17 @@ impl Sqlite {
         payloads: PayloadOptions,
         metrics: StoreMetrics,
     ) -> Result<Self, OpenError> {
-        Self::open_in(path, None, payloads, metrics).await
+        match Self::open_in(path, None, payloads.clone(), metrics.clone()).await {
+            Err(error) if reserve::is_full(&error) && reserve::release(path) => {
+                tracing::warn!("the disk is full: the room that was kept for a start is used");
+                Self::open_in(path, None, payloads, metrics).await
+            }
+            Ok(opened) if opened.keeps_reserve => {
+                reserve::keep(&opened.path);
+                Ok(opened)
+            }
+            opened => opened,
+        }
     }
 
     /// Opens a database in a temporary folder. With `:memory:`, each reader of the pool would have a database of its
@@ -119,6 +132,7 @@ impl Sqlite {
         payloads: PayloadOptions,
         metrics: StoreMetrics,
     ) -> Result<Self, OpenError> {
+        let keeps_reserve = temporary.is_none() && payloads.kind.is_some();
         let is_new = std::fs::metadata(path).map_or(true, |found| found.len() == 0);
         // This comes before opening the file, because opening replays the log beside it. It comes first, so that it is
         // dropped last.
@@ -172,6 +186,7 @@ impl Sqlite {
             is_moving_payloads,
             health_reporter,
             files: std::sync::Mutex::new(Some(files)),
+            keeps_reserve,
             _temporary: temporary,
         })
     }
@@ -188,13 +203,17 @@ async fn enter_wal_mode(connection: &mut SqliteConnection) -> Result<(), sqlx::E
 }
 
 /// Writes the session's number into the file itself, not only into the log. Returns whether that succeeded: while
-/// another process reads, the log cannot be emptied.
+/// another process reads, and while the disk is full, the log cannot be emptied.
 async fn mark(connection: &mut SqliteConnection, session: u32) -> Result<bool, sqlx::Error> {
     // Pragmas take no parameters. The number is a signed one of 32 bits.
     let set = AssertSqlSafe(format!("PRAGMA user_version = {}", session as i32));
     sqlx::query(set).execute(&mut *connection).await?;
-    let row = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(connection).await?;
-    Ok(row.try_get::<i64, _>(0)? == 0)
+    match sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(connection).await {
+        Ok(row) => Ok(row.try_get::<i64, _>(0)? == 0),
+        // The rows stay in the log, and can be read there.
+        Err(error) if reserve::is_full(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// The settings with which the file is created and opened.
@@ -281,6 +300,10 @@ impl Dialect for Sqlite {
         // The thread copies the log back into the database before it ends.
         if !matches!(tokio::task::spawn_blocking(move || thread.join()).await, Ok(Ok(()))) {
             tracing::error!("the store's writer ended abnormally");
+        }
+        // The log is gone, so there is more room than before.
+        if self.keeps_reserve {
+            reserve::keep(&self.path);
         }
         self.files.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     }

@@ -77,6 +77,28 @@ async fn a_full_disk_refuses_work_until_there_is_space() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_on_a_full_disk_serves_reads_with_the_room_that_is_kept_for_it() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
+    assert!(service.stop().await.success());
+    let reserve = machine.folder.path().join("forebay.db.reserve");
+    assert!(reserve.exists(), "it is kept while the disk has room");
+    machine.faults.arm_lasting(Fault::Fail(ENOSPC), Call::Write, On::Any);
+    // The disk is full as long as nobody gives room back.
+    let condition = ("FAULTS_WHILE", reserve.to_str().expect("temporary paths are text"));
+    let environment = [machine.faults.environment().as_slice(), &[condition]].concat();
+    let database = database(machine.folder.path());
+    let service = Service::try_start(&database, &environment).await.expect("it serves before it ends");
+    assert!(machine.faults.struck() > 0 && service.log().contains("the disk is full"), "{}", service.log());
+    assert_eq!(machine.get(&service, "/trajectories?rollout_id=before").await.0, 200);
+    machine.faults.disarm();
+    assert_eq!(machine.post(&service, &rollout("after", 1.0)).await.0, 201);
+    assert!(service.stop().await.success());
+    assert!(reserve.exists(), "it is kept again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_segment_file_that_cannot_be_written_refuses_posts_until_it_can() {
     let machine = Machine::new();
     let mut service = machine.start().await;

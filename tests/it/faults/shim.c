@@ -3,6 +3,8 @@
  * A page of memory that the test shares with it says which call on which file fails, how, and when. Only files whose
  * name contains the name in FAULTS_FILE are affected. FAULTS_PAGE names the file of the page.
  *
+ * FAULTS_WHILE names a file, and faults strike only while it exists: a disk is full until the file is removed.
+ *
  * FAULTS_RECORD names a file to which every change of those files is appended, and every sync of them, of the folder
  * FAULTS_FOLDER, and of folders in it. Tests make of it what a power cut could have left. */
 #define _GNU_SOURCE
@@ -139,6 +141,8 @@ static void record_descriptor(enum event event, int descriptor, uint64_t at, con
 /* What is to be done about a call that matches: a fault, or nothing. */
 static enum fault strike(enum call call) {
     if (!page || atomic_load(&page->fault) == NONE || atomic_load(&page->call) != (int64_t)call) return NONE;
+    const char *condition = getenv("FAULTS_WHILE");
+    if (condition && access(condition, F_OK)) return NONE;
     int64_t left = atomic_fetch_sub(&page->countdown, 1) - 1;
     if (left > 0 || (left < 0 && !atomic_load(&page->lasts))) return NONE;
     atomic_fetch_add(&page->struck, 1);
