@@ -1,4 +1,4 @@
-//! Groups of a source that have more rollouts than places. The service would store the others as late, without their
+//! Groups of sources that have more rollouts than places. The service would store the others as late, without their
 //! tokens and texts, so an import looks for such groups before it stores anything.
 
 use std::{
@@ -8,6 +8,8 @@ use std::{
     io::{self, BufRead},
 };
 
+use forebay_client::wire::Trajectory;
+
 use crate::importer::Importer;
 
 /// The group with the most rollouts, if that is more than its size.
@@ -15,7 +17,7 @@ use crate::importer::Importer;
 pub struct Overfull {
     /// The id of the group.
     pub group_id: String,
-    /// How many rollouts the source has of it.
+    /// How many rollouts the sources have of it.
     pub rollouts: u64,
     /// How many rollouts it may have.
     pub size: u32,
@@ -32,28 +34,44 @@ impl fmt::Display for Overfull {
     }
 }
 
-/// Reads a source to its end, and finds the group that exceeds its size most. Groups whose size only the rules of their
-/// policy say are not looked at. Numbers are held for each group and each rollout, and nothing else.
-pub fn overfull<R: BufRead>(mut importer: Importer<R>) -> io::Result<Option<Overfull>> {
+/// Counts the rollouts of each group of several sources. It holds numbers for each group and each rollout, and nothing
+/// else. Groups whose size only the rules of their policy say are not counted.
+#[derive(Debug, Default)]
+pub struct GroupSizes {
     // A collision of two hashes of 64 bits would count a rollout too much or too little, once in billions of sources.
-    let hashes = RandomState::new();
-    let (mut rollouts, mut known) = (HashMap::<u64, u64>::new(), HashSet::new());
-    let mut most: Option<Overfull> = None;
-    while let Some(record) = importer.next_record()? {
-        for trajectory in record.outcome.iter().flat_map(|imported| &imported.trajectories) {
-            let (Some(group_id), Some(size)) = (&trajectory.group_id, trajectory.group_size) else { continue };
-            let group = (&trajectory.policy, group_id);
-            if !known.insert(hashes.hash_one((group, &trajectory.rollout_id))) {
-                continue;
-            }
-            let count = rollouts.entry(hashes.hash_one(group)).or_default();
-            *count += 1;
-            if *count > u64::from(size) && most.as_ref().is_none_or(|most| *count > most.rollouts) {
-                most = Some(Overfull { group_id: group_id.clone(), rollouts: *count, size });
-            }
+    hashes: RandomState,
+    groups: HashMap<u64, u64>,
+    rollouts: HashSet<u64>,
+    most: Option<Overfull>,
+}
+
+impl GroupSizes {
+    /// Reads a source to its end.
+    pub fn read<R: BufRead>(&mut self, mut importer: Importer<R>) -> io::Result<()> {
+        while let Some(record) = importer.next_record()? {
+            record.outcome.iter().flat_map(|imported| &imported.trajectories).for_each(|rollout| self.count(rollout));
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, trajectory: &Trajectory) {
+        let (Some(group_id), Some(size)) = (&trajectory.group_id, trajectory.group_size) else { return };
+        let group = (&trajectory.policy, group_id);
+        if !self.rollouts.insert(self.hashes.hash_one((group, &trajectory.rollout_id))) {
+            return;
+        }
+        let rollouts = self.groups.entry(self.hashes.hash_one(group)).or_default();
+        *rollouts += 1;
+        if *rollouts > u64::from(size) && self.most.as_ref().is_none_or(|most| *rollouts > most.rollouts) {
+            self.most = Some(Overfull { group_id: group_id.clone(), rollouts: *rollouts, size });
         }
     }
-    Ok(most)
+
+    /// The group that exceeds its size most, if one does.
+    #[must_use]
+    pub fn overfull(self) -> Option<Overfull> {
+        self.most
+    }
 }
 
 #[cfg(test)]
@@ -62,7 +80,7 @@ mod tests {
     use crate::options::Options;
 
     #[test]
-    fn the_fullest_group_is_found_and_repeats_do_not_count() {
+    fn the_fullest_group_of_all_sources_is_found_and_repeats_do_not_count() {
         let line = |group: &str, rollout: &str| {
             format!(r#"{{"group_id":"{group}","rollout_id":"{rollout}","reward":1,"messages":[]}}"#)
         };
@@ -70,7 +88,12 @@ mod tests {
         let source = lines.map(|(group, rollout)| line(group, rollout)).join("\n");
         let find = |group_size| {
             let options = Options { group_size, ..Options::default() };
-            overfull(Importer::new(&crate::chat::FORMAT, &options, source.as_bytes())).expect("a slice can be read")
+            let mut sizes = GroupSizes::default();
+            for line in source.lines() {
+                let importer = Importer::new(&crate::chat::FORMAT, &options, line.as_bytes());
+                sizes.read(importer).expect("a slice can be read");
+            }
+            sizes.overfull()
         };
         let found = |rollouts, size| Some(Overfull { group_id: "b".to_owned(), rollouts, size });
         assert_eq!((find(Some(1)), find(Some(2)), find(Some(3)), find(None)), (found(3, 1), found(3, 2), None, None));

@@ -32,7 +32,7 @@ mod verifiers;
 
 pub use self::{
     format::{Document, Format, Imported, Layout, Note, Reader, Record},
-    groups::{Overfull, overfull},
+    groups::{GroupSizes, Overfull},
     ids::digest_id,
     importer::{DOCUMENT_BYTES_MAX, Importer},
     options::{Options, ROLLOUT_TOKENS_MAX},

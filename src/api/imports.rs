@@ -5,7 +5,7 @@ use std::{collections::VecDeque, io::Cursor};
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use bytes::Bytes;
 use forebay_client::wire::{ImportReport, Trajectory, Violation};
-use forebay_formats::{Format, Importer, Options, Record, overfull};
+use forebay_formats::{GroupSizes, Importer, Options, Record};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -121,21 +121,27 @@ pub(super) async fn post(
         return Err(Failure::unwritable());
     }
     let ReadBody { bytes, shares } = body::read(&api.budgets.posts, api.limits, &headers, body).await?;
-    if checks_groups {
-        check_groups(format, &options, bytes.clone()).await?;
-    }
+    let first_look = checks_groups.then(|| Importer::new(format, &options, Cursor::new(bytes.clone())));
     let importer = Importer::new(format, &options, Cursor::new(bytes));
     let source = Source { importer, waiting: VecDeque::new(), budget: api.budgets.posts.clone(), held: shares.bytes() };
     let report = ImportReport::new(format.name);
-    api.run_uncancelled(|buffer| async move { ingest(&buffer, grant, source, shares, report).await }).await.map(Json)
+    let import = |buffer: Buffer| async move {
+        if let Some(importer) = first_look {
+            check_groups(importer).await?;
+        }
+        ingest(&buffer, grant, source, shares, report).await
+    };
+    api.run_uncancelled(import).await.map(Json)
 }
 
 /// Checks before anything is stored that no group of a body has more rollouts than places.
-async fn check_groups(format: &'static Format, options: &Options, body: Bytes) -> Result<(), Failure> {
-    let importer = Importer::new(format, options, Cursor::new(body));
-    // A body in memory can always be read.
-    let found = trajectories::run(false, move || overfull(importer).ok().flatten()).await?;
-    found.map_or(Ok(()), |overfull| {
+async fn check_groups(importer: Importer<Cursor<Bytes>>) -> Result<(), Failure> {
+    let count = move || {
+        let mut sizes = GroupSizes::default();
+        // A body in memory can always be read.
+        sizes.read(importer).ok().and_then(|()| sizes.overfull())
+    };
+    trajectories::run(false, count).await?.map_or(Ok(()), |overfull| {
         let detail = format!("{overfull}. Nothing is imported; `allow_late=true` imports it like this");
         Err(Failure::invalid("group_size", detail))
     })

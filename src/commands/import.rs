@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay_client::wire::{ImportReport, Trajectory};
-use forebay_formats::{Format, Importer, Options, Record, overfull};
+use forebay_formats::{Format, GroupSizes, Importer, Options, Record};
 
 use self::{
     post::{Chunk, Poster},
@@ -30,7 +30,7 @@ pub(crate) struct ImportArgs {
     /// Files to import, also compressed as .gz or .zst; `-` is the standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Import also groups that have more rollouts in a file than --group-size says. The service stores the others as
+    /// Import also groups that have more rollouts in the files than --group-size says. The service stores the others as
     /// late, without their tokens and messages
     #[arg(long, requires = "group_size")]
     allow_late: bool,
@@ -86,7 +86,7 @@ pub(crate) async fn import(args: ImportArgs) -> anyhow::Result<()> {
     let options = args.labels.options()?;
     let poster = Poster::new(args.service, std::time::Duration::from_secs(args.patience_s))?;
     if options.group_size.is_some() && !args.allow_late {
-        args.files.iter().try_for_each(|file| check_groups(file, args.format, &options))?;
+        check_groups(&args.files, args.format, &options)?;
     }
     let mut refused = 0;
     for file in &args.files {
@@ -124,19 +124,19 @@ impl LabelArgs {
     }
 }
 
-/// Checks before anything is stored that no group of a file has more rollouts than places. What comes from a pipe cannot
-/// be read twice, so it is not checked.
-fn check_groups(file: &std::path::Path, format: &Format, options: &Options) -> anyhow::Result<()> {
-    if !file.is_file() {
-        return Ok(());
+/// Checks before anything is stored that no group has more rollouts in all files than places. What comes from a pipe
+/// cannot be read twice, so it is not counted.
+fn check_groups(files: &[PathBuf], format: &Format, options: &Options) -> anyhow::Result<()> {
+    let mut sizes = GroupSizes::default();
+    for file in files.iter().filter(|file| file.is_file()) {
+        let importer = Importer::new(format, options, Source::open(file)?);
+        sizes.read(importer).with_context(|| format!("cannot read {}", file.display()))?;
     }
-    let importer = Importer::new(format, options, Source::open(file)?);
-    let found = overfull(importer).with_context(|| format!("cannot read {}", file.display()))?;
-    let Some(overfull) = found else { return Ok(()) };
-    let (what, rollouts) = (shown(&overfull.to_string()), overfull.rollouts);
+    let Some(overfull) = sizes.overfull() else { return Ok(()) };
+    let what = shown(&overfull.to_string());
     bail!(
-        "{}: {what}. Nothing is imported. Use --group-size {rollouts}, or --allow-late to import it like this",
-        file.display()
+        "{what}. Nothing is imported. Use --group-size {}, or --allow-late to import the files like this",
+        overfull.rollouts
     )
 }
 
