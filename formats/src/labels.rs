@@ -1,7 +1,7 @@
 //! Whose rollout a record is: its policy, ids, group and reward. They come from the options of the caller, from the
 //! record, or from the format, in this order of precedence.
 
-use forebay_client::wire::{Components, Object, Sampling, Status, Trajectory};
+use forebay_client::wire::{Components, Number, Object, Sampling, Status, Trajectory};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 
@@ -175,41 +175,5 @@ impl<'de> Deserialize<'de> for Id {
         }
 
         deserializer.deserialize_any(IdVisitor)
-    }
-}
-
-/// A reward: a number, or true and false for 1 and 0.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Number(pub(crate) f64);
-
-impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NumberVisitor;
-
-        impl de::Visitor<'_> for NumberVisitor {
-            type Value = Number;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a number, true or false")
-            }
-
-            fn visit_bool<E>(self, is_good: bool) -> Result<Number, E> {
-                Ok(Number(f64::from(u8::from(is_good))))
-            }
-
-            fn visit_f64<E>(self, number: f64) -> Result<Number, E> {
-                Ok(Number(number))
-            }
-
-            fn visit_u64<E>(self, number: u64) -> Result<Number, E> {
-                Ok(Number(number as f64))
-            }
-
-            fn visit_i64<E>(self, number: i64) -> Result<Number, E> {
-                Ok(Number(number as f64))
-            }
-        }
-
-        deserializer.deserialize_any(NumberVisitor)
     }
 }

@@ -7,7 +7,7 @@ mod items;
 
 use std::{collections::HashSet, fmt};
 
-use forebay_client::wire::{Object, Segment, Status, Turn, Violation};
+use forebay_client::wire::{Number, Object, Segment, Status, Turn, Violation};
 use serde::{
     Deserialize, Deserializer,
     de::{
@@ -21,7 +21,7 @@ use crate::{
     format::{Document, Format, Imported, Layout, Note, each},
     ids::digest_id,
     json::{self, Fields, Problems},
-    labels::{Id, Labels, Number, sampling},
+    labels::{Id, Labels, sampling},
     options::Options,
     tools, turns,
 };

@@ -61,17 +61,25 @@ def decode(cls: type[T], value: Any) -> T:
 def _fields_of(value: Any, cls: type[Any]) -> dict[str, Any]:
     """The fields of a dataclass under their names in JSON, without those that are None or have the default."""
     found: dict[str, Any] = {}
-    for attribute, name, default, is_mask in _encoded_fields(cls):
+    for attribute, name, default, kind in _encoded_fields(cls):
         held = getattr(value, attribute)
         if held is None or (default is not None and held == default):
             continue
-        found[name] = _numbers(held) if is_mask else held
+        if kind == "mask":
+            held = _numbers(held)
+        elif kind == "logprobs":
+            held = _logprobs(held, value.loss_mask)
+        found[name] = held
     return found
 
 
 @cache
-def _encoded_fields(cls: type[Any]) -> tuple[tuple[str, str, Any, bool], ...]:
-    """Attribute, name in JSON, default, and whether it is a mask."""
+def _encoded_fields(cls: type[Any]) -> tuple[tuple[str, str, Any, str], ...]:
+    """Attribute, name in JSON, default, and whether it is a mask, or log-probabilities that have one."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    kinds = {"loss_mask": "mask"} if "loss_mask" in names else {}
+    if kinds:
+        kinds |= dict.fromkeys(("logprobs", "teacher_logprobs"), "logprobs")
     return tuple(
         (
             field.name,
@@ -81,7 +89,7 @@ def _encoded_fields(cls: type[Any]) -> tuple[tuple[str, str, Any, bool], ...]:
             else field.default_factory()
             if field.default_factory is not dataclasses.MISSING
             else None,
-            field.name == "loss_mask",
+            kinds.get(field.name, ""),
         )
         for field in dataclasses.fields(cls)
     )
@@ -91,6 +99,26 @@ def _numbers(values: Any) -> Any:
     """Writes a mask of booleans as 0 and 1, which the API demands."""
     is_boolean = type(values) in (list, tuple) and values and type(values[0]) is bool
     return [int(value) for value in values] if is_boolean else values
+
+
+def _logprobs(values: Any, mask: Any) -> Any:
+    """Writes log-probabilities that are not finite as null where the mask is 0, because they are ignored there."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    mask = mask.tolist() if hasattr(mask, "tolist") else mask
+    try:
+        # A sum is much faster than a look at each value, and nearly all are finite.
+        if math.isfinite(sum(values)):
+            return values
+    except (TypeError, OverflowError):
+        pass
+    try:
+        return [
+            value if bit or (value is not None and math.isfinite(value)) else None
+            for value, bit in zip(values, mask, strict=True)
+        ]
+    except (TypeError, ValueError, OverflowError):
+        # The search for a fault, or the service, says what is wrong.
+        return values
 
 
 def _fault(value: Any, pointer: str, depth: int) -> tuple[str, str] | None:
@@ -105,7 +133,11 @@ def _fault(value: Any, pointer: str, depth: int) -> tuple[str, str] | None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            return pointer, "has a character that is half of a surrogate pair"
+            return (
+                pointer,
+                "has a character that is half of a surrogate pair: replace it, for example with "
+                'text.encode(errors="replace").decode()',
+            )
         return None
     if isinstance(value, dict):
         for key, held in cast("dict[Any, Any]", value).items():

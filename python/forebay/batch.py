@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .client import Client
 
 Shard = tuple[int, int]
-"""Which shard of how many, e.g. `(0, 8)`. The shards have about equal numbers of tokens; together they are the batch."""
+"""Which shard of how many, e.g. `(0, 8)`. Shards have about equal numbers of tokens; together they are the batch."""
 
 Form = Literal["auto", "arrow", "json"]
 """How columns are transferred. `auto` is Arrow if pyarrow can be imported; its newer versions refuse NumPy 1."""

@@ -45,6 +45,22 @@ def test_masks_of_booleans_are_sent_as_numbers(mask: Any) -> None:
     assert _codec.encode(forebay.Segment(tokens=[1, 2, 3], loss_mask=mask)).count(b"true") == 0
 
 
+@pytest.mark.parametrize("kind", [list, tuple, lambda values: Array(*values)])
+def test_log_probabilities_that_are_ignored_may_be_missing(kind: Any) -> None:
+    nothing = (None, float("-inf"), float("nan"), -9999.0)
+    segment = forebay.Segment(
+        tokens=[1, 2, 3, 4, 5, 6], loss_mask=[1, 0, 0, 0, 0], logprobs=kind((-0.5, *nothing)),
+        teacher_logprobs=kind((-0.5, -0.25, -0.5, -0.5, float("-inf"))),
+    )  # fmt: skip
+    body = sent(segment)
+    assert body["logprobs"] == [-0.5, None, None, None, -9999.0]
+    assert body["teacher_logprobs"] == [-0.5, -0.25, -0.5, -0.5, None]
+    # Where the mask is 1, nothing is made up.
+    for values in ([float("-inf"), -0.5], [float("nan"), None]):
+        with pytest.raises(_codec.NotEncodable, match="/logprobs/0"):
+            _codec.encode(forebay.Segment(tokens=[1, 2, 3], loss_mask=[1, 0], logprobs=kind(values)))
+
+
 def test_fields_with_none_or_the_default_are_left_out() -> None:
     assert sent(forebay.Trajectory(rollout_id=None)) == {}
     rules = forebay.types.PolicyRules(
@@ -63,7 +79,7 @@ BROKEN = [
     ({"metadata": {"a/b": {1, 2}}}, "/metadata/a~1b", "is a set"),
     ({"metadata": {"a": b"bytes"}}, "/metadata/a", "is a bytes"),
     ({"metadata": {"a": [{(1, 2): "x"}]}}, "/metadata/a/0", "has the key (1, 2)"),
-    ({"messages": [{"content": "\ud83d"}]}, "/messages/0/content", "half of a surrogate pair"),
+    ({"messages": [{"content": "\ud83d"}]}, "/messages/0/content", "errors=\"replace\""),
 ]  # fmt: skip
 
 

@@ -190,6 +190,19 @@ def test_shards_are_the_batch(fb: forebay.Client, policy: str) -> None:
     assert batch is not None and batch.shards is not None and sum(part.samples for part in batch.shards) == 5
 
 
+@pytest.mark.parametrize("tokens", [3, 60_000])
+def test_truth_values_float_masks_and_missing_log_probabilities_are_taken(
+    fb: forebay.Client, policy: str, tokens: int
+) -> None:
+    mask: Any = [1.0] * (tokens - 2) + [0.0]
+    logprobs = [-0.5] * (tokens - 2) + [None]
+    segment = forebay.Segment(tokens=[1] * tokens, loss_mask=mask, logprobs=logprobs)
+    assert fb.post(trajectory(policy, reward=True, segments=[segment])).verdict == "kept"
+    (row,) = fb.samples(leased(fb, policy)[0])
+    assert row.loss_mask is not None and row.logprobs is not None
+    assert (row.reward, row.loss_mask[-2:], row.logprobs[-2:]) == (1.0, [1, 0], [-0.5, 0.0])
+
+
 # Operators.
 
 

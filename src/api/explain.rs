@@ -75,6 +75,9 @@ fn explain_in(words: Words, message: &str) -> String {
         "number too small to fit in target type" => "the number is too small".to_owned(),
         "number out of range" => "the number is out of range".to_owned(),
         "recursion limit exceeded" => "the value is nested too deeply".to_owned(),
+        "lone leading surrogate in hex escape" | "unexpected end of hex escape" => {
+            "the text contains half of a surrogate pair, which is no character".to_owned()
+        }
         "trailing characters" => "there is extra text after the value".to_owned(),
         "expected value" => "a value is missing here".to_owned(),
         "expected ident" => "must be true, false or null".to_owned(),

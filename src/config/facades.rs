@@ -27,6 +27,7 @@ struct Slime {
     listen: Option<String>,
     policy: Option<String>,
     max_groups: Option<u64>,
+    reward_key: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -57,7 +58,10 @@ pub(super) fn read(sent: Option<Value>, violations: &mut Vec<Violation>) -> Vec<
             let detail = format!("must be 1 to {GROUPS_MAX}");
             violations.push(Violation { pointer: "/facades/slime/max_groups".to_owned(), detail });
         }
-        let options = SlimeOptions { max_groups: slime.max_groups.map(|groups| groups.min(GROUPS_MAX) as u32) };
+        let options = SlimeOptions {
+            max_groups: slime.max_groups.map(|groups| groups.min(GROUPS_MAX) as u32),
+            reward_key: slime.reward_key,
+        };
         facades.extend(facade("slime", slime.listen, slime.policy.as_deref(), Protocol::Slime(options), violations));
     }
     if let Some(atropos) = atropos {

@@ -6,7 +6,7 @@ use arrow_array::{
     Array, ArrayRef, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
     StructArray, UInt8Array,
     cast::AsArray as _,
-    types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type},
+    types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type, UInt32Type},
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_ipc::{reader::StreamReader, writer::StreamWriter};
@@ -445,14 +445,14 @@ on_both_stores! {
             stream(&[columns])
         };
         let text_of = |cells: [&str; 4]| texts(cells.map(|cell| Some(cell.to_owned())));
-        let nested = ListArray::from_iter_primitive::<Int64Type, _, _>(vec![Some(vec![Some(1)]); 4]);
+        let nested = ListArray::from_iter_primitive::<UInt32Type, _, _>(vec![Some(vec![Some(1)]); 4]);
         for (body, detail) in [
             (replaced("status", text_of(["completed", "completed", "completed", "done"])), "/2/status: `done` is not one of the allowed values: `completed`, "),
             (replaced("metadata", text_of(["{}", "{}", "{\"a\": ", "{}"])), "/1/metadata: the text ends before the value is complete (line 1, column "),
             (replaced("messages", text_of(["[]", "[]", "5", "[]"])), "/1/messages: must be an array"),
             (replaced("reward_components", text_of(["{}", "{}", "{\"a\": \"high\"}", "{}"])), "/1/reward_components: must be a number, not the text \"high\" (line 1, column "),
-            (replaced("tokens", Arc::new(nested)), "/tokens: must be list<int32>, not list<int64>"),
-            (replaced("reward", Arc::new(Float32Array::from(vec![1.0; 4]))), "/reward: must be float64, not float32"),
+            (replaced("loss_mask", Arc::new(nested)), "/loss_mask: must be a list of uint8, int8, int32, int64, float32 or float64, not list<uint32>"),
+            (replaced("reward", Arc::new(UInt8Array::from(vec![1; 4]))), "/reward: must be float64, float32, int64, int32 or bool, not uint8"),
             (replaced("policy", Arc::new(UInt8Array::from(vec![1; 4]))), "/policy: must be utf8, not uint8"),
         ] {
             let problem = post(app, body).await.expect(422);

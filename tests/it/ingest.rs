@@ -279,7 +279,11 @@ on_both_stores! {
         };
         let cases = [
             (segment(json!({"loss_mask": [1, 2]})), "/segments/0/loss_mask/1"),
-            (segment(json!({"loss_mask": []})), "/segments/0/loss_mask"),
+            (segment(json!({"loss_mask": [], "tokens": []})), "/segments/0/tokens"),
+            (segment(json!({"loss_mask": [1, 0.5]})), "/segments/0/loss_mask/1"),
+            (segment(json!({"logprobs": [null, -0.5]})), "/segments/0/logprobs/0"),
+            (segment(json!({"logprobs": [-9999.0, -0.5]})), "/segments/0/logprobs/0"),
+            (segment(json!({"loss_mask": [0, 1], "values": [null, 0.5]})), "/segments/0/values/0"),
             (segment(json!({"tokens": [1, 2]})), "/segments/0/tokens"),
             (segment(json!({"tokens": [1, -2, 3]})), "/segments/0/tokens/1"),
             (segment(json!({"tokens": [1, 2_147_483_648_u64, 3]})), "/segments/0/tokens/1"),

@@ -63,6 +63,7 @@ mod series;
 mod serving;
 mod sessions;
 mod snippets;
+mod spellings;
 mod staleness;
 mod states;
 mod step_log;

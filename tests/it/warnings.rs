@@ -26,11 +26,14 @@ async fn counted(app: &TestApp, name: &str) -> u64 {
 }
 
 on_both_stores! {
-    async fn log_probabilities_above_0_are_refused_where_they_count(app: TestApp) {
+    async fn impossible_log_probabilities_are_refused_where_they_count(app: TestApp) {
         for (fields, pointers) in [
             (json!({"logprobs": [-0.5, 0.1]}), vec!["/segments/0/logprobs/1"]),
             (json!({"logprobs": [2, 0.1]}), vec!["/segments/0/logprobs/0", "/segments/0/logprobs/1"]),
             (json!({"teacher_logprobs": [0.5, -1]}), vec!["/segments/0/teacher_logprobs/0"]),
+            // vLLM writes this if it has no log-probability.
+            (json!({"logprobs": [-9999.0, 0.1]}), vec!["/segments/0/logprobs/0", "/segments/0/logprobs/1"]),
+            (json!({"teacher_logprobs": [-0.1, -1e5]}), vec!["/segments/0/teacher_logprobs/1"]),
         ] {
             assert_eq!(app.post("/trajectories", with_segment("a", fields)).await.pointers(422), pointers);
         }
@@ -44,7 +47,7 @@ on_both_stores! {
         let cases = [
             ("plain", json!({}), json!({}), vec![]),
             ("rounded", json!({}), json!({"logprobs": [1e-7, -0.25]}), vec!["logprobs-above-zero"]),
-            ("sentinel", json!({}), json!({"logprobs": [-9999.0, -0.25]}), vec!["logprobs-improbable"]),
+            ("improbable", json!({}), json!({"logprobs": [-9998.0, -0.25]}), vec!["logprobs-improbable"]),
             ("masked", json!({}), json!({"logprobs": [-0.5, -9999.0], "loss_mask": [1, 0]}), vec![]),
             ("nucleus", json!({"sampling": {"top_p": 0.9}}), json!({}), vec!["sampling-truncated"]),
             ("candidates", json!({"sampling": {"top_k": 50}}), json!({}), vec!["sampling-truncated"]),

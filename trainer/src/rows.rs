@@ -456,9 +456,10 @@ impl<'a> Check<'a> {
             let reason = format!("has {} entries, but response_length is {}", mask.len(), self.sample.response_length);
             self.refuse("loss_mask", reason);
         }
-        if mask.is_empty() || mask.len() >= tokens.len() {
+        // Nothing was sampled if the mask is empty.
+        if mask.len() >= tokens.len() {
             let reason = format!(
-                "has {} entries, of which {} are the response: both need at least one",
+                "has {} entries, of which {} are the response: the prompt needs at least one",
                 tokens.len(),
                 mask.len()
             );

@@ -25,7 +25,7 @@ mod tests {
             let expected: f64 = text.parse().expect("the text is a number");
             assert_eq!(sent.reward.map(f64::to_bits), Some(expected.to_bits()), "{text}");
         }
-        for text in ["1e400", "\"1\"", "true", "[1]"] {
+        for text in ["1e400", "\"1\"", "[1]"] {
             let json = format!(r#"{{"status":"completed","reward":{text}}}"#);
             assert!(serde_json::from_str::<Trajectory>(&json).is_err(), "{text}");
         }

@@ -16,6 +16,7 @@ mod history;
 mod import;
 mod key;
 mod ledger;
+mod numbers;
 mod object;
 mod policy;
 mod problem;
@@ -46,6 +47,7 @@ pub use ledger::{
     CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, Health, ListOrder, PolicyStats, RolloutState,
     Stats, StoryGroup, TrainedVersions, TrajectoryPage, TrajectoryStory,
 };
+pub use numbers::{Logprobs, Mask, Number};
 pub use object::{Components, Object};
 pub use policy::{
     CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,

@@ -14,6 +14,8 @@ use serde::{
     de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
+use super::Number;
+
 /// A value that can be read only from a JSON object.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Object<T>(pub T);
@@ -95,8 +97,8 @@ impl<'de> Deserialize<'de> for Components {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut components = BTreeMap::new();
-                while let Some((name, value)) = map.next_entry::<String, f64>()? {
+                let mut components: BTreeMap<String, f64> = BTreeMap::new();
+                while let Some((name, Number(value))) = map.next_entry()? {
                     match components.entry(name) {
                         Entry::Vacant(place) => drop(place.insert(value)),
                         Entry::Occupied(place) => {

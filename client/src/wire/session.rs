@@ -117,7 +117,12 @@ impl std::fmt::Debug for SessionOpened {
 #[serde(deny_unknown_fields)]
 pub struct FinishRequest {
     /// Reward of every policy that is not in `rewards`. It must be finite; the sign of a zero is not kept.
-    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "super::finite::serialize")]
+    #[serde(
+        default,
+        deserialize_with = "super::numbers::reward",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "super::finite::serialize"
+    )]
     pub reward: Option<f64>,
     /// Rewards by policy.
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
@@ -149,7 +154,12 @@ pub struct SessionFinish {
     /// Id of the session.
     pub session_id: String,
     /// Reward of every policy that is not in `rewards`. It must be finite; the sign of a zero is not kept.
-    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "super::finite::serialize")]
+    #[serde(
+        default,
+        deserialize_with = "super::numbers::reward",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "super::finite::serialize"
+    )]
     pub reward: Option<f64>,
     /// Rewards by policy.
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]

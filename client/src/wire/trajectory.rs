@@ -52,7 +52,12 @@ pub struct Trajectory {
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Status>, default = "completed"))]
     pub status: Status,
     /// Reward of the whole rollout. It must be finite; the sign of a zero is not kept.
-    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "super::finite::serialize")]
+    #[serde(
+        default,
+        deserialize_with = "super::numbers::reward",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "super::finite::serialize"
+    )]
     pub reward: Option<f64>,
     /// Named parts of the reward, for filters and export. Each name may occur once.
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
@@ -160,22 +165,33 @@ pub struct Segment {
     pub kind: Option<String>,
     /// Prompt and response token ids. At least one of them must be a prompt token.
     pub tokens: Vec<i32>,
-    /// 0 or 1 per response token. The length of this array, at least 1, is the length of the response.
+    /// 0 or 1 per response token. The length of this array is the length of the response. It is empty if nothing was
+    /// sampled.
+    #[serde(deserialize_with = "super::numbers::mask")]
     pub loss_mask: Vec<u8>,
     /// Length of the response; must equal the length of the mask when present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_length: Option<u32>,
-    /// Log-probabilities under the behaviour policy: log-softmax of logits / temperature.
+    /// Log-probabilities under the behaviour policy: log-softmax of logits / temperature. Where the mask is 0 they are
+    /// ignored and may be null.
     #[serde(
         default,
+        deserialize_with = "super::numbers::logprobs",
         alias = "rollout_log_probs",
         alias = "log_probs",
         alias = "response_logprobs",
         skip_serializing_if = "Option::is_none"
     )]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Option<f32>>>))]
     pub logprobs: Option<Vec<f32>>,
-    /// Log-probabilities under a teacher.
-    #[serde(default, alias = "teacher_log_probs", skip_serializing_if = "Option::is_none")]
+    /// Log-probabilities under a teacher. Where the mask is 0 they are ignored and may be null.
+    #[serde(
+        default,
+        deserialize_with = "super::numbers::logprobs",
+        alias = "teacher_log_probs",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Option<f32>>>))]
     pub teacher_logprobs: Option<Vec<f32>>,
     /// Critic values, read before each response token.
     #[serde(default, skip_serializing_if = "Option::is_none")]

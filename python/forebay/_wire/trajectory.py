@@ -21,6 +21,9 @@ Ints = Sequence[int] | ToList
 Floats = Sequence[float] | ToList
 """Numbers: a list, or anything with `tolist`."""
 
+Logprobs = Sequence[float | None] | ToList
+"""Log-probabilities, of which those are ignored whose mask is 0: they may be None, NaN or infinite."""
+
 GroupState = Literal["open", "ready", "batched", "stale", "discarded", "quarantined"]
 """State of a group."""
 
@@ -81,13 +84,15 @@ class Segment:
     tokens: Ints
     """Prompt and response token ids. At least one of them must be a prompt token."""
     loss_mask: Ints
-    """0 or 1 per response token. The length of this array, at least 1, is the length of the response."""
+    """0 or 1 per response token. The length of this array is the length of the response. It is empty if nothing was
+    sampled."""
     response_length: int | None = None
     """Length of the response; must equal the length of the mask when present."""
-    logprobs: Floats | None = None
-    """Log-probabilities under the behaviour policy: log-softmax of logits / temperature."""
-    teacher_logprobs: Floats | None = None
-    """Log-probabilities under a teacher."""
+    logprobs: Logprobs | None = None
+    """Log-probabilities under the behaviour policy: log-softmax of logits / temperature. Where the mask is 0 they are
+    ignored and may be null."""
+    teacher_logprobs: Logprobs | None = None
+    """Log-probabilities under a teacher. Where the mask is 0 they are ignored and may be null."""
     values: Floats | None = None
     """Critic values, read before each response token."""
     versions: Sequence[Sequence[int]] | None = None

@@ -65,6 +65,10 @@ def _trajectory(samples: Sequence[Any], *, reward: float | None, version_offset:
     held: dict[str, Any] = first.metadata or {}
     metadata = {name: value for name, value in held.items() if name != KEY} or None
     place = first.rollout_id if first.rollout_id is not None else first.index
+    sampled = [sample for sample in samples if sample.response_length > 0]
+    if not sampled and first.tokens and worst in ("completed", "truncated"):
+        # Nothing was sampled. The prompt alone is a rollout that counts in its group and trains nothing.
+        sampled = [first]
     return Trajectory(
         # Without an index the rollout gets an id of its own.
         rollout_id=uuid7() if place is None else f"{_process}.{place}",
@@ -72,7 +76,7 @@ def _trajectory(samples: Sequence[Any], *, reward: float | None, version_offset:
         policy_version=min(numbers) + version_offset if numbers else None,
         status=cast("Any", worst),
         reward=None if value is None else float(value),
-        segments=[_segment(sample) for sample in samples if sample.response_length > 0] or None,
+        segments=[_segment(sample) for sample in sampled] or None,
         metadata=metadata,
     )
 

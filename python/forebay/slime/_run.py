@@ -144,12 +144,12 @@ class Run:
         self._published_step = live
 
     def _samples(self, batch: Batch, rows: Sequence[Sample], place: int, framework: Framework) -> list[list[list[Any]]]:
-        """The samples of a batch by group and rollout. Rollouts without tokens are left out: they train nothing."""
+        """The samples of a batch by group and rollout. Rows without a response are left out: they train nothing."""
         groups: dict[str, dict[str, list[Any]]] = {}
         metadata: dict[str, Mapping[str, Any]] = {}
         for row in rows:
             metadata.setdefault(row.rollout_id, row.metadata or {})
-            if not row.tokens:
+            if not row.response_length:
                 continue
             if row.group_id not in groups:
                 groups[row.group_id] = {}

@@ -8,7 +8,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use arrow_array::{
     Array, ArrowPrimitiveType, GenericListArray, OffsetSizeTrait, PrimitiveArray, RecordBatch, StructArray,
     cast::AsArray as _,
-    types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type, UInt32Type},
+    types::{Float32Type, Float64Type, Int8Type, Int32Type, Int64Type, UInt8Type, UInt32Type},
 };
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
@@ -43,9 +43,9 @@ fn read(body: Bytes) -> Result<Vec<Trajectory>, Failure> {
     if body.starts_with(FILE_MAGIC) {
         return Err(malformed("it is an Arrow file: write a stream (in Python, pyarrow.ipc.new_stream)"));
     }
+    let mut bundle = Bundle { viewed_bytes_left: body.len(), ..Bundle::default() };
     let mut stream = Buffer::from(body);
     let mut decoder = StreamDecoder::new();
-    let mut bundle = Bundle::default();
     for number in 1.. {
         let batch = decoder.decode(&mut stream);
         let batch = batch.map_err(|error| not_read(&error, decoder.schema().is_some().then_some(number)))?;
@@ -86,6 +86,9 @@ fn malformed(detail: impl Into<String>) -> Failure {
 #[derive(Default)]
 struct Bundle {
     rows: usize,
+    /// Bytes that the texts of the remaining `utf8_view` columns may have. Many views may name the same bytes, so their
+    /// texts could take far more memory than the body.
+    viewed_bytes_left: usize,
     done: Vec<Trajectory>,
     current: Option<Trajectory>,
 }
@@ -97,7 +100,21 @@ impl Bundle {
             return Err(Failure::invalid("", format!("a body may have at most {BODY_SEGMENTS_MAX} rows")));
         }
         let columns = Columns::new(batch)?;
+        self.pay_for_views(batch)?;
         (0..batch.num_rows()).try_for_each(|row| self.add_row(&columns, row))
+    }
+
+    fn pay_for_views(&mut self, batch: &RecordBatch) -> Result<(), Failure> {
+        for (field, array) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+            let Some(views) = array.as_string_view_opt() else { continue };
+            let bytes: usize = views.iter().flatten().map(str::len).sum();
+            let left = self.viewed_bytes_left.checked_sub(bytes);
+            self.viewed_bytes_left = left.ok_or_else(|| {
+                let detail = "has texts that are together longer than the body: write the column as utf8";
+                Failure::invalid(pointer(field.name()), detail)
+            })?;
+        }
+        Ok(())
     }
 
     fn add_row(&mut self, columns: &Columns<'_>, row: usize) -> Result<(), Failure> {
@@ -208,6 +225,7 @@ impl<'b> Columns<'b> {
         let array = self.cell(column, row)?;
         Some(match array.data_type() {
             DataType::LargeUtf8 => array.as_string::<i64>().value(row),
+            DataType::Utf8View => array.as_string_view().value(row),
             _ => array.as_string::<i32>().value(row),
         })
     }
@@ -231,8 +249,15 @@ impl<'b> Columns<'b> {
         T::try_from(number).map(Some).map_err(|_| Invalid::new(column, format!("{number} is out of range")))
     }
 
-    fn float(&self, column: &str, row: usize) -> Option<f32> {
-        Some(self.cell(column, row)?.as_primitive::<Float32Type>().value(row))
+    /// A number, or true and false for 1 and 0.
+    fn float(&self, column: &str, row: usize) -> Option<f64> {
+        let array = self.cell(column, row)?;
+        Some(match array.data_type() {
+            DataType::Boolean => f64::from(u8::from(array.as_boolean().value(row))),
+            DataType::Float32 => array.as_primitive::<Float32Type>().value(row).into(),
+            DataType::Float64 => array.as_primitive::<Float64Type>().value(row),
+            _ => self.int(column, row)? as f64,
+        })
     }
 
     fn json<T: serde::de::DeserializeOwned>(&self, column: &'static str, row: usize) -> Result<Option<T>, Invalid> {
@@ -240,14 +265,55 @@ impl<'b> Columns<'b> {
         serde_json::from_str(text).map(Some).map_err(|error| Invalid::new(column, explain_text(&error)))
     }
 
-    fn list<T: ArrowPrimitiveType>(&self, column: &'static str, row: usize) -> Result<Option<Vec<T::Native>>, Invalid> {
+    /// The items of a list, none of which is null.
+    fn list(&self, column: &'static str, row: usize) -> Result<Option<Arc<dyn Array>>, Invalid> {
         let Some(array) = self.cell(column, row) else { return Ok(None) };
         let values = items(array, row);
-        let values: &PrimitiveArray<T> = values.as_primitive();
         if values.null_count() > 0 {
             return Err(Invalid::new(column, "contains a null"));
         }
-        Ok(Some(values.values().to_vec()))
+        Ok(Some(values))
+    }
+
+    fn ids(&self, column: &'static str, row: usize) -> Result<Option<Vec<i32>>, Invalid> {
+        let Some(values) = self.list(column, row)? else { return Ok(None) };
+        match values.data_type() {
+            DataType::Int64 => each(column, values.as_primitive::<Int64Type>(), i32::try_from),
+            DataType::UInt32 => each(column, values.as_primitive::<UInt32Type>(), i32::try_from),
+            _ => Ok(values.as_primitive::<Int32Type>().values().to_vec()),
+        }
+        .map(Some)
+    }
+
+    /// A mask, which may be of any type that has 0 and 1. Other whole numbers are left to validation.
+    fn mask(&self, column: &'static str, row: usize) -> Result<Option<Vec<u8>>, Invalid> {
+        let Some(values) = self.list(column, row)? else { return Ok(None) };
+        let whole = |value: f64| if value == f64::from(value as u8) { Ok(value as u8) } else { Err(()) };
+        match values.data_type() {
+            DataType::Int8 => each(column, values.as_primitive::<Int8Type>(), u8::try_from),
+            DataType::Int32 => each(column, values.as_primitive::<Int32Type>(), u8::try_from),
+            DataType::Int64 => each(column, values.as_primitive::<Int64Type>(), u8::try_from),
+            DataType::Float32 => each(column, values.as_primitive::<Float32Type>(), |value| whole(value.into())),
+            DataType::Float64 => each(column, values.as_primitive::<Float64Type>(), whole),
+            _ => Ok(values.as_primitive::<UInt8Type>().values().to_vec()),
+        }
+        .map(Some)
+    }
+
+    fn floats(&self, column: &'static str, row: usize) -> Result<Option<Vec<f32>>, Invalid> {
+        Ok(self.list(column, row)?.map(|values| narrow(values.as_ref())))
+    }
+
+    /// Log-probabilities, in which a null stands for NaN as in JSON.
+    fn logprobs(&self, column: &'static str, row: usize) -> Option<Vec<f32>> {
+        let values = items(self.cell(column, row)?, row);
+        let mut logprobs = narrow(values.as_ref());
+        if let Some(nulls) = values.nulls() {
+            for (logprob, _) in logprobs.iter_mut().zip(nulls.iter()).filter(|(_, is_valid)| !is_valid) {
+                *logprob = f32::NAN;
+            }
+        }
+        Some(logprobs)
     }
 
     fn versions(&self, row: usize) -> Result<Option<Vec<VersionSpan>>, Invalid> {
@@ -293,11 +359,11 @@ impl<'b> Columns<'b> {
             policy_version: self.int("policy_version", row),
             admission_id: self.owned("admission_id", row),
             status: self.status(row)?,
-            reward: self.cell("reward", row).map(|array| array.as_primitive::<Float64Type>().value(row)),
+            reward: self.float("reward", row),
             reward_components: self.json::<Components>("reward_components", row)?.unwrap_or_default().0,
             sampling: Sampling {
-                temperature: self.float("temperature", row).unwrap_or(whole.temperature),
-                top_p: self.float("top_p", row).unwrap_or(whole.top_p),
+                temperature: self.float("temperature", row).map_or(whole.temperature, |number| number as f32),
+                top_p: self.float("top_p", row).map_or(whole.top_p, |number| number as f32),
                 top_k: self.narrow("top_k", row)?.unwrap_or(whole.top_k),
             },
             segments: self.segment(row)?.into_iter().collect(),
@@ -314,7 +380,7 @@ impl<'b> Columns<'b> {
 
     /// Builds the segment of a row, or nothing if the row has neither tokens nor a mask.
     fn segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
-        let (tokens, loss_mask) = (self.list::<Int32Type>("tokens", row)?, self.list::<UInt8Type>("loss_mask", row)?);
+        let (tokens, loss_mask) = (self.ids("tokens", row)?, self.mask("loss_mask", row)?);
         let (tokens, loss_mask) = match (tokens, loss_mask) {
             (None, None) => return self.no_segment(row),
             (Some(_), None) => return Err(Invalid::new("loss_mask", "is required if `tokens` is present")),
@@ -326,9 +392,9 @@ impl<'b> Columns<'b> {
             tokens,
             loss_mask,
             response_length: self.narrow("response_length", row)?,
-            logprobs: self.list::<Float32Type>("logprobs", row)?,
-            teacher_logprobs: self.list::<Float32Type>("teacher_logprobs", row)?,
-            values: self.list::<Float32Type>("values", row)?,
+            logprobs: self.logprobs("logprobs", row),
+            teacher_logprobs: self.logprobs("teacher_logprobs", row),
+            values: self.floats("values", row)?,
             versions: self.versions(row)?,
         }))
     }
@@ -347,6 +413,26 @@ impl<'b> Columns<'b> {
 
 fn pointer(name: &str) -> String {
     format!("/{}", name.chars().take(128).collect::<String>().replace('~', "~0").replace('/', "~1"))
+}
+
+/// Converts each number to the type of the column.
+fn each<T: ArrowPrimitiveType<Native: std::fmt::Display>, N, E>(
+    column: &'static str,
+    values: &PrimitiveArray<T>,
+    convert: impl Fn(T::Native) -> Result<N, E>,
+) -> Result<Vec<N>, Invalid> {
+    let convert = |&value: &T::Native| {
+        convert(value).map_err(|_| Invalid::new(column, format!("contains {value}, which is out of range")))
+    };
+    values.values().iter().map(convert).collect()
+}
+
+/// The nearest 32-bit floats.
+fn narrow(values: &dyn Array) -> Vec<f32> {
+    match values.data_type() {
+        DataType::Float64 => values.as_primitive::<Float64Type>().values().iter().map(|&value| value as f32).collect(),
+        _ => values.as_primitive::<Float32Type>().values().to_vec(),
+    }
 }
 
 /// The items of the list in a cell.

@@ -16,19 +16,19 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
     ("policy_version", "int64 or int32"),
     ("admission_id", "utf8"),
     ("status", "utf8"),
-    ("reward", "float64"),
+    ("reward", "float64, float32, int64, int32 or bool"),
     ("reward_components", "utf8 that holds JSON"),
-    ("temperature", "float32"),
-    ("top_p", "float32"),
+    ("temperature", "float32 or float64"),
+    ("top_p", "float32 or float64"),
     ("top_k", "int32 or int64"),
     ("segment", "int32 or int64"),
     ("kind", "utf8"),
-    ("tokens", "list<int32>"),
+    ("tokens", "a list of int32, int64 or uint32"),
     ("response_length", "int32, uint32 or int64"),
-    ("loss_mask", "list<uint8>"),
-    ("logprobs", "list<float32>"),
-    ("teacher_logprobs", "list<float32>"),
-    ("values", "list<float32>"),
+    ("loss_mask", "a list of uint8, int8, int32, int64, float32 or float64"),
+    ("logprobs", "a list of float32 or float64"),
+    ("teacher_logprobs", "a list of float32 or float64"),
+    ("values", "a list of float32 or float64"),
     ("versions", "list<struct<version: int64, start: int64, length: int64>>"),
     ("messages", "utf8 that holds JSON"),
     ("metadata", "utf8 that holds JSON"),
@@ -36,17 +36,18 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
 
 /// Whether a column may have this type.
 pub(super) fn takes(name: &str, found: &DataType) -> bool {
-    let is_list_of = |item: &DataType| matches!(found, DataType::List(field) | DataType::LargeList(field) if field.data_type() == item);
+    use DataType::{Boolean, Float32, Float64, Int8, Int32, Int64, UInt8, UInt32};
+    let is_list_of = |items: &[DataType]| matches!(found, DataType::List(field) | DataType::LargeList(field) if items.contains(field.data_type()));
     match name {
-        "group_size" | "response_length" => matches!(found, DataType::Int32 | DataType::UInt32 | DataType::Int64),
-        "policy_version" | "segment" | "top_k" => matches!(found, DataType::Int32 | DataType::Int64),
-        "reward" => *found == DataType::Float64,
-        "temperature" | "top_p" => *found == DataType::Float32,
-        "tokens" => is_list_of(&DataType::Int32),
-        "loss_mask" => is_list_of(&DataType::UInt8),
-        "logprobs" | "teacher_logprobs" | "values" => is_list_of(&DataType::Float32),
+        "group_size" | "response_length" => matches!(found, Int32 | UInt32 | Int64),
+        "policy_version" | "segment" | "top_k" => matches!(found, Int32 | Int64),
+        "reward" => matches!(found, Float64 | Float32 | Int64 | Int32 | Boolean),
+        "temperature" | "top_p" => matches!(found, Float32 | Float64),
+        "tokens" => is_list_of(&[Int32, Int64, UInt32]),
+        "loss_mask" => is_list_of(&[UInt8, Int8, Int32, Int64, Float32, Float64]),
+        "logprobs" | "teacher_logprobs" | "values" => is_list_of(&[Float32, Float64]),
         "versions" => matches!(found, DataType::List(field) | DataType::LargeList(field) if is_span(field.data_type())),
-        _ => matches!(found, DataType::Utf8 | DataType::LargeUtf8),
+        _ => matches!(found, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View),
     }
 }
 

@@ -6,7 +6,7 @@
 mod elements;
 mod numbers;
 
-use forebay_client::wire::{Components, Object, Sampling, Segment, Trajectory, Turn};
+use forebay_client::wire::{Components, Number, Object, Sampling, Segment, Trajectory, Turn};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -68,7 +68,7 @@ fn trajectory(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Trajectory
             b"policy_version" => sent.policy_version = seen.once(5, text.value())?,
             b"admission_id" => sent.admission_id = seen.once(6, text.value())?,
             b"status" => sent.status = seen.once(7, text.value())?,
-            b"reward" => sent.reward = seen.once(8, text.value())?,
+            b"reward" => sent.reward = seen.once(8, text.value::<Option<Number>>())?.map(|Number(reward)| reward),
             b"reward_components" => sent.reward_components = seen.once(9, part::<Components>(text))?.0,
             b"sampling" => sent.sampling = seen.once(10, text.value::<Object<Sampling>>())?.0,
             b"segments" => sent.segments = seen.once(11, segments(text, bounds))?,

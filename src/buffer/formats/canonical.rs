@@ -11,6 +11,9 @@ use serde_json::value::RawValue;
 /// Nesting that free-form JSON may have, well under the parser's own limit of 128.
 pub const JSON_DEPTH_MAX: usize = 64;
 
+/// Bytes of a text that an error shows.
+const SHOWN_BYTES: usize = 32;
+
 /// Keys of nested objects that are held until they are sorted. Each takes ten times its bytes in memory.
 const KEYS_HELD_MAX: usize = 131_072;
 
@@ -142,7 +145,7 @@ fn walk(raw: &RawValue, long_integers: &[(usize, &str)]) -> Result<(CheckedJson,
         has_rounded: Cell::new(false),
     };
     let walk = Walk { hasher: &mut hasher, depth: 0, met: &met };
-    let kind = walk.deserialize(&mut deserializer).map_err(|error| describe(&error))?;
+    let kind = walk.deserialize(&mut deserializer).map_err(|error| describe(&error, raw.get()))?;
     Ok((CheckedJson { kind, digest: hasher.finish() }, met.has_rounded.get()))
 }
 
@@ -177,9 +180,21 @@ fn long_integers(text: &str) -> Vec<(usize, &str)> {
 }
 
 /// The error without its position, which is relative to the fragment and would mislead.
-fn describe(error: &serde_json::Error) -> String {
+fn describe(error: &serde_json::Error, json: &str) -> String {
     let text = error.to_string();
-    text.split(" at line ").next().unwrap_or(&text).to_owned()
+    let message = text.split(" at line ").next().unwrap_or(&text);
+    if !message.ends_with(" hex escape") {
+        return message.to_owned();
+    }
+    // The other escapes were read when the body was, so this one stands for no character.
+    let line = json.split('\n').nth(error.line().saturating_sub(1)).unwrap_or_default();
+    let end = line.floor_char_boundary(error.column());
+    let start = line.floor_char_boundary(end.saturating_sub(SHOWN_BYTES));
+    format!(
+        "contains half of a surrogate pair, which is no character, near `{}`: replace it, in Python with \
+         text.encode(errors=\"replace\").decode()",
+        &line[start..end]
+    )
 }
 
 const NULL: u8 = 0;

@@ -15,7 +15,7 @@ use crate::buffer::{
     formats::{codes, columns::little_endian},
     ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
     staleness::{TrainedSpan, TrainedVersions},
-    warnings::{LOGPROB_MAX, Warning, version_warning, warnings},
+    warnings::{LOGPROB_MAX, LOGPROB_NONE, Warning, version_warning, warnings},
 };
 
 /// The most violations reported for one request: enough to fix a producer, and a bounded answer.
@@ -101,6 +101,8 @@ pub struct Facts {
     pub columns: Columns,
     /// Warnings that do not depend on the policy.
     pub warnings: Vec<Warning>,
+    /// Whether it was posted as turns, and none of them sampled a token.
+    sampled_nothing: bool,
     /// Trained tokens by segment and version. The version is none for tokens that no span describes.
     spans: Vec<UnresolvedSpan>,
 }
@@ -192,7 +194,8 @@ impl Facts {
     /// Whether a required column is present. A rollout without generated tokens needs no column except its version.
     #[must_use]
     pub fn has(&self, requirement: Requirement) -> bool {
-        let never_generated = self.segments == 0 && matches!(self.status, Status::Aborted | Status::Failed);
+        let ended_early = matches!(self.status, Status::Aborted | Status::Failed);
+        let never_generated = self.segments == 0 && (ended_early || self.sampled_nothing);
         match requirement {
             Requirement::PolicyVersion => self.columns.policy_version,
             _ if never_generated => true,
@@ -224,6 +227,7 @@ impl Trajectory {
         let admission_id = found.id("/admission_id", sent.admission_id.as_deref(), str::parse);
         found.text("/environment", sent.environment.as_deref());
         check_scalars(&sent, &mut found);
+        clear_ignored(&mut sent.segments);
         check_segments(&sent.segments, limits, &mut found);
         turns::check(&sent, limits, &mut found);
         let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
@@ -233,8 +237,9 @@ impl Trajectory {
         }
         let rollout_id = named_rollout.unwrap_or_else(RolloutId::mint);
         let content = digest(&sent, &policy, &rollout_id, messages, metadata);
+        let sampled_nothing = !sent.turns.is_empty() && sent.turns.iter().all(|turn| turn.tokens.is_empty());
         let checked = |sent: wire::Trajectory, assembly, with_retries| Self {
-            facts: facts(&sent),
+            facts: facts(&sent, sampled_nothing),
             policy: policy.clone(),
             rollout_id: rollout_id.clone(),
             group_id: group_id.clone(),
@@ -361,10 +366,25 @@ fn check_segments(segments: &[Segment], limits: &TrajectoryLimits, found: &mut V
     }
 }
 
+/// Replaces log-probabilities that are ignored, because their mask is 0, and that are no finite numbers. What is
+/// delivered to trainers is then finite.
+fn clear_ignored(segments: &mut [Segment]) {
+    for segment in segments {
+        for column in [&mut segment.logprobs, &mut segment.teacher_logprobs].into_iter().flatten() {
+            if column.len() != segment.loss_mask.len() || column.iter().fold(true, |all, value| all & value.is_finite())
+            {
+                continue;
+            }
+            for (value, _) in column.iter_mut().zip(&segment.loss_mask).filter(|(_, bit)| **bit == 0) {
+                *value = if value.is_finite() { *value } else { 0.0 };
+            }
+        }
+    }
+}
+
 fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
     let response = segment.loss_mask.len();
     found.text(&format!("{at}/kind"), segment.kind.as_deref());
-    found.require(response >= 1, &format!("{at}/loss_mask"), "must cover at least one response token");
     if segment.tokens.len() <= response {
         let detail = format!(
             "must hold at least one prompt token before the {response} response tokens of `loss_mask`, has {}",
@@ -387,7 +407,9 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
         if column.len() != response {
             found.push(&pointer, format!("has {} entries for {response} response tokens", column.len()));
         }
-        each(&pointer, column, |value| value.is_finite(), "must be finite as a 32-bit float", found);
+        let detail =
+            if name == "values" { "must be finite as a 32-bit float" } else { "must be finite where the mask is 1" };
+        each(&pointer, column, |value| value.is_finite(), detail, found);
         if name != "values" && column.len() == response {
             check_logprobs(&pointer, column, &segment.loss_mask, found);
         }
@@ -397,15 +419,26 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
     }
 }
 
-/// Refuses log-probabilities of trained tokens that are further above 0 than rounding explains.
+/// Refuses log-probabilities of trained tokens that are further above 0 than rounding explains, or that stand for none.
+/// Values that are not finite are refused elsewhere.
 fn check_logprobs(at: &str, column: &[f32], mask: &[u8], found: &mut Violations) {
-    let is_above = |(&logprob, &bit): (&f32, &u8)| bit == 1 && logprob > LOGPROB_MAX;
-    if !column.iter().zip(mask).fold(false, |any, entry| any | is_above(entry)) {
+    let is_impossible = |(&logprob, &bit): (&f32, &u8)| {
+        bit == 1 && (logprob > LOGPROB_MAX || logprob <= LOGPROB_NONE) && logprob.is_finite()
+    };
+    if !column.iter().zip(mask).fold(false, |any, entry| any | is_impossible(entry)) {
         return;
     }
-    let above = column.iter().zip(mask).enumerate().filter(|(_, entry)| is_above(*entry));
-    for (index, (logprob, _)) in above.take(VIOLATIONS_MAX) {
-        found.push(format!("{at}/{index}"), format!("is {logprob}: no log-probability is above 0"));
+    let impossible = column.iter().zip(mask).enumerate().filter(|(_, entry)| is_impossible(*entry));
+    for (index, (logprob, _)) in impossible.take(VIOLATIONS_MAX) {
+        let detail = if *logprob > LOGPROB_MAX {
+            format!("is {logprob}: no log-probability is above 0")
+        } else {
+            format!(
+                "is {logprob}, which vLLM writes if it has no log-probability of a token: start it with \
+                 --logprobs-mode processed_logprobs, or set the mask of this token to 0"
+            )
+        };
+        found.push(format!("{at}/{index}"), detail);
     }
 }
 
@@ -439,7 +472,7 @@ fn check_spans(at: &str, spans: &[wire::VersionSpan], response: usize, found: &m
     }
 }
 
-fn facts(sent: &wire::Trajectory) -> Facts {
+fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {
     let trained = |segment: &Segment| segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum::<u64>();
     let every = |has: fn(&Segment) -> bool| !sent.segments.is_empty() && sent.segments.iter().all(has);
     let tokens = || sent.segments.iter().map(|segment| segment.tokens.len() as u64);
@@ -460,13 +493,14 @@ fn facts(sent: &wire::Trajectory) -> Facts {
         max_segment_tokens: tokens().max().unwrap_or(0),
         segment_tokens: (sent.segments.len() > 1).then(|| tokens().collect()),
         columns: Columns {
-            logprobs: every(|segment| segment.logprobs.is_some()),
-            teacher_logprobs: every(|segment| segment.teacher_logprobs.is_some()),
-            values: every(|segment| segment.values.is_some()),
+            logprobs: every(|segment| segment.logprobs.is_some() || segment.loss_mask.is_empty()),
+            teacher_logprobs: every(|segment| segment.teacher_logprobs.is_some() || segment.loss_mask.is_empty()),
+            values: every(|segment| segment.values.is_some() || segment.loss_mask.is_empty()),
             policy_version: sent.policy_version.is_some() || every(|segment| segment.versions.is_some()),
         },
         warnings: warnings(&sent.sampling, &sent.segments),
         versions,
+        sampled_nothing,
         spans: trained_spans(&sent.segments),
     }
 }

@@ -13,6 +13,10 @@ use crate::buffer::ids::Version;
 /// a greater one is refused.
 pub const LOGPROB_MAX: f32 = 1e-2;
 
+/// What vLLM writes if it has no log-probability of a token. Neither this nor anything below is accepted for a trained
+/// token: the ratio to it is infinite.
+pub const LOGPROB_NONE: f32 = -9999.0;
+
 /// A token with a lower log-probability was almost certainly not sampled: its probability is below 4e-44.
 pub const LOGPROB_LIKELY_MIN: f32 = -100.0;
 

@@ -2,9 +2,10 @@
 //!
 //! The messages of an item are stored as messages, and its tokens as a segment. The rest is the metadata of the rollout,
 //! with `null` in the places of what is stored elsewhere, so that filters can use it. The entry [`MARK`] says what to put
-//! back. So an item comes back as it was written, except that log-probabilities are 32-bit floats.
+//! back. So an item comes back as it was written, except that log-probabilities are 32-bit floats, and 0 where they were
+//! null.
 
-use forebay_client::wire::{Sample, Sampling, Segment, Status, Trajectory, Violation};
+use forebay_client::wire::{Logprobs, Mask, Number, Sample, Sampling, Segment, Status, Trajectory, Violation};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -34,8 +35,8 @@ pub(super) fn wrong(field: &str, detail: impl Into<String>) -> Vec<Violation> {
 }
 
 impl Item {
-    /// Reads an item.
-    pub(super) fn parse(text: &str) -> Result<Self, Vec<Violation>> {
+    /// Reads an item. `reward_key` names the entry of a reward with several names.
+    pub(super) fn parse(text: &str, reward_key: Option<&str>) -> Result<Self, Vec<Violation>> {
         let item = Object::of(text).ok_or_else(|| wrong("", "must be an object"))?;
         if item.has(MARK) {
             return Err(wrong(MARK, "is reserved"));
@@ -47,7 +48,7 @@ impl Item {
         let segment = segment(&item)?;
         let is_empty = segment.is_none() && messages.is_some_and(ends_without_content);
         // Nothing was generated, so there is nothing to reward. The buffer drops a rollout without a reward.
-        let reward = if is_empty { None } else { reward(&item)? };
+        let reward = if is_empty { None } else { reward(&item, reward_key)? };
         let trajectory = Trajectory {
             policy: None,
             rollout_id: id(&item, "uid", crate::buffer::ids::ID_BYTES_MAX)?,
@@ -77,16 +78,12 @@ fn raw(text: impl AsRef<str>) -> Box<RawValue> {
 
 /// An id, which may be a text or an integer.
 fn id(item: &Object<'_>, key: &str, bytes_max: usize) -> Result<Option<String>, Vec<Violation>> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Id {
-        Text(String),
-        Number(i64),
-    }
     let Some(text) = item.get(key) else { return Ok(None) };
+    // An integer may have any number of digits, as in Python.
+    let is_integer = text.strip_prefix('-').unwrap_or(text).bytes().all(|byte| byte.is_ascii_digit());
     let id = match serde_json::from_str(text) {
-        Ok(Id::Text(id)) => id,
-        Ok(Id::Number(id)) => id.to_string(),
+        Ok(id) => id,
+        Err(_) if is_integer => text.to_owned(),
         Err(_) => return Err(wrong(key, "must be a text or an integer")),
     };
     if id.is_empty() || id.len() > bytes_max || id.chars().any(char::is_control) {
@@ -95,17 +92,23 @@ fn id(item: &Object<'_>, key: &str, bytes_max: usize) -> Result<Option<String>, 
     Ok(Some(id))
 }
 
-fn reward(item: &Object<'_>) -> Result<Option<f64>, Vec<Violation>> {
-    match item.get("reward") {
-        None => Ok(None),
-        // Python's bool is a number.
-        Some("true") => Ok(Some(1.0)),
-        Some("false") => Ok(Some(0.0)),
-        Some(text) => {
-            let number = serde_json::from_str::<f64>(text).ok().filter(|reward| reward.is_finite());
-            number.map(Some).ok_or_else(|| wrong("reward", "must be a finite number"))
-        }
+/// The reward, which may be an object with several rewards by name, as for slime's `--reward-key`.
+fn reward(item: &Object<'_>, reward_key: Option<&str>) -> Result<Option<f64>, Vec<Violation>> {
+    let Some(sent) = item.get("reward") else { return Ok(None) };
+    let Some(named) = Object::of(sent) else { return number("reward", sent) };
+    let Some(key) = reward_key else {
+        let detail = "is an object: say with `reward_key` in [facades.slime] which of its entries is the reward";
+        return Err(wrong("reward", detail));
+    };
+    if !named.has(key) {
+        return Err(wrong("reward", format!("has no entry `{key}`, which `reward_key` in [facades.slime] names")));
     }
+    named.get(key).map_or(Ok(None), |sent| number("reward", sent))
+}
+
+fn number(field: &str, sent: &str) -> Result<Option<f64>, Vec<Violation>> {
+    let number = serde_json::from_str(sent).ok().map(|Number(number)| number).filter(|number| number.is_finite());
+    number.map(Some).ok_or_else(|| wrong(field, "must be a finite number"))
 }
 
 /// Whether the last message has no content, as after a failed query.
@@ -157,7 +160,7 @@ fn segment(item: &Object<'_>) -> Result<Option<Segment>, Vec<Violation>> {
         return Ok(None);
     };
     let response_length = column::<u32>(item, "response_length", "a number of tokens")?;
-    let mask = column::<Vec<u8>>(item, "loss_mask", "0 and 1 for each response token")?;
+    let mask = column(item, "loss_mask", "0 and 1 for each response token")?.map(|Mask(mask)| mask);
     let mask = match (mask, response_length) {
         (Some(mask), _) => mask,
         (None, Some(length)) if (length as usize) < tokens.len() => vec![1; length as usize],
@@ -167,14 +170,17 @@ fn segment(item: &Object<'_>) -> Result<Option<Segment>, Vec<Violation>> {
         }
     };
     let is_removed = item.read("remove_sample") == Some(true);
-    let logprobs = "log-probabilities of the response tokens";
+    let logprobs = |key: &str| {
+        let column = column(item, key, "log-probabilities of the response tokens")?;
+        Ok::<_, Vec<Violation>>(column.map(|Logprobs(logprobs)| logprobs))
+    };
     Ok(Some(Segment {
         kind: None,
         tokens,
         loss_mask: if is_removed { vec![0; mask.len()] } else { mask },
         response_length,
-        logprobs: column(item, "rollout_log_probs", logprobs)?,
-        teacher_logprobs: column(item, "teacher_log_probs", logprobs)?,
+        logprobs: logprobs("rollout_log_probs")?,
+        teacher_logprobs: logprobs("teacher_log_probs")?,
         values: None,
         versions: None,
     }))

@@ -31,6 +31,8 @@ const NAME: &str = "slime";
 pub struct SlimeOptions {
     /// The most groups of one read, if the request does not name fewer.
     pub max_groups: Option<u32>,
+    /// Which entry of a reward that is an object is the reward.
+    pub reward_key: Option<String>,
 }
 
 type Slime = Facade<SlimeOptions>;

@@ -68,7 +68,8 @@ pub(super) async fn write(
 async fn prepare(slime: Slime, bytes: Bytes) -> Result<(String, NewRollout), Failure> {
     let is_short = bytes.len() <= INLINE_BYTES_MAX;
     let read = move || {
-        let mut item = Item::parse(text(&bytes)?).map_err(|found| refused(Refusal::Invalid(found)))?;
+        let mut item = Item::parse(text(&bytes)?, slime.options.reward_key.as_deref())
+            .map_err(|found| refused(Refusal::Invalid(found)))?;
         generations::assign(&mut item);
         item.trajectory.policy = Some(slime.policy.to_string());
         let mut prepared = slime.buffer().prepare(vec![item.trajectory]).map_err(refused)?;

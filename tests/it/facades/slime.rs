@@ -234,6 +234,44 @@ on_both_stores! {
         assert_eq!(app.story("2").await["group"]["reason"], "incomplete");
     }
 
+    async fn an_empty_response_votes(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 2}, "settle": "ack"})).await;
+        app.reconfigure("[facades]\nslime = \"127.0.0.1:0\"").await;
+        let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]);
+        let empty = json!({"uid": "1", "instance_id": "a", "messages": messages, "reward": 0.0,
+            "extra_info": {"finish_reason": "length"}, "tokens": [1, 2, 3], "response_length": 0, "loss_mask": []});
+        write(app, &empty).await;
+        let masked = json!({"uid": "2", "instance_id": "a", "messages": messages, "reward": 1.0, "tokens": [1, 2, 3],
+            "response_length": 2, "loss_mask": [1.0, 0.0], "rollout_log_probs": [-0.5, null]});
+        write(app, &masked).await;
+        let found = read_as(app, "", json!({})).await["data"]["data"].clone();
+        let numbers = with(masked, json!({"loss_mask": [1, 0], "rollout_log_probs": [-0.5, 0.0]}));
+        assert_eq!(found, json!([empty, numbers]));
+        let story = app.story("1").await;
+        assert_eq!((&story["verdict"], &story["reward"]), (&json!("kept"), &json!(0.0)));
+    }
+
+    async fn ids_may_be_long_integers_and_rewards_have_names(app: TestApp) {
+        slime(app).await;
+        let config = "[facades.slime]\nlisten = \"127.0.0.1:0\"\nreward_key = \"score\"";
+        app.reconfigure(config).await;
+        let facade = Facade::of(app, "slime");
+        let id = "123456789012345678901234567890";
+        for (uid, reward) in [("1", r#"{"score":true,"format":0.5}"#), ("2", "0.25")] {
+            let item = format!(r#"{{"uid":"{uid}","instance_id":{id},"messages":[],"reward":{reward}}}"#);
+            facade.text("/buffer/write", &item).await;
+        }
+        let found = facade.text("/get_rollout_data", "").await;
+        let kept = format!(r#"{{"uid":"1","instance_id":{id},"messages":[],"reward":{{"score":true,"format":0.5}}}}"#);
+        assert!(found.contains(&kept) && found.contains(&format!(r#""finished_groups":[{id}]"#)), "{found}");
+        assert_eq!(app.story("1").await["reward"], json!(1.0));
+        assert_eq!(app.story("2").await["group"]["group_id"], id);
+        for reward in [json!({"format": 1}), json!({"score": "high"})] {
+            let item = with(item("b", "3", 1.0), json!({"reward": reward}));
+            assert_eq!(facade.post("/buffer/write", &item).await.expect(422)["detail"][0]["loc"], json!(["body", "reward"]));
+        }
+    }
+
     async fn wrong_items_are_refused_by_name_and_nothing_is_stored(app: TestApp) {
         slime(app).await;
         let facade = Facade::of(app, "slime");

@@ -119,7 +119,7 @@ async fn numbers_at_the_edge_of_their_fields_come_back_as_they_were() {
     let body = r#"{"rollout_id":"edge","status":"completed","reward":-0.0,"policy_version":9223372036854775807,
         "reward_components":{"a":1.7976931348623157e308,"b":5e-324},"sampling":{"temperature":3.4e38,"top_k":2147483647},
         "metadata":{"a":18446744073709551615,"b":-9223372036854775808,"c":-0,"d":1e-400,"e":123456789012345678901234567890},
-        "segments":[{"tokens":[2147483647,0],"loss_mask":[1],"logprobs":[-3.4028234e38],"values":[1e-46]}]}"#;
+        "segments":[{"tokens":[2147483647,0],"loss_mask":[0],"logprobs":[-3.4028234e38],"values":[1e-46]}]}"#;
     post(&app, body).await.expect(201);
     post(&app, body).await.expect(200);
     let rows = app.samples(&app.lease().await).await;

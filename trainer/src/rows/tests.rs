@@ -70,14 +70,16 @@ fn rows_without_trained_tokens_count_in_the_statistics_alone() {
     let first = sample("trained", 2, &[1, 1]);
     let mut second = sample("trained", 2, &[1]);
     second.segment = 1;
-    let rows = rows(&[bare, masked, first, second]);
+    let mut empty = sample("empty", 2, &[]);
+    (empty.reward, empty.logprobs) = (Some(0.5), None);
+    let rows = rows(&[bare, masked, first, second, empty]);
     assert_eq!(rows.trained().iter().map(Row::index).collect::<Vec<_>>(), [2, 3]);
     let expected = BatchStatistics {
-        rollouts: 3,
+        rollouts: 4,
         rollouts_trained: 1,
-        rows: 4,
+        rows: 5,
         rows_without_tokens: 1,
-        tokens: 10,
+        tokens: 12,
         tokens_trained: 3,
         rows_without_logprobs: 0,
         rows_top_sampled: 0,
