@@ -16,7 +16,7 @@ pub use errors::{DialectError, ErrorReply};
 pub use messages::token_count;
 pub use sse::{SseEvent, keep_alive_comment};
 
-pub(crate) use fields::recorded;
+pub(crate) use fields::{is_taken, recorded};
 
 use http::HeaderMap;
 

@@ -189,6 +189,13 @@ impl<'a> Object<'a> {
         self.take(name).map(|item| item.boolean()).transpose()
     }
 
+    /// A field that stays. A field that is null counts as absent.
+    pub(crate) fn find(&self, name: &str) -> Option<Item<'a>> {
+        let (_, raw) = self.entries.iter().find(|(found, _)| found == name)?;
+        let item = Item { path: self.path_of(name), raw };
+        (!item.is_null()).then_some(item)
+    }
+
     /// Takes the fields with these names, with their text. Fields that are null are dropped.
     pub(crate) fn take_fields(&mut self, names: impl Iterator<Item = &'static str>) -> Fields {
         names.filter_map(|name| Some((name.to_owned(), self.take(name)?.to_raw()))).collect()

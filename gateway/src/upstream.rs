@@ -1,12 +1,14 @@
 //! The client of inference engines. In the mode `observe` the engine renders the prompt and tells its ids. In the mode
 //! `exact` the gateway sends ids.
 //!
-//! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request,
+//! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request
+//! with what `allow` lets pass,
 //! `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what came back, and `check` makes a [`Completion`] of it or says what is wrong
 //! with it, for which `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and
 //! continues it if the engine aborts it. [`probe`] makes such calls before any agent does. `score` has an engine report
 //! the log-probabilities of given ids.
 
+mod allow;
 mod answer;
 mod body;
 mod budget;
@@ -20,6 +22,7 @@ mod score;
 mod transport;
 mod versions;
 
+pub use allow::check_pass;
 #[cfg(feature = "exact")]
 pub(crate) use body::message as rendered_message;
 pub use budget::AnswerBudget;
@@ -41,6 +44,7 @@ use std::{
 use crate::{completion::Completion, request::Request};
 
 use self::{
+    allow::Withheld,
     answer::EngineAnswer,
     body::Wanted,
     exact::Way,
@@ -128,13 +132,14 @@ pub struct Upstream {
     transport: Transport,
     /// Whether the last probe found that SGLang's chat endpoint takes no ids, but `/generate` does.
     generates: Arc<AtomicBool>,
+    withheld: Arc<Withheld>,
 }
 
 impl Upstream {
     /// Creates a client. It does not connect yet.
     pub fn new(options: UpstreamOptions) -> Result<Self, UpstreamError> {
         let transport = Transport::new(&options)?;
-        Ok(Self { options, transport, generates: Arc::default() })
+        Ok(Self { options, transport, generates: Arc::default(), withheld: Arc::default() })
     }
 
     /// What the client was created with.
@@ -150,6 +155,7 @@ impl Upstream {
     /// afterwards: always by vLLM, and by SGLang if [`UpstreamOptions::parsers`] are named. Dropping the future cancels
     /// the call at the engine.
     pub async fn complete(&self, call: &EngineCall<'_>) -> Result<Answered, UpstreamError> {
+        self.withheld.tell(&self.options, call.request);
         let workers = route::order(call.session, &self.options.urls);
         match &call.exact {
             None => self.complete_at(call, &workers).await,
@@ -191,6 +197,7 @@ impl Upstream {
     /// Has the engine answer a call that is not recorded, with the agent's own sampling. The completion has no ids, so
     /// any engine with chat completions can answer.
     pub async fn forward(&self, call: &EngineCall<'_>) -> Result<Completion, UpstreamError> {
+        self.withheld.tell(&self.options, call.request);
         let workers = route::order(call.session, &self.options.urls);
         let answer = self.answer(call, call.rid, Wanted::Nothing, &workers, &mut 0).await?;
         if answer.is_aborted() {
@@ -207,7 +214,7 @@ impl Upstream {
         workers: &[usize],
         reconnects: &mut u32,
     ) -> Result<EngineAnswer, UpstreamError> {
-        let body = |rid: &str| body::write(call, self.options.kind, rid, wanted);
+        let body = |rid: &str| body::write(call, &self.options, rid, wanted);
         let post = Post { path: CHAT, workers, session: call.session, rid, body: &body };
         let body = self.transport.post(&post, reconnects).await?;
         EngineAnswer::read(&body).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))

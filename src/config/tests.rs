@@ -283,13 +283,17 @@ fn keys_of_the_mode_exact_are_checked_together() {
         ("kind = 'sglang'\nmode = 'exact'\ntokenizer = 'a'\nfamily = 1", "/upstream/0/family: must be the name"),
         ("kind = 'sglang'\nmode = 'exact'\ntokenizer = 'a'\nfamily = { stop = [] }", "/upstream/0/family/stop"),
         ("kind = 'sglang'\nmode = 'guess'", "/upstream/0/mode"),
+        ("kind = 'sglang'\npass = ['cache_salt', 'stop']", "/upstream/0/pass/1: \"stop\" is set by the service"),
+        ("kind = 'sglang'\npass = ['lora_path']", "/upstream/0/pass/0: \"lora_path\" is never passed on"),
     ] {
         let error = parse(keys).expect_err("it is wrong").to_string();
         assert!(error.contains(expected), "{expected:?} is not in {error}");
     }
-    let keys = "kind = 'vllm'\nmode = 'exact'\ntokenizer = 'a'\ncontext_tokens = 9\nfamily = { stops = ['<e>'], close = '<e>' }";
+    let keys = "kind = 'vllm'\nmode = 'exact'\ntokenizer = 'a'\ncontext_tokens = 9\npass = ['cache_salt']\n\
+                family = { stops = ['<e>'], close = '<e>' }";
     let agents = parse(keys).expect("it is complete").agents.expect("there is a listener");
     assert!(agents.upstreams[0].exact.is_some());
+    assert_eq!(agents.upstreams[0].options.pass, ["cache_salt"]);
     assert_eq!(agents.upstreams[0].options.context_tokens, Some(9));
 }
 

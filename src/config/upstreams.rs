@@ -6,7 +6,7 @@ use std::{
 };
 
 use forebay_client::wire::Violation;
-use forebay_gateway::upstream::{EngineKind, Parsers, UpstreamOptions};
+use forebay_gateway::upstream::{EngineKind, Parsers, UpstreamOptions, check_pass};
 use serde::Deserialize;
 
 use super::collect;
@@ -36,6 +36,7 @@ struct Entry {
     context_tokens: Option<u32>,
     tool_call_parser: Option<String>,
     reasoning_parser: Option<String>,
+    pass: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -163,6 +164,11 @@ fn upstream(
     if let Some((label, _)) = entry.version_labels.iter().find(|(_, version)| **version < 0) {
         refuse(&format!("version_labels/{label}"), "must be 0 or above".to_owned());
     }
+    for (index, name) in entry.pass.iter().enumerate() {
+        if let Err(detail) = check_pass(name) {
+            refuse(&format!("pass/{index}"), detail);
+        }
+    }
     if let Some(Err(detail)) = entry.model.as_deref().map(check_name) {
         refuse("model", detail);
     }
@@ -177,6 +183,7 @@ fn upstream(
     options.version_labels = entry.version_labels;
     options.vocabulary = entry.vocabulary;
     options.context_tokens = entry.context_tokens;
+    options.pass = entry.pass;
     let (tool_call, reasoning) = (entry.tool_call_parser, entry.reasoning_parser);
     options.parsers = (tool_call.is_some() || reasoning.is_some()).then_some(Parsers { tool_call, reasoning });
     if violations.len() > before {

@@ -9,9 +9,15 @@ use crate::{
     request::{Content, Message, Request, Role, Tool, ToolChoice},
 };
 
-/// Types of content parts that are not text.
-const MEDIA: [&str; 8] =
-    ["image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "input_file", "file"];
+/// Types of content parts that are text, each with the fields that may have it.
+const TEXT: [(&str, &[&str]); 6] = [
+    ("text", &["text"]),
+    ("input_text", &["text"]),
+    ("output_text", &["text"]),
+    ("refusal", &["refusal"]),
+    ("thinking", &["thinking", "text"]),
+    ("reasoning", &["thinking", "text"]),
+];
 
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
@@ -179,16 +185,24 @@ fn content(item: &Item<'_>) -> Result<Content, DialectError> {
     }
     let parts = item.array()?;
     for part in &parts {
-        let mut object = part.object()?;
-        let kind = object.require("type")?.string()?;
-        if MEDIA.contains(&kind.as_str()) {
-            return Err(part.unsupported(format!("is of type {kind:?}; sessions record text only")));
-        }
-        if kind == "text" {
-            object.require("text")?.string()?;
-        }
+        check_part(part)?;
     }
     Ok(Content::Parts(parts.iter().map(Item::to_raw).collect()))
+}
+
+/// Checks that a part is text. What else it has is not sent to the engine.
+fn check_part(part: &Item<'_>) -> Result<(), DialectError> {
+    let mut object = part.object()?;
+    let kind = object.require("type")?.string()?;
+    let Some((_, fields)) = TEXT.iter().find(|(known, _)| *known == kind) else {
+        return Err(part.unsupported(format!("is of type {kind:?}; sessions record text only")));
+    };
+    let texts = object.take_fields(fields.iter().copied());
+    match texts.iter().find(|(_, text)| !text.get().starts_with('"')) {
+        Some((name, _)) => Err(DialectError::invalid(format!("{}.{name}", part.path()), "must be a string")),
+        None if texts.is_empty() => Err(DialectError::invalid(format!("{}.{}", part.path(), fields[0]), "is missing")),
+        None => Ok(()),
+    }
 }
 
 fn read_tool_call(item: &Item<'_>) -> Result<ToolCall, DialectError> {

@@ -59,7 +59,25 @@ const NEUTRAL_IF_EMPTY: [&str; 10] = [
 ];
 
 /// Fields that name code, weights, or arguments of such code, which no agent may choose.
-const REFUSED: [&str; 5] = ["logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs", "lora_path"];
+const REFUSED: [&str; 6] =
+    ["logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs", "lora_path", "chat_template"];
+
+/// Arguments of the function that renders a chat template. The engine calls it with `chat_template_kwargs`, so that an
+/// agent could replace the template, which is code.
+const OF_RENDERING: [&str; 9] = [
+    "chat_template",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+];
+
+/// The bytes of all texts that end an answer. Engines search the answer for each of them after every token.
+const STOP_BYTES_MAX: usize = 4 << 10;
 
 /// Fields that a recorded call has no use for: the answer has no log-probabilities, and without reasoning vLLM leaves out
 /// the ids.
@@ -111,6 +129,14 @@ pub(super) fn take_sampling(object: &mut Object<'_>) -> Result<Fields, DialectEr
             require_number(&item, &[1.0], "must be 1, because a call of a session has one answer")?;
         }
     }
+    if let Some(arguments) = object.find("chat_template_kwargs") {
+        for (name, _) in arguments.object()?.rest() {
+            if OF_RENDERING.contains(&name.as_str()) {
+                let why = format!("must not have {name:?}, because an agent may not replace the chat template");
+                return Err(arguments.invalid(why));
+            }
+        }
+    }
     object.discard(&DISCARDED);
     let numbers = NEUTRAL_NUMBERS.iter().map(|(name, _)| *name);
     let names = REPLACED.into_iter().chain(numbers).chain(NEUTRAL_IF_EMPTY).chain(OF_UNRECORDED);
@@ -149,7 +175,17 @@ pub(super) fn stop(item: Option<Item<'_>>) -> Result<Vec<String>, DialectError> 
     } else {
         return Err(item.invalid("must be a string or an array of strings"));
     };
+    if texts.iter().map(String::len).sum::<usize>() > STOP_BYTES_MAX {
+        return Err(item.invalid(format!("must have at most {STOP_BYTES_MAX} bytes together")));
+    }
     Ok(texts.into_iter().filter(|text| !text.is_empty()).collect())
+}
+
+/// Whether a field never reaches an engine as it is.
+pub(crate) fn is_taken(name: &str) -> bool {
+    let numbers = NEUTRAL_NUMBERS.iter().map(|(name, _)| *name);
+    let lists = [&REPLACED[..], &ONE, &NEUTRAL_IF_EMPTY, &REFUSED, &OF_UNRECORDED, &DISCARDED];
+    lists.concat().into_iter().chain(numbers).any(|taken| taken == name)
 }
 
 fn require_number(item: &Item<'_>, neutral: &[f64], why: &str) -> Result<(), DialectError> {

@@ -1,13 +1,17 @@
 //! The request as an engine reads it.
 
 use bytes::Bytes;
-use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde::{
+    Deserialize, Serialize, Serializer,
+    ser::{Error as _, SerializeMap, SerializeSeq as _},
+};
+use serde_json::value::RawValue;
 
-use super::{EngineCall, EngineKind};
+use super::{EngineCall, EngineKind, UpstreamOptions, allow};
 use crate::{
     completion::{Finish, ToolCall},
     json,
-    request::{Message, Role},
+    request::{Content, Message, Role},
 };
 
 /// What the engine is asked for besides the answer.
@@ -21,36 +25,6 @@ pub(super) enum Wanted {
     Nothing,
 }
 
-/// Names that the gateway writes. A field of the agent with such a name is not passed on.
-const OWN: [&str; 26] = [
-    "model",
-    "messages",
-    "tools",
-    "tool_choice",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "stream",
-    "stream_options",
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "top_logprobs",
-    "return_token_ids",
-    "return_prompt_token_ids",
-    "return_meta_info",
-    "rid",
-    "seed",
-    "input_ids",
-    "stop_token_ids",
-];
-
 /// A prompt of ids, and how its answer ends.
 pub(super) struct Ids<'a> {
     pub(super) prompt: &'a [i32],
@@ -59,13 +33,13 @@ pub(super) struct Ids<'a> {
     pub(super) max_tokens: Option<u32>,
 }
 
-pub(super) fn write(call: &EngineCall<'_>, kind: EngineKind, rid: &str, wanted: Wanted) -> Bytes {
-    json::text(&EngineBody { call, kind, rid, wanted, ids: None }).into()
+pub(super) fn write(call: &EngineCall<'_>, options: &UpstreamOptions, rid: &str, wanted: Wanted) -> Bytes {
+    json::text(&EngineBody { call, options, rid, wanted, ids: None }).into()
 }
 
 /// A request of SGLang's chat endpoint that is not rendered.
-pub(super) fn write_ids(call: &EngineCall<'_>, kind: EngineKind, rid: &str, ids: &Ids<'_>) -> Bytes {
-    json::text(&EngineBody { call, kind, rid, wanted: Wanted::Recording, ids: Some(ids) }).into()
+pub(super) fn write_ids(call: &EngineCall<'_>, options: &UpstreamOptions, rid: &str, ids: &Ids<'_>) -> Bytes {
+    json::text(&EngineBody { call, options, rid, wanted: Wanted::Recording, ids: Some(ids) }).into()
 }
 
 /// A request of SGLang's endpoint of ids.
@@ -120,8 +94,15 @@ fn sampling(call: &EngineCall<'_>, ids: &Ids<'_>) -> serde_json::Value {
 }
 
 /// A request of vLLM's endpoint that parses ids.
-pub(super) fn derender(call: &EngineCall<'_>, prompt: &[i32], tokens: &[i32], finish: Finish, rid: &str) -> Bytes {
-    let chat = EngineBody { call, kind: EngineKind::Vllm, rid, wanted: Wanted::Recording, ids: None };
+pub(super) fn derender(
+    call: &EngineCall<'_>,
+    options: &UpstreamOptions,
+    prompt: &[i32],
+    tokens: &[i32],
+    finish: Finish,
+    rid: &str,
+) -> Bytes {
+    let chat = EngineBody { call, options, rid, wanted: Wanted::Recording, ids: None };
     let reason = if finish == Finish::Length { "length" } else { "stop" };
     let choice = DerenderChoice { index: 0, token_ids: tokens, finish_reason: reason };
     let body = Derender {
@@ -161,7 +142,7 @@ struct DerenderChoice<'a> {
 
 struct EngineBody<'a> {
     call: &'a EngineCall<'a>,
-    kind: EngineKind,
+    options: &'a UpstreamOptions,
     rid: &'a str,
     wanted: Wanted,
     /// In place of the prompt that the engine would render.
@@ -173,7 +154,8 @@ impl Serialize for EngineBody<'_> {
         let request = self.call.request;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("model", self.call.model)?;
-        let messages: Vec<_> = request.messages.iter().map(|message| EngineMessage(message, self.kind)).collect();
+        let options = Some(self.options);
+        let messages: Vec<_> = request.messages.iter().map(|message| EngineMessage { message, options }).collect();
         map.serialize_entry("messages", &messages)?;
         // Some engines refuse an empty list.
         if !request.tools.is_empty() {
@@ -201,7 +183,7 @@ impl Serialize for EngineBody<'_> {
             self.sampling(&mut map)?;
             self.recording(&mut map)?;
         }
-        for (name, value) in request.other.iter().filter(|(name, _)| !OWN.contains(&name.as_str())) {
+        for (name, value) in request.other.iter().filter(|(name, _)| allow::in_request(self.options, name)) {
             map.serialize_entry(name, value)?;
         }
         map.end()
@@ -216,7 +198,7 @@ impl EngineBody<'_> {
         map.serialize_entry("top_p", &sampling.top_p)?;
         map.serialize_entry("presence_penalty", &0)?;
         map.serialize_entry("frequency_penalty", &0)?;
-        match self.kind {
+        match self.options.kind {
             EngineKind::Sglang | EngineKind::Vllm => {
                 map.serialize_entry("top_k", &sampling.top_k)?;
                 map.serialize_entry("min_p", &0)?;
@@ -230,13 +212,13 @@ impl EngineBody<'_> {
 
     fn recording<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         map.serialize_entry("logprobs", &true)?;
-        match (self.wanted, self.kind) {
+        match (self.wanted, self.options.kind) {
             (Wanted::BestTwo, _) => map.serialize_entry("top_logprobs", &2)?,
             (_, EngineKind::Vllm) => map.serialize_entry("top_logprobs", &0)?,
             (_, EngineKind::Sglang | EngineKind::Openai) => {}
         }
         map.serialize_entry("return_token_ids", &true)?;
-        if self.kind == EngineKind::Sglang {
+        if self.options.kind == EngineKind::Sglang {
             map.serialize_entry("return_prompt_token_ids", &true)?;
             map.serialize_entry("return_meta_info", &true)?;
             map.serialize_entry("rid", self.rid)?;
@@ -245,24 +227,27 @@ impl EngineBody<'_> {
     }
 }
 
-/// A message in the shape of chat completions, as JSON.
+/// A message in the shape of chat completions, as JSON. Templates see all of its fields.
 #[cfg(feature = "exact")]
 pub(crate) fn message(message: &Message) -> String {
-    json::text(&EngineMessage(message, EngineKind::Sglang))
+    json::text(&EngineMessage { message, options: None })
 }
 
-/// A message, with the names that this engine knows.
-struct EngineMessage<'a>(&'a Message, EngineKind);
+/// A message, with the names that an engine knows. Without options it is for a template.
+struct EngineMessage<'a> {
+    message: &'a Message,
+    options: Option<&'a UpstreamOptions>,
+}
 
 impl Serialize for EngineMessage<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self(message, kind) = self;
+        let Self { message, options } = *self;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("role", message.role.engine_name())?;
-        map.serialize_entry("content", &message.content)?;
+        map.serialize_entry("content", &EngineContent(&message.content))?;
         if let (Role::Assistant, Some(reasoning)) = (message.role, &message.reasoning) {
             map.serialize_entry("reasoning_content", reasoning)?;
-            if *kind != EngineKind::Sglang {
+            if options.is_some_and(|options| options.kind != EngineKind::Sglang) {
                 // The newer name, which vLLM reads. Older versions and templates read the other.
                 map.serialize_entry("reasoning", reasoning)?;
             }
@@ -274,9 +259,41 @@ impl Serialize for EngineMessage<'_> {
         if let Some(id) = &message.tool_call_id {
             map.serialize_entry("tool_call_id", id)?;
         }
-        json::write_fields(&mut map, &message.other)?;
+        let is_passed = |name: &str| options.is_none_or(|options| allow::in_message(options, name));
+        for (name, value) in message.other.iter().filter(|(name, _)| is_passed(name)) {
+            map.serialize_entry(name, value)?;
+        }
         map.end()
     }
+}
+
+/// What a message says, as text. Of a part only what makes it text is written: vLLM takes a part of type `text` for an
+/// image and fetches its URL if it also has `image_url` and `uuid`.
+struct EngineContent<'a>(&'a Content);
+
+impl Serialize for EngineContent<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Content::Parts(parts) = self.0 else { return self.0.serialize(serializer) };
+        let mut list = serializer.serialize_seq(Some(parts.len()))?;
+        for part in parts {
+            let part: TextPart<'_> = serde_json::from_str(part.get()).map_err(S::Error::custom)?;
+            list.serialize_element(&part)?;
+        }
+        list.end()
+    }
+}
+
+/// The fields of the parts that dialects accept.
+#[derive(Deserialize, Serialize)]
+struct TextPart<'a> {
+    #[serde(borrow)]
+    r#type: &'a RawValue,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    text: Option<&'a RawValue>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    refusal: Option<&'a RawValue>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a RawValue>,
 }
 
 #[derive(Serialize)]

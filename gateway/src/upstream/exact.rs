@@ -202,8 +202,8 @@ impl Exchange<'_> {
         let ids = Ids { prompt: ids, stops: self.prompt.stop_ids, max_tokens };
         match self.way {
             Way::Chat => {
-                let kind = self.upstream.options.kind;
-                self.post(CHAT, &|rid| body::write_ids(self.call, kind, rid, &ids), reconnects).await
+                let options = &self.upstream.options;
+                self.post(CHAT, &|rid| body::write_ids(self.call, options, rid, &ids), reconnects).await
             }
             Way::Generate => {
                 let write = |rid: &str| body::sglang_generate(self.call, &ids, rid);
@@ -267,7 +267,8 @@ impl Exchange<'_> {
         finish: Finish,
         reconnects: &mut u32,
     ) -> Result<AssistantMessage, UpstreamError> {
-        let write = |rid: &str| body::derender(self.call, self.prompt.ids, &sampled.tokens, finish, rid);
+        let (options, ids) = (&self.upstream.options, self.prompt.ids);
+        let write = |rid: &str| body::derender(self.call, options, ids, &sampled.tokens, finish, rid);
         let answer: EngineAnswer = self.post(DERENDER, &write, reconnects).await?;
         let choice = answer.only_choice().map_err(|fault| UpstreamError::untrusted(fault, EngineKind::Vllm))?;
         Ok(choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default())

@@ -74,6 +74,9 @@ pub struct UpstreamOptions {
     /// What parses an answer that SGLang aborted and then continued, or that `/generate` gave. If absent, an aborted
     /// call is repeated from its beginning, and `/generate` is not used. vLLM parses all answers by itself.
     pub parsers: Option<Parsers>,
+    /// Fields of agents that are passed on besides those that are known of this kind of engine, by their names in requests
+    /// and messages. [`check_pass`](super::check_pass) knows which cannot be.
+    pub pass: Vec<String>,
     /// How long a connection may take to open.
     pub connect_timeout: Duration,
     /// How long a connection may be silent. An engine sends nothing before an answer is complete, so this is also the
@@ -129,6 +132,7 @@ impl UpstreamOptions {
             vocabulary: None,
             context_tokens: None,
             parsers: None,
+            pass: Vec::new(),
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_hours(1),
             answer_bytes_max: ANSWER_BYTES_MAX,

@@ -1,5 +1,6 @@
 //! The integration tests of the gateway: the dialects as pure functions, and the upstream against a fake engine.
 
+mod allowed;
 mod bodies;
 mod canonical;
 mod chat;

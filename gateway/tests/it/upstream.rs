@@ -164,19 +164,19 @@ async fn a_forwarded_call_keeps_the_agents_sampling_and_needs_no_ids() {
 
 #[tokio::test]
 async fn opaque_parts_reach_the_engine_as_they_were_sent() {
-    let part = r#"{"type":"text","text":"U","zeta":1.50,"alpha":{"z":1,"a":2}}"#;
+    let part = r#"{"type":"text","text":"\u0055"}"#;
     let tool = r#"{"type":"function","function":{"parameters":{"z":1e2,"a":[ 2 ]},"name":"f"}}"#;
     let kwargs = r#"{"z": true, "a": false}"#;
     let text = format!(
-        r#"{{"model":"m","messages":[{{"role":"user","content":[{part}],"other":{kwargs}}}],
-            "tools":[{tool}],"unknown":{kwargs}}}"#
+        r#"{{"model":"m","messages":[{{"role":"user","content":[{part}],"thinking":{kwargs}}}],
+            "tools":[{tool}],"documents":{kwargs}}}"#
     );
     let request = parsed_text(Dialect::Chat, &text);
     let (engine, upstream) = start(EngineKind::Vllm).await;
     upstream.complete(&call(&request)).await.expect("the engine answers");
     let log = engine.log();
     let sent = &log.calls().next().expect("the engine was called").text;
-    for expected in [part, tool, &format!(r#""unknown":{kwargs}"#), &format!(r#""other":{kwargs}"#)] {
+    for expected in [part, tool, &format!(r#""documents":{kwargs}"#), &format!(r#""thinking":{kwargs}"#)] {
         assert!(sent.contains(expected), "{expected} is in {sent}");
     }
 }

@@ -84,8 +84,8 @@ fn tokens_without_a_place_in_the_conversation_are_replaced() {
 
 #[test]
 fn a_request_that_the_template_refuses_is_told_to_the_agent() {
-    let image = json!([{"role": "user", "content": [{"type": "custom", "x": 1}]}]);
-    let request = parsed(Dialect::Chat, &json!({"model": "m", "messages": image}));
+    let part = json!([{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}]);
+    let request = parsed(Dialect::Chat, &json!({"model": "m", "messages": part}));
     let error =
         renderer().prompt(&request, 0, None, &Cancellation::default()).expect_err("the template takes text only");
     let told = DialectError::from(&error);
