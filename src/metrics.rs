@@ -130,6 +130,8 @@ declare! {
         agent_call_added_seconds: HistogramVec = "forebay_agent_call_added_seconds" ["dialect"] in LATENCY_BUCKETS_S,
         /// Recorded calls whose engine sampled under a grammar, so that their log-probabilities are not the policy's.
         agent_calls_constrained: IntCounterVec = "forebay_agent_calls_constrained_total" ["policy"],
+        /// Special tokens in texts of agents, in the mode exact.
+        agent_special_tokens: IntCounterVec = "forebay_agent_special_tokens_total" ["policy"],
         /// Whether the answers of an inference engine can be recorded.
         upstream_ready: IntGaugeVec = "forebay_upstream_ready" ["upstream"],
         /// Seconds that inference engines took for answers.
@@ -527,6 +529,11 @@ impl Metrics {
     /// A call was recorded whose engine sampled under a grammar.
     pub fn call_constrained(&self, policy: &str) {
         self.flow.agent_calls_constrained.with_label_values(&[self.policies.bound(policy)]).inc();
+    }
+
+    /// The texts of a call have special tokens of the model.
+    pub fn special_tokens(&self, policy: &str, tokens: u64) {
+        self.flow.agent_special_tokens.with_label_values(&[self.policies.bound(policy)]).inc_by(tokens);
     }
 
     /// Whether an engine of the configuration is ready.

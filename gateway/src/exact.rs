@@ -20,6 +20,7 @@
 mod family;
 mod renderer;
 mod self_test;
+mod special;
 
 pub use family::Family;
 pub use renderer::{ExactError, Prompt, Renderer, RendererOptions};

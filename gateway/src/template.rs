@@ -87,6 +87,32 @@ pub struct Conversation {
     pub cancellation: Cancellation,
 }
 
+/// Whose text a template is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Author {
+    /// A message of the assistant.
+    Assistant,
+    /// Another message.
+    Message,
+    /// A tool's definition, or a variable.
+    Other,
+}
+
+/// Changes the texts of agents, as the template sees them: arguments of tools are already parsed.
+pub trait Texts {
+    /// What stands for a text; `None` for itself.
+    fn changed(&self, author: Author, text: &str) -> Option<String>;
+}
+
+/// Leaves all texts as they are.
+struct Unchanged;
+
+impl Texts for Unchanged {
+    fn changed(&self, _: Author, _: &str) -> Option<String> {
+        None
+    }
+}
+
 /// Templates by name, and what they are rendered with besides the conversation.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -138,19 +164,34 @@ impl ChatTemplate {
 
     /// The prompt of a conversation.
     pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
-        let refused = |error: Error| match conversation.cancellation.is_cancelled() {
-            true => TemplateError::Cancelled,
-            false => TemplateError::Refused(shown(&error)),
+        self.render_with(conversation, &Unchanged)
+    }
+
+    /// The same with other texts.
+    pub fn render_with(&self, conversation: &Conversation, texts: &impl Texts) -> Result<String, TemplateError> {
+        let is_cancelled = || conversation.cancellation.is_cancelled();
+        let refused = |error: Error| {
+            if is_cancelled() { TemplateError::Cancelled } else { TemplateError::Refused(shown(&error)) }
         };
-        let messages: Result<Vec<Value>, Error> = conversation.messages.iter().map(message).collect();
+        let changed = |author: Author, value: Value| changed(texts, author, &value).unwrap_or(value);
+        let messages = conversation.messages.iter().map(|sent| {
+            let is_assistant = sent.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"));
+            let author = if is_assistant { Author::Assistant } else { Author::Message };
+            message(sent).map(|message| changed(author, message))
+        });
+        let messages: Result<Vec<Value>, Error> = messages.collect();
+        let tools = conversation.tools.clone().map(|tools| changed(Author::Other, tools));
+        let variables = conversation.variables.iter();
+        let variables: Vec<(String, Value)> =
+            variables.map(|(name, value)| (name.clone(), changed(Author::Other, value.clone()))).collect();
         let own = [
             ("messages".to_owned(), Value::from(messages.map_err(refused)?)),
-            ("tools".to_owned(), conversation.tools.clone().unwrap_or(Value::from(()))),
+            ("tools".to_owned(), tools.unwrap_or(Value::from(()))),
             ("add_generation_prompt".to_owned(), Value::from(conversation.opens_answer)),
         ];
         let absent = [("documents".to_owned(), Value::from(()))];
         // Of two values with one name the later counts.
-        let variables = self.special_tokens.iter().chain(&absent).chain(&conversation.variables).chain(&own);
+        let variables = self.special_tokens.iter().chain(&absent).chain(&variables).chain(&own);
         let context = Value::from_pairs(variables.map(|(name, value)| (name.clone(), value.clone())));
         let name = if conversation.tools.is_some() && self.has_tool_use { "tool_use" } else { "default" };
         let environment = self.environment_of(conversation);
@@ -345,6 +386,37 @@ fn map(value: &Value, change: impl Fn(&str, &Value) -> Result<Value, Error>) -> 
         entries.push((name, changed));
     }
     Ok(Value::from_pairs(entries))
+}
+
+/// A value with other texts; `None` if none of its texts changes.
+fn changed(texts: &impl Texts, author: Author, value: &Value) -> Option<Value> {
+    match value.kind() {
+        ValueKind::String => Some(Value::from(texts.changed(author, value.as_str()?)?)),
+        ValueKind::Seq => {
+            let items: Vec<Value> = value.try_iter().ok()?.collect();
+            let new: Vec<Option<Value>> = items.iter().map(|item| changed(texts, author, item)).collect();
+            let is_changed = new.iter().any(Option::is_some);
+            let pairs = new.into_iter().zip(items);
+            is_changed.then(|| pairs.map(|(new, item)| new.unwrap_or(item)).collect())
+        }
+        ValueKind::Map => {
+            let mut is_changed = false;
+            let mut new_or = |value: Value| match changed(texts, author, &value) {
+                Some(new) => {
+                    is_changed = true;
+                    new
+                }
+                None => value,
+            };
+            let entries = value.try_iter().ok()?.map(|key| {
+                let item = value.get_item(&key).unwrap_or_default();
+                (new_or(key), new_or(item))
+            });
+            let entries = Value::from_pairs(entries);
+            is_changed.then_some(entries)
+        }
+        _ => None,
+    }
 }
 
 /// An error in one line, with the place in the template.

@@ -29,7 +29,7 @@ pub use budget::AnswerBudget;
 pub use check::Fault;
 pub use error::UpstreamError;
 pub use exact::ExactPrompt;
-pub use options::{EngineKind, Parsers, Secret, UpstreamOptions};
+pub use options::{EngineKind, Parsers, Secret, SpecialTokensInText, UpstreamOptions};
 pub use route::order;
 pub use score::Scoring;
 

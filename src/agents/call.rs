@@ -185,7 +185,14 @@ impl Call {
         let continued = continued(&self.agents, &self.permit, policy, canonical).await?;
         let (call, exact) = (Arc::clone(self), Arc::clone(exact));
         let clock_s = self.permit.opened_at().unix_s() as i64;
-        blocking::run(move |cancellation| exact.prompt(&call.request, clock_s, continued.as_ref(), cancellation)).await
+        let render = move |cancellation: &_| exact.prompt(&call.request, clock_s, continued.as_ref(), cancellation);
+        let (ids, special_tokens) = blocking::run(render).await?;
+        if special_tokens > 0 {
+            self.agents.metrics().special_tokens(policy.policy.as_str(), special_tokens);
+            let session_id = self.permit.session_id();
+            tracing::info!(session.id = %session_id, special_tokens, "texts of an agent have special tokens of the model");
+        }
+        Ok(ids)
     }
 
     /// The recorded answer, if the client says that it repeats the call.

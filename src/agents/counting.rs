@@ -40,6 +40,6 @@ async fn rendered(agents: &Agents, permit: &CallPermit, body: Bytes) -> Result<O
     };
     let clock_s = permit.opened_at().unix_s() as i64;
     let render = move |cancellation: &_| exact.prompt(&request, clock_s, continued.as_ref(), cancellation);
-    let ids = blocking::run(render).await?;
+    let (ids, _) = blocking::run(render).await?;
     Ok(Some(ids.len() as u64))
 }

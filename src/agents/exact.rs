@@ -28,8 +28,12 @@ impl Exact {
                 Family { stops: stops.clone(), close: close.clone(), trims: trims.clone() }
             }
         };
-        let options =
-            RendererOptions { tokenizer: config.tokenizer.clone(), template: config.template.clone(), family };
+        let options = RendererOptions {
+            tokenizer: config.tokenizer.clone(),
+            template: config.template.clone(),
+            family,
+            special_tokens_in_text: config.special_tokens_in_text,
+        };
         let renderer = Renderer::load(&options).map_err(|error| error.to_string())?;
         let found = renderer.self_test();
         if !found.has_tools {
@@ -49,19 +53,20 @@ impl Exact {
         Ok(Self { renderer, probe: (request, prompt.ids) })
     }
 
-    /// The ids of a request's prompt. This takes long for long prompts.
+    /// The ids of a request's prompt, and how many special tokens the texts have that were rendered. This takes long for
+    /// long prompts.
     pub(super) fn prompt(
         &self,
         request: &Request,
         clock_s: i64,
         continued: Option<&Continued>,
         cancellation: &Cancellation,
-    ) -> Result<Vec<i32>, DialectError> {
+    ) -> Result<(Vec<i32>, u64), DialectError> {
         let prompt = self.renderer.prompt(request, clock_s, continued, cancellation).map_err(|error| {
             tracing::debug!(error = %error, "a prompt cannot be rendered");
             DialectError::from(&error)
         })?;
-        Ok(prompt.ids)
+        Ok((prompt.ids, prompt.special_tokens))
     }
 
     /// The text of ids without special tokens.

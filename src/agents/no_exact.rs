@@ -19,7 +19,7 @@ impl Exact {
         _: i64,
         _: Option<&Continued>,
         _: &Cancellation,
-    ) -> Result<Vec<i32>, DialectError> {
+    ) -> Result<(Vec<i32>, u64), DialectError> {
         match *self {}
     }
 

@@ -9,7 +9,7 @@ use forebay_client::wire;
 use forebay_gateway::{
     DialectError, Upstream,
     upstream::{
-        EngineKind, Secret, UpstreamOptions,
+        EngineKind, Secret, SpecialTokensInText, UpstreamOptions,
         probe::{LogprobScale, Verdict},
     },
 };
@@ -68,6 +68,8 @@ pub struct ExactConfig {
     pub template: Option<PathBuf>,
     /// How answers end.
     pub family: FamilyConfig,
+    /// What becomes of special tokens in the texts of agents.
+    pub special_tokens_in_text: SpecialTokensInText,
 }
 
 /// How the answers of a model end.

@@ -283,6 +283,8 @@ fn keys_of_the_mode_exact_are_checked_together() {
         ("kind = 'sglang'\nmode = 'exact'\ntokenizer = 'a'\nfamily = 1", "/upstream/0/family: must be the name"),
         ("kind = 'sglang'\nmode = 'exact'\ntokenizer = 'a'\nfamily = { stop = [] }", "/upstream/0/family/stop"),
         ("kind = 'sglang'\nmode = 'guess'", "/upstream/0/mode"),
+        ("kind = 'sglang'\nspecial_tokens_in_text = 'escape'", "/upstream/0/special_tokens_in_text: belongs to mode"),
+        ("kind = 'sglang'\nspecial_tokens_in_text = 'drop'", "/upstream/0/special_tokens_in_text"),
         ("kind = 'sglang'\npass = ['cache_salt', 'stop']", "/upstream/0/pass/1: \"stop\" is set by the service"),
         ("kind = 'sglang'\npass = ['lora_path']", "/upstream/0/pass/0: \"lora_path\" is never passed on"),
     ] {
@@ -290,9 +292,10 @@ fn keys_of_the_mode_exact_are_checked_together() {
         assert!(error.contains(expected), "{expected:?} is not in {error}");
     }
     let keys = "kind = 'vllm'\nmode = 'exact'\ntokenizer = 'a'\ncontext_tokens = 9\npass = ['cache_salt']\n\
-                family = { stops = ['<e>'], close = '<e>' }";
+                special_tokens_in_text = 'refuse'\nfamily = { stops = ['<e>'], close = '<e>' }";
     let agents = parse(keys).expect("it is complete").agents.expect("there is a listener");
-    assert!(agents.upstreams[0].exact.is_some());
+    let exact = agents.upstreams[0].exact.as_ref().expect("it is complete");
+    assert_eq!(exact.special_tokens_in_text, forebay_gateway::upstream::SpecialTokensInText::Refuse);
     assert_eq!(agents.upstreams[0].options.pass, ["cache_salt"]);
     assert_eq!(agents.upstreams[0].options.context_tokens, Some(9));
 }

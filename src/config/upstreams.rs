@@ -6,7 +6,7 @@ use std::{
 };
 
 use forebay_client::wire::Violation;
-use forebay_gateway::upstream::{EngineKind, Parsers, UpstreamOptions, check_pass};
+use forebay_gateway::upstream::{EngineKind, Parsers, SpecialTokensInText, UpstreamOptions, check_pass};
 use serde::Deserialize;
 
 use super::collect;
@@ -37,6 +37,7 @@ struct Entry {
     tool_call_parser: Option<String>,
     reasoning_parser: Option<String>,
     pass: Vec<String>,
+    special_tokens_in_text: Option<SpecialTokens>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -53,6 +54,25 @@ impl Kind {
             Self::Sglang => EngineKind::Sglang,
             Self::Vllm => EngineKind::Vllm,
             Self::Openai => EngineKind::Openai,
+        }
+    }
+}
+
+/// What becomes of special tokens in the texts of agents.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum SpecialTokens {
+    Allow,
+    Escape,
+    Refuse,
+}
+
+impl SpecialTokens {
+    fn in_text(self) -> SpecialTokensInText {
+        match self {
+            Self::Allow => SpecialTokensInText::Allow,
+            Self::Escape => SpecialTokensInText::Escape,
+            Self::Refuse => SpecialTokensInText::Refuse,
         }
     }
 }
@@ -91,6 +111,7 @@ impl Entry {
                 ("context_tokens", self.context_tokens.is_some()),
                 ("tool_call_parser", self.tool_call_parser.is_some()),
                 ("reasoning_parser", self.reasoning_parser.is_some()),
+                ("special_tokens_in_text", self.special_tokens_in_text.is_some()),
             ];
             for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
                 refuse(key, "belongs to mode = \"exact\"");
@@ -120,7 +141,13 @@ impl Entry {
                 return None;
             }
         };
-        Some(ExactConfig { tokenizer: self.tokenizer.take()?, template: self.template.take(), family })
+        let special_tokens_in_text = self.special_tokens_in_text.map(SpecialTokens::in_text).unwrap_or_default();
+        Some(ExactConfig {
+            tokenizer: self.tokenizer.take()?,
+            template: self.template.take(),
+            family,
+            special_tokens_in_text,
+        })
     }
 }
 

@@ -4,15 +4,20 @@ use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
 
-use super::{Family, SelfTest, family::FamilyIds, self_test};
+use super::{
+    Family, SelfTest,
+    family::FamilyIds,
+    self_test,
+    special::{Marked, SpecialTokens},
+};
 use crate::{
     cancel::Cancellation,
     canonical::Continued,
     completion::ToolCall,
     dialect::DialectError,
     request::{Message, Request},
-    template::{ChatTemplate, Conversation, FileError, TemplateError, Value},
-    upstream::rendered_message,
+    template::{Author, ChatTemplate, Conversation, FileError, TemplateError, Texts as _, Value},
+    upstream::{SpecialTokensInText, rendered_message},
 };
 
 /// What a renderer is made of.
@@ -24,6 +29,8 @@ pub struct RendererOptions {
     pub template: Option<PathBuf>,
     /// How answers end.
     pub family: Family,
+    /// What becomes of special tokens in the texts of agents.
+    pub special_tokens_in_text: SpecialTokensInText,
 }
 
 /// A tokenizer, a chat template, and the end of answers.
@@ -32,6 +39,7 @@ pub struct Renderer {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     family: FamilyIds,
+    special: SpecialTokens,
     self_test: SelfTest,
 }
 
@@ -43,6 +51,8 @@ pub struct Prompt {
     /// The call that they continue: they begin with its path, without its last id if that is one that the family
     /// trims. `None` if the whole conversation was rendered.
     pub continues: Option<u32>,
+    /// How many special tokens the texts of the agent have that were rendered.
+    pub special_tokens: u64,
 }
 
 /// Why prompts cannot be rendered.
@@ -68,6 +78,9 @@ pub enum ExactError {
     /// What is rendered alone is not the end of what is rendered as a whole.
     #[error("the template and the family do not fit each other: {0}")]
     SelfTest(String),
+    /// A text has a special token that it may not have.
+    #[error("{0}")]
+    SpecialToken(String),
     /// Nobody waits for the prompt any more.
     #[error("nobody waits for the prompt any more")]
     Cancelled,
@@ -80,7 +93,7 @@ impl From<&ExactError> for DialectError {
     /// What the agent is told. All but a refusal of the template was found out before any agent called.
     fn from(error: &ExactError) -> Self {
         match error {
-            ExactError::Template(TemplateError::Refused(_)) => {
+            ExactError::Template(TemplateError::Refused(_)) | ExactError::SpecialToken(_) => {
                 Self::Invalid { field: "messages".to_owned(), why: error.to_string() }
             }
             _ => Self::Internal,
@@ -107,9 +120,28 @@ impl Renderer {
             None => ChatTemplate::load(folder)?,
         };
         let family = FamilyIds::new(&options.family, &tokenizer)?;
-        let mut renderer = Self { tokenizer, template: template?, family, self_test: SelfTest::default() };
+        let special = SpecialTokens::new(options.special_tokens_in_text, &tokenizer, &options.family)?;
+        let mut renderer = Self { tokenizer, template: template?, family, special, self_test: SelfTest::default() };
         renderer.self_test = self_test::run(&renderer)?;
+        if options.special_tokens_in_text != SpecialTokensInText::Allow {
+            renderer.check_escapes()?;
+        }
         Ok(renderer)
+    }
+
+    /// Whether special tokens can be written as text. A tokenizer that begins each text with a space would add one.
+    fn check_escapes(&self) -> Result<(), ExactError> {
+        for token in &self.family.family.stops {
+            let (marked, text) = (self.special.marked(), format!("See {token} there."));
+            let cut = marked.changed(Author::Assistant, &text).unwrap_or_default();
+            let ids = self.special.encode(&marked, &cut, |piece| self.encode(piece, &Cancellation::default()))?;
+            if self.decode_whole(&ids) != text {
+                let why =
+                    format!("special_tokens_in_text: the tokenizer cannot write {token:?} as text; use \"allow\"");
+                return Err(ExactError::Options(why));
+            }
+        }
+        Ok(())
     }
 
     /// What was found out when the files were read.
@@ -151,25 +183,30 @@ impl Renderer {
         continued: Option<&Continued>,
         cancellation: &Cancellation,
     ) -> Result<Prompt, ExactError> {
-        let setting = Setting { request, clock_s, cancellation };
+        let setting = Setting { request, clock_s, cancellation, texts: &self.special.marked() };
         if let Some(continued) = continued {
             let appended = request.messages.get(continued.messages..).unwrap_or_default();
             match self.suffix(&setting, appended, &continued.tool_calls) {
                 Ok(suffix) => {
-                    let ids = self.join(&continued.path, &suffix, cancellation)?;
-                    return Ok(Prompt { ids, continues: Some(continued.seq) });
+                    let ids = self.join(&continued.path, &suffix, &setting)?;
+                    // The tools were rendered only in order to find what follows the answer.
+                    let special_tokens = setting.texts.in_messages();
+                    return Ok(Prompt { ids, continues: Some(continued.seq), special_tokens });
                 }
-                Err(ExactError::Cancelled) => return Err(ExactError::Cancelled),
+                Err(error @ (ExactError::Cancelled | ExactError::SpecialToken(_))) => return Err(error),
                 // The template needs more of the conversation than the last answer.
                 Err(error) => tracing::warn!(%error, "a prompt is rendered as a whole"),
             }
         }
+        // What was rendered above is not counted twice.
+        let setting = Setting { texts: &self.special.marked(), ..setting };
         let text = self.render(&setting, request.messages.iter().map(message).collect())?;
-        Ok(Prompt { ids: self.encode(&text, cancellation)?, continues: None })
+        let ids = self.encode_prompt(&text, &setting)?;
+        Ok(Prompt { ids, continues: None, special_tokens: setting.texts.in_all() })
     }
 
     /// The ids of a path and of what follows its answer. `suffix` begins with the end of the answer's message.
-    fn join(&self, path: &[i32], suffix: &str, cancellation: &Cancellation) -> Result<Vec<i32>, ExactError> {
+    fn join(&self, path: &[i32], suffix: &str, setting: &Setting<'_>) -> Result<Vec<i32>, ExactError> {
         let last = path.last().copied();
         let (kept, rest) = match &self.family.family.close {
             Some(close) if last == self.family.close => (path, suffix.strip_prefix(close.as_str()).unwrap_or(suffix)),
@@ -177,7 +214,7 @@ impl Renderer {
             // The answer was cut, or ended at a stop text.
             _ => (path, suffix),
         };
-        Ok(kept.iter().copied().chain(self.encode(rest, cancellation)?).collect())
+        Ok(kept.iter().copied().chain(self.encode_prompt(rest, setting)?).collect())
     }
 
     /// What the template writes behind the content of an answer, if these messages follow it: the end of the answer's
@@ -222,7 +259,7 @@ impl Renderer {
     }
 
     pub(super) fn render(&self, setting: &Setting<'_>, messages: Vec<Value>) -> Result<String, ExactError> {
-        let Setting { request, clock_s, cancellation } = *setting;
+        let Setting { request, clock_s, cancellation, texts } = *setting;
         let tools = request.tools.iter().map(|tool| value(tool.definition.get()));
         let tools = (!request.tools.is_empty()).then(|| tools.collect());
         let conversation = Conversation {
@@ -233,10 +270,17 @@ impl Renderer {
             opens_answer: true,
             cancellation: cancellation.clone(),
         };
-        self.template.render(&conversation).map_err(|error| match error {
+        let rendered = self.template.render_with(&conversation, texts);
+        texts.check()?;
+        rendered.map_err(|error| match error {
             TemplateError::Cancelled => ExactError::Cancelled,
             error => ExactError::Template(error),
         })
+    }
+
+    /// The ids of what was rendered with these texts.
+    fn encode_prompt(&self, text: &str, setting: &Setting<'_>) -> Result<Vec<i32>, ExactError> {
+        self.special.encode(setting.texts, text, |piece| self.encode(piece, setting.cancellation))
     }
 
     pub(super) fn encode(&self, text: &str, cancellation: &Cancellation) -> Result<Vec<i32>, ExactError> {
@@ -246,6 +290,10 @@ impl Renderer {
         let encoding =
             self.tokenizer.encode_fast(text, false).map_err(|error| ExactError::Encode(error.to_string()))?;
         Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
+    }
+
+    pub(super) fn special(&self) -> &SpecialTokens {
+        &self.special
     }
 
     pub(super) fn family(&self) -> &FamilyIds {
@@ -262,6 +310,7 @@ pub(super) struct Setting<'a> {
     pub(super) request: &'a Request,
     pub(super) clock_s: i64,
     pub(super) cancellation: &'a Cancellation,
+    pub(super) texts: &'a Marked<'a>,
 }
 
 /// A message as the template sees it.

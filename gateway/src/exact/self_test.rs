@@ -73,7 +73,7 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
         warnings: Vec::new(),
     };
     let never = Cancellation::default();
-    let setting = Setting { request: &request, clock_s: 0, cancellation: &never };
+    let setting = Setting { request: &request, clock_s: 0, cancellation: &never, texts: &renderer.special().marked() };
     let whole = |count: usize| renderer.render(&setting, request.messages[..count].iter().map(message).collect());
     let encode = |text: &str| renderer.encode(text, &never);
     let (second, third) = (first + 2, first + 4);

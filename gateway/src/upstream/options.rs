@@ -30,6 +30,19 @@ pub struct Parsers {
     pub reasoning: Option<String>,
 }
 
+/// What becomes of special tokens in the texts of agents, in the mode `exact`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpecialTokensInText {
+    /// They are control tokens, as engines take them.
+    #[default]
+    Allow,
+    /// They are text.
+    Escape,
+    /// The call is refused, unless they are in messages of the assistant, where they are text: a model may have written
+    /// them.
+    Refuse,
+}
+
 /// A credential of an engine. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);

@@ -6,6 +6,7 @@ mod endpoints;
 mod forged;
 mod habits;
 mod renderer;
+mod special;
 
 use std::sync::Arc;
 
@@ -13,10 +14,10 @@ use forebay_gateway::{
     Completion, Dialect, Request, Upstream, UpstreamError,
     cancel::Cancellation,
     canonical::{Canonical, Paths, Record},
-    engine::{EngineKind, FakeEngine, IdFault, model::logprob},
+    engine::{EngineKind, FakeEngine, IdFault, model::logprob, tokenizer},
     exact::{ExactError, Family, Prompt, Renderer, RendererOptions},
     upstream::{
-        Answered, EngineCall, ExactPrompt, Parsers, UpstreamOptions,
+        Answered, EngineCall, ExactPrompt, Parsers, SpecialTokensInText, UpstreamOptions,
         probe::{Verdict, probe_request},
     },
 };
@@ -31,12 +32,26 @@ fn family() -> Family {
 
 /// The fake engine's tokenizer with its template, or with another one.
 fn renderer_with(template: Option<&str>, family: Family) -> Result<Renderer, ExactError> {
+    renderer_of(template, family, SpecialTokensInText::Allow, |_| {})
+}
+
+/// The same with another treatment of special tokens, and a tokenizer that was changed.
+fn renderer_of(
+    template: Option<&str>,
+    family: Family,
+    special_tokens_in_text: SpecialTokensInText,
+    change: impl FnOnce(&mut Value),
+) -> Result<Renderer, ExactError> {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     FakeEngine::write_model(folder.path()).expect("the folder can be written to");
     if let Some(template) = template {
         std::fs::write(folder.path().join("other.jinja"), template).expect("the folder can be written to");
     }
+    let mut file = tokenizer::file();
+    change(&mut file);
+    std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).expect("the folder can be written to");
     Renderer::load(&RendererOptions {
+        special_tokens_in_text,
         tokenizer: folder.path().join("tokenizer.json"),
         template: template.map(|_| folder.path().join("other.jinja")),
         family,

@@ -7,6 +7,7 @@ use forebay_gateway::{
     completion::AssistantMessage,
     engine::tokenizer::{decode, encode},
     exact::{Family, Renderer, RendererOptions},
+    upstream::SpecialTokensInText,
 };
 use serde_json::json;
 
@@ -45,7 +46,12 @@ fn a_template_that_cannot_be_continued_is_refused() {
     let counts = "{% for m in messages %}<|im_start|>{{ m.role }} {{ loop.revindex }}\n{{ m.content }}<|im_end|>\n\
                   {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {{ messages | length }}\n{% endif %}";
     assert!(refused(Some(counts), family()).contains("instead of"));
-    let missing = Renderer::load(&RendererOptions { tokenizer: "none.json".into(), template: None, family: family() });
+    let missing = Renderer::load(&RendererOptions {
+        tokenizer: "none.json".into(),
+        template: None,
+        family: family(),
+        special_tokens_in_text: SpecialTokensInText::Allow,
+    });
     assert!(missing.expect_err("there is no file").to_string().contains("none.json"));
 }
 
