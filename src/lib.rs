@@ -10,12 +10,14 @@
 //! - [`agents`]: the listener of agents, whose calls are recorded in sessions.
 //! - [`facades`]: listeners that speak the protocols of other rollout buffers.
 //! - [`server`], [`tls`]: accept loop, background tasks, graceful shutdown.
+//! - `budget`: how much clients make the service hold, for all listeners.
 //! - `framing`: which requests are ambiguous, for all listeners.
 //! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the other modules depend on.
 
 pub mod access;
 pub mod agents;
 pub mod api;
+mod budget;
 pub mod buffer;
 pub mod clock;
 pub mod config;

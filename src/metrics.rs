@@ -126,6 +126,8 @@ declare! {
         agent_calls: IntCounterVec = "forebay_agent_calls_total" ["dialect", "outcome"],
         /// Calls of agents in flight.
         agent_calls_in_flight: IntGauge = "forebay_agent_calls_in_flight",
+        /// Bytes held for the bodies of agents' calls in flight (bounded by `sessions.inflight_bytes`).
+        agent_call_bytes_in_flight: IntGauge = "forebay_agent_call_bytes_in_flight",
         /// Seconds that recording a call added to the time that its engine took.
         agent_call_added_seconds: HistogramVec = "forebay_agent_call_added_seconds" ["dialect"] in LATENCY_BUCKETS_S,
         /// Recorded calls whose engine sampled under a grammar, so that their log-probabilities are not the policy's.
@@ -519,6 +521,11 @@ impl Metrics {
     pub fn call_begins(&self) -> CallInFlight {
         self.flow.agent_calls_in_flight.inc();
         CallInFlight(self.flow.agent_calls_in_flight.clone())
+    }
+
+    /// The gauge of the bytes of agents' calls in flight.
+    pub(crate) fn agent_call_bytes_in_flight(&self) -> IntGauge {
+        self.flow.agent_call_bytes_in_flight.clone()
     }
 
     /// Recording a call added this time to that of its engine.

@@ -28,13 +28,14 @@ use super::{
     Agents,
     asking::Asked,
     blocking,
-    body::{PERMIT_BYTES, ReadBody, Share},
+    body::ReadBody,
     exact::Exact,
     histories::{Holds, Recorded},
     refusal,
     upstreams::{NoUpstream, Route},
 };
 use crate::{
+    budget::Shares,
     buffer::{
         ids::{CallPk, check_name},
         port::SessionPolicy,
@@ -63,7 +64,7 @@ pub(super) struct Call {
     pub(super) times: Times,
     _in_flight: CallInFlight,
     /// Held as long as the request.
-    _share: Share,
+    _shares: Shares,
     /// Whether it was counted how the call ended.
     is_counted: AtomicBool,
     is_recorded: AtomicBool,
@@ -100,11 +101,11 @@ impl Call {
         dialect: Dialect,
         permit: CallPermit,
         headers: &HeaderMap,
-        ReadBody { bytes, share }: ReadBody,
+        ReadBody { bytes, shares }: ReadBody,
         times: Times,
     ) -> Result<Self, DialectError> {
         let parse = move || (*blake3::hash(&bytes).as_bytes(), dialect.parse(&bytes));
-        let (digest, request) = if is_large(&share) {
+        let (digest, request) = if shares.bytes() > LARGE_BODY_BYTES {
             tokio::task::spawn_blocking(parse).await.map_err(|_| DialectError::Internal)?
         } else {
             parse()
@@ -134,7 +135,7 @@ impl Call {
             times,
             _in_flight: agents.metrics().call_begins(),
             agents,
-            _share: share,
+            _shares: shares,
             is_counted: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),
         })
@@ -333,11 +334,6 @@ pub(super) async fn continued(
     let mut history = history.lock().await;
     history.catch_up(agents.buffer(), permit, Holds::Ids).await.map_err(refusal::of)?;
     Ok(history.continued(&policy.policy, canonical))
-}
-
-/// Whether a body is so large that parsing it would hold up other tasks.
-fn is_large(share: &Share) -> bool {
-    share.num_permits() * PERMIT_BYTES > LARGE_BODY_BYTES
 }
 
 /// The number in a header.

@@ -126,7 +126,8 @@ async fn read(
             return Err(error);
         }
     };
-    Ok((permit, body::read(agents, body).await?))
+    let body = body::read(agents, permit.session_id(), body).await?;
+    Ok((permit, body))
 }
 
 async fn permit(agents: &Agents, id: Id, headers: &HeaderMap) -> Result<CallPermit, DialectError> {

@@ -36,14 +36,14 @@ mod urls;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 pub use self::{
     listener::router,
     upstreams::{ExactConfig, FamilyConfig, NoUpstream, UpstreamConfig, UpstreamError, Upstreams},
     urls::AgentUrls,
 };
-use crate::{buffer::Buffer, metrics::Metrics};
+use crate::{budget::Budget, buffer::Buffer, metrics::Metrics};
 
 /// Limits and times of the calls of agents.
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +70,8 @@ struct Shared {
     metrics: Arc<Metrics>,
     options: AgentOptions,
     histories: histories::Histories,
-    /// Bytes of bodies, in KiB.
-    bytes: Arc<Semaphore>,
+    /// Bytes of bodies.
+    bytes: Budget,
     draining: watch::Sender<bool>,
 }
 
@@ -104,13 +104,14 @@ impl Agents {
     /// Creates what [`router`] needs.
     #[must_use]
     pub fn new(buffer: Buffer, upstreams: Upstreams, metrics: Arc<Metrics>, options: AgentOptions) -> Self {
+        let bytes = Budget::new(options.inflight_bytes_max, metrics.agent_call_bytes_in_flight());
         Self(Arc::new(Shared {
             buffer,
             upstreams,
             metrics,
             options,
             histories: histories::none(),
-            bytes: body::budget(options.inflight_bytes_max),
+            bytes,
             draining: watch::Sender::new(false),
         }))
     }

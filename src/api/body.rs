@@ -16,9 +16,17 @@ use serde_json::Value;
 
 use super::{
     Api,
-    budget::{Budget, ByteBudgets, HeldByRequest, Shares},
+    budget::{Budget, ByteBudgets, HeldByRequest, Shares, overloaded},
     explain::{explain, explain_text},
+    guard::owner,
     problem::Failure,
+};
+use crate::{
+    access::Grant,
+    budget::{
+        Owner,
+        arriving::{self, Arriving, Unread},
+    },
 };
 
 /// Media type of a JSON merge patch.
@@ -38,7 +46,7 @@ const RATIO_MAX: usize = 200;
 /// How long the rest of a refused body is read and discarded.
 const UNREAD_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The step in which a body of unknown length takes bytes from the budget.
+/// The step in which a body is decompressed.
 const STEP_BYTES: usize = 256 << 10;
 
 /// The largest window of a zstd frame, as a power of two. RFC 9659 allows 8 MB over HTTP. The decoder holds a window in
@@ -139,12 +147,13 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Failure> {
 /// Reads a body of trajectories within the limits and the budget.
 pub(crate) async fn read(
     budget: &Budget,
+    owner: Owner,
     limits: BodyLimits,
     headers: &HeaderMap,
     mut body: Body,
 ) -> Result<ReadBody, Failure> {
-    let read = match admit(budget, limits.body_bytes_max, headers) {
-        Ok((coding, paid)) => read_whole(coding, limits, paid, headers, &mut body).await,
+    let read = match admit(budget, owner, limits, headers).await {
+        Ok((coding, arriving)) => read_whole(coding, limits, arriving, budget, &mut body).await,
         // The client waits for `100 Continue` before it sends the body. Reading would send that and make the client
         // send a body that is refused anyway.
         Err(failure) if headers.contains_key(header::EXPECT) => return Err(failure),
@@ -165,62 +174,68 @@ pub(super) async fn discard_body(mut body: Body) {
 }
 
 /// Checks what the head announces: the coding, and whether the length is within the limit and the budget.
-fn admit(budget: &Budget, max: usize, headers: &HeaderMap) -> Result<(Coding, Paid), Failure> {
+async fn admit(
+    budget: &Budget,
+    owner: Owner,
+    limits: BodyLimits,
+    headers: &HeaderMap,
+) -> Result<(Coding, Arriving), Failure> {
     let coding = coding(headers)?;
-    let declared = declared_length(headers);
-    if declared.is_some_and(|length| length > max) {
-        return Err(over(max));
-    }
-    let mut paid = Paid::new(budget, STEP_BYTES.min(max));
-    // An announced length is taken from the budget before the body is read. A body without one takes bytes as they
-    // arrive.
-    paid.cover(declared.unwrap_or(0))?;
-    Ok((coding, paid))
+    let limits = arriving::Limits {
+        bytes_max: limits.body_bytes_max,
+        timeout: limits.read_timeout,
+        // The client repeats the post. Waiting would only hold more of them in memory.
+        patience: Duration::ZERO,
+    };
+    let arriving = Arriving::new(budget, Some(owner), declared_length(headers), limits);
+    arriving.admit().await.map_err(|unread| refused(unread, limits.bytes_max))?;
+    Ok((coding, arriving))
 }
 
 async fn read_whole(
     coding: Coding,
     limits: BodyLimits,
-    mut paid: Paid,
-    headers: &HeaderMap,
+    arriving: Arriving,
+    budget: &Budget,
     body: &mut Body,
 ) -> Result<ReadBody, Failure> {
-    let BodyLimits { body_bytes_max: max, read_timeout, .. } = limits;
-    let sent = collect(body, max, declared_length(headers).unwrap_or(0), read_timeout, &mut paid).await?;
+    let max = limits.body_bytes_max;
+    let (bytes, shares) = arriving.read(body).await.map_err(|unread| refused(unread, max))?;
     if coding == Coding::Identity {
-        return Ok(ReadBody { bytes: sent, shares: paid.shares });
+        return Ok(ReadBody { bytes, shares });
     }
-    let expand = move || expand(&sent, coding, max, paid);
+    let paid = Paid { budget: budget.clone(), bytes: shares.bytes(), shares };
+    let expand = move || expand(&bytes, coding, max, paid);
     tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
 }
 
-/// The bytes that a body has taken from the budget so far.
+/// Why a body was not read, as an answer.
+fn refused(unread: Unread, max: usize) -> Failure {
+    match unread {
+        Unread::TooLarge => over(max),
+        Unread::Full => overloaded(),
+        Unread::Incomplete => Failure::new(StatusCode::BAD_REQUEST, "incomplete-body", "The body did not arrive whole"),
+        Unread::Late(_) | Unread::Slow => {
+            let failure = Failure::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "The body took too long to arrive");
+            failure.detail(format!("the body {}", unread.too_slow().unwrap_or_default()))
+        }
+    }
+}
+
+/// The bytes that a body takes from the budget while it is decompressed.
 struct Paid {
     budget: Budget,
     shares: Shares,
     bytes: usize,
-    /// The step in which more bytes are taken, if no length was announced.
-    step: usize,
 }
 
 impl Paid {
-    fn new(budget: &Budget, step: usize) -> Self {
-        Self { budget: budget.clone(), shares: Shares::default(), bytes: 0, step }
-    }
-
-    /// Adds bytes that do not count against the budget.
-    fn with_free(mut self, bytes: usize) -> Self {
-        self.shares.push(self.budget.free(bytes));
-        self.bytes += bytes;
-        self
-    }
-
-    /// Takes bytes from the budget, in steps, until they cover a body of this length.
+    /// Takes bytes from the budget until they cover a body of this length.
     fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
         if bytes > self.bytes {
-            let step = (bytes - self.bytes).max(self.step);
-            self.shares.push(self.budget.take(step)?);
-            self.bytes += step;
+            let share = self.budget.take(bytes - self.bytes)?;
+            self.bytes += share.bytes();
+            self.shares.push(share);
         }
         Ok(())
     }
@@ -228,41 +243,6 @@ impl Paid {
 
 fn declared_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// Reads a body and takes bytes from the budget as they arrive. The buffer starts with a capacity of `expected` bytes.
-async fn collect(
-    body: &mut Body,
-    max: usize,
-    expected: usize,
-    limit: Duration,
-    paid: &mut Paid,
-) -> Result<Bytes, Failure> {
-    let read = async {
-        let mut collected = Vec::with_capacity(expected.min(max));
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|_| {
-                Failure::new(StatusCode::BAD_REQUEST, "incomplete-body", "The body did not arrive whole")
-            })?;
-            let Ok(data) = frame.into_data() else { continue };
-            let needed = collected.len() + data.len();
-            if needed > max {
-                return Err(over(max));
-            }
-            if collected.capacity() < needed {
-                // The budget pays for the buffer's capacity, not only for its contents.
-                let room = needed.max((2 * collected.capacity()).min(max));
-                paid.cover(room)?;
-                collected.reserve_exact(room - collected.len());
-            }
-            paid.cover(needed)?;
-            collected.extend_from_slice(&data);
-        }
-        Ok(Bytes::from(collected))
-    };
-    tokio::time::timeout(limit, read).await.unwrap_or_else(|_| {
-        Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "The body took too long to arrive"))
-    })
 }
 
 /// The most bytes to which a body of `sent` bytes may expand.
@@ -314,7 +294,8 @@ fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) ->
 pub(super) fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
     let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
     let max = limits.body_bytes_max;
-    let paid = Paid::new(&Budget::new(limits.budgets.posts, gauge), STEP_BYTES.min(max));
+    let budget = Budget::new(limits.budgets.posts, gauge);
+    let paid = Paid { budget, shares: Shares::default(), bytes: 0 };
     expand(sent, coding(headers)?, max, paid).map(|body| body.bytes)
 }
 
@@ -406,20 +387,22 @@ async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
     if coding(&parts.headers)? != Coding::Identity {
         return Err(unsupported("this call does not accept a Content-Encoding"));
     }
-    // An announced length takes nothing from the budget, so that a client that announces much and sends nothing does
-    // not use it up.
-    let mut paid = Paid::new(&api.budgets.control, CONTROL_FREE_BYTES).with_free(CONTROL_FREE_BYTES);
-    match collect(&mut body, CONTROL_BYTES_MAX, 0, api.limits.read_timeout, &mut paid).await {
-        Ok(bytes) => {
+    let limits =
+        arriving::Limits { bytes_max: CONTROL_BYTES_MAX, timeout: api.limits.read_timeout, patience: Duration::ZERO };
+    // If no key is needed, nobody has to be protected from others, and the bodies that must succeed are free.
+    let owner = parts.extensions.get::<Grant>().filter(|grant| grant.key_id.is_some()).map(owner);
+    let arriving = Arriving::new(&api.budgets.control, owner, None, limits).with_free(CONTROL_FREE_BYTES);
+    match arriving.read(&mut body).await {
+        Ok((bytes, shares)) => {
             // The parsed value takes about as many bytes, so the share is held until the handler ends.
             if let Some(held) = parts.extensions.get::<HeldByRequest>() {
-                held.hold(paid.shares);
+                held.hold(shares);
             }
             Ok(bytes)
         }
-        Err(failure) => {
+        Err(unread) => {
             discard_body(body).await;
-            Err(failure)
+            Err(refused(unread, CONTROL_BYTES_MAX))
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::{
         Grant,
         keyring::{Denied, Keyring},
     },
+    budget::Owner,
     buffer::{ids::CallerId, session::SessionKey},
 };
 
@@ -174,6 +175,11 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 /// The caller that limits per key are counted for, or none if no key is needed.
 pub(crate) fn caller_id(grant: &Grant) -> Option<CallerId> {
     grant.key_id.as_ref().map(|key_id| CallerId::new(key_id.as_str()))
+}
+
+/// Whose part of a budget a caller's bodies take.
+pub(crate) fn owner(grant: &Grant) -> Owner {
+    grant.key_id.as_ref().map_or_else(Owner::of_keyless, |key_id| Owner::new(key_id.as_str()))
 }
 
 /// The key that a request has: the one in its path, or else the one in its header.

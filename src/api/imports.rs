@@ -13,7 +13,7 @@ use super::{
     Api,
     body::{self, Media, ReadBody},
     budget::{Budget, Shares},
-    guard::Caller,
+    guard::{Caller, owner},
     openapi::InvalidQuery,
     params::{FormatPath, Query},
     problem::Failure,
@@ -120,7 +120,7 @@ pub(super) async fn post(
     if !api.buffer.is_writable() {
         return Err(Failure::unwritable());
     }
-    let ReadBody { bytes, shares } = body::read(&api.budgets.posts, api.limits, &headers, body).await?;
+    let ReadBody { bytes, shares } = body::read(&api.budgets.posts, owner(&grant), api.limits, &headers, body).await?;
     let first_look = checks_groups.then(|| Importer::new(format, &options, Cursor::new(bytes.clone())));
     let importer = Importer::new(format, &options, Cursor::new(bytes));
     let source = Source { importer, waiting: VecDeque::new(), budget: api.budgets.posts.clone(), held: shares.bytes() };

@@ -70,7 +70,7 @@ pub(crate) use self::{
     accept::accepts_gzip,
     body::{ReadBody, parse, read, stopped},
     budget::{Budgets, Share, paid},
-    guard::{Caller, PathKey, RouteNeeds},
+    guard::{Caller, PathKey, RouteNeeds, owner},
     policies::parse_rules,
     problem::{Failure, method_not_allowed},
     roles::Needs,

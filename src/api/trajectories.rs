@@ -23,7 +23,7 @@ use super::{
     budget::{Budget, IsPaid, Share, Shares, paid},
     bulk::{self, LineWriter},
     decode::{self, Shape},
-    guard::Caller,
+    guard::{Caller, owner},
     openapi::{ArrowStream, InvalidQuery, NoSuchPolicy},
     params::{self, Query},
     problem::Failure,
@@ -100,7 +100,7 @@ pub(super) async fn post(
     if !api.buffer.is_writable() {
         return Err(Failure::unwritable());
     }
-    let body = body::read(&api.budgets.posts, api.limits, &headers, body).await?;
+    let body = body::read(&api.budgets.posts, owner(&grant), api.limits, &headers, body).await?;
     let decode: Decode = match media {
         Media::Ndjson => return bulk(&api, grant, body).await,
         Media::Json => |bytes, limits| decode::body(&bytes, limits),

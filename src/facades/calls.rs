@@ -8,7 +8,8 @@ use axum::{
 use super::{Facade, paths::PathConsumer};
 use crate::{
     access::Grant,
-    api::{Caller, Failure, ReadBody, read},
+    api::{Caller, Failure, ReadBody, owner, read},
+    budget::Owner,
     buffer::{ids::PolicyName, reading::Reader},
 };
 
@@ -58,6 +59,7 @@ impl<O: Send + Sync + 'static> FromRequest<Facade<O>> for Posted {
             return Err(Failure::unwritable());
         }
         let (parts, body) = request.into_parts();
-        read(&api.budgets().posts, api.limits(), &parts.headers, body).await.map(Self)
+        let owner = parts.extensions.get::<Grant>().map_or_else(Owner::of_keyless, owner);
+        read(&api.budgets().posts, owner, api.limits(), &parts.headers, body).await.map(Self)
     }
 }

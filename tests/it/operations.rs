@@ -8,7 +8,7 @@ use forebay::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Backend, TestApp, fresh_database, http, on_both_stores, process::Service, rollout, text};
+use crate::support::{Backend, TestApp, fresh_database, http, on_both_stores, process::Service, rollout, text, with};
 
 on_both_stores! {
     async fn a_ready_service_says_so(app: TestApp) {
@@ -23,7 +23,7 @@ on_both_stores! {
         let waiting = tokio::spawn(async move { request.send().await.expect("the server answers").status() });
         crate::support::eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1") }).await;
         app.rules("other", json!({"group": {"size": 2}})).await;
-        let answer = app.post("/trajectories", crate::support::with(rollout("a", 1.0), json!({"policy": "other", "group_id": "g"})));
+        let answer = app.post("/trajectories", with(rollout("a", 1.0), json!({"policy": "other", "group_id": "g"})));
         answer.await.expect(201);
         app.restart().await;
         assert_eq!(waiting.await.expect("the task ends"), 204);
@@ -87,21 +87,25 @@ async fn an_unknown_path_is_answered_with_a_problem() {
 async fn bodies_beyond_the_budget_are_refused_before_they_are_read() {
     let config = "[limits]\nbody_bytes = 65536\ninflight_bytes = 131072";
     let app = TestApp::start_with(Backend::Sqlite, config).await;
-    // Two bodies together announce as many bytes as the budget has, and send nothing.
+    // One body has sent all but its last byte, and another one a part, so there is no room for a third.
     let mut held = Vec::new();
-    for _ in 0..2 {
+    for sent in [65_535, 16_000] {
         use tokio::io::AsyncWriteExt as _;
         let address = app.url.trim_start_matches("http://").to_owned();
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("the server accepts");
         let request_head = "POST /trajectories HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n";
         stream.write_all(request_head.as_bytes()).await.expect("the head is sent");
+        stream.write_all(" ".repeat(sent).as_bytes()).await.expect("a part of the body is sent");
         held.push(stream);
     }
-    crate::support::eventually("the budget's end", || async {
-        app.metrics().await.contains("forebay_body_bytes_in_flight 131072")
+    crate::support::eventually("two bodies", || async {
+        let metrics = app.metrics().await;
+        let line = metrics.lines().find_map(|line| line.strip_prefix("forebay_body_bytes_in_flight "));
+        line.and_then(|bytes| bytes.parse::<usize>().ok()).is_some_and(|bytes| bytes >= 65_536 + 16_000)
     })
     .await;
-    let response = app.http.post(format!("{}/trajectories", app.url)).json(&rollout("a", 1.0)).send().await;
+    let large = with(rollout("a", 1.0), json!({"metadata": {"padding": "x".repeat(60_000)}}));
+    let response = app.http.post(format!("{}/trajectories", app.url)).json(&large).send().await;
     let response = response.expect("the server answers");
     assert_eq!(
         (response.status().as_u16(), &response.headers()["retry-after"]),

@@ -44,7 +44,8 @@ async fn a_body_that_never_arrives_releases_its_budget() {
     let app = impatient_with(SEEN_BEFORE_THE_END).await;
     let mut silent = Vec::new();
     for _ in 0..20 {
-        silent.push(Raw::sending(&app, format!("{}content-length: 1000000\r\n\r\n", post_head("/trajectories"))).await);
+        let begun = format!("{}content-length: 1000000\r\n\r\n{}", post_head("/trajectories"), " ".repeat(100_000));
+        silent.push(Raw::sending(&app, begun).await);
     }
     waits_for_bytes(&app, "bytes that are paid for").await;
     app.accept(rollout("meanwhile", 1.0)).await;

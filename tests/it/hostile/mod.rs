@@ -10,6 +10,7 @@ mod ids;
 mod json;
 mod log;
 mod smuggling;
+mod starving;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -50,7 +51,11 @@ struct Raw(TcpStream);
 
 impl Raw {
     async fn connect(app: &TestApp) -> Self {
-        let address = app.url.trim_start_matches("http://");
+        Self::to(app.url.trim_start_matches("http://")).await
+    }
+
+    /// Connects to another listener of the service.
+    async fn to(address: &str) -> Self {
         Self(TcpStream::connect(address).await.expect("the kernel accepts"))
     }
 

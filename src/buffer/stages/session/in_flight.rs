@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -20,6 +20,8 @@ pub(in crate::buffer) struct InFlight(Mutex<HashMap<SessionId, Arc<Calls>>>);
 #[derive(Debug)]
 struct Calls {
     count: watch::Sender<u32>,
+    /// Calls that wait for a place.
+    waiting: AtomicU32,
     /// Calls that have begun, from which each has its number.
     begun: AtomicU64,
     /// All calls up to this number are cancelled. Calls that begin later are not: a session whose end was refused goes on.
@@ -41,7 +43,7 @@ impl InFlight {
         let mut sessions = self.sessions();
         let calls = sessions.entry(session).or_insert_with(|| {
             let (count, cancelled) = (watch::Sender::new(0), watch::Sender::new(0));
-            Arc::new(Calls { count, begun: AtomicU64::new(0), cancelled })
+            Arc::new(Calls { count, waiting: AtomicU32::new(0), begun: AtomicU64::new(0), cancelled })
         });
         if *calls.count.borrow() >= max {
             return None;
@@ -51,18 +53,24 @@ impl InFlight {
         Some(Guard { session, number, calls: Arc::clone(calls), all: Arc::clone(self) })
     }
 
-    /// Counts a call as soon as the session has fewer than `max` calls in flight.
-    pub(super) async fn wait(self: &Arc<Self>, session: SessionId, max: u32) -> Guard {
-        loop {
-            if let Some(guard) = self.begin(session, max) {
-                return guard;
+    /// Counts a call as soon as the session has fewer than `max` calls in flight, within a time. At most `max` calls of a
+    /// session wait, because each of them has a connection, and other sessions need connections too.
+    pub(super) async fn wait(self: &Arc<Self>, session: SessionId, max: u32, time: Duration) -> Option<Guard> {
+        let Some(calls) = self.sessions().get(&session).cloned() else { return self.begin(session, max) };
+        let _waits = Waits::begin(&calls.waiting, max)?;
+        let place = async {
+            loop {
+                if let Some(guard) = self.begin(session, max) {
+                    return guard;
+                }
+                let count = self.sessions().get(&session).map(|calls| calls.count.subscribe());
+                if let Some(mut count) = count {
+                    // An error means that no call is in flight any more.
+                    let _ = count.wait_for(|count| *count < max).await;
+                }
             }
-            let count = self.sessions().get(&session).map(|calls| calls.count.subscribe());
-            if let Some(mut count) = count {
-                // An error means that no call is in flight any more.
-                let _ = count.wait_for(|count| *count < max).await;
-            }
-        }
+        };
+        tokio::time::timeout(time, place).await.ok()
     }
 
     /// Whether a session has calls in flight.
@@ -82,6 +90,23 @@ impl InFlight {
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Arc<Calls>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts a call that waits, until it is dropped.
+struct Waits<'c>(&'c AtomicU32);
+
+impl<'c> Waits<'c> {
+    fn begin(waiting: &'c AtomicU32, max: u32) -> Option<Self> {
+        let counted =
+            waiting.try_update(Ordering::SeqCst, Ordering::SeqCst, |waits| (waits < max).then_some(waits + 1));
+        counted.is_ok().then_some(Self(waiting))
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

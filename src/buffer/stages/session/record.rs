@@ -180,8 +180,8 @@ pub(in crate::buffer) async fn permit(
         Some(guard) => (session, guard),
         None if wait.is_zero() => return Err(Refusal::SessionBusy(max).into()),
         None => {
-            let place = tokio::time::timeout(wait, buffer.in_flight.wait(session.session_id, max)).await;
-            let guard = place.map_err(|_| Refusal::SessionBusy(max))?;
+            let place = buffer.in_flight.wait(session.session_id, max, wait).await;
+            let guard = place.ok_or(Refusal::SessionBusy(max))?;
             // Other calls were recorded meanwhile, or the session has ended.
             (open_session(buffer, id, key).await?, guard)
         }
