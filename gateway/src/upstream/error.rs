@@ -79,6 +79,9 @@ pub enum UpstreamError {
 /// When an agent repeats a call that the engine refused for the moment without naming a time.
 pub(super) const RETRY_AFTER_S: u32 = 5;
 
+/// The most numbers of an engine's words that an agent sees.
+const NUMBERS_MAX: usize = 4;
+
 impl UpstreamError {
     pub(super) fn untrusted(fault: Fault, kind: EngineKind) -> Self {
         let remedy = fault.remedy(kind);
@@ -115,25 +118,45 @@ impl UpstreamError {
 }
 
 impl From<&UpstreamError> for DialectError {
-    /// What the agent is told.
+    /// What the agent is told. The engine's own words are left out, because they may contain addresses and passwords of
+    /// what is behind it. Whoever reports the error logs them.
     fn from(error: &UpstreamError) -> Self {
-        let why = error.to_string();
         match error {
-            UpstreamError::Untrusted { .. } => Self::Untrusted { why },
-            UpstreamError::ContextLength { message } => Self::ContextLength { detail: message.clone() },
-            UpstreamError::Refused { status: 400 | 413 | 422, message } => {
-                Self::Invalid { field: "body".to_owned(), why: format!("was refused by the engine: {message}") }
+            UpstreamError::Untrusted { .. } => Self::Untrusted { why: error.to_string() },
+            UpstreamError::ContextLength { message } => Self::ContextLength { detail: numbers(message) },
+            UpstreamError::Refused { status: status @ (400 | 413 | 422), .. } => {
+                let why = format!("was refused by the engine with status {status}; the log of the service says why");
+                Self::Invalid { field: "body".to_owned(), why }
             }
-            UpstreamError::Busy { retry_after_s, .. } => Self::Busy { why, retry_after_s: *retry_after_s },
-            UpstreamError::Aborted { .. } => Self::Busy { why, retry_after_s: RETRY_AFTER_S },
+            UpstreamError::Busy { retry_after_s, .. } => {
+                Self::Busy { why: "the engine is busy".to_owned(), retry_after_s: *retry_after_s }
+            }
+            UpstreamError::Aborted { .. } => Self::Busy { why: error.to_string(), retry_after_s: RETRY_AFTER_S },
             UpstreamError::Options { .. } => Self::Internal,
             // With these statuses, a proxy says that the engine was too slow or that requests are in each other's way.
-            UpstreamError::Refused { status: 408 | 409 | 425, .. }
-            | UpstreamError::Unreachable { .. }
-            | UpstreamError::Silent { .. }
-            | UpstreamError::Failed { .. }
-            | UpstreamError::TooLarge { .. } => Self::Upstream { why },
-            UpstreamError::Refused { .. } => Self::Refused { why },
+            UpstreamError::Refused { status: status @ (408 | 409 | 425), .. }
+            | UpstreamError::Failed { status, .. } => {
+                Self::Upstream { why: format!("the engine failed with status {status}") }
+            }
+            UpstreamError::Unreachable { .. } => Self::Upstream { why: "the engine cannot be reached".to_owned() },
+            UpstreamError::Silent { .. } | UpstreamError::TooLarge { .. } => Self::Upstream { why: error.to_string() },
+            UpstreamError::Refused { status: 401 | 403, .. } => {
+                Self::Refused { why: "the engine refused the key of its upstream".to_owned() }
+            }
+            UpstreamError::Refused { status, .. } => {
+                Self::Refused { why: format!("the engine refused the request with status {status}") }
+            }
         }
+    }
+}
+
+/// The numbers in an engine's words about a prompt that is too long: some agents read how long it may be.
+fn numbers(message: &str) -> String {
+    let numbers = message.split(|character: char| !character.is_ascii_digit()).filter(|number| !number.is_empty());
+    let numbers: Vec<&str> = numbers.take(NUMBERS_MAX).collect();
+    if numbers.is_empty() {
+        "the engine refused the prompt".to_owned()
+    } else {
+        format!("{} tokens", numbers.join(", "))
     }
 }

@@ -173,35 +173,39 @@ async fn an_answer_larger_than_the_bound_is_not_read() {
 async fn refusals_of_the_engine_become_errors_that_agents_understand() {
     let (engine, upstream) = start(EngineKind::Vllm).await;
     let cases = [
-        (400, r#"{"error": {"message": "bad template"}}"#, 400, "invalid-request", "bad template"),
         (
             400,
-            r#"{"message": "The input is longer than the model's context length"}"#,
+            r#"{"error": {"message": "bad SECRET"}}"#,
+            400,
+            "invalid-request",
+            "refused by the engine with status 400",
+        ),
+        (
+            400,
+            r#"{"message": "The input (9000 tokens) is longer than the model's context length of 8192: SECRET"}"#,
             400,
             "context_length_exceeded",
-            "context",
+            "9000, 8192 tokens",
         ),
-        (400, r#"{"error": {"message": "no", "param": "max_tokens"}}"#, 400, "context_length_exceeded", "no"),
-        (404, r#"{"error": {"message": "no model"}}"#, 400, "upstream-refused", "no model"),
-        (
-            401,
-            r#"{"error": "Incorrect API key provided: sk-upstream"}"#,
-            400,
-            "upstream-refused",
-            "key of the upstream",
-        ),
-        (403, "forbidden", 400, "upstream-refused", "key of the upstream"),
-        (408, "too slow", 502, "upstream-failed", "too slow"),
-        (413, "too large for nginx", 400, "invalid-request", "too large for nginx"),
-        (429, "slow down", 503, "busy", "slow down"),
-        (503, "", 503, "busy", ""),
-        (500, r#"{"detail": "CUDA error"}"#, 502, "upstream-failed", "CUDA error"),
+        (400, r#"{"error": {"message": "SECRET", "param": "max_tokens"}}"#, 400, "context_length_exceeded", "prompt"),
+        (404, r#"{"error": {"message": "no SECRET"}}"#, 400, "upstream-refused", "status 404"),
+        (401, r#"{"error": "Incorrect API key provided: SECRET"}"#, 400, "upstream-refused", "key of its upstream"),
+        (403, "SECRET", 400, "upstream-refused", "key of its upstream"),
+        (408, "SECRET", 502, "upstream-failed", "status 408"),
+        (413, "SECRET for nginx", 400, "invalid-request", "status 413"),
+        (429, "SECRET", 503, "busy", "busy"),
+        (503, "SECRET", 503, "busy", "busy"),
+        (500, r#"{"detail": "no connection to SECRET"}"#, 502, "upstream-failed", "status 500"),
     ];
     for (status, text, expected, code, words) in cases {
-        engine.switch(|switches| switches.failures = Some((1, status, text.to_owned())));
-        let error = DialectError::from(&ask(&upstream, "Hi").await.expect_err("the engine refuses"));
+        let text = text.replace("SECRET", "postgres://user:password@cache");
+        engine.switch(|switches| switches.failures = Some((1, status, text.clone())));
+        let error = ask(&upstream, "Hi").await.expect_err("the engine refuses");
+        let is_of_key = [401, 403].contains(&status);
+        assert_eq!(error.to_string().contains("password"), !(is_of_key || text.is_empty()), "the log has it: {error}");
+        let error = DialectError::from(&error);
         assert_eq!((error.status(), error.code()), (expected, code), "{status} {text}");
-        assert!(error.to_string().contains(words) && !error.to_string().contains("sk-upstream"), "{error}");
+        assert!(error.to_string().contains(words) && !error.to_string().contains("password"), "{error}");
     }
 }
 

@@ -161,7 +161,7 @@ async fn a_call_that_waited_for_too_long_may_be_repeated() {
         assert!(response.headers().contains_key("retry-after"));
         let (status, retry, body) = error(response).await;
         assert_eq!((status.as_u16(), retry), (503, Some(true)), "{body}");
-        assert!(message(&body).contains("paused"), "{body}");
+        assert!(message(&body).contains("the engine is busy"), "{body}");
     }
     assert!(agent.turns(&app).await.is_empty());
     app.finish().await;
