@@ -108,7 +108,7 @@
 //!     // ... move the weights and save them ...
 //!     client.checkpoint("default", &CheckpointRequest { step, epoch, force: None }).await?;
 //!     version += 1;
-//!     client.publish("default", &VersionRequest { version, step: Some(step), uri: None, epoch }).await?;
+//!     client.publish("default", &VersionRequest { version, step: Some(step), uri: None, epoch, force: None }).await?;
 //! }
 //! # }
 //! ```

@@ -628,10 +628,17 @@ class Client(AgentMethods):
         return self._call("POST", place, request, into=ResumeResponse, repeat=epoch is None)
 
     def publish(
-        self, policy: str, version: int, *, step: int | None = None, uri: str | None = None, epoch: int | None = None
+        self,
+        policy: str,
+        version: int,
+        *,
+        step: int | None = None,
+        uri: str | None = None,
+        epoch: int | None = None,
+        force: bool | None = None,
     ) -> PolicyStatus:
-        """Publishes a weight version, which agents then use."""
-        request = VersionRequest(version=version, step=step, uri=uri, epoch=epoch)
+        """Publishes a weight version, which agents then use. A version that rises by more than 2^41 needs `force`."""
+        request = VersionRequest(version=version, step=step, uri=uri, epoch=epoch, force=force)
         return self._call("PUT", path("policies", policy, "version"), request, into=PolicyStatus)
 
     def reset(self, policy: str, *, epoch: int | None = None) -> ResetResponse:

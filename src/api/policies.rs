@@ -242,6 +242,7 @@ pub(super) async fn publish(
         step: request.step.map(|step| params::step("/step", step)).transpose()?,
         uri: request.uri.map(|uri| params::text("/uri", uri, URI_BYTES_MAX)).transpose()?,
         epoch: params::epoch(request.epoch),
+        force: request.force.unwrap_or(false),
         now: api.buffer.now(),
     };
     api.run_uncancelled(|buffer| async move { buffer.publish(publish).await }).await?;

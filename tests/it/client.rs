@@ -66,7 +66,7 @@ on_both_stores! {
         let ack = AckRequest { lease: lease.clone(), step: 1, epoch: Some(epoch) };
         drop(heartbeat);
         assert_eq!(client.ack(&batch.batch_id, &ack).await.expect("acked").state, BatchState::Trained);
-        let publish = VersionRequest { version: 1, step: Some(1), uri: None, epoch: Some(epoch) };
+        let publish = VersionRequest { version: 1, step: Some(1), uri: None, epoch: Some(epoch), force: None };
         assert_eq!(client.publish("default", &publish).await.expect("published").version, 1);
         let above = client.wait_version_above("default", 0, 1_000).await.expect("answered");
         assert_eq!(above.map(|policy| policy.version), Some(1));

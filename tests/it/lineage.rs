@@ -51,6 +51,23 @@ on_both_stores! {
         assert_eq!(app.batch(&batch).await["state"], "quarantined");
     }
 
+    async fn a_version_rises_by_at_most_2_to_the_41_unless_that_is_forced(app: TestApp) {
+        let rise = 1_i64 << 41;
+        assert_eq!(app.publish(i64::MAX).await.pointers(422), ["/version"]);
+        let refused = app.publish(rise + 1).await.expect(422);
+        let detail = text(&refused["errors"][0]["detail"]);
+        assert!(detail.contains(&rise.to_string()) && detail.contains("\"force\": true"), "{detail}");
+        app.publish(rise).await.expect(200);
+        app.publish(2 * rise).await.expect(200);
+        app.publish(2 * rise).await.expect(200);
+        let forced = json!({"version": i64::MAX, "force": true});
+        let status = app.put("/policies/default/version", forced).await.expect(200);
+        assert_eq!(status["version"], i64::MAX);
+        // A resume or a reset goes back.
+        app.post("/policies/default/reset", json!({})).await.expect(200);
+        app.publish(1).await.expect(200);
+    }
+
     async fn a_superseded_trainer_can_neither_lease_nor_publish(app: TestApp) {
         post_rollouts(app, 0..3).await;
         let old = app.resume(None).await["epoch"].clone();

@@ -266,7 +266,7 @@ impl Service {
 
     /// Publishes the weights after step `step` as version `version`, stored at `uri`.
     pub async fn publish(&self, version: i64, step: i64, uri: String, epoch: i64) -> Result<(), ServiceError> {
-        let request = VersionRequest { version, step: Some(step), uri: Some(uri), epoch: Some(epoch) };
+        let request = VersionRequest { version, step: Some(step), uri: Some(uri), epoch: Some(epoch), force: None };
         self.patiently("publish", || self.client.publish(&self.policy, &request)).await.map(drop)
     }
 

@@ -147,7 +147,7 @@ pub struct OpenGroup {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct VersionRequest {
-    /// Version; greater than the current version, or an exact repeat of it.
+    /// Version; greater than the current version by at most 2^41, or an exact repeat of it.
     #[cfg_attr(feature = "openapi", schema(minimum = 0))]
     pub version: i64,
     /// Step after which the weights were saved; the last acked step when absent.
@@ -161,6 +161,9 @@ pub struct VersionRequest {
     /// Epoch of the caller; the request is refused if the epoch is superseded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
+    /// Also publishes a version that is greater by more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force: Option<bool>,
 }
 
 /// Reports that the trainer has saved a step durably.

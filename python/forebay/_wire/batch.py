@@ -298,10 +298,12 @@ class VersionRequest:
     """Publishes a weight version."""
 
     version: int
-    """Version; greater than the current version, or an exact repeat of it."""
+    """Version; greater than the current version by at most 2^41, or an exact repeat of it."""
     step: int | None = None
     """Step after which the weights were saved; the last acked step when absent."""
     uri: str | None = None
     """URL of the weights, up to 2,048 bytes."""
     epoch: int | None = None
     """Epoch of the caller; the request is refused if the epoch is superseded."""
+    force: bool | None = None
+    """Also publishes a version that is greater by more."""

@@ -110,6 +110,11 @@ pub struct ResetDone {
     pub groups: u64,
 }
 
+/// By how much a version may be greater than the one before, unless that is forced. After the largest number, no other
+/// version could be published. A first version may be a time in milliseconds, and it takes 4 million publications to
+/// reach the largest number.
+pub const VERSION_RISE_MAX: i64 = 1 << 41;
+
 /// A new weight version.
 #[derive(Clone, Debug)]
 pub struct Publish {
@@ -123,6 +128,8 @@ pub struct Publish {
     pub uri: Option<String>,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
+    /// Whether the version may be greater by more than [`VERSION_RISE_MAX`].
+    pub force: bool,
     /// The time of publication.
     pub now: Timestamp,
 }

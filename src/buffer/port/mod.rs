@@ -59,7 +59,7 @@ pub use self::{
         Readmit,
     },
     ledger::{GroupFilter, LatestGroup, LedgerStore, Story, StoryFilter},
-    lineage::{Checkpoint, Checkpointed, LineageStore, Publish, Reset, ResetDone, Resume, Resumed},
+    lineage::{Checkpoint, Checkpointed, LineageStore, Publish, Reset, ResetDone, Resume, Resumed, VERSION_RISE_MAX},
     pages::{Cursor, Order, Page},
     peers::Peers,
     policies::{

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use forebay_client::wire::Violation;
 
 use super::{claim::turns, journal};
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
         journal::Happening,
         port::{
             EnvironmentGroups, ExistingPolicy, HeldBatch, OpenGroup, Policy, Publish, ReadEnvironments, RulesWritten,
-            StoreError, WaitingConsumer, WaitingFor, WriteRules,
+            StoreError, VERSION_RISE_MAX, WaitingConsumer, WaitingFor, WriteRules,
         },
         refusal::Refusal,
         states::GroupState,
@@ -259,6 +260,14 @@ impl Op for PublishVersion {
                 && publish.uri == policy.version_uri
                 && publish.step.is_none_or(|step| Some(step) == policy.version_step);
             return Ok(if repeats { Ok(false) } else { Err(Refusal::VersionConflict(policy.version)) });
+        }
+        if !publish.force && publish.version.0.saturating_sub(policy.version.0) > VERSION_RISE_MAX {
+            let most = policy.version.0.saturating_add(VERSION_RISE_MAX);
+            let detail = format!(
+                "must be at most {most}, because version {} is current; send `\"force\": true` if a greater one is meant",
+                policy.version
+            );
+            return Ok(Err(Refusal::Invalid(vec![Violation { pointer: "/version".to_owned(), detail }])));
         }
         let uri = publish.uri.as_deref();
         tx.guarded(INSERT_VERSION, args![policy.policy_pk, publish.version, step, uri, publish.now], 1).await?;

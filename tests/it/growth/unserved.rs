@@ -87,7 +87,8 @@ async fn take_snapshots(store: &dyn Store) {
     for (version, minutes) in (1..).zip(minutes) {
         let now = Timestamp::from_micros(start + minutes * 60_000_000);
         let version = Version(1_000_000 + version);
-        let publish = Publish { policy: policy.clone(), version, step: None, uri: None, epoch: None, now };
+        let publish =
+            Publish { policy: policy.clone(), version, step: None, uri: None, epoch: None, force: false, now };
         store.publish(publish).await.expect("answered").expect("it is above all others");
         store.snapshot(now).await.expect("written");
     }

@@ -134,7 +134,7 @@ async fn steps_versions_and_epochs_may_be_as_large_as_a_number() {
     let app = TestApp::start(Backend::Sqlite).await;
     for number in [i64::MIN, -1, i64::MAX] {
         let calls = [
-            app.put("/policies/default/version", json!({"version": number, "step": number})).await,
+            app.put("/policies/default/version", json!({"version": number, "step": number, "force": true})).await,
             app.post("/policies/default/checkpoints", json!({"step": number})).await,
             app.post("/policies/default/checkpoints", json!({"step": 0, "epoch": number})).await,
             app.post("/policies/default/resume", json!({"step": number})).await,

@@ -193,6 +193,7 @@ impl System {
                     step: step.map(Step),
                     uri: uri.map(names::uri),
                     epoch: epoch.map(Epoch),
+                    force: false,
                     now: self.buffer.now(),
                 };
                 Ok(Answer::Published { new: self.buffer.publish(publish).await? })

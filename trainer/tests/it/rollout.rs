@@ -71,7 +71,7 @@ fn model(folder: &Path, name: &str, task: TaskName, seed: u64) -> (PathBuf, Stri
 }
 
 async fn publish(client: &Client, version: i64, uri: &str) {
-    let request = VersionRequest { version, step: Some(version), uri: Some(uri.to_owned()), epoch: None };
+    let request = VersionRequest { version, step: Some(version), uri: Some(uri.to_owned()), epoch: None, force: None };
     client.publish("default", &request).await.expect("the version is new");
 }
 

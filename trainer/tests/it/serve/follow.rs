@@ -29,7 +29,7 @@ fn following(service: &TestService, policies: &[&str], judge: &Path) -> ServeCon
 
 async fn publish(client: &Client, policy: &str, version: i64, folder: &Path) {
     let uri = Some(format!("file://{}", folder.display()));
-    let request = VersionRequest { version, step: Some(version), uri, epoch: None };
+    let request = VersionRequest { version, step: Some(version), uri, epoch: None, force: None };
     client.publish(policy, &request).await.expect("the version is new");
 }
 

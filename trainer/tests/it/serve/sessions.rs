@@ -48,7 +48,7 @@ fn model(folder: &Path, version: i64) -> PathBuf {
 async fn publish(client: &Client, version: i64, folder: &Path) {
     let uri = Some(format!("file://{}", folder.display()));
     for policy in ["default", "talk"] {
-        let request = VersionRequest { version, step: Some(version), uri: uri.clone(), epoch: None };
+        let request = VersionRequest { version, step: Some(version), uri: uri.clone(), epoch: None, force: None };
         client.publish(policy, &request).await.expect("the version is new");
     }
 }
