@@ -19,6 +19,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 /// Bytes per permit. A semaphore can count at least 2^29 permits.
 const PERMIT_BYTES: usize = 1 << 10;
 
+/// Responses up to this length take nothing from a budget. The number of connections bounds them, and acks, heartbeats
+/// and probes are answered even if a budget is used up.
+pub(crate) const FREE_ANSWER_BYTES: usize = 32 << 10;
+
 /// An owner's bodies may hold this many times the bytes that are free, if the body that grows is large. A single owner
 /// gets three quarters of a budget, two get three sevenths each, and the next one always finds free bytes.
 const LARGE_OF_FREE: usize = 3;
@@ -127,6 +131,17 @@ impl Budget {
     /// of bodies that wait, the body that finds this out fails and gives its bytes back.
     async fn grow(&self, taker: &Taker, bytes: usize, patience: Duration) -> Result<Share, Full> {
         self.wait_until(taker, patience, |bodies| self.take_within(bodies, taker, bytes)).await
+    }
+
+    /// Takes bytes for the answer to an owner's call that holds bytes of its body, as [`grow`](Self::grow) does.
+    pub(crate) async fn take_for_answer(
+        &self,
+        owner: Owner,
+        held: usize,
+        bytes: usize,
+        patience: Duration,
+    ) -> Result<Share, Full> {
+        self.grow(&Taker { owner: Some(owner), is_large: false, held }, bytes, patience).await
     }
 
     /// Waits until a body could take bytes, for at most `patience`, and takes none.

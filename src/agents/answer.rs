@@ -18,25 +18,45 @@ use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 use tracing::Instrument as _;
 
-use super::call::{Answer, Call};
+use super::{
+    body,
+    call::{Answer, Call},
+};
 use crate::buffer::ids::CallPk;
 
-type Answering = Pin<Box<dyn Future<Output = Result<Answer, DialectError>> + Send>>;
+type Answering = Pin<Box<dyn Future<Output = Result<Written, DialectError>> + Send>>;
+
+/// An answer as its client gets it.
+struct Written {
+    bytes: Bytes,
+    recorded: Option<CallPk>,
+}
+
+/// Answers a call. No event is sent before the call is recorded, so the events are one text.
+async fn write(call: Arc<Call>) -> Result<Written, DialectError> {
+    let Answer { completion, envelope, recorded } = Arc::clone(&call).answer().await?;
+    let bytes = if call.request.stream {
+        call.dialect.events(&completion, &envelope).map(|event| event.encode()).collect::<String>().into()
+    } else {
+        call.dialect.answer(&completion, &envelope).into()
+    };
+    Ok(Written { bytes: body::pay(&call, bytes).await?, recorded })
+}
 
 /// Answers a call. The status of events waits for the first sign of life, because clients understand the status of an
 /// error better than an error among events.
 pub(super) async fn respond(call: Call) -> Response {
     let call = Arc::new(call);
-    let mut answering: Answering = Box::pin(Arc::clone(&call).answer().in_current_span());
+    let mut answering: Answering = Box::pin(write(Arc::clone(&call)).in_current_span());
     if !call.request.stream {
         return match answering.await {
-            Ok(answer) => whole(&call, &answer),
+            Ok(written) => json(Body::new(AnswerBody::complete(&call, written))),
             Err(error) => failed(&call, &error),
         };
     }
     let keep_alive = call.agents.options().keep_alive;
     let body = match tokio::time::timeout(keep_alive, &mut answering).await {
-        Ok(Ok(answer)) => AnswerBody::complete(&call, &answer),
+        Ok(Ok(written)) => AnswerBody::complete(&call, written),
         Ok(Err(error)) => return failed(&call, &error),
         Err(_) => AnswerBody::waiting(&call, answering, keep_alive),
     };
@@ -76,12 +96,6 @@ fn failed(call: &Call, found: &DialectError) -> Response {
     error(call.dialect, found)
 }
 
-fn whole(call: &Arc<Call>, answer: &Answer) -> Response {
-    let bytes = call.dialect.answer(&answer.completion, &answer.envelope).into();
-    let body = AnswerBody { state: State::Sending(bytes), call: Arc::clone(call), recorded: answer.recorded };
-    json(Body::new(body))
-}
-
 /// The body of an answer. When its end is taken, the call counts as delivered: nothing better is known, because a socket
 /// accepts bytes that nobody reads.
 struct AnswerBody {
@@ -97,22 +111,14 @@ enum State {
 }
 
 impl AnswerBody {
-    fn complete(call: &Arc<Call>, answer: &Answer) -> Self {
-        Self { state: State::events(call, answer), call: Arc::clone(call), recorded: answer.recorded }
+    fn complete(call: &Arc<Call>, written: Written) -> Self {
+        Self { state: State::Sending(written.bytes), call: Arc::clone(call), recorded: written.recorded }
     }
 
     fn waiting(call: &Arc<Call>, answering: Answering, keep_alive: Duration) -> Self {
         // The first sign of life is sent at once, with the status.
         let next = Box::pin(tokio::time::sleep_until(Instant::now()));
         Self { state: State::Waiting { answering, keep_alive, next }, call: Arc::clone(call), recorded: None }
-    }
-}
-
-impl State {
-    /// The events of an answer. They are written after the call is recorded, so none of them has to wait.
-    fn events(call: &Call, answer: &Answer) -> Self {
-        let events = call.dialect.events(&answer.completion, &answer.envelope);
-        Self::Sending(events.map(|event| event.encode()).collect::<String>().into())
     }
 }
 
@@ -130,9 +136,9 @@ impl HttpBody for AnswerBody {
                 State::Waiting { answering, keep_alive, next } => {
                     if let Poll::Ready(outcome) = answering.as_mut().poll(context) {
                         this.state = match outcome {
-                            Ok(answer) => {
-                                this.recorded = answer.recorded;
-                                State::events(&this.call, &answer)
+                            Ok(written) => {
+                                this.recorded = written.recorded;
+                                State::Sending(written.bytes)
                             }
                             Err(error) => {
                                 this.call.count(error.code());

@@ -1,17 +1,19 @@
-//! Bodies of calls. They take bytes from one budget as they arrive, and keep them as long as their calls are in flight.
+//! Bodies of calls and of their answers. They take bytes from one budget, which bodies keep as long as their calls are in
+//! flight.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody as _};
 use bytes::Bytes;
 use forebay_gateway::DialectError;
 use http_body_util::BodyExt as _;
 
-use super::Agents;
+use super::{Agents, call::Call};
 use crate::{
     budget::{
-        Owner, Shares,
+        FREE_ANSWER_BYTES, Owner, Shares,
         arriving::{Arriving, Limits, Unread},
+        paid,
     },
     buffer::ids::SessionId,
 };
@@ -54,6 +56,24 @@ pub(super) async fn discard(mut body: Body) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     // A client that goes on for longer loses its connection.
     let _ = tokio::time::timeout(DISCARD_TIMEOUT, rest).await;
+}
+
+/// Takes bytes of the budget for an answer until it is written or the connection ends. A client that does not read would
+/// make the service hold answers otherwise. If there is no room in time, the client repeats the call and gets the
+/// recorded answer.
+pub(super) async fn pay(call: &Call, answer: Bytes) -> Result<Bytes, DialectError> {
+    if answer.len() <= FREE_ANSWER_BYTES {
+        return Ok(answer);
+    }
+    let patience = if call.request.stream {
+        call.agents.options().read_timeout
+    } else {
+        call.times.answer_by.saturating_duration_since(Instant::now())
+    };
+    let taking =
+        call.agents.0.bytes.take_for_answer(owner(call.permit.session_id()), call.body_bytes(), answer.len(), patience);
+    let share = taking.await.map_err(|_| overloaded())?;
+    Ok(paid(answer, share))
 }
 
 fn owner(session: SessionId) -> Owner {

@@ -64,7 +64,7 @@ pub(super) struct Call {
     pub(super) times: Times,
     _in_flight: CallInFlight,
     /// Held as long as the request.
-    _shares: Shares,
+    shares: Shares,
     /// Whether it was counted how the call ended.
     is_counted: AtomicBool,
     is_recorded: AtomicBool,
@@ -135,7 +135,7 @@ impl Call {
             times,
             _in_flight: agents.metrics().call_begins(),
             agents,
-            _shares: shares,
+            shares,
             is_counted: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),
         })
@@ -284,6 +284,11 @@ impl Call {
         tracing::debug!(call.seq = recorded.seq, "a call was recorded");
         let envelope = self.own_envelope();
         Ok(Answer { completion, envelope, recorded: Some(recorded.call_pk) })
+    }
+
+    /// The bytes of the budget that the body holds.
+    pub(super) fn body_bytes(&self) -> usize {
+        self.shares.bytes()
     }
 
     fn envelope(&self, id: &str, created_s: u64) -> Envelope {

@@ -13,11 +13,10 @@ use axum::{
 
 use super::problem::Failure;
 pub(crate) use crate::budget::{Budget, Share, Shares, paid};
-use crate::{budget::Full, metrics::Metrics};
-
-/// Responses up to this length take nothing from a budget. The number of connections bounds them, and acks, heartbeats
-/// and probes are answered even if a budget is used up.
-const FREE_ANSWER_BYTES: usize = 32 << 10;
+use crate::{
+    budget::{FREE_ANSWER_BYTES, Full},
+    metrics::Metrics,
+};
 
 /// The most bytes that the service holds for clients at the same time, by kind.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
 //! Bodies that are announced and do not come, or stop coming: they keep nobody else from being served.
 
 use forebay::access::Role;
+use forebay_gateway::engine::Answer;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -35,10 +36,15 @@ impl Session {
 
     /// A call whose body has this length.
     async fn calls(&self, length: usize) -> Raw {
+        self.calls_with("", length).await
+    }
+
+    /// The same with more headers.
+    async fn calls_with(&self, headers: &str, length: usize) -> Raw {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "Hello."}]});
         let body = format!("{:length$}", body.to_string());
         let mut raw = Raw::to(&self.address).await;
-        raw.send(format!("{}content-length: {}\r\n\r\n{body}", self.head(), body.len())).await;
+        raw.send(format!("{}{headers}content-length: {}\r\n\r\n{body}", self.head(), body.len())).await;
         raw
     }
 }
@@ -200,6 +206,28 @@ async fn calls_of_one_session_that_wait_for_a_place_are_bounded() {
     while let Some(answer) = calls.join_next().await {
         assert_eq!(answer.expect("the task goes on").status, 200);
     }
+    eventually("whole budgets", || async { is_whole(&app.metrics().await) }).await;
+    unharmed(app).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_answer_takes_bytes_from_the_budget_and_is_not_lost_without_room() {
+    let config = "[limits]\nbody_bytes = 1048576\n[sessions]\nlisten = \"127.0.0.1:0\"\ninflight_bytes = 1048576";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    let long = "y".repeat(200_000);
+    app.engine.switch(|switches| switches.context_tokens = 10_000_000);
+    app.engine.script("Hello.", [Answer::text(&long)]);
+    let (greedy, session) = (Session::open(&app, None).await, Session::open(&app, None).await);
+    let unfinished = begin(&greedy.address, &greedy.head(), 900 << 10, (900 << 10) - 1).await;
+    eventually("the unfinished body", || async { gauge(&app.metrics().await, "agent_call") == 900 << 10 }).await;
+    // The engine answers and the call is recorded, but the answer finds no room before its client gives up.
+    let answer = session.calls_with("x-stainless-read-timeout: 6\r\n", 100).await.answer().await.expect("an answer");
+    assert_eq!(answer.status, 503);
+    unfinished.reset();
+    eventually("whole budgets", || async { is_whole(&app.metrics().await) }).await;
+    let again = session.calls_with("x-stainless-retry-count: 1\r\n", 100).await.answer().await.expect("an answer");
+    let body: Value = serde_json::from_slice(&again.body).expect("an answer is JSON");
+    assert_eq!((again.status, &body["choices"][0]["message"]["content"]), (200, &json!(long)));
     eventually("whole budgets", || async { is_whole(&app.metrics().await) }).await;
     unharmed(app).await;
 }
