@@ -133,8 +133,8 @@ impl Budget {
         self.wait_until(taker, patience, |bodies| self.take_within(bodies, taker, bytes)).await
     }
 
-    /// Takes bytes for the answer to an owner's call that holds bytes of its body, as [`grow`](Self::grow) does.
-    pub(crate) async fn take_for_answer(
+    /// Takes more bytes for an owner's call that holds bytes of its body, as [`grow`](Self::grow) does.
+    pub(crate) async fn take_more(
         &self,
         owner: Owner,
         held: usize,

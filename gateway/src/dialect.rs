@@ -20,7 +20,7 @@ pub(crate) use fields::{is_taken, recorded};
 
 use http::HeaderMap;
 
-use crate::{completion::Completion, request::Request};
+use crate::{completion::Completion, request::Request, structure};
 
 /// The API that an agent uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,11 +65,14 @@ impl Dialect {
 
     /// Parses the body of a call. An error names the field. If the call is recorded, [`Request::recorded`] follows.
     pub fn parse(self, body: &[u8]) -> Result<Request, DialectError> {
-        match self {
+        structure::check(body)?;
+        let request = match self {
             Self::Chat => chat::parse(body),
             Self::Messages => messages::parse(body),
             Self::Responses => responses::parse(body),
-        }
+        }?;
+        structure::check_arguments(&request)?;
+        Ok(request)
     }
 
     /// Writes the body of an answer.

@@ -12,11 +12,12 @@
 //! 1. [`Renderer::load`] reads the tokenizer and the template once per upstream, and tests itself.
 //! 2. [`Paths::continued`](crate::canonical::Paths::continued) finds the call that a request continues. It has the calls
 //!    of one policy in one session, and is filled like the [`History`](crate::canonical::History) in it.
-//! 3. [`Renderer::prompt`] makes the ids of the prompt. It takes long for a long prompt, so it belongs on a thread for
-//!    such work.
+//! 3. [`Renderer::prompt_within`] makes the ids of the prompt, in pieces (`encode`). It takes long for a long prompt, so
+//!    it belongs on a thread for such work.
 //! 4. [`EngineCall::exact`](crate::upstream::EngineCall) carries them to the engine, whose answer must name the same
 //!    ids.
 
+mod encode;
 mod family;
 mod renderer;
 mod self_test;

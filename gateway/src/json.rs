@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeOwned, MapAccess, Visitor},
+    de::{DeserializeOwned, DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor},
     ser::SerializeMap,
 };
 use serde_json::value::RawValue;
@@ -17,6 +17,9 @@ use crate::dialect::DialectError;
 
 /// The longest name that is stored with a call.
 const NAME_BYTES_MAX: usize = 256;
+
+/// The most fields of an object whose fields are read, such as a message.
+const FIELDS_MAX: usize = 256;
 
 /// Fields of an object with the text of their values, in the order in which they were sent.
 pub type Fields = Vec<(String, Box<RawValue>)>;
@@ -136,11 +139,23 @@ impl<'a> Item<'a> {
         self.decode("must be a number")
     }
 
-    pub(crate) fn array(&self) -> Result<Vec<Item<'a>>, DialectError> {
-        let values: Vec<&'a RawValue> =
-            serde_json::from_str(self.verbatim()).map_err(|_| self.invalid("must be an array"))?;
-        let items = values.into_iter().enumerate();
-        Ok(items.map(|(index, raw)| Item { path: format!("{}[{index}]", self.path), raw }).collect())
+    /// Reads the elements of an array one after the other, and returns how many there are. No list of them is built.
+    pub(crate) fn each(
+        &self,
+        mut read: impl FnMut(Item<'a>) -> Result<(), DialectError>,
+    ) -> Result<usize, DialectError> {
+        let (mut count, mut refused) = (0, None);
+        let mut of_element = |raw: &'a RawValue| {
+            let item = Item { path: format!("{}[{count}]", self.path), raw };
+            count += 1;
+            read(item).map_err(|error| refused = Some(error)).is_ok()
+        };
+        let read = Elements(&mut of_element).deserialize(&mut serde_json::Deserializer::from_str(self.verbatim()));
+        match (read, refused) {
+            (_, Some(error)) => Err(error),
+            (Err(_), None) => Err(self.invalid("must be an array")),
+            (Ok(()), None) => Ok(count),
+        }
     }
 
     pub(crate) fn object(&self) -> Result<Object<'a>, DialectError> {
@@ -149,6 +164,9 @@ impl<'a> Item<'a> {
         }
         let Entries(entries) =
             serde_json::from_str(self.verbatim()).map_err(|error| self.invalid(error.to_string()))?;
+        if entries.len() > FIELDS_MAX {
+            return Err(self.invalid(format!("has more than {FIELDS_MAX} fields")));
+        }
         let mut names = BTreeSet::new();
         // The engine might take the other of the two values.
         if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
@@ -214,12 +232,46 @@ impl<'a> Object<'a> {
         self.entries.into_iter().map(|(name, raw)| (name, raw.to_owned())).collect()
     }
 
+    /// The same without a copy of the text.
+    pub(crate) fn into_entries(self) -> Vec<(String, &'a RawValue)> {
+        self.entries
+    }
+
     fn path_of(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 }
 
-/// The entries of an object in their order, repeated names included.
+/// Reads an array and hands over each element, until one is refused.
+struct Elements<'r, 'a>(&'r mut dyn FnMut(&'a RawValue) -> bool);
+
+impl<'a> DeserializeSeed<'a> for Elements<'_, 'a> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'a>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'a> Visitor<'a> for Elements<'_, 'a> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(self, mut seq: A) -> Result<(), A::Error> {
+        while let Some(element) = seq.next_element()? {
+            if !(self.0)(element) {
+                return Err(A::Error::custom("refused"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The entries of an object in their order, repeated names included. Of an object with too many, one entry more than
+/// allowed is read.
 struct Entries<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Entries<'a> {
@@ -235,7 +287,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entries<'a> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
+                    if entries.len() <= FIELDS_MAX {
+                        entries.push(entry);
+                    }
                 }
                 Ok(entries)
             }

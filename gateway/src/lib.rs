@@ -7,12 +7,15 @@
 //! A call passes through the modules in this order:
 //!
 //! 1. [`lineage`] reads from the headers which of an agent's sub-agents calls.
-//! 2. [`dialect`] parses the body into one [`Request`], whatever the dialect. At the end it writes the answer, as a
+//! 2. [`structure`] says what the body costs, before anything is built of it.
+//! 3. [`dialect`] parses the body into one [`Request`], whatever the dialect. At the end it writes the answer, as a
 //!    body or as events.
-//! 3. [`upstream`] sends the request to an engine, checks the answer, and returns a [`Completion`].
+//! 4. [`upstream`] sends the request to an engine, checks the answer, and returns a [`Completion`].
 //!
 //! [`canonical`] compares the requests of a session with the calls before them. It finds the call that a request
 //! continues, and says why one does not.
+//!
+//! [`work`] runs what takes long for long bodies, so that it does not hold up other calls.
 //!
 //! With the feature `exact` there is the mode in which the gateway renders prompts itself, in the module `exact`, and
 //! the chat templates for it, in the module `template`.
@@ -34,9 +37,11 @@ pub mod engine;
 pub mod exact;
 pub mod lineage;
 pub mod request;
+pub mod structure;
 #[cfg(feature = "template")]
 pub mod template;
 pub mod upstream;
+pub mod work;
 
 pub use completion::Completion;
 pub use dialect::{Dialect, DialectError};

@@ -39,6 +39,8 @@ pub struct Request {
     pub other: Fields,
     /// What was left out of the request, in words, each with the field.
     pub warnings: Vec<String>,
+    /// The bytes of the body. How long work on the request takes follows from them.
+    pub bytes: usize,
 }
 
 impl Request {
@@ -154,8 +156,8 @@ pub enum Content {
     Absent,
     /// A text.
     Text(String),
-    /// Parts, with their text as it was sent.
-    Parts(Vec<Box<RawValue>>),
+    /// An array of parts, with its text as it was sent.
+    Parts(Box<RawValue>),
 }
 
 impl Serialize for Content {

@@ -366,9 +366,10 @@ fn content(value: &Value) -> Result<Value, Error> {
 fn tool_call(call: &Value) -> Result<Value, Error> {
     map(call, |key, value| match key {
         "function" => map(value, |key, value| {
-            let parsed: Option<Value> = value.as_str().and_then(|text| serde_json::from_str(text).ok());
+            let text = value.as_str().filter(|_| key == "arguments");
+            let parsed: Option<Value> = text.and_then(|text| serde_json::from_str(text).ok());
             let is_object = |value: &Value| value.kind() == ValueKind::Map;
-            Ok(parsed.filter(|parsed| key == "arguments" && is_object(parsed)).unwrap_or_else(|| value.clone()))
+            Ok(parsed.filter(is_object).unwrap_or_else(|| value.clone()))
         }),
         _ => Ok(value.clone()),
     })

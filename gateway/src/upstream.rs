@@ -2,17 +2,18 @@
 //! `exact` the gateway sends ids.
 //!
 //! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request
-//! with what `allow` lets pass,
-//! `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what came back, and `check` makes a [`Completion`] of it or says what is wrong
-//! with it, for which `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and
-//! continues it if the engine aborts it. [`probe`] makes such calls before any agent does. `score` has an engine report
-//! the log-probabilities of given ids.
+//! with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what
+//! came back, with its lists in `columns`, and `check` makes a [`Completion`] of it or says what is wrong with it, for which
+//! `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and continues it if the engine
+//! aborts it. [`probe`] makes such calls before any agent does. `score` has an engine report the log-probabilities of given
+//! ids.
 
 mod allow;
 mod answer;
 mod body;
 mod budget;
 mod check;
+mod columns;
 mod error;
 mod exact;
 mod options;
@@ -41,7 +42,9 @@ use std::{
     },
 };
 
-use crate::{completion::Completion, request::Request};
+use bytes::Bytes;
+
+use crate::{completion::Completion, request::Request, work};
 
 use self::{
     allow::Withheld,
@@ -56,6 +59,13 @@ use self::{
 /// the call began.
 pub fn read_answer(body: &[u8], version: i64, options: &UpstreamOptions) -> Result<Completion, Fault> {
     check::completion(&EngineAnswer::read(body)?, "rid", version, options)
+}
+
+/// What an engine with these options is sent for a call that is recorded, if it renders the messages. Tests of hostile bodies need
+/// no engine.
+#[must_use]
+pub fn engine_body(call: &EngineCall<'_>, options: &UpstreamOptions) -> Bytes {
+    body::write(call, options, call.rid, Wanted::Recording)
 }
 
 /// The chat endpoint of all engines.
@@ -181,8 +191,8 @@ impl Upstream {
                 answer => Some(answer?).filter(|answer| !answer.is_aborted()),
             };
             if let Some(answer) = answer {
-                let completion = check::completion(&answer, &rid, version, &self.options)
-                    .map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))?;
+                let completion = check::completion(&answer, &rid, version, &self.options);
+                let completion = completion.map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))?;
                 return Ok(Answered { completion, aborts, reconnects });
             }
             aborts += 1;
@@ -215,8 +225,10 @@ impl Upstream {
         reconnects: &mut u32,
     ) -> Result<EngineAnswer, UpstreamError> {
         let body = |rid: &str| body::write(call, &self.options, rid, wanted);
-        let post = Post { path: CHAT, workers, session: call.session, rid, body: &body };
+        let bytes = call.request.bytes;
+        let post = Post { path: CHAT, workers, session: call.session, rid, bytes, body: &body };
         let body = self.transport.post(&post, reconnects).await?;
-        EngineAnswer::read(&body).map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
+        let read = work::run(body.len(), || EngineAnswer::read(&body)).await;
+        read.map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))
     }
 }

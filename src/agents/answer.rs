@@ -13,14 +13,14 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use forebay_gateway::{Dialect, DialectError};
+use forebay_gateway::{Dialect, DialectError, work};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 use tracing::Instrument as _;
 
 use super::{
     body,
-    call::{Answer, Call},
+    call::{Answer, Call, answer_bytes},
 };
 use crate::buffer::ids::CallPk;
 
@@ -35,11 +35,14 @@ struct Written {
 /// Answers a call. No event is sent before the call is recorded, so the events are one text.
 async fn write(call: Arc<Call>) -> Result<Written, DialectError> {
     let Answer { completion, envelope, recorded } = Arc::clone(&call).answer().await?;
-    let bytes = if call.request.stream {
-        call.dialect.events(&completion, &envelope).map(|event| event.encode()).collect::<String>().into()
-    } else {
-        call.dialect.answer(&completion, &envelope).into()
+    let write = || {
+        if call.request.stream {
+            call.dialect.events(&completion, &envelope).map(|event| event.encode()).collect::<String>().into()
+        } else {
+            Bytes::from(call.dialect.answer(&completion, &envelope))
+        }
     };
+    let bytes = work::run(answer_bytes(&completion), write).await;
     Ok(Written { bytes: body::pay(&call, bytes).await?, recorded })
 }
 
@@ -55,6 +58,8 @@ pub(super) async fn respond(call: Call) -> Response {
         };
     }
     let keep_alive = call.agents.options().keep_alive;
+    let dialect = call.dialect;
+    let mut answering: Answering = Box::pin(async move { Ok(events(dialect, &answer.await?).await) });
     let body = match tokio::time::timeout(keep_alive, &mut answering).await {
         Ok(Ok(written)) => AnswerBody::complete(&call, written),
         Ok(Err(error)) => return failed(&call, &error),

@@ -3,15 +3,23 @@
 use forebay_gateway::{
     DialectError,
     cancel::{Cancellation, Waiting},
+    work::core,
 };
 
-/// Runs work on such a thread. If the future is dropped because the agent has left, the work is cancelled.
+/// Runs work on such a thread, when one of the cores is free for it. If the future is dropped because the agent has left,
+/// the work is cancelled.
 pub(super) async fn run<T: Send + 'static>(
     work: impl FnOnce(&Cancellation) -> Result<T, DialectError> + Send + 'static,
 ) -> Result<T, DialectError> {
     let waiting = Waiting::default();
     let cancellation = waiting.cancellation();
-    tokio::task::spawn_blocking(move || work(&cancellation)).await.map_err(|_| DialectError::Internal)?
+    let core = core().await;
+    let work = move || {
+        let done = work(&cancellation);
+        drop(core);
+        done
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|_| DialectError::Internal)?
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody as _};
 use bytes::Bytes;
-use forebay_gateway::DialectError;
+use forebay_gateway::{DialectError, structure, work};
 use http_body_util::BodyExt as _;
 
 use super::{Agents, call::Call};
@@ -51,6 +51,21 @@ pub(super) async fn read(agents: &Agents, session: SessionId, mut body: Body) ->
     }
 }
 
+/// Takes what the values of a body cost, besides its bytes, before anything is built of it.
+pub(super) async fn pay_structure(
+    agents: &Agents,
+    session: SessionId,
+    body: &mut ReadBody,
+) -> Result<(), DialectError> {
+    let price = work::run(body.bytes.len(), || structure::price(&body.bytes)).await;
+    let budget = &agents.0.bytes;
+    // A body whose price is above the whole budget gets all of it.
+    let missing = price.min(budget.bytes()).saturating_sub(body.shares.bytes());
+    let more = budget.take_more(owner(session), body.shares.bytes(), missing, Duration::ZERO).await;
+    body.shares.push(more.map_err(|_| overloaded())?);
+    Ok(())
+}
+
 /// Reads the rest of a body, within bounds, and forgets it.
 pub(super) async fn discard(mut body: Body) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
@@ -71,7 +86,7 @@ pub(super) async fn pay(call: &Call, answer: Bytes) -> Result<Bytes, DialectErro
         call.times.answer_by.saturating_duration_since(Instant::now())
     };
     let taking =
-        call.agents.0.bytes.take_for_answer(owner(call.permit.session_id()), call.body_bytes(), answer.len(), patience);
+        call.agents.0.bytes.take_more(owner(call.permit.session_id()), call.body_bytes(), answer.len(), patience);
     let share = taking.await.map_err(|_| overloaded())?;
     Ok(paid(answer, share))
 }

@@ -18,6 +18,7 @@ use forebay_gateway::{
     dialect::Envelope,
     lineage::AgentLabel,
     upstream::Answered,
+    work,
 };
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -46,14 +47,13 @@ use crate::{
     metrics::CallInFlight,
 };
 
-/// Bodies above this size are parsed on a thread where that may take its time.
-const LARGE_BODY_BYTES: usize = 256 << 10;
-
 /// A parsed call of a session.
 pub(super) struct Call {
     pub(super) agents: Agents,
     pub(super) dialect: Dialect,
     pub(super) request: Request,
+    /// The request as it is compared with the calls before. `None` if the call is not recorded.
+    canonical: Option<Canonical>,
     pub(super) permit: Arc<CallPermit>,
     digest: [u8; 32],
     retry_count: u32,
@@ -104,17 +104,19 @@ impl Call {
         ReadBody { bytes, shares }: ReadBody,
         times: Times,
     ) -> Result<Self, DialectError> {
-        let parse = move || (*blake3::hash(&bytes).as_bytes(), dialect.parse(&bytes));
-        let (digest, request) = if shares.bytes() > LARGE_BODY_BYTES {
-            tokio::task::spawn_blocking(parse).await.map_err(|_| DialectError::Internal)?
-        } else {
-            parse()
+        let length = bytes.len();
+        let parse = || {
+            let mut request = dialect.parse(&bytes)?;
+            // A name that the session does not know is refused later.
+            let is_recorded = permit.policy(&request.model).is_ok_and(|policy| policy.is_some());
+            if is_recorded {
+                request = request.recorded()?;
+            }
+            let canonical = is_recorded.then(|| Canonical::of(&request));
+            Ok::<_, DialectError>((*blake3::hash(&bytes).as_bytes(), request, canonical))
         };
-        let mut request = request?;
-        // A name that the session does not know is refused later.
-        if permit.policy(&request.model).is_ok_and(|policy| policy.is_some()) {
-            request = request.recorded()?;
-        }
+        let (digest, request, canonical) = work::run(length, parse).await?;
+        drop(bytes);
         check_name(&request.model).map_err(|why| DialectError::Invalid { field: "model".to_owned(), why })?;
         for warning in &request.warnings {
             tracing::debug!(warning, "a part of a call was left out");
@@ -126,6 +128,7 @@ impl Call {
             dialect,
             digest,
             request,
+            canonical,
             permit: Arc::new(permit),
             retry_count: number(headers, "x-stainless-retry-count").unwrap_or(0),
             agent: AgentLabel::of(headers),
@@ -155,22 +158,21 @@ impl Call {
         if policy.is_some() {
             route.check_scale(self.permit.sampling())?;
         }
-        let Some(policy) = policy else {
+        let (Some(policy), Some(canonical)) = (policy, &self.canonical) else {
             let Asked { answered, .. } = self.ask_until_ended(&route, None, None).await?;
             self.count("forwarded");
             return Ok(Answer { completion: answered.completion, envelope: self.own_envelope(), recorded: None });
         };
-        let canonical = Canonical::of(&self.request);
         let prompt = match &route.exact {
             Some(exact) => {
                 route.await_probe().await;
-                Some(self.prompt(exact, policy, &canonical).await?)
+                Some(self.prompt(exact, policy, canonical).await?)
             }
             None => None,
         };
         let asked = self.ask_until_ended(&route, Some(policy), prompt.as_deref()).await?;
         let Asked { answered, engine_time } = asked;
-        let answer = self.record(&route, policy, &canonical, answered).await?;
+        let answer = self.record(&route, policy, canonical, answered).await?;
         let added = self.times.arrived.elapsed().saturating_sub(engine_time);
         self.agents.metrics().call_added(self.dialect.name(), added);
         Ok(answer)
@@ -185,8 +187,9 @@ impl Call {
     ) -> Result<Vec<i32>, DialectError> {
         let continued = continued(&self.agents, &self.permit, policy, canonical).await?;
         let (call, exact) = (Arc::clone(self), Arc::clone(exact));
-        let clock_s = self.permit.opened_at().unix_s() as i64;
-        let render = move |cancellation: &_| exact.prompt(&call.request, clock_s, continued.as_ref(), cancellation);
+        let (clock_s, tokens_max) = (self.permit.opened_at().unix_s() as i64, self.permit.tokens_max() as usize);
+        let render =
+            move |cancellation: &_| exact.prompt(&call.request, clock_s, continued.as_ref(), tokens_max, cancellation);
         let (ids, special_tokens) = blocking::run(render).await?;
         if special_tokens > 0 {
             self.agents.metrics().special_tokens(policy.policy.as_str(), special_tokens);
@@ -201,7 +204,8 @@ impl Call {
         let buffer = self.agents.buffer();
         let found = buffer.replay(&self.permit, self.dialect.name(), self.digest, self.retry_count).await;
         let Some(Replayed { call, response, .. }) = found.map_err(refusal::of)? else { return Ok(None) };
-        let stored: StoredAnswer<'_> = serde_json::from_str(&response).map_err(|error| {
+        let read = work::run(response.len(), || serde_json::from_str(&response)).await;
+        let stored: StoredAnswer<'_> = read.map_err(|error| {
             tracing::error!(error = %error, "a stored answer cannot be read");
             DialectError::Internal
         })?;
@@ -222,10 +226,16 @@ impl Call {
         let holds = if route.exact.is_some() { Holds::Ids } else { Holds::Messages };
         let session_id = self.permit.session_id();
         let history = self.agents.histories().of(session_id);
-        let record = {
+        let bytes = self.request.bytes + answer_bytes(&completion);
+        let (record, request) = {
             let mut history = history.lock().await;
             history.catch_up(self.agents.buffer(), &self.permit, holds).await.map_err(refusal::of)?;
-            history.record(&policy.policy, canonical)
+            let write = || {
+                let record = history.record(&policy.policy, canonical);
+                let text = record.to_json();
+                (record, text)
+            };
+            work::run(bytes, write).await
         };
         let finish = match completion.finish {
             Finish::Stop => "stop",
@@ -259,15 +269,17 @@ impl Call {
             created_s: self.created_s,
             completion: Cow::Borrowed(&completion),
         };
-        new.response = serde_json::to_string(&stored).expect("an answer is text and numbers");
-        new.request = Some(record.to_json());
+        let write = || serde_json::to_string(&stored).expect("an answer is text and numbers");
+        new.response = work::run(bytes, write).await;
+        new.request = Some(request);
         let (call, message) = (Arc::clone(self), completion.message.clone());
+        let (policy_name, prompt, ids) = (new.policy.clone(), new.prompt.clone(), new.ids.clone());
         let recording = async move {
-            let recorded = call.agents.buffer().record_call(&call.permit, new.clone()).await?;
+            let recorded = call.agents.buffer().record_call(&call.permit, new).await?;
             let mut history = history.lock().await;
-            let NewCall { policy, prompt, ids, .. } = &new;
+            let (policy, prompt, ids) = (&policy_name, &prompt, &ids);
             let added = Recorded { seq: recorded.seq, policy, record: &record, prompt, ids, message: &message };
-            history.add(&added, holds);
+            work::run(bytes, || history.add(&added, holds)).await;
             call.agents.histories().note(session_id, history.size());
             Ok::<_, BufferError>(recorded)
         };
@@ -339,6 +351,15 @@ pub(super) async fn continued(
     let mut history = history.lock().await;
     history.catch_up(agents.buffer(), permit, Holds::Ids).await.map_err(refusal::of)?;
     Ok(history.continued(&policy.policy, canonical))
+}
+
+/// About how many bytes an answer has as JSON.
+pub(super) fn answer_bytes(completion: &Completion) -> usize {
+    let message = &completion.message;
+    let texts = [&message.content, &message.reasoning].into_iter().flatten().map(String::len);
+    let calls = message.tool_calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len());
+    // An id has up to seven bytes, and a log-probability up to twelve.
+    texts.chain(calls).sum::<usize>() + 7 * completion.prompt_tokens.len() + 19 * completion.tokens.len()
 }
 
 /// The number in a header.

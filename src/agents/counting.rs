@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use forebay_gateway::{Dialect, DialectError, canonical::Canonical};
+use forebay_gateway::{Dialect, DialectError, canonical::Canonical, work};
 
 use super::{Agents, blocking, call};
 use crate::buffer::session::CallPermit;
@@ -14,7 +14,7 @@ pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &B
     if !agents.upstreams().render_prompts() {
         return None;
     }
-    match rendered(agents, permit, body.clone()).await {
+    match rendered(agents, permit, body).await {
         Ok(tokens) => tokens,
         Err(error) => {
             tracing::debug!(error = %error, "the tokens of a prompt are estimated");
@@ -23,13 +23,13 @@ pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &B
     }
 }
 
-async fn rendered(agents: &Agents, permit: &CallPermit, body: Bytes) -> Result<Option<u64>, DialectError> {
-    let parse = move || {
-        let request = Dialect::Messages.parse(&body)?.recorded()?;
+async fn rendered(agents: &Agents, permit: &CallPermit, body: &Bytes) -> Result<Option<u64>, DialectError> {
+    let parse = || {
+        let request = Dialect::Messages.parse(body)?.recorded()?;
         let canonical = Canonical::of(&request);
         Ok::<_, DialectError>((request, canonical))
     };
-    let (request, canonical) = tokio::task::spawn_blocking(parse).await.map_err(|_| DialectError::Internal)??;
+    let (request, canonical) = work::run(body.len(), parse).await?;
     let Ok(policy) = permit.policy(&request.model) else { return Ok(None) };
     let upstreams = agents.upstreams();
     let route = policy.map_or_else(|| upstreams.of_model(&request.model), |policy| upstreams.of_policy(&policy.policy));
@@ -38,8 +38,8 @@ async fn rendered(agents: &Agents, permit: &CallPermit, body: Bytes) -> Result<O
         Some(policy) => call::continued(agents, permit, policy, &canonical).await?,
         None => None,
     };
-    let clock_s = permit.opened_at().unix_s() as i64;
-    let render = move |cancellation: &_| exact.prompt(&request, clock_s, continued.as_ref(), cancellation);
+    let (clock_s, tokens_max) = (permit.opened_at().unix_s() as i64, permit.tokens_max() as usize);
+    let render = move |cancellation: &_| exact.prompt(&request, clock_s, continued.as_ref(), tokens_max, cancellation);
     let (ids, _) = blocking::run(render).await?;
     Ok(Some(ids.len() as u64))
 }

@@ -53,19 +53,21 @@ impl Exact {
         Ok(Self { renderer, probe: (request, prompt.ids) })
     }
 
-    /// The ids of a request's prompt, and how many special tokens the texts have that were rendered. This takes long for
-    /// long prompts.
+    /// The ids of a request's prompt, at most `tokens_max`, and how many special tokens the texts have that were rendered.
+    /// This takes long for long prompts.
     pub(super) fn prompt(
         &self,
         request: &Request,
         clock_s: i64,
         continued: Option<&Continued>,
+        tokens_max: usize,
         cancellation: &Cancellation,
     ) -> Result<(Vec<i32>, u64), DialectError> {
-        let prompt = self.renderer.prompt(request, clock_s, continued, cancellation).map_err(|error| {
-            tracing::debug!(error = %error, "a prompt cannot be rendered");
-            DialectError::from(&error)
-        })?;
+        let prompt =
+            self.renderer.prompt_within(request, clock_s, continued, cancellation, tokens_max).map_err(|error| {
+                tracing::debug!(error = %error, "a prompt cannot be rendered");
+                DialectError::from(&error)
+            })?;
         Ok((prompt.ids, prompt.special_tokens))
     }
 

@@ -126,7 +126,9 @@ async fn read(
             return Err(error);
         }
     };
-    let body = body::read(agents, permit.session_id(), body).await?;
+    let session = permit.session_id();
+    let mut body = body::read(agents, session, body).await?;
+    body::pay_structure(agents, session, &mut body).await?;
     Ok((permit, body))
 }
 

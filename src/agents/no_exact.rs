@@ -18,6 +18,7 @@ impl Exact {
         _: &Request,
         _: i64,
         _: Option<&Continued>,
+        _: usize,
         _: &Cancellation,
     ) -> Result<(Vec<i32>, u64), DialectError> {
         match *self {}

@@ -10,6 +10,7 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_client::wire::{ARROW_STREAM, Object, Violation};
+use forebay_gateway::structure;
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -391,10 +392,22 @@ async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
         arriving::Limits { bytes_max: CONTROL_BYTES_MAX, timeout: api.limits.read_timeout, patience: Duration::ZERO };
     // If no key is needed, nobody has to be protected from others, and the bodies that must succeed are free.
     let owner = parts.extensions.get::<Grant>().filter(|grant| grant.key_id.is_some()).map(owner);
-    let arriving = Arriving::new(&api.budgets.control, owner, None, limits).with_free(CONTROL_FREE_BYTES);
-    match arriving.read(&mut body).await {
+    let budget = &api.budgets.control;
+    let arriving = Arriving::new(budget, owner, None, limits).with_free(CONTROL_FREE_BYTES);
+    let read = match arriving.read(&mut body).await {
+        // The values of a body take up to forty times its bytes. Those of small bodies are free like their bytes.
+        Ok((bytes, mut shares)) if bytes.len() > CONTROL_FREE_BYTES => {
+            let values = budget.take(structure::price(&bytes).saturating_sub(shares.bytes()));
+            values.map_err(Unread::from).map(|share| {
+                shares.push(share);
+                (bytes, shares)
+            })
+        }
+        read => read,
+    };
+    match read {
         Ok((bytes, shares)) => {
-            // The parsed value takes about as many bytes, so the share is held until the handler ends.
+            // The parsed value is part of what was paid for, so the share is held until the handler ends.
             if let Some(held) = parts.extensions.get::<HeldByRequest>() {
                 held.hold(shares);
             }

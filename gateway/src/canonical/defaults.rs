@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::key::canonical_json;
+use super::key::{canonical_json, values};
 use crate::request::Tool;
 
 /// Bytes of names and values that the defaults of one request have. Those of further tools are not read.
@@ -21,7 +21,7 @@ pub(super) struct Defaults(BTreeMap<String, Shape>);
 /// The defaults in a schema.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-struct Shape {
+pub(super) struct Shape {
     /// The value that an absent one stands for, as canonical JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     default: Option<String>,
@@ -33,14 +33,13 @@ struct Shape {
 
 impl Defaults {
     pub(super) fn of(tools: &[Tool]) -> Self {
-        let (mut shapes, mut bytes) = (BTreeMap::new(), 0);
+        let (mut shapes, mut bytes) = (BTreeMap::new(), BYTES_MAX);
         for tool in tools {
-            let definition: Value = serde_json::from_str(tool.definition.get()).unwrap_or_default();
+            let Some(definition) = values(tool.definition.get()) else { continue };
             let Some(shape) = definition.pointer("/function/parameters").and_then(Shape::of) else { continue };
-            bytes += tool.name.len() + shape.bytes();
-            if bytes > BYTES_MAX {
-                break;
-            }
+            let left = bytes.checked_sub(tool.name.len() + shape.bytes());
+            let Some(left) = left else { break };
+            bytes = left;
             shapes.insert(tool.name.clone(), shape);
         }
         Self(shapes)
@@ -50,11 +49,9 @@ impl Defaults {
         self.0.is_empty()
     }
 
-    /// Leaves out what a call of the tool need not say.
-    pub(super) fn remove_from(&self, tool: &str, arguments: &mut Value) {
-        if let Some(shape) = self.0.get(tool) {
-            shape.remove_from(arguments);
-        }
+    /// The defaults of one tool.
+    pub(super) fn of_tool(&self, tool: &str) -> Option<&Shape> {
+        self.0.get(tool)
     }
 }
 
@@ -67,11 +64,7 @@ impl Shape {
             properties: properties.filter_map(|(name, schema)| Some((name.clone(), Self::of(schema)?))).collect(),
             items: schema.get("items").and_then(Self::of).map(Box::new),
         };
-        shape.default = schema.get("default").map(|default| {
-            let mut default = default.clone();
-            shape.remove_from(&mut default);
-            canonical_json(&default)
-        });
+        shape.default = schema.get("default").map(|default| canonical_json(default, Some(&shape)));
         (shape != Self::default()).then_some(shape)
     }
 
@@ -81,22 +74,18 @@ impl Shape {
         self.default.as_ref().map_or(0, String::len) + properties + items
     }
 
-    fn remove_from(&self, value: &mut Value) {
-        match value {
-            Value::Object(fields) => {
-                for (name, shape) in &self.properties {
-                    let Some(field) = fields.get_mut(name) else { continue };
-                    shape.remove_from(field);
-                    if shape.default.as_ref().is_some_and(|default| *default == canonical_json(field)) {
-                        fields.remove(name);
-                    }
-                }
-            }
-            Value::Array(values) => {
-                let shape = self.items.iter();
-                shape.for_each(|shape| values.iter_mut().for_each(|value| shape.remove_from(value)));
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-        }
+    /// The defaults in the field of an object.
+    pub(super) fn property(&self, name: &str) -> Option<&Self> {
+        self.properties.get(name)
+    }
+
+    /// The defaults in the elements of an array.
+    pub(super) fn items(&self) -> Option<&Self> {
+        self.items.as_deref()
+    }
+
+    /// Whether a field with this value, as canonical JSON without defaults, need not be there.
+    pub(super) fn is_default(&self, value: &str) -> bool {
+        self.default.as_deref() == Some(value)
     }
 }

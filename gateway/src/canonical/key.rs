@@ -1,12 +1,16 @@
 //! Digests of canonical messages: two messages are equal where their digests are.
 
-use std::fmt::Write as _;
+use std::{borrow::Cow, fmt::Write as _};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 
-use super::{BreakCause, CanonicalMessage, CanonicalRole, Defaults};
-use crate::request::Request;
+use super::{BreakCause, CanonicalMessage, CanonicalRole, Defaults, defaults::Shape};
+use crate::{request::Request, structure::Structure};
+
+/// The most values of a JSON text that is compared by its values. One with more is compared as text, because the values of
+/// `[0,0,...]` take up to forty times its bytes. A model that writes such arguments samples as many tokens.
+const COMPARED_VALUES_MAX: usize = 1 << 16;
 
 /// Fields of a request that change how a template renders it.
 const TEMPLATE_ARGUMENTS: [&str; 4] = ["chat_template", "chat_template_kwargs", "documents", "reasoning_effort"];
@@ -80,7 +84,7 @@ impl Key {
             add(&mut arguments, &call.arguments);
         }
         for part in &message.parts {
-            add(&mut meaning, &canonical_json(part));
+            add(&mut meaning, &canonical(part.get(), None));
         }
         // Neither calls nor parts can stand for the other.
         meaning.update(&(message.calls.len() as u64).to_le_bytes());
@@ -121,26 +125,25 @@ impl Key {
 pub(super) fn head(request: &Request) -> Hash {
     let mut hasher = blake3::Hasher::new();
     for tool in &request.tools {
-        let mut definition: Value = serde_json::from_str(tool.definition.get()).unwrap_or_default();
+        let text = tool.definition.get();
+        let Some(mut definition) = values(text) else {
+            add(&mut hasher, text);
+            continue;
+        };
         for place in ["", "/function"] {
             if let Some(Value::Object(fields)) = definition.pointer_mut(place) {
                 fields.remove("cache_control");
             }
         }
-        add(&mut hasher, &canonical_json(&definition));
+        add(&mut hasher, &canonical_json(&definition, None));
     }
     hasher.update(&(request.tools.len() as u64).to_le_bytes());
     for name in TEMPLATE_ARGUMENTS {
         let found = request.other.iter().find(|(field, _)| field == name);
-        let value: Value = found.and_then(|(_, value)| serde_json::from_str(value.get()).ok()).unwrap_or_default();
-        let is_empty = match &value {
-            Value::Null => true,
-            Value::String(text) => text.is_empty(),
-            Value::Array(values) => values.is_empty(),
-            Value::Object(fields) => fields.is_empty(),
-            Value::Bool(_) | Value::Number(_) => false,
-        };
-        add(&mut hasher, &if is_empty { String::new() } else { canonical_json(&value) });
+        let text = found.map_or("null", |(_, value)| value.get());
+        let is_empty = matches!(text, "null" | "\"\"")
+            || text.strip_prefix(['[', '{']).is_some_and(|inside| matches!(inside.trim(), "]" | "}"));
+        add(&mut hasher, &if is_empty { Cow::Borrowed("") } else { canonical(text, None) });
     }
     Hash::of(&hasher)
 }
@@ -152,29 +155,40 @@ fn add(hasher: &mut blake3::Hasher, text: &str) {
 }
 
 /// Arguments as JSON. What is no JSON is compared as text.
-fn canonical_arguments(tool: &str, arguments: &str, defaults: &Defaults) -> String {
-    let trimmed = arguments.trim();
-    match serde_json::from_str(trimmed) {
+fn canonical_arguments<'a>(tool: &str, arguments: &'a str, defaults: &Defaults) -> Cow<'a, str> {
+    match arguments.trim() {
         // All of these call a tool without arguments.
-        Ok(Value::Null) => "{}".to_owned(),
-        Ok(mut value) => {
-            defaults.remove_from(tool, &mut value);
-            canonical_json(&value)
-        }
-        Err(_) if trimmed.is_empty() => "{}".to_owned(),
-        Err(_) => format!("text:{trimmed}"),
+        "" | "null" => Cow::Borrowed("{}"),
+        trimmed => canonical(trimmed, defaults.of_tool(tool)),
     }
 }
 
+/// The canonical JSON of a text. What has no values that can be compared stays as it is, with a mark that no JSON begins
+/// with.
+fn canonical<'a>(text: &'a str, shape: Option<&Shape>) -> Cow<'a, str> {
+    match values(text) {
+        Some(value) => canonical_json(&value, shape).into(),
+        None => format!("text:{text}").into(),
+    }
+}
+
+/// The values of a text. `None` if it is no JSON, or if they would take much more memory than the text.
+pub(super) fn values(json: &str) -> Option<Value> {
+    let is_small = Structure::of(json.as_bytes()).values <= COMPARED_VALUES_MAX;
+    is_small.then(|| serde_json::from_str(json).ok()).flatten()
+}
+
 /// JSON with sorted keys and without spaces. Numbers are compared as JavaScript has them, in which some agents are
-/// written: 1.0 and 1 are the same number.
-pub(super) fn canonical_json(value: &Value) -> String {
+/// written: 1.0 and 1 are the same number. Fields that have the default value of `shape` are left out.
+///
+/// Each value is written once: a text that was written again for each level of `shape` took seconds.
+pub(super) fn canonical_json(value: &Value, shape: Option<&Shape>) -> String {
     let mut text = String::new();
-    write(&mut text, value);
+    write(&mut text, value, shape);
     text
 }
 
-fn write(text: &mut String, value: &Value) {
+fn write(text: &mut String, value: &Value, shape: Option<&Shape>) {
     match value {
         Value::Number(number) => match number.as_f64() {
             // Zero has one sign.
@@ -183,9 +197,10 @@ fn write(text: &mut String, value: &Value) {
         }
         .expect("a string accepts all text"),
         Value::Array(values) => {
+            let shape = shape.and_then(Shape::items);
             text.push('[');
             for value in values {
-                write(text, value);
+                write(text, value, shape);
                 text.push(',');
             }
             text.push(']');
@@ -196,13 +211,20 @@ fn write(text: &mut String, value: &Value) {
             fields.sort_by_key(|(name, _)| *name);
             text.push('{');
             for (name, value) in fields {
-                text.push_str(&Value::from(name.as_str()).to_string());
-                text.push(':');
-                write(text, value);
-                text.push(',');
+                let shape = shape.and_then(|shape| shape.property(name));
+                let before = text.len();
+                write!(text, "{}:", Value::from(name.as_str())).expect("a string accepts all text");
+                let start = text.len();
+                write(text, value, shape);
+                match shape {
+                    Some(shape) if shape.is_default(&text[start..]) => text.truncate(before),
+                    _ => text.push(','),
+                }
             }
             text.push('}');
         }
-        Value::Null | Value::Bool(_) | Value::String(_) => text.push_str(&value.to_string()),
+        Value::Null | Value::Bool(_) | Value::String(_) => {
+            write!(text, "{value}").expect("a string accepts all text");
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! Canonical messages, and the part of a request that is stored with a call.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::{Defaults, key::Hash};
 use crate::{
     completion::AssistantMessage,
+    dialect::DialectError,
+    json::{Item, object_of},
     request::{Content, Message, Role},
 };
 
@@ -36,9 +36,9 @@ pub struct CanonicalMessage {
     /// The texts of all parts, one behind the other.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
-    /// Parts that are no text, as JSON.
+    /// Parts that are no text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<Value>,
+    pub parts: Vec<CanonicalPart>,
     /// The reasoning. `None` if there is none, or if the agent did not send it back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
@@ -46,6 +46,28 @@ pub struct CanonicalMessage {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<CanonicalCall>,
 }
+
+/// A part that is no text, as JSON without what agents change freely. It is kept as text, because values take up to
+/// fifty times as much memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CanonicalPart(Box<RawValue>);
+
+impl CanonicalPart {
+    /// The text.
+    #[must_use]
+    pub fn get(&self) -> &str {
+        self.0.get()
+    }
+}
+
+impl PartialEq for CanonicalPart {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for CanonicalPart {}
 
 /// A tool call without its id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,25 +173,35 @@ fn name(message: &Message) -> Option<String> {
     (message.role != Role::Assistant && !name.is_empty()).then_some(name)
 }
 
-fn content(content: &Content) -> (String, Vec<Value>) {
+fn content(content: &Content) -> (String, Vec<CanonicalPart>) {
     let parts = match content {
         Content::Absent => return (String::new(), Vec::new()),
         Content::Text(text) => return (text.clone(), Vec::new()),
         Content::Parts(parts) => parts,
     };
     let (mut texts, mut others) = (String::new(), Vec::new());
-    for part in parts {
-        // The dialects have checked that every part is an object.
-        let Ok(mut part) = serde_json::from_str::<BTreeMap<String, Value>>(part.get()) else { continue };
-        match (part.get("type"), part.get("text")) {
-            (Some(Value::String(kind)), Some(Value::String(text))) if kind == "text" => texts.push_str(text),
-            _ => {
-                part.retain(|name, value| {
-                    !value.is_null() && !matches!(name.as_str(), "cache_control" | "id" | "signature")
-                });
-                others.push(part.into_iter().collect());
-            }
-        }
-    }
+    let read = Item::field("content", parts).each(|part| add_part(&part, &mut texts, &mut others));
+    debug_assert!(read.is_ok(), "the dialects have checked the parts: {read:?}");
     (texts, others)
+}
+
+fn add_part(part: &Item<'_>, texts: &mut String, others: &mut Vec<CanonicalPart>) -> Result<(), DialectError> {
+    let mut fields = part.object()?.into_entries();
+    let text = |name: &str| {
+        let (_, value) = fields.iter().find(|(field, _)| field == name)?;
+        serde_json::from_str::<String>(value.get()).ok()
+    };
+    if text("type").as_deref() == Some("text")
+        && let Some(text) = text("text")
+    {
+        texts.push_str(&text);
+        return Ok(());
+    }
+    fields.retain(|(name, value)| {
+        value.get() != "null" && !matches!(name.as_str(), "cache_control" | "id" | "signature")
+    });
+    fields.sort_by(|(left, _), (right, _)| left.cmp(right));
+    let fields = fields.into_iter().map(|(name, value)| (name, value.to_owned())).collect();
+    others.push(CanonicalPart(object_of(&fields)));
+    Ok(())
 }

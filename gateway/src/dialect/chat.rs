@@ -53,6 +53,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         sampling,
         other,
         warnings,
+        bytes: body.len(),
     })
 }
 
@@ -129,11 +130,12 @@ pub(super) fn models(names: &[&str], created_s: u64) -> Vec<u8> {
 }
 
 fn messages(item: &Item<'_>) -> Result<Vec<Message>, DialectError> {
-    let items = item.array()?;
-    if items.is_empty() {
+    let mut messages = Vec::new();
+    item.each(|item| Ok(messages.push(message(&item)?)))?;
+    if messages.is_empty() {
         return Err(item.invalid("must not be empty"));
     }
-    items.iter().map(message).collect()
+    Ok(messages)
 }
 
 fn message(item: &Item<'_>) -> Result<Message, DialectError> {
@@ -159,10 +161,10 @@ fn message(item: &Item<'_>) -> Result<Message, DialectError> {
     let older = object.take_string("reasoning_content")?;
     let reasoning = older.into_iter().chain(newer).find(|text| !text.is_empty());
     let calls = object.take("tool_calls");
-    let tool_calls = match &calls {
-        Some(item) => item.array()?.iter().map(read_tool_call).collect::<Result<_, _>>()?,
-        None => Vec::new(),
-    };
+    let mut tool_calls = Vec::new();
+    if let Some(calls) = &calls {
+        calls.each(|item| Ok(tool_calls.push(read_tool_call(&item)?)))?;
+    }
     if let Some(calls) = calls
         && role != Role::Assistant
         && !tool_calls.is_empty()
@@ -183,11 +185,8 @@ fn content(item: &Item<'_>) -> Result<Content, DialectError> {
     if !item.is_array() {
         return Err(item.invalid("must be a string or an array of parts"));
     }
-    let parts = item.array()?;
-    for part in &parts {
-        check_part(part)?;
-    }
-    Ok(Content::Parts(parts.iter().map(Item::to_raw).collect()))
+    item.each(|part| check_part(&part))?;
+    Ok(Content::Parts(item.to_raw()))
 }
 
 /// Checks that a part is text. What else it has is not sent to the engine.
@@ -226,16 +225,16 @@ fn read_tool_call(item: &Item<'_>) -> Result<ToolCall, DialectError> {
 fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
     let mut offer = Offer::default();
     if let Some(list) = object.take("tools") {
-        for item in list.array()? {
+        list.each(|item| {
             let mut tool = item.object()?;
             let kind = tool.require("type")?.string()?;
             if kind == "function" {
                 let name = tool.require("function")?.object()?.require("name")?.string()?;
-                offer.add(Tool { name, definition: item.to_raw() }, &item)?;
-            } else {
-                offer.leave_out(&kind, &item, warnings);
+                return offer.add(Tool { name, definition: item.to_raw() }, &item);
             }
-        }
+            offer.leave_out(&kind, &item, warnings);
+            Ok(())
+        })?;
     }
     let choice = object.take("tool_choice").map(|item| tool_choice(&item).map(|choice| (choice, item))).transpose()?;
     offer.choose(choice)

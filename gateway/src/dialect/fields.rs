@@ -115,6 +115,9 @@ const DISCARDED: [&str; 27] = [
     "disagg_prefill_dp_rank",
 ];
 
+/// The most texts that end an answer. An engine looks for each of them after each token; OpenAI takes four.
+const STOPS_MAX: usize = 64;
+
 /// Takes all these fields, and returns those that concern sampling.
 pub(super) fn take_sampling(object: &mut Object<'_>) -> Result<Fields, DialectError> {
     for name in REFUSED {
@@ -171,7 +174,14 @@ pub(super) fn stop(item: Option<Item<'_>>) -> Result<Vec<String>, DialectError> 
     let texts = if item.is_string() {
         vec![item.string()?]
     } else if item.is_array() {
-        item.array()?.iter().map(Item::string).collect::<Result<_, _>>()?
+        let mut texts = Vec::new();
+        item.each(|text| {
+            if texts.len() == STOPS_MAX {
+                return Err(item.invalid(format!("must have at most {STOPS_MAX} texts")));
+            }
+            Ok(texts.push(text.string()?))
+        })?;
+        texts
     } else {
         return Err(item.invalid("must be a string or an array of strings"));
     };

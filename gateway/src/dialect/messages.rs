@@ -9,7 +9,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::{
     DialectError, Envelope, SseEvent, fields,
-    tools::{Offer, object_text},
+    tools::{Offer, left_out, object_text},
 };
 use crate::{
     completion::{Completion, Finish, StopMatch, ToolCall},
@@ -70,6 +70,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         sampling,
         other,
         warnings,
+        bytes: body.len(),
     })
 }
 
@@ -131,24 +132,31 @@ pub fn token_count(body: &[u8], known: Option<u64>) -> Vec<u8> {
 }
 
 fn read_messages(list: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<String>) -> Result<(), DialectError> {
-    let items = list.array()?;
-    let Some(newest) = items.last() else { return Err(list.invalid("must not be empty")) };
-    for item in &items {
+    let mut of_assistant = None;
+    let count = list.each(|item| {
         let mut object = item.object()?;
         let role = object.require("role")?;
         let content = object.require("content")?;
-        match role.string()?.as_str() {
+        let name = role.string()?;
+        match name.as_str() {
             "user" => read_user(&content, messages)?,
             "assistant" => messages.push(assistant(&content, warnings)?),
             // Claude Code sends such messages between the others.
             "system" => messages.push(Message::text(Role::System, text_of(&content)?)),
             other => return Err(role.invalid(format!("is {other:?}, which is no role of a message"))),
         }
+        of_assistant = Some(item).filter(|_| name == "assistant");
+        Ok(())
+    })?;
+    if count == 0 {
+        return Err(list.invalid("must not be empty"));
     }
-    if newest.object()?.require("role")?.string()? == "assistant" {
-        return Err(newest.invalid("is of the assistant, and continuing a message of the assistant is not possible"));
+    match of_assistant {
+        Some(newest) => {
+            Err(newest.invalid("is of the assistant, and continuing a message of the assistant is not possible"))
+        }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// A text, or the text blocks of a list.
@@ -157,13 +165,14 @@ fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
         return item.string();
     }
     let mut texts = Vec::new();
-    for block in item.array()? {
+    item.each(|block| {
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
             kind => return Err(not_text(&block, kind)),
         }
-    }
+        Ok(())
+    })?;
     Ok(texts.join("\n"))
 }
 
@@ -182,11 +191,7 @@ fn read_user(content: &Item<'_>, messages: &mut Vec<Message>) -> Result<(), Dial
             messages.push(Message::text(Role::User, std::mem::take(texts).join("\n")));
         }
     };
-    let blocks = content.array()?;
-    if blocks.is_empty() {
-        return Err(content.invalid("must not be empty"));
-    }
-    for block in blocks {
+    let count = content.each(|block| {
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
@@ -198,6 +203,10 @@ fn read_user(content: &Item<'_>, messages: &mut Vec<Message>) -> Result<(), Dial
             }
             kind => return Err(not_text(&block, kind)),
         }
+        Ok(())
+    })?;
+    if count == 0 {
+        return Err(content.invalid("must not be empty"));
     }
     flush(&mut texts, messages);
     Ok(())
@@ -210,7 +219,7 @@ fn assistant(content: &Item<'_>, warnings: &mut Vec<String>) -> Result<Message, 
         return Ok(message);
     }
     let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
-    for block in content.array()? {
+    content.each(|block| {
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
@@ -223,12 +232,11 @@ fn assistant(content: &Item<'_>, warnings: &mut Vec<String>) -> Result<Message, 
             | "web_search_tool_result"
             | "web_fetch_tool_result"
             | "code_execution_tool_result"
-            | "mcp_tool_result") => {
-                warnings.push(format!("{}: a block of type {kind:?} was left out", block.path()));
-            }
+            | "mcp_tool_result") => left_out(warnings, &block, "a block", kind),
             kind => return Err(not_text(&block, kind)),
         }
-    }
+        Ok(())
+    })?;
     if !texts.is_empty() {
         message.content = Content::Text(texts.join("\n"));
     }
@@ -253,12 +261,12 @@ fn tools(
 ) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
     let mut offer = Offer::default();
     if let Some(list) = object.take("tools") {
-        for item in list.array()? {
+        list.each(|item| {
             let mut tool = item.object()?;
             let kind = tool.take_string("type")?;
             if let Some(kind) = kind.filter(|kind| kind != "custom") {
                 offer.leave_out(&kind, &item, warnings);
-                continue;
+                return Ok(());
             }
             let name = tool.require("name")?.string()?;
             let schema = tool.require("input_schema")?;
@@ -269,8 +277,8 @@ fn tools(
             keep("description", tool.take("description"));
             keep("parameters", Some(schema));
             keep("strict", tool.take("strict"));
-            offer.add(Tool::function(name, fields), &item)?;
-        }
+            offer.add(Tool::function(name, fields), &item)
+        })?;
     }
     let Some(item) = object.take("tool_choice") else { return offer.choose(None) };
     let mut choice = item.object()?;

@@ -6,7 +6,10 @@
 
 use serde_json::{Value, json, value::RawValue};
 
-use super::{DialectError, Envelope, SseEvent, fields, tools::Offer};
+use super::{
+    DialectError, Envelope, SseEvent, fields,
+    tools::{Offer, left_out},
+};
 use crate::{
     completion::{Completion, Finish, ToolCall},
     json::{self, Fields, Item, Object},
@@ -86,6 +89,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         sampling,
         other,
         warnings,
+        bytes: body.len(),
     })
 }
 
@@ -125,9 +129,8 @@ fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<
     if !input.is_array() {
         return Err(input.invalid("must be a string or an array of items"));
     }
-    let items = input.array()?;
     let mut turn = Turn::default();
-    for item in &items {
+    let count = input.each(|item| {
         let mut object = item.object()?;
         let kind = object.take_string("type")?;
         match kind.as_deref() {
@@ -149,14 +152,13 @@ fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<
             Some("item_reference") => {
                 return Err(item.unsupported("refers to an item that is not stored; send the item itself"));
             }
-            Some(kind) if HOSTED.contains(&kind) => {
-                warnings.push(format!("{}: an item of type {kind:?} was left out", item.path()));
-            }
+            Some(kind) if HOSTED.contains(&kind) => left_out(warnings, &item, "an item", kind),
             Some(kind) => return Err(item.unsupported(format!("is of type {kind:?}, which sessions do not know"))),
         }
-    }
+        Ok(())
+    })?;
     turn.finish(messages);
-    if items.is_empty() {
+    if count == 0 {
         return Err(input.invalid("must not be empty"));
     }
     if messages.is_empty() {
@@ -232,14 +234,15 @@ fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
         return Err(item.invalid("must be a string or an array of parts"));
     }
     let mut texts = Vec::new();
-    for part in item.array()? {
+    item.each(|part| {
         let mut object = part.object()?;
         match object.require("type")?.string()?.as_str() {
             "input_text" | "output_text" | "text" => texts.push(object.require("text")?.string()?),
             "refusal" => texts.push(object.require("refusal")?.string()?),
             kind => return Err(part.unsupported(format!("is of type {kind:?}; sessions record text only"))),
         }
-    }
+        Ok(())
+    })?;
     Ok(texts.join("\n"))
 }
 
@@ -247,8 +250,8 @@ fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
 fn reasoning(object: &mut Object<'_>) -> Result<String, DialectError> {
     for name in ["content", "summary"] {
         let mut texts = Vec::new();
-        for part in object.take(name).map(|item| item.array()).transpose()?.unwrap_or_default() {
-            texts.push(part.object()?.require("text")?.string()?);
+        if let Some(parts) = object.take(name) {
+            parts.each(|part| Ok(texts.push(part.object()?.require("text")?.string()?)))?;
         }
         if !texts.is_empty() {
             return Ok(texts.join("\n"));
@@ -267,18 +270,18 @@ fn function_call(object: &mut Object<'_>) -> Result<ToolCall, DialectError> {
 fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
     let mut offer = Offer::default();
     if let Some(list) = object.take("tools") {
-        for item in list.array()? {
+        list.each(|item| {
             let mut tool = item.object()?;
             let kind = tool.require("type")?.string()?;
             if kind != "function" {
                 offer.leave_out(&kind, &item, warnings);
-                continue;
+                return Ok(());
             }
             let name = tool.require("name")?.string()?;
             let fields = ["description", "parameters", "strict"];
             let kept = fields.iter().filter_map(|&name| Some((name.to_owned(), tool.take(name)?.to_raw()))).collect();
-            offer.add(Tool::function(name, kept), &item)?;
-        }
+            offer.add(Tool::function(name, kept), &item)
+        })?;
     }
     let Some(item) = object.take("tool_choice") else { return offer.choose(None) };
     let wanted = if item.is_string() {

@@ -13,6 +13,17 @@ use crate::{
     request::{Tool, ToolChoice},
 };
 
+/// The most warnings of a request. A body may have a hundred thousand blocks that are left out, and a warning is longer
+/// than such a block.
+const WARNINGS_MAX: usize = 64;
+
+/// Notes that a part of a request was left out, because nothing here can run it.
+pub(super) fn left_out(warnings: &mut Vec<String>, item: &Item<'_>, what: &str, kind: &str) {
+    if warnings.len() < WARNINGS_MAX {
+        warnings.push(format!("{}: {what} of type {kind:?} cannot run here and was left out", item.path()));
+    }
+}
+
 /// The tools of a request while they are read.
 #[derive(Default)]
 pub(super) struct Offer {
@@ -34,8 +45,10 @@ impl Offer {
     }
 
     pub(super) fn leave_out(&mut self, kind: &str, item: &Item<'_>, warnings: &mut Vec<String>) {
-        warnings.push(format!("{}: a tool of type {kind:?} cannot run here and was left out", item.path()));
-        self.left_out.push(kind.to_owned());
+        left_out(warnings, item, "a tool", kind);
+        if self.left_out.len() < WARNINGS_MAX {
+            self.left_out.push(kind.to_owned());
+        }
     }
 
     /// Checks the choice against the tools. Without tools there is nothing to choose, and some engines refuse a choice.

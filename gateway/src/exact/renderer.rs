@@ -6,6 +6,7 @@ use tokenizers::Tokenizer;
 
 use super::{
     Family, SelfTest,
+    encode::Encoder,
     family::FamilyIds,
     self_test,
     special::{Marked, SpecialTokens},
@@ -36,7 +37,7 @@ pub struct RendererOptions {
 /// A tokenizer, a chat template, and the end of answers.
 #[derive(Debug)]
 pub struct Renderer {
-    tokenizer: Tokenizer,
+    encoder: Encoder,
     template: ChatTemplate,
     family: FamilyIds,
     special: SpecialTokens,
@@ -87,14 +88,32 @@ pub enum ExactError {
     /// The text of a prompt cannot be made ids.
     #[error("the tokenizer refuses the prompt: {0}")]
     Encode(String),
+    /// The prompt is too long.
+    #[error("the prompt has more than {tokens_max} tokens")]
+    TooManyTokens {
+        /// How many it may have.
+        tokens_max: usize,
+    },
+    /// A part of a text is too long to be encoded at once.
+    #[error(
+        "a text has more than {bytes_max} bytes without a place where the tokenizer divides it; divide it with spaces"
+    )]
+    Indivisible {
+        /// How long it may be.
+        bytes_max: usize,
+    },
 }
 
 impl From<&ExactError> for DialectError {
     /// What the agent is told. All but a refusal of the template was found out before any agent called.
     fn from(error: &ExactError) -> Self {
         match error {
-            ExactError::Template(TemplateError::Refused(_)) | ExactError::SpecialToken(_) => {
-                Self::Invalid { field: "messages".to_owned(), why: error.to_string() }
+            ExactError::Template(TemplateError::Refused(_))
+            | ExactError::SpecialToken(_)
+            | ExactError::Indivisible { .. } => Self::Invalid { field: "messages".to_owned(), why: error.to_string() },
+            ExactError::TooManyTokens { tokens_max } => {
+                let detail = format!("a session has at most {tokens_max} tokens (`limits.trajectory_tokens`)");
+                Self::ContextLength { detail }
             }
             _ => Self::Internal,
         }
@@ -121,7 +140,8 @@ impl Renderer {
         };
         let family = FamilyIds::new(&options.family, &tokenizer)?;
         let special = SpecialTokens::new(options.special_tokens_in_text, &tokenizer, &options.family)?;
-        let mut renderer = Self { tokenizer, template: template?, family, special, self_test: SelfTest::default() };
+        let encoder = Encoder::new(tokenizer)?;
+        let mut renderer = Self { encoder, template: template?, family, special, self_test: SelfTest::default() };
         renderer.self_test = self_test::run(&renderer)?;
         if options.special_tokens_in_text != SpecialTokensInText::Allow {
             renderer.check_escapes()?;
@@ -134,7 +154,7 @@ impl Renderer {
         for token in &self.family.family.stops {
             let (marked, text) = (self.special.marked(), format!("See {token} there."));
             let cut = marked.changed(Author::Assistant, &text).unwrap_or_default();
-            let ids = self.special.encode(&marked, &cut, |piece| self.encode(piece, &Cancellation::default()))?;
+            let ids = self.special.encode(&marked, &cut, |piece, _| self.encode(piece, &Cancellation::default()))?;
             if self.decode_whole(&ids) != text {
                 let why =
                     format!("special_tokens_in_text: the tokenizer cannot write {token:?} as text; use \"allow\"");
@@ -171,7 +191,7 @@ impl Renderer {
     fn text(&self, ids: &[i32], skips_special: bool) -> String {
         let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
         // The library fails only for a decoder that does not fit its own tokens.
-        self.tokenizer.decode(&ids, skips_special).unwrap_or_default()
+        self.encoder.tokenizer().decode(&ids, skips_special).unwrap_or_default()
     }
 
     /// The prompt of a request. `clock_s` is the time that templates print, in seconds since 1970. It must be the same
@@ -183,7 +203,19 @@ impl Renderer {
         continued: Option<&Continued>,
         cancellation: &Cancellation,
     ) -> Result<Prompt, ExactError> {
-        let setting = Setting { request, clock_s, cancellation, texts: &self.special.marked() };
+        self.prompt_within(request, clock_s, continued, cancellation, usize::MAX)
+    }
+
+    /// The same for a prompt that may have so many tokens. What is behind them is not encoded.
+    pub fn prompt_within(
+        &self,
+        request: &Request,
+        clock_s: i64,
+        continued: Option<&Continued>,
+        cancellation: &Cancellation,
+        tokens_max: usize,
+    ) -> Result<Prompt, ExactError> {
+        let setting = Setting { request, clock_s, cancellation, texts: &self.special.marked(), tokens_max };
         if let Some(continued) = continued {
             let appended = request.messages.get(continued.messages..).unwrap_or_default();
             match self.suffix(&setting, appended, &continued.tool_calls) {
@@ -201,7 +233,7 @@ impl Renderer {
         // What was rendered above is not counted twice.
         let setting = Setting { texts: &self.special.marked(), ..setting };
         let text = self.render(&setting, request.messages.iter().map(message).collect())?;
-        let ids = self.encode_prompt(&text, &setting)?;
+        let ids = self.encode_prompt(&[], &text, &setting)?;
         Ok(Prompt { ids, continues: None, special_tokens: setting.texts.in_all() })
     }
 
@@ -214,7 +246,7 @@ impl Renderer {
             // The answer was cut, or ended at a stop text.
             _ => (path, suffix),
         };
-        Ok(kept.iter().copied().chain(self.encode_prompt(rest, setting)?).collect())
+        self.encode_prompt(kept, rest, setting)
     }
 
     /// What the template writes behind the content of an answer, if these messages follow it: the end of the answer's
@@ -259,7 +291,7 @@ impl Renderer {
     }
 
     pub(super) fn render(&self, setting: &Setting<'_>, messages: Vec<Value>) -> Result<String, ExactError> {
-        let Setting { request, clock_s, cancellation, texts } = *setting;
+        let Setting { request, clock_s, cancellation, texts, .. } = *setting;
         let tools = request.tools.iter().map(|tool| value(tool.definition.get()));
         let tools = (!request.tools.is_empty()).then(|| tools.collect());
         let conversation = Conversation {
@@ -278,18 +310,23 @@ impl Renderer {
         })
     }
 
-    /// The ids of what was rendered with these texts.
-    fn encode_prompt(&self, text: &str, setting: &Setting<'_>) -> Result<Vec<i32>, ExactError> {
-        self.special.encode(setting.texts, text, |piece| self.encode(piece, setting.cancellation))
+    /// The ids that are kept, and those of what was rendered with these texts.
+    fn encode_prompt(&self, kept: &[i32], text: &str, setting: &Setting<'_>) -> Result<Vec<i32>, ExactError> {
+        let tokens_max = setting.tokens_max;
+        let encoded = self.special.encode(setting.texts, text, |piece, before| {
+            let left = tokens_max.saturating_sub(kept.len() + before);
+            self.encoder.encode(piece, left, setting.cancellation)
+        });
+        match encoded {
+            Ok(encoded) => Ok([kept, &encoded].concat()),
+            // The bound is that of the whole prompt.
+            Err(ExactError::TooManyTokens { .. }) => Err(ExactError::TooManyTokens { tokens_max }),
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn encode(&self, text: &str, cancellation: &Cancellation) -> Result<Vec<i32>, ExactError> {
-        if cancellation.is_cancelled() {
-            return Err(ExactError::Cancelled);
-        }
-        let encoding =
-            self.tokenizer.encode_fast(text, false).map_err(|error| ExactError::Encode(error.to_string()))?;
-        Ok(encoding.get_ids().iter().map(|&id| id as i32).collect())
+        self.encoder.encode(text, usize::MAX, cancellation)
     }
 
     pub(super) fn special(&self) -> &SpecialTokens {
@@ -311,6 +348,8 @@ pub(super) struct Setting<'a> {
     pub(super) clock_s: i64,
     pub(super) cancellation: &'a Cancellation,
     pub(super) texts: &'a Marked<'a>,
+    /// The most ids of the prompt.
+    pub(super) tokens_max: usize,
 }
 
 /// A message as the template sees it.

@@ -71,9 +71,11 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
         sampling: Vec::new(),
         other: Vec::new(),
         warnings: Vec::new(),
+        bytes: 0,
     };
     let never = Cancellation::default();
-    let setting = Setting { request: &request, clock_s: 0, cancellation: &never, texts: &renderer.special().marked() };
+    let texts = &renderer.special().marked();
+    let setting = Setting { request: &request, clock_s: 0, cancellation: &never, texts, tokens_max: usize::MAX };
     let whole = |count: usize| renderer.render(&setting, request.messages[..count].iter().map(message).collect());
     let encode = |text: &str| renderer.encode(text, &never);
     let (second, third) = (first + 2, first + 4);

@@ -108,20 +108,21 @@ impl SpecialTokens {
         Marked { tokens: self, mark, in_messages: Cell::new(0), in_others: Cell::new(0), refused: RefCell::default() }
     }
 
-    /// Encodes what a template wrote.
+    /// Encodes what a template wrote. `encode` gets a text and how many ids stand before it.
     pub(super) fn encode(
         &self,
         marked: &Marked<'_>,
         text: &str,
-        encode: impl Fn(&str) -> Result<Vec<i32>, ExactError>,
+        encode: impl Fn(&str, usize) -> Result<Vec<i32>, ExactError>,
     ) -> Result<Vec<i32>, ExactError> {
         if self.policy == SpecialTokensInText::Allow {
-            return encode(text);
+            return encode(text, 0);
         }
         let (mut ids, mut of_template) = (Vec::new(), 0);
         for piece in text.split(&marked.mark) {
             of_template += self.count(piece);
-            ids.extend(encode(piece)?);
+            let encoded = encode(piece, ids.len())?;
+            ids.extend(encoded);
         }
         // What a normalizer makes of a text is seen only in the ids.
         if ids.iter().filter(|id| self.ids.contains(id)).count() > of_template {

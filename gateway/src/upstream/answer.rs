@@ -1,18 +1,23 @@
 //! An engine's answer as it was sent. Everything may be missing: `check` says what must be there.
 
-use serde::{Deserialize, de::IgnoredAny};
-use serde_json::{Value, value::RawValue};
+use std::fmt;
 
-use super::check::Fault;
+use serde::{Deserialize, Deserializer, de::Visitor};
+use serde_json::value::RawValue;
+
+use super::{
+    check::Fault,
+    columns::{self, Choices, Ids, Matched, MetaLogprobs, TokenLogprobs},
+};
 use crate::completion::{AssistantMessage, ToolCall};
 
 /// One answer of a chat endpoint: SGLang's, vLLM's, or another with their fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineAnswer {
-    choices: Option<Vec<Choice>>,
+    choices: Option<Choices<Choice>>,
     /// vLLM puts them here, SGLang into the choice.
-    prompt_token_ids: Option<Vec<i64>>,
+    prompt_token_ids: Option<Ids>,
     usage: Option<WireUsage>,
     metadata: Option<Versions>,
 }
@@ -24,13 +29,13 @@ pub(super) struct Choice {
     pub(super) logprobs: Option<Logprobs>,
     pub(super) finish_reason: Option<String>,
     /// SGLang's name.
-    matched_stop: Option<Value>,
+    matched_stop: Option<Matched>,
     /// vLLM's name.
-    stop_reason: Option<Value>,
-    prompt_token_ids: Option<Vec<i64>>,
-    token_ids: Option<Vec<i64>>,
+    stop_reason: Option<Matched>,
+    prompt_token_ids: Option<Ids>,
+    token_ids: Option<Ids>,
     /// Newer versions of SGLang have this name.
-    response_token_ids: Option<Vec<i64>>,
+    response_token_ids: Option<Ids>,
     pub(super) meta_info: Option<MetaInfo>,
     /// vLLM's endpoint of ids has them here.
     weight_versions: Option<Vec<LabelSpan>>,
@@ -42,6 +47,7 @@ pub(super) struct WireMessage {
     content: Option<String>,
     reasoning: Option<String>,
     reasoning_content: Option<String>,
+    #[serde(deserialize_with = "columns::tool_calls")]
     tool_calls: Option<Vec<WireToolCall>>,
 }
 
@@ -61,42 +67,25 @@ struct WireFunction {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Logprobs {
-    pub(super) content: Option<Vec<TokenLogprob>>,
+    pub(super) content: Option<TokenLogprobs>,
 }
 
-#[derive(Debug, Deserialize)]
-pub(super) struct TokenLogprob {
-    pub(super) logprob: Option<f64>,
-    /// Only in answers of vLLM's endpoint of ids.
-    #[serde(default)]
-    pub(super) token_id: Option<i64>,
-    #[serde(default)]
-    pub(super) top_logprobs: Option<Vec<TopLogprob>>,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct TopLogprob {
-    pub(super) logprob: Option<f64>,
-}
-
-/// What SGLang says about a choice beside OpenAI's fields.
+/// What SGLang says about a choice beside OpenAI's fields. The fields of [`Versions`] are repeated here, because serde
+/// keeps all unknown fields in memory where a structure is flattened into another one.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct MetaInfo {
-    /// Log-probability, id and text of each sampled token. It is complete where `logprobs.content` is too short.
-    pub(super) output_token_logprobs: Option<Vec<MetaLogprob>>,
+    /// It is complete where `logprobs.content` is too short.
+    pub(super) output_token_logprobs: Option<MetaLogprobs>,
     finish_reason: Option<MetaFinish>,
-    #[serde(flatten)]
-    versions: Versions,
+    weight_version: Option<Label>,
+    weight_versions: Option<Vec<LabelSpan>>,
 }
-
-#[derive(Debug, Deserialize)]
-pub(super) struct MetaLogprob(pub(super) Option<f64>, pub(super) i64, #[serde(default)] IgnoredAny);
 
 #[derive(Debug, Deserialize)]
 struct MetaFinish {
     r#type: Option<String>,
-    matched: Option<Value>,
+    matched: Option<Matched>,
 }
 
 /// What SGLang says about the weights.
@@ -116,11 +105,36 @@ pub(super) struct LabelSpan {
 }
 
 /// A label of weights.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Label {
     Number(i64),
     Text(String),
+}
+
+impl<'de> Deserialize<'de> for Label {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrText;
+        impl Visitor<'_> for NumberOrText {
+            type Value = Label;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a label of weights, which is an integer or a text")
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Label, E> {
+                Ok(Label::Number(number))
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Label, E> {
+                i64::try_from(number).map(Label::Number).map_err(E::custom)
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Label, E> {
+                Ok(Label::Text(text.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(NumberOrText)
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -148,17 +162,22 @@ struct GeneratedInfo {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     cached_tokens: Option<u64>,
-    #[serde(flatten)]
-    info: MetaInfo,
+    output_token_logprobs: Option<MetaLogprobs>,
+    finish_reason: Option<MetaFinish>,
+    weight_version: Option<Label>,
+    weight_versions: Option<Vec<LabelSpan>>,
 }
 
 impl From<Generated> for EngineAnswer {
     fn from(Generated { meta_info }: Generated) -> Self {
-        let GeneratedInfo { prompt_tokens, completion_tokens, cached_tokens, info } = meta_info;
+        let GeneratedInfo { prompt_tokens, completion_tokens, cached_tokens, .. } = meta_info;
         let prompt_tokens_details = Some(PromptDetails { cached_tokens });
+        let GeneratedInfo { output_token_logprobs, finish_reason, weight_version, weight_versions, .. } = meta_info;
+        let info = MetaInfo { output_token_logprobs, finish_reason, weight_version, weight_versions };
+        let choice = Choice { meta_info: Some(info), ..Choice::default() };
         Self {
             usage: Some(WireUsage { prompt_tokens, completion_tokens, prompt_tokens_details }),
-            choices: Some(vec![Choice { meta_info: Some(info), ..Choice::default() }]),
+            choices: Some(Choices { first: Some(choice), count: 1 }),
             ..Self::default()
         }
     }
@@ -171,19 +190,23 @@ impl EngineAnswer {
 
     /// Whether the engine ended the call for its own reasons.
     pub(super) fn is_aborted(&self) -> bool {
-        self.choices.iter().flatten().any(|choice| choice.finish() == Some("abort"))
+        self.choice().is_some_and(|choice| choice.finish() == Some("abort"))
     }
 
     pub(super) fn only_choice(&self) -> Result<&Choice, Fault> {
-        match self.choices.as_deref() {
-            Some([choice]) => Ok(choice),
-            other => Err(Fault::Choices { count: other.map_or(0, <[Choice]>::len) }),
+        match &self.choices {
+            Some(Choices { first: Some(choice), count: 1 }) => Ok(choice),
+            other => Err(Fault::Choices { count: other.as_ref().map_or(0, |choices| choices.count) }),
         }
     }
 
-    pub(super) fn prompt_ids(&self) -> Option<&[i64]> {
-        let of_choice = self.choices.iter().flatten().find_map(|choice| choice.prompt_token_ids.as_deref());
-        of_choice.or(self.prompt_token_ids.as_deref())
+    fn choice(&self) -> Option<&Choice> {
+        self.choices.as_ref()?.first.as_ref()
+    }
+
+    pub(super) fn prompt_ids(&self) -> Option<&Ids> {
+        let of_choice = self.choice().and_then(|choice| choice.prompt_token_ids.as_ref());
+        of_choice.or(self.prompt_token_ids.as_ref()).filter(|ids| !ids.ids.is_empty())
     }
 
     pub(super) fn prompt_tokens(&self) -> Option<u64> {
@@ -200,13 +223,14 @@ impl EngineAnswer {
 
     /// What the engine says about the weights, from the place that says more.
     pub(super) fn versions(&self) -> Versions {
-        let mut choices = self.choices.iter().flatten();
-        if let Some(spans) = choices.find_map(|choice| choice.weight_versions.clone()) {
+        if let Some(spans) = self.choice().and_then(|choice| choice.weight_versions.clone()) {
             return Versions { weight_version: None, weight_versions: Some(spans) };
         }
-        let of_choice = self.choices.iter().flatten().find_map(|choice| choice.meta_info.as_ref());
-        let places = [self.metadata.as_ref(), of_choice.map(|info| &info.versions)];
-        let mut found = places.into_iter().flatten();
+        let of_choice = self.choice().and_then(|choice| choice.meta_info.as_ref()).map(|info| Versions {
+            weight_version: info.weight_version.clone(),
+            weight_versions: info.weight_versions.clone(),
+        });
+        let mut found = self.metadata.iter().chain(&of_choice);
         let with_spans = found.clone().find(|versions| versions.weight_versions.is_some());
         with_spans.or_else(|| found.find(|versions| versions.weight_version.is_some())).cloned().unwrap_or_default()
     }
@@ -219,11 +243,11 @@ impl Choice {
         if meta == Some("abort") { meta } else { self.finish_reason.as_deref().or(meta) }
     }
 
-    pub(super) fn sampled_ids(&self) -> Option<&[i64]> {
-        self.token_ids.as_deref().or(self.response_token_ids.as_deref())
+    pub(super) fn sampled_ids(&self) -> Option<&Ids> {
+        self.token_ids.as_ref().or(self.response_token_ids.as_ref())
     }
 
-    pub(super) fn stop(&self) -> Option<&Value> {
+    pub(super) fn stop(&self) -> Option<&Matched> {
         let meta = self.meta_finish().and_then(|finish| finish.matched.as_ref());
         self.matched_stop.as_ref().or(self.stop_reason.as_ref()).or(meta)
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::{
     Deserialize, Serialize, Serializer,
-    ser::{Error as _, SerializeMap, SerializeSeq as _},
+    ser::{Error as _, SerializeMap},
 };
 use serde_json::value::RawValue;
 
@@ -274,12 +274,8 @@ struct EngineContent<'a>(&'a Content);
 impl Serialize for EngineContent<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Content::Parts(parts) = self.0 else { return self.0.serialize(serializer) };
-        let mut list = serializer.serialize_seq(Some(parts.len()))?;
-        for part in parts {
-            let part: TextPart<'_> = serde_json::from_str(part.get()).map_err(S::Error::custom)?;
-            list.serialize_element(&part)?;
-        }
-        list.end()
+        let parts: Vec<TextPart<'_>> = serde_json::from_str(parts.get()).map_err(S::Error::custom)?;
+        parts.serialize(serializer)
     }
 }
 

@@ -3,11 +3,10 @@
 //! A recorded call must name the ids that it was sampled behind, and a log-probability of each sampled id. Nothing is
 //! ever filled in: an answer that lacks something is refused, with what to change.
 
-use serde_json::Value;
-
 use super::{
     EngineKind, UpstreamOptions,
-    answer::{Choice, EngineAnswer, TokenLogprob},
+    answer::{Choice, EngineAnswer},
+    columns::{Ids, Matched},
     versions,
 };
 use crate::completion::{Completion, Finish, StopMatch, Usage, VersionSpan};
@@ -159,7 +158,7 @@ pub(super) fn completion(
 ) -> Result<Completion, Fault> {
     let choice = answer.only_choice()?;
     let finish = finish(choice)?;
-    let prompt_tokens = ids(answer.prompt_ids().filter(|ids| !ids.is_empty()).ok_or(Fault::PromptIds)?, options)?;
+    let prompt_tokens = ids(answer.prompt_ids().ok_or(Fault::PromptIds)?, options)?;
     let Part { tokens, logprobs, spans, version_assumed } = part(answer, version, options)?;
     let usage = Usage {
         prompt_tokens: prompt_tokens.len() as u64,
@@ -203,12 +202,15 @@ pub(super) struct Part {
 
 /// The sampled ids of an answer with what belongs to them.
 pub(super) fn part(answer: &EngineAnswer, version: i64, options: &UpstreamOptions) -> Result<Part, Fault> {
-    let (sampled, values) = sampled(answer.only_choice()?)?;
-    if sampled.is_empty() && answer.completion_tokens().unwrap_or(0) > 0 {
+    let Sampled { ids: sampled, count, values } = sampled(answer.only_choice()?)?;
+    if sampled.ids.is_empty() && answer.completion_tokens().unwrap_or(0) > 0 {
         return Err(Fault::TokenIds);
     }
-    let tokens = ids(&sampled, options)?;
-    let logprobs = logprobs(&values, tokens.len())?;
+    let tokens = ids(sampled, options)?;
+    if count != tokens.len() {
+        return Err(Fault::Lengths { logprobs: count, ids: tokens.len() });
+    }
+    let logprobs = logprobs(values)?;
     let (spans, version_assumed) = versions::spans(&answer.versions(), tokens.len(), version, &options.version_labels);
     Ok(Part { tokens, logprobs, spans, version_assumed })
 }
@@ -216,7 +218,7 @@ pub(super) fn part(answer: &EngineAnswer, version: i64, options: &UpstreamOption
 /// Whether the prompt that an engine reports is the one that it was sent. An endpoint that `may_render` messages must
 /// report it. SGLang's endpoint of ids reports only how long it is, and that of older versions of vLLM nothing.
 pub(super) fn prompt(answer: &EngineAnswer, sent: &[i32], may_render: bool) -> Result<(), Fault> {
-    let Some(reported) = answer.prompt_ids().filter(|ids| !ids.is_empty()) else {
+    let Some(Ids { ids: reported, .. }) = answer.prompt_ids() else {
         let length = answer.prompt_tokens().map_or(sent.len(), |length| length as usize);
         return match (may_render, length == sent.len()) {
             (true, _) => Err(Fault::PromptIds),
@@ -224,61 +226,64 @@ pub(super) fn prompt(answer: &EngineAnswer, sent: &[i32], may_render: bool) -> R
             (false, false) => Err(Fault::Prompt { index: length.min(sent.len()) }),
         };
     };
-    let common = reported.iter().zip(sent).take_while(|(reported, sent)| **reported == i64::from(**sent)).count();
+    let common = reported.iter().zip(sent).take_while(|(reported, sent)| reported == sent).count();
     if common == reported.len() && common == sent.len() { Ok(()) } else { Err(Fault::Prompt { index: common }) }
 }
 
-/// The sampled ids and their log-probabilities.
-fn sampled(choice: &Choice) -> Result<(Vec<i64>, Vec<Option<f64>>), Fault> {
+/// The sampled ids and their log-probabilities, as the engine says.
+struct Sampled<'a> {
+    ids: &'a Ids,
+    /// How many log-probabilities there are.
+    count: usize,
+    /// They end behind the first one that is missing.
+    values: &'a [f64],
+}
+
+fn sampled(choice: &Choice) -> Result<Sampled<'_>, Fault> {
     let named = choice.sampled_ids();
     if let Some(pairs) = choice.meta_info.as_ref().and_then(|info| info.output_token_logprobs.as_ref()) {
-        let ids: Vec<i64> = pairs.iter().map(|pair| pair.1).collect();
-        if let Some(index) = named.and_then(|named| difference(named, &ids)) {
+        if let Some(index) = named.and_then(|named| difference(&named.ids, &pairs.ids.ids)) {
             return Err(Fault::Conflict { index });
         }
-        return Ok((ids, pairs.iter().map(|pair| pair.0).collect()));
+        return Ok(Sampled { ids: &pairs.ids, count: pairs.values.len(), values: &pairs.values });
     }
     let ids = named.ok_or(Fault::TokenIds)?;
-    let content = choice.logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref());
-    let differs = |(token, id): (&TokenLogprob, &i64)| token.token_id.is_some_and(|named| named != *id);
-    if let Some(index) = content.and_then(|content| content.iter().zip(ids).position(differs)) {
-        return Err(Fault::Conflict { index });
-    }
-    match content {
-        Some(content) => Ok((ids.to_vec(), content.iter().map(|token| token.logprob).collect())),
-        None if ids.is_empty() => Ok((Vec::new(), Vec::new())),
+    match choice.logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref()) {
+        Some(content) => {
+            let differs = |(token, id): (&Option<i32>, &i32)| token.is_some_and(|named| named != *id);
+            match content.ids.iter().zip(&ids.ids).position(differs) {
+                Some(index) => Err(Fault::Conflict { index }),
+                None => Ok(Sampled { ids, count: content.count, values: &content.values }),
+            }
+        }
+        None if ids.ids.is_empty() => Ok(Sampled { ids, count: 0, values: &[] }),
         None => Err(Fault::Logprobs),
     }
 }
 
 /// The first place where the named ids differ from those with log-probabilities. The named ids may lack the last one,
 /// because some paths of SGLang leave out the token that ended the answer.
-fn difference(named: &[i64], with_logprobs: &[i64]) -> Option<usize> {
+fn difference(named: &[i32], with_logprobs: &[i32]) -> Option<usize> {
     let common = named.iter().zip(with_logprobs).take_while(|(a, b)| a == b).count();
     let trimmed = common == named.len() && named.len() + 1 == with_logprobs.len();
     let equal = common == named.len() && named.len() == with_logprobs.len();
     (!trimmed && !equal).then_some(common)
 }
 
-fn ids(ids: &[i64], options: &UpstreamOptions) -> Result<Vec<i32>, Fault> {
-    let size = options.vocabulary.unwrap_or(i32::MAX as u32);
-    let convert = |&id: &i64| match i32::try_from(id) {
-        Ok(valid) if valid >= 0 && (valid as u32) < size => Ok(valid),
-        _ => Err(Fault::Vocabulary { id }),
-    };
-    ids.iter().map(convert).collect()
+fn ids(ids: &Ids, options: &UpstreamOptions) -> Result<Vec<i32>, Fault> {
+    match ids.outside(options.vocabulary.unwrap_or(i32::MAX as u32)) {
+        Some(id) => Err(Fault::Vocabulary { id }),
+        None => Ok(ids.ids.clone()),
+    }
 }
 
-pub(super) fn logprobs(values: &[Option<f64>], ids: usize) -> Result<Vec<f32>, Fault> {
-    if values.len() != ids {
-        return Err(Fault::Lengths { logprobs: values.len(), ids });
-    }
-    let check = |(index, value): (usize, &Option<f64>)| match *value {
-        Some(value) if !(value as f32).is_finite() => Err(Fault::NotFinite { index }),
-        Some(value) if value <= NO_LOGPROB => Err(Fault::Sentinel { index }),
-        Some(value) if value > ABOVE_ZERO_MAX => Err(Fault::Positive { index, value }),
-        Some(value) => Ok(value.min(0.0) as f32),
-        None => Err(Fault::NotFinite { index }),
+/// Checks log-probabilities, of which NaN is one that is missing.
+pub(super) fn logprobs(values: &[f64]) -> Result<Vec<f32>, Fault> {
+    let check = |(index, &value): (usize, &f64)| match value {
+        value if !(value as f32).is_finite() => Err(Fault::NotFinite { index }),
+        value if value <= NO_LOGPROB => Err(Fault::Sentinel { index }),
+        value if value > ABOVE_ZERO_MAX => Err(Fault::Positive { index, value }),
+        value => Ok(value.min(0.0) as f32),
     };
     values.iter().enumerate().map(check).collect()
 }
@@ -297,8 +302,8 @@ pub(super) fn stop_matched(choice: &Choice, finish: Finish) -> Option<StopMatch>
         return None;
     }
     match choice.stop() {
-        Some(Value::String(text)) => Some(StopMatch::Text(text.clone())),
-        Some(Value::Number(id)) => id.as_i64().and_then(|id| i32::try_from(id).ok()).map(StopMatch::Token),
-        _ => Some(StopMatch::EndOfSequence),
+        Some(Matched::Text(text)) => Some(StopMatch::Text(text.clone())),
+        Some(Matched::Number(id)) => i32::try_from(*id).ok().map(StopMatch::Token),
+        Some(Matched::Other) | None => Some(StopMatch::EndOfSequence),
     }
 }

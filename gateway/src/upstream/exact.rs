@@ -17,7 +17,10 @@ use super::{
     check::{self, Part},
     transport::Post,
 };
-use crate::completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan};
+use crate::{
+    completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan},
+    work,
+};
 
 const VLLM_GENERATE: &str = "/inference/v1/generate";
 const SGLANG_GENERATE: &str = "/generate";
@@ -320,9 +323,11 @@ impl Exchange<'_> {
         body: &(dyn Fn(&str) -> Bytes + Sync),
         reconnects: &mut u32,
     ) -> Result<T, UpstreamError> {
-        let post = Post { path, workers: self.workers, session: self.call.session, rid: self.rid, body };
-        let bytes = self.upstream.transport.post(&post, reconnects).await?;
-        let read = serde_json::from_slice(&bytes);
+        // An id has up to seven bytes in a body.
+        let bytes = self.call.request.bytes + 7 * self.prompt.ids.len();
+        let post = Post { path, workers: self.workers, session: self.call.session, rid: self.rid, bytes, body };
+        let answer = self.upstream.transport.post(&post, reconnects).await?;
+        let read = work::run(answer.len(), || serde_json::from_slice(&answer)).await;
         let shape = |error: serde_json::Error| check::Fault::Shape { why: error.to_string() };
         read.map_err(|error| UpstreamError::untrusted(shape(error), self.upstream.options.kind))
     }

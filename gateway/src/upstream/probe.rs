@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
-    answer::{EngineAnswer, TopLogprob},
+    answer::EngineAnswer,
     exact::{self, ExactPrompt, Way},
 };
 use crate::request::{Message, Request, Role, Tool};
@@ -273,15 +273,7 @@ pub(super) fn scale_of_gaps(at_one: f64, at_two: f64) -> Result<LogprobScale, St
 }
 
 fn best_two(answer: &EngineAnswer) -> Option<(f64, f64)> {
-    let choice = answer.only_choice().ok()?;
-    let first = choice.logprobs.as_ref()?.content.as_ref()?.first()?;
-    let values = first.top_logprobs.iter().flatten().map(|TopLogprob { logprob }| *logprob);
-    let mut values: Vec<f64> = values.collect::<Option<_>>()?;
-    values.sort_by(|a, b| b.total_cmp(a));
-    match values[..] {
-        [best, second, ..] => Some((best, second)),
-        _ => None,
-    }
+    answer.only_choice().ok()?.logprobs.as_ref()?.content.as_ref()?.best_two
 }
 
 /// The conversation of a probe.
@@ -303,6 +295,7 @@ fn request(prompt: &str) -> Request {
         sampling: Vec::new(),
         other: Vec::new(),
         warnings: Vec::new(),
+        bytes: 0,
     }
 }
 

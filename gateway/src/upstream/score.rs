@@ -8,16 +8,16 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{json, value::RawValue};
 
 use super::{
-    EngineKind, Fault, Upstream, UpstreamError,
-    answer::MetaLogprob,
-    check,
+    EngineKind, Fault, Upstream, UpstreamError, check,
+    columns::{Choices, Ids, MetaLogprobs},
     probe::{LogprobScale, scale_of_gaps},
     route,
     transport::Post,
 };
+use crate::{json::Item, work};
 
 /// SGLang's endpoint of ids.
 const GENERATE: &str = "/generate";
@@ -97,12 +97,20 @@ impl Upstream {
             EngineKind::Vllm | EngineKind::Openai => COMPLETIONS,
         };
         let body = |rid: &str| write(scoring, self.options.kind, rid);
-        let post = Post { path, workers, session: scoring.session, rid: scoring.rid, body: &body };
+        let post = Post {
+            path,
+            workers,
+            session: scoring.session,
+            rid: scoring.rid,
+            bytes: 7 * scoring.ids.len(),
+            body: &body,
+        };
         let bytes = self.transport.post(&post, &mut 0).await?;
-        let scores = match self.options.kind {
+        let read = || match self.options.kind {
             EngineKind::Sglang => of_sglang(&bytes, scoring),
             EngineKind::Vllm | EngineKind::Openai => of_vllm(&bytes, scoring),
         };
+        let scores = work::run(bytes.len(), read).await;
         scores.map_err(|fault| UpstreamError::Untrusted { fault, remedy: remedy(self.options.kind) })
     }
 
@@ -173,27 +181,28 @@ struct Generated {
 
 #[derive(Debug, Deserialize)]
 struct GeneratedMeta {
-    input_token_logprobs: Vec<MetaLogprob>,
+    input_token_logprobs: MetaLogprobs,
 }
 
 fn of_sglang(body: &[u8], scoring: &Scoring<'_>) -> Result<Vec<f32>, Fault> {
     let answer: Generated = read(body)?;
-    let entries = answer.meta_info.input_token_logprobs;
-    let sent = &scoring.ids[scoring.prompt_len - 1..];
-    check_ids(entries.iter().map(|entry| entry.1), sent, scoring)?;
-    let values: Vec<Option<f64>> = entries.iter().skip(1).map(|entry| entry.0).collect();
-    check::logprobs(&values, sent.len() - 1)
+    let MetaLogprobs { values, ids } = answer.meta_info.input_token_logprobs;
+    check_ids(&ids, &scoring.ids[scoring.prompt_len - 1..], scoring)?;
+    check::logprobs(&values[1..])
 }
 
 #[derive(Debug, Deserialize)]
-struct Completed {
-    choices: Vec<CompletedChoice>,
+struct Completed<'a> {
+    #[serde(borrow)]
+    choices: Choices<CompletedChoice<'a>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct CompletedChoice {
-    /// For each id of the prompt the log-probabilities by id, among them that of the id itself.
-    prompt_logprobs: Vec<Option<HashMap<i64, PromptLogprob>>>,
+struct CompletedChoice<'a> {
+    /// For each id of the prompt the log-probabilities by id, among them that of the id itself. Each entry is read alone,
+    /// because the maps of all of them would take ten times the bytes of the answer.
+    #[serde(borrow)]
+    prompt_logprobs: &'a RawValue,
 }
 
 #[derive(Debug, Deserialize)]
@@ -202,31 +211,41 @@ struct PromptLogprob {
 }
 
 fn of_vllm(body: &[u8], scoring: &Scoring<'_>) -> Result<Vec<f32>, Fault> {
-    let answer: Completed = read(body)?;
-    let [choice] = &answer.choices[..] else { return Err(Fault::Choices { count: answer.choices.len() }) };
-    let entries = &choice.prompt_logprobs;
-    if entries.len() != scoring.ids.len() {
-        return Err(Fault::Lengths { logprobs: entries.len(), ids: scoring.ids.len() });
-    }
-    let places = scoring.ids.iter().zip(entries).enumerate().skip(scoring.prompt_len);
-    let values = places.map(|(index, (id, entry))| {
-        let found = entry.as_ref().and_then(|entry| entry.get(&i64::from(*id)));
-        found.map(|found| found.logprob).ok_or(Fault::Prompt { index })
+    let answer: Completed<'_> = read(body)?;
+    let Choices { first: Some(choice), count: 1 } = answer.choices else {
+        return Err(Fault::Choices { count: answer.choices.count });
+    };
+    let (mut index, mut missing, mut values) = (0, None, Vec::with_capacity(scoring.ids.len()));
+    let entries = Item::field("prompt_logprobs", choice.prompt_logprobs);
+    let count = entries.each(|entry| {
+        if let Some(id) = scoring.ids.get(index).filter(|_| index >= scoring.prompt_len) {
+            let entry: Option<HashMap<i64, PromptLogprob>> =
+                serde_json::from_str(entry.verbatim()).map_err(|error| entry.invalid(error.to_string()))?;
+            match entry.and_then(|mut entry| entry.remove(&i64::from(*id))) {
+                Some(found) => values.push(found.logprob.unwrap_or(f64::NAN)),
+                None => missing = missing.or(Some(index)),
+            }
+        }
+        index += 1;
+        Ok(())
     });
-    let values: Vec<Option<f64>> = values.collect::<Result<_, _>>()?;
-    check::logprobs(&values, scoring.ids.len() - scoring.prompt_len)
+    let count = count.map_err(|error| Fault::Unscored { why: error.to_string() })?;
+    match missing {
+        _ if count != scoring.ids.len() => Err(Fault::Lengths { logprobs: count, ids: scoring.ids.len() }),
+        Some(index) => Err(Fault::Prompt { index }),
+        None => check::logprobs(&values),
+    }
 }
 
 fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
     serde_json::from_slice(body).map_err(|error| Fault::Unscored { why: error.to_string() })
 }
 
-fn check_ids(reported: impl Iterator<Item = i64>, sent: &[i32], scoring: &Scoring<'_>) -> Result<(), Fault> {
-    let reported: Vec<i64> = reported.collect();
+fn check_ids(Ids { ids: reported, .. }: &Ids, sent: &[i32], scoring: &Scoring<'_>) -> Result<(), Fault> {
     if reported.len() != sent.len() {
         return Err(Fault::Lengths { logprobs: reported.len(), ids: sent.len() });
     }
-    match reported.iter().zip(sent).position(|(reported, sent)| *reported != i64::from(*sent)) {
+    match reported.iter().zip(sent).position(|(reported, sent)| reported != sent) {
         Some(index) => Err(Fault::Prompt { index: scoring.prompt_len - 1 + index }),
         None => Ok(()),
     }

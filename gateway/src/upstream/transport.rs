@@ -14,6 +14,7 @@ use reqwest::{
 };
 
 use super::{AnswerBudget, EngineKind, UpstreamError, UpstreamOptions, budget::Share, error::RETRY_AFTER_S};
+use crate::work;
 
 /// How long the engine has to confirm that it aborted a call whose agent is gone.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,6 +79,8 @@ pub(super) struct Post<'a> {
     pub(super) workers: &'a [usize],
     pub(super) session: &'a str,
     pub(super) rid: &'a str,
+    /// About how many bytes the body has.
+    pub(super) bytes: usize,
     /// Writes the body with a rid. A request that is sent again gets another rid, because the engine may not have
     /// noticed yet that the first connection broke.
     pub(super) body: &'a (dyn Fn(&str) -> Bytes + Sync),
@@ -150,13 +153,14 @@ impl Transport {
         rid: &str,
     ) -> Result<Result<ReadBody, reqwest::Error>, UpstreamError> {
         let base = &self.bases[place];
+        let sent = work::run(post.bytes, || (post.body)(rid)).await;
         let mut cancel = CancelOnDrop { client: &self.fresh, kind: self.kind, base, rid, armed: true };
         let sent = client
             .post(format!("{base}{}", post.path))
             // SGLang's router and vLLM's router choose the worker by these.
             .header("x-smg-routing-key", post.session)
             .header("x-session-id", post.session)
-            .body((post.body)(rid))
+            .body(sent)
             .send();
         let response = match sent.await {
             Ok(response) => response,

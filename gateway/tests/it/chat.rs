@@ -42,7 +42,7 @@ fn a_conversation_with_tools_keeps_its_parts() {
     let roles: Vec<Role> = request.messages.iter().map(|message| message.role).collect();
     assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::Tool, Role::Developer]);
     let Content::Parts(parts) = &request.messages[1].content else { panic!("parts stay parts") };
-    assert_eq!(parts[0].get(), r#"{"type":"text","text":"U","zeta":1,"alpha":{"z":1,"a":2}}"#);
+    assert_eq!(parts.get(), r#"[{"type":"text","text":"U","zeta":1,"alpha":{"z":1,"a":2}}]"#);
     let assistant = &request.messages[2];
     assert_eq!(assistant.reasoning.as_deref(), Some("R"));
     assert_eq!(assistant.tool_calls[0].arguments, r#"{"b": 1}"#);

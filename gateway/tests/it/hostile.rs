@@ -1,9 +1,9 @@
 //! Bodies that no client means to send.
 
-use forebay_gateway::{Dialect, DialectError, Request};
+use forebay_gateway::{Dialect, DialectError, Request, structure::DEPTH_MAX};
 use proptest::{prelude::*, sample::Index};
 
-use crate::bodies;
+use crate::{bodies, support::field_of};
 
 /// What a mutation puts into a body.
 const PIECES: [&str; 16] = [
@@ -90,8 +90,15 @@ pub(crate) fn pointers(value: &serde_json::Value, at: &str) -> Vec<String> {
 
 #[test]
 fn a_deep_body_is_no_stack_overflow() {
-    let deep = "[".repeat(1_000_000) + &"]".repeat(1_000_000);
-    let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"x"}}],"deep":{deep}}}"#);
-    let request = Dialect::Chat.parse(body.as_bytes()).expect("what is not interpreted may be deep");
+    let nested = |levels: usize| {
+        let deep = "[".repeat(levels) + &"]".repeat(levels);
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"x"}}],"deep":{deep}}}"#);
+        Dialect::Chat.parse(body.as_bytes())
+    };
+    let request = nested(DEPTH_MAX - 1).expect("what is not interpreted may be deep");
     assert_eq!(request.other.len(), 1);
+    for levels in [DEPTH_MAX, 1_000_000] {
+        let refused = nested(levels).expect_err("libraries would refuse it later");
+        assert_eq!(field_of(&refused), ("body", 400));
+    }
 }

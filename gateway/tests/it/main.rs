@@ -23,3 +23,4 @@ mod templates;
 mod transport;
 mod upstream;
 mod versions;
+mod work;

@@ -1,7 +1,7 @@
 //! Anthropic Messages: what is read, what is refused, and what is answered.
 
 use forebay_gateway::{
-    Completion, Dialect,
+    Completion, Dialect, Request,
     completion::{AssistantMessage, Finish, StopMatch},
     dialect::token_count,
     request::{Content, Message, Role, ToolChoice},
@@ -106,7 +106,10 @@ fn a_moved_cache_mark_changes_nothing() {
         }
         block
     };
-    let of = |marked| format!("{:?}", parsed(MESSAGES, &body(json!([{"role": "user", "content": [block(marked)]}]))));
+    let of = |marked| {
+        let request = parsed(MESSAGES, &body(json!([{"role": "user", "content": [block(marked)]}])));
+        format!("{:?}", Request { bytes: 0, ..request })
+    };
     assert_eq!(of(true), of(false));
 }
 

@@ -121,6 +121,44 @@ async fn bodies_are_bounded_one_by_one_and_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_values_of_a_body_take_bytes_from_the_budget() {
+    let config = "[limits]\nbody_bytes = 60_000\nbody_timeout_s = 1\n\n\
+                  [sessions]\nlisten = \"127.0.0.1:0\"\ninflight_bytes = 65_536\n";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let mut dense = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    let schema = json!({"enum": (0..1_200).collect::<Vec<_>>()});
+    dense["tools"] = json!([{"type": "function", "function": {"name": "f", "parameters": schema}}]);
+    app.engine.switch(|switches| switches.stall = true);
+    let held = tokio::spawn(agent.request(Dialect::Chat, &dense).send());
+    app.engine.wait(|log| log.stalled == 1).await;
+    // The bytes of both bodies have room in the budget.
+    let body = Dialect::Chat.body(&["x".repeat(20_000)], false);
+    let (status, retry, refused) = error(agent.call(Dialect::Chat, &body).await).await;
+    assert_eq!((status.as_u16(), retry), (503, Some(true)), "{refused}");
+    app.engine.switch(|switches| switches.stall = false);
+    let response = held.await.expect("the task goes on").expect("the listener answers");
+    assert_eq!(response.status(), 200);
+    success(agent.call(Dialect::Chat, &body).await).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_with_too_many_values_is_refused() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({})).await;
+    for (dialect, list) in DIALECTS.into_iter().zip(["messages", "messages", "input"]) {
+        let mut body = dialect.body(&["Hello.".to_owned()], false);
+        body[list] = vec![json!({"role": "user", "content": ""}); 100_000].into();
+        let (status, retry, refused) = error(agent.call(dialect, &body).await).await;
+        assert_eq!((status.as_u16(), retry), (400, Some(false)), "{refused}");
+        assert!(message(&refused).contains("fewer messages"), "{refused}");
+    }
+    agent.ask("Hello.").await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_key_of_a_session_opens_nothing_on_the_main_listener() {
     let app = TestApp::start(Backend::Sqlite).await;
     let agent = Agent::open(&app, json!({})).await;

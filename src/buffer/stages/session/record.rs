@@ -10,7 +10,7 @@ use forebay_client::wire::{Sampling, VersionSpan, Violation};
 
 use super::{
     ANY_MODEL, SessionKeyHash,
-    calls::SessionCalls,
+    calls::{SessionCalls, one_of_few},
     delivery::{Delivered, flush_delivered},
     in_flight::Guard,
     paths::{CallPaths, Shared},
@@ -37,6 +37,9 @@ const ANY_NAME: &str = "default";
 
 /// Ids that the trees of all sessions hold together: 64 MiB.
 const CACHED_IDS_MAX: usize = 16 << 20;
+
+/// Calls with more bytes than this are compressed on a thread for such work. Fewer bytes take a millisecond at most.
+const PACKED_INLINE_BYTES_MAX: usize = 64 << 10;
 
 /// Permission for one call of a session. While it exists, the call is in flight: keep it until the answer is delivered,
 /// so that a finish waits for it.
@@ -156,6 +159,12 @@ impl CallPermit {
         self.session.session_pk
     }
 
+    /// How many tokens the trajectories of the session may have.
+    #[must_use]
+    pub fn tokens_max(&self) -> u64 {
+        self.tokens_max
+    }
+
     /// How many more tokens the trajectories of the session may have.
     #[must_use]
     pub fn tokens_left(&self) -> u64 {
@@ -268,7 +277,8 @@ pub(in crate::buffer) async fn record(
         version_assumed: call.version_assumed,
         stop: call.stop.clone(),
     };
-    let (body, digest) = columns.pack();
+    let packed = pack(columns, call).await?;
+    let Packed { body, digest, request, response, call } = packed;
     // A call that continues another one lengthens its segment. Any other call begins a segment with its whole prompt.
     let (segments, added) = match shared.continues {
         _ if sampled == 0 => (0, 0),
@@ -294,8 +304,8 @@ pub(in crate::buffer) async fn record(
         sampled,
         body,
         digest,
-        request: call.request.as_deref().map(pack_text),
-        response: pack_text(&call.response),
+        request,
+        response,
         segments,
         tokens: added as u64,
         bounds: bounds(buffer),
@@ -316,6 +326,31 @@ pub(in crate::buffer) async fn record(
     buffer.call_paths.note(session.session_id, ids);
     buffer.metrics.call_recorded(call.policy.as_str(), sampled as u64);
     Ok(recorded)
+}
+
+/// What is stored of a call, compressed.
+struct Packed {
+    body: Vec<u8>,
+    digest: [u8; 32],
+    request: Option<Vec<u8>>,
+    response: Vec<u8>,
+    call: NewCall,
+}
+
+/// Compresses a call. A long one is compressed on a thread for such work, because it would hold up other requests.
+async fn pack(columns: CallColumns, call: NewCall) -> Result<Packed, StoreError> {
+    let ids = call.prompt.len() + call.ids.len();
+    let bytes = call.request.as_ref().map_or(0, String::len) + call.response.len() + ids * size_of::<i32>();
+    let pack = move || {
+        let (body, digest) = columns.pack();
+        let (request, response) = (call.request.as_deref().map(pack_text), pack_text(&call.response));
+        Packed { body, digest, request, response, call }
+    };
+    if bytes <= PACKED_INLINE_BYTES_MAX {
+        return Ok(pack());
+    }
+    let _few = one_of_few().await?;
+    tokio::task::spawn_blocking(pack).await.map_err(|_| StoreError::Closed)
 }
 
 /// Remembers that a bound was reached, and returns the refusal.

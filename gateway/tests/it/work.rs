@@ -1,0 +1,63 @@
+//! Work that takes long does not hold up other tasks.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use forebay_gateway::work;
+
+/// How long a test waits for something that happens at once on an idle machine.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Bytes of a long body.
+const LONG: usize = 16 << 20;
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+#[test]
+fn other_tasks_go_on_while_work_runs_on_the_only_thread() {
+    let runtime = runtime();
+    let (other, progress) = mpsc::channel();
+    let work = runtime.spawn(async move {
+        tokio::spawn(async move {
+            for step in 0..3 {
+                other.send(step).expect("the work waits");
+                tokio::task::yield_now().await;
+            }
+        });
+        // This work ends when the other task has made its steps.
+        work::run(LONG, || (0..3).all(|step| progress.recv_timeout(PATIENCE) == Ok(step))).await
+    });
+    assert!(runtime.block_on(work).expect("the task goes on"), "the other task made no step");
+}
+
+#[test]
+fn as_much_work_runs_at_a_time_as_there_are_cores() {
+    let runtime = runtime();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let (running, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let calls: Vec<_> = (0..4 * cores)
+        .map(|_| {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            runtime.spawn(async move {
+                let work = || {
+                    most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::yield_now();
+                    running.fetch_sub(1, Ordering::SeqCst);
+                };
+                work::run(LONG, work).await;
+            })
+        })
+        .collect();
+    for call in calls {
+        runtime.block_on(call).expect("the task goes on");
+    }
+    assert!(most.load(Ordering::SeqCst) <= cores);
+}
