@@ -334,7 +334,7 @@ fn scenes() -> impl Strategy<Value = Scene> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn training_never_stops_while_a_worker_lives(scene in scenes()) {

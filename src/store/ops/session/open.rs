@@ -161,7 +161,8 @@ impl NewSession {
         // Room is asked for by the rules of now, also if the group was opened under others.
         let group = AskedGroup {
             size,
-            arrived,
+            // Sessions of a decided group may go on, so that one that begins beside them is not refused either.
+            arrived: if is_open { arrived } else { 0 },
             reserved: reserved.max(live.sessions),
             has_begun: is_open || live.sessions > 0 || reserved > 0,
         };

@@ -102,7 +102,7 @@ impl Reference {
     }
 
     /// Whether no batch can be formed, nobody is at work, and a group of this name would help.
-    fn nothing_goes_on(&self, policy: PolicyNumber, group: GroupName) -> bool {
+    pub(super) fn nothing_goes_on(&self, policy: PolicyNumber, group: GroupName) -> bool {
         let in_batches = [RolloutState::Leased, RolloutState::Returned];
         let is_at_work = in_batches.iter().any(|state| self.in_ledger(policy, *state) > 0)
             || !self.reserved_groups(policy).is_empty();

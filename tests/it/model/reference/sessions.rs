@@ -245,6 +245,12 @@ impl Reference {
         if has_begun && (live.len() as u64) < u64::from(size) * POSTS_PER_PLACE {
             return Ok(size);
         }
+        // More sessions of a group that has begun are no new group.
+        if has_begun {
+            self.give_back_expired(policy);
+            let goes_on = !self.nothing_goes_on(policy, group(opening));
+            return if goes_on { Err(Refused::NoRoom) } else { Ok(size) };
+        }
         self.give_back_expired(policy);
         if self.has_room(policy, group(opening), size) { Ok(size) } else { Err(Refused::NoRoom) }
     }
