@@ -42,7 +42,8 @@ impl Session {
     /// The same with more headers.
     async fn calls_with(&self, headers: &str, length: usize) -> Raw {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "Hello."}]});
-        let body = format!("{:length$}", body.to_string());
+        let body = body.to_string();
+        let body = format!("{body}{}", " ".repeat(length.saturating_sub(body.len())));
         let mut raw = Raw::to(&self.address).await;
         raw.send(format!("{}{headers}content-length: {}\r\n\r\n{body}", self.head(), body.len())).await;
         raw
@@ -214,12 +215,12 @@ async fn calls_of_one_session_that_wait_for_a_place_are_bounded() {
 async fn a_long_answer_takes_bytes_from_the_budget_and_is_not_lost_without_room() {
     let config = "[limits]\nbody_bytes = 1048576\n[sessions]\nlisten = \"127.0.0.1:0\"\ninflight_bytes = 1048576";
     let app = TestApp::start_with(Backend::Sqlite, config).await;
-    let long = "y".repeat(200_000);
+    let long = "y ".repeat(20_000);
     app.engine.switch(|switches| switches.context_tokens = 10_000_000);
     app.engine.script("Hello.", [Answer::text(&long)]);
     let (greedy, session) = (Session::open(&app, None).await, Session::open(&app, None).await);
-    let unfinished = begin(&greedy.address, &greedy.head(), 900 << 10, (900 << 10) - 1).await;
-    eventually("the unfinished body", || async { gauge(&app.metrics().await, "agent_call") == 900 << 10 }).await;
+    let unfinished = begin(&greedy.address, &greedy.head(), 1_000 << 10, (1_000 << 10) - 1).await;
+    eventually("the unfinished body", || async { gauge(&app.metrics().await, "agent_call") == 1_000 << 10 }).await;
     // The engine answers and the call is recorded, but the answer finds no room before its client gives up.
     let answer = session.calls_with("x-stainless-read-timeout: 6\r\n", 100).await.answer().await.expect("an answer");
     assert_eq!(answer.status, 503);

@@ -99,8 +99,8 @@ struct Waits<'c>(&'c AtomicU32);
 impl<'c> Waits<'c> {
     fn begin(waiting: &'c AtomicU32, max: u32) -> Option<Self> {
         let counted =
-            waiting.try_update(Ordering::SeqCst, Ordering::SeqCst, |waits| (waits < max).then_some(waits + 1));
-        counted.is_ok().then_some(Self(waiting))
+            waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waits| (waits < max).then_some(waits + 1));
+        counted.is_ok().then(|| Self(waiting))
     }
 }
 
