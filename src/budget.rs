@@ -30,6 +30,10 @@ const LARGE_OF_FREE: usize = 3;
 /// The same if the body that grows is small, so that an owner's small bodies find room behind its large ones.
 const SMALL_OF_FREE: usize = 7;
 
+/// The most large bodies of one owner that arrive at the same time. If more of them grow together, most have to yield in the
+/// end, and their buffers leave gaps in memory that nobody pays for.
+const ARRIVING_MAX: usize = 64;
+
 /// The budget has too few free bytes, or the owner of a body has its share of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
@@ -69,6 +73,8 @@ struct Bodies {
     by_owner: HashMap<Owner, usize>,
     /// Bytes of bodies that wait for more bytes.
     waiting: usize,
+    /// Large bodies that arrive.
+    arriving: HashMap<Owner, usize>,
 }
 
 /// The body that takes bytes.
@@ -144,10 +150,24 @@ impl Budget {
         self.grow(&Taker { owner: Some(owner), is_large: false, held }, bytes, patience).await
     }
 
-    /// Waits until a body could take bytes, for at most `patience`, and takes none.
-    async fn wait_for_room(&self, taker: &Taker, bytes: usize, patience: Duration) -> Result<(), Full> {
-        let has_room = |bodies: &mut Bodies| if self.has_room(bodies, taker, bytes) { Ok(()) } else { Err(Full) };
-        self.wait_until(taker, patience, has_room).await
+    /// Waits until a body could take bytes, for at most `patience`, and takes none. A large body counts as one that arrives
+    /// until the result is dropped.
+    async fn wait_for_room(&self, taker: &Taker, bytes: usize, patience: Duration) -> Result<Arrival, Full> {
+        let owner = taker.owner.clone().filter(|_| taker.is_large);
+        let admit = |bodies: &mut Bodies| {
+            if !self.has_room(bodies, taker, bytes) {
+                return Err(Full);
+            }
+            if let Some(owner) = &owner {
+                let arriving = bodies.arriving.entry(owner.clone()).or_default();
+                if *arriving == ARRIVING_MAX {
+                    return Err(Full);
+                }
+                *arriving += 1;
+            }
+            Ok(Arrival { budget: self.clone(), owner: owner.clone() })
+        };
+        self.wait_until(taker, patience, admit).await
     }
 
     async fn wait_until<T>(
@@ -212,6 +232,29 @@ impl Budget {
 
     fn bodies(&self) -> MutexGuard<'_, Bodies> {
         self.0.bodies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A body that arrives.
+#[derive(Debug)]
+struct Arrival {
+    budget: Budget,
+    /// The owner whose body counts.
+    owner: Option<Owner>,
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        let Some(owner) = &self.owner else { return };
+        let mut bodies = self.budget.bodies();
+        if let Some(arriving) = bodies.arriving.get_mut(owner) {
+            *arriving -= 1;
+            if *arriving == 0 {
+                bodies.arriving.remove(owner);
+            }
+        }
+        drop(bodies);
+        self.budget.0.released.notify_waiters();
     }
 }
 

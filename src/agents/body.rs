@@ -37,7 +37,7 @@ pub(super) async fn read(agents: &Agents, session: SessionId, mut body: Body) ->
     let limits =
         Limits { bytes_max: options.body_bytes_max, timeout: options.read_timeout, patience: options.read_timeout };
     let announced = body.size_hint().exact().map(|bytes| bytes as usize);
-    let arriving = Arriving::new(&agents.0.bytes, Some(owner(session)), announced, limits);
+    let mut arriving = Arriving::new(&agents.0.bytes, Some(owner(session)), announced, limits);
     let outcome = match arriving.admit().await {
         Ok(()) => arriving.read(&mut body).await,
         Err(unread) => Err(unread),

@@ -188,7 +188,7 @@ async fn admit(
         // The client repeats the post. Waiting would only hold more of them in memory.
         patience: Duration::ZERO,
     };
-    let arriving = Arriving::new(budget, Some(owner), declared_length(headers), limits);
+    let mut arriving = Arriving::new(budget, Some(owner), declared_length(headers), limits);
     arriving.admit().await.map_err(|unread| refused(unread, limits.bytes_max))?;
     Ok((coding, arriving))
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
-use super::{Budget, Full, Owner, Shares, Taker};
+use super::{Arrival, Budget, Full, Owner, Shares, Taker};
 
 /// A body up to this length is small.
 const SMALL_BYTES_MAX: usize = 256 << 10;
@@ -71,6 +71,8 @@ pub(crate) struct Arriving {
     limits: Limits,
     announced: Option<usize>,
     taker: Taker,
+    /// Counts the body until it is read.
+    arrival: Option<Arrival>,
     shares: Shares,
     /// The bytes that are paid for, with those that are free.
     paid: usize,
@@ -80,7 +82,7 @@ impl Arriving {
     /// A body whose bytes are taken from a budget. Without an owner it may take all that is free.
     pub(crate) fn new(budget: &Budget, owner: Option<Owner>, announced: Option<usize>, limits: Limits) -> Self {
         let taker = Taker { owner, is_large: announced.is_some_and(|bytes| bytes > SMALL_BYTES_MAX), held: 0 };
-        Self { budget: budget.clone(), limits, announced, taker, shares: Shares::default(), paid: 0 }
+        Self { budget: budget.clone(), limits, announced, taker, arrival: None, shares: Shares::default(), paid: 0 }
     }
 
     /// Adds bytes that do not count against the budget.
@@ -91,12 +93,13 @@ impl Arriving {
     }
 
     /// Checks what is announced: the limit, and whether there would be room for it. Nothing is taken yet.
-    pub(crate) async fn admit(&self) -> Result<(), Unread> {
+    pub(crate) async fn admit(&mut self) -> Result<(), Unread> {
         let announced = self.announced.unwrap_or_default();
         if announced > self.limits.bytes_max {
             return Err(Unread::TooLarge);
         }
-        Ok(self.budget.wait_for_room(&self.taker, announced, self.limits.patience).await?)
+        self.arrival = Some(self.budget.wait_for_room(&self.taker, announced, self.limits.patience).await?);
+        Ok(())
     }
 
     /// Reads the body, and takes bytes from the budget as they arrive.
