@@ -476,7 +476,7 @@ mod tests {
         assert!((&mut first_waits).now_or_never().is_none() && (&mut second_waits).now_or_never().is_none());
         drop(whole);
         // Nobody but the two holds bytes now, and neither has room.
-        assert_eq!((&mut first_waits).now_or_never().map(|grown| grown.err()), Some(Some(Full)));
+        assert_eq!((&mut first_waits).now_or_never().map(Result::err), Some(Some(Full)));
         assert!((&mut second_waits).now_or_never().is_none(), "the first one gives its bytes back");
         drop(of_first);
         let more = (&mut second_waits).now_or_never().expect("it goes on").expect("it has room");

@@ -114,7 +114,9 @@ mod tests {
         let columns = [0.5, -0.0, f64::NAN].map(|reward| -> Vec<ArrayRef> {
             vec![Arc::new(Float64Array::from(vec![reward])), Arc::new(Int64Array::from(vec![1]))]
         });
-        columns.into_iter().for_each(|columns| file.write(columns).expect("it can be written"));
+        for columns in columns {
+            file.write(columns).expect("it can be written");
+        }
         file.close().expect("it can be written");
         let metadata = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(bytes)).expect("a file");
         assert_eq!(metadata.file_metadata().num_rows(), 3);

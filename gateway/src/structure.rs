@@ -125,7 +125,8 @@ mod tests {
             ("[]", 2, 1, 0),
             ("[0,0]", 3, 1, 0),
             (r#"["","",[]]"#, 5, 2, 0),
-            (r#"{"a,":[{"b":"\\"},[[]]]}"#, 6, 4, 0),
+            // An empty array counts as if it had a value.
+            (r#"{"a,":[{"b":"\\"},[[]]]}"#, 7, 4, 0),
             (r#"["[0,0]","{\"a\":\"x,\\\",\\\\\",\"b\":0}","a,b",0]"#, 5, 1, 2),
         ] {
             assert_eq!(Structure::of(json.as_bytes()), Structure { values, depth, values_in_texts }, "{json}");

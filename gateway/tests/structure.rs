@@ -12,7 +12,7 @@ use forebay_gateway::{
     engine::FakeEngine,
     exact::{Family, Renderer, RendererOptions},
     structure::{VALUES_MAX, price},
-    upstream::{EngineCall, EngineKind, Sampling, UpstreamOptions, engine_body, read_answer},
+    upstream::{EngineCall, EngineKind, Sampling, SpecialTokensInText, UpstreamOptions, engine_body, read_answer},
 };
 use peakmem_alloc::{INSTRUMENTED_SYSTEM, PeakMemAlloc, PeakMemAllocTrait as _};
 use proptest::{
@@ -176,7 +176,9 @@ fn renderer() -> Renderer {
     std::fs::write(&tokenizer, file.to_string()).expect("the folder can be written to");
     let close = Some("<|im_end|>".to_owned());
     let family = Family { stops: vec!["<|im_end|>".to_owned()], close, trims: Vec::new() };
-    Renderer::load(&RendererOptions { tokenizer, template: None, family }).expect("the model can be rendered")
+    let special_tokens_in_text = SpecialTokensInText::Allow;
+    Renderer::load(&RendererOptions { tokenizer, template: None, family, special_tokens_in_text })
+        .expect("the model can be rendered")
 }
 
 /// All that is done with the body of a call, in the order of the service. Returns whether the body was accepted.

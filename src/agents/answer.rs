@@ -58,8 +58,6 @@ pub(super) async fn respond(call: Call) -> Response {
         };
     }
     let keep_alive = call.agents.options().keep_alive;
-    let dialect = call.dialect;
-    let mut answering: Answering = Box::pin(async move { Ok(events(dialect, &answer.await?).await) });
     let body = match tokio::time::timeout(keep_alive, &mut answering).await {
         Ok(Ok(written)) => AnswerBody::complete(&call, written),
         Ok(Err(error)) => return failed(&call, &error),

@@ -120,13 +120,18 @@ impl Arriving {
             if needed > self.limits.bytes_max {
                 return Err(Unread::TooLarge);
             }
-            if collected.capacity() < needed {
-                // The budget pays for the buffer's capacity, not only for its contents.
-                let capacity = self.next_capacity(collected.capacity(), needed);
+            if self.paid < needed {
+                // The budget pays for what the buffer may hold before more is taken, not only for its contents.
+                let capacity = self.next_capacity(self.paid, needed);
                 let began = Instant::now();
                 self.cover(capacity).await?;
                 pace.pause(began.elapsed());
-                collected.reserve_exact(capacity - collected.len());
+            }
+            if collected.capacity() < needed {
+                // A buffer that grows several times leaves gaps in memory that nobody pays for. A large one has its whole
+                // length at once: pages that nothing was written to take no memory.
+                let length = self.announced.filter(|_| needed > SMALL_BYTES_MAX).unwrap_or_default();
+                collected.reserve_exact(length.max(self.paid).min(self.limits.bytes_max) - collected.len());
             }
             collected.extend_from_slice(&data);
         }

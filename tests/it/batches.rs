@@ -361,7 +361,7 @@ on_both_stores! {
                 let tokens: Vec<usize> = (0..10 * index + 2 * place + 2).map(|token| 100 * index + token).collect();
                 let mut sent = json!({"tokens": tokens, "loss_mask": vec![1; place + 1]});
                 for (column, step) in [("logprobs", 2), ("teacher_logprobs", 3), ("values", 5)] {
-                    if (index + place) % step != 0 {
+                    if !(index + place).is_multiple_of(step) {
                         sent[column] = json!(numbers);
                     }
                 }

@@ -3,6 +3,7 @@
 mod decision;
 mod workers;
 
+use futures::FutureExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -217,52 +218,76 @@ on_both_stores! {
         assert!(!why().await.contains("New sessions"));
     }
 
-    async fn live_workers_of_all_kinds_never_stop_training(app: TestApp) {
-        for (seed, minimum) in [(1, 0), (2, 1)] {
-            let workers = [
-                kind(Plays::Place, true, true, true),
-                kind(Plays::Place, false, true, false),
-                kind(Plays::Group, true, false, false),
-                kind(Plays::Group, false, true, true),
-                kind(Plays::Session, true, true, true),
-                kind(Plays::Session, true, true, false),
-            ];
-            let scene = Scene { size: 3, groups: 2, staleness: 0, minimum, workers: workers.to_vec(), trouble: 12, seed };
-            let policy = format!("p{seed}");
-            let shares = if minimum > 0 { json!({"slow": {"min_share": 0.5}}) } else { json!({}) };
-            let rules = json!({
-                "group": {"size": 3, "timeout_s": TIMEOUT_S}, "batch": {"groups": 2, "environments": shares},
-                "staleness": {"max": 0}, "settle": "ack",
-            });
-            app.rules(&policy, rules).await;
-            let steps = play(&scene, &mut Served { app, policy, batch: None }).await;
-            assert!(steps.as_ref().is_ok_and(|steps| *steps > 10), "{steps:?} {scene:?}");
+    async fn a_group_of_two_environments_gets_a_warning(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 3}})).await;
+        for (index, environment, warnings) in [(0, json!("math"), 0), (1, json!("math"), 0), (2, json!("swe"), 1)] {
+            let sent = with(member("a", index, 1.0), json!({"environment": environment}));
+            let receipt = app.accept(sent).await;
+            assert_eq!(receipt["warnings"].as_array().map(Vec::len), Some(warnings), "{receipt}");
+            if warnings > 0 {
+                let warning = text(&receipt["warnings"][0]);
+                assert!(warning.starts_with("mixed-environments: the rollout has `swe`, and its group has `math`"), "{warning}");
+            }
         }
     }
+
+    async fn a_filter_by_a_label_takes_rollouts_out_of_the_mean_reward(app: TestApp) {
+        let drop = |name: &str, when: &str| json!({"name": name, "scope": "rollout", "when": when, "action": "drop"});
+        let filters = json!([drop("held-out", "environment == 'test'"), drop("too-low", "reward < 0.0")]);
+        app.rules("default", json!({"filter": filters})).await;
+        app.accept(with(rollout("test", 9.0), json!({"environment": "test"}))).await;
+        app.accept(rollout("low", -1.0)).await;
+        app.accept(rollout("kept", 1.0)).await;
+        let metrics = app.lease().await["metrics"].clone();
+        assert_eq!((&metrics["reward/all"], &metrics["dropped/held-out"]), (&json!(0.0), &json!(1.0)), "{metrics}");
+    }
+
+    async fn live_workers_of_all_kinds_never_stop_training(app: TestApp) {
+        train_with_all_kinds(app, 0).await;
+    }
+
+    async fn live_workers_of_all_kinds_never_stop_training_with_a_minimum(app: TestApp) {
+        train_with_all_kinds(app, 1).await;
+    }
+}
+
+/// Groups of each batch that are of the environment `slow` at least: `minimum` of two.
+async fn train_with_all_kinds(app: &TestApp, minimum: u32) {
+    let workers = [
+        kind(Plays::Place, true, true, true),
+        kind(Plays::Place, false, true, false),
+        kind(Plays::Group, true, false, false),
+        kind(Plays::Group, false, true, true),
+        kind(Plays::Session, true, true, true),
+        kind(Plays::Session, true, true, false),
+    ];
+    let (workers, seed) = (workers.to_vec(), minimum.into());
+    let scene = Scene { size: 3, groups: 2, staleness: 0, minimum, workers, trouble: 12, seed };
+    let shares = json!({"slow": {"min_share": f64::from(minimum) / 2.0}});
+    let rules = json!({
+        "group": {"size": 3, "timeout_s": TIMEOUT_S}, "batch": {"groups": 2, "environments": shares},
+        "staleness": {"max": 0}, "settle": "ack",
+    });
+    app.rules("default", rules).await;
+    let steps = play(&scene, &mut Served { app, batch: None }).await;
+    assert!(steps.is_ok(), "{steps:?}");
 }
 
 fn kind(plays: Plays, names_group: bool, names_environment: bool, is_slow: bool) -> Kind {
     Kind { plays, names_group, names_environment, is_slow }
 }
 
-/// A policy of a service.
+/// The default policy of a service.
 struct Served<'a> {
     app: &'a TestApp,
-    policy: String,
     batch: Option<Value>,
-}
-
-impl Served<'_> {
-    fn of_policy(&self, value: Value) -> Value {
-        with(value, json!({"policy": self.policy}))
-    }
 }
 
 impl Service for Served<'_> {
     async fn ask(&mut self, ask: Ask) -> Option<(u32, String)> {
         let Ask { rollouts, group, environment } = ask;
         let asked = json!({"rollouts": rollouts, "group_id": group, "environment": environment});
-        let answer = self.app.post("/admissions", self.of_policy(asked)).await;
+        let answer = self.app.post("/admissions", asked).await;
         if answer.status.as_u16() == 409 {
             return None;
         }
@@ -272,7 +297,7 @@ impl Service for Served<'_> {
 
     async fn open(&mut self, rollout: &str, group: &str, environment: Option<&str>) -> Option<String> {
         let asked = json!({"rollout_id": rollout, "group_id": group, "environment": environment, "idle_s": IDLE_S});
-        let answer = self.app.post("/sessions", self.of_policy(asked)).await;
+        let answer = self.app.post("/sessions", asked).await;
         match answer.status.as_u16() {
             201 => Some(answer.json.to_string()),
             429 => None,
@@ -282,7 +307,7 @@ impl Service for Served<'_> {
 
     async fn post(&mut self, played: Played) -> Fate {
         let named = json!({
-            "group_id": played.group, "environment": played.environment, "admission_id": played.room, "policy": self.policy,
+            "group_id": played.group, "environment": played.environment, "admission_id": played.room
         });
         let mut sent = with(rollout(&played.rollout, 1.0), named);
         if played.failed {
@@ -299,15 +324,15 @@ impl Service for Served<'_> {
     }
 
     async fn lease(&mut self) -> bool {
-        let answer = self.app.post("/batches", json!({"policy": self.policy})).await;
+        let answer = self.app.post("/batches", json!({})).await;
         self.batch = (answer.status.as_u16() == 201).then_some(answer.json);
         self.batch.is_some()
     }
 
     async fn ack(&mut self, step: i64) {
         let batch = self.batch.take().expect("a batch is held");
+        // No version is published, so that no group goes stale, as in memory.
         self.app.ack(&batch, step).await.expect(200);
-        self.app.put(&format!("/policies/{}/version", self.policy), json!({"version": step})).await.expect(200);
     }
 
     async fn pass(&mut self) {
@@ -338,7 +363,7 @@ proptest! {
 
     #[test]
     fn training_never_stops_while_a_worker_lives(scene in scenes()) {
-        let played = futures::executor::block_on(play(&scene, &mut Memory::new(&scene)));
+        let played = play(&scene, &mut Memory::new(&scene)).now_or_never().expect("a policy in memory waits for nothing");
         prop_assert!(played.is_ok(), "{played:?}");
     }
 }

@@ -24,7 +24,7 @@ async fn post_arrow(app: &TestApp, columns: Columns) -> Answer {
 }
 
 /// A rollout with one segment.
-fn of_segment(rollout_id: &str, segment: Value) -> Value {
+fn of_segment(rollout_id: &str, segment: &Value) -> Value {
     with(rollout(rollout_id, 1.0), json!({"segments": [segment]}))
 }
 
@@ -91,7 +91,7 @@ on_both_stores! {
         app.post_raw("/trajectories", &[JSON], spelled("true", "")).await.expect(200);
         // A name with an escape is left to the general parser.
         app.post_raw("/trajectories", &[JSON], spelled("true", r#""stat\u0075s":"completed","#)).await.expect(200);
-        let sent = with(of_segment("a", json!({"tokens": [1, 2], "loss_mask": [1]})), json!({"reward_components": {"tests": true}}));
+        let sent = with(of_segment("a", &json!({"tokens": [1, 2], "loss_mask": [1]})), json!({"reward_components": {"tests": true}}));
         let reward: ArrayRef = Arc::new(BooleanArray::from(vec![true]));
         post_arrow(app, replaced(&sent, vec![("reward", reward)])).await.expect(200);
         let row = app.samples(&app.lease().await).await.remove(0);
@@ -101,7 +101,7 @@ on_both_stores! {
     }
 
     async fn log_probabilities_are_ignored_where_the_mask_is_0(app: TestApp) {
-        let with_logprobs = |logprobs: Value| of_segment("a", json!({
+        let with_logprobs = |logprobs: Value| of_segment("a", &json!({
             "tokens": [1, 2, 3, 4], "loss_mask": [0, 1, 0], "logprobs": logprobs, "teacher_logprobs": logprobs}));
         app.post("/trajectories", with_logprobs(json!([null, -0.5, -9999.0]))).await.expect(201);
         app.post("/trajectories", with_logprobs(json!([0.0, -0.5, -9999.0]))).await.expect(200);
@@ -118,7 +118,7 @@ on_both_stores! {
     }
 
     async fn a_mask_may_be_floats(app: TestApp) {
-        let with_mask = |mask: Value| of_segment("a", json!({"tokens": [1, 2, 3], "loss_mask": mask}));
+        let with_mask = |mask: Value| of_segment("a", &json!({"tokens": [1, 2, 3], "loss_mask": mask}));
         app.post("/trajectories", with_mask(json!([1, 0]))).await.expect(201);
         app.post("/trajectories", with_mask(json!([1.0, 0.0]))).await.expect(200);
         let plain = with_mask(json!([1, 0]));

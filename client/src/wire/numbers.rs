@@ -40,7 +40,7 @@ impl<'de> Deserialize<'de> for Mask {
                 match deserializer.deserialize_any(ScalarVisitor)? {
                     Scalar::Null => refuse(Unexpected::Unit),
                     Scalar::Bool(value) => refuse(Unexpected::Bool(value)),
-                    Scalar::Number(value) if value == f64::from(value as u8) => Ok(Self(value as u8)),
+                    Scalar::Number(value) if value - f64::from(value as u8) == 0.0 => Ok(Self(value as u8)),
                     Scalar::Number(value) => refuse(Unexpected::Float(value)),
                 }
             }

@@ -1,6 +1,6 @@
 //! The end of a file in a form that readers of all years open.
 //!
-//! The library declares the order IEEE_754_TOTAL_ORDER for columns of floats, which is new in the format.
+//! The library declares the order `IEEE_754_TOTAL_ORDER` for columns of floats, which is new in the format.
 //! polars before 1.43 cannot open a file with an order that it does not know, and the library has no option for it. So
 //! the footer is held back until it is complete, and then declares the order that every column had before. The order
 //! says only what statistics mean, and columns of floats have none.
@@ -10,10 +10,10 @@ use std::io::{self, Write};
 use ::parquet::errors::ParquetError;
 
 /// An order is a union in Thrift's compact protocol: the field that is set, an empty struct, and the end of the union.
-/// This is the field of TYPE_ORDER.
+/// This is the field of `TYPE_ORDER`.
 const TYPE_ORDER: u8 = 0x1c;
 
-/// The field of IEEE_754_TOTAL_ORDER.
+/// The field of `IEEE_754_TOTAL_ORDER`.
 const TOTAL_ORDER: u8 = 0x2c;
 
 /// The bytes of an order.
@@ -62,7 +62,7 @@ impl<W: Write> Write for HeldFooter<W> {
     }
 }
 
-/// Declares TYPE_ORDER for every column; none if the orders are not where they are expected.
+/// Declares `TYPE_ORDER` for every column; none if the orders are not where they are expected.
 fn declare_type_order(footer: &mut [u8], columns: usize) -> Option<()> {
     let end = footer.len().checked_sub(END_BYTES)?;
     let begin = end.checked_sub(columns * ORDER_BYTES)?;

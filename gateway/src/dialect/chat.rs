@@ -131,7 +131,10 @@ pub(super) fn models(names: &[&str], created_s: u64) -> Vec<u8> {
 
 fn messages(item: &Item<'_>) -> Result<Vec<Message>, DialectError> {
     let mut messages = Vec::new();
-    item.each(|item| Ok(messages.push(message(&item)?)))?;
+    item.each(|item| {
+        messages.push(message(&item)?);
+        Ok(())
+    })?;
     if messages.is_empty() {
         return Err(item.invalid("must not be empty"));
     }
@@ -163,7 +166,10 @@ fn message(item: &Item<'_>) -> Result<Message, DialectError> {
     let calls = object.take("tool_calls");
     let mut tool_calls = Vec::new();
     if let Some(calls) = &calls {
-        calls.each(|item| Ok(tool_calls.push(read_tool_call(&item)?)))?;
+        calls.each(|item| {
+            tool_calls.push(read_tool_call(&item)?);
+            Ok(())
+        })?;
     }
     if let Some(calls) = calls
         && role != Role::Assistant

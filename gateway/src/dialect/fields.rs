@@ -179,7 +179,8 @@ pub(super) fn stop(item: Option<Item<'_>>) -> Result<Vec<String>, DialectError> 
             if texts.len() == STOPS_MAX {
                 return Err(item.invalid(format!("must have at most {STOPS_MAX} texts")));
             }
-            Ok(texts.push(text.string()?))
+            texts.push(text.string()?);
+            Ok(())
         })?;
         texts
     } else {

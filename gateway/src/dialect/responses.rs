@@ -251,7 +251,10 @@ fn reasoning(object: &mut Object<'_>) -> Result<String, DialectError> {
     for name in ["content", "summary"] {
         let mut texts = Vec::new();
         if let Some(parts) = object.take(name) {
-            parts.each(|part| Ok(texts.push(part.object()?.require("text")?.string()?)))?;
+            parts.each(|part| {
+                texts.push(part.object()?.require("text")?.string()?);
+                Ok(())
+            })?;
         }
         if !texts.is_empty() {
             return Ok(texts.join("\n"));

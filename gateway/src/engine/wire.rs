@@ -391,7 +391,9 @@ impl ChatRequest {
 
     /// How many ids lead to the first stop text, and which one it is.
     fn stopped(&self, ids: &[i32]) -> Option<(usize, &str)> {
-        (1..=ids.len()).find_map(|count| {
+        // Without stop texts a long answer takes no quadratic time.
+        let checked = if self.stop.is_empty() { 0 } else { ids.len() };
+        (1..=checked).find_map(|count| {
             let text = tokenizer::decode(&ids[..count]);
             self.stop.iter().find(|stop| text.contains(stop.as_str())).map(|stop| (count, stop.as_str()))
         })

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use forebay_gateway::{
     Dialect, Request, Upstream,
-    engine::{EngineKind, FakeEngine, recording::Recording},
+    engine::{EngineKind, FakeEngine, Received, recording::Recording},
     upstream::{UpstreamOptions, check_pass},
 };
 use serde_json::{Map, Value, json};
@@ -78,7 +78,7 @@ async fn received(kind: EngineKind, pass: &[&str], request: &Request) -> [Value;
     upstream.complete(&call(request)).await.expect("the call is answered");
     upstream.forward(&call(request)).await.expect("the call is answered");
     let log = engine.log();
-    let mut sent = log.calls().map(|sent| sent.json());
+    let mut sent = log.calls().map(Received::json);
     std::array::from_fn(|_| sent.next().expect("the engine was called twice"))
 }
 
@@ -164,16 +164,18 @@ fn no_agent_replaces_the_chat_template_or_floods_the_engine_with_stops() {
         ("chat_template", json!(template)),
         ("chat_template_kwargs", json!({"chat_template": template})),
         ("chat_template_kwargs", json!({"tokenize": true})),
-        ("stop", json!(vec!["x"; 1 << 20])),
+        ("stop", json!(vec!["x"; 1_000])),
         ("stop", json!(["x".repeat(1 << 20)])),
     ] {
         assert_eq!(field_of(&refused(Dialect::Chat, &with(name, value))), (name, 400));
     }
+    // So many values are refused before they are read.
+    assert_eq!(field_of(&refused(Dialect::Chat, &with("stop", json!(vec!["x"; 1 << 20])))), ("body", 400));
     parsed(Dialect::Chat, &with("chat_template", Value::Null));
     parsed(Dialect::Chat, &with("stop", json!(["Observation:", "END"])));
 }
 
-/// What real agents send reaches the engine, besides fields that only OpenAI's service and LiteLLM read.
+/// What real agents send reaches the engine, besides fields that only OpenAI's service and `LiteLLM` read.
 #[tokio::test]
 async fn nothing_that_real_agents_need_is_withheld() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients/recordings");

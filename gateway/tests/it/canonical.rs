@@ -298,10 +298,12 @@ fn a_faithful_agent_continues_its_calls_in_every_dialect() {
 #[test]
 fn what_is_stored_has_this_form() {
     let mut history = one_call();
-    let request =
-        next(&echo("/content", json!([{"type": "text", "text": "I look."}, {"type": "x", "id": "1", "y": 2}])));
+    let request = next(&echo(
+        "/content",
+        json!([{"type": "text", "text": "I look."}, {"type": "refusal", "refusal": "No.", "id": "1"}]),
+    ));
     let record = history.record(&request);
-    let stored = r#"{"after":1,"shared":1,"head":"352bd266dae53c6e6a29244011cfa029","messages":[{"role":"assistant","text":"I look.","parts":[{"type":"x","y":2}],"reasoning":"First.","calls":[{"name":"bash","arguments":"{\"command\": \"ls\", \"n\": 1.0, \"deep\": {\"a\": [1, 2], \"b\": \"\"}}"}]},{"role":"tool","text":"ok"}]}"#;
+    let stored = r#"{"after":1,"shared":1,"head":"352bd266dae53c6e6a29244011cfa029","messages":[{"role":"assistant","text":"I look.","parts":[{"refusal":"No.","type":"refusal"}],"reasoning":"First.","calls":[{"name":"bash","arguments":"{\"command\": \"ls\", \"n\": 1.0, \"deep\": {\"a\": [1, 2], \"b\": \"\"}}"}]},{"role":"tool","text":"ok"}]}"#;
     assert_eq!(record.to_json(), stored);
     assert_eq!(Record::from_json(stored).expect("it is a record"), record);
     history.add(2, &record, &said("Done.")).expect("the record fits");

@@ -33,7 +33,7 @@ fn other_tasks_go_on_while_work_runs_on_the_only_thread() {
             }
         });
         // This work ends when the other task has made its steps.
-        work::run(LONG, || (0..3).all(|step| progress.recv_timeout(PATIENCE) == Ok(step))).await
+        work::run(LONG, move || (0..3).all(|step| progress.recv_timeout(PATIENCE) == Ok(step))).await
     });
     assert!(runtime.block_on(work).expect("the task goes on"), "the other task made no step");
 }

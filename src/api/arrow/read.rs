@@ -288,7 +288,7 @@ impl<'b> Columns<'b> {
     /// A mask, which may be of any type that has 0 and 1. Other whole numbers are left to validation.
     fn mask(&self, column: &'static str, row: usize) -> Result<Option<Vec<u8>>, Invalid> {
         let Some(values) = self.list(column, row)? else { return Ok(None) };
-        let whole = |value: f64| if value == f64::from(value as u8) { Ok(value as u8) } else { Err(()) };
+        let whole = |value: f64| if value - f64::from(value as u8) == 0.0 { Ok(value as u8) } else { Err(()) };
         match values.data_type() {
             DataType::Int8 => each(column, values.as_primitive::<Int8Type>(), u8::try_from),
             DataType::Int32 => each(column, values.as_primitive::<Int32Type>(), u8::try_from),

@@ -16,7 +16,7 @@ use crate::{
     },
     store::{
         dialect::Op,
-        sql::{Statement, Tx, args},
+        sql::{Row, Statement, Tx, args},
     },
 };
 
@@ -35,7 +35,7 @@ impl Op for ReadVersions {
             ORDER BY name",
         );
         let rows = tx.fetch_all(SELECT_VERSIONS, args![]).await?;
-        let read = |mut row: crate::store::sql::Row| {
+        let read = |mut row: Row| {
             let name: String = row.get("name")?;
             let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             Ok((name, row.get("version")?))

@@ -61,7 +61,7 @@ pub(in crate::store) struct Objects {
     pub(super) folder: Path,
     cache: Arc<ObjectCache>,
     /// Whether a recent object that is not found may be found later.
-    waits_for_objects: bool,
+    waits: bool,
     metrics: StoreMetrics,
 }
 
@@ -132,12 +132,12 @@ impl Objects {
         };
         let folder = path.join(format!("{store_id:08x}"));
         let cache = Arc::new(ObjectCache::new(cache_bytes));
-        Ok(Self { store, folder, cache, waits_for_objects: true, metrics })
+        Ok(Self { store, folder, cache, waits: true, metrics })
     }
 
     /// For processes that do not serve: they report an object that is not found, and go on.
     pub(in crate::store) fn without_waiting(self) -> Self {
-        Self { waits_for_objects: false, ..self }
+        Self { waits: false, ..self }
     }
 
     /// The name of an object.
@@ -227,7 +227,7 @@ impl Objects {
         let path = self.path(number);
         match self.store.get_ranges(&path, ranges).await {
             Ok(bytes) => Ok(bytes.into_iter().map(Found::Bytes).collect()),
-            Err(object_store::Error::NotFound { .. }) if !self.waits_for_objects || !may_not_be_visible(number) => {
+            Err(object_store::Error::NotFound { .. }) if !self.waits || !may_not_be_visible(number) => {
                 Ok(vec![Found::NoFile; ranges.len()])
             }
             Err(error @ object_store::Error::NotFound { .. }) => Err(ObjectError::new("read", &path, error)),

@@ -215,7 +215,8 @@ async fn calls_of_one_session_that_wait_for_a_place_are_bounded() {
 async fn a_long_answer_takes_bytes_from_the_budget_and_is_not_lost_without_room() {
     let config = "[limits]\nbody_bytes = 1048576\n[sessions]\nlisten = \"127.0.0.1:0\"\ninflight_bytes = 1048576";
     let app = TestApp::start_with(Backend::Sqlite, config).await;
-    let long = "y ".repeat(20_000);
+    // As JSON, each character has six bytes.
+    let long = "\u{1}".repeat(6_000);
     app.engine.switch(|switches| switches.context_tokens = 10_000_000);
     app.engine.script("Hello.", [Answer::text(&long)]);
     let (greedy, session) = (Session::open(&app, None).await, Session::open(&app, None).await);

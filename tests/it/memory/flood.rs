@@ -32,6 +32,10 @@ const WORK: usize = 3;
 /// threads that freed it. In total 20 to 40 MiB in a release build and 80 to 120 MiB in a debug build.
 const FIXED_BYTES: usize = 128 << 20;
 
+/// What the allocator keeps of the buffers of large bodies that had to yield. Measured in debug builds: 21 MiB, and 84 MiB
+/// while these buffers still grew several times.
+const YIELDED_BYTES: usize = 128 << 20;
+
 /// Bytes that are withheld from every body until all bodies have arrived, so that the whole budget is in use at once.
 const TAIL_BYTES: usize = 16;
 
@@ -188,7 +192,9 @@ async fn resident_memory_stays_within_the_budget() {
     loop {
         while let Ok(head) = answered.try_recv() {
             let head = head.expect("every post is answered");
-            assert_eq!((head.status, head.retry_after), (503, true), "refused, and told to come back");
+            // A busy machine may need longer than a body that is not finished may stand still.
+            let is_slow = head.status == 408;
+            assert!(is_slow || (head.status, head.retry_after) == (503, true), "refused, and told to come back");
             admitted -= 1;
         }
         let held = body_bytes_in_flight(&service).await;
@@ -206,7 +212,7 @@ async fn resident_memory_stays_within_the_budget() {
     while let Some(answer) = answered.recv().await {
         match answer.map(|head| (head.status, head.retry_after)) {
             Some((201, _)) => stored += 1,
-            Some((503, true)) => refused += 1,
+            Some((503, true) | (408, _)) => refused += 1,
             Some((status, _)) => panic!("unexpected answer: {status}"),
             // The service reads the rest of a refused body for ten seconds. If a busy machine needs longer, the
             // connection is reset, and the answer may be lost.
@@ -236,7 +242,7 @@ async fn resident_memory_stays_within_the_budget() {
     );
     torture::report("resident memory, connections that post 8 MB at once", connections, &outcome);
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(fit);
-    let bound = BUDGET_BYTES + connections * CONNECTION_BYTES + cores * WORK * body_bytes + FIXED_BYTES;
+    let bound = BUDGET_BYTES + connections * CONNECTION_BYTES + cores * WORK * body_bytes + FIXED_BYTES + YIELDED_BYTES;
     assert!(peak < bound as u64, "{outcome}, and may be {} MiB", bound >> 20);
     service.kill().await;
 }

@@ -16,14 +16,14 @@ use crate::support::{Backend, torture};
 
 /// The length of a run on one store.
 struct Extent {
-    /// Number of steps by default (about half a minute of unoptimised code), and in the long version.
+    /// Number of steps by default (less than a minute of unoptimised code), and in the long version.
     steps: (usize, usize),
     /// Number of steps between two comparisons of whole ledgers, because reading a ledger takes twenty queries. The
     /// last step of a history is always followed by a comparison.
     ledger_every: u64,
 }
 
-const SQLITE: Extent = Extent { steps: (10_000, 1_000_000), ledger_every: 4 };
+const SQLITE: Extent = Extent { steps: (14_000, 1_000_000), ledger_every: 4 };
 const POSTGRES: Extent = Extent { steps: (1_500, 100_000), ledger_every: 10 };
 
 /// Number of histories that are tried in order to shorten a failing one.

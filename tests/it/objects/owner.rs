@@ -74,10 +74,10 @@ async fn look(store: &dyn Database, hours: i64) {
 
 /// Discards a group, and waits until its payloads are purged. Then its object has no payload that a row names.
 async fn discard(http: &reqwest::Client, service: &Service, database: &str, group: &str) {
+    const EMPTIED: &str = "SELECT COUNT(*) FROM segment_file WHERE live_frames = 0";
     let discard = json!({"group_id": group, "reason": "test"});
     let discarded = http.post(format!("{}/groups/discard", service.url)).json(&discard).send().await;
     assert_eq!(discarded.expect("the service answers").status(), 200);
-    const EMPTIED: &str = "SELECT COUNT(*) FROM segment_file WHERE live_frames = 0";
     eventually("an object without payloads", || async { number(database, EMPTIED).await == 1 }).await;
 }
 

@@ -123,7 +123,7 @@ pub(super) async fn play(scene: &Scene, service: &mut impl Service) -> Result<us
     let mut work: Vec<Vec<Work>> = scene.workers.iter().map(|_| Vec::new()).collect();
     let (mut number, mut steps, mut last, mut holds) = (0, 0, 0, false);
     for tick in 0..TICKS {
-        for (at, kind) in scene.workers.iter().enumerate() {
+        for (at, kind) in scene.workers.iter().copied().enumerate() {
             let environment = if kind.is_slow { "slow" } else { "fast" };
             // One worker is never killed.
             if at > 0 && random.random_range(0..scene.trouble) == 0 {
@@ -191,7 +191,7 @@ pub(super) async fn play(scene: &Scene, service: &mut impl Service) -> Result<us
 
 /// The group that a worker plays: for single places a group of the window that has missing ones.
 fn choose(
-    kind: &Kind,
+    kind: Kind,
     scene: &Scene,
     environment: &'static str,
     tasks: &mut BTreeMap<String, Task>,
@@ -215,7 +215,7 @@ type Started = Vec<((String, String), u32)>;
 /// Asks for room for missing places. None if the group is decided.
 async fn start(
     service: &mut impl Service,
-    kind: &Kind,
+    kind: Kind,
     task: &str,
     label: Option<&str>,
     missing: u32,

@@ -69,7 +69,7 @@ on_both_stores! {
     async fn room_is_refused_except_to_a_group_that_has_begun(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}, "staleness": {"max": 0}, "batch": {"groups": 1}})).await;
         let first = open(app, json!({"group_id": "a"})).await;
-        let second = open(app, json!({"group_id": "a"})).await;
+        open(app, json!({"group_id": "a"})).await;
         let full = app.http.post(format!("{}/sessions", app.url)).json(&json!({"group_id": "b"})).send().await;
         let full = full.expect("the server answers");
         assert_eq!((full.status().as_u16(), full.headers().contains_key("retry-after")), (429, true));
@@ -80,9 +80,8 @@ on_both_stores! {
         app.post(&path(&first, "/abort"), json!({"reason": "test"})).await.expect(200);
         app.post(&path(&replacement, "/abort"), json!({"reason": "test"})).await.expect(200);
         app.post("/sessions", json!({"group_id": "b"})).await.refused(429, "no-room");
+        // The session that is left can no longer bring a batch nearer.
         app.post("/groups/close", json!({"group_id": "a"})).await.expect(200);
-        app.post("/sessions", json!({"group_id": "b"})).await.refused(429, "no-room");
-        app.post(&path(&second, "/abort"), json!({"reason": "test"})).await.expect(200);
         open(app, json!({"group_id": "b"})).await;
     }
 

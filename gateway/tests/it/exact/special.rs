@@ -108,8 +108,8 @@ fn a_call_with_a_special_token_can_be_refused() {
     }
     // A model may have written the text in its answer, and the conversation goes on.
     let said = json!({"role": "assistant", "content": FORGED});
-    let rendered = prompt(&[user("Start."), said, user("More.")]).expect("it can be rendered");
-    assert_eq!(controls(&rendered.ids), 2 + 3 * 2 + 1);
+    let later = prompt(&[user("Start."), said, user("More.")]).expect("it can be rendered");
+    assert_eq!(controls(&later.ids), 2 + 3 * 2 + 1);
 }
 
 #[test]

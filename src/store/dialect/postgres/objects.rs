@@ -31,6 +31,7 @@ pub(super) async fn open(
     let stores_objects = payloads.kind == Some(PayloadKind::Objects);
     let claim = payloads.objects_claim;
     let failed = |source| OpenError::Database { name: name.to_owned(), source };
+    let refused = |error: owner::ClaimError| OpenError::Settings(format!("the objects cannot be claimed: {error}"));
     let mut connection = PgConnection::connect_with(options).await.map_err(failed)?;
     let mut transaction = connection.begin().await.map_err(failed)?;
     // Replicas may start at the same time. Statements have no names, because a pooler would keep them in its session.
@@ -63,7 +64,7 @@ pub(super) async fn open(
         )));
     }
     let is_copy = match recorded.as_ref().and_then(|(.., identity)| identity.as_deref()) {
-        Some(recorded) if stores_objects => recorded != owner::identity(&mut *transaction).await.map_err(refused)?,
+        Some(recorded) if stores_objects => recorded != owner::identity(&mut transaction).await.map_err(refused)?,
         _ => false,
     };
     // A copy that needs no object of its original begins a folder of its own.
@@ -109,9 +110,4 @@ pub(super) async fn open(
     };
     connection.close().await.map_err(failed)?;
     Ok(Opened { kind, objects, standing })
-}
-
-/// The objects cannot be claimed.
-fn refused(error: owner::ClaimError) -> OpenError {
-    OpenError::Settings(format!("the objects cannot be claimed: {error}"))
 }

@@ -224,7 +224,7 @@ fn with_later_places(text: &str, before: usize) -> String {
     for piece in pieces {
         let (number, rest) = piece.split_at(piece.find(|c: char| !c.is_ascii_digit()).unwrap_or(piece.len()));
         let place: usize = number.parse().expect("in the statements of the store, `$` begins a place");
-        renumbered.push_str(&format!("${}{rest}", place + before));
+        renumbered.extend(["$", &(place + before).to_string(), rest]);
     }
     renumbered
 }

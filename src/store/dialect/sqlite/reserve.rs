@@ -12,6 +12,7 @@ use std::{
 };
 
 use rustix::fs::{FallocateFlags, fallocate};
+use sqlx::error::DatabaseError;
 
 use super::{Names, files::with_suffix};
 
@@ -53,7 +54,7 @@ pub(super) fn is_full(error: &(dyn Error + 'static)) -> bool {
     while let Some(error) = cause {
         let code = match (error.downcast_ref::<sqlx::Error>(), error.downcast_ref::<rusqlite::Error>()) {
             (Some(error), _) => {
-                error.as_database_error().and_then(|error| error.code()).and_then(|code| code.parse().ok())
+                error.as_database_error().and_then(DatabaseError::code).and_then(|code| code.parse().ok())
             }
             (_, Some(error)) => error.sqlite_error().map(|error| error.extended_code),
             _ => None,

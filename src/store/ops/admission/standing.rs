@@ -40,12 +40,11 @@ pub(in crate::store::ops) async fn grant(
     super::give_back_expired(tx, policy, now).await?;
     let stored = StoredBacklog::read(tx, policy.policy_pk).await?;
     let at_once = asked.grant_at_once(&policy.rules, stored.with(policy.policy_pk, tx.tallies()));
-    let granted = match at_once {
-        Some(granted) => Ok(granted),
-        None => {
-            super::give_back_decided(tx, policy).await?;
-            standing(tx, policy, &stored, now).await?.decide(&policy.rules, asked)
-        }
+    let granted = if let Some(granted) = at_once {
+        Ok(granted)
+    } else {
+        super::give_back_decided(tx, policy).await?;
+        standing(tx, policy, &stored, now).await?.decide(&policy.rules, asked)
     };
     let refused = match &granted {
         Ok(_) => without(&policy.refused, by, asked.environment),

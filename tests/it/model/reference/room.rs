@@ -35,7 +35,7 @@ impl Reference {
             return true;
         }
         let kept: usize = lacking.keys().filter(|one| **one != own).map(|one| begins(*one)).sum();
-        let kept = if label(group) != NO_ENVIRONMENT { kept * rules.size as usize } else { 0 };
+        let kept = if label(group) == NO_ENVIRONMENT { 0 } else { kept * rules.size as usize };
         let started = self.backlog(policy) + self.reserved(policy);
         let fresh = rules.staleness.map(|versions| (versions as usize + 1) * self.rollouts_of_batch(policy));
         let most = [fresh, rules.backlog].into_iter().flatten().min().unwrap_or(usize::MAX);
@@ -110,7 +110,7 @@ impl Reference {
         let is_ready = |group: &&super::Group| group.policy == policy && group.state == GroupState::Ready;
         let ready = self.groups.values().filter(is_ready).count();
         let lacks_own =
-            if label(group) != NO_ENVIRONMENT { lacking.contains_key(&label(group)) } else { !lacking.is_empty() };
+            if label(group) == NO_ENVIRONMENT { !lacking.is_empty() } else { lacking.contains_key(&label(group)) };
         let all: usize = lacking.values().sum();
         !is_at_work && (ready + all < self.policies[policy].rules.batch_groups || lacks_own)
     }
