@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from stub import BREAK, HANG, Stub, answer, problem
 from support import NO_PAUSES, client_of
 
 import forebay
-from forebay import _retry, aio, errors
+from forebay import _http, _retry, aio, errors
 from forebay._retry import Effect
 from forebay.types import Retry
 
@@ -254,6 +255,17 @@ def test_connections_are_used_again_and_shared_by_clients_with_other_options(stu
     for client in (fb, fb, fb.with_options(timeout_s=1.0)):
         client.stats()
     assert (len(server.requests), server.connections) == (3, 1)
+
+
+def test_a_body_does_not_wait_for_the_acknowledgement_of_its_head(stub: Stubs) -> None:
+    # The head and the body of a request are written one after the other.
+    fb = client_of(stub(STATS))
+    fb.stats()
+    connection: Any = fb._transport._connections()._get_conn()  # pyright: ignore[reportPrivateUsage]
+    with contextlib.closing(connection):
+        assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    encrypted: Any = _http._HttpsConnection("localhost")  # pyright: ignore[reportPrivateUsage]
+    assert (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1) in encrypted.socket_options
 
 
 def test_paths_and_queries_may_have_any_characters(stub: Stubs) -> None:
