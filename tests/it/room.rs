@@ -177,6 +177,59 @@ on_both_stores! {
         app.post("/sessions", of("slow")).await.expect(201);
     }
 
+    async fn a_group_that_the_next_batch_lacks_is_accepted_by_a_full_backlog(app: TestApp) {
+        let of = |environment: &str, name: &str| with(rollout(name, 1.0), json!({"environment": environment}));
+        app.rules("default", with(with_minimum(), json!({"backlog": {"max_ready_rollouts": 6}}))).await;
+        labelled(app, "fast", 0..6).await;
+        app.post("/batches", json!({})).await.expect(204);
+        app.post("/trajectories", of("fast", "more")).await.refused(429, "backlog-full");
+        let why = app.get("/policies/default/why").await.expect(200);
+        assert!(why.to_string().contains("except groups of environment slow, which the batch waits for"), "{why:#}");
+        app.accept(of("slow", "needed")).await;
+        app.post("/trajectories", of("slow", "more")).await.refused(429, "backlog-full");
+        // While a batch is trained, the next one lacks a group again.
+        let batch = app.lease().await;
+        app.post("/trajectories", of("fast", "more")).await.refused(429, "backlog-full");
+        // A bundle is accepted as a whole. Its first group is not lacking, and its last one is.
+        app.accept(json!([of("fast", "first"), of("slow", "last")])).await;
+        app.post("/trajectories", json!([of("fast", "b"), of("slow", "b2")])).await.refused(429, "backlog-full");
+        app.ack(&batch, 1).await.expect(200);
+        assert_eq!(app.lease().await["groups"], 4);
+    }
+
+    async fn a_full_backlog_accepts_what_the_next_batch_lacks_up_to_twice_its_bound(app: TestApp) {
+        let rules = json!({"group": {"size": 2}, "backlog": {"max_ready_rollouts": 8}});
+        app.rules("default", with(with_minimum(), rules)).await;
+        let of = |environment: &str, group: &str, place| {
+            with(member(group, place, 1.0), json!({"environment": environment}))
+        };
+        for name in ["a", "b", "c", "d"] {
+            for place in 0..2 {
+                app.accept(of("fast", name, place)).await;
+            }
+        }
+        // Single rollouts of groups that nobody completes.
+        for index in 0..8 {
+            app.accept(of("slow", &format!("open{index}"), 0)).await;
+        }
+        app.post("/trajectories", of("slow", "beyond", 0)).await.refused(429, "backlog-full");
+        app.accept(of("slow", "open0", 1)).await;
+        assert_eq!(app.lease().await["groups"], 4);
+    }
+
+    async fn open_groups_that_fill_the_backlog_do_not_refuse_new_ones(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 2}, "backlog": {"max_ready_rollouts": 4}, "settle": "ack"})).await;
+        for index in 0..4 {
+            app.accept(member(&format!("dead{index}"), 0, 1.0)).await;
+        }
+        app.accept(group("live", &[0.0, 1.0])).await;
+        app.post("/trajectories", group("next", &[0.0, 1.0])).await.refused(429, "backlog-full");
+        let batch = app.lease().await;
+        app.post("/trajectories", group("next", &[0.0, 1.0])).await.refused(429, "backlog-full");
+        app.ack(&batch, 1).await.expect(200);
+        app.accept(group("next", &[0.0, 1.0])).await;
+    }
+
     async fn batches_that_tokens_bound_are_smaller(app: TestApp) {
         let rules = json!({"group": {"size": 2}, "batch": {"groups": 50, "max_tokens": 12}, "staleness": {"max": 0}});
         app.rules("default", rules).await;

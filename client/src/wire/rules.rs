@@ -263,7 +263,8 @@ pub enum StalenessAction {
     Mask,
 }
 
-/// Bounds of the data that is not yet trained. A post that would open a group beyond them is answered with 429.
+/// Bounds of the data that is not yet trained. A post that would open a group beyond them is answered with 429, unless
+/// training waits for the group: then there may be twice as much.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]

@@ -581,13 +581,18 @@ fn backlog_full(facts: &Facts, weight: f64, found: &mut Found) {
         return;
     }
     let (gauges, limits) = (&facts.gauges, &facts.limits);
-    let text = format!(
+    let mut text = format!(
         "The backlog is full: {} of {} and {} of {} wait to be trained, and posts that open a group are answered with 429",
         count(gauges.live_rollouts),
         plural(limits.max_rollouts, "rollout"),
         bytes(gauges.live_bytes),
         bytes(limits.max_bytes)
     );
+    let lacking: Vec<&str> = facts.lacking_environments().map(|each| each.environment.as_str()).collect();
+    if !lacking.is_empty() {
+        let labels = lacking.join(", ");
+        write!(text, ", except groups of environment {labels}, which the batch waits for").expect("a text takes all");
+    }
     let numbers = Numbers::from([
         ("live_rollouts", gauges.live_rollouts as f64),
         ("max_rollouts", limits.max_rollouts as f64),

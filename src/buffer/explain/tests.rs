@@ -358,6 +358,19 @@ fn a_full_backlog_holds_agents_back_until_it_has_room() {
 }
 
 #[test]
+fn a_full_backlog_that_waits_for_an_environment_says_what_is_accepted() {
+    let mut facts = fed();
+    facts.leases.clear();
+    facts.gauges.live_rollouts = 4_096;
+    facts.gauges.ready_groups = 20;
+    facts.environments = vec![EnvironmentFacts { environment: "web".to_owned(), ready: 1, needed: 4 }];
+    let found = explain(&facts);
+    let full = found.causes.iter().find(|cause| cause.code == "backlog-full").expect("it is full");
+    assert_eq!(found.state, State::Starved);
+    assert!(full.text.ends_with("429, except groups of environment web, which the batch waits for"), "{}", full.text);
+}
+
+#[test]
 fn groups_that_go_stale_are_a_state_with_hints() {
     let mut facts = fed();
     facts.windows.hour.stale = 192;

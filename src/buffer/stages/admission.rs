@@ -9,9 +9,10 @@ use std::{collections::BTreeSet, sync::Mutex};
 
 use forebay_client::wire::{AdmissionRequest, BacklogRules, Violation};
 
+use self::room::BACKLOGS_MAX;
 pub use self::{
     refused::{Asker, RefusedRoom, noted, without},
-    room::{NoRoom, capacity},
+    room::{NextBatch, NoRoom, capacity},
 };
 use crate::{
     buffer::{
@@ -47,7 +48,19 @@ impl Backlog {
     /// Whether the backlog is below its bounds, so that another group may be opened.
     #[must_use]
     pub fn is_below(&self, bounds: &BacklogRules) -> bool {
-        self.rollouts < bounds.max_ready_rollouts && self.bytes < bounds.max_bytes
+        self.is_below_times(1, bounds)
+    }
+
+    /// Whether the backlog is so far below its bounds that no gate is closed.
+    #[must_use]
+    pub fn is_far_below(&self, bounds: &BacklogRules) -> bool {
+        self.rollouts < bounds.max_ready_rollouts - bounds.max_ready_rollouts / FREE_TO_REOPEN
+            && self.bytes < bounds.max_bytes - bounds.max_bytes / FREE_TO_REOPEN
+    }
+
+    fn is_below_times(&self, times: u64, bounds: &BacklogRules) -> bool {
+        self.rollouts < bounds.max_ready_rollouts.saturating_mul(times)
+            && self.bytes < bounds.max_bytes.saturating_mul(times)
     }
 }
 
@@ -153,15 +166,25 @@ pub struct Gates(Mutex<BTreeSet<PolicyName>>);
 
 impl Gates {
     /// Refuses another group if the policy is full, given its backlog and the part of the bundle that was accepted so
-    /// far.
-    pub fn admit(&self, policy: &PolicyName, rules: &Rules, backlog: Backlog, bundle: Backlog) -> Result<(), Refusal> {
+    /// far. If the next batch lacks a group of the bundle, the bundle is accepted beyond the bounds: the groups that fill
+    /// the backlog cannot be leased without it, so the backlog would never become free.
+    pub fn admit(
+        &self,
+        policy: &PolicyName,
+        rules: &Rules,
+        backlog: Backlog,
+        bundle: Backlog,
+        is_lacked: bool,
+    ) -> Result<(), Refusal> {
         if !bundle.is_below(&rules.backlog) {
             return Err(Refusal::BundleOverBacklog(policy.clone()));
         }
-        if !self.is_open(policy, rules, backlog) || !(backlog + bundle).is_below(&rules.backlog) {
-            return Err(Refusal::BacklogFull(policy.clone()));
+        let with_bundle = backlog + bundle;
+        let has_room = self.is_open(policy, rules, backlog) && with_bundle.is_below(&rules.backlog);
+        if has_room || (is_lacked && with_bundle.is_below_times(BACKLOGS_MAX, &rules.backlog)) {
+            return Ok(());
         }
-        Ok(())
+        Err(Refusal::BacklogFull(policy.clone()))
     }
 
     /// The policies that were full when they were last asked.

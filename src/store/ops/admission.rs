@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 
-pub(super) use self::standing::{grant, reserved_of};
+pub(super) use self::standing::{grant, next_batch, reserved_of};
 use super::{fill, ingest::Incoming, policy};
 use crate::{
     buffer::{

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use forebay::buffer::{
     admission::{
-        Backlog,
+        Backlog, NextBatch,
         room::{Asked, AskedGroup, BegunGroup, PATIENCE_PART, Share, Standing},
     },
     rules::Rules,
@@ -96,8 +96,11 @@ impl Memory {
                 bytes: 0,
                 reserved: self.admissions.values().map(|one| u64::from(one.unused)).sum(),
             },
-            ready_groups: self.line.len() as u64,
-            is_at_work: self.groups.values().any(|group| group.state == State::Leased),
+            next: NextBatch {
+                ready_groups: self.line.len() as u64,
+                is_in_training: self.groups.values().any(|group| group.state == State::Leased),
+                shares: Vec::new(),
+            },
             ..Standing::default()
         };
         for one in self.admissions.values().filter(|one| one.unused > 0) {
@@ -117,7 +120,7 @@ impl Memory {
         standing.begun = begun.into_values().collect();
         if self.minimum > 0 {
             let ready = self.ready_of("slow");
-            standing.shares.push(Share { environment: "slow".to_owned(), needed: self.minimum, ready });
+            standing.next.shares.push(Share { environment: "slow".to_owned(), needed: self.minimum, ready });
         }
         standing
     }

@@ -18,9 +18,9 @@ use crate::buffer::{ingest::POSTS_PER_PLACE_MAX, rules::Rules};
 /// killed does not give its room back. If the worker is only slow, then at most this many groups are started too many.
 pub const PATIENCE_PART: u64 = 8;
 
-/// If nothing else can go on, room is granted beyond the backlog's bound, but not beyond this many times the bound.
-/// Agents that never complete a group would otherwise fill the disk.
-const BACKLOGS_MAX: u64 = 2;
+/// If nothing else can go on, room is granted and groups are opened beyond the bounds of the backlog, but not beyond this
+/// many times these bounds. Agents that never complete a group would otherwise fill the disk.
+pub(super) const BACKLOGS_MAX: u64 = 2;
 
 /// A request for room.
 #[derive(Clone, Debug)]
@@ -68,6 +68,17 @@ pub struct Share {
     pub ready: u64,
 }
 
+/// What is ready for the next batch.
+#[derive(Clone, Debug, Default)]
+pub struct NextBatch {
+    /// Ready groups.
+    pub ready_groups: u64,
+    /// Environments with a minimum share.
+    pub shares: Vec<Share>,
+    /// Whether another batch is leased or has come back.
+    pub is_in_training: bool,
+}
+
 /// Recent rollouts of a policy: at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recent {
@@ -88,11 +99,9 @@ pub struct Standing {
     pub begun: Vec<BegunGroup>,
     /// Unused room of admissions that name no group, by the labels of their environments.
     pub unnamed: BTreeMap<String, u64>,
-    /// Ready groups.
-    pub ready_groups: u64,
-    /// Environments with a minimum share.
-    pub shares: Vec<Share>,
-    /// Whether a batch is leased or has come back, a session is open, or room was reserved lately and is not yet used.
+    /// What is ready for the next batch.
+    pub next: NextBatch,
+    /// Whether a session is open, or room was reserved lately and is not yet used.
     pub is_at_work: bool,
 }
 
@@ -248,7 +257,8 @@ impl Standing {
     /// The last resort: if no batch can be formed and nobody is known to be at work, then whoever asks is alive, and a
     /// group of his brings the next batch nearer. One group at a time is started in this way.
     fn grant_when_nothing_goes_on(&self, rules: &Rules, asked: &Asked<'_>) -> Option<u32> {
-        if self.is_at_work || !self.helps(rules, asked) {
+        let helps = self.next.lacks_any(rules) || self.next.lacks_minimum(asked.environment);
+        if self.next.is_in_training || self.is_at_work || !helps {
             return None;
         }
         match &asked.group {
@@ -258,14 +268,6 @@ impl Standing {
             }
             group => Some(asked.rollouts.min(group.as_ref().map_or(rules.group.size, |group| group.size))),
         }
-    }
-
-    /// Whether the next batch lacks a group that the request may be for.
-    fn helps(&self, rules: &Rules, asked: &Asked<'_>) -> bool {
-        let lacking: u64 = self.shares.iter().map(Share::lacking).sum();
-        let lacks_own =
-            |share: &Share| share.lacking() > 0 && asked.environment.is_none_or(|own| own == share.environment);
-        self.ready_groups + lacking < u64::from(rules.batch.groups) || self.shares.iter().any(lacks_own)
     }
 
     fn capacity(&self, rules: &Rules) -> u64 {
@@ -287,7 +289,7 @@ impl Standing {
     /// environment may be for each of them.
     fn kept_from(&self, rules: &Rules, asked: &Asked<'_>) -> Option<(u64, String)> {
         asked.environment?;
-        let others = self.shares.iter().filter(|share| !asked.is_of(&share.environment));
+        let others = self.next.shares.iter().filter(|share| !asked.is_of(&share.environment));
         let lacking = others.map(|share| (self.lacks(rules, &share.environment), &share.environment));
         lacking.filter(|(places, _)| *places > 0).fold(None, |kept, (places, environment)| match kept {
             None => Some((places, environment.clone())),
@@ -297,10 +299,37 @@ impl Standing {
 
     /// The places for which an environment must begin groups, so that the next batch has its minimum.
     fn lacks(&self, rules: &Rules, environment: &str) -> u64 {
-        let Some(share) = self.shares.iter().find(|share| share.environment == environment) else { return 0 };
+        let Some(share) = self.next.shares.iter().find(|share| share.environment == environment) else { return 0 };
         let begun = self.begun.iter().filter(|group| group.environment == environment).count() as u64;
         let places = share.lacking().saturating_sub(begun) * u64::from(rules.group.size);
         places.saturating_sub(self.unnamed.get(environment).copied().unwrap_or(0))
+    }
+}
+
+impl NextBatch {
+    /// Whether training waits for a group of an environment; the label is empty for groups without one. While a batch is
+    /// in training, room becomes free when it is trained, so only a minimum is waited for.
+    #[must_use]
+    pub fn waits_for(&self, rules: &Rules, environment: &str) -> bool {
+        self.lacks_minimum(Some(environment)) || (!self.is_in_training && self.lacks_any(rules))
+    }
+
+    /// Counts a group that became ready.
+    pub fn add_ready(&mut self, environment: &str) {
+        self.ready_groups += 1;
+        self.shares.iter_mut().filter(|share| share.environment == environment).for_each(|share| share.ready += 1);
+    }
+
+    /// Whether it lacks groups of any environment, beside those that it lacks of environments with a minimum.
+    fn lacks_any(&self, rules: &Rules) -> bool {
+        let lacking: u64 = self.shares.iter().map(Share::lacking).sum();
+        self.ready_groups + lacking < u64::from(rules.batch.groups)
+    }
+
+    /// Whether it lacks groups of an environment with a minimum; none may be each of them.
+    fn lacks_minimum(&self, environment: Option<&str>) -> bool {
+        let is_own = |share: &&Share| environment.is_none_or(|own| own == share.environment);
+        self.shares.iter().filter(is_own).any(|share| share.lacking() > 0)
     }
 }
 

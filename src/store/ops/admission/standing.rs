@@ -6,7 +6,7 @@ use super::StoredBacklog;
 use crate::{
     buffer::{
         admission::{
-            Asker, NoRoom, RefusedRoom, noted,
+            Asker, NextBatch, NoRoom, RefusedRoom, noted,
             room::{Asked, BegunGroup, PATIENCE_PART, Recent, Share, Standing},
             without,
         },
@@ -91,19 +91,32 @@ async fn standing(
 ) -> Result<Standing, StoreError> {
     let mut standing = Standing {
         backlog: stored.with(policy.policy_pk, tx.tallies()),
-        ready_groups: stored.count(policy.policy_pk, tx.tallies(), Tally::Groups(GroupState::Ready)),
+        next: next_batch(tx, policy, stored).await?,
         recent: recent(tx, policy).await?,
-        shares: shares(tx, policy).await?,
         ..Standing::default()
     };
-    let of_batches = [RolloutState::Leased, RolloutState::Returned].map(Tally::Rollouts);
-    let in_batches: u64 = of_batches.map(|tally| stored.count(policy.policy_pk, tx.tallies(), tally)).iter().sum();
-    standing.is_at_work = in_batches > 0;
     let mut begun = open_groups(tx, policy).await?;
     let patience_us = (policy.rules.group.timeout_s.saturating_mul(1_000_000) / PATIENCE_PART) as i64;
     reserved(tx, policy, now.as_micros().saturating_sub(patience_us), &mut begun, &mut standing).await?;
     standing.begun = begun.into_values().collect();
     Ok(standing)
+}
+
+/// What is ready for the next batch of a policy.
+pub(in crate::store::ops) async fn next_batch(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    stored: &StoredBacklog,
+) -> Result<NextBatch, StoreError> {
+    let shares = shares(tx, policy).await?;
+    let tallies = tx.tallies();
+    let count = |tally| stored.count(policy.policy_pk, tallies, tally);
+    let of_batches = [RolloutState::Leased, RolloutState::Returned];
+    Ok(NextBatch {
+        ready_groups: count(Tally::Groups(GroupState::Ready)),
+        shares,
+        is_in_training: of_batches.into_iter().any(|state| count(Tally::Rollouts(state)) > 0),
+    })
 }
 
 /// The newest rollouts that take places; none without such rollouts, and without a bound of tokens.

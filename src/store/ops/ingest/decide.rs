@@ -1,9 +1,11 @@
 //! Decides one bundle after the other from the stored data, without the store.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
+
+use forebay_client::wire::Retries;
 
 use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored, read::Snapshot, write::Arrived};
 use crate::{
@@ -11,7 +13,7 @@ use crate::{
         admission::{Gates, Room},
         evaluation::EvaluationRequest,
         finalize::{self, GroupDecision, GroupSnapshot, Member},
-        ids::{GroupPk, PolicyPk, RolloutPk},
+        ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
         ingest::{self, GroupFill, NewRollout, RolloutDecision},
         port::{BundleOutcome, EndSession, Ingested, Policy},
         refusal::Refusal,
@@ -58,6 +60,8 @@ pub(super) struct Changes<'b> {
 /// The changes of one bundle, until all of it is accepted.
 struct Draft<'b> {
     rooms: Rooms,
+    /// Policies whose training waits for a group that the bundle opens.
+    lacked: BTreeSet<PolicyName>,
     groups: BTreeMap<Keyed, GroupWork>,
     stored: HashMap<Keyed, Stored>,
     arrived: Vec<Arrived<'b>>,
@@ -150,6 +154,7 @@ impl<'b> Decider<'b> {
         }
         Ok(Draft {
             rooms,
+            lacked: self.lacked(&newcomers),
             groups: BTreeMap::new(),
             stored: HashMap::new(),
             arrived: Vec::with_capacity(newcomers.len()),
@@ -179,6 +184,20 @@ impl<'b> Decider<'b> {
         requests
     }
 
+    /// The policies whose training waits for a group that these rollouts open. Their bundle is accepted or refused as a
+    /// whole, so one such group is enough.
+    fn lacked(&self, newcomers: &[&Incoming<'b>]) -> BTreeSet<PolicyName> {
+        let waits = |incoming: &&&Incoming<'b>| {
+            let new = incoming.new;
+            let environment = new.form(Retries::default()).facts.environment.as_deref().unwrap_or_default();
+            let is_new = !self.snapshot.groups.contains_key(&self.group_key(incoming));
+            let policy = &self.snapshot.policies[&new.policy];
+            let next = self.snapshot.next_batches.get(&policy.policy_pk);
+            is_new && next.is_some_and(|next| next.waits_for(&policy.rules, environment))
+        };
+        newcomers.iter().filter(waits).map(|incoming| incoming.new.policy.clone()).collect()
+    }
+
     /// Adds the group of a new rollout to the draft. A new group is opened if the backlog has room for it.
     fn take_group(&self, draft: &mut Draft<'b>, incoming: &Incoming<'b>, tallies: &TallyDelta) -> Result<(), Refusal> {
         let key = self.group_key(incoming);
@@ -193,7 +212,8 @@ impl<'b> Decider<'b> {
             if !matches!(draft.rooms.of(incoming), Room::Reserved(_)) {
                 let backlog = self.snapshot.backlogs[&policy.name].with(policy.policy_pk, tallies);
                 let bundle = added_backlog(policy.policy_pk, &draft.tallies);
-                self.gates.admit(&policy.name, &policy.rules, backlog, bundle)?;
+                let is_lacked = draft.lacked.contains(&policy.name);
+                self.gates.admit(&policy.name, &policy.rules, backlog, bundle, is_lacked)?;
             }
             draft.tallies.groups(policy.policy_pk, GroupState::Open, 1);
             open_group(policy, incoming.new, self.snapshot.group_pks[&key], self.now)
@@ -305,9 +325,16 @@ impl<'b> Decider<'b> {
     }
 
     fn accept(&mut self, draft: Draft<'b>, tallies: &mut TallyDelta) {
-        let Draft { rooms, groups, stored, arrived, advantages, ready, tallies: counted } = draft;
+        let Draft { rooms, lacked: _, groups, stored, arrived, advantages, ready, tallies: counted } = draft;
         self.snapshot.allowances.use_up(&rooms, tallies);
         self.snapshot.groups.extend(groups);
+        for key in &ready {
+            if let (Some(next), Some(group)) =
+                (self.snapshot.next_batches.get_mut(&key.0), self.snapshot.groups.get(key))
+            {
+                next.add_ready(group.locked.environment.as_deref().unwrap_or_default());
+            }
+        }
         self.snapshot.stored.extend(stored);
         self.arrived.extend(arrived);
         self.advantages.extend(advantages);

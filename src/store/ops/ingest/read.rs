@@ -7,7 +7,8 @@ use forebay_client::wire::Retries;
 use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored};
 use crate::{
     buffer::{
-        ids::{GroupPk, IdKey, PolicyName, SessionPk},
+        admission::{Backlog, NextBatch},
+        ids::{GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
         ingest::RolloutDecision,
         port::{EndSession, Policy, StoreError},
         trajectory::ResolvedVersions,
@@ -15,7 +16,7 @@ use crate::{
     clock::Timestamp,
     store::{
         ops::{
-            admission::{Allowances, StoredBacklog},
+            admission::{Allowances, StoredBacklog, next_batch},
             fill, group, names, policy,
             session::{self, EndingSession},
         },
@@ -30,6 +31,8 @@ pub(super) struct Snapshot {
     pub(super) groups: BTreeMap<Keyed, GroupWork>,
     /// The backlogs of the policies for which groups may be opened.
     pub(super) backlogs: HashMap<PolicyName, StoredBacklog>,
+    /// The next batches of those of these policies that may be full.
+    pub(super) next_batches: HashMap<PolicyPk, NextBatch>,
     pub(super) allowances: Allowances,
     /// The sessions that bundles end.
     pub(super) sessions: HashMap<SessionPk, EndingSession>,
@@ -57,7 +60,7 @@ impl Snapshot {
         let newcomers: Vec<&Incoming<'_>> = all.iter().filter(is_new).copied().collect();
         let allowances = Allowances::lock(tx, &policies, &newcomers, now).await?;
         let mut groups = BTreeMap::new();
-        let mut backlogs = HashMap::new();
+        let (mut backlogs, mut next_batches) = (HashMap::new(), HashMap::new());
         for (name, policy) in &policies {
             let places = places(name, &newcomers);
             if places.is_empty() {
@@ -67,7 +70,12 @@ impl Snapshot {
             let mut locked: BTreeMap<IdKey, GroupWork> =
                 locked.into_iter().map(|(key, group)| (key, GroupWork::stored(group))).collect();
             if locked.len() < places.len() {
-                backlogs.insert(name.clone(), StoredBacklog::read(tx, policy.policy_pk).await?);
+                let backlog = StoredBacklog::read(tx, policy.policy_pk).await?;
+                let with_new = backlog.with(policy.policy_pk, tx.tallies()) + largest(name, &newcomers);
+                if !with_new.is_far_below(&policy.rules.backlog) {
+                    next_batches.insert(policy.policy_pk, next_batch(tx, policy, &backlog).await?);
+                }
+                backlogs.insert(name.clone(), backlog);
             }
             read_members(tx, locked.iter_mut().map(|(key, group)| (places[key], group))).await?;
             groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
@@ -83,6 +91,7 @@ impl Snapshot {
             stored,
             groups,
             backlogs,
+            next_batches,
             allowances,
             sessions,
         })
@@ -216,6 +225,16 @@ fn places(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<IdKey, u
         *places.entry(incoming.group_key).or_default() += 1;
     }
     places
+}
+
+/// The most that the new rollouts of a policy add to its backlog.
+fn largest(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> Backlog {
+    let mut sum = Backlog::default();
+    for incoming in newcomers.iter().filter(|incoming| incoming.new.policy == *policy) {
+        sum.rollouts += 1;
+        sum.bytes += incoming.new.payload_bytes() as u64;
+    }
+    sum
 }
 
 /// Reads the members of the groups that the new rollouts may complete.

@@ -58,8 +58,9 @@ impl Reference {
         }
         let mut after = self.clone();
         let mut receipts = Vec::new();
+        let lacked = self.lacked(bundle.iter().map(|(post, _)| post));
         for (index, (post, room)) in bundle.iter().enumerate() {
-            let receipt = after.post_one(self, index, post, *room);
+            let receipt = after.post_one((self, &lacked), index, post, *room);
             receipts.push(receipt.map_err(|refused| of_session(refused, &owners, wanted.len()))?);
         }
         let mut rest = receipts.into_iter();

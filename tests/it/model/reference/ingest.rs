@@ -22,6 +22,9 @@ pub(super) enum Room {
     Unreserved,
 }
 
+/// What there is before a bundle, and the policies whose training waits for a group of it.
+pub(super) type Before<'b> = (&'b Reference, &'b BTreeSet<PolicyNumber>);
+
 /// Why a group is decided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
@@ -36,8 +39,9 @@ impl Reference {
     pub(super) fn post(&mut self, bundle: &[Post]) -> Outcome {
         let mut after = self.clone();
         let mut receipts = Vec::with_capacity(bundle.len());
+        let lacked = self.lacked(bundle);
         for (index, post) in bundle.iter().enumerate() {
-            receipts.push(after.post_one(self, index, post, Room::Unreserved)?);
+            receipts.push(after.post_one((self, &lacked), index, post, Room::Unreserved)?);
         }
         *self = after;
         Ok(Answer::Receipts(receipts))
@@ -46,10 +50,11 @@ impl Reference {
     /// The first rollout of a group that does not exist opens it and fixes its size.
     ///
     /// Not specified: the order in which a bundle opens its groups. Here it is the order of their first rollouts.
-    fn open_group(&mut self, before: &Self, post: &Post, room: Room) -> Result<usize, Refused> {
+    fn open_group(&mut self, (before, lacked): Before<'_>, post: &Post, room: Room) -> Result<usize, Refused> {
         let (policy, name) = (post.policy, post.group());
         let rules = self.policies[policy].rules.clone();
-        let is_full = |most| before.backlog(policy) + self.added_to_backlog(before, policy) >= most;
+        let times = if lacked.contains(&policy) { 2 } else { 1 };
+        let is_full = |most| before.backlog(policy) + self.added_to_backlog(before, policy) >= times * most;
         if room == Room::Unreserved && rules.backlog.is_some_and(is_full) {
             return Err(Refused::BacklogFull);
         }
@@ -98,7 +103,7 @@ impl Reference {
     /// A rollout of a bundle; `before` does not know it yet.
     pub(super) fn post_one(
         &mut self,
-        before: &Self,
+        before: Before<'_>,
         index: usize,
         post: &Post,
         room: Room,

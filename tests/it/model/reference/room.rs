@@ -1,11 +1,11 @@
 //! Room for a session that begins a group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_client::wire::{GroupState, RolloutState, Verdict};
 
 use super::{Reference, shares};
-use crate::model::view::{GroupName, Label, PolicyNumber, label};
+use crate::model::view::{GroupName, Label, PolicyNumber, Post, label};
 
 /// The newest rollouts whose tokens tell how many rollouts a batch has.
 const RECENT: usize = 256;
@@ -103,16 +103,33 @@ impl Reference {
 
     /// Whether no batch can be formed, nobody is at work, and a group of this name would help.
     pub(super) fn nothing_goes_on(&self, policy: PolicyNumber, group: GroupName) -> bool {
-        let in_batches = [RolloutState::Leased, RolloutState::Returned];
-        let is_at_work = in_batches.iter().any(|state| self.in_ledger(policy, *state) > 0)
-            || !self.reserved_groups(policy).is_empty();
+        let is_at_work = self.is_in_training(policy) || !self.reserved_groups(policy).is_empty();
         let lacking = self.lacking(policy);
-        let is_ready = |group: &&super::Group| group.policy == policy && group.state == GroupState::Ready;
-        let ready = self.groups.values().filter(is_ready).count();
         let lacks_own =
             if label(group) == NO_ENVIRONMENT { !lacking.is_empty() } else { lacking.contains_key(&label(group)) };
-        let all: usize = lacking.values().sum();
-        !is_at_work && (ready + all < self.policies[policy].rules.batch_groups || lacks_own)
+        !is_at_work && (self.lacks_any(policy) || lacks_own)
+    }
+
+    /// The policies whose training waits for a group that these posts open: their backlog may be twice as large.
+    pub(super) fn lacked<'p>(&self, posts: impl IntoIterator<Item = &'p Post>) -> BTreeSet<PolicyNumber> {
+        let waits = |post: &&Post| {
+            let (policy, group) = (post.policy, post.group());
+            let opens = self.rollout_named(policy, post.rollout).is_none() && self.group_named(policy, group).is_none();
+            let lacks_own = self.lacking(policy).contains_key(&label(group));
+            opens && (lacks_own || (!self.is_in_training(policy) && self.lacks_any(policy)))
+        };
+        posts.into_iter().filter(waits).map(|post| post.policy).collect()
+    }
+
+    fn is_in_training(&self, policy: PolicyNumber) -> bool {
+        [RolloutState::Leased, RolloutState::Returned].iter().any(|state| self.in_ledger(policy, *state) > 0)
+    }
+
+    /// Whether the next batch lacks groups of any environment.
+    fn lacks_any(&self, policy: PolicyNumber) -> bool {
+        let is_ready = |group: &&super::Group| group.policy == policy && group.state == GroupState::Ready;
+        let ready = self.groups.values().filter(is_ready).count();
+        ready + self.lacking(policy).values().sum::<usize>() < self.policies[policy].rules.batch_groups
     }
 }
 
