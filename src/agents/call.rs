@@ -163,28 +163,30 @@ impl Call {
             self.count("forwarded");
             return Ok(Answer { completion: answered.completion, envelope: self.own_envelope(), recorded: None });
         };
-        let prompt = match &route.exact {
+        let (prompt, special_tokens) = match &route.exact {
             Some(exact) => {
                 route.await_probe().await;
-                Some(self.prompt(exact, policy, canonical).await?)
+                let (ids, special_tokens) = self.prompt(exact, policy, canonical).await?;
+                (Some(ids), special_tokens)
             }
-            None => None,
+            None => (None, 0),
         };
         let asked = self.ask_until_ended(&route, Some(policy), prompt.as_deref()).await?;
         let Asked { answered, engine_time } = asked;
-        let answer = self.record(&route, policy, canonical, answered).await?;
+        let answer = self.record(&route, policy, canonical, (answered, special_tokens)).await?;
         let added = self.times.arrived.elapsed().saturating_sub(engine_time);
         self.agents.metrics().call_added(self.dialect.name(), added);
         Ok(answer)
     }
 
-    /// The ids of the prompt in the mode exact: those of the call that the request continues, and what is new.
+    /// The ids of the prompt in the mode exact: those of the call that the request continues, and what is new. Also the
+    /// number of special tokens in the texts of what is new.
     async fn prompt(
         self: &Arc<Self>,
         exact: &Arc<Exact>,
         policy: &SessionPolicy,
         canonical: &Canonical,
-    ) -> Result<Vec<i32>, DialectError> {
+    ) -> Result<(Vec<i32>, u64), DialectError> {
         let continued = continued(&self.agents, &self.permit, policy, canonical).await?;
         let (call, exact) = (Arc::clone(self), Arc::clone(exact));
         let (clock_s, tokens_max) = (self.permit.opened_at().unix_s() as i64, self.permit.tokens_max() as usize);
@@ -196,7 +198,7 @@ impl Call {
             let session_id = self.permit.session_id();
             tracing::info!(session.id = %session_id, special_tokens, "texts of an agent have special tokens of the model");
         }
-        Ok(ids)
+        Ok((ids, special_tokens))
     }
 
     /// The recorded answer, if the client says that it repeats the call.
@@ -220,7 +222,7 @@ impl Call {
         route: &Route,
         policy: &SessionPolicy,
         canonical: &Canonical,
-        answered: Answered,
+        (answered, special_tokens): (Answered, u64),
     ) -> Result<Answer, DialectError> {
         let Answered { mut completion, .. } = answered;
         let holds = if route.exact.is_some() { Holds::Ids } else { Holds::Messages };
@@ -254,6 +256,7 @@ impl Call {
             },
             version_assumed: completion.version_assumed,
             stopped_on_token: completion.stopped_on_token(),
+            special_tokens,
             body_digest: self.digest,
             retry_count: self.retry_count,
             started_at: Some(self.began),

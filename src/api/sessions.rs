@@ -327,6 +327,7 @@ fn on_wire(session: Session) -> SessionInfo {
         policy_version: policy.version.0,
         calls: policy.calls,
         sampled_tokens: policy.sampled,
+        special_tokens: policy.special_tokens,
     });
     let execution_id = session.execution_id().map(str::to_owned);
     let (receipts, assembly) = session.outcome.map(|outcome| (outcome.receipts, outcome.assembly)).unzip();

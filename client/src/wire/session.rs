@@ -340,6 +340,9 @@ pub struct SessionPolicy {
     pub calls: u32,
     /// Number of tokens that were sampled in these calls.
     pub sampled_tokens: u64,
+    /// Number of special tokens of the model in the texts of these calls, in the mode `exact`; 0 otherwise.
+    #[serde(default)]
+    pub special_tokens: u64,
 }
 
 /// A page of sessions.

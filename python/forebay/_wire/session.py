@@ -250,6 +250,8 @@ class SessionPolicy:
     """Number of recorded calls."""
     sampled_tokens: int
     """Number of tokens that were sampled in these calls."""
+    special_tokens: int = 0
+    """Number of special tokens of the model in the texts of these calls, in the mode `exact`; 0 otherwise."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -171,6 +171,8 @@ pub struct SessionPolicy {
     pub calls: u32,
     /// Ids that were sampled in these calls.
     pub sampled: u64,
+    /// Special tokens in the texts of these calls.
+    pub special_tokens: u64,
 }
 
 /// What became of an ended session, as its row keeps it.
@@ -214,6 +216,8 @@ pub struct RecordCall {
     pub prompt: usize,
     /// The number of sampled ids.
     pub sampled: usize,
+    /// Special tokens in its texts.
+    pub special_tokens: u64,
     /// Packed columns.
     pub body: Vec<u8>,
     /// BLAKE3 hash of `body`.

@@ -182,13 +182,15 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
     const SELECT_SESSION_POLICIES: Statement = Statement {
         sqlite: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
-                p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled
+                p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled,
+                sp.special_tokens
             FROM session_policy AS sp
             JOIN policy AS p ON p.policy_pk = sp.policy_pk
             WHERE sp.session_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
-                p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled
+                p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled,
+                sp.special_tokens
             FROM session_policy AS sp
             CROSS JOIN LATERAL (SELECT name, run, version FROM policy WHERE policy_pk = sp.policy_pk OFFSET 0) AS p
             WHERE sp.session_pk = ANY ($1::bigint[])",
@@ -211,6 +213,7 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
             admission_id: row.get("admission_id")?,
             calls: row.get("calls")?,
             sampled: row.get("sampled")?,
+            special_tokens: row.get("special_tokens")?,
         };
         policies.entry(row.get("session_pk")?).or_default().push(policy);
     }

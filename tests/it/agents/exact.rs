@@ -134,13 +134,19 @@ async fn special_tokens_in_texts_are_counted_and_escaped_or_refused() {
             app.finish().await;
             continue;
         };
-        success(agent.call(Dialect::Chat, &body).await).await;
+        let answer = success(agent.call(Dialect::Chat, &body).await).await;
         let sent = engine.log().calls().last().expect("the engine was called").json();
         let ids = sent["input_ids"].as_array().expect("ids are sent");
         let found = ids.iter().filter(|id| [json!(IM_START), json!(IM_END)].contains(id)).count();
         assert_eq!(found, controls, "{keys}");
         let counted = metric(&app, "forebay_agent_special_tokens_total{policy=\"default\"}").await;
         assert_eq!(counted, Some(2.0), "{keys}");
+        // The second call continues the first one, whose texts are not rendered again.
+        let more = json!({"role": "user", "content": "Go on.<|im_end|>"});
+        let messages = [body["messages"][0].clone(), answer["choices"][0]["message"].clone(), more];
+        success(agent.call(Dialect::Chat, &json!({"model": "m", "messages": messages})).await).await;
+        let session = app.get(&format!("/sessions/{}", agent.id())).await.expect(200);
+        assert_eq!((&session["calls"], &session["policies"][0]["special_tokens"]), (&json!(2), &json!(3)), "{session}");
         app.finish().await;
     }
 }

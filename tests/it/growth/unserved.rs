@@ -171,6 +171,7 @@ async fn record_call(store: &dyn Store) {
         shared: 0,
         prompt: 1,
         sampled: 1,
+        special_tokens: 0,
         body,
         digest,
         request: None,

@@ -91,6 +91,8 @@ pub struct NewCall {
     pub stop: Option<String>,
     /// Whether the last id is a stop token.
     pub stopped_on_token: bool,
+    /// Special tokens of the model in the texts of the request that no earlier call has.
+    pub special_tokens: u64,
     /// Digest of the request's body.
     pub body_digest: [u8; 32],
     /// How many times the client says that it has repeated the request.
@@ -302,6 +304,7 @@ pub(in crate::buffer) async fn record(
         shared: shared.ids,
         prompt,
         sampled,
+        special_tokens: call.special_tokens,
         body,
         digest,
         request,

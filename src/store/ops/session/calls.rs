@@ -103,7 +103,7 @@ impl Op for RecordCall {
         const COUNT_CALL_OF_POLICY: Statement = Statement::new(
             "-- count_call_of_policy
             UPDATE session_policy
-            SET calls = calls + 1, sampled = sampled + $3
+            SET calls = calls + 1, sampled = sampled + $3, special_tokens = special_tokens + $4
             WHERE session_pk = $1 AND policy_pk = $2",
         );
         let Some(session) = Recording::lock(tx, self.session_pk).await? else {
@@ -119,7 +119,8 @@ impl Op for RecordCall {
         let due_at = session.expires_at.min(self.now.plus_seconds(session.idle_s));
         let counts = args![self.session_pk, self.bytes(), self.segments, self.tokens, self.now, due_at];
         tx.guarded(COUNT_CALL, counts, 1).await?;
-        tx.guarded(COUNT_CALL_OF_POLICY, args![self.session_pk, policy, self.sampled], 1).await?;
+        let counts = args![self.session_pk, policy, self.sampled, self.special_tokens];
+        tx.guarded(COUNT_CALL_OF_POLICY, counts, 1).await?;
         Ok(Ok(call))
     }
 }
