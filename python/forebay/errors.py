@@ -370,7 +370,7 @@ class Invalid(ServiceError):
 
 
 class NoTurns(ServiceError):
-    """No call of the session can be trained."""
+    """The session has no call, or the agent received none of its answers."""
 
     types = ("no-turns",)
 

@@ -192,7 +192,7 @@ pub(super) async fn turns(
         (status = 200, description = "The session has ended", body = SessionEnded),
         NoSuchSession,
         SessionConflict,
-        (status = 422, description = "Invalid; or `no-turns`: no call can be trained, and the status is not `aborted` or `failed`"),
+        (status = 422, description = "Invalid; or `no-turns`: the session has no call whose answer the agent received, and the status is not `aborted` or `failed`"),
         (status = 503, description = "`teacher-failed`: the teacher of a policy did not score the segments, and nothing changed; `session-changing`; or overloaded"),
     )
 )]
@@ -220,7 +220,7 @@ pub(super) async fn finish(
         (status = 200, description = "The sessions have ended, in the order of the request", body = Vec<SessionEnded>),
         NoSuchSession,
         SessionConflict,
-        (status = 422, description = "Invalid; or `no-turns`: no call of a session can be trained, and its status is not `aborted` or `failed`"),
+        (status = 422, description = "Invalid; or `no-turns`: a session has no call whose answer the agent received, and its status is not `aborted` or `failed`"),
         (status = 503, description = "`teacher-failed`: the teacher of a policy did not score the segments, and nothing changed; `session-changing`; or overloaded"),
     )
 )]

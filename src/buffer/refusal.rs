@@ -178,9 +178,9 @@ pub enum Refusal {
     /// The session was ended by another request.
     #[error("the session is {0}, by a request with other content")]
     EndConflict(SessionState),
-    /// No call of the session is in a segment.
+    /// No call of the session is in a segment, and its answers are not all empty.
     #[error(
-        "the session has no calls that can be trained: check that the agent uses the session's address, or end the session \
+        "the session has no calls whose answers arrived at the agent: check that the agent uses the session's address, or end the session \
          with status `failed` or `aborted`"
     )]
     NoTurns,

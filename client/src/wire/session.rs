@@ -253,7 +253,7 @@ pub struct SessionAssembly {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SessionDropped {
-    /// The call sampled no tokens.
+    /// The call sampled no tokens. If that is so of all calls of a policy, its rollout trains nothing and has a reward.
     pub empty: u64,
     /// The agent did not receive the answer, and no other call continues the call.
     pub undelivered: u64,

@@ -105,8 +105,8 @@ class StalenessRules:
 
 @dataclass(slots=True, kw_only=True)
 class BacklogRules:
-    """Bounds of the data that is not yet trained. A post that would open a group beyond them is answered with 429, unless
-    training waits for the group: then there may be twice as much."""
+    """Bounds of the data that is not yet trained. A post that would open a group beyond them is answered with 429,
+    unless training waits for the group: then there may be twice as much."""
 
     max_ready_rollouts: int = 65536
     """Number of rollouts that are open, ready, leased or returned."""

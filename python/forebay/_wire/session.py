@@ -183,7 +183,8 @@ class SessionDropped:
     """A number of calls or tokens by the reason for which they are in no segment."""
 
     empty: int
-    """The call sampled no tokens."""
+    """The call sampled no tokens. If that is so of all calls of a policy, its rollout trains nothing and has a
+    reward."""
     undelivered: int
     """The agent did not receive the answer, and no other call continues the call."""
     retry: int

@@ -93,9 +93,11 @@ impl NewRollout {
         }
     }
 
-    /// Marks the versions of its spans as assumed.
-    pub(in crate::buffer) fn assume_versions(&mut self) {
-        self.form.facts.versions.spans_assumed = true;
+    /// Adds what only the calls of a session say: whether the versions of its spans are assumed, and whether all answers
+    /// are empty.
+    pub(in crate::buffer) fn mark(&mut self, spans_assumed: bool, sampled_nothing: bool) {
+        self.form.facts.versions.spans_assumed |= spans_assumed;
+        self.form.facts.sampled_nothing |= sampled_nothing;
     }
 
     /// What is stored of it under rules with this setting.

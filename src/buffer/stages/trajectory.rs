@@ -101,8 +101,8 @@ pub struct Facts {
     pub columns: Columns,
     /// Warnings that do not depend on the policy.
     pub warnings: Vec<Warning>,
-    /// Whether it was posted as turns, and none of them sampled a token.
-    sampled_nothing: bool,
+    /// Whether it was made of turns or calls, and none of them sampled a token.
+    pub(in crate::buffer) sampled_nothing: bool,
     /// Trained tokens by segment and version. The version is none for tokens that no span describes.
     spans: Vec<UnresolvedSpan>,
 }

@@ -64,7 +64,9 @@ on_both_stores! {
     async fn a_finish_without_calls_changes_nothing(app: TestApp) {
         let opened = open(app, json!({"rollout_id": "r"})).await;
         app.post(&path(&opened, "/finish"), json!({"reward": 1.0})).await.refused(422, "no-turns");
-        record(app, &opened, call(&[S, U, A], &[])).await;
+        let lost = permit(app, &opened).await.expect("open");
+        app.buffer.record_call(&lost, call(&[S, U, A], &[])).await.expect("the call is recorded");
+        drop(lost);
         app.post(&path(&opened, "/finish"), json!({"reward": 1.0})).await.refused(422, "no-turns");
         assert_eq!(session(app, &opened).await["state"], "open");
         record(app, &opened, call(&[S, U, A], &[11, E])).await;
@@ -72,6 +74,36 @@ on_both_stores! {
         let failed = open(app, json!({"rollout_id": "f"})).await;
         let ended = app.post(&path(&failed, "/finish"), json!({"status": "failed", "reward": -1.0})).await.expect(200);
         assert_eq!(ended["receipts"][0]["verdict"], "kept");
+    }
+
+    async fn a_session_with_empty_answers_votes_and_trains_nothing(app: TestApp) {
+        let filter = json!([{"name": "flat", "scope": "group", "when": "reward_std < 1e-6", "action": "drop"}]);
+        let rules = json!({"group": {"size": 2}, "require": ["tokens", "logprobs", "policy_version"], "filter": filter});
+        app.rules("default", rules.clone()).await;
+        app.rules("critic", rules).await;
+        let models = json!({"a": {"policy": "default"}, "b": {"policy": "critic"}});
+        let empty = open(app, json!({"rollout_id": "empty", "group_id": "g", "models": models})).await;
+        for _ in 0..2 {
+            record(app, &empty, call(&[S, U, A], &[])).await;
+        }
+        let ended = finish(app, &empty, 0.0).await;
+        let (assembly, receipts) = (&ended["assembly"], &ended["receipts"]);
+        assert_eq!((&assembly["dropped"]["empty"], &assembly["segments"]), (&json!(2), &json!(0)), "{ended}");
+        // The critic was never called, so its rollout is aborted.
+        let verdicts = [&receipts[0], &receipts[1]].map(|receipt| (text(&receipt["policy"]), text(&receipt["verdict"])));
+        assert_eq!(verdicts, [("critic", "dropped"), ("default", "kept")], "{ended}");
+        assert_eq!(app.story("empty").await["status"], "completed");
+        let other = open(app, json!({"rollout_id": "other", "group_id": "g"})).await;
+        record(app, &other, call(&[S, U, A], &[11, E])).await;
+        assert_eq!(finish(app, &other, 1.0).await["receipts"][0]["group"]["state"], "ready", "the rewards differ");
+        let batch = app.lease().await;
+        let rows = app.samples(&batch).await;
+        let trained = |row: &Value| row["loss_mask"].as_array().map_or(0, Vec::len);
+        let found: Vec<(&str, usize, bool)> = rows
+            .iter()
+            .map(|row| (text(&row["rollout_id"]), trained(row), row["advantage"].as_f64().expect("a number") > 0.0))
+            .collect();
+        assert_eq!(found, [("empty", 0, false), ("other", 2, true)]);
     }
 
     async fn an_aborted_session_takes_no_place(app: TestApp) {

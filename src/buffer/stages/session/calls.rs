@@ -40,6 +40,9 @@ pub(super) struct SessionCalls {
 pub(super) struct Assembled {
     pub(super) segments: Vec<Segment>,
     pub(super) totals: SessionAssembly,
+    /// Whether all answers are empty, and the agent received one. Such a rollout has a reward, like a post of which all
+    /// turns are empty.
+    pub(super) sampled_nothing: bool,
     /// Whether the engine did not say the version of every trained token.
     pub(super) version_assumed: bool,
     /// Where prompts do not continue the calls that they should have continued.
@@ -157,7 +160,9 @@ impl SessionCalls {
         let breaks = assembly.breaks.iter().map(|found| of_policy.call_break(policy, found)).collect();
         let mut trained = assembly.chains.iter().flat_map(|chain| &chain.calls);
         let version_assumed = trained.any(|&call| of_policy.stored[call].columns.version_assumed);
-        Ok(Assembled { totals: of_policy.totals(&assembly, &segments), segments, version_assumed, breaks })
+        let totals = of_policy.totals(&assembly, &segments);
+        let sampled_nothing = totals.sampled_tokens == 0 && of_policy.delivered.contains(&true);
+        Ok(Assembled { segments, totals, sampled_nothing, version_assumed, breaks })
     }
 
     /// The calls of a policy, and the breaks among them. The causes of the breaks are not known yet.

@@ -45,6 +45,8 @@ pub(super) struct AssembledRollout {
     pub(super) teacher: Option<String>,
     /// Whether the engine did not say the version of every trained token.
     version_assumed: bool,
+    /// Whether all answers are empty.
+    sampled_nothing: bool,
     /// What is ingested.
     pub(super) trajectory: wire::Trajectory,
 }
@@ -108,7 +110,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
     }
     if let How::Finish(finish) = &wanted.how
         && !matches!(finish.sent.status, Some(Status::Aborted | Status::Failed))
-        && totals.segments == 0
+        && assembled.iter().all(|one| one.segments.is_empty() && !one.sampled_nothing)
     {
         return Err(Refusal::NoTurns.into());
     }
@@ -123,7 +125,8 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
             policy: policy.policy.clone(),
             teacher,
             version_assumed: assembled.version_assumed,
-            trajectory: trajectory(session, policy, wanted, assembled.segments, metadata.clone()),
+            sampled_nothing: assembled.sampled_nothing,
+            trajectory: trajectory(session, policy, wanted, assembled, metadata.clone()),
         })
         .collect();
     let end = EndSession {
@@ -146,8 +149,9 @@ pub(super) async fn pack(
     assembled: Assembling,
     execution: &ExecutionId,
 ) -> Result<(Vec<ingest::NewRollout>, EndSession), BufferError> {
-    let (assumed, trajectories): (Vec<bool>, Vec<_>) =
-        assembled.rollouts.into_iter().map(|rollout| (rollout.version_assumed, rollout.trajectory)).unzip();
+    let marks_of = |rollout: &AssembledRollout| (rollout.version_assumed, rollout.sampled_nothing);
+    let (marks, trajectories): (Vec<_>, Vec<_>) =
+        assembled.rollouts.into_iter().map(|rollout| (marks_of(&rollout), rollout.trajectory)).unzip();
     let prepare = {
         let (buffer, execution) = (buffer.clone(), execution.clone());
         // The segments are there already, and no further memory is needed.
@@ -155,8 +159,8 @@ pub(super) async fn pack(
     };
     let rollouts = tokio::task::spawn_blocking(prepare).await.map_err(|_| StoreError::Closed)?;
     let mut rollouts = rollouts.map_err(without_indexes)?;
-    for (rollout, _) in rollouts.iter_mut().zip(assumed).filter(|(_, assumed)| *assumed) {
-        rollout.assume_versions();
+    for (rollout, (version_assumed, sampled_nothing)) in rollouts.iter_mut().zip(marks) {
+        rollout.mark(version_assumed, sampled_nothing);
     }
     Ok((rollouts, assembled.end))
 }
@@ -169,12 +173,13 @@ fn dropped_whole(policy: &SessionPolicy) -> Assembled {
     Assembled { totals, ..Assembled::default() }
 }
 
-/// The trajectory of a policy. Without a call, it is aborted: its group takes another rollout instead of waiting for it.
+/// The trajectory of a policy. Without a trained call, it is aborted, unless all answers are empty: its group takes
+/// another rollout instead of waiting for it.
 fn trajectory(
     session: &Session,
     policy: &SessionPolicy,
     wanted: &Ending,
-    segments: Vec<wire::Segment>,
+    assembled: Assembled,
     metadata: Option<Box<RawValue>>,
 ) -> wire::Trajectory {
     let spec = &session.spec;
@@ -195,14 +200,14 @@ fn trajectory(
     if let How::Finish(finish) = &wanted.how {
         let stated = finish.sent.status;
         let is_failure = matches!(stated, Some(Status::Aborted | Status::Failed));
-        if is_failure || !segments.is_empty() {
+        if is_failure || assembled.sampled_nothing || !assembled.segments.is_empty() {
             let whole = if session.is_full { Status::Truncated } else { Status::Completed };
             trajectory.status = stated.unwrap_or(whole);
             trajectory.reward = finish.rewards.get(&policy.policy).copied().or(finish.sent.reward);
             trajectory.reward_components = finish.sent.reward_components.clone();
         }
     }
-    trajectory.segments = segments;
+    trajectory.segments = assembled.segments;
     trajectory
 }
 

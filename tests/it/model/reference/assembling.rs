@@ -38,6 +38,8 @@ impl Recorded {
 pub(super) struct Assembled {
     pub(super) segments: Vec<Segment>,
     pub(super) totals: SessionAssembly,
+    /// Whether all answers are empty, and the agent received one.
+    pub(super) sampled_nothing: bool,
     /// What becomes of each call.
     pub(super) outcomes: Vec<&'static str>,
     /// By call: the nearest earlier call, and the number of ids that both begin with.
@@ -91,7 +93,8 @@ pub(super) fn assemble(calls: &[(&AgentCall, bool)], retries: Retries) -> Assemb
     });
     let segments: Vec<Segment> = segments.collect();
     totals.trained_tokens = segments.iter().flat_map(|segment| &segment.mask).map(|&bit| u64::from(bit)).sum();
-    Assembled { segments, totals, outcomes, breaks }
+    let sampled_nothing = totals.sampled_tokens == 0 && calls.iter().any(|(_, delivered)| *delivered);
+    Assembled { segments, totals, sampled_nothing, outcomes, breaks }
 }
 
 /// The multiple of -1/128 that a log-probability is.

@@ -102,7 +102,7 @@ impl Reference {
         }
         if let Ending::Finish(finish) = ending
             && !matches!(finish.status, Some(Status::Aborted | Status::Failed))
-            && totals.segments == 0
+            && assembled.iter().all(|one| one.segments.is_empty() && !one.sampled_nothing)
         {
             return Err(Refused::NoTurns);
         }
@@ -118,12 +118,13 @@ impl Reference {
         Ok((current.into_iter().zip(assembled).map(post).collect(), totals))
     }
 
-    /// A policy without segments has an aborted rollout, so that its group does not wait for it.
+    /// A policy without segments has an aborted rollout, so that its group does not wait for it, unless all of its answers
+    /// are empty.
     fn rollout(session: &Session, of: &OfPolicy, ending: &Ending, assembled: Assembled) -> Post {
         let (mut status, mut reward) = (Status::Aborted, None);
         if let Ending::Finish(finish) = ending {
             let is_failure = matches!(finish.status, Some(Status::Aborted | Status::Failed));
-            if is_failure || !assembled.segments.is_empty() {
+            if is_failure || assembled.sampled_nothing || !assembled.segments.is_empty() {
                 status = finish.status.unwrap_or(if session.full { Status::Truncated } else { Status::Completed });
                 reward = finish.rewards.get(&of.policy).copied().or(finish.reward);
             }
