@@ -4,16 +4,19 @@
 //! Separate from the dialect, because each step is an operation of its own, and the object store is asked between them.
 //! Every replica does this. What two of them do at the same time is done once.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicI64, Ordering},
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use super::{
     PayloadKind,
     dialect::Dialect,
     ops::relocate::{FindEmptied, FindKnown, FindMisplaced, ForgetObjects, Relocate, with_bodies},
-    segment_files::{Objects, Place, Standing, wall_clock_s},
+    segment_files::{Objects, Place, STEP_TIMEOUT, Standing, wall_clock_s},
 };
 use crate::{
     buffer::{
@@ -24,8 +27,15 @@ use crate::{
     metrics::StoreMetrics,
 };
 
-/// Objects that are removed or looked up at once.
+/// Objects that are looked up at once, or removed after one proof of ownership.
 const OBJECTS_AT_ONCE: usize = 100;
+
+/// For how long after a proof of ownership has begun removals may begin. Another database may adopt the objects at any
+/// time, and what it finds then is to stay. Each removal gives up after `STEP_TIMEOUT`, so the last one has ended within a
+/// minute after the adoption.
+const PROOF_HOLDS: Duration = Duration::from_secs(20);
+
+const _: () = assert!(PROOF_HOLDS.as_secs() + STEP_TIMEOUT.as_secs() <= 60);
 
 /// Seconds between two proofs of ownership while nothing is removed. Another database that removes objects without a row
 /// must be noticed before its second look for them.
@@ -123,15 +133,27 @@ impl ObjectCare {
             if let Some(suspects) = self.suspects_when_due(second) {
                 self.remove_orphans(dialect, suspects).await?;
             }
+        } else {
+            // Objects that another owner has written since must be seen twice, too.
+            self.orphans().suspects.clear();
         }
         Ok(moves)
     }
 
-    /// Whether the database owns the objects now.
-    async fn prove<D: Dialect>(&self, dialect: &D) -> Result<bool, StoreError> {
+    /// Until when removals may begin, if the database owns the objects now.
+    async fn prove<D: Dialect>(&self, dialect: &D) -> Result<Option<Instant>, StoreError> {
+        let until = Instant::now() + PROOF_HOLDS;
         let standing = dialect.prove_ownership(&self.objects, self.is_owner()).await?;
         self.stand(standing);
-        Ok(standing == Standing::Owner)
+        Ok((standing == Standing::Owner).then_some(until))
+    }
+
+    /// Removes objects, if the database owns them. Returns those that were removed.
+    async fn remove<D: Dialect>(&self, dialect: &D, objects: &[i64]) -> Result<Vec<i64>, StoreError> {
+        match self.prove(dialect).await? {
+            Some(until) => Ok(self.objects.remove(objects, until).await?),
+            None => Ok(Vec::new()),
+        }
     }
 
     fn is_owner(&self) -> bool {
@@ -172,11 +194,15 @@ impl ObjectCare {
         let before = Timestamp::from_micros(now.as_micros().saturating_sub(grace));
         loop {
             let emptied = dialect.read(FindEmptied { before, limit: OBJECTS_AT_ONCE as u32 }).await?;
-            if emptied.is_empty() || !self.prove(dialect).await? {
+            if emptied.is_empty() {
                 return Ok(());
             }
-            self.objects.remove(&emptied).await?;
-            dialect.write(ForgetObjects(emptied)).await?;
+            let removed = self.remove(dialect, &emptied).await?;
+            let is_whole = removed.len() == emptied.len();
+            dialect.write(ForgetObjects(removed)).await?;
+            if !is_whole {
+                return Ok(());
+            }
         }
     }
 
@@ -187,18 +213,20 @@ impl ObjectCare {
             return None;
         }
         orphans.looked_s = Some(second);
-        Some(std::mem::take(&mut orphans.suspects))
+        Some(orphans.suspects.clone())
     }
 
     /// Removes objects of transactions that failed.
     async fn remove_orphans<D: Dialect>(&self, dialect: &D, suspects: Vec<i64>) -> Result<(), StoreError> {
         let orphans = without_row(dialect, suspects).await?;
-        if !self.prove(dialect).await? {
-            return Ok(());
-        }
         if !orphans.is_empty() {
             tracing::info!(objects = orphans.len(), "removing objects of transactions that failed");
-            self.objects.remove(&orphans).await?;
+        }
+        for orphans in orphans.chunks(OBJECTS_AT_ONCE) {
+            // The next look tries again to remove the suspects of this one.
+            if self.remove(dialect, orphans).await?.len() < orphans.len() {
+                return Ok(());
+            }
         }
         let (from_s, now_s) = (self.orphans().from_s, wall_clock_s());
         let listed = self.objects.made_since(from_s, SUSPECTS_MAX).await?;

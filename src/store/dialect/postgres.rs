@@ -101,7 +101,8 @@ impl Postgres {
         let database = |source| OpenError::Database { name, source };
         let grace_s = payloads.objects_grace_s;
         let stores = payloads.kind.is_some();
-        let objects::Opened { kind, objects, standing } = objects::open(&options, &shown, payloads, &metrics).await?;
+        let claim = payloads.objects_claim;
+        let objects::Opened { kind, objects } = objects::open(&options, &shown, payloads, &metrics).await?;
         let (sessions, options) = session::kind(url, options).await.map_err(database)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)
@@ -113,6 +114,10 @@ impl Postgres {
             .connect_lazy_with(options);
         let health_reporter = HealthReporter::default();
         let writes_objects = stores && kind == PayloadKind::Objects;
+        let standing = match objects.as_ref().filter(|_| writes_objects) {
+            Some(objects) => owner::claim(&pool, objects, claim).await?,
+            None => Standing::Unclaimed,
+        };
         let care = |objects| Arc::new(ObjectCare::new(objects, writes_objects, standing, grace_s, metrics.clone()));
         let care = objects.map(care);
         Ok(Self { pool, sessions, rules: Arc::new(RulesCache::default()), metrics, health_reporter, care })
@@ -185,8 +190,7 @@ impl Dialect for Postgres {
     async fn prove_ownership(&self, objects: &Objects, has_owned: bool) -> Result<Standing, StoreError> {
         let (pool, objects) = (self.pool.clone(), objects.clone());
         let prove = async move {
-            let mut connection = pool.acquire().await?;
-            let proved = owner::prove(&mut connection, &objects, has_owned).await;
+            let proved = owner::prove(&pool, &objects, has_owned).await;
             proved.map_err(|error| StoreError::Database(DatabaseFailure::new(error)))
         };
         tokio::spawn(prove.in_current_span()).await.map_err(|_| StoreError::Closed)?

@@ -27,7 +27,7 @@ use std::{
 pub(super) use self::{
     appender::{Appended, Appender},
     copying::{NamedFiles, keep, rename_files},
-    object::{ObjectError, Objects, PendingObject, check_url, wall_clock_s},
+    object::{ObjectError, Objects, PendingObject, STEP_TIMEOUT, check_url, wall_clock_s},
     owner::{Owner, Standing, fence_step},
     pending::Mark,
     reader::{Found, Reader, Scan, ScannedFrame},

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -41,12 +41,19 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is repeated at most.
 const RETRIES_MAX: usize = 4;
 
+/// How long the requests of one step may take together, with their repetitions. It is below the 60 s after which Postgres
+/// ends a transaction that waits for its object. It also bounds the wait for a shared folder whose server does not answer.
+pub(in crate::store) const STEP_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Objects that are read or removed at the same time for one call.
 const CONCURRENT: usize = 8;
 
 /// For how long a store may answer that it does not have an object that was written. Until then, the object is not taken
 /// for lost, and the read fails in a way that may pass.
 const VISIBLE_AFTER_S: u64 = 120;
+
+/// The length of the object that checks the store.
+const CHECKED_BYTES: usize = 1_024;
 
 /// The pauses before an object that was written is looked for again. Stores that are eventually consistent show it late.
 const VISIBLE_PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
@@ -77,6 +84,19 @@ impl ObjectError {
     pub(super) fn new(action: &str, path: &Path, source: object_store::Error) -> Self {
         Self { action: format!("{action} object {path}"), source }
     }
+}
+
+/// Waits for a step of requests, but not for ever.
+pub(super) async fn bounded<T>(
+    action: &str,
+    path: &Path,
+    step: impl Future<Output = object_store::Result<T>>,
+) -> Result<T, ObjectError> {
+    let done = tokio::time::timeout(STEP_TIMEOUT, step).await.unwrap_or_else(|_| {
+        let source = format!("it has not answered within {} s", STEP_TIMEOUT.as_secs()).into();
+        Err(object_store::Error::Generic { store: "object store", source })
+    });
+    done.map_err(|error| ObjectError::new(action, path, error))
 }
 
 impl From<ObjectError> for StoreError {
@@ -145,11 +165,27 @@ impl Objects {
         self.folder.clone().join(format!("{number:016x}"))
     }
 
-    /// Checks that the store can be written, with an object that is removed at once.
+    /// Checks that the store keeps what is written, with an object that is removed at once. A store, or a proxy before it,
+    /// that alters bytes is noticed here. An object of payloads is not read back, because its payloads have digests.
     pub(in crate::store) async fn check(&self) -> Result<(), ObjectError> {
         let path = self.path(new_number(0));
-        self.store.put(&path, PutPayload::new()).await.map_err(|error| ObjectError::new("write", &path, error))?;
-        self.store.delete(&path).await.map_err(|error| ObjectError::new("remove", &path, error))
+        let written: Bytes = rand::random::<[u8; CHECKED_BYTES]>().to_vec().into();
+        let check = async {
+            self.store.put(&path, written.clone().into()).await?;
+            let read = async { self.store.get(&path).await?.bytes().await };
+            let read = read.await;
+            self.store.delete(&path).await?;
+            match read {
+                Ok(read) if read != written => Err(object_store::Error::Generic {
+                    store: "object store",
+                    source: "it has other bytes than were written".into(),
+                }),
+                // Stores that are eventually consistent show it late.
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                Err(error) => Err(error),
+            }
+        };
+        bounded("check", &path, check).await
     }
 
     /// Writes the object of a transaction, and looks whether it is there. The rows that name what is in it may be committed
@@ -161,8 +197,11 @@ impl Objects {
         let parts = frames.iter().flat_map(|(head, body)| [Bytes::copy_from_slice(head), body.clone()]);
         let payload: PutPayload = std::iter::once(head).chain(parts).collect();
         let length = payload.content_length() as u64;
-        self.store.put(&path, payload).await.map_err(|error| ObjectError::new("write", &path, error))?;
-        self.check_written(&path, length).await?;
+        let write = async {
+            self.store.put(&path, payload).await?;
+            self.check_written(&path, length).await
+        };
+        bounded("write", &path, write).await?;
         let mut start = FIRST_FRAME_AT;
         for (_, body) in object.pending.frames {
             let place = Place { file: object.number, start: start + frame::HEAD_BYTES, length: body.len() as u64 };
@@ -174,22 +213,21 @@ impl Objects {
 
     /// Checks that an object is stored whole. A store, or a proxy before it, may answer that it stored an object that it has
     /// lost or cut off, and the payloads would be missed only when a trainer reads them.
-    async fn check_written(&self, path: &Path, length: u64) -> Result<(), ObjectError> {
-        let failed = |error| ObjectError::new("find the written", path, error);
+    async fn check_written(&self, path: &Path, length: u64) -> object_store::Result<()> {
         let mut pauses = VISIBLE_PAUSES.into_iter();
         let found = loop {
             match self.store.head(path).await {
                 Err(object_store::Error::NotFound { .. }) if let Some(pause) = pauses.next() => {
                     tokio::time::sleep(pause).await;
                 }
-                found => break found.map_err(failed)?,
+                found => break found?,
             }
         };
         if found.size == length {
             return Ok(());
         }
         let source = format!("it has {} bytes instead of {length}", found.size).into();
-        Err(failed(object_store::Error::Generic { store: "object", source }))
+        Err(object_store::Error::Generic { store: "object store", source })
     }
 
     /// Reads payloads, in the order of their places.
@@ -225,30 +263,35 @@ impl Objects {
     /// Reads ranges of an object. Neighbouring ones are read with one request.
     async fn read_ranges(&self, number: i64, ranges: &[Range<u64>]) -> Result<Vec<Found>, ObjectError> {
         let path = self.path(number);
-        match self.store.get_ranges(&path, ranges).await {
-            Ok(bytes) => Ok(bytes.into_iter().map(Found::Bytes).collect()),
-            Err(object_store::Error::NotFound { .. }) if !self.waits || !may_not_be_visible(number) => {
-                Ok(vec![Found::NoFile; ranges.len()])
-            }
-            Err(error @ object_store::Error::NotFound { .. }) => Err(ObjectError::new("read", &path, error)),
-            Err(error) => match self.store.head(&path).await {
-                // The digests show that the payloads are damaged.
-                Ok(found) if ranges.iter().any(|range| range.end > found.size) => {
-                    Ok(vec![Found::Bytes(Bytes::new()); ranges.len()])
+        let read = async {
+            match self.store.get_ranges(&path, ranges).await {
+                Ok(bytes) => Ok(bytes.into_iter().map(Found::Bytes).collect()),
+                Err(object_store::Error::NotFound { .. }) if !self.waits || !may_not_be_visible(number) => {
+                    Ok(vec![Found::NoFile; ranges.len()])
                 }
-                _ => Err(ObjectError::new("read", &path, error)),
-            },
-        }
+                Err(error @ object_store::Error::NotFound { .. }) => Err(error),
+                Err(error) => match self.store.head(&path).await {
+                    // The digests show that the payloads are damaged.
+                    Ok(found) if ranges.iter().any(|range| range.end > found.size) => {
+                        Ok(vec![Found::Bytes(Bytes::new()); ranges.len()])
+                    }
+                    _ => Err(error),
+                },
+            }
+        };
+        bounded("read", &path, read).await
     }
 
     /// All frames of an object, up to the first bytes that are none; an error text if it is another object.
     pub(in crate::store) async fn frames(&self, number: i64, mark: i64) -> Result<Vec<ScannedFrame>, String> {
         let path = self.path(number);
-        let read = async { self.store.get(&path).await?.bytes().await };
+        let read = bounded("read", &path, async { self.store.get(&path).await?.bytes().await });
         let bytes = match read.await {
             // Errors of object stores have the answer of the server, which says no more here.
-            Err(object_store::Error::NotFound { .. }) => return Err(format!("object {path} is missing")),
-            read => read.map_err(|error| ObjectError::new("read", &path, error).to_string())?,
+            Err(ObjectError { source: object_store::Error::NotFound { .. }, .. }) => {
+                return Err(format!("object {path} is missing"));
+            }
+            read => read.map_err(|error| error.to_string())?,
         };
         if !bytes.starts_with(&frame::of_file(number, mark)) {
             return Err(format!("object {path} is another one than the one that this database wrote"));
@@ -262,27 +305,34 @@ impl Objects {
         Ok(frames)
     }
 
-    /// Removes objects, if they are there.
-    pub(in crate::store) async fn remove(&self, numbers: &[i64]) -> Result<(), ObjectError> {
-        let paths: Vec<Path> = numbers.iter().map(|&number| self.path(number)).collect();
-        stream::iter(paths).map(|path| self.remove_one(path)).buffer_unordered(CONCURRENT).try_collect().await
+    /// Removes objects, if they are there. No removal begins after a time. Returns those that were removed.
+    pub(in crate::store) async fn remove(&self, numbers: &[i64], until: Instant) -> Result<Vec<i64>, ObjectError> {
+        let removals = stream::iter(numbers.to_vec()).map(|number| self.remove_one(number, until));
+        let removed: Vec<Option<i64>> = removals.buffer_unordered(CONCURRENT).try_collect().await?;
+        Ok(removed.into_iter().flatten().collect())
     }
 
-    async fn remove_one(&self, path: Path) -> Result<(), ObjectError> {
-        match self.store.delete(&path).await {
-            Err(object_store::Error::NotFound { .. }) => Ok(()),
-            removed => removed.map_err(|error| ObjectError::new("remove", &path, error)),
+    async fn remove_one(&self, number: i64, until: Instant) -> Result<Option<i64>, ObjectError> {
+        if Instant::now() >= until {
+            return Ok(None);
         }
+        let path = self.path(number);
+        let remove = async {
+            match self.store.delete(&path).await {
+                Err(object_store::Error::NotFound { .. }) => Ok(()),
+                removed => removed,
+            }
+        };
+        bounded("remove", &path, remove).await.map(|()| Some(number))
     }
 
     /// The numbers of the objects that were made in a second or later, at most so many of them.
     pub(in crate::store) async fn made_since(&self, second: u64, numbers_max: usize) -> Result<Vec<i64>, ObjectError> {
-        let failed = |error| ObjectError::new("list", &self.folder, error);
         let from = self.path((second << RANDOM_BITS) as i64);
         let mut listed = self.store.list_with_offset(Some(&self.folder), &from);
         let mut numbers = Vec::new();
         while numbers.len() < numbers_max
-            && let Some(found) = listed.try_next().await.map_err(failed)?
+            && let Some(found) = bounded("list", &self.folder, listed.try_next()).await?
         {
             numbers.extend(found.location.filename().and_then(|name| i64::from_str_radix(name, 16).ok()));
         }
@@ -341,11 +391,28 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    #[tokio::test]
-    async fn an_object_that_is_missing_is_lost_only_when_it_must_be_visible() {
+    fn open() -> (tempfile::TempDir, Objects) {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let url = format!("file://{}", folder.path().display());
         let objects = Objects::open(&url, 1, 0, Metrics::new().store()).expect("a folder can be used");
+        (folder, objects)
+    }
+
+    #[tokio::test]
+    async fn no_removal_begins_when_the_proof_of_ownership_is_too_old() {
+        let (folder, objects) = open();
+        let path = folder.path().join(format!("00000001/{:016x}", 5));
+        objects.store.put(&objects.path(5), "object".into()).await.expect("it can be written");
+        let now = Instant::now();
+        assert!(objects.remove(&[5], now).await.expect("the store answers").is_empty() && path.exists());
+        let removed = objects.remove(&[5], now + STEP_TIMEOUT).await.expect("the store answers");
+        assert_eq!(removed, [5]);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn an_object_that_is_missing_is_lost_only_when_it_must_be_visible() {
+        let (_folder, objects) = open();
         let read = async |second| {
             let place = Place { file: new_number(second), start: FIRST_FRAME_AT, length: 1 };
             objects.read(&[place]).await

@@ -6,10 +6,10 @@
 //! `CREATE DATABASE ... TEMPLATE` copies. A copy of the server's files has the same identity. It is told by the fence,
 //! which rises with every proof: the object has a higher one than an earlier state of the database.
 
-use object_store::{Error, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, path::Path};
+use object_store::{Error, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, UpdateVersion, path::Path};
 use serde::{Deserialize, Serialize};
 
-use super::object::{ObjectError, Objects};
+use super::object::{ObjectError, Objects, bounded};
 
 /// The name of the owner object. It is no number in hexadecimal, as the names of all other objects are.
 const NAME: &str = "owner";
@@ -29,6 +29,14 @@ pub(in crate::store) struct Owner {
     /// Only in the object: another process with the same identity has found a fence that its database did not write.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(in crate::store) is_contested: bool,
+}
+
+/// An owner object that was read.
+#[derive(Clone, Debug)]
+pub(in crate::store) struct FoundOwner {
+    pub(in crate::store) owner: Owner,
+    /// It changes whenever the object is written.
+    version: UpdateVersion,
 }
 
 /// What a database is to the objects in its folder.
@@ -94,34 +102,62 @@ pub(in crate::store) fn fence_step() -> i64 {
 
 impl Objects {
     /// The owner object, if there is one.
-    pub(in crate::store) async fn owner(&self) -> Result<Option<Owner>, ObjectError> {
+    pub(in crate::store) async fn owner(&self) -> Result<Option<FoundOwner>, ObjectError> {
         let path = self.owner_path();
-        let read = async { self.store.get(&path).await?.bytes().await };
-        let text = match read.await {
-            Err(Error::NotFound { .. }) => return Ok(None),
-            read => read.map_err(|error| ObjectError::new("read", &path, error))?,
+        let read = async {
+            let found = match self.store.get(&path).await {
+                Err(Error::NotFound { .. }) => return Ok(None),
+                found => found?,
+            };
+            let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+            let owner = serde_json::from_slice(&found.bytes().await?);
+            let owner = owner.map_err(|error| Error::Generic { store: "owner object", source: error.into() })?;
+            Ok(Some(FoundOwner { owner, version }))
         };
-        let damaged = |error: serde_json::Error| Error::Generic { store: "owner object", source: error.into() };
-        let owner = serde_json::from_slice(&text).map_err(damaged);
-        owner.map(Some).map_err(|error| ObjectError::new("read", &path, error))
+        bounded("read", &path, read).await
     }
 
     /// Writes the owner object if there is none. Of several databases that do this at once, one succeeds.
     pub(in crate::store) async fn create_owner(&self, owner: &Owner) -> Result<(), ObjectError> {
         let (path, options) = (self.owner_path(), PutOptions::from(PutMode::Create));
-        match self.store.put_opts(&path, content(owner), options).await {
-            Err(Error::AlreadyExists { .. }) => Ok(()),
-            // Not every store can refuse to replace an object.
-            Err(Error::NotImplemented { .. }) => self.write_owner(owner).await,
-            written => written.map(drop).map_err(|error| ObjectError::new("write", &path, error)),
-        }
+        let create = async {
+            match self.store.put_opts(&path, content(owner), options).await {
+                Err(Error::AlreadyExists { .. }) => Ok(()),
+                // Not every store can refuse to replace an object.
+                Err(Error::NotImplemented { .. }) => self.store.put(&path, content(owner)).await.map(drop),
+                created => created.map(drop),
+            }
+        };
+        bounded("write", &path, create).await
     }
 
-    /// Writes the owner object.
+    /// Writes the owner object, unless it has changed since it was found: then it stays as it is, and the answer is false.
+    /// So whoever proves that he owns the objects cannot undo an adoption that he has not seen.
+    pub(in crate::store) async fn replace_owner(&self, found: &FoundOwner, owner: &Owner) -> Result<bool, ObjectError> {
+        let path = self.owner_path();
+        let options = PutOptions::from(PutMode::Update(found.version.clone()));
+        let replace = async {
+            match self.store.put_opts(&path, content(owner), options).await {
+                Err(Error::Precondition { .. }) => Ok(Some(false)),
+                Err(Error::NotImplemented { .. }) => Ok(None),
+                replaced => replaced.map(|_| Some(true)),
+            }
+        };
+        if let Some(replaced) = bounded("write", &path, replace).await? {
+            return Ok(replaced);
+        }
+        // A folder cannot compare and replace in one step. An adoption between these two steps would be undone.
+        if self.owner().await?.is_none_or(|now| now.owner != found.owner) {
+            return Ok(false);
+        }
+        self.write_owner(owner).await.map(|()| true)
+    }
+
+    /// Writes the owner object, whatever it was.
     pub(in crate::store) async fn write_owner(&self, owner: &Owner) -> Result<(), ObjectError> {
         let path = self.owner_path();
-        let written = self.store.put(&path, content(owner)).await;
-        written.map(drop).map_err(|error| ObjectError::new("write", &path, error))
+        let write = async { self.store.put(&path, content(owner)).await.map(drop) };
+        bounded("write", &path, write).await
     }
 
     fn owner_path(&self) -> Path {

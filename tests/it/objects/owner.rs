@@ -12,7 +12,10 @@ use forebay::{
     store::{self, Database, PayloadKind, PayloadOptions},
 };
 
-use super::{delivered, number, post, rules};
+use super::{
+    delivered, number, post, rules,
+    s3::{ADOPTED, Mode, S3},
+};
 use crate::support::{eventually, fresh_database, http, process::Service};
 
 /// A folder of objects, which several databases may use.
@@ -21,6 +24,18 @@ struct Folder(TempDir);
 impl Folder {
     fn new() -> Self {
         Self(tempfile::tempdir().expect("a temporary folder can be made"))
+    }
+
+    /// A folder with one object for each group of a database, which nobody serves.
+    async fn with_groups(http: &reqwest::Client, groups: usize) -> (Self, String) {
+        let (folder, database) = (Self::new(), fresh_database().await);
+        let service = folder.serve(&database, &[]).await;
+        rules(http, &service, json!({})).await;
+        for number in 0..groups {
+            assert_eq!(post(http, &service, number).await, 201);
+        }
+        assert!(service.stop().await.success());
+        (folder, database)
     }
 
     fn url(&self) -> String {
@@ -83,12 +98,8 @@ async fn discard(http: &reqwest::Client, service: &Service, database: &str, grou
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_of_a_database_removes_no_object_of_its_original() {
-    let (folder, http, database) = (Folder::new(), http(), fresh_database().await);
-    let service = folder.serve(&database, &[]).await;
-    rules(&http, &service, json!({})).await;
-    assert_eq!(post(&http, &service, 0).await, 201);
-    assert_eq!(post(&http, &service, 1).await, 201);
-    assert!(service.stop().await.success());
+    let http = http();
+    let (folder, database) = Folder::with_groups(&http, 2).await;
     let copy = copy_of(&database).await;
     let original = folder.serve(&database, &[]).await;
     assert_eq!(post(&http, &original, 2).await, 201);
@@ -113,12 +124,8 @@ async fn a_copy_of_a_database_removes_no_object_of_its_original() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_replaces_another_adopts_its_objects_and_the_other_removes_none_any_more() {
-    let (folder, http, database) = (Folder::new(), http(), fresh_database().await);
-    let service = folder.serve(&database, &[]).await;
-    rules(&http, &service, json!({})).await;
-    assert_eq!(post(&http, &service, 0).await, 201);
-    assert_eq!(post(&http, &service, 1).await, 201);
-    assert!(service.stop().await.success());
+    let http = http();
+    let (folder, database) = Folder::with_groups(&http, 2).await;
     let restored = copy_of(&database).await;
 
     let original = folder.open(&database).await;
@@ -149,10 +156,9 @@ async fn a_database_that_replaces_another_adopts_its_objects_and_the_other_remov
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_earlier_state_of_a_database_and_the_later_one_remove_nothing_until_one_adopts() {
-    let (folder, http, database) = (Folder::new(), http(), fresh_database().await);
+    let http = http();
+    let (folder, database) = Folder::with_groups(&http, 1).await;
     let service = folder.serve(&database, &[]).await;
-    rules(&http, &service, json!({})).await;
-    assert_eq!(post(&http, &service, 0).await, 201);
     discard(&http, &service, &database, "g0").await;
     service.kill().await;
 
@@ -177,6 +183,21 @@ async fn an_earlier_state_of_a_database_and_the_later_one_remove_nothing_until_o
     adopting.kill().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_adoption_during_a_proof_is_not_undone() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let service = s3.serve(&database, None).await;
+    rules(&s3.http, &service, json!({})).await;
+    assert!(service.stop().await.success());
+    s3.set(Mode::Adopt);
+    let service = s3.serve(&database, None).await;
+    assert_eq!(s3.owner().await, ADOPTED);
+    assert!(service.log().contains("another database owns them"), "{}", service.log());
+    assert_eq!(post(&s3.http, &service, 0).await, 201);
+    assert_eq!(number(&database, super::INSIDE).await, 2, "it writes no objects");
+    service.kill().await;
+}
+
 /// What a restore or another server would have recorded.
 async fn set_fence(database: &str, fence: i64) {
     let mut connection = PgConnection::connect(database).await.expect("the server accepts");
@@ -186,11 +207,8 @@ async fn set_fence(database: &str, fence: i64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_that_start_at_once_own_the_objects_together_also_after_an_upgrade() {
-    let (folder, http, database) = (Folder::new(), http(), fresh_database().await);
-    let service = folder.serve(&database, &[]).await;
-    rules(&http, &service, json!({})).await;
-    assert_eq!(post(&http, &service, 0).await, 201);
-    assert!(service.stop().await.success());
+    let http = http();
+    let (folder, database) = Folder::with_groups(&http, 1).await;
     // As an earlier version left it.
     let mut connection = PgConnection::connect(&database).await.expect("the server accepts");
     let forget = sqlx::raw_sql("UPDATE payload_store SET identity = NULL, incarnation = NULL, fence = NULL");
@@ -215,11 +233,8 @@ async fn replicas_that_start_at_once_own_the_objects_together_also_after_an_upgr
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_needs_no_object_of_its_original_gets_a_folder_of_its_own() {
-    let (folder, http, database) = (Folder::new(), http(), fresh_database().await);
-    let service = folder.serve(&database, &[]).await;
-    rules(&http, &service, json!({})).await;
-    assert_eq!(post(&http, &service, 0).await, 201);
-    assert!(service.stop().await.success());
+    let http = http();
+    let (folder, database) = Folder::with_groups(&http, 1).await;
     let copy = copy_of(&database).await;
 
     let run = async |arguments: &[&str]| {

@@ -7,7 +7,7 @@ use crate::{
     metrics::StoreMetrics,
     store::{
         ObjectsClaim, OpenError, PayloadKind, PayloadOptions,
-        segment_files::{Objects, Standing, new_store_id},
+        segment_files::{Objects, new_store_id},
     },
 };
 
@@ -17,11 +17,9 @@ pub(super) struct Opened {
     pub(super) kind: PayloadKind,
     /// The store, if payloads are in it or will be.
     pub(super) objects: Option<Objects>,
-    /// What the database is to the objects.
-    pub(super) standing: Standing,
 }
 
-/// Opens the object store, if payloads are in it or will be. A process that stores payloads claims the objects.
+/// Opens the object store, if payloads are in it or will be.
 pub(super) async fn open(
     options: &PgConnectOptions,
     name: &str,
@@ -31,7 +29,6 @@ pub(super) async fn open(
     let stores_objects = payloads.kind == Some(PayloadKind::Objects);
     let claim = payloads.objects_claim;
     let failed = |source| OpenError::Database { name: name.to_owned(), source };
-    let refused = |error: owner::ClaimError| OpenError::Settings(format!("the objects cannot be claimed: {error}"));
     let mut connection = PgConnection::connect_with(options).await.map_err(failed)?;
     let mut transaction = connection.begin().await.map_err(failed)?;
     // Replicas may start at the same time. Statements have no names, because a pooler would keep them in its session.
@@ -64,7 +61,7 @@ pub(super) async fn open(
         )));
     }
     let is_copy = match recorded.as_ref().and_then(|(.., identity)| identity.as_deref()) {
-        Some(recorded) if stores_objects => recorded != owner::identity(&mut transaction).await.map_err(refused)?,
+        Some(recorded) if stores_objects => recorded != owner::identity(&mut *transaction).await?,
         _ => false,
     };
     // A copy that needs no object of its original begins a folder of its own.
@@ -104,10 +101,6 @@ pub(super) async fn open(
         .await
         .map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
-    let standing = match objects.as_ref().filter(|_| stores_objects) {
-        Some(objects) => owner::claim(&mut connection, objects, claim).await.map_err(refused)?,
-        None => Standing::Unclaimed,
-    };
     connection.close().await.map_err(failed)?;
-    Ok(Opened { kind, objects, standing })
+    Ok(Opened { kind, objects })
 }

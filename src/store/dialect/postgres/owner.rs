@@ -2,12 +2,15 @@
 //!
 //! Separate from opening the object store, because ownership is proved again before objects are removed.
 
-use sqlx::{PgConnection, Row as _, error::DatabaseError};
+use sqlx::{PgExecutor, PgPool, Row as _, error::DatabaseError};
 
 use crate::store::{
-    ObjectsClaim,
+    ObjectsClaim, OpenError,
     segment_files::{ObjectError, Objects, Owner, Standing, fence_step},
 };
+
+/// How often a proof is tried while other replicas prove the same. Each time, one of them succeeds.
+const ATTEMPTS_MAX: usize = 16;
 
 /// Objects cannot be claimed.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +27,11 @@ pub(super) enum ClaimError {
          replaces the other one, stop the other one and run `forebay serve --adopt-objects` once", .0.why()
     )]
     Taken(Standing),
+    /// Others wrote the owner object during each attempt.
+    #[error(
+        "other processes changed the owner object each of the {ATTEMPTS_MAX} times that it was compared; try again"
+    )]
+    Changing,
     /// The database failed.
     #[error(transparent)]
     Database(sqlx::Error),
@@ -39,6 +47,12 @@ impl From<sqlx::Error> for ClaimError {
     }
 }
 
+impl From<ClaimError> for OpenError {
+    fn from(error: ClaimError) -> Self {
+        Self::Settings(format!("the objects cannot be claimed: {error}"))
+    }
+}
+
 /// What distinguishes a database from its copies: the number that its server's files were given when they were made, and
 /// the number of the database in them. A physical replica has the same, so that nothing changes after a failover.
 const IDENTITY: &str = "(SELECT system_identifier FROM pg_control_system()) || '/' || (
@@ -46,90 +60,100 @@ const IDENTITY: &str = "(SELECT system_identifier FROM pg_control_system()) || '
 )";
 
 /// The identity of the database.
-pub(super) async fn identity(connection: &mut PgConnection) -> Result<String, ClaimError> {
+pub(super) async fn identity(database: impl PgExecutor<'_>) -> Result<String, ClaimError> {
     let select = sqlx::AssertSqlSafe(format!("SELECT {IDENTITY}"));
-    Ok(sqlx::query_scalar(select).persistent(false).fetch_one(connection).await?)
+    Ok(sqlx::query_scalar(select).persistent(false).fetch_one(database).await?)
 }
 
 /// Claims objects at the start.
-pub(super) async fn claim(
-    connection: &mut PgConnection,
-    objects: &Objects,
-    claim: ObjectsClaim,
-) -> Result<Standing, ClaimError> {
-    match (prove(connection, objects, false).await?, claim) {
+pub(super) async fn claim(pool: &PgPool, objects: &Objects, claim: ObjectsClaim) -> Result<Standing, ClaimError> {
+    match (prove(pool, objects, false).await?, claim) {
         (Standing::Owner, ObjectsClaim::Adopt) => {
             tracing::warn!("this database owns its objects already: start without --adopt-objects");
             Ok(Standing::Owner)
         }
-        (standing, ObjectsClaim::Adopt) => adopt(connection, objects, standing).await,
+        (standing, ObjectsClaim::Adopt) => adopt(pool, objects, standing).await,
         (standing, ObjectsClaim::Require) if standing != Standing::Owner => Err(ClaimError::Taken(standing)),
         (standing, _) => Ok(standing),
     }
 }
 
-/// Proves that the database owns its objects, or claims them if nobody has. With every proof the fence rises: first in
-/// the database, so that a crash in between does not let the object be ahead.
-pub(super) async fn prove(
-    connection: &mut PgConnection,
+/// Proves that the database owns its objects, or claims them if nobody has.
+pub(super) async fn prove(pool: &PgPool, objects: &Objects, has_owned: bool) -> Result<Standing, ClaimError> {
+    let identity = identity(pool).await?;
+    for _ in 0..ATTEMPTS_MAX {
+        if let Some(standing) = try_to_prove(pool, objects, has_owned, &identity).await? {
+            return Ok(standing);
+        }
+    }
+    Err(ClaimError::Changing)
+}
+
+/// None if it has to be compared again: nobody owned the objects and they were claimed, or the owner object has changed
+/// between the two requests, because another replica has proved the same or another database has adopted the objects. With
+/// every proof the fence rises: first in the database, so that a crash in between does not let the object be ahead.
+async fn try_to_prove(
+    pool: &PgPool,
     objects: &Objects,
     has_owned: bool,
-) -> Result<Standing, ClaimError> {
-    let identity = identity(connection).await?;
-    let mut recorded = recorded(connection).await?;
-    let mut found = objects.owner().await?;
-    if Standing::of(&identity, recorded.as_ref(), found.as_ref()) == Standing::Unclaimed {
-        if recorded.is_none() {
-            record_first(connection, &Owner::new(&identity, None)).await?;
-            recorded = self::recorded(connection).await?;
-        }
-        if let Some(owner) = &recorded {
-            objects.create_owner(owner).await?;
-        }
-        // Another database may have created it at the same time.
-        found = objects.owner().await?;
-    }
-    let standing = Standing::of(&identity, recorded.as_ref(), found.as_ref());
+    identity: &str,
+) -> Result<Option<Standing>, ClaimError> {
+    // The object is read first, because it is written last. The other way round, a proof of another replica in between
+    // would look like one of a later state of the database.
+    let found = objects.owner().await?;
+    let recorded = recorded(pool).await?;
+    let standing = Standing::of(identity, recorded.as_ref(), found.as_ref().map(|found| &found.owner));
     match (standing, recorded, found) {
-        (Standing::Owner, Some(recorded), _) => {
-            let Some(fence) = raise(connection, &recorded).await? else { return Ok(Standing::Other) };
-            objects.write_owner(&Owner { fence, ..recorded }).await?;
+        (Standing::Unclaimed, None, _) => {
+            record_first(pool, &Owner::new(identity, None)).await?;
+            Ok(None)
+        }
+        (Standing::Unclaimed, Some(recorded), _) => {
+            objects.create_owner(&recorded).await?;
+            Ok(None)
+        }
+        (Standing::Owner, Some(recorded), Some(found)) => {
+            let Some(fence) = raise(pool, &recorded).await? else { return Ok(Some(Standing::Other)) };
+            let replaced = objects.replace_owner(&found, &Owner { fence, ..recorded }).await?;
+            Ok(replaced.then_some(standing))
         }
         // Whoever wrote the higher fence has to stop as well, because nothing shows which of the two is in use.
         (Standing::Earlier, _, Some(found)) if has_owned => {
-            objects.write_owner(&Owner { is_contested: true, ..found }).await?;
-            return Ok(Standing::Contested);
+            let contested = Owner { is_contested: true, ..found.owner.clone() };
+            Ok(objects.replace_owner(&found, &contested).await?.then_some(Standing::Contested))
         }
-        _ => {}
+        _ => Ok(Some(standing)),
     }
-    Ok(standing)
 }
 
 /// Makes the database the owner, whoever was it before. Of replicas that do this at once, a later one repeats what an
 /// earlier one has recorded.
-async fn adopt(connection: &mut PgConnection, objects: &Objects, standing: Standing) -> Result<Standing, ClaimError> {
-    let identity = identity(connection).await?;
-    let (recorded, found) = (recorded(connection).await?, objects.owner().await?);
+async fn adopt(pool: &PgPool, objects: &Objects, standing: Standing) -> Result<Standing, ClaimError> {
+    let identity = identity(pool).await?;
+    let (recorded, found) = (recorded(pool).await?, objects.owner().await?);
     let owner = match recorded {
         Some(recorded) if standing == Standing::Other && recorded.identity == identity => recorded,
-        _ => Owner::new(&identity, found.as_ref()),
+        _ => Owner::new(&identity, found.as_ref().map(|found| &found.owner)),
     };
     sqlx::query("UPDATE payload_store SET identity = $1, incarnation = $2, fence = $3")
         .persistent(false)
         .bind(&owner.identity)
         .bind(owner.incarnation)
         .bind(owner.fence)
-        .execute(connection)
+        .execute(pool)
         .await?;
     objects.write_owner(&owner).await?;
-    tracing::warn!("this database has adopted the objects; objects for which it has no row are removed in two hours");
+    tracing::warn!(
+        "this database has adopted the objects; objects for which it has no row are removed in two hours, and removals \
+         that the former owner has begun end within a minute"
+    );
     Ok(Standing::Owner)
 }
 
 /// The owner that the database has recorded.
-async fn recorded(connection: &mut PgConnection) -> Result<Option<Owner>, ClaimError> {
+async fn recorded(pool: &PgPool) -> Result<Option<Owner>, ClaimError> {
     let select = "SELECT identity, incarnation, fence FROM payload_store WHERE identity IS NOT NULL";
-    let row = sqlx::query(select).persistent(false).fetch_optional(connection).await?;
+    let row = sqlx::query(select).persistent(false).fetch_optional(pool).await?;
     let owner = row.map(|row| -> Result<Owner, sqlx::Error> {
         let (identity, incarnation, fence) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         Ok(Owner { identity, incarnation, fence, is_contested: false })
@@ -138,18 +162,18 @@ async fn recorded(connection: &mut PgConnection) -> Result<Option<Owner>, ClaimE
 }
 
 /// Records an owner, unless another replica has recorded one.
-async fn record_first(connection: &mut PgConnection, owner: &Owner) -> Result<(), ClaimError> {
+async fn record_first(pool: &PgPool, owner: &Owner) -> Result<(), ClaimError> {
     let record = "UPDATE payload_store SET identity = $1, incarnation = $2, fence = $3 WHERE identity IS NULL";
     let record = sqlx::query(record).persistent(false);
     let record = record.bind(&owner.identity).bind(owner.incarnation).bind(owner.fence);
-    record.execute(connection).await?;
+    record.execute(pool).await?;
     Ok(())
 }
 
 /// Raises the fence. None if the database has recorded another owner meanwhile.
-async fn raise(connection: &mut PgConnection, owner: &Owner) -> Result<Option<i64>, ClaimError> {
+async fn raise(pool: &PgPool, owner: &Owner) -> Result<Option<i64>, ClaimError> {
     let raise = "UPDATE payload_store SET fence = fence + $1 WHERE identity = $2 AND incarnation = $3 RETURNING fence";
     let raise = sqlx::query_scalar(raise).persistent(false);
     let raise = raise.bind(fence_step()).bind(&owner.identity).bind(owner.incarnation);
-    Ok(raise.fetch_optional(connection).await?)
+    Ok(raise.fetch_optional(pool).await?)
 }
