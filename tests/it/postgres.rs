@@ -64,6 +64,15 @@ async fn a_commit_takes_few_round_trips() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_life_of_a_rollout_is_the_same_by_a_unix_socket() {
+    let start = || Cluster::start().expect("a cluster starts");
+    let cluster = tokio::task::spawn_blocking(start).await.expect("nothing panics");
+    let app = TestApp::start_on(&cluster.by_socket(&cluster.fresh_database().await)).await;
+    work(&app).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_life_of_a_rollout_is_the_same_far_from_the_database() {
     let proxy = Proxy::start(&fresh_database().await, Duration::from_millis(1)).await;
     let app = TestApp::start_on(proxy.url()).await;

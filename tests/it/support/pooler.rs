@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
+use sqlx::postgres::PgConnectOptions;
 
 use super::postgres::Account;
 
@@ -44,15 +45,17 @@ impl Pooler {
     }
 
     fn try_start(database_url: &str) -> anyhow::Result<Self> {
-        let (address, cluster) = database_url.split_once("?host=").context("the cluster listens in a folder")?;
-        let database = address.rsplit('/').next().context("the URL names a database")?.to_owned();
+        let server: PgConnectOptions = database_url.parse().context("read the URL of the database")?;
+        let database = server.get_database().context("the URL names a database")?.to_owned();
         let folder = tempfile::Builder::new().prefix("forebay-pool-").tempdir_in("/tmp").context("make a folder")?;
         // There are fewer connections than transactions, and they are assigned in turn, so no transaction finds what it
         // left on a connection.
         let configuration = format!(
-            "[databases]\n* = host={cluster} port=5432 user=forebay\n[pgbouncer]\nlisten_addr =\nlisten_port = 6432\n\
+            "[databases]\n* = host={host} port={port} user=forebay\n[pgbouncer]\nlisten_addr =\nlisten_port = 6432\n\
              unix_socket_dir = {folder}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 5\n\
              server_round_robin = 1\nmax_client_conn = 200\n",
+            host = server.get_host(),
+            port = server.get_port(),
             folder = folder.path().display()
         );
         fs::write(folder.path().join("pgbouncer.ini"), configuration).context("write the configuration")?;

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -85,8 +86,8 @@ pub(crate) async fn without_autovacuum(url: &str) {
 /// `fsync` and `synchronous_commit` stay on, because the service refuses to start without them. To make the cluster
 /// cheap, only what replicas need is turned off.
 const SETTINGS: &str = "\
-listen_addresses = ''
-port = 5432
+listen_addresses = '127.0.0.1'
+include_if_exists = '../port.conf'
 max_connections = 400
 shared_buffers = 64MB
 wal_level = minimal
@@ -116,9 +117,14 @@ done
 cd / && rm -rf "$folder"
 "#;
 
-/// A server with its data, listening on a Unix socket in its folder. Both are removed when this is dropped.
+/// The most ports that are tried before a cluster does not start.
+const PORTS_MAX: usize = 5;
+
+/// A server with its data, which listens by TCP, as most servers do that a service uses. Both are removed when this is
+/// dropped.
 pub(crate) struct Cluster {
     folder: PathBuf,
+    port: u16,
     supervisor: Child,
 }
 
@@ -152,9 +158,23 @@ impl Cluster {
             .stderr(Stdio::null())
             .spawn()
             .context("start the supervisor")?;
-        let mut cluster = Self { folder: folder.keep(), supervisor };
-        cluster.pg_ctl("start --wait --timeout=60")?;
-        Ok(cluster)
+        let mut cluster = Self { folder: folder.keep(), port: 0, supervisor };
+        for _ in 0..PORTS_MAX {
+            cluster.choose_port()?;
+            match cluster.pg_ctl("start --wait --timeout=60") {
+                // Another process took the port meanwhile.
+                Err(error) if format!("{error:#}").contains("Address already in use") => {}
+                started => return started.map(|()| cluster),
+            }
+        }
+        bail!("{PORTS_MAX} ports were free and then taken")
+    }
+
+    /// Names a port that is free now. The server cannot be given one by the system.
+    fn choose_port(&mut self) -> anyhow::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("find a free port")?;
+        self.port = listener.local_addr()?.port();
+        fs::write(self.folder.join("port.conf"), format!("port = {}\n", self.port)).context("write the port")
     }
 
     /// Runs `pg_ctl` on the cluster: `stop --mode=immediate` is a crash, `start --wait` recovers.
@@ -197,11 +217,14 @@ impl Cluster {
         self.url(&name)
     }
 
-    /// Host and port are explicit, because sqlx would take missing ones from `PGHOST` and similar variables. The
-    /// folder's name has only letters and digits, so nothing needs encoding.
+    /// Host and port are explicit, because sqlx would take missing ones from `PGHOST` and similar variables.
     fn url(&self, database: &str) -> String {
-        let folder = self.folder.display();
-        format!("postgres://forebay@localhost:5432/{database}?host={folder}")
+        format!("postgres://forebay@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// The URL of a database by the Unix socket in the folder, whose name needs no encoding.
+    pub(crate) fn by_socket(&self, url: &str) -> String {
+        format!("{url}?host={}", self.folder.display())
     }
 }
 

@@ -1,19 +1,18 @@
 //! A proxy between the service and Postgres, by TCP, that counts round trips and can make each of them take time.
 //!
-//! Separate from the clusters, which listen in a folder: no port has to be free, and tests see what is on the wire.
+//! Separate from the clusters, because only some tests look at what is on the wire.
 
 use std::{
-    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use sqlx::postgres::PgConnectOptions;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{
-        TcpListener, UnixStream,
+        TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
-        unix,
     },
     sync::mpsc,
     time::Instant,
@@ -32,6 +31,15 @@ struct Connection {
     is_answered: bool,
 }
 
+impl Connection {
+    fn ask(&mut self, bytes: &[u8]) {
+        if std::mem::take(&mut self.is_answered) || self.messages.is_empty() {
+            self.messages.push(Message::new());
+        }
+        self.messages.last_mut().expect("one was added").extend_from_slice(bytes);
+    }
+}
+
 /// A proxy. It ends with the runtime of its test.
 pub(crate) struct Proxy {
     url: String,
@@ -41,9 +49,9 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Starts a proxy to a database of a test's cluster, which passes bytes on after `delay`, in both directions.
     pub(crate) async fn start(database: &str, delay: Duration) -> Self {
-        let (address, cluster) = database.split_once("?host=").expect("the cluster listens in a folder");
-        let name = address.rsplit('/').next().expect("the URL names a database");
-        let socket = PathBuf::from(cluster).join(".s.PGSQL.5432");
+        let options: PgConnectOptions = database.parse().expect("the URL was made by a test");
+        let name = options.get_database().expect("the URL names a database");
+        let server = (options.get_host().to_owned(), options.get_port());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let port = listener.local_addr().expect("it listens").port();
         let connections = Connections::default();
@@ -51,8 +59,10 @@ impl Proxy {
         tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await.expect("the system has sockets");
-                client.set_nodelay(true).expect("the socket is open");
-                let server = UnixStream::connect(&socket).await.expect("the server accepts");
+                let server = TcpStream::connect(server.clone()).await.expect("the server accepts");
+                for socket in [&client, &server] {
+                    socket.set_nodelay(true).expect("the socket is open");
+                }
                 let number = {
                     let mut seen = seen.lock().expect("nobody panics");
                     seen.push(Connection::default());
@@ -60,8 +70,11 @@ impl Proxy {
                 };
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
-                tokio::spawn(ask(from_client, to_server, delay, number, Arc::clone(&seen)));
-                tokio::spawn(answer(from_server, to_client, delay, number, Arc::clone(&seen)));
+                let (asked, answered) = (Arc::clone(&seen), Arc::clone(&seen));
+                let ask = move |bytes: &[u8]| asked.lock().expect("nobody panics")[number].ask(bytes);
+                let answer = move |_: &[u8]| answered.lock().expect("nobody panics")[number].is_answered = true;
+                tokio::spawn(pass(from_client, to_server, delay, ask));
+                tokio::spawn(pass(from_server, to_client, delay, answer));
             }
         });
         Self { url: format!("postgres://forebay@127.0.0.1:{port}/{name}?sslmode=disable"), connections }
@@ -96,54 +109,10 @@ fn contains(message: &[u8], content: &str) -> bool {
     message.windows(content.len()).any(|window| window == content.as_bytes())
 }
 
-async fn ask(
-    mut from: OwnedReadHalf,
-    to: unix::OwnedWriteHalf,
-    delay: Duration,
-    number: usize,
-    connections: Connections,
-) {
-    let to = later(to, delay);
-    let mut bytes = vec![0; 1 << 16];
-    while let Ok(count @ 1..) = from.read(&mut bytes).await {
-        {
-            let mut connections = connections.lock().expect("nobody panics");
-            let connection = &mut connections[number];
-            if std::mem::take(&mut connection.is_answered) || connection.messages.is_empty() {
-                connection.messages.push(Vec::new());
-            }
-            connection.messages.last_mut().expect("one was added").extend_from_slice(&bytes[..count]);
-        }
-        if to.send((Instant::now() + delay, bytes[..count].to_vec())).is_err() {
-            break;
-        }
-    }
-}
-
-async fn answer(
-    mut from: unix::OwnedReadHalf,
-    to: OwnedWriteHalf,
-    delay: Duration,
-    number: usize,
-    connections: Connections,
-) {
-    let to = later(to, delay);
-    let mut bytes = vec![0; 1 << 16];
-    while let Ok(count @ 1..) = from.read(&mut bytes).await {
-        connections.lock().expect("nobody panics")[number].is_answered = true;
-        if to.send((Instant::now() + delay, bytes[..count].to_vec())).is_err() {
-            break;
-        }
-    }
-}
-
-/// Writes each piece at its time. What follows it does not wait for that.
-fn later(
-    mut to: impl AsyncWriteExt + Unpin + Send + 'static,
-    delay: Duration,
-) -> mpsc::UnboundedSender<(Instant, Vec<u8>)> {
+/// Passes bytes on, each piece at its time. What follows a piece does not wait for that.
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration, see: impl Fn(&[u8])) {
     let (sender, mut pieces) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
-    tokio::spawn(async move {
+    let write = async move {
         while let Some((at, piece)) = pieces.recv().await {
             if !delay.is_zero() {
                 tokio::time::sleep_until(at).await;
@@ -153,6 +122,15 @@ fn later(
             }
         }
         let _ = to.shutdown().await;
-    });
-    sender
+    };
+    let read = async move {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = from.read(&mut bytes).await {
+            see(&bytes[..count]);
+            if sender.send((Instant::now() + delay, bytes[..count].to_vec())).is_err() {
+                break;
+            }
+        }
+    };
+    tokio::join!(write, read);
 }
