@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::support::{fresh_database, process::Service};
 
-async fn forebay(arguments: &[&str]) -> Output {
+pub(crate) async fn forebay(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     for name in ["FOREBAY_URL", "FOREBAY_KEY", "FOREBAY_DATABASE", "FOREBAY_CONFIG", "FOREBAY_CA"] {
         command.env_remove(name);
@@ -27,7 +27,7 @@ async fn forebay(arguments: &[&str]) -> Output {
 }
 
 /// The error output of a command that fails.
-async fn complaint(arguments: &[&str]) -> String {
+pub(crate) async fn complaint(arguments: &[&str]) -> String {
     let output = forebay(arguments).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");

@@ -1,5 +1,7 @@
 //! Postgres as an operator runs it: its log, its defaults, and locks that other programs hold.
 
+mod tls;
+
 use std::time::Duration;
 
 use serde_json::Value;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use forebay_client::{Client, ClientError, ClientOptions, RetryPolicy};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 use rustls::{
     SignatureScheme,
     client::ResolvesClientCert,
@@ -24,24 +24,36 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::support::{Backend, TestApp};
 
 /// A certificate authority, and what it has signed.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new([]).expect("no names are valid");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key can be made");
         Self(CertifiedIssuer::self_signed(params, key).expect("it signs itself"))
     }
 
-    fn pem(&self) -> String {
+    pub(crate) fn pem(&self) -> String {
         self.0.pem()
     }
 
+    /// The certificate of the authority and its key.
+    pub(crate) fn itself(&self) -> (String, String) {
+        (self.pem(), self.0.key().serialize_pem())
+    }
+
     /// A certificate and its key.
-    fn sign(&self, name: &str) -> (String, String) {
+    pub(crate) fn sign(&self, name: &str) -> (String, String) {
+        let mut params = CertificateParams::new([name.to_owned()]).expect("the name is valid");
+        // OpenSSL takes a certificate with the name of its authority for one that signed itself.
+        params.distinguished_name.push(DnType::CommonName, name);
+        self.sign_params(&params)
+    }
+
+    /// The same from parameters.
+    pub(crate) fn sign_params(&self, params: &CertificateParams) -> (String, String) {
         let key = KeyPair::generate().expect("a key can be made");
-        let params = CertificateParams::new([name.to_owned()]).expect("the name is valid");
         let certificate = params.signed_by(&key, &self.0).expect("the authority signs");
         (certificate.pem(), key.serialize_pem())
     }

@@ -11,6 +11,7 @@ mod objects;
 mod owner;
 mod probe;
 mod session;
+mod tls;
 
 use std::{sync::Arc, time::Duration};
 

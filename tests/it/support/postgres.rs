@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
-use std::os::unix::fs::{MetadataExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -175,6 +175,29 @@ impl Cluster {
         let listener = TcpListener::bind("127.0.0.1:0").context("find a free port")?;
         self.port = listener.local_addr()?.port();
         fs::write(self.folder.join("port.conf"), format!("port = {}\n", self.port)).context("write the port")
+    }
+
+    /// Lets the server encrypt connections with a certificate and its key. It asks clients for a certificate of `clients`,
+    /// if that is given, and refuses those that have none.
+    pub(crate) fn encrypt(&mut self, certificate: &str, key: &str, clients: Option<&str>) -> anyhow::Result<()> {
+        let data = self.folder.join("data");
+        let made_by = fs::metadata(&data)?;
+        let mut settings = "ssl = on\n".to_owned();
+        let mut files = vec![("server.crt", certificate), ("server.key", key)];
+        if let Some(clients) = clients {
+            settings += "ssl_ca_file = 'clients.crt'\n";
+            files.push(("clients.crt", clients));
+            files.push(("pg_hba.conf", "hostssl all all 127.0.0.1/32 trust clientcert=verify-ca\n"));
+        }
+        files.push(("postgresql.auto.conf", &settings));
+        for (name, content) in files {
+            let path = data.join(name);
+            fs::write(&path, content).with_context(|| format!("write {name}"))?;
+            // The server reads no key that others may read.
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            chown(&path, Some(made_by.uid()), Some(made_by.gid()))?;
+        }
+        self.pg_ctl("restart --wait --timeout=60")
     }
 
     /// Runs `pg_ctl` on the cluster: `stop --mode=immediate` is a crash, `start --wait` recovers.

@@ -7,7 +7,7 @@ use std::{io::ErrorKind, time::Duration};
 
 use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
-use super::Postgres;
+use super::{Postgres, tls};
 use crate::store::{OpenError, redact};
 
 /// How long connecting to the server may take.
@@ -33,7 +33,7 @@ impl Postgres {
             Ok(table.is_none())
         };
         match tokio::time::timeout(CONNECT_TIMEOUT, look).await {
-            Ok(outcome) => outcome.map_err(|error: sqlx::Error| unreachable(describe(&error, &options))),
+            Ok(outcome) => outcome.map_err(|error: sqlx::Error| unreachable(describe(&error, url, &options))),
             Err(_) => Err(unreachable(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))),
         }
     }
@@ -45,10 +45,13 @@ pub(super) fn options(url: &str) -> Result<PgConnectOptions, OpenError> {
     let options: PgConnectOptions = url.parse().map_err(settings)?;
     // PgBouncer refuses startup parameters that it does not know. This one only affects numbers in text form, which are
     // not used.
-    Ok(options.application_name("forebay").extra_float_digits(None))
+    Ok(tls::unless_local(options).application_name("forebay").extra_float_digits(None))
 }
 
-fn describe(error: &sqlx::Error, options: &PgConnectOptions) -> String {
+fn describe(error: &sqlx::Error, url: &str, options: &PgConnectOptions) -> String {
+    if let Some(why) = tls::describe(error, url, options) {
+        return why;
+    }
     match error {
         sqlx::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
             format!("connection refused: nothing listens at {}:{}", options.get_host(), options.get_port())
