@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     ids::GroupPk,
-    pages::Members,
+    pages::{Members, read_payloads},
     payload::Payload,
     port::{BatchMember, Contradiction, Examination, PayloadPlaces, Store, StoreError},
     samples::checked::{CheckedRollout, broken_groups},
@@ -177,10 +177,12 @@ async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Pa
         }
         let mut members = Members::from(members);
         loop {
-            let page = members.next_page(store).await?;
+            let page = members.take_page();
             if page.is_empty() {
                 break;
             }
+            let (page, unread) = read(store, page).await;
+            findings.add(unread);
             rollouts += page.len() as u64;
             bytes += page.iter().map(|(member, _)| member.row.unpacked_bytes).sum::<u64>();
             findings.add(check(page).await?);
@@ -191,11 +193,32 @@ async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Pa
     Ok(Part { name: "contents", extent, findings: findings.into_entries() })
 }
 
+/// Reads the payloads of a page, and says which cannot be read. A file or an object that cannot be read is damage like any
+/// other, so the doctor goes on with the rest. If the database fails, the next page of groups says so.
+async fn read(store: &dyn Store, page: Vec<BatchMember>) -> (Vec<(BatchMember, Option<Payload>)>, Vec<String>) {
+    if let Ok(payloads) = read_payloads(store, &page).await {
+        return (page.into_iter().zip(payloads).collect(), Vec::new());
+    }
+    let (mut with_payloads, mut unread) = (Vec::new(), Vec::new());
+    for member in page {
+        let payload = read_payloads(store, std::slice::from_ref(&member)).await.unwrap_or_else(|error| {
+            unread.push(format!("{}: {error}", name_of(&member)));
+            Vec::new()
+        });
+        with_payloads.push((member, payload.into_iter().next().flatten()));
+    }
+    (with_payloads, unread)
+}
+
+fn name_of(member: &BatchMember) -> String {
+    format!("rollout {} of group {}", member.row.rollout_id, member.row.group_id)
+}
+
 /// What is wrong with a page of rollouts. Missing payloads are reported with the structure.
 async fn check(page: Vec<(BatchMember, Option<Payload>)>) -> Result<Vec<String>, StoreError> {
     let check = move || {
         let check = |(member, payload): (BatchMember, Option<Payload>)| {
-            let name = format!("rollout {} of group {}", member.row.rollout_id, member.row.group_id);
+            let name = name_of(&member);
             CheckedRollout::new(member, &payload?).err().map(|damage| format!("{name}: {damage}"))
         };
         page.into_iter().filter_map(check).collect()

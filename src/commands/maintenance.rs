@@ -14,7 +14,7 @@ use forebay::{
     },
     clock::{AnchoredClock, Clock as _},
     metrics::Metrics,
-    store::{self, Database, ObjectsClaim, PayloadKind, PayloadOptions},
+    store::{self, Database, ObjectsClaim, OpenError, PayloadKind, PayloadOptions},
 };
 
 /// How often the number of payloads that are left is printed.
@@ -106,7 +106,11 @@ async fn move_for_a_while(store: &dyn Database) -> Result<PayloadMoves, StoreErr
 /// `forebay doctor`: prints a table to standard output, and fails if anything is wrong.
 pub(crate) async fn doctor(database: &str) -> anyhow::Result<()> {
     // A missing database must not be created, because a new, empty one would always be healthy.
-    let store = store::open_existing(database, Metrics::new().store()).await?;
+    let store = match store::open_existing(database, Metrics::new().store()).await {
+        // Nothing can be stored without these files. They are examined all the same, because the error names only one.
+        Err(OpenError::Payloads { .. }) => store::open_reading(database, Metrics::new().store()).await?,
+        opened => opened?,
+    };
     let shows_progress = std::io::stderr().is_terminal();
     let progress = |rollouts: u64| {
         if shows_progress {

@@ -107,12 +107,11 @@ impl PlaceReader {
             Self::Files(files) => {
                 let files = Arc::clone(files);
                 let walk = move || {
-                    if let Err(error) = files.folder().check(file.file, file.mark, file.end) {
-                        return Ok(Err(error.to_string()));
-                    }
-                    Ok(Ok(files.next_frames(&mut Scan::new(file.file, file.end), usize::MAX, u64::MAX)?))
+                    files.folder().check(file.file, file.mark, file.end)?;
+                    files.next_frames(&mut Scan::new(file.file, file.end), usize::MAX, u64::MAX)
                 };
-                tokio::task::spawn_blocking(walk).await.map_err(|_| StoreError::Closed)?
+                let frames = tokio::task::spawn_blocking(walk).await.map_err(|_| StoreError::Closed)?;
+                Ok(frames.map_err(|error| error.to_string()))
             }
             Self::Objects(objects) => Ok(objects.frames(file.file, file.mark).await),
         }

@@ -36,6 +36,26 @@ impl Machine {
         Service::start_with(&self.url("forebay.db"), &["--log", "json"], payloads).await
     }
 
+    /// A service with three megabytes in two groups, each of which fills a file.
+    async fn start_with_full_files(&self) -> Service {
+        let config = self.path("forebay.toml");
+        fs::write(&config, "segment_file_bytes = 1_048_576").expect("it can be written");
+        let arguments = ["--config", config.to_str().expect("text")];
+        let service = Service::start_with(&self.url("forebay.db"), &arguments, &[]).await;
+        self.rules(&service, json!({})).await;
+        for number in 0..2 {
+            let mut bundle = group(&format!("large{number}"), &[1.0, 0.0]);
+            for rollout in bundle.as_array_mut().expect("a bundle") {
+                let logprobs: Vec<f64> = (1..200_000).map(|token| -1.0 / f64::from(token + number)).collect();
+                let tokens = vec![7; 200_000];
+                rollout["segments"] = json!([{"tokens": tokens, "loss_mask": vec![1; 199_999], "logprobs": logprobs}]);
+            }
+            let sent = self.http.post(format!("{}/trajectories", service.url)).json(&bundle).send().await;
+            assert_eq!(sent.expect("the service answers").status(), 201);
+        }
+        service
+    }
+
     /// Posts groups of two rollouts, each with other tokens.
     async fn post(&self, service: &Service, groups: std::ops::Range<usize>) {
         for number in groups {
@@ -203,6 +223,28 @@ async fn the_doctor_finds_damage_in_a_file_and_its_group_is_not_delivered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_names_every_file_that_cannot_be_read_and_goes_on() {
+    let machine = Machine::new();
+    let service = machine.start_with_full_files().await;
+    machine.post(&service, 0..1).await;
+    assert!(service.stop().await.success());
+    let mut files = machine.segments("forebay.db");
+    files.sort();
+    let [first, second, _] = files.as_slice() else { panic!("there are three files: {files:?}") };
+    for file in [first, second] {
+        fs::remove_file(file).expect("it is there");
+    }
+    std::os::unix::fs::symlink(second, second).expect("nothing is there");
+    let output = forebay(&["doctor", "--database", &machine.url("forebay.db")]).await;
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{table}");
+    assert_eq!(table.matches("No such file").count(), 1, "{table}");
+    assert_eq!(table.matches("symbolic links").count(), 3, "for the file and for each of its rollouts: {table}");
+    assert_eq!(table.matches("- rollout large").count(), 4, "{table}");
+    assert!(table.contains("6 rollouts") && !table.contains("- rollout g0"), "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn payloads_move_to_where_the_configuration_wants_them() {
     let machine = Machine::new();
     let service = machine.start(&[("FOREBAY_PAYLOADS", "database")]).await;
@@ -291,22 +333,7 @@ async fn a_backup_and_its_restore_have_all_payloads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn full_files_are_linked_into_backups_and_the_newest_is_copied() {
     let machine = Machine::new();
-    // Three megabytes in two groups, and files that are full with one.
-    let config = machine.path("forebay.toml");
-    fs::write(&config, "segment_file_bytes = 1_048_576").expect("it can be written");
-    let arguments = ["--config", config.to_str().expect("text")];
-    let service = Service::start_with(&machine.url("forebay.db"), &arguments, &[]).await;
-    machine.rules(&service, json!({})).await;
-    for number in 0..2 {
-        let mut bundle = group(&format!("large{number}"), &[1.0, 0.0]);
-        for rollout in bundle.as_array_mut().expect("a bundle") {
-            let logprobs: Vec<f64> = (1..200_000).map(|token| -1.0 / f64::from(token + number)).collect();
-            let tokens = vec![7; 200_000];
-            rollout["segments"] = json!([{"tokens": tokens, "loss_mask": vec![1; 199_999], "logprobs": logprobs}]);
-        }
-        let sent = machine.http.post(format!("{}/trajectories", service.url)).json(&bundle).send().await;
-        assert_eq!(sent.expect("the service answers").status(), 201);
-    }
+    let service = machine.start_with_full_files().await;
     machine.post(&service, 0..1).await;
     let (url, copy) = (machine.url("forebay.db"), machine.path("copy.db"));
     let copied = forebay(&["backup", copy.to_str().expect("text"), "--database", &url]).await;

@@ -50,19 +50,15 @@ impl<M: AsRef<SealedRow>> Members<M> {
         &mut self,
         store: &dyn Store,
     ) -> Result<Vec<(M, Option<Payload>)>, StoreError> {
+        let page = self.take_page();
+        let payloads = read_payloads(store, &page).await?;
+        Ok(page.into_iter().zip(payloads).collect())
+    }
+
+    /// Takes the rollouts of the next page without their payloads; none at the end.
+    pub(in crate::buffer) fn take_page(&mut self) -> Vec<M> {
         let rollouts = self.next_page_rollouts();
-        if rollouts == 0 {
-            return Ok(Vec::new());
-        }
-        let page: Vec<M> = self.0.by_ref().take(rollouts).collect();
-        let keys = page.iter().map(|member| member.as_ref().rollout_pk).collect();
-        let mut payloads = store.payloads(keys).await?.into_iter().peekable();
-        let with_payload = |member: M| {
-            let rollout_pk = member.as_ref().rollout_pk;
-            let stored = payloads.next_if(|stored| stored.rollout_pk == rollout_pk);
-            (member, stored.map(|stored| stored.payload))
-        };
-        Ok(page.into_iter().map(with_payload).collect())
+        self.0.by_ref().take(rollouts).collect()
     }
 
     fn next_page_rollouts(&self) -> usize {
@@ -74,6 +70,21 @@ impl<M: AsRef<SealedRow>> Members<M> {
         let fitting = self.as_slice().iter().take(PAGE_ROLLOUTS).take_while(fits).count();
         fitting.max(1).min(self.as_slice().len())
     }
+}
+
+/// The payloads of rollouts, in their order. A payload that is purged is none.
+pub(in crate::buffer) async fn read_payloads(
+    store: &dyn Store,
+    members: &[impl AsRef<SealedRow>],
+) -> Result<Vec<Option<Payload>>, StoreError> {
+    if members.is_empty() {
+        return Ok(Vec::new());
+    }
+    let keys: Vec<_> = members.iter().map(|member| member.as_ref().rollout_pk).collect();
+    let mut payloads = store.payloads(keys.clone()).await?.into_iter().peekable();
+    let payload_of =
+        |rollout_pk| payloads.next_if(|stored| stored.rollout_pk == rollout_pk).map(|stored| stored.payload);
+    Ok(keys.into_iter().map(payload_of).collect())
 }
 
 /// The bytes that rollouts take in memory.
