@@ -98,8 +98,9 @@ pub struct EngineCall<'a> {
     pub model: &'a str,
     /// The session's sampling.
     pub sampling: Sampling,
-    /// How many tokens may be sampled at most, at least one. `None` if only the engine's context bounds them.
-    pub room: Option<u32>,
+    /// How many tokens may be sampled at most, at least one, whatever the request says. `None` if only the engine's context
+    /// bounds them.
+    pub max_tokens: Option<u32>,
     /// The ids of the prompt in the mode `exact`. If absent, the engine renders the messages.
     pub exact: Option<ExactPrompt<'a>>,
     /// The session. Its calls go to the same worker, which has the prompt in its cache.

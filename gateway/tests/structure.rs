@@ -192,7 +192,7 @@ fn call(dialect: Dialect, body: Vec<u8>, renderer: &Renderer) -> bool {
         request: &request,
         model: "m",
         sampling: Sampling::default(),
-        room: None,
+        max_tokens: request.max_tokens,
         exact: None,
         session: "s",
         rid: "r",

@@ -2,14 +2,13 @@
 //! costs no agent.
 
 use std::{
-    borrow::Cow,
     pin::Pin,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use forebay_gateway::{
-    DialectError, Request, UpstreamError,
+    DialectError, UpstreamError,
     upstream::{Answered, EngineCall, PublishedVersion, Sampling},
 };
 
@@ -86,14 +85,14 @@ impl Call {
         until: Option<Instant>,
     ) -> Result<Asked, DialectError> {
         let metrics = self.agents.metrics();
-        let mut bounds = Bounds { request: Cow::Borrowed(&self.request), room: self.room(), prompt };
+        let mut max_tokens = self.request.max_tokens_within(self.room());
         let mut next = policy.map_or(0, |policy| policy.current_version.0);
         let mut engine_time = Duration::ZERO;
         let mut failures = 0;
         for attempt in 0_u32.. {
             let asked = Instant::now();
             let version = Published { call: self, policy, first: next, reads: AtomicU32::new(0) };
-            let error = match self.ask_once(route, &bounds, attempt, &version).await {
+            let error = match self.ask_once(route, prompt, max_tokens, attempt, &version).await {
                 Ok(answered) => {
                     engine_time += asked.elapsed();
                     metrics.engine_answered(route.name(), asked.elapsed(), answered.aborts);
@@ -103,7 +102,9 @@ impl Call {
             };
             metrics.engine_failed(route.name(), error.name());
             failures += u32::from(matches!(error, UpstreamError::Failed { status: 500, .. }));
-            if !(matches!(error, UpstreamError::ContextLength { .. }) && bounds.widen()) {
+            // Agents ask for more than the context has room for. Without a bound, the engine samples until it is full.
+            let leaves_bound = matches!(error, UpstreamError::ContextLength { .. }) && max_tokens.take().is_some();
+            if !leaves_bound {
                 self.hold(route, &error, failures, until).await?;
                 // A pause is often an update, which the answer will come from.
                 next = self.current_version(policy).await.unwrap_or(next);
@@ -116,17 +117,18 @@ impl Call {
     async fn ask_once(
         &self,
         route: &Route,
-        bounds: &Bounds<'_>,
+        prompt: Option<&[i32]>,
+        max_tokens: Option<u32>,
         attempt: u32,
         version: &Published<'_>,
     ) -> Result<Answered, UpstreamError> {
         let text = |ids: &[i32]| route.exact.as_ref().map(|exact| exact.text(ids)).unwrap_or_default();
         let call = EngineCall {
-            exact: route.exact.as_ref().zip(bounds.prompt).map(|(exact, ids)| exact.ids(ids, &text)),
-            request: &bounds.request,
+            exact: route.exact.as_ref().zip(prompt).map(|(exact, ids)| exact.ids(ids, &text)),
+            request: &self.request,
             model: &route.model,
             sampling: sampling(self.permit.sampling()),
-            room: bounds.room,
+            max_tokens,
             session: &self.permit.session_id().to_string(),
             rid: &format!("{attempt}-{}", self.id),
             version,
@@ -204,27 +206,6 @@ impl PublishedVersion for Published<'_> {
             let read = if is_first { None } else { self.call.current_version(self.policy).await };
             read.unwrap_or(self.first)
         })
-    }
-}
-
-/// What is asked, with the bounds of the number of sampled tokens.
-struct Bounds<'a> {
-    request: Cow<'a, Request>,
-    room: Option<u32>,
-    /// The ids of the prompt in the mode exact.
-    prompt: Option<&'a [i32]>,
-}
-
-impl Bounds<'_> {
-    /// Leaves the bound to the engine, which knows how much room its context has. Agents ask for more. False if it was
-    /// left to the engine before.
-    fn widen(&mut self) -> bool {
-        if self.request.max_tokens.is_none() && self.room.is_none() {
-            return false;
-        }
-        self.request.to_mut().max_tokens = None;
-        self.room = None;
-        true
     }
 }
 

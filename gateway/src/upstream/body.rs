@@ -165,7 +165,7 @@ impl Serialize for EngineBody<'_> {
         if let Some(choice) = &request.tool_choice {
             map.serialize_entry("tool_choice", choice)?;
         }
-        let bound = self.ids.map_or_else(|| request.max_tokens_within(self.call.room), |ids| ids.max_tokens);
+        let bound = self.ids.map_or(self.call.max_tokens, |ids| ids.max_tokens);
         if let Some(bound) = bound {
             map.serialize_entry("max_tokens", &bound)?;
         }

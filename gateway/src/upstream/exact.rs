@@ -136,7 +136,7 @@ pub(super) async fn complete_by(
 /// How many tokens may be sampled, which vLLM must be told.
 fn bound(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -> Result<Option<u32>, UpstreamError> {
     let context = upstream.options.context_tokens.map(|context| context.saturating_sub(prompt.ids.len() as u32));
-    match call.request.max_tokens_within(call.room).into_iter().chain(context).min() {
+    match call.max_tokens.into_iter().chain(context).min() {
         Some(0) => Err(UpstreamError::ContextLength {
             message: format!("the prompt has {} tokens, which is all of the context", prompt.ids.len()),
         }),

@@ -311,7 +311,7 @@ fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -> EngineCal
         request,
         model,
         sampling: Sampling { temperature, ..Sampling::default() },
-        room: Some(1),
+        max_tokens: Some(1),
         exact: None,
         session: "forebay-probe",
         rid: "forebay-probe",

@@ -119,7 +119,7 @@ pub(crate) fn call(request: &Request) -> EngineCall<'_> {
         request,
         model: "fake",
         sampling,
-        room: Some(1000),
+        max_tokens: request.max_tokens_within(Some(1000)),
         exact: None,
         session: "session",
         rid: "rid",

@@ -139,7 +139,7 @@ async fn the_engine_is_sent_the_policys_sampling_and_asked_for_ids() {
 async fn a_call_without_a_bound_leaves_it_to_the_engine() {
     let (engine, upstream) = start(EngineKind::Vllm).await;
     let request = question("Talk.");
-    upstream.complete(&EngineCall { room: None, ..call(&request) }).await.expect("the engine answers");
+    upstream.complete(&EngineCall { max_tokens: None, ..call(&request) }).await.expect("the engine answers");
     let sent = engine.log().calls().next().expect("the engine was called").json();
     assert_eq!(sent.get("max_tokens"), None);
 }
@@ -214,7 +214,7 @@ async fn the_bound_of_tokens_cuts_the_answer() {
         let (engine, upstream) = start(kind).await;
         engine.script("Talk", [Answer::text("one two three four five")]);
         let request = question("Talk.");
-        let call = EngineCall { room: Some(4), ..call(&request) };
+        let call = EngineCall { max_tokens: Some(4), ..call(&request) };
         let completion = upstream.complete(&call).await.expect("the engine answers").completion;
         assert_eq!((completion.tokens.len(), completion.finish), (4, Finish::Length));
         assert_eq!(completion.stop_matched, None);

@@ -159,7 +159,7 @@ async fn answers_end_with_the_context() {
             let options = UpstreamOptions { context_tokens, ..options(kind, &[&engine]) };
             let upstream = Upstream::new(options).expect("the options are usable");
             let exact = ExactPrompt { ids: &ids, stop_ids: renderer.stop_ids(), text: &|_| String::new() };
-            upstream.complete(&EngineCall { exact: Some(exact), room: None, ..call(&request) }).await
+            upstream.complete(&EngineCall { exact: Some(exact), max_tokens: None, ..call(&request) }).await
         };
         let answered = complete(Some(ids.len() as u32 + 3)).await.expect("the engine answers");
         assert_eq!((answered.completion.tokens.len(), answered.completion.finish), (3, Finish::Length));

@@ -62,7 +62,7 @@ async fn an_older_sglang_is_sent_ids_at_its_other_endpoint() {
     let unbounded = question("Go.");
     let ids = session.prompt(&unbounded).ids;
     let exact = ExactPrompt { ids: &ids, stop_ids: &[], text: &|_| String::new() };
-    let unbounded = EngineCall { exact: Some(exact), room: None, ..call(&unbounded) };
+    let unbounded = EngineCall { exact: Some(exact), max_tokens: None, ..call(&unbounded) };
     session.upstream.complete(&unbounded).await.expect("the engine answers");
     let log = engine.log();
     let sent = log.at("/generate").last().expect("the engine was called").json();
