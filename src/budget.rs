@@ -2,9 +2,10 @@
 //! dropped.
 //!
 //! It is separate from [`api`](crate::api) because the listener of agents has such a budget too. [`arriving`] takes bytes
-//! for bodies while they arrive.
+//! for bodies while they arrive, and [`collected`] holds them.
 
 pub(crate) mod arriving;
+pub(crate) mod collected;
 
 use std::{
     collections::HashMap,
@@ -31,7 +32,7 @@ const LARGE_OF_FREE: usize = 3;
 const SMALL_OF_FREE: usize = 7;
 
 /// The most large bodies of one owner that arrive at the same time. If more of them grow together, most have to yield in the
-/// end, and their buffers leave gaps in memory that nobody pays for.
+/// end, and what they sent was for nothing.
 const ARRIVING_MAX: usize = 64;
 
 /// The budget has too few free bytes, or the owner of a body has its share of them.

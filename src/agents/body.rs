@@ -96,8 +96,11 @@ fn owner(session: SessionId) -> Owner {
 }
 
 fn overloaded() -> DialectError {
-    let why = "too many bytes of calls are in flight".to_owned();
-    DialectError::Busy { why, retry_after_s: RETRY_AFTER_S }
+    busy("too many bytes of calls are in flight")
+}
+
+fn busy(why: &str) -> DialectError {
+    DialectError::Busy { why: why.to_owned(), retry_after_s: RETRY_AFTER_S }
 }
 
 fn refused(unread: Unread, bytes_max: usize) -> DialectError {
@@ -105,6 +108,7 @@ fn refused(unread: Unread, bytes_max: usize) -> DialectError {
     match unread {
         Unread::TooLarge => DialectError::BodyTooLarge { bytes_max: bytes_max as u64 },
         Unread::Full => overloaded(),
+        Unread::NoMemory => busy("the system has no memory for the call"),
         Unread::Incomplete => invalid("ended before its announced length".to_owned()),
         Unread::Late(_) | Unread::Slow => invalid(unread.too_slow().unwrap_or_default()),
     }

@@ -27,6 +27,7 @@ use crate::{
     budget::{
         Owner,
         arriving::{self, Arriving, Unread},
+        collected::{Collected, NoMemory},
     },
 };
 
@@ -47,8 +48,8 @@ const RATIO_MAX: usize = 200;
 /// How long the rest of a refused body is read and discarded.
 const UNREAD_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The step in which a body is decompressed.
-const STEP_BYTES: usize = 256 << 10;
+/// The first room for a body that is decompressed. It doubles when it is full.
+const FIRST_BYTES: usize = 64 << 10;
 
 /// The largest window of a zstd frame, as a power of two. RFC 9659 allows 8 MB over HTTP. The decoder holds a window in
 /// addition to the body.
@@ -215,6 +216,7 @@ fn refused(unread: Unread, max: usize) -> Failure {
     match unread {
         Unread::TooLarge => over(max),
         Unread::Full => overloaded(),
+        Unread::NoMemory => NoMemory.into(),
         Unread::Incomplete => Failure::new(StatusCode::BAD_REQUEST, "incomplete-body", "The body did not arrive whole"),
         Unread::Late(_) | Unread::Slow => {
             let failure = Failure::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "The body took too long to arrive");
@@ -251,8 +253,7 @@ fn expanded_max(sent: usize, max: usize) -> usize {
     max.min(RATIO_FREE_BYTES.max(sent.saturating_mul(RATIO_MAX)))
 }
 
-/// Decompresses a body step by step. Each step is taken from the budget first. The compressed body is dropped at the
-/// end.
+/// Decompresses a body. Its room is taken from the budget first. The compressed body is dropped at the end.
 fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) -> Result<ReadBody, Failure> {
     let max = expanded_max(sent.len(), body_bytes_max);
     let malformed = |error: std::io::Error| {
@@ -267,28 +268,25 @@ fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) ->
             Box::new(decoder)
         }
     };
-    let mut expanded = Vec::new();
-    // The step allows one byte too many, to tell a body of the largest allowed size from a larger one.
-    let step_max = STEP_BYTES.min(max + 1);
+    // One byte more than the body may have, to tell a body of the largest allowed size from a larger one.
+    let mut expanded = Collected::new(max + 1);
+    let mut room = FIRST_BYTES.min(max + 1);
     loop {
-        let needed = expanded.len() + step_max;
-        if expanded.capacity() < needed {
-            // The budget pays for the buffer's capacity, not only for its contents.
-            let room = needed.max((2 * expanded.capacity()).min(max + step_max));
-            paid.cover(sent.len() + room)?;
-            expanded.reserve_exact(room - expanded.len());
-        }
-        let step = decoder.by_ref().take(step_max as u64).read_to_end(&mut expanded).map_err(malformed)?;
+        // The budget pays for the buffer's room, not only for its contents.
+        paid.cover(sent.len() + room)?;
+        expanded.reserve(room)?;
+        expanded.fill(&mut decoder, room).map_err(malformed)?;
         if expanded.len() > max {
             return Err(over_expanded(sent.len(), max, body_bytes_max));
         }
-        if step < step_max {
+        if expanded.len() < room {
             break;
         }
+        room = (2 * room).min(max + 1);
     }
     drop(decoder);
     paid.shares.shrink(expanded.len());
-    Ok(ReadBody { bytes: expanded.into(), shares: paid.shares })
+    Ok(ReadBody { bytes: expanded.into_bytes(), shares: paid.shares })
 }
 
 /// Decompresses a body with its own budget.

@@ -14,7 +14,7 @@ use axum::{
 use super::problem::Failure;
 pub(crate) use crate::budget::{Budget, Share, Shares, paid};
 use crate::{
-    budget::{FREE_ANSWER_BYTES, Full},
+    budget::{FREE_ANSWER_BYTES, Full, collected::NoMemory},
     metrics::Metrics,
 };
 
@@ -57,6 +57,15 @@ pub(super) fn overloaded() -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Too many bytes are in flight")
         .detail("the byte budget is used up and nothing was changed; retry after a pause")
         .retry()
+}
+
+impl From<NoMemory> for Failure {
+    fn from(NoMemory: NoMemory) -> Self {
+        overloaded().detail(
+            "the system has no memory for the body and nothing was changed; retry after a pause, or give the service more \
+             memory",
+        )
+    }
 }
 
 /// Marks a response whose bytes already have shares of a budget.

@@ -8,7 +8,10 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
-use super::{Arrival, Budget, Full, Owner, Shares, Taker};
+use super::{
+    Arrival, Budget, Full, Owner, Shares, Taker,
+    collected::{Collected, NoMemory},
+};
 
 /// A body up to this length is small.
 const SMALL_BYTES_MAX: usize = 256 << 10;
@@ -38,6 +41,8 @@ pub(crate) enum Unread {
     TooLarge,
     /// The budget has no room for it.
     Full,
+    /// The system has no memory for it.
+    NoMemory,
     /// It broke off.
     Incomplete,
     /// It did not arrive whole in the time that a body has.
@@ -52,6 +57,12 @@ impl From<Full> for Unread {
     }
 }
 
+impl From<NoMemory> for Unread {
+    fn from(NoMemory: NoMemory) -> Self {
+        Self::NoMemory
+    }
+}
+
 impl Unread {
     /// What a client is told that sent a body too slowly.
     pub(crate) fn too_slow(self) -> Option<String> {
@@ -60,7 +71,7 @@ impl Unread {
             Self::Slow => {
                 Some(format!("arrived too slowly: less than {LEAST_BYTES} bytes in {} s", LEAST_TIME.as_secs()))
             }
-            Self::TooLarge | Self::Full | Self::Incomplete => None,
+            Self::TooLarge | Self::Full | Self::NoMemory | Self::Incomplete => None,
         }
     }
 }
@@ -105,7 +116,8 @@ impl Arriving {
     /// Reads the body, and takes bytes from the budget as they arrive.
     pub(crate) async fn read(mut self, body: &mut Body) -> Result<(Bytes, Shares), Unread> {
         let mut pace = Pace::new(Instant::now(), self.limits.timeout);
-        let mut collected = Vec::new();
+        let length = self.announced.unwrap_or(self.limits.bytes_max);
+        let mut collected = Collected::new(length);
         loop {
             let data = match tokio::time::timeout_at(pace.next_check(), body.frame()).await {
                 Ok(Some(frame)) => frame.map_err(|_| Unread::Incomplete)?.into_data().unwrap_or_default(),
@@ -127,19 +139,11 @@ impl Arriving {
                 self.cover(capacity).await?;
                 pace.pause(began.elapsed());
             }
-            if collected.capacity() < needed {
-                // A buffer that grows several times leaves gaps in memory that nobody pays for. A large one has its whole
-                // length at once: pages that nothing was written to take no memory.
-                let length = self.announced.filter(|_| needed > SMALL_BYTES_MAX).unwrap_or_default();
-                collected.reserve_exact(length.max(self.paid).min(self.limits.bytes_max) - collected.len());
-            }
-            collected.extend_from_slice(&data);
+            collected.reserve(self.paid)?;
+            collected.extend(&data);
         }
-        if collected.capacity() > collected.len() {
-            collected.shrink_to_fit();
-            self.shares.shrink(collected.len());
-        }
-        Ok((collected.into(), self.shares))
+        self.shares.shrink(collected.len());
+        Ok((collected.into_bytes(), self.shares))
     }
 
     /// A capacity that has room for what has arrived. It doubles, up to the length that is announced.
@@ -239,5 +243,16 @@ mod tests {
         assert_eq!((capacity(0, 1), capacity(8_000, 8_001), capacity(16_000, 17_000)), (1, 16_000, 30_000));
         let chunked = Arriving::new(&budget, None, None, limits);
         assert_eq!((chunked.next_capacity(40_000, 40_001), chunked.next_capacity(80_000, 80_001)), (80_000, 100_000));
+    }
+
+    #[tokio::test]
+    async fn a_body_for_which_the_system_has_no_memory_is_refused() {
+        let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
+        let budget = Budget::new(1 << 20, gauge.clone());
+        let announced = isize::MAX as usize;
+        let limits = Limits { bytes_max: announced, timeout: SECOND, patience: Duration::ZERO };
+        let mut body = Body::from(vec![b' '; 2 * SMALL_BYTES_MAX]);
+        let read = Arriving::new(&budget, None, Some(announced), limits).read(&mut body).await;
+        assert_eq!((read.err(), gauge.get()), (Some(Unread::NoMemory), 0));
     }
 }
