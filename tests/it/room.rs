@@ -116,7 +116,7 @@ on_both_stores! {
         assert_eq!(app.lease().await["groups"], 1);
     }
 
-    async fn an_agent_that_names_no_group_goes_on_after_it_was_killed(app: TestApp) {
+    async fn agents_that_name_no_group_go_on_after_they_were_killed(app: TestApp) {
         app.rules("default", of_eight()).await;
         for name in ["a", "b"] {
             let admission = ask(app, json!({"rollouts": 8})).await;
@@ -124,9 +124,10 @@ on_both_stores! {
         }
         assert_eq!(granted(app, json!({"rollouts": 3})).await, 0, "its own room may be in use");
         app.clock.advance_s(3_600.0 / 8.0);
+        // Nobody used it for an eighth of the timeout, so both agents were killed.
         let admission = ask(app, json!({"rollouts": 3})).await;
-        assert_eq!(admission["granted"], 3, "nobody used it for an eighth of the timeout");
-        assert_eq!(granted(app, json!({"rollouts": 3})).await, 0, "one group at a time");
+        assert_eq!((&admission["granted"], granted(app, json!({"rollouts": 3})).await), (&json!(3), 3));
+        assert_eq!(granted(app, json!({"rollouts": 3})).await, 0, "only for missing places");
         post(app, "a", 5..8, &admission).await;
         assert_eq!(app.lease().await["groups"], 1);
     }
@@ -140,6 +141,24 @@ on_both_stores! {
         // Nobody plays the rest of both groups.
         assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "c"})).await, 8);
         assert_eq!(granted(app, json!({"rollouts": 8, "group_id": "d"})).await, 0, "somebody is at work");
+    }
+
+    async fn workers_who_cannot_help_do_not_keep_the_room_for_what_the_next_batch_lacks(app: TestApp) {
+        let rules = json!({"group": {"size": 2, "timeout_s": 3600}, "staleness": {"max": 0}});
+        app.rules("default", with(with_minimum(), rules)).await;
+        let dead = ask(app, json!({"rollouts": 2, "group_id": "dead", "environment": "slow"})).await;
+        let sent = with(member("dead", 0, 1.0), json!({"environment": "slow", "admission_id": dead["admission_id"]}));
+        app.accept(sent).await;
+        for name in ["a", "b", "c", "d"] {
+            app.accept(group(name, &[0.0, 1.0])).await;
+        }
+        app.clock.advance_s(3_600.0 / 8.0);
+        // Somebody plays the missing places of a group of the other environment all the time.
+        app.accept(with(member("fast", 0, 1.0), json!({"environment": "fast"}))).await;
+        assert_eq!(granted(app, json!({"rollouts": 1, "group_id": "fast", "environment": "fast"})).await, 1);
+        assert_eq!(granted(app, json!({"rollouts": 2, "group_id": "more", "environment": "fast"})).await, 0);
+        assert_eq!(granted(app, json!({"rollouts": 2, "group_id": "new", "environment": "slow"})).await, 2);
+        assert_eq!(granted(app, json!({"rollouts": 2, "group_id": "other", "environment": "slow"})).await, 0);
     }
 
     async fn room_is_kept_for_an_environment_that_the_next_batch_lacks(app: TestApp) {
@@ -402,10 +421,17 @@ fn kinds() -> impl Strategy<Value = Kind> {
 
 fn scenes() -> impl Strategy<Value = Scene> {
     let policy = (1..5_u32, 1..4_u32, 0..3_u32, 0..2_u32);
-    (policy, prop::collection::vec(kinds(), 1..12), 10..60_u32, any::<u64>()).prop_map(
+    (policy, prop::collection::vec(kinds(), 1..12), 4..40_u32, any::<u64>()).prop_map(
         |((size, groups, staleness, minimum), mut workers, trouble, seed)| {
             // Somebody must play the environment without which there is no batch.
             workers[0].is_slow |= minimum > 0;
+            // Who names neither group nor environment may play what a batch lacks, as far as the service knows. If
+            // such workers are killed again and again, the batch waits until their room expires.
+            if minimum > 0 {
+                for worker in &mut workers {
+                    worker.names_environment |= !worker.names_group;
+                }
+            }
             Scene { size, groups, staleness, minimum, workers, trouble, seed }
         },
     )

@@ -107,14 +107,23 @@ impl Memory {
             if one.group.as_ref().is_some_and(|group| self.is_decided(group)) {
                 continue;
             }
-            standing.is_at_work |= one.is_session || one.granted_s + TIMEOUT_S / PATIENCE_PART > self.now_s;
-            match &one.group {
-                None => *standing.unnamed.entry(one.environment.clone()).or_default() += u64::from(one.unused),
+            let is_recent = one.granted_s + TIMEOUT_S / PATIENCE_PART > self.now_s;
+            let label = match &one.group {
+                None => {
+                    *standing.unnamed.entry(one.environment.clone()).or_default() += u64::from(one.unused);
+                    standing.unnamed_lately += u64::from(one.unused) * u64::from(is_recent);
+                    one.environment.clone()
+                }
                 Some(group) => {
                     let missing = self.rules.group.size.into();
                     let new = BegunGroup { environment: one.environment.clone(), missing, reserved: 0 };
-                    begun.entry(group.clone()).or_insert(new).reserved += u64::from(one.unused);
+                    let group = begun.entry(group.clone()).or_insert(new);
+                    group.reserved += u64::from(one.unused);
+                    group.environment.clone()
                 }
+            };
+            if one.is_session || is_recent {
+                standing.at_work.insert(label);
             }
         }
         standing.begun = begun.into_values().collect();

@@ -7,9 +7,10 @@
 //! - A missing place of a group that has begun always gets room.
 //! - A new group that is named is opened only if all of its places fit.
 //! - Room is kept for an environment whose minimum share the next batch lacks, and this environment gets it always.
-//! - If no batch is being trained, none can be formed, and nobody is at work, then the next request is granted.
+//! - If no batch is being trained, none can be formed, and nobody is at work who can change that, then the next request
+//!   is granted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Backlog;
 use crate::buffer::{ingest::POSTS_PER_PLACE_MAX, rules::Rules};
@@ -99,10 +100,13 @@ pub struct Standing {
     pub begun: Vec<BegunGroup>,
     /// Unused room of admissions that name no group, by the labels of their environments.
     pub unnamed: BTreeMap<String, u64>,
+    /// Of this room, what was reserved lately. The rest is probably that of workers that were killed.
+    pub unnamed_lately: u64,
     /// What is ready for the next batch.
     pub next: NextBatch,
-    /// Whether a session is open, or room was reserved lately and is not yet used.
-    pub is_at_work: bool,
+    /// The environments of open sessions and of room that was reserved lately and is not yet used: somebody is at work
+    /// there. An empty label stands for an unknown one.
+    pub at_work: BTreeSet<String>,
 }
 
 /// Why a request gets no room.
@@ -227,7 +231,7 @@ impl Standing {
     }
 
     /// What a request that names no group is for is not known. It may be for a new group, as far as there is room for its
-    /// rollouts, or for missing places that nobody else has reserved.
+    /// rollouts, or for missing places that nobody else has reserved lately.
     fn grant_unnamed(&self, rules: &Rules, asked: &Asked<'_>) -> Result<u32, NoRoom> {
         let capacity = self.capacity(rules);
         let kept = self.kept_from(rules, asked);
@@ -247,7 +251,7 @@ impl Standing {
     /// Whether a request that names no group may be for the missing places of one group.
     fn may_be_missing_places(&self, rules: &Rules, rollouts: u32) -> bool {
         let rollouts = u64::from(rollouts);
-        let left = self.uncovered().saturating_sub(self.unnamed.values().sum());
+        let left = self.uncovered().saturating_sub(self.unnamed_lately);
         let started = self.backlog.rollouts + self.backlog.reserved;
         rollouts <= left
             && self.begun.iter().any(|group| rollouts <= group.missing)
@@ -258,7 +262,7 @@ impl Standing {
     /// group of his brings the next batch nearer. One group at a time is started in this way.
     fn grant_when_nothing_goes_on(&self, rules: &Rules, asked: &Asked<'_>) -> Option<u32> {
         let helps = self.next.lacks_any(rules) || self.next.lacks_minimum(asked.environment);
-        if self.next.is_in_training || self.is_at_work || !helps {
+        if self.next.is_in_training || self.is_somebody_helping(rules) || !helps {
             return None;
         }
         match &asked.group {
@@ -268,6 +272,13 @@ impl Standing {
             }
             group => Some(asked.rollouts.min(group.as_ref().map_or(rules.group.size, |group| group.size))),
         }
+    }
+
+    /// Whether somebody is at work who may bring the next batch nearer. If it lacks only a minimum, workers of other
+    /// environments go on and cannot help, so nobody may wait for them.
+    fn is_somebody_helping(&self, rules: &Rules) -> bool {
+        let helps = |label: &String| label.is_empty() || self.next.lacks_minimum(Some(label));
+        self.at_work.iter().any(|label| self.next.lacks_any(rules) || helps(label))
     }
 
     fn capacity(&self, rules: &Rules) -> u64 {

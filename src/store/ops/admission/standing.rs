@@ -191,22 +191,27 @@ async fn reserved(
         "-- select_reserved
         SELECT a.group_key, COALESCE(a.environment, '') AS environment, MAX(a.group_size) AS group_size,
             CAST(SUM(a.granted - a.used) AS BIGINT) AS unused,
+            CAST(SUM(CASE WHEN a.granted_us > $3 THEN a.granted - a.used ELSE 0 END) AS BIGINT) AS lately,
             MAX(COALESCE(a.granted_us, 9223372036854775807)) AS latest_us, MAX(g.state) AS state
         FROM admission AS a
         LEFT JOIN rollout_group AS g ON g.policy_pk = a.policy_pk AND g.run = $2 AND g.group_key = a.group_key
         WHERE a.policy_pk = $1 AND a.used < a.granted
         GROUP BY a.group_key, COALESCE(a.environment, '')",
     );
-    for mut row in tx.fetch_all(SELECT_RESERVED, args![policy.policy_pk, policy.run]).await? {
+    for mut row in tx.fetch_all(SELECT_RESERVED, args![policy.policy_pk, policy.run, since_us]).await? {
         let (unused, environment): (u64, String) = (row.get("unused")?, row.get("environment")?);
         let is_decided = row.get::<Option<GroupState>>("state")?.is_some_and(|state| !state.is_open());
         if is_decided {
             continue;
         }
-        standing.is_at_work |= row.get::<i64>("latest_us")? > since_us;
+        let is_recent = row.get::<i64>("latest_us")? > since_us;
         let size = row.get::<Option<u64>>("group_size")?;
-        match row.get::<Option<Vec<u8>>>("group_key")? {
-            None => *standing.unnamed.entry(environment).or_default() += unused,
+        let label = match row.get::<Option<Vec<u8>>>("group_key")? {
+            None => {
+                *standing.unnamed.entry(environment.clone()).or_default() += unused;
+                standing.unnamed_lately += row.get::<u64>("lately")?;
+                environment
+            }
             Some(key) => {
                 let missing = size.unwrap_or(0);
                 let group = begun.entry(key).or_insert(BegunGroup { missing, ..BegunGroup::default() });
@@ -214,7 +219,11 @@ async fn reserved(
                 if group.environment.is_empty() {
                     group.environment = environment;
                 }
+                group.environment.clone()
             }
+        };
+        if is_recent {
+            standing.at_work.insert(label);
         }
     }
     Ok(())

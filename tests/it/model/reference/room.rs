@@ -103,8 +103,10 @@ impl Reference {
 
     /// Whether no batch can be formed, nobody is at work, and a group of this name would help.
     pub(super) fn nothing_goes_on(&self, policy: PolicyNumber, group: GroupName) -> bool {
-        let is_at_work = self.is_in_training(policy) || !self.reserved_groups(policy).is_empty();
         let lacking = self.lacking(policy);
+        let may_lack = |name: GroupName| label(name) == NO_ENVIRONMENT || lacking.contains_key(&label(name));
+        let helps = |(name, _): &(GroupName, u32)| self.lacks_any(policy) || may_lack(*name);
+        let is_at_work = self.is_in_training(policy) || self.reserved_groups(policy).iter().any(helps);
         let lacks_own =
             if label(group) == NO_ENVIRONMENT { !lacking.is_empty() } else { lacking.contains_key(&label(group)) };
         !is_at_work && (self.lacks_any(policy) || lacks_own)
