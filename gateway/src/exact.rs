@@ -12,8 +12,8 @@
 //! 1. [`Renderer::load`] reads the tokenizer and the template once per upstream, and tests itself.
 //! 2. [`Paths::continued`](crate::canonical::Paths::continued) finds the call that a request continues. It has the calls
 //!    of one policy in one session, and is filled like the [`History`](crate::canonical::History) in it.
-//! 3. [`Renderer::prompt_within`] makes the ids of the prompt, in pieces (`encode`). It takes long for a long prompt, so
-//!    it belongs on a thread for such work.
+//! 3. [`Renderer::prompt_within`] makes the ids of the prompt, in pieces (`encode`) and within [`Bounds`]. It takes long
+//!    for a long prompt, so it belongs on a thread for such work.
 //! 4. [`EngineCall::exact`](crate::upstream::EngineCall) carries them to the engine, whose answer must name the same
 //!    ids.
 
@@ -23,6 +23,7 @@ mod renderer;
 mod self_test;
 mod special;
 
+pub use encode::Bounds;
 pub use family::Family;
 pub use renderer::{ExactError, Prompt, Renderer, RendererOptions};
 pub use self_test::{Difference, SelfTest};

@@ -10,7 +10,7 @@ use forebay_gateway::{
     canonical::{Canonical, History},
     completion::AssistantMessage,
     engine::FakeEngine,
-    exact::{Family, Renderer, RendererOptions},
+    exact::{Bounds, Family, Renderer, RendererOptions},
     structure::{VALUES_MAX, price},
     upstream::{EngineCall, EngineKind, Sampling, SpecialTokensInText, UpstreamOptions, engine_body, read_answer},
 };
@@ -25,15 +25,17 @@ use serde_json::{Value, json};
 #[global_allocator]
 static MEMORY: &PeakMemAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// How many times its price a call may take, and a large call its body.
+/// How many times its price a call may take.
 const RATIO_MAX: usize = 8;
 
-/// What any call may take, however small it is: the longest word of a prompt, while it is encoded. As many calls as there
-/// are cores encode at a time.
-const FREE_BYTES: usize = 48 << 20;
+/// What any call may take, however small it is.
+const FREE_BYTES: usize = 1 << 20;
 
 /// The size of a large body, with which the service was attacked.
 const LARGE_BYTES: usize = 16 << 20;
+
+/// The size of a small body.
+const SMALL_BYTES: usize = 64 << 10;
 
 /// Ids that a session has room for by default.
 const TOKENS_MAX: usize = 2_000_000;
@@ -106,6 +108,7 @@ fn attacks() -> Vec<(&'static str, Shape)> {
     vec![
         ("a text of digits", chat(TEXT, "7")),
         ("a text of words", chat(TEXT, "a ")),
+        ("a text of one word", chat(TEXT, "a")),
         ("a text of escapes", chat(TEXT, "\\n")),
         ("a text of characters of four bytes", chat(TEXT, "\u{1f642} ")),
         ("unknown parts", chat(PARTS, r#"{"type":"x"}"#)),
@@ -181,13 +184,15 @@ fn renderer() -> Renderer {
         .expect("the model can be rendered")
 }
 
-/// All that is done with the body of a call, in the order of the service. Returns whether the body was accepted.
-fn call(dialect: Dialect, body: Vec<u8>, renderer: &Renderer) -> bool {
+/// All that is done with the body of a call, in the order of the service. Returns whether the body was accepted. `memory`
+/// takes bytes besides the price of the body.
+fn call(dialect: Dialect, body: Vec<u8>, renderer: &Renderer, memory: &dyn Fn(usize) -> bool) -> bool {
     let Ok(request) = dialect.parse(&body).and_then(Request::recorded) else { return false };
     let canonical = Canonical::of(&request);
     drop(body);
+    let bounds = Bounds { tokens_max: TOKENS_MAX, cancellation: &Cancellation::default(), memory };
     // What cannot be rendered is refused.
-    let _ = renderer.prompt_within(&request, 0, None, &Cancellation::default(), TOKENS_MAX);
+    let _ = renderer.prompt_within(&request, 0, None, bounds);
     let call = EngineCall {
         request: &request,
         model: "m",
@@ -208,13 +213,6 @@ fn call(dialect: Dialect, body: Vec<u8>, renderer: &Renderer) -> bool {
     true
 }
 
-/// Measures a call. Returns its peak, and whether it was accepted.
-fn measured(dialect: Dialect, body: &[u8], renderer: &Renderer) -> (usize, bool) {
-    let accepted = Cell::new(false);
-    let peak = peak(|| accepted.set(call(dialect, body.to_vec(), renderer)));
-    (peak, accepted.get())
-}
-
 /// The shape with as many values as a body may have, unless it is a large body before.
 fn dense(shape: &Shape) -> Vec<u8> {
     let values = |copies: usize| {
@@ -229,19 +227,25 @@ fn dense(shape: &Shape) -> Vec<u8> {
 
 /// Measures a shape. Returns a line about it, and whether it takes too much.
 fn row(name: &str, shape: &Shape, body: &[u8], renderer: &Renderer) -> (String, bool) {
-    let (peak, accepted) = measured(shape.dialect, body, renderer);
-    let outcome = if accepted { "accepted" } else { "refused" };
+    let (accepted, taken) = (Cell::new(false), Cell::new(0));
+    let memory = |bytes: usize| {
+        taken.set(bytes.max(taken.get()));
+        true
+    };
+    let peak = peak(|| accepted.set(call(shape.dialect, body.to_vec(), renderer, &memory)));
+    let outcome = if accepted.get() { "accepted" } else { "refused" };
     let times = |bytes: usize| peak as f64 / bytes as f64;
-    let (length, price) = (body.len(), price(body));
+    let (length, price) = (body.len(), price(body) + taken.get());
     let line = format!(
-        "{name}: {length} bytes {outcome}, {} bytes of memory, {:.1} x body, {:.1} x price",
-        peak,
+        "{name}: {length} bytes {outcome}, {peak} bytes of memory, {:.1} x body, {:.1} x price",
         times(length),
         times(price)
     );
     eprintln!("{line}");
-    let bound = if length >= LARGE_BYTES / 2 { length } else { price };
-    (line, peak > RATIO_MAX * bound + FREE_BYTES)
+    let most = RATIO_MAX * price + FREE_BYTES;
+    // A large body is measured by its bytes.
+    let is_large = length >= LARGE_BYTES / 2;
+    (line, peak > most || is_large && peak > RATIO_MAX * length)
 }
 
 #[test]
@@ -249,7 +253,9 @@ fn a_call_takes_at_most_eight_times_its_price() {
     let renderer = renderer();
     let mut rows = Vec::new();
     for (name, shape) in attacks() {
-        rows.push(row(name, &shape, &shape.filled(LARGE_BYTES), &renderer));
+        for bytes in [SMALL_BYTES, LARGE_BYTES] {
+            rows.push(row(name, &shape, &shape.filled(bytes), &renderer));
+        }
         let dense = dense(&shape);
         if dense.len() < LARGE_BYTES / 2 {
             rows.push(row(name, &shape, &dense, &renderer));
@@ -273,7 +279,7 @@ fn random_shapes(renderer: &Renderer) {
     let mut runner =
         TestRunner::new(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() });
     let tested = runner.run(&shape(), |shape| {
-        for body in [shape.filled(1 << 20), dense(&shape)] {
+        for body in [shape.filled(SMALL_BYTES), shape.filled(1 << 20), dense(&shape)] {
             let (line, is_too_much) = row("random", &shape, &body, renderer);
             if is_too_much {
                 return Err(TestCaseError::fail(line));

@@ -1,7 +1,10 @@
 //! Bodies of calls and of their answers. They take bytes from one budget, which bodies keep as long as their calls are in
 //! flight.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
 
 use axum::body::{Body, HttpBody as _};
 use bytes::Bytes;
@@ -64,6 +67,18 @@ pub(super) async fn pay_structure(
     let more = budget.take_more(owner(session), body.shares.bytes(), missing, Duration::ZERO).await;
     body.shares.push(more.map_err(|_| overloaded())?);
     Ok(())
+}
+
+/// Takes bytes of the budget for work on a call that holds `held` bytes, until so many bytes are taken. They are given back
+/// with the function. Work that needs more than is left of the whole budget gets all of it.
+pub(super) fn work_memory(agents: &Agents, held: usize) -> impl Fn(usize) -> bool + Send + use<> {
+    let budget = agents.0.bytes.clone();
+    let shares = RefCell::new(Shares::default());
+    move |bytes| {
+        let mut shares = shares.borrow_mut();
+        let missing = bytes.min(budget.bytes().saturating_sub(held)).saturating_sub(shares.bytes());
+        missing == 0 || budget.take(missing).map(|share| shares.push(share)).is_ok()
+    }
 }
 
 /// Reads the rest of a body, within bounds, and forgets it.

@@ -29,7 +29,7 @@ use super::{
     Agents,
     asking::Asked,
     blocking,
-    body::ReadBody,
+    body::{self, ReadBody},
     exact::Exact,
     histories::{Holds, Recorded},
     refusal,
@@ -166,7 +166,7 @@ impl Call {
         let (prompt, special_tokens) = match &route.exact {
             Some(exact) => {
                 route.await_probe().await;
-                let (ids, special_tokens) = self.prompt(exact, policy, canonical).await?;
+                let (ids, special_tokens) = self.prompt(&route, exact, policy, canonical).await?;
                 (Some(ids), special_tokens)
             }
             None => (None, 0),
@@ -183,16 +183,30 @@ impl Call {
     /// number of special tokens in the texts of what is new.
     async fn prompt(
         self: &Arc<Self>,
+        route: &Route,
         exact: &Arc<Exact>,
         policy: &SessionPolicy,
         canonical: &Canonical,
     ) -> Result<(Vec<i32>, u64), DialectError> {
-        let continued = continued(&self.agents, &self.permit, policy, canonical).await?;
+        let Continuable { continued, longest_path } = continued(&self.agents, &self.permit, policy, canonical).await?;
+        // The ids that a prompt has in common with a call are counted already.
+        let session = longest_path.saturating_add(self.permit.tokens_left() as usize);
+        let context = route.upstream.options().context_tokens.map_or(usize::MAX, |tokens| tokens as usize);
         let (call, exact) = (Arc::clone(self), Arc::clone(exact));
-        let (clock_s, tokens_max) = (self.permit.opened_at().unix_s() as i64, self.permit.tokens_max() as usize);
-        let render =
-            move |cancellation: &_| exact.prompt(&call.request, clock_s, continued.as_ref(), tokens_max, cancellation);
-        let (ids, special_tokens) = blocking::run(render).await?;
+        let clock_s = self.permit.opened_at().unix_s() as i64;
+        let memory = body::work_memory(&self.agents, self.body_bytes());
+        let render = move |cancellation: &_| {
+            let tokens_max = session.min(context);
+            exact.prompt(&call.request, clock_s, continued.as_ref(), tokens_max, cancellation, &memory)
+        };
+        let Some((ids, special_tokens)) = blocking::run(render).await? else {
+            if context < session {
+                let detail = format!("it has more than {context} tokens, which are the context of the engine");
+                return Err(DialectError::ContextLength { detail });
+            }
+            let refusal = self.agents.buffer().without_tokens(&self.permit).await;
+            return Err(refusal::of(refusal.map_or_else(|error| error, BufferError::from)));
+        };
         if special_tokens > 0 {
             self.agents.metrics().special_tokens(policy.policy.as_str(), special_tokens);
             let session_id = self.permit.session_id();
@@ -343,17 +357,26 @@ impl Drop for Call {
     }
 }
 
-/// The recorded call that a request continues in the mode exact.
+/// What a request in the mode exact may have in common with recorded calls.
+pub(super) struct Continuable {
+    /// The call that it continues.
+    pub(super) continued: Option<Continued>,
+    /// The most ids that it has in common with any call, also where its messages differ.
+    pub(super) longest_path: usize,
+}
+
+/// Looks at all calls of the session, also at those that other replicas have recorded.
 pub(super) async fn continued(
     agents: &Agents,
     permit: &CallPermit,
     policy: &SessionPolicy,
     canonical: &Canonical,
-) -> Result<Option<Continued>, DialectError> {
+) -> Result<Continuable, DialectError> {
     let history = agents.histories().of(permit.session_id());
     let mut history = history.lock().await;
     history.catch_up(agents.buffer(), permit, Holds::Ids).await.map_err(refusal::of)?;
-    Ok(history.continued(&policy.policy, canonical))
+    let continued = history.continued(&policy.policy, canonical);
+    Ok(Continuable { continued, longest_path: history.longest_path() })
 }
 
 /// About how many bytes an answer has as JSON.

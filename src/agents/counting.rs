@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use forebay_gateway::{Dialect, DialectError, canonical::Canonical, work};
 
-use super::{Agents, blocking, call};
+use super::{
+    Agents, blocking,
+    body::{self, ReadBody},
+    call,
+};
 use crate::buffer::session::CallPermit;
 
 /// The tokens of the prompt that a call with this body would have now. `None` if only the engine could say it: in the
 /// mode observe, and for a body that cannot be rendered.
-pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &Bytes) -> Option<u64> {
+pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &ReadBody) -> Option<u64> {
     if !agents.upstreams().render_prompts() {
         return None;
     }
@@ -23,23 +26,25 @@ pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &B
     }
 }
 
-async fn rendered(agents: &Agents, permit: &CallPermit, body: &Bytes) -> Result<Option<u64>, DialectError> {
+async fn rendered(agents: &Agents, permit: &CallPermit, body: &ReadBody) -> Result<Option<u64>, DialectError> {
     let parse = || {
-        let request = Dialect::Messages.parse(body)?.recorded()?;
+        let request = Dialect::Messages.parse(&body.bytes)?.recorded()?;
         let canonical = Canonical::of(&request);
         Ok::<_, DialectError>((request, canonical))
     };
-    let (request, canonical) = work::run(body.len(), parse).await?;
+    let (request, canonical) = work::run(body.bytes.len(), parse).await?;
     let Ok(policy) = permit.policy(&request.model) else { return Ok(None) };
     let upstreams = agents.upstreams();
     let route = policy.map_or_else(|| upstreams.of_model(&request.model), |policy| upstreams.of_policy(&policy.policy));
     let Some(exact) = route.ok().and_then(|route| route.exact.as_ref().map(Arc::clone)) else { return Ok(None) };
     let continued = match policy {
-        Some(policy) => call::continued(agents, permit, policy, &canonical).await?,
+        Some(policy) => call::continued(agents, permit, policy, &canonical).await?.continued,
         None => None,
     };
+    // A prompt that is too long is counted, too, so that the agent knows how much to leave out.
     let (clock_s, tokens_max) = (permit.opened_at().unix_s() as i64, permit.tokens_max() as usize);
-    let render = move |cancellation: &_| exact.prompt(&request, clock_s, continued.as_ref(), tokens_max, cancellation);
-    let (ids, _) = blocking::run(render).await?;
-    Ok(Some(ids.len() as u64))
+    let memory = body::work_memory(agents, body.shares.bytes());
+    let render =
+        move |cancellation: &_| exact.prompt(&request, clock_s, continued.as_ref(), tokens_max, cancellation, &memory);
+    Ok(blocking::run(render).await?.map(|(ids, _)| ids.len() as u64))
 }

@@ -4,7 +4,7 @@ use forebay_gateway::{
     DialectError, Request,
     cancel::Cancellation,
     canonical::Continued,
-    exact::{Family, Renderer, RendererOptions},
+    exact::{Bounds, ExactError, Family, Renderer, RendererOptions},
     upstream::{ExactPrompt, probe::probe_request},
 };
 
@@ -53,8 +53,8 @@ impl Exact {
         Ok(Self { renderer, probe: (request, prompt.ids) })
     }
 
-    /// The ids of a request's prompt, at most `tokens_max`, and how many special tokens the texts have that were rendered.
-    /// This takes long for long prompts.
+    /// The ids of a request's prompt, and how many special tokens the texts have that were rendered. `None` if there would
+    /// be more than `tokens_max` ids. This takes long for long prompts, and takes bytes of memory with `memory`.
     pub(super) fn prompt(
         &self,
         request: &Request,
@@ -62,13 +62,17 @@ impl Exact {
         continued: Option<&Continued>,
         tokens_max: usize,
         cancellation: &Cancellation,
-    ) -> Result<(Vec<i32>, u64), DialectError> {
-        let prompt =
-            self.renderer.prompt_within(request, clock_s, continued, cancellation, tokens_max).map_err(|error| {
+        memory: &dyn Fn(usize) -> bool,
+    ) -> Result<Option<(Vec<i32>, u64)>, DialectError> {
+        let bounds = Bounds { tokens_max, cancellation, memory };
+        match self.renderer.prompt_within(request, clock_s, continued, bounds) {
+            Ok(prompt) => Ok(Some((prompt.ids, prompt.special_tokens))),
+            Err(ExactError::TooManyTokens { .. }) => Ok(None),
+            Err(error) => {
                 tracing::debug!(error = %error, "a prompt cannot be rendered");
-                DialectError::from(&error)
-            })?;
-        Ok((prompt.ids, prompt.special_tokens))
+                Err(DialectError::from(&error))
+            }
+        }
     }
 
     /// The text of ids without special tokens.

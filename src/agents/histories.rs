@@ -47,6 +47,8 @@ pub(super) enum Holds {
 pub(super) struct SessionHistory {
     policies: HashMap<PolicyName, Paths>,
     known: KnownCalls,
+    /// The most ids of a call's prompt and answer, also of one whose ids are not held.
+    longest_path: usize,
 }
 
 /// A call that was recorded.
@@ -88,6 +90,7 @@ impl SessionHistory {
     }
 
     fn add_stored(&mut self, text: &RecordedText, holds: Holds) {
+        self.longest_path = self.longest_path.max(text.prompt.len() + text.ids.len());
         let record = text.request.as_deref().map(Record::from_json);
         match (record, message(&text.response)) {
             (Some(Ok(record)), Ok(message)) => {
@@ -110,6 +113,11 @@ impl SessionHistory {
         }
     }
 
+    /// The most ids that a prompt can have in common with a call.
+    pub(super) fn longest_path(&self) -> usize {
+        self.longest_path
+    }
+
     /// What a request continues.
     pub(super) fn continued(&self, policy: &PolicyName, request: &Canonical) -> Option<Continued> {
         self.policies.get(policy)?.continued(request)
@@ -125,6 +133,7 @@ impl SessionHistory {
         if self.known.has(call.seq) {
             return;
         }
+        self.longest_path = self.longest_path.max(call.prompt.len() + call.ids.len());
         let paths = self.policies.entry(call.policy.clone()).or_default();
         let (prompt, ids) = match holds {
             Holds::Messages => (&[][..], &[][..]),

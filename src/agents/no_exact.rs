@@ -20,7 +20,8 @@ impl Exact {
         _: Option<&Continued>,
         _: usize,
         _: &Cancellation,
-    ) -> Result<(Vec<i32>, u64), DialectError> {
+        _: &dyn Fn(usize) -> bool,
+    ) -> Result<Option<(Vec<i32>, u64)>, DialectError> {
         match *self {}
     }
 

@@ -109,6 +109,12 @@ impl Buffer {
         session::check_room(self, permit).await
     }
 
+    /// The refusal of a call whose prompt alone has more tokens than its session has left.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn without_tokens(&self, permit: &CallPermit) -> Result<Refusal, BufferError> {
+        session::without_tokens(self, permit).await
+    }
+
     /// Notes that the agent of a session is at work although no call is recorded, so that the session does not expire.
     /// Refused if the session has ended, also at another replica.
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]

@@ -6,7 +6,7 @@ use tokenizers::Tokenizer;
 
 use super::{
     Family, SelfTest,
-    encode::Encoder,
+    encode::{Bounds, Encoder},
     family::FamilyIds,
     self_test,
     special::{Marked, SpecialTokens},
@@ -20,6 +20,9 @@ use crate::{
     template::{Author, ChatTemplate, Conversation, FileError, TemplateError, Texts as _, Value},
     upstream::{SpecialTokensInText, rendered_message},
 };
+
+/// When an agent repeats a call for whose prompt there was no memory.
+const RETRY_AFTER_S: u32 = 1;
 
 /// What a renderer is made of.
 #[derive(Clone, Debug)]
@@ -94,11 +97,23 @@ pub enum ExactError {
         /// How many it may have.
         tokens_max: usize,
     },
-    /// A part of a text is too long to be encoded at once.
+    /// There is no memory in which the prompt can be encoded.
+    #[error("too many bytes of calls are in flight")]
+    NoMemory,
+    /// A word is too long to be encoded.
     #[error(
         "a text has more than {bytes_max} bytes without a place where the tokenizer divides it; divide it with spaces"
     )]
-    Indivisible {
+    LongWord {
+        /// How long it may be.
+        bytes_max: usize,
+    },
+    /// A text is too long for a tokenizer that does not divide texts.
+    #[error(
+        "a text has more than {bytes_max} bytes, and the model's tokenizer encodes each text as one word; send a shorter \
+         text, or divide it among several messages"
+    )]
+    LongText {
         /// How long it may be.
         bytes_max: usize,
     },
@@ -110,11 +125,10 @@ impl From<&ExactError> for DialectError {
         match error {
             ExactError::Template(TemplateError::Refused(_))
             | ExactError::SpecialToken(_)
-            | ExactError::Indivisible { .. } => Self::Invalid { field: "messages".to_owned(), why: error.to_string() },
-            ExactError::TooManyTokens { tokens_max } => {
-                let detail = format!("a session has at most {tokens_max} tokens (`limits.trajectory_tokens`)");
-                Self::ContextLength { detail }
-            }
+            | ExactError::LongWord { .. }
+            | ExactError::LongText { .. } => Self::Invalid { field: "messages".to_owned(), why: error.to_string() },
+            ExactError::TooManyTokens { .. } => Self::ContextLength { detail: error.to_string() },
+            ExactError::NoMemory => Self::Busy { why: error.to_string(), retry_after_s: RETRY_AFTER_S },
             _ => Self::Internal,
         }
     }
@@ -203,19 +217,18 @@ impl Renderer {
         continued: Option<&Continued>,
         cancellation: &Cancellation,
     ) -> Result<Prompt, ExactError> {
-        self.prompt_within(request, clock_s, continued, cancellation, usize::MAX)
+        self.prompt_within(request, clock_s, continued, Bounds::none(cancellation))
     }
 
-    /// The same for a prompt that may have so many tokens. What is behind them is not encoded.
+    /// The same for a prompt with bounds.
     pub fn prompt_within(
         &self,
         request: &Request,
         clock_s: i64,
         continued: Option<&Continued>,
-        cancellation: &Cancellation,
-        tokens_max: usize,
+        bounds: Bounds<'_>,
     ) -> Result<Prompt, ExactError> {
-        let setting = Setting { request, clock_s, cancellation, texts: &self.special.marked(), tokens_max };
+        let setting = Setting { request, clock_s, texts: &self.special.marked(), bounds };
         if let Some(continued) = continued {
             let appended = request.messages.get(continued.messages..).unwrap_or_default();
             match self.suffix(&setting, appended, &continued.tool_calls) {
@@ -291,7 +304,7 @@ impl Renderer {
     }
 
     pub(super) fn render(&self, setting: &Setting<'_>, messages: Vec<Value>) -> Result<String, ExactError> {
-        let Setting { request, clock_s, cancellation, texts, .. } = *setting;
+        let Setting { request, clock_s, texts, bounds } = *setting;
         let tools = request.tools.iter().map(|tool| value(tool.definition.get()));
         let tools = (!request.tools.is_empty()).then(|| tools.collect());
         let conversation = Conversation {
@@ -300,7 +313,7 @@ impl Renderer {
             variables: variables(request),
             clock_s,
             opens_answer: true,
-            cancellation: cancellation.clone(),
+            cancellation: bounds.cancellation.clone(),
         };
         let rendered = self.template.render_with(&conversation, texts);
         texts.check()?;
@@ -312,10 +325,10 @@ impl Renderer {
 
     /// The ids that are kept, and those of what was rendered with these texts.
     fn encode_prompt(&self, kept: &[i32], text: &str, setting: &Setting<'_>) -> Result<Vec<i32>, ExactError> {
-        let tokens_max = setting.tokens_max;
+        let tokens_max = setting.bounds.tokens_max;
         let encoded = self.special.encode(setting.texts, text, |piece, before| {
             let left = tokens_max.saturating_sub(kept.len() + before);
-            self.encoder.encode(piece, left, setting.cancellation)
+            self.encoder.encode(piece, &Bounds { tokens_max: left, ..setting.bounds })
         });
         match encoded {
             Ok(encoded) => Ok([kept, &encoded].concat()),
@@ -326,7 +339,7 @@ impl Renderer {
     }
 
     pub(super) fn encode(&self, text: &str, cancellation: &Cancellation) -> Result<Vec<i32>, ExactError> {
-        self.encoder.encode(text, usize::MAX, cancellation)
+        self.encoder.encode(text, &Bounds::none(cancellation))
     }
 
     pub(super) fn special(&self) -> &SpecialTokens {
@@ -346,10 +359,8 @@ impl Renderer {
 pub(super) struct Setting<'a> {
     pub(super) request: &'a Request,
     pub(super) clock_s: i64,
-    pub(super) cancellation: &'a Cancellation,
     pub(super) texts: &'a Marked<'a>,
-    /// The most ids of the prompt.
-    pub(super) tokens_max: usize,
+    pub(super) bounds: Bounds<'a>,
 }
 
 /// A message as the template sees it.

@@ -2,6 +2,7 @@
 
 use super::{
     ExactError, Renderer,
+    encode::Bounds,
     renderer::{Setting, message},
 };
 use crate::{
@@ -75,7 +76,7 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
     };
     let never = Cancellation::default();
     let texts = &renderer.special().marked();
-    let setting = Setting { request: &request, clock_s: 0, cancellation: &never, texts, tokens_max: usize::MAX };
+    let setting = Setting { request: &request, clock_s: 0, texts, bounds: Bounds::none(&never) };
     let whole = |count: usize| renderer.render(&setting, request.messages[..count].iter().map(message).collect());
     let encode = |text: &str| renderer.encode(text, &never);
     let (second, third) = (first + 2, first + 4);

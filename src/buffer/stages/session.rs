@@ -45,7 +45,7 @@ pub(in crate::buffer) use self::{
     end::{abort, expire, finish},
     in_flight::InFlight,
     open::open,
-    record::{PathCache, check_room, keep, path_cache, permit, record, replay},
+    record::{PathCache, check_room, keep, path_cache, permit, record, replay, without_tokens},
     texts::texts,
 };
 pub use self::{

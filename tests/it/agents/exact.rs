@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     Agent, DIALECTS, Dialect, breaks,
     clients::{self, CONTEXT_TOKENS},
-    metric, success, trained,
+    error, message, metric, success, trained,
 };
 use crate::support::{Backend, TestApp, eventually, text};
 
@@ -149,6 +149,33 @@ async fn special_tokens_in_texts_are_counted_and_escaped_or_refused() {
         assert_eq!((&session["calls"], &session["policies"][0]["special_tokens"]), (&json!(2), &json!(3)), "{session}");
         app.finish().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_for_which_no_tokens_are_left_is_not_sent() {
+    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    let (app, _folder) = start_with(Backend::Sqlite, &engine, "sglang", "[limits]\ntrajectory_tokens = 600").await;
+    let agent = Agent::open(&app, json!({})).await;
+    let mut messages = vec![json!({"role": "user", "content": "x".repeat(300)})];
+    let body = |messages: &[Value]| json!({"model": "m", "messages": messages});
+    let answer = success(agent.call(Dialect::Chat, &body(&messages)).await).await;
+    // The prompt has more tokens than are left. Most of them are those of the first call, and are not counted again.
+    messages.extend([answer["choices"][0]["message"].clone(), json!({"role": "user", "content": "Go on."})]);
+    success(agent.call(Dialect::Chat, &body(&messages)).await).await;
+    // A conversation that is rendered as a whole has room in what is left.
+    success(agent.call(Dialect::Chat, &body(&[json!({"role": "user", "content": "y".repeat(50)})])).await).await;
+    let calls = engine.log().calls().count();
+    for length in [550, 10_000] {
+        let text = "z".repeat(length);
+        let response = agent.call(Dialect::Chat, &body(&[json!({"role": "user", "content": text})])).await;
+        let (status, retry, refused) = error(response).await;
+        assert_eq!((status.as_u16(), retry), (400, Some(false)), "{refused}");
+        assert_eq!(refused["error"]["code"], "context_length_exceeded");
+        assert!(message(&refused).contains("limits.trajectory_tokens"), "{refused}");
+    }
+    assert_eq!(engine.log().calls().count(), calls, "the engine was not asked");
+    assert_eq!(app.get(&format!("/sessions/{}", agent.id())).await.expect(200)["full"], true);
+    app.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -231,6 +231,10 @@ pub(in crate::buffer) async fn check_room(buffer: &Buffer, permit: &CallPermit) 
     }
 }
 
+pub(in crate::buffer) async fn without_tokens(buffer: &Buffer, permit: &CallPermit) -> Result<Refusal, BufferError> {
+    Ok(full_of(buffer, &permit.session, "tokens").await?)
+}
+
 pub(in crate::buffer) async fn keep(buffer: &Buffer, permit: &CallPermit) -> Result<(), BufferError> {
     let keep = KeepSession { session_pk: permit.session.session_pk, now: buffer.clock.now() };
     Ok(buffer.store.keep_session(keep).await??)
