@@ -150,6 +150,8 @@ pub(super) fn head(request: &Request) -> Hash {
 
 /// Adds a text so that two texts never run together.
 fn add(hasher: &mut blake3::Hasher, text: &str) {
+    #[cfg(test)]
+    tests::did(text.len());
     hasher.update(&(text.len() as u64).to_le_bytes());
     hasher.update(text.as_bytes());
 }
@@ -185,6 +187,8 @@ pub(super) fn values(json: &str) -> Option<Value> {
 pub(super) fn canonical_json(value: &Value, shape: Option<&Shape>) -> String {
     let mut text = String::new();
     write(&mut text, value, shape);
+    #[cfg(test)]
+    tests::did(text.len());
     text
 }
 
@@ -226,5 +230,53 @@ fn write(text: &mut String, value: &Value, shape: Option<&Shape>) {
         Value::Null | Value::Bool(_) | Value::String(_) => {
             write!(text, "{value}").expect("a string accepts all text");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use serde_json::json;
+
+    use crate::{Dialect, canonical::Canonical};
+
+    thread_local! {
+        /// The bytes that were written or hashed.
+        static WORK: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn did(bytes: usize) {
+        WORK.set(WORK.get() + bytes);
+    }
+
+    /// The bytes that are written and hashed for a tool with this many defaults in each other, and a call of it with an
+    /// argument as deep that has so many bytes.
+    fn work(depth: usize, bytes: usize) -> usize {
+        let nested = |innermost, around: &dyn Fn(_) -> _| (0..depth).fold(innermost, |inner, _| around(inner));
+        let schema = nested(json!({}), &|inner| json!({"properties": {"a": inner}, "default": {"a": 0}}));
+        let arguments = nested(json!("x".repeat(bytes)), &|inner| json!({"a": inner}));
+        let call = json!({"id": "c", "function": {"name": "f", "arguments": arguments.to_string()}});
+        let body = json!({
+            "model": "m",
+            "messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": [call]}],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        });
+        let request = Dialect::Chat.parse(body.to_string().as_bytes()).expect("the body is right");
+        let before = WORK.get();
+        let _ = Canonical::of(&request);
+        WORK.get() - before
+    }
+
+    #[test]
+    fn a_comparison_costs_as_many_bytes_as_there_are() {
+        const BYTES: usize = 1 << 16;
+        const DEPTH: usize = 20;
+        // Names, brackets and defaults of a level.
+        const LEVEL_BYTES: usize = 256;
+        let (shallow, deep, long) = (work(DEPTH, BYTES), work(2 * DEPTH, BYTES), work(DEPTH, 2 * BYTES));
+        assert!(shallow >= BYTES, "the argument is compared: {shallow}");
+        assert!(deep <= shallow + DEPTH * LEVEL_BYTES, "{DEPTH} levels more cost {} bytes", deep - shallow);
+        assert!(long <= 2 * shallow, "twice as many bytes cost {long} instead of {shallow}");
     }
 }
