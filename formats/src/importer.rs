@@ -77,43 +77,49 @@ impl<R: BufRead> Importer<R> {
 
     /// Reads one document, or the end.
     fn step(&mut self, found: &mut Vec<Record>) -> io::Result<()> {
-        let line = self.line;
-        let mut text = Vec::new();
-        match self.read_line(&mut text)? {
-            Line::End => {
-                self.ended = true;
-                self.reader.end(found);
-                return Ok(());
+        match self.next_document()? {
+            None => self.reader.end(found),
+            Some((line, None)) => found.push(self.too_long(line)),
+            Some((line, Some(text))) => self.reader.read(&Document { line, text: text.trim_ascii() }, found),
+        }
+        Ok(())
+    }
+
+    /// Returns the next document as text with the line on which it begins, or `None` at the end of the source. A document
+    /// that is too long has no text.
+    pub fn next_document(&mut self) -> io::Result<Option<(u64, Option<Vec<u8>>)>> {
+        while !self.ended {
+            let line = self.line;
+            let mut text = Vec::new();
+            match self.read_line(&mut text)? {
+                Line::End => break,
+                Line::TooLong => return Ok(Some((line, None))),
+                Line::Read => {}
             }
-            Line::TooLong => {
-                found.push(self.too_long(line));
-                return Ok(());
+            // Some programs of Windows begin a file with a byte order mark, which is no part of its JSON.
+            if line == 1 && text.starts_with(BYTE_ORDER_MARK) {
+                text.drain(..BYTE_ORDER_MARK.len());
             }
-            Line::Read => {}
-        }
-        // Some programs of Windows begin a file with a byte order mark, which is no part of its JSON.
-        if line == 1 && text.starts_with(BYTE_ORDER_MARK) {
-            text.drain(..BYTE_ORDER_MARK.len());
-        }
-        if text.iter().all(u8::is_ascii_whitespace) {
-            return Ok(());
-        }
-        // The first line that is not empty decides for the whole source.
-        if self.layout == Layout::LinesOrDocument {
-            self.layout = Layout::Lines;
-            if !is_whole(&text) {
-                let room = (self.document_bytes_max - text.len()) as u64;
-                self.bytes += self.source.by_ref().take(room + 1).read_to_end(&mut text)? as u64;
-                if text.len() > self.document_bytes_max {
-                    // The rest of the source belongs to the same document.
-                    self.ended = true;
-                    found.push(self.too_long(line));
-                    return Ok(());
+            if text.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            // The first line that is not empty decides for the whole source.
+            if self.layout == Layout::LinesOrDocument {
+                self.layout = Layout::Lines;
+                if !is_whole(&text) {
+                    let room = (self.document_bytes_max - text.len()) as u64;
+                    self.bytes += self.source.by_ref().take(room + 1).read_to_end(&mut text)? as u64;
+                    if text.len() > self.document_bytes_max {
+                        // The rest of the source belongs to the same document.
+                        self.ended = true;
+                        return Ok(Some((line, None)));
+                    }
                 }
             }
+            return Ok(Some((line, Some(text))));
         }
-        self.reader.read(&Document { line, text: text.trim_ascii() }, found);
-        Ok(())
+        self.ended = true;
+        Ok(None)
     }
 
     /// Reads a line of bounded length. The rest of a longer one is passed over.

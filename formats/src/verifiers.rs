@@ -37,6 +37,9 @@ const OF_V0: &str = "is a result of verifiers v0, which has no token ids: save t
 /// What `{agent}` in the name of a policy stands for.
 const AGENT: &str = "{agent}";
 
+/// The most traces of an episode, which become rollouts before any of them is stored.
+const TRACES_MAX: usize = 4_096;
+
 /// Reasons to stop that cut a rollout short.
 const CUT_SHORT: [&str; 5] =
     ["max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length"];
@@ -166,8 +169,14 @@ fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<V
         return Ok(imported);
     }
     let episode: Episode = json::parse("", record.get()).map_err(|violation| vec![violation])?;
+    if episode.traces.len() > TRACES_MAX {
+        let detail = format!("has {} traces, and an episode may have {TRACES_MAX}", episode.traces.len());
+        return Err(vec![json::violation("/traces", detail)]);
+    }
+    // Once for all traces: the work for a digest of each would grow with the square of the document.
+    let of_document = digest_id(FORMAT.name, document.text);
     for (index, text) in episode.traces.iter().enumerate() {
-        let id = format!("{}-{index}", digest_id(FORMAT.name, document.text));
+        let id = format!("{of_document}-{index}");
         let source = Source { base: format!("/traces/{index}"), record: text, id };
         trace(&source, episode.labels(), options, &mut imported)?;
     }

@@ -17,6 +17,12 @@ pub const DEPTH_MAX: usize = 100;
 /// `a_call_takes_at_most_eight_times_its_price` measures it.
 const VALUE_BYTES: usize = 48;
 
+/// What a value of a document costs besides its text. A converter may build several values for one.
+const DOCUMENT_VALUE_BYTES: usize = 96;
+
+/// What a number in an array of a document costs besides its text. Most are read into columns.
+const NUMBER_BYTES: usize = 8;
+
 /// What is counted of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Structure {
@@ -24,6 +30,8 @@ pub(crate) struct Structure {
     pub(crate) depth: usize,
     /// The values of JSON in texts, such as the arguments of tool calls.
     pub(crate) values_in_texts: usize,
+    /// The values that are numbers in arrays.
+    numbers: usize,
 }
 
 impl Structure {
@@ -34,7 +42,14 @@ impl Structure {
 
     fn count(mut bytes: impl Iterator<Item = u8>) -> Self {
         let (mut found, mut open) = (Self { values: 1, ..Self::default() }, 0_usize);
+        // Whether an element of an array, or the name of an entry, comes next.
+        let mut begins = false;
         while let Some(byte) = bytes.next() {
+            if byte.is_ascii_whitespace() {
+                continue;
+            }
+            found.numbers += usize::from(begins && matches!(byte, b'-' | b'0'..=b'9'));
+            begins = matches!(byte, b',' | b'[');
             match byte {
                 b'"' => found.values_in_texts += values_in(&mut Text(&mut bytes)),
                 b',' => found.values += 1,
@@ -88,6 +103,13 @@ pub fn price(body: &[u8]) -> usize {
     body.len() + VALUE_BYTES * (values.min(VALUES_MAX) + values_in_texts.min(VALUES_MAX))
 }
 
+/// The bytes that a document with columns of numbers takes from a budget. It may have any number of values.
+#[must_use]
+pub fn price_with_columns(document: &[u8]) -> usize {
+    let Structure { values, values_in_texts, numbers, .. } = Structure::of(document);
+    document.len() + DOCUMENT_VALUE_BYTES * (values - numbers + values_in_texts) + NUMBER_BYTES * numbers
+}
+
 /// Refuses a body with more structure than allowed.
 pub(crate) fn check(body: &[u8]) -> Result<(), DialectError> {
     let Structure { values, depth, .. } = Structure::of(body);
@@ -119,19 +141,22 @@ mod tests {
 
     #[test]
     fn values_and_levels_are_counted_outside_of_texts() {
-        for (json, values, depth, values_in_texts) in [
-            ("0", 1, 0, 0),
-            (r#""a[,{\"[,""#, 1, 0, 0),
-            ("[]", 2, 1, 0),
-            ("[0,0]", 3, 1, 0),
-            (r#"["","",[]]"#, 5, 2, 0),
+        for (json, values, depth, values_in_texts, numbers) in [
+            ("0", 1, 0, 0, 0),
+            (r#""a[,{\"[,""#, 1, 0, 0, 0),
+            ("[]", 2, 1, 0, 0),
+            ("[0, -1.5e9,\n2]", 4, 1, 0, 3),
+            (r#"{"a":0,"b":1}"#, 3, 1, 0, 0),
+            (r#"["","",[]]"#, 5, 2, 0, 0),
             // An empty array counts as if it had a value.
-            (r#"{"a,":[{"b":"\\"},[[]]]}"#, 7, 4, 0),
-            (r#"["[0,0]","{\"a\":\"x,\\\",\\\\\",\"b\":0}","a,b",0]"#, 5, 1, 2),
+            (r#"{"a,":[{"b":"\\"},[[]]]}"#, 7, 4, 0, 0),
+            (r#"["[0,0]","{\"a\":\"x,\\\",\\\\\",\"b\":0}","a,b",0]"#, 5, 1, 2, 1),
         ] {
-            assert_eq!(Structure::of(json.as_bytes()), Structure { values, depth, values_in_texts }, "{json}");
+            let expected = Structure { values, depth, values_in_texts, numbers };
+            assert_eq!(Structure::of(json.as_bytes()), expected, "{json}");
         }
         assert_eq!(price(b"[0,0]"), 5 + 3 * VALUE_BYTES);
         assert_eq!(price(br#"["[0,0]"]"#), 9 + 3 * VALUE_BYTES);
+        assert_eq!(price_with_columns(b"[0,0]"), 5 + DOCUMENT_VALUE_BYTES + 2 * NUMBER_BYTES);
     }
 }

@@ -167,6 +167,20 @@ pub(crate) async fn read(
     read
 }
 
+/// Takes bytes of the budget for what is made of a body, besides those that the body holds, before any of it is made.
+pub(crate) fn pay(budget: &Budget, shares: &mut Shares, bytes: usize) -> Result<(), Failure> {
+    let missing = bytes.saturating_sub(shares.bytes());
+    if shares.bytes() + missing > budget.bytes() {
+        return Err(too_large(format!(
+            "the body has so many values that it takes {bytes} bytes of memory, and the service has {} for all bodies \
+             (`limits.inflight_bytes`); divide it into smaller documents",
+            budget.bytes()
+        )));
+    }
+    shares.push(budget.take(missing)?);
+    Ok(())
+}
+
 /// Reads and discards the rest of a refused body for a while. If the connection were closed while the client still
 /// sends, it would be reset, and the client would not receive the response that says why.
 pub(super) async fn discard_body(mut body: Body) {

@@ -6,6 +6,7 @@ use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use bytes::Bytes;
 use forebay_client::wire::{ImportReport, Trajectory, Violation};
 use forebay_formats::{GroupSizes, Importer, Options, Record};
+use forebay_gateway::structure;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -120,10 +121,14 @@ pub(super) async fn post(
     if !api.buffer.is_writable() {
         return Err(Failure::unwritable());
     }
-    let ReadBody { bytes, shares } = body::read(&api.budgets.posts, owner(&grant), api.limits, &headers, body).await?;
+    let budget = &api.budgets.posts;
+    let ReadBody { bytes, mut shares } = body::read(budget, owner(&grant), api.limits, &headers, body).await?;
+    let documents = Importer::new(format, &options, Cursor::new(bytes.clone()));
+    let price = bytes.len() + trajectories::run(false, || values_price(documents)).await?;
+    body::pay(budget, &mut shares, price)?;
     let first_look = checks_groups.then(|| Importer::new(format, &options, Cursor::new(bytes.clone())));
     let importer = Importer::new(format, &options, Cursor::new(bytes));
-    let source = Source { importer, waiting: VecDeque::new(), budget: api.budgets.posts.clone(), held: shares.bytes() };
+    let source = Source { importer, waiting: VecDeque::new(), budget: budget.clone(), held: shares.bytes() };
     let report = ImportReport::new(format.name);
     let import = |buffer: Buffer| async move {
         if let Some(importer) = first_look {
@@ -132,6 +137,17 @@ pub(super) async fn post(
         ingest(&buffer, grant, source, shares, report).await
     };
     api.run_uncancelled(import).await.map(Json)
+}
+
+/// What the values of the document cost that has the most. One document is read at a time.
+fn values_price(mut documents: Importer<Cursor<Bytes>>) -> usize {
+    let of_values = |document: Vec<u8>| structure::price_with_columns(&document) - document.len();
+    let mut highest = 0;
+    // A body in memory can always be read.
+    while let Ok(Some((_, document))) = documents.next_document() {
+        highest = highest.max(document.map_or(0, of_values));
+    }
+    highest
 }
 
 /// Checks before anything is stored that no group of a body has more rollouts than places.

@@ -68,7 +68,7 @@ pub use tokenizers::{TokenizerFile, Tokenizers};
 
 pub(crate) use self::{
     accept::accepts_gzip,
-    body::{ReadBody, parse, read, stopped},
+    body::{ReadBody, parse, pay, read, stopped},
     budget::{Budgets, Share, paid},
     guard::{Caller, PathKey, RouteNeeds, owner},
     policies::parse_rules,

@@ -5,10 +5,12 @@ use axum::{
     http::request::Parts,
 };
 
+use forebay_gateway::{structure, work};
+
 use super::{Facade, paths::PathConsumer};
 use crate::{
     access::Grant,
-    api::{Caller, Failure, ReadBody, owner, read},
+    api::{Caller, Failure, ReadBody, owner, pay, read},
     budget::Owner,
     buffer::{ids::PolicyName, reading::Reader},
 };
@@ -45,8 +47,8 @@ impl Call {
     }
 }
 
-/// A body of at most `limits.body_bytes`, which may be compressed, with its share of the budget of posts. Its media type
-/// does not matter.
+/// A body of at most `limits.body_bytes`, which may be compressed, with its share of the budget of posts, which also pays
+/// for its values. Its media type does not matter.
 pub(super) struct Posted(pub(super) ReadBody);
 
 impl<O: Send + Sync + 'static> FromRequest<Facade<O>> for Posted {
@@ -60,6 +62,10 @@ impl<O: Send + Sync + 'static> FromRequest<Facade<O>> for Posted {
         }
         let (parts, body) = request.into_parts();
         let owner = parts.extensions.get::<Grant>().map_or_else(Owner::of_keyless, owner);
-        read(&api.budgets().posts, owner, api.limits(), &parts.headers, body).await.map(Self)
+        let budget = &api.budgets().posts;
+        let ReadBody { bytes, mut shares } = read(budget, owner, api.limits(), &parts.headers, body).await?;
+        let price = work::run(bytes.len(), || structure::price_with_columns(&bytes)).await;
+        pay(budget, &mut shares, price)?;
+        Ok(Self(ReadBody { bytes, shares }))
     }
 }

@@ -247,4 +247,23 @@ on_both_stores! {
         let report = app.post_as(&other, "/imports/chat", body).await.expect(200);
         assert_eq!(refusals(&report)[0].1, "unknown-policy", "the key does not see the policy `default`");
     }
+
+    async fn the_values_of_a_document_take_bytes_from_the_budget(app: TestApp) {
+        app.reconfigure("[limits]\nbody_bytes = 65536\ninflight_bytes = 262144\n").await;
+        let record = |name: &str, list: &str| {
+            format!(r#"{{"rollout_id":"{name}","reward":1,"prompt_token_ids":[1],"token_ids":[1],"messages":[{list}]}}"#)
+        };
+        let objects = record("objects", &vec!["{}"; 4_000].join(","));
+        let refused = import_raw(app, "chat", NDJSON, objects.clone()).await.refused(413, "too-large");
+        assert!(text(&refused["detail"]).contains("limits.inflight_bytes"), "{refused}");
+        // As many bytes in one text, as numbers, or in documents that are read one after the other.
+        let numbers = vec!["0"; 6_000].join(",");
+        let texts = record("text", &format!("\"{}\"", "x".repeat(objects.len() - 200)));
+        let columns = format!(r#"{{"rollout_id":"ids","reward":1,"prompt_token_ids":[1],"token_ids":[{numbers}]}}"#);
+        let list = vec!["{}"; 40].join(",");
+        let small: Vec<_> = (0..100).map(|index| record(&format!("small-{index}"), &list)).collect();
+        for (body, rollouts) in [(texts, 1), (columns, 1), (small.join("\n"), 100)] {
+            assert_eq!(counts(&import(app, "chat", body).await), [rollouts, rollouts, rollouts, 0, 0]);
+        }
+    }
 }

@@ -14,8 +14,9 @@ use crate::{
     buffer::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits},
 };
 
-/// The size up to which a body is parsed without counting, because it takes a few MiB of memory at most.
-const FREE_BYTES: usize = 1 << 20;
+/// The size up to which a body is parsed without counting, because it takes a few MiB of memory at most. One of 1 MiB took
+/// up to 40 MiB.
+const FREE_BYTES: usize = 64 << 10;
 
 /// Refuses a trajectory or a bundle that holds more than allowed. The parser reports all other errors.
 pub(super) fn check(bytes: &[u8], limits: &TrajectoryLimits) -> Result<(), Failure> {

@@ -29,7 +29,8 @@ use super::{
     wire::ScoredData,
 };
 use crate::{
-    api::{Failure, ReadBody, stopped},
+    api::{Failure, ReadBody, pay, stopped},
+    budget::Shares,
     buffer::{
         Buffer,
         batch::{self, Candidate},
@@ -107,7 +108,7 @@ async fn store(
     post: &mut Post,
 ) -> Result<Vec<Sent>, Failure> {
     for _ in 0..NUMBERS_MAX {
-        let (sent, prepared) = prepare(atropos, run, body, parse, post).await?;
+        let (sent, prepared, _repeated) = prepare(atropos, run, body, parse, post).await?;
         let stored = atropos.api.run_uncancelled(|buffer| async move {
             match buffer.ingest(prepared).await {
                 Err(BufferError::Refused(Refusal::RolloutConflict { .. })) => Ok(None),
@@ -134,20 +135,23 @@ async fn store(
     Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many posts have this body at once").retry())
 }
 
-/// Reads a body, and makes packed rollouts of it.
+/// Reads a body, and makes packed rollouts of it. The shares pay for what each of them has of its group.
 async fn prepare(
     atropos: &Atropos,
     run: &Arc<Run>,
     body: &Bytes,
     parse: Parse,
     post: &Post,
-) -> Result<(Vec<Sent>, Vec<NewRollout>), Failure> {
+) -> Result<(Vec<Sent>, Vec<NewRollout>, Shares), Failure> {
     // Metadata has whole columns of numbers, so only the limit of the body bounds it.
     let buffer = atropos.buffer().with_metadata_max(atropos.api.limits().body_bytes_max);
     let policy = atropos.policy.to_string();
     let (run, bytes, names) = (Arc::clone(run), body.clone(), post.names());
+    let budget = atropos.api.budgets().posts.clone();
     let work = move || {
         let groups = parse(&bytes).map_err(|found| Failure::invalid(found.pointer, found.detail))?;
+        let mut repeated = Shares::default();
+        pay(&budget, &mut repeated, groups.iter().map(ScoredData::repeated_bytes).sum())?;
         let mut sent = Vec::with_capacity(groups.len());
         let mut rollouts = Vec::new();
         for (place, scored) in groups.into_iter().enumerate() {
@@ -156,7 +160,7 @@ async fn prepare(
             let names = Names { policy: policy.clone(), group_id: names.group_id(place), environment };
             rollouts.extend(convert::rollouts(scored, &names));
         }
-        Ok::<_, Failure>((sent, buffer.prepare(rollouts).map_err(of_sequences)?))
+        Ok::<_, Failure>((sent, buffer.prepare(rollouts).map_err(of_sequences)?, repeated))
     };
     if body.len() <= INLINE_BYTES_MAX {
         work()

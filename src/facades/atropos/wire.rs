@@ -198,6 +198,12 @@ impl ScoredData {
         Ok(list)
     }
 
+    /// The bytes of the fields that belong to the whole group and are stored with each of its sequences.
+    pub(super) fn repeated_bytes(&self) -> usize {
+        let common = [&self.generation_params, &self.group_overrides].into_iter().flatten();
+        self.tokens.0.len() * common.map(|raw| raw.get().len()).sum::<usize>()
+    }
+
     /// Checks what the types do not say.
     fn check(&self) -> Result<(), Violation> {
         let sequences = self.tokens.0.len();

@@ -51,13 +51,14 @@ const INLINE_BYTES_MAX: usize = 64 << 10;
 pub(super) async fn write(
     State(slime): State<Slime>,
     _call: Call,
-    Posted(ReadBody { bytes, shares }): Posted,
+    Posted(ReadBody { bytes, mut shares }): Posted,
 ) -> Result<Response, Failure> {
     let (instance_id, rollout) = prepare(slime.clone(), bytes.clone()).await?;
     let policy = slime.policy.clone();
     let store = |buffer: Buffer| async move { ingest(&buffer, &policy, &instance_id, rollout).await.map_err(refused) };
     let stored = slime.api.run_uncancelled(store).await?;
     // The answer repeats the item. It is not copied, so the share of the body also covers the answer.
+    shares.shrink(bytes.len());
     let head = format!(r#"{{"success":true,"message":"{}","data":{{"data":["#, message(&stored));
     let tail = Bytes::from_static(br#"],"meta_info":"write to buffer"}}"#);
     let parts = [head.into(), paid(bytes, shares), tail].map(Ok::<Bytes, std::io::Error>);

@@ -406,4 +406,14 @@ on_both_stores! {
         facade.call(Method::POST, "/buffer/write", &[("content-encoding", "zstd")], zstd).await.expect(200);
         assert_eq!(read(app).await, ["1", "2"]);
     }
+
+    async fn values_take_bytes_from_the_budget(app: TestApp) {
+        slime(app).await;
+        let limits = "[limits]\nbody_bytes = 65536\ninflight_bytes = 262144\n";
+        app.reconfigure(&format!("{limits}[facades]\nslime = \"127.0.0.1:0\"")).await;
+        let dense = with(item("i", "dense", 1.0), json!({"objects": vec![json!({}); 4_000]}));
+        let refused = Facade::of(app, "slime").post("/buffer/write", &dense).await.expect(413);
+        assert!(text(&refused["detail"]).contains("limits.inflight_bytes"), "{refused}");
+        write(app, &with(item("i", "text", 1.0), json!({"text": "x".repeat(12_000)}))).await;
+    }
 }

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use flate2::{Compression, write::GzEncoder};
 use serde_json::{Value, json};
 
-use super::support::{Server, scored, seeds, sequences};
+use super::support::{CONFIG, Server, scored, seeds, sequences};
 use crate::support::{on_both_stores, with};
 
 fn gzip(body: &Value) -> Vec<u8> {
@@ -121,5 +121,14 @@ on_both_stores! {
         server.post("/scored_data", scored(0, 3)).await;
         let batch = server.batch().await;
         assert_eq!(batch[0]["scores"], json!([1.0, 2.0]));
+    }
+
+    async fn what_each_sequence_repeats_takes_bytes_from_the_budget(app: TestApp) {
+        app.reconfigure(&format!("[limits]\nbody_bytes = 65536\ninflight_bytes = 262144\n{CONFIG}")).await;
+        let server = Server::running(app);
+        server.start(8).await;
+        let params = json!({"generation_params": {"stop": "x".repeat(40_000)}});
+        server.refused("/scored_data", with(scored(1, 8), params.clone()), 413).await;
+        server.post("/scored_data", with(scored(2, 2), params)).await;
     }
 }

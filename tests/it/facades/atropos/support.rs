@@ -16,6 +16,11 @@ impl<'a> Server<'a> {
     /// Starts the facade.
     pub(super) async fn of(app: &'a mut TestApp) -> Self {
         app.reconfigure(CONFIG).await;
+        Self::running(app)
+    }
+
+    /// The facade, which is configured already.
+    pub(super) fn running(app: &'a mut TestApp) -> Self {
         Self { app }
     }
 
