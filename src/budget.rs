@@ -465,6 +465,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn large_bodies_of_one_owner_that_arrive_at_the_same_time_are_bounded() {
+        let (budget, _) = budget(8 << 10);
+        let (large, small, other) = (body("first", true), body("first", false), body("second", true));
+        let hour = Duration::from_hours(1);
+        let mut arriving = Vec::new();
+        for _ in 0..ARRIVING_MAX {
+            arriving.push(budget.wait_for_room(&large, 1 << 10, hour).await.expect("there is room"));
+        }
+        let mut next = Box::pin(budget.wait_for_room(&large, 1 << 10, hour));
+        assert!((&mut next).now_or_never().is_none());
+        for admitted in [&small, &other] {
+            budget.wait_for_room(admitted, 1 << 10, Duration::ZERO).await.expect("it does not count");
+        }
+        arriving.pop();
+        arriving.push((&mut next).now_or_never().expect("one of them is read").expect("there is room"));
+        arriving.clear();
+        assert!(budget.bodies().arriving.is_empty(), "owners without bodies are forgotten");
+    }
+
+    #[tokio::test]
     async fn of_bodies_that_wait_for_each_other_one_yields() {
         let (budget, gauge) = budget(8 << 10);
         let (mut first, mut second) = (body("first", true), body("second", true));

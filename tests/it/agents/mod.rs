@@ -15,6 +15,7 @@ mod exact;
 mod group;
 mod requests;
 mod teachers;
+mod work;
 
 use std::time::Duration;
 

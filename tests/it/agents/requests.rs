@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Agent, DIALECTS, Dialect, error, message, success};
+use super::{Agent, DIALECTS, Dialect, PATIENCE, error, message, success};
 use crate::support::{Backend, TestApp, text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,7 +134,8 @@ async fn the_values_of_a_body_take_bytes_from_the_budget() {
     app.engine.wait(|log| log.stalled == 1).await;
     // The bytes of both bodies have room in the budget.
     let body = Dialect::Chat.body(&["x".repeat(20_000)], false);
-    let (status, retry, refused) = error(agent.call(Dialect::Chat, &body).await).await;
+    let call = tokio::time::timeout(PATIENCE, agent.call(Dialect::Chat, &body)).await;
+    let (status, retry, refused) = error(call.expect("it is refused and not sent to the engine")).await;
     assert_eq!((status.as_u16(), retry), (503, Some(true)), "{refused}");
     app.engine.switch(|switches| switches.stall = false);
     let response = held.await.expect("the task goes on").expect("the listener answers");

@@ -99,6 +99,21 @@ async fn a_restart_on_a_full_disk_serves_reads_with_the_room_that_is_kept_for_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_finds_no_room_in_the_database_leaves_the_rows_in_the_log() {
+    let machine = Machine::new();
+    let service = machine.start().await;
+    assert_eq!(machine.post(&service, &rollout("before", 1.0)).await.0, 201);
+    service.kill().await;
+    machine.faults.arm_lasting(Fault::Fail(ENOSPC), Call::Write, On::Database);
+    let service = machine.start().await;
+    assert!(machine.faults.struck() > 0, "the start tries to empty the log");
+    assert_eq!(machine.get(&service, "/trajectories?rollout_id=before").await.0, 200);
+    machine.faults.disarm();
+    assert_eq!(machine.post(&service, &rollout("after", 1.0)).await.0, 201);
+    assert!(service.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_segment_file_that_cannot_be_written_refuses_posts_until_it_can() {
     let machine = Machine::new();
     let mut service = machine.start().await;

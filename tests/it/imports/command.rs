@@ -88,18 +88,24 @@ async fn wrong_arguments_and_a_missing_service_are_explained() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_group_size_stops_the_command_before_any_file_is_stored() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let (good, large) = (folder.path().join("good.jsonl"), folder.path().join("large.jsonl"));
+    let [good, rest, large] = ["good.jsonl", "rest.jsonl", "large.jsonl"].map(|name| folder.path().join(name));
     write_rollouts(&good, 4, 2, 2);
     write_rollouts(&large, 6, 3, 2);
+    // The third rollouts of the groups whose first two are in the good file. Neither file has too many by itself.
+    let lines = fs::read_to_string(&large).expect("it was written");
+    let third: Vec<&str> = lines.lines().skip(2).step_by(3).collect();
+    fs::write(&rest, third.join("\n")).expect("the folder can be written");
     let service = service(folder.path()).await;
     let arguments = ["--format", "nemo-gym", "--group-size", "2", "--json"];
-    let output = run(&service.url, &arguments, &[&good, &large]).await;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    for part in ["the group 0 has 3 rollouts and the size 2", "--group-size 3", "--allow-late"] {
-        assert!(said.contains(part), "{said}");
+    for files in [[good.as_path(), &large], [&good, &rest]] {
+        let output = run(&service.url, &arguments, &files).await;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        for part in ["the group 0 has 3 rollouts and the size 2", "--group-size 3", "--allow-late"] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(output.stdout.is_empty() && ids(&service.url).await.is_empty(), "nothing is stored");
     }
-    assert!(output.stdout.is_empty() && ids(&service.url).await.is_empty(), "nothing is stored");
     let late = [&arguments[..], &["--allow-late", "--prefix", "l/"]].concat();
     let reports = reports(&run(&service.url, &late, &[&large]).await);
     assert_eq!(reports[0]["verdicts"]["late"], 2, "{reports:?}");
