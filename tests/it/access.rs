@@ -389,6 +389,8 @@ async fn a_key_that_another_replica_created_is_known_at_once_and_one_that_it_rev
         let mut forged = new.clone();
         forged.replace_range(new.len() - 1.., if new.ends_with('0') { "1" } else { "0" });
         other.get_as(&forged, "/policies").await.expect(401);
+        // The time of the answer must not tell that the key exists, so the keys are read for its wrong secret, too.
+        assert!(other.keyring.is_unknown(Some(&forged)) && !other.keyring.is_unknown(Some(&new)));
     }
     let agent = app.key(Role::Produce, &["*"]).await;
     let ask = || async { other.get_as(&agent, "/policies").await.status.as_u16() };

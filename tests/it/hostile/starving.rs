@@ -105,7 +105,7 @@ async fn announced_bodies_that_do_not_come_hold_nothing_and_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_posts_of_one_key_leave_room_for_others_and_for_its_own_small_ones() {
     const BODY: usize = 1 << 20;
-    let config = "[limits]\nbody_bytes = 1048576\ninflight_bytes = 4194304\n[facades]\nslime = \"127.0.0.1:0\"";
+    let config = "[limits]\nbody_bytes = 1048576\ninflight_bytes = 5242880\n[facades]\nslime = \"127.0.0.1:0\"";
     let app = TestApp::start_with(Backend::Sqlite, config).await;
     let (greedy, other) = (app.key(Role::Produce, &["*"]).await, app.key(Role::Produce, &["*"]).await);
     let (main, facade) = (address(&app.url), address(&app.facades["slime"]));
@@ -116,6 +116,7 @@ async fn unfinished_posts_of_one_key_leave_room_for_others_and_for_its_own_small
         unfinished.push(begin(address, &head(&greedy, path), BODY, BODY - 1).await);
     }
     eventually("three bodies", || async { gauge(&app.metrics_as_admin().await, "body") == 3 * BODY }).await;
+    // A fourth one has room in the budget, but not in the share of its key.
     let refused = begin(main, &head(&greedy, "/trajectories"), BODY, 0).await.answer().await.expect("an answer");
     assert_eq!((refused.status, refused.problem().as_str()), (503, "overloaded"), "its key has its share");
     let padded = |id: &str, bytes: usize| {
