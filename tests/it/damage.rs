@@ -86,6 +86,10 @@ on_both_stores! {
         found_in_the_second_group(app, "UPDATE rollout SET trained_segments = 2 WHERE rollout_pk = 3").await;
     }
 
+    async fn a_number_of_segments_that_changed_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, "UPDATE rollout SET segments = 2 WHERE rollout_pk = 3").await;
+    }
+
     async fn a_payload_of_another_rollout_is_not_delivered(app: TestApp) {
         found_in_the_second_group(app, "
             UPDATE payload

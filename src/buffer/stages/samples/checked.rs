@@ -55,10 +55,6 @@ impl CheckedRollout<SegmentHeader> {
         pages::check_seal(&member.row, payload)?;
         let start = columns.loss_mask.len();
         let rollout = payload.unpack_onto(columns)?;
-        if rollout.segments.len().max(1) != member.rows() {
-            // Shards count rows before payloads are read. A row that they did not count would be in no shard.
-            return Err(Damaged("it has another number of segments than its row says"));
-        }
         let mut rest = &mut columns.loss_mask[start..];
         let masks = rollout.segments.iter().map(|segment| {
             let (mask, others) = std::mem::take(&mut rest).split_at_mut(segment.response);
@@ -76,8 +72,9 @@ fn mask_as_delivered<'a>(
     segments: impl Iterator<Item = (Option<&'a [VersionSpan]>, &'a mut [u8])>,
 ) -> Result<(RolloutMask, Version), Damaged> {
     let spans = member.row.trained_spans.as_deref().unwrap_or_default();
-    let mut mask = RolloutMask { trained_tokens: 0, trained_samples: 0 };
+    let (mut mask, mut count) = (RolloutMask { trained_tokens: 0, trained_samples: 0 }, 0);
     for (index, (versions, loss_mask)) in segments.enumerate() {
+        count += 1;
         if member.row.verdict != Verdict::Kept {
             loss_mask.fill(0);
         } else if let Some(oldest) = member.mask_below {
@@ -86,6 +83,10 @@ fn mask_as_delivered<'a>(
         let trained = ones(loss_mask);
         mask.trained_tokens += trained;
         mask.trained_samples += u64::from(trained > 0);
+    }
+    // Shards count rows before payloads are read. A row that they did not count would be in no shard.
+    if member.rows() != count.max(1) {
+        return Err(Damaged("it has another number of segments than its row says"));
     }
     // The weights and the totals of the batch were computed from the row's numbers.
     let stated = (member.trained_tokens, u64::from(member.trained_segments));
