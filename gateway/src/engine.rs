@@ -97,6 +97,8 @@ pub struct Switches {
     pub sharpness: f64,
     /// Replaces the finish reason.
     pub finish_reason: Option<String>,
+    /// Whether vLLM's endpoint of ids names the stop text that ended an answer. Old versions do not.
+    pub names_stops: bool,
     /// How many of the next calls are aborted after half of their ids.
     pub aborts: u32,
     /// Keeps calls waiting until it is off again.
@@ -124,6 +126,7 @@ impl Default for Switches {
             raw_logprobs: false,
             sharpness: 1.0,
             finish_reason: None,
+            names_stops: true,
             aborts: 0,
             stall: false,
             cuts_before_head: 0,

@@ -31,6 +31,9 @@ use crate::{
 /// The pause between two probes of an engine that is ready.
 const PROBE_EVERY: Duration = Duration::from_mins(1);
 
+/// After so many probes in a row that could not tell, what an earlier probe found about log-probabilities holds no more.
+const UNCLEAR_MAX: u32 = 3;
+
 /// The pause between two probes of an engine that is not.
 const PROBE_AGAIN: Duration = Duration::from_secs(5);
 
@@ -157,6 +160,19 @@ enum Readiness {
     Ready(LogprobScale),
     /// They cannot.
     NotReady { why: String },
+}
+
+impl Readiness {
+    fn is_unclear(&self) -> bool {
+        matches!(self, Self::Ready(LogprobScale::Unknown { .. }))
+    }
+
+    /// Whether this still holds after a probe. A probe samples, and a sample may say nothing: all calls of sessions were
+    /// once refused for a minute by one. So what is clear holds until several in a row were unclear.
+    fn outlasts(&self, found: &Self, unclear: u32) -> bool {
+        let is_clear = matches!(self, Self::Ready(LogprobScale::Scaled | LogprobScale::Raw));
+        is_clear && found.is_unclear() && unclear < UNCLEAR_MAX
+    }
 }
 
 impl UpstreamConfig {
@@ -302,16 +318,18 @@ impl Route {
     }
 
     async fn keep_probing(&self, metrics: &Metrics) {
+        let mut unclear = 0;
         loop {
-            self.probe().await;
+            self.probe(&mut unclear).await;
             let is_ready = matches!(*self.readiness.borrow(), Readiness::Ready(_));
             metrics.upstream_ready(self.name(), is_ready);
             tokio::time::sleep(if is_ready { PROBE_EVERY } else { PROBE_AGAIN }).await;
         }
     }
 
-    /// Probes once, and notes and logs a change.
-    async fn probe(&self) {
+    /// Probes once, and notes and logs a change. `unclear` counts probes in a row that could not tell what
+    /// log-probabilities are.
+    async fn probe(&self, unclear: &mut u32) {
         let before = self.readiness.borrow().clone();
         let workers = self.upstream.options().urls.len() as u32;
         let examining = tokio::time::timeout(PROBE_TIMEOUT * workers, self.examine());
@@ -325,6 +343,10 @@ impl Route {
             (Examined::Silent { .. }, Readiness::Ready(_)) => return,
             (Examined::Silent { why }, _) => Readiness::NotReady { why },
         };
+        *unclear = if found.is_unclear() { *unclear + 1 } else { 0 };
+        if before.outlasts(&found, *unclear) {
+            return;
+        }
         if found == before {
             return;
         }
@@ -375,5 +397,22 @@ fn describe(verdict: Verdict) -> String {
         Verdict::Ready => String::new(),
         Verdict::Refused { problem, remedy } => format!("{problem}; {remedy}"),
         Verdict::Unreachable { why } | Verdict::Busy { why } => why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_unclear_probe_does_not_replace_a_clear_one() {
+        let unclear = Readiness::Ready(LogprobScale::Unknown { why: "it rained".to_owned() });
+        for scale in [LogprobScale::Scaled, LogprobScale::Raw] {
+            let clear = Readiness::Ready(scale);
+            assert!(clear.outlasts(&unclear, 1) && clear.outlasts(&unclear, UNCLEAR_MAX - 1));
+            assert!(!clear.outlasts(&unclear, UNCLEAR_MAX), "the engine may be another one by now");
+            assert!(!unclear.outlasts(&clear, 0) && !unclear.outlasts(&unclear, 1));
+        }
+        assert!(!Readiness::Ready(LogprobScale::Scaled).outlasts(&Readiness::Ready(LogprobScale::Raw), 0));
     }
 }

@@ -37,11 +37,12 @@ impl Context {
         (self.logit(token) / temperature - sum.ln()) as f32
     }
 
-    /// The two most likely ids, the best first.
-    pub(super) fn best_two(self) -> [i32; 2] {
+    /// The most likely ids, the best first.
+    pub(super) fn best(self, count: usize) -> Vec<i32> {
         let mut ids: Vec<i32> = (0..VOCABULARY).collect();
         ids.sort_by(|&a, &b| self.logit(b).total_cmp(&self.logit(a)));
-        [ids[0], ids[1]]
+        ids.truncate(count);
+        ids
     }
 
     fn logit(self, token: i32) -> f64 {

@@ -105,7 +105,7 @@ async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pie
             call(state, Endpoint::Score, &body).await
         }
         (Method::POST, "/v1/chat/completions/derender") if state.kind == EngineKind::Vllm => {
-            Ok(reply(200, &wire::derender(&value)))
+            Ok(wire::derender(&value).map_or_else(|why| refusal(state.kind, why), |answer| reply(200, &answer)))
         }
         (Method::POST, "/separate_reasoning") if state.kind == EngineKind::Sglang => {
             Ok(reply(200, &wire::separate_reasoning(&value)))

@@ -306,7 +306,8 @@ impl ChatRequest {
             content.pop();
         }
         let finish = switches.finish_reason.as_deref().unwrap_or(sampled.finish);
-        let mut choice = json!({"index": 0, "finish_reason": finish});
+        let stop = Some(&sampled.matched).filter(|matched| matched.is_string() && switches.names_stops);
+        let mut choice = json!({"index": 0, "finish_reason": finish, "stop_reason": stop});
         if switches.id_fault != IdFault::NoSampled {
             choice["token_ids"] = json!(sampled.ids);
         }
@@ -363,11 +364,13 @@ impl ChatRequest {
         let mut entries = Vec::new();
         for (&id, value) in sampled.ids.iter().zip(values) {
             let mut entry = json!({"token": tokenizer::decode(&[id]), "logprob": value, "top_logprobs": []});
-            if self.top_logprobs >= 2 {
-                let best = context
-                    .best_two()
-                    .map(|id| json!({"token": tokenizer::decode(&[id]), "logprob": context.logprob(id, temperature)}));
-                entry["top_logprobs"] = json!(best);
+            if self.top_logprobs > 0 {
+                // As vLLM does: one place belongs to the sampled token, whether it is among the best or not.
+                let others = context.best(self.top_logprobs).into_iter().filter(|best| *best != id);
+                let named = std::iter::once(id).chain(others).take(self.top_logprobs);
+                let value =
+                    |id| json!({"token": tokenizer::decode(&[id]), "logprob": context.logprob(id, temperature)});
+                entry["top_logprobs"] = named.map(value).collect();
             }
             entries.push(entry);
             context = context.with(id);
@@ -425,15 +428,22 @@ fn message(kind: EngineKind, parsed: &Parsed, id: &str) -> Value {
     message
 }
 
-/// What vLLM makes of ids.
-pub(super) fn derender(body: &Value) -> Value {
+/// What vLLM makes of ids. With a parser it keeps special tokens in the text, also the one that ended the answer. An error
+/// says why it refuses.
+pub(super) fn derender(body: &Value) -> Result<Value, &'static str> {
     let generated = &body["generate_response"];
     let ids = generated["choices"][0]["token_ids"].as_array().into_iter().flatten();
     let ids: Vec<i32> = ids.filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect();
-    let text = tokenizer::decode(ids.strip_suffix(&[IM_END]).unwrap_or(&ids));
+    if ids.is_empty() {
+        return Err("choice 0 has empty or null token_ids");
+    }
+    if body["chat_request"]["stop"].as_array().is_some_and(|stops| stops.len() > 4) {
+        return Err("List should have at most 4 items after validation");
+    }
     let id = generated["request_id"].as_str().unwrap_or_default();
-    let message = message(EngineKind::Vllm, &template::parse(&text), id);
-    json!({"choices": [{"index": 0, "message": message, "finish_reason": generated["choices"][0]["finish_reason"]}]})
+    let message = message(EngineKind::Vllm, &template::parse(&tokenizer::decode(&ids)), id);
+    let finish = &generated["choices"][0]["finish_reason"];
+    Ok(json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))
 }
 
 /// What SGLang's parser of reasoning makes of a text.

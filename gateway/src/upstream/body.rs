@@ -11,7 +11,7 @@ use super::{EngineCall, EngineKind, UpstreamOptions, allow};
 use crate::{
     completion::{Finish, ToolCall},
     json,
-    request::{Content, Message, Role},
+    request::{Content, Message, Request, Role},
 };
 
 /// What the engine is asked for besides the answer.
@@ -19,8 +19,8 @@ use crate::{
 pub(super) enum Wanted {
     /// What is recorded: ids, and the log-probabilities of the sampled tokens.
     Recording,
-    /// The log-probabilities of the two best tokens as well, for a probe.
-    BestTwo,
+    /// The log-probabilities of the best tokens as well, for a probe.
+    Best,
     /// Nothing. The answer is not recorded, so the agent's own sampling applies.
     Nothing,
 }
@@ -93,7 +93,9 @@ fn sampling(call: &EngineCall<'_>, ids: &Ids<'_>) -> serde_json::Value {
     sampling
 }
 
-/// A request of vLLM's endpoint that parses ids.
+/// A request of vLLM's endpoint that parses ids. Parsers read the tools, the choice among them and the variables of the
+/// template. What they do not need is left out: the endpoint refuses what its chat endpoint would, such as five stop
+/// texts, and a conversation may be long.
 pub(super) fn derender(
     call: &EngineCall<'_>,
     options: &UpstreamOptions,
@@ -102,7 +104,7 @@ pub(super) fn derender(
     finish: Finish,
     rid: &str,
 ) -> Bytes {
-    let chat = EngineBody { call, options, rid, wanted: Wanted::Recording, ids: None };
+    let chat = ParsedFor { call, options };
     let reason = if finish == Finish::Length { "length" } else { "stop" };
     let choice = DerenderChoice { index: 0, token_ids: tokens, finish_reason: reason };
     let body = Derender {
@@ -124,7 +126,7 @@ struct Derender<'a> {
     generate_response: DerenderResponse<'a>,
     prompt_tokens: usize,
     prompt_token_ids: &'a [i32],
-    chat_request: EngineBody<'a>,
+    chat_request: ParsedFor<'a>,
 }
 
 #[derive(Serialize)]
@@ -138,6 +140,44 @@ struct DerenderChoice<'a> {
     index: u32,
     token_ids: &'a [i32],
     finish_reason: &'static str,
+}
+
+/// The request whose answer vLLM parses.
+struct ParsedFor<'a> {
+    call: &'a EngineCall<'a>,
+    options: &'a UpstreamOptions,
+}
+
+impl Serialize for ParsedFor<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("model", self.call.model)?;
+        map.serialize_entry("messages", &[(); 0])?;
+        write_tools(&mut map, self.call.request)?;
+        write_other(&mut map, self.call.request, self.options)?;
+        map.end()
+    }
+}
+
+/// What a request says about tools.
+fn write_tools<M: SerializeMap>(map: &mut M, request: &Request) -> Result<(), M::Error> {
+    // Some engines refuse an empty list.
+    if !request.tools.is_empty() {
+        let tools: Vec<_> = request.tools.iter().map(|tool| &tool.definition).collect();
+        map.serialize_entry("tools", &tools)?;
+    }
+    if let Some(choice) = &request.tool_choice {
+        map.serialize_entry("tool_choice", choice)?;
+    }
+    Ok(())
+}
+
+/// The fields of a request that an engine gets as they are.
+fn write_other<M: SerializeMap>(map: &mut M, request: &Request, options: &UpstreamOptions) -> Result<(), M::Error> {
+    for (name, value) in request.other.iter().filter(|(name, _)| allow::in_request(options, name)) {
+        map.serialize_entry(name, value)?;
+    }
+    Ok(())
 }
 
 struct EngineBody<'a> {
@@ -157,14 +197,7 @@ impl Serialize for EngineBody<'_> {
         let options = Some(self.options);
         let messages: Vec<_> = request.messages.iter().map(|message| EngineMessage { message, options }).collect();
         map.serialize_entry("messages", &messages)?;
-        // Some engines refuse an empty list.
-        if !request.tools.is_empty() {
-            let tools: Vec<_> = request.tools.iter().map(|tool| &tool.definition).collect();
-            map.serialize_entry("tools", &tools)?;
-        }
-        if let Some(choice) = &request.tool_choice {
-            map.serialize_entry("tool_choice", choice)?;
-        }
+        write_tools(&mut map, request)?;
         let bound = self.ids.map_or(self.call.max_tokens, |ids| ids.max_tokens);
         if let Some(bound) = bound {
             map.serialize_entry("max_tokens", &bound)?;
@@ -183,9 +216,7 @@ impl Serialize for EngineBody<'_> {
             self.sampling(&mut map)?;
             self.recording(&mut map)?;
         }
-        for (name, value) in request.other.iter().filter(|(name, _)| allow::in_request(self.options, name)) {
-            map.serialize_entry(name, value)?;
-        }
+        write_other(&mut map, request, self.options)?;
         map.end()
     }
 }
@@ -213,7 +244,7 @@ impl EngineBody<'_> {
     fn recording<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         map.serialize_entry("logprobs", &true)?;
         match (self.wanted, self.options.kind) {
-            (Wanted::BestTwo, _) => map.serialize_entry("top_logprobs", &2)?,
+            (Wanted::Best, _) => map.serialize_entry("top_logprobs", &5)?,
             (_, EngineKind::Vllm) => map.serialize_entry("top_logprobs", &0)?,
             (_, EngineKind::Sglang | EngineKind::Openai) => {}
         }

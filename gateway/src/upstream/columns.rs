@@ -14,6 +14,9 @@ use serde::{
 /// The most tool calls of an answer.
 const TOOL_CALLS_MAX: usize = 1 << 12;
 
+/// The most of the best tokens in one place that are read.
+const BEST_MAX: usize = 32;
+
 /// Ids as an engine writes them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ids {
@@ -48,8 +51,8 @@ pub(super) struct TokenLogprobs {
     pub(super) values: Vec<f64>,
     /// The ids of the tokens, which only vLLM's endpoint of ids names.
     pub(super) ids: Vec<Option<i32>>,
-    /// The values of the two best tokens in the first place, the better one first.
-    pub(super) best_two: Option<(f64, f64)>,
+    /// The best tokens in the first place: their texts and values, in no order.
+    pub(super) best: Vec<(String, f64)>,
 }
 
 /// `meta_info.output_token_logprobs` of SGLang: log-probability, id and text of each sampled token.
@@ -119,7 +122,7 @@ column!(Ids, i64, Self::push);
 /// The entries behind the first missing value are only counted, because the answer is refused.
 const ADD_LOGPROB: fn(&mut TokenLogprobs, TokenLogprob) = |column, entry| {
     if column.count == 0 {
-        column.best_two = entry.top_logprobs.and_then(TopLogprobs::best_two);
+        column.best = entry.top_logprobs.unwrap_or_default().0;
     }
     column.count += 1;
     if !column.values.last().is_some_and(|value| value.is_nan()) {
@@ -141,27 +144,16 @@ struct TokenLogprob {
 
 /// The best tokens in one place.
 #[derive(Default)]
-struct TopLogprobs {
-    count: usize,
-    is_missing: bool,
-    best: f64,
-    second: f64,
-}
+struct TopLogprobs(Vec<(String, f64)>);
 
 impl TopLogprobs {
-    fn add(&mut self, TopLogprob { logprob }: TopLogprob) {
-        let Some(value) = logprob else {
-            self.is_missing = true;
-            return;
-        };
-        let (best, second) =
-            if self.count == 0 { (f64::NEG_INFINITY, f64::NEG_INFINITY) } else { (self.best, self.second) };
-        (self.best, self.second) = (best.max(value), second.max(best.min(value)));
-        self.count += 1;
-    }
-
-    fn best_two(self) -> Option<(f64, f64)> {
-        (self.count >= 2 && !self.is_missing).then_some((self.best, self.second))
+    /// Entries without a value, and more than any engine is asked for, are left out.
+    fn add(&mut self, TopLogprob { token, logprob }: TopLogprob) {
+        if let Some(value) = logprob
+            && self.0.len() < BEST_MAX
+        {
+            self.0.push((token, value));
+        }
     }
 }
 
@@ -169,6 +161,8 @@ column!(TopLogprobs, TopLogprob, Self::add);
 
 #[derive(Deserialize)]
 struct TopLogprob {
+    #[serde(default)]
+    token: String,
     logprob: Option<f64>,
 }
 

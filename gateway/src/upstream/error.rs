@@ -140,7 +140,7 @@ impl From<&UpstreamError> for DialectError {
             }
             UpstreamError::Unreachable { .. } => Self::Upstream { why: "the engine cannot be reached".to_owned() },
             UpstreamError::Silent { .. } | UpstreamError::TooLarge { .. } => Self::Upstream { why: error.to_string() },
-            UpstreamError::Refused { status: 401 | 403, .. } => {
+            UpstreamError::Refused { status: 401, .. } => {
                 Self::Refused { why: "the engine refused the key of its upstream".to_owned() }
             }
             UpstreamError::Refused { status, .. } => {

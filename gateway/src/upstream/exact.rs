@@ -232,23 +232,33 @@ impl Exchange<'_> {
         let choice = last.map(EngineAnswer::only_choice).transpose().map_err(untrusted)?;
         let mut finish = choice.map_or(Ok(Finish::Length), check::finish).map_err(untrusted)?;
         let mut stop_matched = choice.and_then(|choice| check::stop_matched(choice, finish));
-        if self.way == Way::Vllm && finish != Finish::Length {
-            // This endpoint does not say what ended the answer.
-            let last = sampled.tokens.last().copied().filter(|last| self.prompt.stop_ids.contains(last));
-            stop_matched = last.map(StopMatch::Token).or(Some(StopMatch::EndOfSequence));
-        }
         let mut message = match (self.way, choice) {
-            (Way::Vllm, _) => self.derender(&sampled, finish, reconnects).await?,
+            (Way::Vllm, _) => {
+                let ended_at = self.final_id(&sampled.tokens, stop_matched.as_ref());
+                // A sequence that the model ended is no text: vLLM's parsers would keep the token in the content.
+                let spoken = &sampled.tokens[..sampled.tokens.len() - usize::from(ended_at.is_some())];
+                if stop_matched == Some(StopMatch::EndOfSequence) {
+                    stop_matched = ended_at.map(StopMatch::Token).or(stop_matched);
+                }
+                self.derender(spoken, finish, reconnects).await?
+            }
             (Way::Chat, Some(choice)) if sampled.parts <= 1 => {
                 choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()
             }
             _ => self.parse(&sampled, stop_matched.as_ref(), reconnects).await?,
         };
-        if self.way == Way::Vllm
-            && stop_matched == Some(StopMatch::EndOfSequence)
-            && let Some(text) = cut_at_stop(&mut message, &self.call.request.stop)
-        {
-            stop_matched = Some(StopMatch::Text(text));
+        if self.way == Way::Vllm {
+            match &stop_matched {
+                // It is the end of what was sampled, and the endpoint that parses ids does not know it.
+                Some(StopMatch::Text(stop)) => cut_at_last(&mut message, stop),
+                // Older versions do not say what ended the answer.
+                Some(StopMatch::EndOfSequence) => {
+                    if let Some(text) = cut_at_first(&mut message, &self.call.request.stop) {
+                        stop_matched = Some(StopMatch::Text(text));
+                    }
+                }
+                Some(StopMatch::Token(_)) | None => {}
+            }
         }
         if finish == Finish::Stop && !message.tool_calls.is_empty() {
             finish = Finish::ToolCalls;
@@ -263,15 +273,30 @@ impl Exchange<'_> {
         Ok(Completion { prompt_tokens, tokens, logprobs, spans, version_assumed, finish, stop_matched, message, usage })
     }
 
-    /// Has vLLM parse an answer.
+    /// The last id, if it only ended the answer. vLLM names the stop tokens of a request, but not the model's own.
+    fn final_id(&self, tokens: &[i32], stop: Option<&StopMatch>) -> Option<i32> {
+        let last = *tokens.last()?;
+        let is_end = match stop? {
+            StopMatch::Token(id) => *id == last,
+            StopMatch::Text(_) => false,
+            // The model may have an end that the family does not name. It is a special token, which has no text.
+            StopMatch::EndOfSequence => self.prompt.stop_ids.contains(&last) || (self.prompt.text)(&[last]).is_empty(),
+        };
+        is_end.then_some(last)
+    }
+
+    /// Has vLLM parse an answer. It refuses to parse nothing.
     async fn derender(
         &self,
-        sampled: &Sampled,
+        tokens: &[i32],
         finish: Finish,
         reconnects: &mut u32,
     ) -> Result<AssistantMessage, UpstreamError> {
+        if tokens.is_empty() {
+            return Ok(AssistantMessage::default());
+        }
         let (options, ids) = (&self.upstream.options, self.prompt.ids);
-        let write = |rid: &str| body::derender(self.call, options, ids, &sampled.tokens, finish, rid);
+        let write = |rid: &str| body::derender(self.call, options, ids, tokens, finish, rid);
         let answer: EngineAnswer = self.post(DERENDER, &write, reconnects).await?;
         let choice = answer.only_choice().map_err(|fault| UpstreamError::untrusted(fault, EngineKind::Vllm))?;
         Ok(choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default())
@@ -333,16 +358,36 @@ impl Exchange<'_> {
     }
 }
 
-/// Removes the first stop text and what follows from the content, and returns it.
-fn cut_at_stop(message: &mut AssistantMessage, stops: &[String]) -> Option<String> {
-    let content = message.content.as_mut()?;
-    let found = stops.iter().filter_map(|stop| Some((content.find(stop.as_str())?, stop)));
+/// Removes the first stop text and what follows, and returns it. A stop text in a thought would have ended it, so thoughts
+/// are searched only if there is no content.
+fn cut_at_first(message: &mut AssistantMessage, stops: &[String]) -> Option<String> {
+    let text = spoken_last(message)?;
+    let found = stops.iter().filter_map(|stop| Some((text.as_ref()?.find(stop.as_str())?, stop)));
     let (place, stop) = found.min()?;
-    content.truncate(place);
-    if content.is_empty() {
-        message.content = None;
-    }
+    truncate(text, place);
     Some(stop.clone())
+}
+
+/// Removes the last place of a stop text and what follows.
+fn cut_at_last(message: &mut AssistantMessage, stop: &str) {
+    if let Some(text) = spoken_last(message)
+        && let Some(place) = text.as_ref().and_then(|text| text.rfind(stop))
+    {
+        truncate(text, place);
+    }
+}
+
+/// The text of a message that was sampled last.
+fn spoken_last(message: &mut AssistantMessage) -> Option<&mut Option<String>> {
+    [&mut message.content, &mut message.reasoning].into_iter().find(|text| text.is_some())
+}
+
+fn truncate(text: &mut Option<String>, place: usize) {
+    if let Some(whole) = text {
+        whole.truncate(place);
+    }
+    // A message has no empty texts.
+    *text = text.take().filter(|text| !text.is_empty());
 }
 
 #[derive(serde::Serialize)]

@@ -10,16 +10,28 @@ use std::{
 
 use super::{
     EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
-    answer::EngineAnswer,
     exact::{self, ExactPrompt, Way},
 };
 use crate::request::{Message, Request, Role, Tool};
 
 /// Prompts whose next token most models are fairly sure of, but not certain.
-const PROMPTS: [&str; 3] = ["Is water wet? Answer with one word.", "What is 1 + 1?", "Say hello."];
+const PROMPTS: [&str; 6] = [
+    "Is water wet? Answer with one word.",
+    "What is 1 + 1?",
+    "Say hello.",
+    "Name a colour.",
+    "What is the capital of France?",
+    "Count to three.",
+];
 
-/// The probe needs two best tokens whose log-probabilities differ by this much. Smaller gaps drown in rounding.
+/// So many prompts must say the same before it is believed.
+const AGREEING: usize = 2;
+
+/// The probe needs two tokens whose log-probabilities differ by this much. Smaller gaps drown in rounding.
 const GAP_MIN: f64 = 0.3;
+
+/// No model finds a token so unlikely that is among the best.
+const RULED_OUT: f64 = -50.0;
 
 /// How far the quotient of two gaps may be from 1/2 or 1. Engines compute logits in 16 bits.
 const QUOTIENT_TOLERANCE: f64 = 0.1;
@@ -88,7 +100,8 @@ impl LogprobScale {
             ),
             Self::Unknown { why } if !is_one => refused(
                 format!("the probe could not tell whether log-probabilities contain the temperature: {why}"),
-                "open the session with temperature = 1 in `sampling`, or use an engine that reports top_logprobs",
+                "open the session with temperature = 1 in `sampling`, or use an engine that answers top_logprobs = 5 (vLLM: \
+                 without --max-logprobs, or with at least 5)",
             ),
             Self::Scaled | Self::Raw | Self::Unknown { .. } => Verdict::Ready,
         }
@@ -111,6 +124,20 @@ impl LogprobScale {
             )),
             Self::Scaled | Self::Raw | Self::Unknown { .. } => Ok(()),
         }
+    }
+}
+
+/// What to do about a probe that an engine refuses.
+fn refusal_remedy(error: &UpstreamError) -> &'static str {
+    match error {
+        UpstreamError::Refused { message, .. } if message.contains("--enable-scale-out") => {
+            "start vLLM with --enable-scale-out, which the mode exact needs, or set mode = \"observe\""
+        }
+        UpstreamError::Refused { message, .. } if message.contains("logprobs") => {
+            "start vLLM without --max-logprobs, or with at least 5"
+        }
+        UpstreamError::Refused { status: 401 | 403, .. } => "check the key of the upstream (`key_file`)",
+        _ => "check the model's name, the key and the kind of the upstream in the configuration",
     }
 }
 
@@ -186,10 +213,10 @@ impl Upstream {
                     "check that nothing between Forebay and the engine changes max_tokens",
                 ),
                 Err(UpstreamError::Untrusted { fault, remedy }) => refused(fault.to_string(), remedy),
-                Err(error @ UpstreamError::Refused { .. }) => refused(
-                    error.to_string(),
-                    "check the model's name, the key and the kind of the upstream in the configuration",
-                ),
+                Err(error @ UpstreamError::Refused { .. }) => {
+                    let remedy = refusal_remedy(&error);
+                    refused(error.to_string(), remedy)
+                }
                 Err(error @ (UpstreamError::Busy { .. } | UpstreamError::Aborted { .. })) => {
                     Verdict::Busy { why: error.to_string() }
                 }
@@ -206,12 +233,15 @@ impl Upstream {
         verdict
     }
 
-    /// Finds out whether log-probabilities contain the temperature: if they do, the gap between the two best tokens is
-    /// half as wide at temperature 2. All workers should be started alike; if they are not, the answer is that of the
+    /// Finds out whether log-probabilities contain the temperature: if they do, the gap between two tokens is half
+    /// as wide at temperature 2. All workers should be started alike; if they are not, the answer is that of the
     /// first worker whose log-probabilities are not scaled.
     pub async fn probe_temperature(&self, model: &str) -> Result<LogprobScale, UpstreamError> {
         for worker in 0..self.options().urls.len() {
-            let scale = self.scale_of(model, worker).await?;
+            let scale = match self.scale_of(model, worker).await {
+                Err(error @ UpstreamError::Refused { .. }) => LogprobScale::Unknown { why: error.to_string() },
+                scale => scale?,
+            };
             if scale != LogprobScale::Scaled {
                 return Ok(scale);
             }
@@ -219,28 +249,41 @@ impl Upstream {
         Ok(LogprobScale::Scaled)
     }
 
+    /// One prompt is not believed: what an engine reports may depend on what it happened to sample.
     async fn scale_of(&self, model: &str, worker: usize) -> Result<LogprobScale, UpstreamError> {
         let mut why = String::new();
+        let mut found: Vec<LogprobScale> = Vec::new();
         for prompt in PROMPTS {
             let request = request(prompt);
-            let at_one = self.gap(&call(&request, model, 1.0), worker).await?;
-            let at_two = self.gap(&call(&request, model, 2.0), worker).await?;
-            let (Some(at_one), Some(at_two)) = (at_one, at_two) else {
+            let at_one = self.best(&call(&request, model, 1.0), worker).await?;
+            let at_two = self.best(&call(&request, model, 2.0), worker).await?;
+            if at_one.is_empty() || at_two.is_empty() {
                 return Ok(LogprobScale::Unknown { why: "the answer has no top_logprobs".to_owned() });
+            }
+            let scale = match gaps(&at_one, &at_two) {
+                Some((at_one, at_two)) => scale_of_gaps(at_one, at_two),
+                None => Err("the top_logprobs of two answers have less than two tokens in common".to_owned()),
             };
-            match scale_of_gaps(at_one, at_two) {
-                Ok(scale) => return Ok(scale),
-                Err(found) => why = found,
+            match scale {
+                Ok(scale) if found.first().is_some_and(|first| *first != scale) => {
+                    return Ok(LogprobScale::Unknown { why: "two prompts say different things".to_owned() });
+                }
+                Ok(scale) => found.push(scale),
+                Err(unclear) => why = unclear,
+            }
+            if found.len() == AGREEING {
+                return Ok(found.swap_remove(0));
             }
         }
         Ok(LogprobScale::Unknown { why })
     }
 
-    /// The difference of the two best log-probabilities of the first token.
-    async fn gap(&self, call: &EngineCall<'_>, worker: usize) -> Result<Option<f64>, UpstreamError> {
+    /// The best tokens in the first place of an answer.
+    async fn best(&self, call: &EngineCall<'_>, worker: usize) -> Result<Vec<(String, f64)>, UpstreamError> {
         let rid = probe_id();
-        let answer = self.answer(call, &rid, Wanted::BestTwo, &[worker], &mut 0).await?;
-        Ok(best_two(&answer).map(|(best, second)| best - second))
+        let answer = self.answer(call, &rid, Wanted::Best, &[worker], &mut 0).await?;
+        let logprobs = answer.only_choice().ok().and_then(|choice| choice.logprobs.as_ref()?.content.as_ref());
+        Ok(logprobs.map(|logprobs| logprobs.best.clone()).unwrap_or_default())
     }
 }
 
@@ -272,8 +315,21 @@ pub(super) fn scale_of_gaps(at_one: f64, at_two: f64) -> Result<LogprobScale, St
     }
 }
 
-fn best_two(answer: &EngineAnswer) -> Option<(f64, f64)> {
-    answer.only_choice().ok()?.logprobs.as_ref()?.content.as_ref()?.best_two
+/// How far two tokens are apart that both answers name. Of their best tokens vLLM gives one place to the token that it
+/// sampled, which differs from call to call, so only the same tokens can be compared. The two are as far apart as there
+/// are, because small differences drown in rounding.
+fn gaps(at_one: &[(String, f64)], at_two: &[(String, f64)]) -> Option<(f64, f64)> {
+    // Two tokens may have the same text, and one that the engine rules out has a value that no temperature changes.
+    let value = |best: &[(String, f64)], text: &str| {
+        let mut found =
+            best.iter().filter(|(token, value)| token == text && *value > RULED_OUT).map(|(_, value)| *value);
+        found.next().filter(|_| found.next().is_none())
+    };
+    let both: Vec<(f64, f64)> =
+        at_one.iter().filter_map(|(text, _)| Some((value(at_one, text)?, value(at_two, text)?))).collect();
+    let best = both.iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
+    let worst = both.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    (both.len() > 1).then_some((best.0 - worst.0, best.1 - worst.1))
 }
 
 /// The conversation of a probe.

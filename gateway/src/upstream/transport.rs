@@ -13,7 +13,7 @@ use reqwest::{
     redirect,
 };
 
-use super::{AnswerBudget, EngineKind, UpstreamError, UpstreamOptions, budget::Share, error::RETRY_AFTER_S};
+use super::{AnswerBudget, EngineKind, Secret, UpstreamError, UpstreamOptions, budget::Share, error::RETRY_AFTER_S};
 use crate::work;
 
 /// How long the engine has to confirm that it aborted a call whose agent is gone.
@@ -54,6 +54,7 @@ pub(super) struct Transport {
     answer_bytes_max: usize,
     answers: AnswerBudget,
     idle_timeout: Duration,
+    api_key: Option<Secret>,
 }
 
 /// The body of an answer, with its share of the budget.
@@ -122,6 +123,7 @@ impl Transport {
             answer_bytes_max: options.answer_bytes_max.min(options.answers.bytes()),
             answers: options.answers.clone(),
             idle_timeout: options.idle_timeout,
+            api_key: options.api_key.clone(),
         })
     }
 
@@ -221,10 +223,19 @@ impl Transport {
             || field.is_some_and(|field| BOUNDS.contains(&field.as_str()));
         match status.as_u16() {
             400 | 413 | 422 if is_too_long => UpstreamError::ContextLength { message },
-            // The words may quote the key, and the agent sees them.
-            status @ (401 | 403) => {
-                tracing::warn!(message, status, "an engine refused the key of its upstream");
-                UpstreamError::Refused { status, message: "the key of the upstream is wrong or missing".to_owned() }
+            // The words usually quote a part of the key.
+            401 => {
+                tracing::warn!(message, status = 401, "an engine refused the key of its upstream");
+                UpstreamError::Refused {
+                    status: 401,
+                    message: "the key of the upstream is wrong or missing".to_owned(),
+                }
+            }
+            // Whoever opens sessions sees these, because they may say that the endpoint is disabled.
+            403 => {
+                let key = self.api_key.as_ref().map(Secret::reveal).filter(|key| !key.is_empty());
+                let message = key.map_or_else(|| message.clone(), |key| message.replace(key, "(the key)"));
+                UpstreamError::Refused { status: 403, message }
             }
             429 | 503 => UpstreamError::Busy { message, retry_after_s: wait.unwrap_or(RETRY_AFTER_S) },
             status @ 400..500 => UpstreamError::Refused { status, message },

@@ -14,6 +14,7 @@ mod hostile_engine;
 mod lineage;
 mod messages;
 mod probes;
+mod recorded;
 mod responses;
 mod scores;
 mod sse;

@@ -4,7 +4,7 @@ use forebay_gateway::{
     Upstream,
     engine::{EngineKind, FakeEngine, IdFault, LogprobFault},
     upstream::{
-        Sampling,
+        Sampling, Secret, UpstreamOptions,
         probe::{LogprobScale, Verdict},
     },
 };
@@ -54,6 +54,22 @@ async fn a_wrong_model_is_named() {
     engine.switch(|switches| switches.failures = Some((1, 404, text)));
     let text = remedy(upstream.probe("fake").await);
     assert!(text.contains("does not exist") && text.contains("model's name"), "{text}");
+}
+
+#[tokio::test]
+async fn a_disabled_endpoint_is_not_told_as_a_wrong_key() {
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    let words = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.";
+    let text = format!(r#"{{"error": {{"message": "{words}", "type": "PermissionDeniedError", "code": 403}}}}"#);
+    engine.switch(|switches| switches.failures = Some((1, 403, text)));
+    let told = remedy(upstream.probe("fake").await);
+    assert!(told.contains(words) && told.contains("start vLLM with --enable-scale-out"), "{told}");
+    // An engine may quote the key in its refusal.
+    let options = UpstreamOptions { api_key: Some(Secret::new("sk-secret")), ..options(EngineKind::Vllm, &[&engine]) };
+    let text = r#"{"message": "sk-secret may not do this"}"#.to_owned();
+    engine.switch(|switches| switches.failures = Some((1, 403, text)));
+    let told = remedy(Upstream::new(options).expect("usable options").probe("fake").await);
+    assert!(told.contains("may not do this") && told.contains("key_file") && !told.contains("sk-secret"), "{told}");
 }
 
 #[tokio::test]

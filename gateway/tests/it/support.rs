@@ -131,3 +131,9 @@ pub(crate) fn call(request: &Request) -> EngineCall<'_> {
 pub(crate) async fn ask(upstream: &Upstream, text: &str) -> Result<Answered, UpstreamError> {
     upstream.complete(&call(&question(text))).await
 }
+
+/// A client for the engine's other paths.
+pub(crate) fn plain_client() -> reqwest::Client {
+    forebay_client::install_tls_provider();
+    reqwest::Client::new()
+}

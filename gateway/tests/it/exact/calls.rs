@@ -40,7 +40,12 @@ async fn what_an_engine_is_sent() {
     });
     assert_eq!(sent["sampling_params"], sampling);
     let parse = log.at("/v1/chat/completions/derender").next().expect("the answer was parsed").json();
-    assert_eq!(parse["generate_response"]["choices"][0]["token_ids"], json!(answered.completion.tokens));
+    let spoken = answered.completion.tokens.strip_suffix(&[IM_END]).expect("the model ends its answer");
+    assert_eq!(parse["generate_response"]["choices"][0]["token_ids"], json!(spoken));
+    assert_eq!(
+        (parse["chat_request"]["messages"].clone(), parse["chat_request"]["stop"].clone()),
+        (json!([]), json!(null))
+    );
     assert_eq!((parse["chat_request"]["tools"].clone(), parse["model"].clone()), (tools(), json!("fake")));
     assert_eq!(log.calls().count(), 0);
 }
@@ -67,8 +72,9 @@ async fn an_answer_is_recorded_with_its_parts() {
 
 #[tokio::test]
 async fn a_stop_text_ends_an_answer() {
-    for endpoint in ENDPOINTS {
+    for (endpoint, names_stops) in ENDPOINTS.into_iter().flat_map(|endpoint| [(endpoint, true), (endpoint, false)]) {
         let (engine, mut session) = Session::start_at(endpoint).await;
+        engine.switch(|switches| switches.names_stops = names_stops);
         engine.script("Act", [Answer::text("I act. Observation: none"), Answer::text("Done.")]);
         let body = |messages: Value| {
             parsed(Dialect::Chat, &json!({"model": "m", "messages": messages, "stop": ["Observation:"]}))
@@ -82,6 +88,16 @@ async fn a_stop_text_ends_an_answer() {
         let path = path(&first);
         assert!(decode(&path).ends_with("Observation:"));
         assert_eq!(second.completion.prompt_tokens[path.len()], IM_END, "the message is closed");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_at_once_is_empty() {
+    for endpoint in ENDPOINTS {
+        let (engine, mut session) = Session::start_at(endpoint).await;
+        engine.script("Silence", [Answer::text("")]);
+        let completion = session.call(&question("Silence!")).await.expect("the engine answers").0.completion;
+        assert_eq!((completion.tokens, completion.message.content), (vec![IM_END], None), "{endpoint:?}");
     }
 }
 
