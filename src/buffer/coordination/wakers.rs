@@ -1,8 +1,8 @@
 //! Waking: requests that wait for a batch or a version are woken when it may be available.
 //!
 //! A waiter registers before it checks, so an event between the check and the wait is not lost. Events at other
-//! replicas arrive through [`replicas`](crate::buffer::replicas). Waiters also poll, because these notifications can be
-//! lost: by default every 500 ms, and seldom while notifications arrive.
+//! replicas arrive through [`replicas`](crate::buffer::replicas). Because these notifications can be lost, one waiter of
+//! each policy also polls for all: by default every 500 ms, and seldom while notifications arrive.
 
 use std::{
     collections::HashMap,
@@ -18,12 +18,11 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::buffer::{ids::PolicyName, replicas::Awaited};
 
-/// Random factor of the poll interval, so that waiters do not all poll at once.
+/// Random factor of the poll interval, so that policies and replicas do not all poll at once.
 const POLL_JITTER: std::ops::Range<f64> = 0.7..1.3;
 
 /// The least poll interval while this replica receives notifications. It is the longest delay after a notification that
-/// was lost although the connection looked sound. 2,000 waiters that polled every 500 ms took half a core of an idle
-/// database.
+/// was lost although the connection looked sound.
 const NOTIFIED_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The waiters of all policies.
@@ -43,10 +42,31 @@ pub(in crate::buffer) struct Wakers {
 /// The waiters of one policy.
 #[derive(Debug, Default)]
 pub(in crate::buffer) struct Waker {
-    batches: Notify,
-    versions: Notify,
+    batches: Line,
+    versions: Line,
     /// One claim at a time: a second one would only wait for the lock on the policy's row.
     pub(in crate::buffer) turn: tokio::sync::Mutex<()>,
+}
+
+/// The waiters of one policy for the same thing.
+#[derive(Debug, Default)]
+struct Line {
+    notify: Notify,
+    /// When one of them last polled.
+    polled_at: Mutex<Option<Instant>>,
+}
+
+impl Line {
+    /// Whether a waiter polls now, and not another one did a short while ago. 2,000 waiters that each polled took a
+    /// sixth of a core of an idle database, although what one of them finds wakes the others.
+    fn is_turn_to_poll(&self, now: Instant, interval: Duration) -> bool {
+        let mut polled_at = self.polled_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_turn = polled_at.is_none_or(|at| now.duration_since(at) >= interval.mul_f64(POLL_JITTER.start));
+        if is_turn {
+            *polled_at = Some(now);
+        }
+        is_turn
+    }
 }
 
 /// A reference to the waiters of a policy, held while a request checks or waits.
@@ -112,6 +132,8 @@ pub(in crate::buffer) enum Event {
 pub(in crate::buffer) enum Woken {
     /// Something may have happened: check again.
     Recheck,
+    /// Nothing announced anything, and it is this waiter's turn to check for all of its line.
+    Poll,
     /// The time is over, or the service stops: check a last time.
     DeadlinePassed,
 }
@@ -159,14 +181,14 @@ impl Wakers {
     /// waits for a batch. The first wakes the next.
     pub(in crate::buffer) fn wake_all(&self) {
         for waker in self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).values() {
-            waker.batches.notify_one();
-            waker.versions.notify_waiters();
+            waker.batches.notify.notify_one();
+            waker.versions.notify.notify_waiters();
         }
     }
 
     /// A batch may be ready: wakes one waiter.
     pub(in crate::buffer) fn batch(&self, policy: &PolicyName) {
-        self.with_existing(policy, |waker| waker.batches.notify_one());
+        self.with_existing(policy, |waker| waker.batches.notify.notify_one());
     }
 
     /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
@@ -176,7 +198,7 @@ impl Wakers {
 
     /// The version changed: wakes all waiters for it.
     fn version(&self, policy: &PolicyName) {
-        self.with_existing(policy, |waker| waker.versions.notify_waiters());
+        self.with_existing(policy, |waker| waker.versions.notify.notify_waiters());
     }
 
     /// Ends all waits.
@@ -187,7 +209,7 @@ impl Wakers {
 
     /// Waits for a batch.
     pub(in crate::buffer) async fn wait_for_batch(&self, waker: &Waker, event: Event, deadline: Instant) -> Woken {
-        self.wait(waker.batches.notified(), event, deadline).await
+        self.wait(&waker.batches, waker.batches.notify.notified(), event, deadline).await
     }
 
     /// Calls `look` until it answers something or the deadline has passed. A change of the version triggers the next
@@ -201,17 +223,21 @@ impl Wakers {
     where
         F: Future<Output = Result<Option<T>, E>>,
     {
+        let mut woken = Woken::Recheck;
         loop {
-            let notified = waker.versions.notified();
+            let notified = waker.versions.notify.notified();
             tokio::pin!(notified);
             // Registered before the check, because `notify_waiters` wakes only waiters that are already registered.
             notified.as_mut().enable();
-            if let Some(found) = look().await? {
-                return Ok(Some(found));
+            let found = look().await?;
+            if found.is_some() && woken != Woken::Recheck {
+                // Nothing has announced this change, so the others do not know of it.
+                waker.versions.notify.notify_waiters();
             }
-            if self.wait(notified, Event::Announced, deadline).await == Woken::DeadlinePassed {
-                return look().await;
+            if found.is_some() || woken == Woken::DeadlinePassed {
+                return Ok(found);
             }
+            woken = self.wait(&waker.versions, notified, Event::Announced, deadline).await;
         }
     }
 
@@ -225,21 +251,29 @@ impl Wakers {
         }
     }
 
-    async fn wait(&self, notified: impl Future<Output = ()>, event: Event, deadline: Instant) -> Woken {
+    async fn wait(&self, line: &Line, notified: impl Future<Output = ()>, event: Event, deadline: Instant) -> Woken {
         let closing = self.closing.notified();
-        tokio::pin!(closing);
+        tokio::pin!(closing, notified);
         closing.as_mut().enable();
-        if self.closed.load(Ordering::Acquire) || Instant::now() >= deadline {
+        if self.closed.load(Ordering::Acquire) {
             return Woken::DeadlinePassed;
         }
-        let poll_at = Instant::now() + self.poll_interval(event).mul_f64(rand::random_range(POLL_JITTER));
-        tokio::select! {
-            () = notified => Woken::Recheck,
-            () = closing => Woken::DeadlinePassed,
-            () = tokio::time::sleep_until(deadline.min(poll_at)) => {
-                if Instant::now() >= deadline { Woken::DeadlinePassed } else { Woken::Recheck }
+        while Instant::now() < deadline {
+            let interval = self.poll_interval(event);
+            let poll_at = Instant::now() + interval.mul_f64(rand::random_range(POLL_JITTER));
+            tokio::select! {
+                () = &mut notified => return Woken::Recheck,
+                () = &mut closing => break,
+                () = tokio::time::sleep_until(deadline.min(poll_at)) => {
+                    let now = Instant::now();
+                    let polls = event == Event::Unannounced || line.is_turn_to_poll(now, interval);
+                    if polls && now < deadline {
+                        return Woken::Poll;
+                    }
+                }
             }
         }
+        Woken::DeadlinePassed
     }
 }
 
@@ -261,6 +295,29 @@ mod tests {
         let wakers = Wakers::new(never);
         wakers.notified(true);
         assert_eq!(intervals(&wakers), [never, never], "a longer interval of the configuration stays");
+    }
+
+    #[test]
+    fn one_waiter_polls_for_all_of_a_policy() {
+        let line = Line::default();
+        let (started, interval) = (Instant::now(), Duration::from_secs(1));
+        let polls = |ms| line.is_turn_to_poll(started + Duration::from_millis(ms), interval);
+        let turns: Vec<_> = [0, 1, 500, 699, 700, 701, 1_399, 1_400, 9_000, 9_001].map(|ms| (ms, polls(ms))).into();
+        let polled: Vec<_> = turns.iter().filter(|(_, is_turn)| *is_turn).map(|(ms, _)| *ms).collect();
+        assert_eq!(polled, [0, 700, 1_400, 9_000]);
+    }
+
+    #[tokio::test]
+    async fn a_version_that_one_waiter_finds_wakes_the_others() {
+        let wakers = Wakers::new(Duration::from_hours(1));
+        let name = PolicyName::parse("a").expect("a name");
+        let waker = wakers.watch(&name);
+        let looks = std::cell::Cell::new(0);
+        // The first look of each waiter finds nothing, and nothing announces the change after it.
+        let look = async || Ok::<_, ()>((looks.replace(looks.get() + 1) >= 3).then_some(()));
+        let patient = || wakers.until_version(&waker, Instant::now() + Duration::from_hours(1), look);
+        let found = tokio::join!(patient(), patient(), wakers.until_version(&waker, Instant::now(), look));
+        assert_eq!((found, looks.get()), ((Ok(Some(())), Ok(Some(())), Ok(Some(()))), 6));
     }
 
     #[test]
