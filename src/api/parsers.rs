@@ -6,8 +6,9 @@
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use bytes::Bytes;
 use forebay_client::wire::{
-    self, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest, DiscardRequest, ExtendRequest,
-    NackRequest, Object, PolicyRules, Problem, ResetRequest, ResumeRequest, TryRequest, VersionRequest,
+    self, AbortRequest, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest, DiscardRequest,
+    ExtendRequest, FinishRequest, KeyRequest, NackRequest, Object, PolicyRules, Problem, ResetRequest, ResumeRequest,
+    SessionRequest, TryRequest, VersionRequest,
 };
 use serde::de::DeserializeOwned;
 
@@ -87,6 +88,7 @@ pub fn control(bytes: &[u8]) -> Vec<Problem> {
         body::parse::<Object<T>>(bytes).err().map(Failure::into_problem)
     }
     let refusals = [
+        refusal::<AbortRequest>,
         refusal::<AckRequest>,
         refusal::<AdmissionRequest>,
         refusal::<BatchRequest>,
@@ -94,10 +96,13 @@ pub fn control(bytes: &[u8]) -> Vec<Problem> {
         refusal::<CloseRequest>,
         refusal::<DiscardRequest>,
         refusal::<ExtendRequest>,
+        refusal::<FinishRequest>,
+        refusal::<KeyRequest>,
         refusal::<NackRequest>,
         refusal::<PolicyRules>,
         refusal::<ResetRequest>,
         refusal::<ResumeRequest>,
+        refusal::<SessionRequest>,
         refusal::<TryRequest>,
         refusal::<VersionRequest>,
     ];

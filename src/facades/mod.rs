@@ -10,9 +10,11 @@
 //! - `object`: JSON objects as they were sent.
 //! - [`slime`]: the rollout buffer of slime.
 //! - `atropos`: the API server of Atropos.
+//! - [`parsers`]: what tests call.
 
 mod calls;
 mod object;
+pub mod parsers;
 mod paths;
 pub mod slime;
 

@@ -156,9 +156,7 @@ impl Payload {
 
     fn wide(trajectory: &Trajectory) -> Self {
         let header = serde_json::to_vec(&header(trajectory)).expect("a header is text, numbers and checked JSON");
-        let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
-        // 9 bytes per token is exact for a trajectory with logprobs that is all response.
-        let mut packed = Vec::with_capacity(4 + header.len() + 9 * tokens);
+        let mut packed = Vec::with_capacity(4 + header.len() + columns_bytes(trajectory));
         packed.put_u32_le(header.len() as u32);
         packed.put_slice(&header);
         for segment in &trajectory.segments {
@@ -173,16 +171,18 @@ impl Payload {
     fn narrow(trajectory: &Trajectory) -> Self {
         let described = header(trajectory);
         let header = serde_json::to_vec(&described).expect("a header is text, numbers and checked JSON");
-        let tokens: usize = trajectory.segments.iter().map(|segment| segment.tokens.len()).sum();
-        let mut narrow = Vec::with_capacity(4 * tokens);
-        for (segment, described) in trajectory.segments.iter().zip(&described.segments) {
+        let segments = || trajectory.segments.iter().zip(&described.segments);
+        let narrow_bytes = |(segment, described): (&Segment, &SegmentHeader)| {
+            usize::from(described.id_bytes) * segment.tokens.len() + segment.loss_mask.len().div_ceil(8)
+        };
+        let mut narrow = Vec::with_capacity(segments().map(narrow_bytes).sum());
+        for (segment, described) in segments() {
             put_ids(&mut narrow, &segment.tokens, described.id_bytes);
             put_bits(&mut narrow, &segment.loss_mask);
         }
         let floats = || trajectory.segments.iter().flat_map(floats);
         let float_bytes = 4 * floats().map(Vec::len).sum::<usize>();
-        let masks: usize = trajectory.segments.iter().map(|segment| segment.loss_mask.len()).sum();
-        let unpacked_bytes = header.len() + 4 * tokens + masks + float_bytes;
+        let unpacked_bytes = header.len() + columns_bytes(trajectory);
         let (header_length, header) = part(&header);
         let (narrow_length, narrow) = part(&narrow);
         let mut body = Vec::with_capacity(8 + header.len() + narrow.len() + float_bytes);
@@ -303,6 +303,14 @@ impl SegmentColumns {
 }
 
 /// The columns of floats that the segment has, in the order in which they are written.
+/// Bytes of all columns at full width.
+fn columns_bytes(trajectory: &Trajectory) -> usize {
+    let of_segment = |segment: &Segment| {
+        4 * segment.tokens.len() + segment.loss_mask.len() + 4 * floats(segment).map(Vec::len).sum::<usize>()
+    };
+    trajectory.segments.iter().map(of_segment).sum()
+}
+
 fn floats(segment: &Segment) -> impl Iterator<Item = &Vec<f32>> {
     [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
 }

@@ -31,10 +31,11 @@ use axum::{
     response::Response,
     routing::{get, post as post_to},
 };
-use forebay_client::wire::Violation;
+use forebay_client::wire::{Trajectory, Violation};
 use serde_json::{Value, json};
 
 use self::{
+    convert::Names,
     retries::Posts,
     run::{ENVIRONMENTS_MAX, Queued, TooManyEnvironments},
     state::Cache,
@@ -83,6 +84,14 @@ const ROUTES: &[(&str, &str, Needs)] = &[
 
 const PRODUCERS: &[Role] = &[Produce, Admin];
 const ALL: &[Role] = &[Produce, Train, Read, Admin];
+
+/// The rollouts of a scored group that is posted, and what its price is besides that of the body; none if it is refused.
+pub(super) fn rollouts(body: &[u8]) -> Option<(Vec<Trajectory>, usize)> {
+    let scored = ScoredData::parse(body).ok()?;
+    let price = scored.repeated_bytes();
+    let names = Names { policy: "default".to_owned(), group_id: "group".to_owned(), environment: None };
+    Some((convert::rollouts(scored, &names), price))
+}
 
 pub(super) fn needs(method: &Method, route: &str) -> Needs {
     needs_of(ROUTES, method, route)

@@ -15,6 +15,7 @@ use axum::{
     http::Method,
     routing::{get, post},
 };
+use forebay_client::wire::Trajectory;
 use serde_json::{Value, json, value::RawValue};
 
 use super::{Facade, needs_of, object::Object};
@@ -45,6 +46,11 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/", Needs::Nothing),
     ("GET", "/health", Needs::Nothing),
 ];
+
+/// The rollout of an item that is written; none if it is refused.
+pub(super) fn rollout(body: &[u8]) -> Option<Trajectory> {
+    Some(item::Item::parse(text(body).ok()?, None).ok()?.trajectory)
+}
 
 pub(super) fn needs(method: &Method, route: &str) -> Needs {
     needs_of(ROUTES, method, route)
