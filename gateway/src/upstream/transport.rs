@@ -6,7 +6,7 @@
 
 use std::{ops::Deref, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use reqwest::{
     Client, Response, StatusCode, Url,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
@@ -60,7 +60,7 @@ pub(super) struct Transport {
 /// The body of an answer, with its share of the budget.
 #[derive(Debug)]
 pub(super) struct ReadBody {
-    bytes: BytesMut,
+    bytes: Vec<u8>,
     _share: Share,
 }
 
@@ -194,15 +194,19 @@ impl Transport {
         // Engines announce the length of their answers. Another answer waits for room for its beginning, and gets more as
         // it arrives.
         let mut share = self.answers.wait_for((announced as usize).max(FIRST_BYTES)).await;
-        let mut bytes = BytesMut::with_capacity(announced as usize);
+        let busy = |why: &str| UpstreamError::Busy { message: why.to_owned(), retry_after_s: RETRY_AFTER_S };
+        // A system that gives out no more memory than it has refuses some here, which must not end the process.
+        let no_memory = |_| busy("the system has no memory for the engine's answer");
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(announced as usize).map_err(no_memory)?;
         while let Some(piece) = response.chunk().await.map_err(|error| self.broken(error))? {
             if bytes.len() + piece.len() > self.answer_bytes_max {
                 return Err(too_large());
             }
             if !share.grow(bytes.len() + piece.len()) {
-                let message = "too many bytes of engines' answers are in memory".to_owned();
-                return Err(UpstreamError::Busy { message, retry_after_s: RETRY_AFTER_S });
+                return Err(busy("too many bytes of engines' answers are in memory"));
             }
+            bytes.try_reserve(piece.len()).map_err(no_memory)?;
             bytes.extend_from_slice(&piece);
         }
         Ok(ReadBody { bytes, _share: share })
