@@ -354,6 +354,7 @@ fn assembled(calls: &[Recorded], retries: wire::Retries, backwards: bool) -> (As
             stopped_on_token: call.flags & 1 > 0,
             agent: [None, Some("a"), Some("b"), None][usize::from(call.flags / 2 % 4)],
             delivered: call.flags & 8 == 0,
+            retry_count: u32::from(call.flags >> 4 & 1),
         })
         .collect();
     if backwards {
@@ -369,7 +370,7 @@ fn assembled(calls: &[Recorded], retries: wire::Retries, backwards: bool) -> (As
 /// segment or dropped; the order in which calls are given changes nothing.
 pub fn calls(bytes: &[u8]) {
     let calls = recorded(bytes);
-    for retries in [wire::Retries::Drop, wire::Retries::Keep] {
+    for retries in [wire::Retries::Transport, wire::Retries::Last, wire::Retries::Keep] {
         let (assembly, segments) = assembled(&calls, retries, false);
         assert_eq!(segments, assembled(&calls, retries, true).1);
         let owned: usize = assembly.chains.iter().map(|chain| chain.calls.len()).sum();

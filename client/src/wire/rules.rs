@@ -321,7 +321,7 @@ impl Default for RetentionRules {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SessionRules {
-    /// Whether repeated calls are trained.
+    /// Which answers are not trained.
     pub retries: Retries,
     /// The name of an `[[upstream]]` of the configuration. When a session is finished, it scores the segments of the
     /// policy, and their `teacher_logprobs` are filled in. Posted trajectories are not scored.
@@ -329,17 +329,20 @@ pub struct SessionRules {
     pub teacher: Option<String>,
 }
 
-/// Whether calls are trained that have the same agent and the same prompt as another one, and that no call continues.
+/// Which answers are not trained, of those that no call continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Retries {
-    /// Of calls with the same agent and the same prompt, those that a call continues are trained; if there is none, the
-    /// last one that was delivered.
+    /// Those that the agent did not receive: the answer was not delivered, or the client says with its count of retries
+    /// that it repeated the call.
     #[default]
-    Drop,
-    /// All of them are trained, for agents that sample several candidates with one prompt. A call whose answer was not
-    /// delivered is dropped all the same.
+    Transport,
+    /// Also those of calls with the same agent and the same prompt as another one: if a call continues one of them, all
+    /// others, and otherwise all but the last one that was delivered.
+    #[serde(alias = "drop")]
+    Last,
+    /// Only those that were not delivered.
     Keep,
 }
 

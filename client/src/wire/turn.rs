@@ -58,6 +58,10 @@ pub struct Turn {
     #[serde(default = "delivered", deserialize_with = "delivered_unless_false")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<bool>, default = true))]
     pub delivered: bool,
+    /// How often the client has made this call before, by its own account, as in `x-stainless-retry-count`; 0 when absent.
+    #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "is_first")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, default = 0))]
+    pub retry_count: u32,
 }
 
 impl Default for Turn {
@@ -73,8 +77,14 @@ impl Default for Turn {
             stopped_on_token: false,
             agent: None,
             delivered: delivered(),
+            retry_count: 0,
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_first(retry_count: &u32) -> bool {
+    *retry_count == 0
 }
 
 fn delivered() -> bool {
@@ -111,6 +121,6 @@ pub struct DroppedCalls {
     pub empty: u32,
     /// Turns that were not delivered and that no other turn continues.
     pub undelivered: u32,
-    /// Turns that no other turn continues, and whose prompt the same agent sent again.
+    /// Turns that were delivered and that no other turn continues, in whose place another one is trained.
     pub retry: u32,
 }

@@ -26,8 +26,8 @@ OnDrop = Literal["refill", "shrink"]
 Requirement = Literal["tokens", "logprobs", "policy_version", "teacher_logprobs", "values"]
 """A column that a policy may require."""
 
-Retries = Literal["drop", "keep"]
-"""Whether calls are trained that have the same agent and the same prompt as another one, and that no call continues."""
+Retries = Literal["transport", "last", "keep"]
+"""Which answers are not trained, of those that no call continues."""
 
 Settle = Literal["checkpoint", "ack"]
 """What settles an acked batch, so that no resume without `force` brings it back."""
@@ -133,8 +133,8 @@ class RetentionRules:
 class SessionRules:
     """How the calls of an agent, which are posted as `turns`, become segments."""
 
-    retries: Retries = "drop"
-    """Whether repeated calls are trained."""
+    retries: Retries = "transport"
+    """Which answers are not trained."""
     teacher: str | None = None
     """The name of an `[[upstream]]` of the configuration. When a session is finished, it scores the segments of the
     policy, and their `teacher_logprobs` are filled in. Posted trajectories are not scored."""

@@ -108,6 +108,7 @@ fn turns() -> Vec<Turn> {
         stopped_on_token: true,
         agent: Some("main".to_owned()),
         delivered: false,
+        retry_count: 0,
     };
     let second = Turn {
         id: Some("c2".to_owned()),

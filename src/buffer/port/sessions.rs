@@ -42,8 +42,8 @@ pub trait SessionStore: Send + Sync {
     async fn mark_calls(&self, calls: Vec<CallPk>, delivery: Delivery) -> Result<(), StoreError>;
     /// Whether it is not known of a call that ended after a time whether its answer was delivered.
     async fn has_unmarked(&self, session: SessionPk, ended_after: Timestamp) -> Result<bool, StoreError>;
-    /// The recorded answer to a request that its client repeats: of several, one that is not marked as delivered, and of
-    /// these the last.
+    /// The recorded answer to a request that its client repeats, which is not marked as delivered: of several, the first
+    /// that is not being sent.
     async fn answer(&self, find: FindAnswer) -> Result<Option<StoredAnswer>, StoreError>;
     /// The calls of a session after a number, in order.
     async fn session_calls(&self, session: SessionPk, after: u32, limit: u32) -> Result<Vec<StoredCall>, StoreError>;
@@ -305,6 +305,8 @@ pub struct FindAnswer {
     pub body_digest: [u8; 32],
     /// How many times the client says that it has repeated the request. Only a call with a smaller number is found.
     pub retry_count: u32,
+    /// The calls of the session whose answers this process is sending.
+    pub sending: Vec<CallPk>,
 }
 
 /// A recorded answer.

@@ -9,8 +9,8 @@
 //!
 //! 1. A call without completion ids is dropped (`empty`).
 //! 2. `parents`: the parent of a call is the call whose prompt and completion are the longest prefix of its prompt.
-//! 3. `retries`: a call that nothing continues is dropped if its answer was not delivered (`undelivered`), or if
-//!    another call with the same prompt took its place (`retry`).
+//! 3. `retries`: a call that nothing continues is dropped if its answer was not delivered (`undelivered`), or if another
+//!    call with the same prompt took its place (`retry`). The rules of the policy say which calls do.
 //! 4. `chains`: every call that nothing continues ends a chain. Each call belongs to one chain: the longest one through
 //!    it.
 //! 5. `segments`: a chain becomes a segment. Its prompt is the prompt of its first own call.
@@ -60,6 +60,8 @@ pub struct Call<'a> {
     pub agent: Option<&'a str>,
     /// Whether the agent received the answer.
     pub delivered: bool,
+    /// How often the client has made this call before, by its own account.
+    pub retry_count: u32,
 }
 
 /// What precedes the ids of a prompt.

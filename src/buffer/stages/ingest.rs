@@ -29,6 +29,7 @@ use crate::buffer::{
     replicas::{self, Awaited},
     states::{GroupState, Verdict},
     trajectory::{Facts, Memory, NoMemory, Trajectory, VIOLATIONS_MAX},
+    warnings::Warning,
 };
 
 /// The most filter steps that run on the thread of the request. The bytes of metadata that they read count as well:
@@ -58,8 +59,8 @@ pub struct NewRollout {
     /// The latest result of its filters.
     pub evaluation: LatestEvaluation,
     form: Form,
-    /// Its form if the rules keep retries; none if that is the same.
-    with_retries: Option<Box<Form>>,
+    /// Its form by another rule about retries than the default, where it differs.
+    others: Vec<(Retries, Form)>,
 }
 
 /// What is stored of a rollout. It depends on the rules whether repeated calls are part of it.
@@ -71,6 +72,18 @@ pub struct Form {
     pub payload: Payload,
     /// What became of its turns, if it was posted as turns.
     pub assembly: Option<wire::Assembly>,
+}
+
+/// What only the calls of a session say about its rollout.
+#[derive(Clone, Debug, Default)]
+pub(in crate::buffer) struct Marks {
+    /// Whether the engine did not say the version of every trained token.
+    pub(in crate::buffer) version_assumed: bool,
+    /// Whether all answers are empty, and the agent received one. Such a rollout has a reward, like a post of which all
+    /// turns are empty.
+    pub(in crate::buffer) sampled_nothing: bool,
+    /// If answers that the agent received are in no segment.
+    pub(in crate::buffer) delivered_dropped: Option<Warning>,
 }
 
 impl NewRollout {
@@ -89,37 +102,35 @@ impl NewRollout {
             only_open: false,
             evaluation: LatestEvaluation::default(),
             form: Form { facts: trajectory.facts, payload, assembly: trajectory.assembly },
-            with_retries: trajectory.with_retries.map(|other| Box::new(Self::pack(*other, codec).form)),
+            others: trajectory.others.into_iter().map(|(rule, other)| (rule, Self::pack(other, codec).form)).collect(),
         }
     }
 
-    /// Adds what only the calls of a session say: whether the versions of its spans are assumed, and whether all answers
-    /// are empty.
-    pub(in crate::buffer) fn mark(&mut self, spans_assumed: bool, sampled_nothing: bool) {
-        self.form.facts.versions.spans_assumed |= spans_assumed;
-        self.form.facts.sampled_nothing |= sampled_nothing;
+    /// Adds what only the calls of a session say.
+    pub(in crate::buffer) fn mark(&mut self, marks: Marks) {
+        let facts = &mut self.form.facts;
+        facts.versions.spans_assumed |= marks.version_assumed;
+        facts.sampled_nothing |= marks.sampled_nothing;
+        facts.warnings.extend(marks.delivered_dropped);
     }
 
     /// What is stored of it under rules with this setting.
     #[must_use]
     pub fn form(&self, retries: Retries) -> &Form {
-        match (retries, &self.with_retries) {
-            (Retries::Keep, Some(form)) => form,
-            (Retries::Drop, _) | (Retries::Keep, None) => &self.form,
-        }
+        self.others.iter().find(|(of, _)| *of == retries).map_or(&self.form, |(_, form)| form)
     }
 
     /// Whether the rules decide about its form.
     #[must_use]
     pub fn depends_on_rules(&self) -> bool {
-        self.with_retries.is_some()
+        !self.others.is_empty()
     }
 
-    /// The bytes of its payload, in its larger form.
+    /// The bytes of its payload, in its largest form.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         let bytes = |form: &Form| form.payload.body.len();
-        bytes(&self.form).max(self.with_retries.as_deref().map_or(0, bytes))
+        self.others.iter().map(|(_, form)| bytes(form)).fold(bytes(&self.form), usize::max)
     }
 
     /// The group it belongs to. A rollout without a group is a group of its own.

@@ -7,7 +7,7 @@ mod turns;
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{self, Requirement, Sampling, Segment, Status, Violation};
+use forebay_client::wire::{self, Requirement, Retries, Sampling, Segment, Status, Violation};
 use serde_json::value::RawValue;
 
 use crate::buffer::{
@@ -15,7 +15,7 @@ use crate::buffer::{
     formats::{codes, columns::little_endian},
     ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
     staleness::{TrainedSpan, TrainedVersions},
-    warnings::{LOGPROB_MAX, LOGPROB_NONE, Warning, version_warning, warnings},
+    warnings::{LOGPROB_MAX, LOGPROB_NONE, Warning, delivered_dropped, version_warning, warnings},
 };
 
 /// The most violations reported for one request: enough to fix a producer, and a bounded answer.
@@ -54,8 +54,9 @@ pub struct Trajectory {
     pub(in crate::buffer) content: ContentDigest,
     /// What became of its turns, if it was posted as turns.
     pub(in crate::buffer) assembly: Option<wire::Assembly>,
-    /// The same trajectory with the segments that it has if the policy keeps retries; none if they are the same.
-    pub(in crate::buffer) with_retries: Option<Box<Self>>,
+    /// The same trajectory with the segments that it has by another rule about retries than the default, where they
+    /// differ.
+    pub(in crate::buffer) others: Vec<(Retries, Self)>,
 }
 
 /// Asks for this many bytes of memory, for segments that are larger than the turns they are assembled from.
@@ -238,33 +239,40 @@ impl Trajectory {
         let rollout_id = named_rollout.unwrap_or_else(RolloutId::mint);
         let content = digest(&sent, &policy, &rollout_id, messages, metadata);
         let sampled_nothing = !sent.turns.is_empty() && sent.turns.iter().all(|turn| turn.tokens.is_empty());
-        let checked = |sent: wire::Trajectory, assembly, with_retries| Self {
-            facts: facts(&sent, sampled_nothing),
-            policy: policy.clone(),
-            rollout_id: rollout_id.clone(),
-            group_id: group_id.clone(),
-            group_size: sent.group_size,
-            execution_id: execution_id.clone(),
-            admission_id,
-            sampling: sent.sampling,
-            segments: sent.segments,
-            messages: sent.messages,
-            content,
-            assembly,
-            with_retries,
+        let checked = |sent: wire::Trajectory, retries, assembly: Option<wire::Assembly>, others| {
+            let mut facts = facts(&sent, sampled_nothing);
+            facts
+                .warnings
+                .extend(assembly.and_then(|assembly| delivered_dropped(assembly.dropped.retry.into(), retries)));
+            Self {
+                facts,
+                policy: policy.clone(),
+                rollout_id: rollout_id.clone(),
+                group_id: group_id.clone(),
+                group_size: sent.group_size,
+                execution_id: execution_id.clone(),
+                admission_id,
+                sampling: sent.sampling,
+                segments: sent.segments,
+                messages: sent.messages,
+                content,
+                assembly,
+                others,
+            }
         };
         if sent.turns.is_empty() {
-            return Ok(Ok(checked(sent, None, None)));
+            return Ok(Ok(checked(sent, Retries::default(), None, Vec::new())));
         }
         let Some(assembled) = turns::assemble(&sent, limits, &mut found, memory)? else {
             return Ok(Err(found.0));
         };
         sent.turns = Vec::new();
-        let with_retries = assembled.with_retries.map(|(segments, counts)| {
-            Box::new(checked(wire::Trajectory { segments, ..sent.clone() }, Some(counts), None))
-        });
+        let of_rule = |(retries, segments, counts)| {
+            (retries, checked(wire::Trajectory { segments, ..sent.clone() }, retries, Some(counts), Vec::new()))
+        };
+        let others = assembled.others.into_iter().map(of_rule).collect();
         let sent = wire::Trajectory { segments: assembled.segments, ..sent };
-        Ok(Ok(checked(sent, Some(assembled.counts), with_retries)))
+        Ok(Ok(checked(sent, Retries::default(), Some(assembled.counts), others)))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use forebay_client::wire::{Sampling, Segment};
+use forebay_client::wire::{Retries, Sampling, Segment};
 
 use crate::buffer::ids::Version;
 
@@ -40,6 +40,19 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.name, self.detail)
     }
+}
+
+/// A warning if answers that the agent received are in no segment.
+pub(in crate::buffer) fn delivered_dropped(calls: u64, retries: Retries) -> Option<Warning> {
+    let why = match retries {
+        Retries::Transport => "its client repeated these calls",
+        Retries::Last | Retries::Keep => {
+            "other calls had the same prompt; with `sessions.retries = \"transport\"` the policy trains all that were \
+             delivered"
+        }
+    };
+    let detail = || format!("{calls} calls whose answers the agent received are in no segment, because {why}");
+    (calls > 0).then(|| Warning::new("delivered-dropped", detail()))
 }
 
 /// Warnings about a trajectory that need no policy.

@@ -45,6 +45,7 @@ on_both_stores! {
                     response.text().await.expect("the answer ends well")
                 };
                 let first = send(0).await;
+                agent.lose_the_first_answer(app).await;
                 let calls = app.engine.log().calls().count();
                 assert_eq!(send(1).await, first, "{dialect:?}");
                 assert_eq!(app.engine.log().calls().count(), calls, "nothing is sampled again");
@@ -123,6 +124,7 @@ async fn any_replica_answers_the_calls_of_a_session() {
         conversation.extend([Dialect::Chat.text(&answer), format!("Go on {turn}.")]);
     }
     // A repeated call is answered by the replica that did not record it.
+    agent.lose_the_first_answer(&app).await;
     let body = Dialect::Chat.body(&conversation[..1], false);
     let url = format!("http://{}/sessions/{}/v1/chat/completions", other.agents, agent.id());
     let request = app.http.post(url).bearer_auth(agent.key()).header("x-stainless-retry-count", "1").json(&body);

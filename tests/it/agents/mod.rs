@@ -178,6 +178,13 @@ impl Agent {
         let turns = app.get(&format!("/sessions/{}/turns", self.id())).await.expect(200);
         turns["turns"].as_array().expect("a list").clone()
     }
+
+    /// Has the service believe that the answer of the first call was lost on its way.
+    async fn lose_the_first_answer(&self, app: &TestApp) {
+        let is_marked = || async { self.turns(app).await.iter().all(|turn| turn["delivered"] == true) };
+        crate::support::eventually("the marks of all answers", is_marked).await;
+        app.tamper("UPDATE session_call SET delivered = 2 WHERE seq = 1").await;
+    }
 }
 
 /// A call that is answered after an abort and a failure of the engine, and a session that a teacher scores, so that all

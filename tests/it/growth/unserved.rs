@@ -183,9 +183,15 @@ async fn record_call(store: &dyn Store) {
     };
     let call = store.record_call(record).await.expect("answered").expect("recorded");
     assert!(store.has_unmarked(session_pk, Timestamp::from_micros(0)).await.expect("answered"));
-    store.mark_calls(vec![call.call_pk], Delivery::Delivered).await.expect("answered");
-    let find = FindAnswer { session_pk, dialect: "chat".to_owned(), body_digest: [0; 32], retry_count: 1 };
+    let find = FindAnswer {
+        session_pk,
+        dialect: "chat".to_owned(),
+        body_digest: [0; 32],
+        retry_count: 1,
+        sending: Vec::new(),
+    };
     assert!(store.answer(find).await.expect("answered").is_some());
+    store.mark_calls(vec![call.call_pk], Delivery::Delivered).await.expect("answered");
     assert_eq!(store.session_calls(session_pk, 0, 10).await.expect("answered").len(), 1);
     assert_eq!(store.call_texts(session_pk, 0, 10).await.expect("answered").len(), 1);
     store.mark_full(session_pk).await.expect("answered");

@@ -66,6 +66,14 @@ fn examples() -> Vec<Example> {
     ]
 }
 
+/// The receipt says that answers were left out, and why.
+#[track_caller]
+fn assert_warned(ended: &Value, why: &str) {
+    let warnings = ended["receipts"][0]["warnings"].as_array().expect("a list");
+    let is_named = |warning: &&Value| text(warning).starts_with("delivered-dropped: ") && text(warning).contains(why);
+    assert_eq!(warnings.iter().filter(is_named).count(), 1, "{ended}");
+}
+
 on_both_stores! {
     async fn the_worked_examples_become_these_segments(app: TestApp) {
         for Example { name, calls, segments: expected, dropped, trimmed } in examples() {
@@ -141,8 +149,54 @@ on_both_stores! {
         assert_eq!(segments(app).await.len(), 1);
     }
 
+    async fn of_equal_calls_whose_answers_were_lost_each_is_answered_once(app: TestApp) {
+        let opened = open(app, json!({"rollout_id": "r"})).await;
+        let lost = call(&[S, U, A], &[11, E]);
+        let mut answers = Vec::new();
+        for _ in 0..3 {
+            answers.push(try_record(app, &opened, lost.clone()).await.expect("recorded"));
+        }
+        let repeated = async |permit| {
+            let found = app.buffer.replay(permit, "chat", lost.body_digest, 1).await.expect("answered");
+            found.map(|found| found.call)
+        };
+        let permits = [permit(app, &opened).await, permit(app, &opened).await].map(|permit| permit.expect("it is open"));
+        // While one of them is being sent, the next one is meant.
+        assert_eq!(repeated(&permits[0]).await, Some(answers[0]));
+        assert_eq!(repeated(&permits[1]).await, Some(answers[1]));
+        app.buffer.mark_delivered(answers[0].call_pk);
+        drop(permits);
+        let permit = permit(app, &opened).await.expect("it is open");
+        assert_eq!(repeated(&permit).await, Some(answers[1]), "the connection was cut once more");
+        for answer in answers {
+            app.buffer.mark_delivered(answer.call_pk);
+        }
+        assert_eq!(repeated(&permit).await, None, "an answer that was delivered belongs to another call");
+    }
+
+    async fn equal_calls_are_all_trained_unless_their_client_repeated_them(app: TestApp) {
+        let opened = open(app, json!({"rollout_id": "game"})).await;
+        for (observation, move_) in [(5, 10), (6, 11), (5, 12)] {
+            record(app, &opened, call(&[S, U, observation], &[move_, E])).await;
+        }
+        let ended = finish(app, &opened, 1.0).await;
+        assert_eq!((&ended["assembly"]["segments"], &ended["receipts"][0]["warnings"]), (&json!(3), &json!([])));
+        let opened = open(app, json!({"rollout_id": "repeated"})).await;
+        record(app, &opened, call(&[S, U, A], &[11, E])).await;
+        record(app, &opened, NewCall { retry_count: 1, ..call(&[S, U, A], &[12, E]) }).await;
+        let ended = finish(app, &opened, 1.0).await;
+        assert_eq!((&ended["assembly"]["segments"], &ended["assembly"]["dropped"]["retry"]), (&json!(1), &json!(1)));
+        assert_warned(&ended, "its client repeated these calls");
+        app.rules("default", json!({"sessions": {"retries": "last"}})).await;
+        let opened = open(app, json!({"rollout_id": "last"})).await;
+        for id in 10..13 {
+            record(app, &opened, call(&[S, U, A], &[id, E])).await;
+        }
+        assert_warned(&finish(app, &opened, 1.0).await, "2 calls whose answers the agent received");
+    }
+
     async fn candidates_of_one_prompt_are_trained_if_the_rules_say_so(app: TestApp) {
-        for (retries, segments, dropped) in [("drop", 1, 2), ("keep", 2, 0)] {
+        for (retries, segments, dropped) in [("last", 1, 2), ("drop", 1, 2), ("keep", 2, 0), ("transport", 2, 0)] {
             app.rules("default", json!({"sessions": {"retries": retries}})).await;
             let opened = open(app, json!({"rollout_id": retries})).await;
             record(app, &opened, call(&[S, U, A], &[11, E])).await;

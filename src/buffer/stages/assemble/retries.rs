@@ -1,10 +1,13 @@
 //! Which calls are in no segment, and why.
 
-use std::{cmp::Reverse, collections::HashMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, HashSet},
+};
 
 use forebay_client::wire::Retries;
 
-use super::{CallSet, Position};
+use super::{Call, CallSet, Position};
 
 /// Why a call is in no segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,8 +16,7 @@ pub enum DropReason {
     Empty,
     /// The agent did not receive its answer, and no call continues it.
     Undelivered,
-    /// No call continues it, and another call of the same agent with the same prompt took its place: one that is
-    /// continued, or a later one that was delivered.
+    /// No call continues it, and another call of the same agent with the same prompt took its place.
     Retry,
 }
 
@@ -40,12 +42,16 @@ pub(super) fn drop(set: &CallSet<'_>, retries: Retries) -> Vec<Option<DropReason
         let (continued, ends): (Vec<usize>, Vec<usize>) = group.into_iter().partition(|&call| continuations[call] > 0);
         let delivered = |call: &&usize| set.calls[**call].delivered;
         let last = ends.iter().filter(delivered).max_by_key(|&&call| set.calls[call].ended).copied();
+        let repeated = repeated(set, &continued, &ends);
         for &call in &ends {
-            let is_replaced = !continued.is_empty() || last != Some(call);
-            dropped[call] = match (set.calls[call].delivered, retries) {
-                (false, _) => Some(DropReason::Undelivered),
-                (true, Retries::Drop) if is_replaced => Some(DropReason::Retry),
-                (true, Retries::Drop | Retries::Keep) => None,
+            let is_replaced = match retries {
+                Retries::Transport => repeated.contains(&call),
+                Retries::Last => !continued.is_empty() || last != Some(call),
+                Retries::Keep => false,
+            };
+            dropped[call] = match set.calls[call].delivered {
+                false => Some(DropReason::Undelivered),
+                true => is_replaced.then_some(DropReason::Retry),
             };
             if let (Some(_), Some(link)) = (dropped[call], set.links[call]) {
                 continuations[link.call] -= 1;
@@ -53,4 +59,32 @@ pub(super) fn drop(set: &CallSet<'_>, retries: Retries) -> Vec<Option<DropReason
         }
     }
     dropped
+}
+
+/// The calls that a client repeated, of those with the same agent and the same prompt. Each repeat is of one call with a
+/// smaller count of retries that ended before: of one whose answer was not delivered if there is one, then of the one with
+/// the largest count, then of the last. A call that is continued was received, so none repeats it.
+fn repeated(set: &CallSet<'_>, continued: &[usize], ends: &[usize]) -> HashSet<usize> {
+    let mut calls: Vec<(u64, usize, bool)> = Vec::with_capacity(continued.len() + ends.len());
+    let timed = |is_end: bool| move |&call: &usize| (set.calls[call].ended, call, is_end);
+    calls.extend(continued.iter().map(timed(false)).chain(ends.iter().map(timed(true))));
+    calls.sort_unstable();
+    let mut repeated = HashSet::new();
+    // What may be repeated, by the count of retries and the time.
+    let (mut lost, mut delivered) = (BTreeMap::new(), BTreeMap::new());
+    for (ended, call, is_end) in calls {
+        let Call { retry_count, delivered: is_delivered, .. } = set.calls[call];
+        for earlier in [&mut lost, &mut delivered] {
+            let last = earlier.range(..(retry_count, 0)).next_back().map(|(&key, _)| key);
+            if let Some(found) = last.and_then(|key| earlier.remove(&key)) {
+                repeated.insert(found);
+                break;
+            }
+        }
+        if is_end {
+            let earlier = if is_delivered { &mut delivered } else { &mut lost };
+            earlier.insert((retry_count, ended), call);
+        }
+    }
+    repeated
 }

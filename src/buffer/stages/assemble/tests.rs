@@ -28,6 +28,7 @@ struct Recorded {
     stopped_on_token: bool,
     agent: Option<&'static str>,
     undelivered: bool,
+    retry_count: u32,
     /// What it is given to follow, and how many ids of the prompt are then left out.
     after: Option<(After, usize)>,
 }
@@ -48,6 +49,7 @@ impl Recorded {
             stopped_on_token: self.stopped_on_token,
             agent: self.agent,
             delivered: !self.undelivered,
+            retry_count: self.retry_count,
         }
     }
 }
@@ -82,7 +84,7 @@ type Written<'a> = (&'a str, &'a [i32], &'a [i32], &'a [u8]);
 
 #[track_caller]
 fn expect(recorded: &[Recorded], expected: &[Written<'_>]) -> Assembly {
-    let (assembly, segments) = assembled(recorded, Retries::Drop);
+    let (assembly, segments) = assembled(recorded, Retries::default());
     let found: Vec<Written<'_>> = segments
         .iter()
         .map(|segment| {
@@ -108,7 +110,7 @@ fn a_call_that_extends_another_one_continues_its_segment() {
     recorded[1].versions = Some(vec![VersionSpan(6, 0, 2)]);
     let expected = ("final", &[S, U, A][..], &[11, 12, E, N, T, A, 13, E][..], &[1, 1, 1, 0, 0, 0, 1, 1][..]);
     let assembly = expect(&recorded, &[expected]);
-    let (_, segments) = assembled(&recorded, Retries::Drop);
+    let (_, segments) = assembled(&recorded, Retries::default());
     assert_eq!(segments[0].versions, Some(vec![VersionSpan(5, 0, 3), VersionSpan(6, 3, 5)]));
     assert_eq!(segments[0].logprobs, Some(vec![-1.0, -2.0, -3.0, 0.0, 0.0, 0.0, -1_001.0, -1_002.0]));
     assert_eq!((assembly.chains[0].tokens, assembly.chains[0].response, assembly.tokens()), (11, 8, 11));
@@ -152,7 +154,7 @@ fn a_sub_agent_has_a_segment_of_its_own_wherever_it_ran_in_time() {
         for (call, time) in recorded.iter_mut().zip(times) {
             call.ended = time;
         }
-        let (_, segments) = assembled(&recorded, Retries::Drop);
+        let (_, segments) = assembled(&recorded, Retries::default());
         let prompts: Vec<i32> = segments.iter().map(|segment| segment.tokens[1]).collect();
         assert_eq!(prompts, if sub_is_first { [40, U] } else { [U, 40] }, "{times:?}");
     }
@@ -194,7 +196,7 @@ fn what_a_fork_shares_is_trained_once() {
     recorded[2].ids = vec![13, 14, E];
     recorded[2].logprobs = None;
     let whole = ("final", &[S, U, A][..], &[11, E, N, T, 51, A, 13, 14, E][..], &[1, 1, 0, 0, 0, 0, 1, 1, 1][..]);
-    let (assembly, segments) = assembled(&recorded, Retries::Drop);
+    let (assembly, segments) = assembled(&recorded, Retries::default());
     assert_eq!(segments[1].loss_mask, whole.3);
     assert_eq!(assembly.chains.iter().map(|chain| chain.calls.clone()).collect::<Vec<_>>(), [vec![1], vec![0, 2]]);
 }
@@ -214,7 +216,7 @@ fn a_stop_token_that_is_the_next_opener_may_be_replaced() {
     recorded[1].versions = Some(vec![VersionSpan(7, 0, 2)]);
     let merged = ("final", &[S, U, A][..], &[11, T, 50, A, 13, U][..], &[1, 0, 0, 0, 1, 1][..]);
     assert_eq!(expect(&recorded, &[merged]).trimmed, 1);
-    let (_, segments) = assembled(&recorded, Retries::Drop);
+    let (_, segments) = assembled(&recorded, Retries::default());
     assert_eq!(segments[0].versions, Some(vec![VersionSpan(5, 0, 1), VersionSpan(7, 1, 5)]));
     assert_eq!(segments[0].logprobs, Some(vec![-1.0, 0.0, 0.0, 0.0, -1_001.0, -1_002.0]));
     // Without the statement that the call stopped on a token, or where nothing follows, nothing is left out.
@@ -228,22 +230,22 @@ fn a_stop_token_that_is_the_next_opener_may_be_replaced() {
         0
     );
     let cut_short = calls(&[(&[S, U, A], &[11, U]), (&[S, U, A, 11], &[13, U])]);
-    assert_eq!(assembled(&cut_short, Retries::Drop).0.trimmed, 0);
+    assert_eq!(assembled(&cut_short, Retries::default()).0.trimmed, 0);
     // At least one id of a call must be left.
     let only_stop = calls(&[(&[S, U, A], &[U]), (&[S, U, A, T, 50, A], &[13, U])]);
-    assert_eq!(assembled(&only_stop, Retries::Drop).0.chains.len(), 2);
+    assert_eq!(assembled(&only_stop, Retries::default()).0.chains.len(), 2);
 }
 
 #[test]
 fn calls_without_ids_are_counted_and_dropped() {
     let recorded = calls(&[(&[S, U, A], &[]), (&[S, U, A, 5], &[11])]);
     assert_eq!(expect(&recorded, &[("final", &[S, U, A, 5], &[11], &[1])]).dropped, [(0, DropReason::Empty)]);
-    let (assembly, segments) = assembled(&recorded[..1], Retries::Drop);
+    let (assembly, segments) = assembled(&recorded[..1], Retries::default());
     assert_eq!((assembly.calls, segments.len(), assembly.dropped.len()), (1, 0, 1));
 }
 
 #[test]
-fn of_repeated_calls_the_one_that_was_used_is_kept() {
+fn of_equal_calls_the_one_that_was_used_is_kept_if_the_rules_say_so() {
     // The first of three samples is continued; the others are left over.
     let mut recorded = calls(&[
         (&[S, U], &[10]),
@@ -252,20 +254,46 @@ fn of_repeated_calls_the_one_that_was_used_is_kept() {
         (&[S, U, 10, A], &[13]),
         (&[S, U, 10, A], &[14]),
     ]);
-    let (assembly, _) = assembled(&recorded, Retries::Drop);
+    let (assembly, _) = assembled(&recorded, Retries::Last);
     // Of the two samples at the end, the last one is kept.
     assert_eq!(assembly.dropped, [(1, DropReason::Retry), (2, DropReason::Retry), (3, DropReason::Retry)]);
     assert_eq!(assembled(&recorded, Retries::Keep).0.dropped, []);
     // Other agents may use the same prompt.
     recorded[1].agent = Some("other");
-    assert_eq!(assembled(&recorded, Retries::Drop).0.dropped, [(2, DropReason::Retry), (3, DropReason::Retry)]);
+    assert_eq!(assembled(&recorded, Retries::Last).0.dropped, [(2, DropReason::Retry), (3, DropReason::Retry)]);
     // If what continued the first one was not delivered, the last sample is the one that was used.
     recorded[1].agent = None;
     recorded.truncate(4);
     recorded[3].undelivered = true;
     let dropped = [(0, DropReason::Retry), (1, DropReason::Retry), (3, DropReason::Undelivered)];
-    assert_eq!(assembled(&recorded, Retries::Drop).0.dropped, dropped);
+    assert_eq!(assembled(&recorded, Retries::Last).0.dropped, dropped);
     assert_eq!(assembled(&recorded, Retries::Keep).0.dropped, [(3, DropReason::Undelivered)]);
+}
+
+#[test]
+fn all_that_was_delivered_is_trained_unless_the_client_repeated_the_call() {
+    // A game in which an observation recurs: nothing continues any call, and all of them were played.
+    let mut recorded = calls(&[(&[S, U, 5], &[10]), (&[S, U, 6], &[11]), (&[S, U, 5], &[12]), (&[S, U, 5], &[13])]);
+    assert_eq!(assembled(&recorded, Retries::Transport).0.dropped, []);
+    assert_eq!(assembled(&recorded, Retries::Last).0.dropped, [(0, DropReason::Retry), (2, DropReason::Retry)]);
+    // The client repeats a call of which it lost the answer, which the service had written.
+    recorded[3].retry_count = 1;
+    assert_eq!(assembled(&recorded, Retries::Transport).0.dropped, [(2, DropReason::Retry)]);
+    assert_eq!(assembled(&recorded, Retries::Keep).0.dropped, []);
+    // Where one of the calls was not delivered, that is the one that was repeated.
+    recorded[0].undelivered = true;
+    assert_eq!(assembled(&recorded, Retries::Transport).0.dropped, [(0, DropReason::Undelivered)]);
+    // The third attempt repeats the second, which repeats the first, also if neither was delivered in the end.
+    recorded[2].retry_count = 1;
+    recorded[3] = Recorded { retry_count: 2, undelivered: true, ..recorded[3].clone() };
+    recorded[0].undelivered = false;
+    let dropped = [(0, DropReason::Retry), (2, DropReason::Retry), (3, DropReason::Undelivered)];
+    assert_eq!(assembled(&recorded, Retries::Transport).0.dropped, dropped);
+    // Equal calls of another agent, and a call that is continued, are none that were repeated.
+    let mut recorded = calls(&[(&[S, U], &[10]), (&[S, U], &[11]), (&[S, U], &[12]), (&[S, U, 11, A], &[13])]);
+    recorded[0].agent = Some("other");
+    recorded[2].retry_count = 1;
+    assert_eq!(assembled(&recorded, Retries::Transport).0.dropped, []);
 }
 
 #[test]
@@ -318,7 +346,7 @@ fn every_given_id_is_read_once() {
     let set = CallSet::new(recorded.iter().map(Recorded::call).collect()).expect("every call has a beginning");
     assert_eq!(set.paths.ids_read, TURNS * 5);
     assert!(set.paths.downwards().len() <= 3 * TURNS + 1);
-    let assembly = set.assemble(Retries::Drop);
+    let assembly = set.assemble(Retries::default());
     assert_eq!((assembly.chains.len(), assembly.tokens()), (1, TURNS * 5));
     assert_eq!(set.segment(&assembly.chains[0]).tokens, recorded[TURNS - 1].full());
 }

@@ -17,10 +17,12 @@ use crate::buffer::{
     Buffer,
     assemble::{After, Assembly, Break, Call, CallSet, DropReason, NoBeginning},
     ids::{PolicyName, SessionId, SessionPk},
+    ingest::Marks,
     policies,
     port::{StoreError, StoredCall},
     refusal::{BufferError, Refusal},
     rules::Rules,
+    warnings::delivered_dropped,
 };
 
 /// Calls that are read at once.
@@ -40,11 +42,7 @@ pub(super) struct SessionCalls {
 pub(super) struct Assembled {
     pub(super) segments: Vec<Segment>,
     pub(super) totals: SessionAssembly,
-    /// Whether all answers are empty, and the agent received one. Such a rollout has a reward, like a post of which all
-    /// turns are empty.
-    pub(super) sampled_nothing: bool,
-    /// Whether the engine did not say the version of every trained token.
-    pub(super) version_assumed: bool,
+    pub(super) marks: Marks,
     /// Where prompts do not continue the calls that they should have continued.
     pub(super) breaks: Vec<CallBreak>,
 }
@@ -159,10 +157,13 @@ impl SessionCalls {
         let segments: Vec<Segment> = assembly.chains.iter().map(|chain| calls.segment(chain)).collect();
         let breaks = assembly.breaks.iter().map(|found| of_policy.call_break(policy, found)).collect();
         let mut trained = assembly.chains.iter().flat_map(|chain| &chain.calls);
-        let version_assumed = trained.any(|&call| of_policy.stored[call].columns.version_assumed);
         let totals = of_policy.totals(&assembly, &segments);
-        let sampled_nothing = totals.sampled_tokens == 0 && of_policy.delivered.contains(&true);
-        Ok(Assembled { segments, totals, sampled_nothing, version_assumed, breaks })
+        let marks = Marks {
+            version_assumed: trained.any(|&call| of_policy.stored[call].columns.version_assumed),
+            sampled_nothing: totals.sampled_tokens == 0 && of_policy.delivered.contains(&true),
+            delivered_dropped: delivered_dropped(totals.dropped.retry, retries),
+        };
+        Ok(Assembled { segments, totals, marks, breaks })
     }
 
     /// The calls of a policy, and the breaks among them. The causes of the breaks are not known yet.
@@ -245,6 +246,7 @@ impl<'a> OfPolicy<'a> {
             stopped_on_token: stored.head.stopped_on_token,
             agent: stored.head.agent.as_deref(),
             delivered: *delivered,
+            retry_count: stored.head.retry_count,
         });
         CallSet::new(calls.collect())
     }

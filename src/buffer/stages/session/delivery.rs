@@ -38,6 +38,11 @@ impl Delivered {
         self.marks().sending.insert(call, session);
     }
 
+    /// The calls of a session whose answers are being sent.
+    pub(super) fn sending(&self, session: SessionId) -> Vec<CallPk> {
+        self.marks().sending.iter().filter(|(_, of)| **of == session).map(|(call, _)| *call).collect()
+    }
+
     /// Notes that the answer of a call is no longer being sent. If it was not delivered, it is lost.
     pub(super) fn end(&self, call: CallPk) {
         let mut marks = self.marks();

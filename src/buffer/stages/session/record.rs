@@ -50,15 +50,15 @@ pub struct CallPermit {
     /// What the session has the most of that it may have.
     full: Option<&'static str>,
     guard: Guard,
-    /// The calls that were recorded with it.
-    recorded: Mutex<Vec<CallPk>>,
+    /// The recorded calls whose answers are sent with it.
+    answered: Mutex<Vec<CallPk>>,
     delivered: Arc<Delivered>,
 }
 
 impl Drop for CallPermit {
     fn drop(&mut self) {
-        let recorded = self.recorded.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for &call in recorded.iter() {
+        let answered = self.answered.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for &call in answered.iter() {
             self.delivered.end(call);
         }
     }
@@ -119,6 +119,12 @@ impl CallPermit {
     #[must_use]
     pub fn session_id(&self) -> SessionId {
         self.session.session_id
+    }
+
+    /// Notes that the answer of a call is being sent.
+    fn begin(&self, call: CallPk) {
+        self.delivered.begin(call, self.session.session_id);
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner).push(call);
     }
 
     /// The policy that a model name stands for, with its version; none if calls of the model are not recorded.
@@ -206,7 +212,7 @@ pub(in crate::buffer) async fn permit(
     ];
     let full = full.into_iter().find(|(_, is_full)| *is_full).map(|(what, _)| what);
     let delivered = Arc::clone(&buffer.delivered);
-    Ok(CallPermit { session, tokens_max: bounds.tokens_max, full, guard, recorded: Mutex::default(), delivered })
+    Ok(CallPermit { session, tokens_max: bounds.tokens_max, full, guard, answered: Mutex::default(), delivered })
 }
 
 /// The session of a key, which must be open.
@@ -250,11 +256,14 @@ pub(in crate::buffer) async fn replay(
     if retry_count == 0 {
         return Ok(None);
     }
-    // A client repeats the call whose answer it did not receive.
+    // A client repeats the call whose answer it did not receive. An agent that asks the same twice has two answers, so one
+    // that was delivered is not given again.
     flush_delivered(buffer).await?;
-    let dialect = dialect.to_owned();
-    let find = FindAnswer { session_pk: permit.session.session_pk, dialect, body_digest, retry_count };
+    let Session { session_pk, session_id, .. } = permit.session;
+    let sending = buffer.delivered.sending(session_id);
+    let find = FindAnswer { session_pk, dialect: dialect.to_owned(), body_digest, retry_count, sending };
     let Some(found) = buffer.store.answer(find).await? else { return Ok(None) };
+    permit.begin(found.call.call_pk);
     let response = unpack_text(&found.response)
         .map_err(|damage| StoreError::Corrupt(format!("response of call {}: {damage}", found.call.call_pk)))?;
     Ok(Some(Replayed { call: found.call, response }))
@@ -323,8 +332,7 @@ pub(in crate::buffer) async fn record(
         Err(Refusal::SessionFull(what)) => return Err(full_of(buffer, session, what).await?.into()),
         Err(refusal) => return Err(refusal.into()),
     };
-    buffer.delivered.begin(recorded.call_pk, session.session_id);
-    permit.recorded.lock().unwrap_or_else(PoisonError::into_inner).push(recorded.call_pk);
+    permit.begin(recorded.call_pk);
     let ids = {
         let mut paths = paths.lock().await;
         paths.add(recorded.seq, &call);

@@ -14,7 +14,7 @@ use super::{
 use crate::buffer::{
     Buffer,
     ids::{ExecutionId, PolicyName, SessionId},
-    ingest,
+    ingest::{self, Marks},
     port::{EndSession, Session, SessionPolicy, StoreError},
     refusal::{BufferError, Refusal},
 };
@@ -43,10 +43,7 @@ pub(super) struct AssembledRollout {
     pub(super) policy: PolicyName,
     /// The teacher that scores its segments.
     pub(super) teacher: Option<String>,
-    /// Whether the engine did not say the version of every trained token.
-    version_assumed: bool,
-    /// Whether all answers are empty.
-    sampled_nothing: bool,
+    marks: Marks,
     /// What is ingested.
     pub(super) trajectory: wire::Trajectory,
 }
@@ -110,7 +107,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
     }
     if let How::Finish(finish) = &wanted.how
         && !matches!(finish.sent.status, Some(Status::Aborted | Status::Failed))
-        && assembled.iter().all(|one| one.segments.is_empty() && !one.sampled_nothing)
+        && assembled.iter().all(|one| one.segments.is_empty() && !one.marks.sampled_nothing)
     {
         return Err(Refusal::NoTurns.into());
     }
@@ -124,8 +121,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
             session_id: session.session_id,
             policy: policy.policy.clone(),
             teacher,
-            version_assumed: assembled.version_assumed,
-            sampled_nothing: assembled.sampled_nothing,
+            marks: assembled.marks.clone(),
             trajectory: trajectory(session, policy, wanted, assembled, metadata.clone()),
         })
         .collect();
@@ -149,9 +145,8 @@ pub(super) async fn pack(
     assembled: Assembling,
     execution: &ExecutionId,
 ) -> Result<(Vec<ingest::NewRollout>, EndSession), BufferError> {
-    let marks_of = |rollout: &AssembledRollout| (rollout.version_assumed, rollout.sampled_nothing);
     let (marks, trajectories): (Vec<_>, Vec<_>) =
-        assembled.rollouts.into_iter().map(|rollout| (marks_of(&rollout), rollout.trajectory)).unzip();
+        assembled.rollouts.into_iter().map(|rollout| (rollout.marks, rollout.trajectory)).unzip();
     let prepare = {
         let (buffer, execution) = (buffer.clone(), execution.clone());
         // The segments are there already, and no further memory is needed.
@@ -159,8 +154,8 @@ pub(super) async fn pack(
     };
     let rollouts = tokio::task::spawn_blocking(prepare).await.map_err(|_| StoreError::Closed)?;
     let mut rollouts = rollouts.map_err(without_indexes)?;
-    for (rollout, (version_assumed, sampled_nothing)) in rollouts.iter_mut().zip(marks) {
-        rollout.mark(version_assumed, sampled_nothing);
+    for (rollout, marks) in rollouts.iter_mut().zip(marks) {
+        rollout.mark(marks);
     }
     Ok((rollouts, assembled.end))
 }
@@ -200,7 +195,7 @@ fn trajectory(
     if let How::Finish(finish) = &wanted.how {
         let stated = finish.sent.status;
         let is_failure = matches!(stated, Some(Status::Aborted | Status::Failed));
-        if is_failure || assembled.sampled_nothing || !assembled.segments.is_empty() {
+        if is_failure || assembled.marks.sampled_nothing || !assembled.segments.is_empty() {
             let whole = if session.is_full { Status::Truncated } else { Status::Completed };
             trajectory.status = stated.unwrap_or(whole);
             trajectory.reward = finish.rewards.get(&policy.policy).copied().or(finish.sent.reward);

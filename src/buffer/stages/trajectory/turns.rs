@@ -22,8 +22,8 @@ const TOKEN_BYTES: usize = 24;
 pub(super) struct Assembled {
     pub(super) segments: Vec<Segment>,
     pub(super) counts: wire::Assembly,
-    /// The segments and counts if retries are kept; none if they are the same.
-    pub(super) with_retries: Option<(Vec<Segment>, wire::Assembly)>,
+    /// The segments and counts by another rule about retries than the default, where they differ.
+    pub(super) others: Vec<(Retries, Vec<Segment>, wire::Assembly)>,
 }
 
 /// Checks everything except how the turns follow each other.
@@ -148,6 +148,10 @@ fn digest_turn(turn: &Turn) -> ContentDigest {
     hasher.tag(u8::from(turn.stopped_on_token));
     hasher.option(turn.agent.as_deref(), Hasher::text);
     hasher.tag(u8::from(turn.delivered));
+    // Earlier versions did not know it, and the digests of what they stored must stay.
+    if turn.retry_count > 0 {
+        hasher.int(turn.retry_count.into());
+    }
     hasher.finish()
 }
 
@@ -170,11 +174,11 @@ pub(super) fn assemble(
             return Ok(None);
         }
     };
-    let dropping = calls.assemble(Retries::Drop);
-    let keeping = Some(calls.assemble(Retries::Keep)).filter(|keeping| keeping.chains != dropping.chains);
-    let assembled = [Some(&dropping), keeping.as_ref()].into_iter().flatten();
+    let default = calls.assemble(Retries::default());
+    let others = [Retries::Last, Retries::Keep].map(|retries| (retries, calls.assemble(retries)));
+    let others: Vec<_> = others.into_iter().filter(|(_, other)| other.chains != default.chains).collect();
     let mut held = 0;
-    for assembly in assembled {
+    for assembly in [&default].into_iter().chain(others.iter().map(|(_, other)| other)) {
         if assembly.tokens() > limits.tokens_max {
             let detail = format!(
                 "would be assembled into segments with {} tokens, and a trajectory may have {}",
@@ -187,15 +191,15 @@ pub(super) fn assemble(
         held += assembly.tokens();
     }
     let beyond = held.saturating_sub(turns.iter().map(tokens).sum());
-    let repeated = if keeping.is_some() { json_bytes(sent) } else { 0 };
+    let repeated = others.len() * json_bytes(sent);
     if beyond + repeated > 0 && !memory(beyond * TOKEN_BYTES + repeated) {
         return Err(NoMemory);
     }
     let segments = |assembly: &Assembly| assembly.chains.iter().map(|chain| calls.segment(chain)).collect::<Vec<_>>();
     Ok(Some(Assembled {
-        segments: segments(&dropping),
-        counts: dropping.counts(),
-        with_retries: keeping.map(|keeping| (segments(&keeping), keeping.counts())),
+        segments: segments(&default),
+        counts: default.counts(),
+        others: others.iter().map(|(retries, other)| (*retries, segments(other), other.counts())).collect(),
     }))
 }
 
@@ -231,6 +235,7 @@ fn calls<'a>(turns: &'a [Turn], versions: &'a [Option<Vec<VersionSpan>>]) -> Vec
         stopped_on_token: turn.stopped_on_token,
         agent: turn.agent.as_deref(),
         delivered: turn.delivered,
+        retry_count: turn.retry_count,
     };
     turns.iter().zip(versions).enumerate().map(call).collect()
 }
@@ -276,8 +281,8 @@ mod tests {
         let fork =
             |tail| vec![turn("a", None, 20, &[2, 3]), turn("b", Some("a"), 1, &[4]), turn("c", Some("a"), tail, &[4])];
         assert_eq!(memory(fork(2)), Ok((22 * TOKEN_BYTES, 24 + 25)));
-        // If retries may be kept, both forms are held, with the metadata.
-        assert_eq!(memory(fork(1)), Ok(((24 + 24 + 24 - 26) * TOKEN_BYTES + 2, 24)));
+        // If one of the two may be dropped as a retry, both forms are held, with the metadata.
+        assert_eq!(memory(fork(1)), Ok(((24 + 24 + 24 - 26) * TOKEN_BYTES + 2, 24 + 24)));
         let refused = Trajectory::parse_within(with(fork(2)), &LIMITS, &mut |_| false);
         assert_eq!(refused.expect_err("no memory is given"), NoMemory);
         // The limit holds for the segments, not only for the turns.

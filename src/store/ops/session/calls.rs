@@ -254,31 +254,31 @@ impl Op for FindAnswer {
     type Output = Option<StoredAnswer>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const FIND_ANSWER: Statement = Statement::new(
-            "-- find_answer
-            SELECT call_pk, seq, response
+        // An agent may have many equal calls in flight, whose answers are all lost with one connection.
+        const FIND_LOST: Statement = Statement::new(
+            "-- find_lost_answers
+            SELECT call_pk, seq
             FROM session_call
-            WHERE session_pk = $1 AND body_digest = $2 AND retry_count < $3 AND dialect = $4
-                AND delivered = $5
-            ORDER BY seq DESC
-            LIMIT 1",
+            WHERE session_pk = $1 AND body_digest = $2 AND retry_count < $3 AND dialect = $4 AND delivered <> 1
+            ORDER BY seq
+            LIMIT 64",
         );
-        for deliveries in [&[Delivery::Unknown, Delivery::Lost][..], &[Delivery::Delivered]] {
-            let mut last: Option<StoredAnswer> = None;
-            for delivery in deliveries {
-                let dialect = self.dialect.as_str();
-                let values = args![self.session_pk, &self.body_digest[..], self.retry_count, dialect, delivery.code()];
-                let Some(mut row) = tx.fetch_optional(FIND_ANSWER, values).await? else { continue };
-                let call = RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? };
-                if last.as_ref().is_none_or(|last| last.call.seq < call.seq) {
-                    last = Some(StoredAnswer { call, response: row.get("response")? });
-                }
-            }
-            if last.is_some() {
-                return Ok(last);
-            }
+        const FIND_RESPONSE: Statement = Statement::new(
+            "-- find_response
+            SELECT response
+            FROM session_call
+            WHERE call_pk = $1",
+        );
+        let values = args![self.session_pk, &self.body_digest[..], self.retry_count, self.dialect.as_str()];
+        let mut lost = Vec::new();
+        for mut row in tx.fetch_all(FIND_LOST, values).await? {
+            lost.push(RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? });
         }
-        Ok(None)
+        let Some(call) = lost.into_iter().min_by_key(|call| (self.sending.contains(&call.call_pk), call.seq)) else {
+            return Ok(None);
+        };
+        let mut row = tx.fetch_one(FIND_RESPONSE, args![call.call_pk]).await?;
+        Ok(Some(StoredAnswer { call, response: row.get("response")? }))
     }
 }
 

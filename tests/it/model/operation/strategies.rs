@@ -215,7 +215,7 @@ fn policy() -> impl Strategy<Value = PolicyNumber> {
 
 fn rules() -> impl Strategy<Value = Rules> {
     let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
-    let group = (group, select(vec![Retries::Drop, Retries::Keep]));
+    let group = (group, select(vec![Retries::Transport, Retries::Last, Retries::Keep]));
     let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
     let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order, environments());
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]), select(vec![0, 1, 2, 2, 20]));

@@ -25,6 +25,7 @@ struct Recorded {
     stopped_on_token: bool,
     agent: Option<&'static str>,
     undelivered: bool,
+    retry_count: u32,
 }
 
 impl Recorded {
@@ -57,6 +58,7 @@ pub(super) fn assemble(calls: &[(&AgentCall, bool)], retries: Retries) -> Assemb
         stopped_on_token: call.stopped,
         agent: call.agent.map(|agent| AGENTS[agent]),
         undelivered: !delivered,
+        retry_count: call.retries,
     });
     let recorded: Vec<Recorded> = recorded.collect();
     let expected = oracle::expected(&recorded, retries);

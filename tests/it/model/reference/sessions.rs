@@ -336,13 +336,10 @@ impl Reference {
         }
         let Some(known) = self.sessions.get(&number) else { return Err(Refused::Unknown) };
         let repeats = |call: &Stored| call.sent.body == sent.body && call.sent.retries < sent.retries;
-        let lost = known.calls.iter().rposition(|call| repeats(call) && call.delivered != Some(true));
-        let replayed = lost.or_else(|| known.calls.iter().rposition(repeats));
+        let replayed = known.calls.iter().position(|call| repeats(call) && call.delivered != Some(true));
         if let Some(place) = replayed.filter(|_| sent.retries > 0 && !known.purged) {
             let seq = place as u32 + 1;
-            if sent.delivered {
-                self.delivered.insert((number, seq), true);
-            }
+            self.delivered.insert((number, seq), sent.delivered);
             return Ok(Recorded::Replayed { seq });
         }
         if let Some(what) = call.full {

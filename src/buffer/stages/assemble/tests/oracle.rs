@@ -110,7 +110,14 @@ fn dropped(calls: &[Recorded], parents: &[Option<Parent>], retries: Retries) -> 
             let later = unextended.iter().any(|&o| !calls[o].undelivered && calls[o].ended > calls[call].ended);
             if calls[call].undelivered {
                 dropped.insert(call, DropReason::Undelivered);
-            } else if retries == Retries::Drop && (later || !extended.is_empty()) {
+                continue;
+            }
+            let is_replaced = match retries {
+                Retries::Transport => repeated(calls, &group, &unextended).contains(&call),
+                Retries::Last => later || !extended.is_empty(),
+                Retries::Keep => false,
+            };
+            if is_replaced {
                 dropped.insert(call, DropReason::Retry);
             }
         }
@@ -120,6 +127,23 @@ fn dropped(calls: &[Recorded], parents: &[Option<Parent>], retries: Retries) -> 
     }
     assert!(judged.iter().all(|&judged| judged), "every call is judged");
     dropped
+}
+
+/// What each repeat is a repeat of, in the order of the repeats.
+fn repeated(calls: &[Recorded], group: &[usize], unextended: &[usize]) -> Vec<usize> {
+    let mut repeats: Vec<usize> = group.iter().copied().filter(|&call| calls[call].retry_count > 0).collect();
+    repeats.sort_by_key(|&call| calls[call].ended);
+    let mut found: Vec<usize> = Vec::new();
+    for repeat in repeats.iter().map(|&call| &calls[call]) {
+        let is_candidate = |&&call: &&usize| {
+            let earlier = &calls[call];
+            earlier.ended < repeat.ended && earlier.retry_count < repeat.retry_count && !found.contains(&call)
+        };
+        let candidates: Vec<usize> = unextended.iter().filter(is_candidate).copied().collect();
+        let key = |&call: &usize| (calls[call].undelivered, calls[call].retry_count, calls[call].ended);
+        found.extend(candidates.into_iter().max_by_key(key));
+    }
+    found
 }
 
 fn same(calls: &[Recorded], call: usize) -> Vec<usize> {

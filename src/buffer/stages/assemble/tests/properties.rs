@@ -6,7 +6,7 @@ use forebay_client::wire::{Retries, Segment, VersionSpan};
 use proptest::{collection::vec, prelude::*};
 
 use super::{
-    super::{After, Assembly},
+    super::{After, Assembly, DropReason},
     Recorded, assembled, logprob, oracle,
 };
 
@@ -21,6 +21,7 @@ struct Choice {
     stopped_on_token: bool,
     agent: Option<&'static str>,
     undelivered: bool,
+    retry_count: u32,
     is_given_after: bool,
     has_logprobs: bool,
     has_versions: bool,
@@ -32,8 +33,18 @@ fn choice() -> impl Strategy<Value = Choice> {
     let columns = (prop::bool::weighted(0.9), prop::bool::weighted(0.9));
     let ids = (vec(0..3_i32, 0..3), vec(0..3_i32, 0..4));
     let agent = prop_oneof![Just(None), Just(Some("a")), Just(Some("b"))];
-    (0..9_u8, any::<prop::sample::Index>(), ids, flags, agent, columns, any::<u8>()).prop_map(
-        |(how, pick, (tail, ids), (stopped_on_token, undelivered, is_given_after), agent, columns, time)| Choice {
+    let retry_count = prop_oneof![3 => Just(0), 2 => 1..3_u32];
+    let sent = (agent, retry_count);
+    (0..9_u8, any::<prop::sample::Index>(), ids, flags, sent, columns, any::<u8>()).prop_map(
+        |(
+            how,
+            pick,
+            (tail, ids),
+            (stopped_on_token, undelivered, is_given_after),
+            (agent, retry_count),
+            columns,
+            time,
+        )| Choice {
             how,
             pick,
             tail,
@@ -41,6 +52,7 @@ fn choice() -> impl Strategy<Value = Choice> {
             stopped_on_token,
             agent,
             undelivered,
+            retry_count,
             is_given_after,
             has_logprobs: columns.0,
             has_versions: columns.1,
@@ -90,6 +102,7 @@ fn add(calls: &mut Vec<Recorded>, choice: Choice) {
         stopped_on_token: choice.stopped_on_token,
         agent: choice.agent,
         undelivered: choice.undelivered,
+        retry_count: choice.retry_count,
         after,
     });
 }
@@ -137,8 +150,10 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn the_result_is_that_of_the_rule((calls, order) in sets(), keep: bool) {
-        let retries = if keep { Retries::Keep } else { Retries::Drop };
+    fn the_result_is_that_of_the_rule(
+        (calls, order) in sets(),
+        retries in prop::sample::select(vec![Retries::Transport, Retries::Last, Retries::Keep]),
+    ) {
         let (assembly, segments) = assembled(&calls, retries);
         let expected = oracle::expected(&calls, retries);
         prop_assert_eq!(&segments, &expected.segments);
@@ -149,6 +164,9 @@ proptest! {
         prop_assert_eq!(assembly.trimmed, expected.trimmed);
 
         every_call_is_in_one_segment_or_dropped(&calls, &assembly)?;
+        let repeats = calls.iter().filter(|call| call.retry_count > 0).count();
+        let dropped = assembly.dropped.iter().filter(|(_, reason)| *reason == DropReason::Retry).count();
+        prop_assert!(retries == Retries::Last || dropped <= repeats, "{dropped} of {repeats} repeats");
         every_trained_token_has_the_context_it_was_sampled_in(&calls, &assembly, &segments)?;
         spans_tile_and_sizes_hold(&assembly, &segments)?;
 
