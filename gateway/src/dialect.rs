@@ -12,6 +12,7 @@ mod responses;
 mod sse;
 mod tools;
 
+pub(crate) use errors::RETRY_AFTER_S;
 pub use errors::{DialectError, ErrorReply};
 pub use messages::token_count;
 pub use sse::{SseEvent, keep_alive_comment};

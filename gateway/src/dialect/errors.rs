@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use super::{Dialect, Envelope, SseEvent, responses};
 
+/// When a call is worth repeating, in seconds, if the engine named no time.
+pub(crate) const RETRY_AFTER_S: u32 = 5;
+
 /// Why a call cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DialectError {
@@ -54,7 +57,7 @@ pub enum DialectError {
         /// The bound.
         bytes_max: u64,
     },
-    /// The call may succeed later: the engine is paused or overloaded.
+    /// The call may succeed later: the engine is paused, overloaded or gone.
     #[error("{why}")]
     Busy {
         /// What the call waits for.
@@ -74,7 +77,7 @@ pub enum DialectError {
         /// How it refused.
         why: String,
     },
-    /// The engine cannot be reached or failed.
+    /// The engine failed.
     #[error("the engine failed: {why}")]
     Upstream {
         /// How it failed.
@@ -121,6 +124,15 @@ impl DialectError {
         self.status() >= 500
     }
 
+    /// When to repeat the call, if a repeat may succeed.
+    #[must_use]
+    pub fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Busy { retry_after_s, .. } => Some(*retry_after_s),
+            other => other.should_retry().then_some(RETRY_AFTER_S),
+        }
+    }
+
     /// A stable word for programs: `code` in the dialects of OpenAI.
     #[must_use]
     pub fn code(&self) -> &'static str {
@@ -155,7 +167,7 @@ impl DialectError {
 pub struct ErrorReply {
     /// The HTTP status.
     pub status: u16,
-    /// Names and values: `content-type`, `x-should-retry`, and `retry-after` where waiting helps.
+    /// Names and values: `content-type`, `x-should-retry`, and `retry-after` where a repeat may succeed.
     pub headers: Vec<(&'static str, String)>,
     /// The body.
     pub body: Vec<u8>,
@@ -164,8 +176,8 @@ pub struct ErrorReply {
 pub(super) fn reply(dialect: Dialect, error: &DialectError) -> ErrorReply {
     let mut headers =
         vec![("content-type", "application/json".to_owned()), ("x-should-retry", error.should_retry().to_string())];
-    if let DialectError::Busy { retry_after_s, .. } = error {
-        headers.push(("retry-after", retry_after_s.to_string()));
+    if let Some(seconds) = error.retry_after_s() {
+        headers.push(("retry-after", seconds.to_string()));
     }
     ErrorReply { status: error.status(), headers, body: body(dialect, error).to_string().into_bytes() }
 }

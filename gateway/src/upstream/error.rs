@@ -1,7 +1,7 @@
 //! Why an engine did not answer a call.
 
 use super::{EngineKind, check::Fault};
-use crate::dialect::DialectError;
+use crate::dialect::{DialectError, RETRY_AFTER_S};
 
 /// Why an engine did not answer a call. No message contains a credential or a URL.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -76,9 +76,6 @@ pub enum UpstreamError {
     },
 }
 
-/// When an agent repeats a call that the engine refused for the moment without naming a time.
-pub(super) const RETRY_AFTER_S: u32 = 5;
-
 /// The most numbers of an engine's words that an agent sees.
 const NUMBERS_MAX: usize = 4;
 
@@ -133,12 +130,15 @@ impl From<&UpstreamError> for DialectError {
             }
             UpstreamError::Aborted { .. } => Self::Busy { why: error.to_string(), retry_after_s: RETRY_AFTER_S },
             UpstreamError::Options { .. } => Self::Internal,
+            // An engine that is restarted comes back, and so does one behind a proxy that answers for it.
+            UpstreamError::Unreachable { .. } | UpstreamError::Failed { status: 502 | 504, .. } => {
+                Self::Busy { why: "the engine cannot be reached".to_owned(), retry_after_s: RETRY_AFTER_S }
+            }
             // With these statuses, a proxy says that the engine was too slow or that requests are in each other's way.
             UpstreamError::Refused { status: status @ (408 | 409 | 425), .. }
             | UpstreamError::Failed { status, .. } => {
                 Self::Upstream { why: format!("the engine failed with status {status}") }
             }
-            UpstreamError::Unreachable { .. } => Self::Upstream { why: "the engine cannot be reached".to_owned() },
             UpstreamError::Silent { .. } | UpstreamError::TooLarge { .. } => Self::Upstream { why: error.to_string() },
             UpstreamError::Refused { status: 401, .. } => {
                 Self::Refused { why: "the engine refused the key of its upstream".to_owned() }

@@ -137,6 +137,9 @@ fn refusal_remedy(error: &UpstreamError) -> &'static str {
             "start vLLM without --max-logprobs, or with at least 5"
         }
         UpstreamError::Refused { status: 401 | 403, .. } => "check the key of the upstream (`key_file`)",
+        UpstreamError::Refused { status: 300..=399, .. } => {
+            "the engine redirects calls: name the address behind the redirect in `urls`"
+        }
         _ => "check the model's name, the key and the kind of the upstream in the configuration",
     }
 }

@@ -13,8 +13,8 @@ use reqwest::{
     redirect,
 };
 
-use super::{AnswerBudget, EngineKind, Secret, UpstreamError, UpstreamOptions, budget::Share, error::RETRY_AFTER_S};
-use crate::work;
+use super::{AnswerBudget, EngineKind, Secret, UpstreamError, UpstreamOptions, budget::Share};
+use crate::{dialect::RETRY_AFTER_S, work};
 
 /// How long the engine has to confirm that it aborted a call whose agent is gone.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -129,21 +129,25 @@ impl Transport {
 
     /// Sends a request to the first worker that can be reached, and returns the body of a successful answer.
     pub(super) async fn post(&self, post: &Post<'_>, reconnects: &mut u32) -> Result<ReadBody, UpstreamError> {
-        let first = post.workers[0];
-        let error = match self.exchange(&self.pooled, first, post, post.rid).await? {
-            Ok(body) => return Ok(body),
-            Err(error) => error,
-        };
-        // A worker that accepts no connection is gone, so the next one gets the call.
-        let next = post.workers.get(1).copied().filter(|_| error.is_connect()).unwrap_or(first);
-        tracing::debug!(error = %error.without_url(), "the connection to an engine broke before its answer");
-        *reconnects += 1;
-        // SGLang aborts all calls whose id begins with the given one, so the new id begins differently.
-        let rid = format!("again-{}", post.rid);
-        match self.exchange(&self.fresh, next, post, &rid).await? {
-            Ok(body) => Ok(body),
-            Err(error) => Err(self.broken(error)),
+        // SGLang aborts all calls whose id begins with the given one, so the id of a repeat begins differently.
+        let again = format!("again-{}", post.rid);
+        let (mut client, mut rid, mut place) = (&self.pooled, post.rid, 0);
+        for attempt in 0.. {
+            let error = match self.exchange(client, post.workers[place], post, rid).await? {
+                Ok(body) => return Ok(body),
+                Err(error) => error,
+            };
+            // A worker that accepts no connection is gone, so the next one gets the call.
+            if error.is_connect() && place + 1 < post.workers.len() {
+                place += 1;
+            } else if attempt > 0 {
+                return Err(self.broken(error));
+            }
+            tracing::debug!(error = %error.without_url(), "the connection to an engine broke before its answer");
+            *reconnects += 1;
+            (client, rid) = (&self.fresh, &again);
         }
+        unreachable!("the loop ends with an answer, or behind the last worker")
     }
 
     /// Sends a request once. The inner error means that the connection broke before the first byte of the answer.
@@ -242,7 +246,8 @@ impl Transport {
                 UpstreamError::Refused { status: 403, message }
             }
             429 | 503 => UpstreamError::Busy { message, retry_after_s: wait.unwrap_or(RETRY_AFTER_S) },
-            status @ 400..500 => UpstreamError::Refused { status, message },
+            // Redirects are not followed: `urls` has to name the place behind them.
+            status @ 300..500 => UpstreamError::Refused { status, message },
             status => UpstreamError::Failed { status, message },
         }
     }

@@ -43,7 +43,10 @@ fn every_error_says_whether_to_repeat() {
             assert_eq!(reply.status, status, "{error}");
             let expected = if status >= 500 { "true" } else { "false" };
             assert_eq!(header(&reply, "x-should-retry"), Some(expected), "{error}");
-            assert_eq!(header(&reply, "retry-after").is_some(), status == 503, "{error}");
+            assert_eq!(header(&reply, "retry-after").is_some(), status >= 500, "{error}");
+            if let DialectError::Busy { retry_after_s, .. } = &error {
+                assert_eq!(header(&reply, "retry-after"), Some(retry_after_s.to_string().as_str()));
+            }
             assert!(![408, 409, 429].contains(&reply.status), "clients would repeat {error}");
             assert!(body(&reply)["error"]["message"].is_string());
         }

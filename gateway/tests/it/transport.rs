@@ -191,10 +191,14 @@ async fn refusals_of_the_engine_become_errors_that_agents_understand() {
         (404, r#"{"error": {"message": "no SECRET"}}"#, 400, "upstream-refused", "status 404"),
         (401, r#"{"error": "Incorrect API key provided: SECRET"}"#, 400, "upstream-refused", "key of its upstream"),
         (403, "SECRET", 400, "upstream-refused", "status 403"),
+        (308, "SECRET", 400, "upstream-refused", "status 308"),
         (408, "SECRET", 502, "upstream-failed", "status 408"),
+        (409, "SECRET", 502, "upstream-failed", "status 409"),
         (413, "SECRET for nginx", 400, "invalid-request", "status 413"),
         (429, "SECRET", 503, "busy", "busy"),
         (503, "SECRET", 503, "busy", "busy"),
+        (502, "SECRET", 503, "busy", "cannot be reached"),
+        (504, "SECRET", 503, "busy", "cannot be reached"),
         (500, r#"{"detail": "no connection to SECRET"}"#, 502, "upstream-failed", "status 500"),
     ];
     for (status, text, expected, code, words) in cases {
@@ -268,6 +272,81 @@ async fn a_worker_that_is_gone_is_replaced_by_the_next() {
         reconnects += upstream.complete(&call).await.expect("the other worker answers").reconnects;
     }
     assert!(reconnects > 0, "some sessions belonged to the worker that is gone");
+}
+
+#[tokio::test]
+async fn calls_pass_over_all_workers_that_are_gone() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let gone = [FakeEngine::start(EngineKind::Vllm).await, FakeEngine::start(EngineKind::Vllm).await];
+    let options = options(EngineKind::Vllm, &[&gone[0], &gone[1], &engine]);
+    let upstream = Upstream::new(options).expect("usable options");
+    drop(gone);
+    let request = question("Hi");
+    for session in 0..20 {
+        let name = format!("session-{session}");
+        upstream.complete(&EngineCall { session: &name, ..call(&request) }).await.expect("the last worker answers");
+    }
+}
+
+/// Accepts connections of a port, and does this with each.
+async fn accept<F: Future<Output = ()> + Send + 'static>(
+    each: impl Fn(tokio::net::TcpStream) -> F + Send + 'static,
+) -> (String, tokio::task::JoinHandle<()>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("a listener has an address").to_string();
+    let accepting = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            each(stream).await;
+        }
+    });
+    (address, accepting)
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_there_is_a_503_with_the_time_to_repeat() {
+    // Nobody listens, connections are closed before an answer, no such name, and no TLS where the URL says so.
+    let (closed, accepting) = accept(|stream| async { drop(stream) }).await;
+    accepting.abort();
+    accepting.await.expect_err("it was aborted");
+    let (resets, _resetting) = accept(|stream| async { drop(stream) }).await;
+    let (plain, _answering) = accept(|mut stream| async move {
+        use tokio::io::AsyncWriteExt as _;
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
+    })
+    .await;
+    let urls = [
+        format!("http://{closed}"),
+        format!("http://{resets}"),
+        "http://engine.invalid:1".to_owned(),
+        format!("https://{plain}"),
+    ];
+    for url in urls {
+        let options = UpstreamOptions::new("test", EngineKind::Vllm, [&url]).expect("the URL is usable");
+        let upstream = Upstream::new(options).expect("the options are usable");
+        let error = ask(&upstream, "Hi").await.expect_err("there is no engine");
+        assert!(matches!(error, UpstreamError::Unreachable { .. }), "{url}: {error}");
+        let error = DialectError::from(&error);
+        assert_eq!((error.status(), error.code(), error.retry_after_s()), (503, "busy", Some(5)), "{url}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_accepts_no_connection_in_time_is_unreachable_and_not_silent() {
+    // The backlog of this listener is full, so that the system leaves further connections unanswered.
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port is free");
+    let listener = socket.listen(1).expect("it listens");
+    let address = listener.local_addr().expect("a listener has an address");
+    let mut open = Vec::new();
+    let open_one = || tokio::time::timeout(Duration::from_millis(500), tokio::net::TcpStream::connect(address));
+    while let Ok(stream) = open_one().await {
+        open.push(stream.expect("a connection"));
+    }
+    let options = UpstreamOptions::new("test", EngineKind::Vllm, [format!("http://{address}")]).expect("a usable URL");
+    let options = UpstreamOptions { connect_timeout: Duration::from_millis(100), ..options };
+    let error = ask(&Upstream::new(options).expect("usable options"), "Hi").await.expect_err("nobody accepts");
+    assert!(matches!(error, UpstreamError::Unreachable { .. }), "{error}");
+    assert_eq!(DialectError::from(&error).status(), 503);
 }
 
 #[test]

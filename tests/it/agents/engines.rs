@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_gateway::engine::{IdFault, Log, LogprobFault, VersionReport};
+use forebay_gateway::engine::{IdFault, Log, LogprobFault, Switches, VersionReport};
 use serde_json::json;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
@@ -155,13 +155,23 @@ async fn a_call_waits_for_an_engine_that_is_busy_or_gone() {
 async fn a_call_that_waited_for_too_long_may_be_repeated() {
     let app = start(1).await;
     let agent = Agent::open(&app, json!({})).await;
-    app.engine.switch(|switches| switches.failures = Some((1000, 503, r#"{"message": "paused"}"#.to_owned())));
-    for dialect in DIALECTS {
-        let response = agent.call(dialect, &dialect.body(&["Hello.".to_owned()], false)).await;
-        assert!(response.headers().contains_key("retry-after"));
-        let (status, retry, body) = error(response).await;
-        assert_eq!((status.as_u16(), retry), (503, Some(true)), "{body}");
-        assert!(message(&body).contains("the engine is busy"), "{body}");
+    let fails = |status: u16| move |switches: &mut Switches| switches.failures = Some((1000, status, String::new()));
+    let ways: [(&str, &dyn Fn(&mut Switches)); 5] = [
+        ("the engine is busy", &fails(503)),
+        ("the engine is busy", &fails(429)),
+        ("the engine cannot be reached", &fails(502)),
+        ("the engine cannot be reached", &fails(504)),
+        ("the engine cannot be reached", &|switches| (switches.failures, switches.cuts_before_head) = (None, 1000)),
+    ];
+    for (words, way) in ways {
+        app.engine.switch(way);
+        for dialect in DIALECTS {
+            let response = agent.call(dialect, &dialect.body(&["Hello.".to_owned()], false)).await;
+            assert!(response.headers().contains_key("retry-after"), "{words}");
+            let (status, retry, body) = error(response).await;
+            assert_eq!((status.as_u16(), retry), (503, Some(true)), "{body}");
+            assert!(message(&body).contains(words), "{body}");
+        }
     }
     assert!(agent.turns(&app).await.is_empty());
     app.finish().await;
@@ -187,7 +197,7 @@ async fn a_client_that_says_how_long_it_waits_is_answered_before() {
 async fn an_answer_that_cannot_be_recorded_is_not() {
     let app = start(60).await;
     let agent = Agent::open(&app, json!({})).await;
-    let faults: [fn(&mut forebay_gateway::engine::Switches); 5] = [
+    let faults: [fn(&mut Switches); 5] = [
         |switches| switches.id_fault = IdFault::Router,
         |switches| switches.id_fault = IdFault::NoSampled,
         |switches| switches.logprob_fault = LogprobFault::Sentinel,
