@@ -86,6 +86,8 @@ pub struct Switches {
     pub version_report: VersionReport,
     /// The longest prompt plus `max_tokens`.
     pub context_tokens: usize,
+    /// The names of adapters, which the list of models has besides the model.
+    pub adapters: Vec<String>,
     /// What is wrong with the ids.
     pub id_fault: IdFault,
     /// What is wrong with the log-probabilities.
@@ -121,6 +123,7 @@ impl Default for Switches {
             version_change: None,
             version_report: VersionReport::Spans,
             context_tokens: 65536,
+            adapters: Vec::new(),
             id_fault: IdFault::None,
             logprob_fault: LogprobFault::None,
             raw_logprobs: false,

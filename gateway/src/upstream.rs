@@ -5,7 +5,8 @@
 //! with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what
 //! came back, with its lists in `columns`, and `check` makes a [`Completion`] of it or says what is wrong with it, for which
 //! `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and continues it if the engine
-//! aborts it. [`probe`] makes such calls before any agent does. `score` has an engine report the log-probabilities of given
+//! aborts it. [`probe`] makes such calls before any agent does, and compares what
+//! `models` reads with the configuration. `score` has an engine report the log-probabilities of given
 //! ids.
 
 mod allow;
@@ -16,6 +17,7 @@ mod check;
 mod columns;
 mod error;
 mod exact;
+mod models;
 mod options;
 pub mod probe;
 mod route;

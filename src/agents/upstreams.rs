@@ -1,7 +1,8 @@
 //! The inference engines of the configuration, and whether their answers can be recorded.
 //!
-//! Every engine is probed at the start and then once a minute. A session is opened only if all its engines are ready:
-//! an engine whose answers cannot be recorded would otherwise be noticed after hours of rollouts.
+//! Every engine is probed at the start and then once a minute, and an adapter only when it is used. A session is opened
+//! only if all its engines are ready: an engine whose answers cannot be recorded would otherwise be noticed after hours of
+//! rollouts.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -14,7 +15,7 @@ use forebay_gateway::{
     },
 };
 use tokio::{
-    sync::{Mutex, Semaphore, watch},
+    sync::{Mutex, Notify, Semaphore, watch},
     time::Instant,
 };
 
@@ -146,6 +147,8 @@ pub(super) struct Route {
     policies: Option<PolicyGlobs>,
     models: Vec<String>,
     readiness: watch::Sender<Readiness>,
+    /// A session or a call wants to know whether it is ready.
+    wanted: Notify,
     /// What a probe found about its scores, and when.
     pub(super) scores: Mutex<Option<(Instant, LogprobScale)>>,
     /// Permits for segments that it scores at once.
@@ -205,6 +208,7 @@ impl UpstreamConfig {
             policies: self.policies,
             models: self.models,
             readiness,
+            wanted: Notify::new(),
             scores: Mutex::default(),
             scoring: Semaphore::new(SCORES_AT_ONCE),
         })
@@ -289,6 +293,7 @@ impl Route {
 
     /// What the last probe found. It waits for the first one; `None` if that is not there in time.
     async fn probed(&self, until: Instant) -> Option<Readiness> {
+        self.wanted.notify_one();
         let mut readiness = self.readiness.subscribe();
         let probed = readiness.wait_for(|readiness| *readiness != Readiness::Unknown);
         Some(tokio::time::timeout_at(until, probed).await.ok()?.ok()?.clone())
@@ -302,6 +307,7 @@ impl Route {
     /// Refuses a call whose log-probabilities would not be those of the policy. An engine may have been restarted with
     /// other flags since its session was opened.
     pub(super) fn check_scale(&self, sampling: wire::Sampling) -> Result<(), DialectError> {
+        self.wanted.notify_one();
         let Readiness::Ready(scale) = &*self.readiness.borrow() else { return Ok(()) };
         self.check_found(scale, sampling).map_err(|error| DialectError::Untrusted { why: error.to_string() })
     }
@@ -320,6 +326,11 @@ impl Route {
     async fn keep_probing(&self, metrics: &Metrics) {
         let mut unclear = 0;
         loop {
+            // Adapters may be many, and a probe is in the batches of the others: vLLM 0.32 on a CPU computed requests to
+            // the model wrongly if one to an adapter was in their batch. So one that nobody uses is not probed.
+            if self.policies.is_some() && self.upstream.serves_adapter(&self.model).await {
+                self.wanted.notified().await;
+            }
             self.probe(&mut unclear).await;
             let is_ready = matches!(*self.readiness.borrow(), Readiness::Ready(_));
             metrics.upstream_ready(self.name(), is_ready);

@@ -22,6 +22,10 @@ use crate::buffer::{
 /// Seconds to wait before a retry, if nothing better is known.
 const RETRY_AFTER_S: u64 = 1;
 
+/// The problem of a session whose engine is not ready. It is logged as a refusal: the probe logs that the engine is not
+/// ready, once.
+pub(super) const UPSTREAM_NOT_READY: &str = "upstream-not-ready";
+
 /// The most bytes of one text of a problem. The bound exists because texts quote input of any length.
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
@@ -301,7 +305,7 @@ pub(super) fn render(mut response: Response, request_id: &str, api: &Api) -> Res
     let Failure { mut problem, source } = failure;
     api.metrics.refused(&problem.kind);
     problem.instance = Some(request_id.to_owned());
-    if problem.status >= 500 {
+    if problem.status >= 500 && problem.kind != UPSTREAM_NOT_READY {
         tracing::error!(problem.kind = problem.kind, error = source.as_deref(), "request failed");
     } else {
         api.refusals.report(&problem);

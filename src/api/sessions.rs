@@ -21,7 +21,7 @@ use super::{
     guard::Caller,
     openapi::{InvalidQuery, NoSuchPolicy, NoSuchSession, SessionConflict},
     params::{self, Query, SessionPath},
-    problem::Failure,
+    problem::{Failure, UPSTREAM_NOT_READY},
 };
 use crate::{
     agents::NoUpstream,
@@ -285,7 +285,7 @@ fn without_upstream(model: Option<&str>, error: &NoUpstream) -> Failure {
             Failure::invalid(pointer, error.to_string())
         }
         NoUpstream::NotReady { .. } => {
-            Failure::new(StatusCode::SERVICE_UNAVAILABLE, "upstream-not-ready", "The inference engine is not ready")
+            Failure::new(StatusCode::SERVICE_UNAVAILABLE, UPSTREAM_NOT_READY, "The inference engine is not ready")
                 .detail(error.to_string())
                 .retry()
         }

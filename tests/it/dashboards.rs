@@ -301,6 +301,14 @@ fn the_sample_configurations_are_accepted() {
 }
 
 #[test]
+fn the_sample_configuration_of_vllm_is_that_of_the_mode_exact() {
+    let config = Config::load(Some(&config_path("vllm.toml"))).unwrap_or_else(|error| panic!("{error}"));
+    let agents = config.agents.expect("it has a listener for agents");
+    assert!(agents.upstreams[0].exact.is_some());
+    assert_eq!(agents.upstreams[0].options.context_tokens, Some(32_768), "vLLM is started with this context");
+}
+
+#[test]
 fn forebay_toml_shows_the_defaults() {
     let told = Config::load(Some(&config_path("forebay.toml"))).expect("the sample is valid");
     let silent = Config::parse("").expect("the defaults are valid");

@@ -365,6 +365,39 @@ async fn a_session_of_the_guide_for_agents_runs_as_printed_with_the_configuratio
     service.kill().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_with_vllm_runs_as_printed_with_its_configuration_until_its_rollout_is_trained() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    FakeEngine::write_model(folder.path()).expect("the folder can be written");
+    let config = fs::read_to_string(repository().join("configs/vllm.toml")).expect("it is text");
+    // Only addresses, files and the tokens of the fake model are replaced.
+    let config = config
+        .replace("http://127.0.0.1:8000", engine.url())
+        .replace(":8081", ":0")
+        .replace("/models/Qwen3-8B", folder.path().to_str().expect("the path is text"))
+        .replace("family = \"qwen\"", "family = { stops = [\"<|im_end|>\"], close = \"<|im_end|>\" }");
+    let path = folder.path().join("vllm.toml");
+    fs::write(&path, config).expect("the folder can be written");
+    let path = path.to_str().expect("the path is text");
+    let service = Service::start_with("sqlite::memory:", &["--config", path], &[]).await;
+    let all = blocks("docs/connect.md");
+    let block = all.iter().find(|block| block.language == "sh" && block.text.contains("batch.json"));
+    Session::on(&service).shell(block.expect("the guide has a session with vLLM"));
+    let story = format!("{}/trajectories?policy=default&rollout_id=first", service.url);
+    let story = crate::support::http().get(story).send().await.expect("the service answers");
+    let story: Value = story.json().await.expect("JSON");
+    assert_eq!(
+        (&story["state"], &story["step"], &story["segments"]),
+        (&json!("trained"), &json!(1), &json!(1)),
+        "{story}"
+    );
+    let log = engine.log();
+    let asked = log.at("/inference/v1/generate").last().expect("the engine was sent ids").json();
+    assert_eq!(asked["model"], "Qwen/Qwen3-8B");
+    service.kill().await;
+}
+
 #[test]
 fn blocks_of_toml_are_valid_configurations() {
     for block in documents().iter().flat_map(|document| run_blocks(document)).filter(|block| block.language == "toml") {

@@ -113,11 +113,31 @@ async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pie
         (Method::POST, "/parse_function_call") if state.kind == EngineKind::Sglang => {
             Ok(reply(200, &wire::parse_calls(&value)))
         }
-        (Method::GET, "/v1/models") => Ok(reply(200, &json!({"object": "list", "data": [{"id": "fake"}]}))),
+        (Method::GET, "/v1/models") => Ok(reply(200, &models(state))),
         (Method::GET, "/health") => Ok(reply(200, &json!({}))),
         (Method::POST, path) => Ok(control(state, path, &value)),
         _ => Ok(reply(404, &json!({"error": {"message": "no such path"}}))),
     }
+}
+
+/// The list of models, in which an adapter names its model and has no context of its own.
+fn models(state: &State) -> Value {
+    let switches = state.switches.borrow();
+    let owner = match state.kind {
+        EngineKind::Sglang => "sglang",
+        EngineKind::Vllm => "vllm",
+        EngineKind::Openai => "someone",
+    };
+    let base = json!({
+        "id": "fake", "object": "model", "owned_by": owner, "root": "/models/fake", "parent": null,
+        "max_model_len": switches.context_tokens,
+    });
+    let adapters = switches
+        .adapters
+        .iter()
+        .map(|name| json!({"id": name, "object": "model", "owned_by": owner, "parent": "fake", "max_model_len": null}));
+    let data: Vec<Value> = std::iter::once(base).chain(adapters).collect();
+    json!({"object": "list", "data": data})
 }
 
 /// What a trainer or an operator sends.

@@ -126,7 +126,8 @@ impl Fault {
                  themselves in `urls`"
             }
             (Self::Logprobs | Self::Lengths { .. }, EngineKind::Vllm | EngineKind::Openai) => {
-                "the engine must answer the fields logprobs and top_logprobs; do not start vLLM with --max-logprobs 0"
+                "the engine must answer the field logprobs; a router or proxy in between may remove it, so name the \
+                 workers themselves in `urls`"
             }
             (Self::NotFinite { .. } | Self::Sentinel { .. }, _) => {
                 "the engine has no log-probability of a token that it sampled; start vLLM with \

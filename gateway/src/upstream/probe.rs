@@ -11,6 +11,7 @@ use std::{
 use super::{
     EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
     exact::{self, ExactPrompt, Way},
+    models::Contradiction,
 };
 use crate::request::{Message, Request, Role, Tool};
 
@@ -203,27 +204,9 @@ impl Upstream {
     async fn probe_with(&self, model: &str, request: &Request, exact: Option<(Way, ExactPrompt<'_>)>) -> Verdict {
         let mut verdict = Verdict::Unreachable { why: "there is no worker".to_owned() };
         for worker in 0..self.options().urls.len() {
-            let rid = probe_id();
-            let call = EngineCall { rid: &rid, ..call(request, model, 1.0) };
-            let answered = match &exact {
-                None => self.complete_at(&call, &[worker]).await,
-                Some((way, prompt)) => exact::complete_by(self, *way, &call, prompt, &[worker]).await,
-            };
-            let found = match answered {
-                Ok(answered) if answered.completion.tokens.len() == 1 => Verdict::Ready,
-                Ok(answered) => refused(
-                    format!("the engine sampled {} tokens instead of one", answered.completion.tokens.len()),
-                    "check that nothing between Forebay and the engine changes max_tokens",
-                ),
-                Err(UpstreamError::Untrusted { fault, remedy }) => refused(fault.to_string(), remedy),
-                Err(error @ UpstreamError::Refused { .. }) => {
-                    let remedy = refusal_remedy(&error);
-                    refused(error.to_string(), remedy)
-                }
-                Err(error @ (UpstreamError::Busy { .. } | UpstreamError::Aborted { .. })) => {
-                    Verdict::Busy { why: error.to_string() }
-                }
-                Err(error) => Verdict::Unreachable { why: error.to_string() },
+            let found = match self.contradiction(model, worker).await {
+                Some(Contradiction { problem, remedy }) => Verdict::Refused { problem, remedy },
+                None => self.probe_worker(worker, model, request, exact.as_ref()).await,
             };
             let found = found.of_worker(worker, self.options().urls.len());
             verdict = match (found, verdict) {
@@ -234,6 +217,37 @@ impl Upstream {
             };
         }
         verdict
+    }
+
+    async fn probe_worker(
+        &self,
+        worker: usize,
+        model: &str,
+        request: &Request,
+        exact: Option<&(Way, ExactPrompt<'_>)>,
+    ) -> Verdict {
+        let rid = probe_id();
+        let call = EngineCall { rid: &rid, ..call(request, model, 1.0) };
+        let answered = match exact {
+            None => self.complete_at(&call, &[worker]).await,
+            Some((way, prompt)) => exact::complete_by(self, *way, &call, prompt, &[worker]).await,
+        };
+        match answered {
+            Ok(answered) if answered.completion.tokens.len() == 1 => Verdict::Ready,
+            Ok(answered) => refused(
+                format!("the engine sampled {} tokens instead of one", answered.completion.tokens.len()),
+                "check that nothing between Forebay and the engine changes max_tokens",
+            ),
+            Err(UpstreamError::Untrusted { fault, remedy }) => refused(fault.to_string(), remedy),
+            Err(error @ UpstreamError::Refused { .. }) => {
+                let remedy = refusal_remedy(&error);
+                refused(error.to_string(), remedy)
+            }
+            Err(error @ (UpstreamError::Busy { .. } | UpstreamError::Aborted { .. })) => {
+                Verdict::Busy { why: error.to_string() }
+            }
+            Err(error) => Verdict::Unreachable { why: error.to_string() },
+        }
     }
 
     /// Finds out whether log-probabilities contain the temperature: if they do, the gap between two tokens is half

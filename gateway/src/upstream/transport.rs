@@ -185,6 +185,20 @@ impl Transport {
         body.map(Ok)
     }
 
+    /// Reads what a worker tells about itself. `None` if it tells nothing, or more than so many bytes.
+    pub(super) async fn get(&self, worker: usize, path: &'static str, bytes_max: usize) -> Option<Vec<u8>> {
+        let sent = self.pooled.get(format!("{}{path}", self.bases[worker])).send().await;
+        let mut response = sent.ok().filter(|response| response.status().is_success())?;
+        let mut body = Vec::new();
+        while let Some(piece) = response.chunk().await.ok()? {
+            body.extend_from_slice(&piece);
+            if body.len() > bytes_max {
+                return None;
+            }
+        }
+        Some(body)
+    }
+
     async fn read(&self, mut response: Response) -> Result<ReadBody, UpstreamError> {
         let status = response.status();
         if !status.is_success() {

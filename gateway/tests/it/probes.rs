@@ -73,6 +73,67 @@ async fn a_disabled_endpoint_is_not_told_as_a_wrong_key() {
 }
 
 #[tokio::test]
+async fn the_flag_that_forbids_log_probabilities_is_named() {
+    // What vLLM 0.32.0 answers with --max-logprobs 0.
+    let words = "Requested sample logprobs of 1, which is greater than max allowed: 0 (parameter=logprobs, value=1)";
+    let text = format!(r#"{{"error": {{"message": "{words}", "type": "BadRequestError", "code": 400}}}}"#);
+    let (engine, upstream) = start(EngineKind::Vllm).await;
+    engine.switch(|switches| switches.failures = Some((1, 400, text)));
+    let told = remedy(upstream.probe("fake").await);
+    assert!(told.contains(words) && told.contains("without --max-logprobs") && !told.contains("key"), "{told}");
+}
+
+#[tokio::test]
+async fn a_kind_that_is_not_the_engines_is_named() {
+    for (kind, other, remedies) in [
+        (EngineKind::Vllm, EngineKind::Sglang, "set kind = \"vllm\""),
+        (EngineKind::Sglang, EngineKind::Vllm, "set kind = \"sglang\""),
+    ] {
+        let engine = FakeEngine::start(kind).await;
+        let upstream = Upstream::new(options(other, &[&engine])).expect("usable options");
+        let told = remedy(upstream.probe("fake").await);
+        assert!(told.contains("the engine says that it is") && told.contains(remedies), "{told}");
+        assert_eq!(engine.log().calls().count(), 0, "nothing is sampled");
+    }
+    // This kind is for all engines that answer as vLLM does.
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let upstream = Upstream::new(options(EngineKind::Openai, &[&engine])).expect("usable options");
+    assert_eq!(upstream.probe("fake").await, Verdict::Ready);
+}
+
+#[tokio::test]
+async fn a_context_above_the_engines_is_named() {
+    for kind in [EngineKind::Sglang, EngineKind::Vllm] {
+        let engine = FakeEngine::start(kind).await;
+        engine.switch(|switches| (switches.context_tokens, switches.adapters) = (4096, vec!["math-lora".to_owned()]));
+        for (configured, model, is_ready) in
+            [(4096, "fake", true), (4097, "fake", false), (4096, "math-lora", true), (4097, "math-lora", false)]
+        {
+            let options = UpstreamOptions { context_tokens: Some(configured), ..options(kind, &[&engine]) };
+            let verdict = Upstream::new(options).expect("usable options").probe(model).await;
+            if is_ready {
+                assert_eq!(verdict, Verdict::Ready, "{model}");
+                continue;
+            }
+            let told = remedy(verdict);
+            assert!(told.contains("`context_tokens` is 4097") && told.contains("--max-model-len"), "{told}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_adapter_is_known_by_the_list_of_models() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        engine.switch(|switches| switches.adapters = vec!["math-lora".to_owned()]);
+        assert!(upstream.serves_adapter("math-lora").await);
+        assert!(!upstream.serves_adapter("fake").await && !upstream.serves_adapter("unknown").await);
+        drop(engine);
+        assert!(!upstream.serves_adapter("math-lora").await, "nobody says so");
+    }
+}
+
+#[tokio::test]
 async fn an_engine_that_is_gone_is_unreachable() {
     let (engine, upstream) = start(EngineKind::Vllm).await;
     drop(engine);

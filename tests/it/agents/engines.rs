@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use forebay_gateway::engine::{IdFault, Log, LogprobFault, Switches, VersionReport};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
 use super::{Agent, DIALECTS, Dialect, PATIENCE, error, message, metric, success, trained};
-use crate::support::{Backend, TestApp, eventually, text};
+use crate::support::{Backend, TestApp, eventually, process::Service, text};
 
 /// A service whose events show signs of life often, and whose calls are held for a short or a long time.
 async fn start(hold_s: u32) -> TestApp {
@@ -447,6 +447,53 @@ async fn no_session_is_opened_for_an_engine_whose_answers_cannot_be_recorded() {
     let problem = problem.refused(503, "upstream-not-ready");
     assert!(text(&problem["detail"]).contains("before the temperature"), "{problem}");
     app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_adapter_is_probed_only_when_it_is_used() {
+    let mut app = start(60).await;
+    app.engine.switch(|switches| switches.adapters = vec!["math-lora".to_owned()]);
+    let config = format!(
+        "[sessions]\nlisten = \"127.0.0.1:0\"\n\
+         [[upstream]]\nname = \"math-lora\"\nkind = \"sglang\"\nurls = [\"{0}\"]\npolicies = [\"math\"]\n\
+         [[upstream]]\nname = \"fake\"\nkind = \"sglang\"\nurls = [\"{0}\"]\n",
+        app.engine.url()
+    );
+    app.reconfigure(&config).await;
+    let of_adapter = || app.engine.log().calls().filter(|call| call.json()["model"] == "math-lora").count();
+    Agent::open(&app, json!({})).await.ask("Hello.").await;
+    assert_eq!(of_adapter(), 0);
+    let ready = "forebay_upstream_ready{upstream=\"math-lora\"}";
+    assert_eq!(metric(&app, ready).await, None);
+    app.rules("math", json!({})).await;
+    let agent = Agent::open(&app, json!({"policy": "math"})).await;
+    assert!(of_adapter() > 1, "the session waited for the probe");
+    agent.ask("Hello.").await;
+    eventually("the metric", || async { metric(&app, ready).await == Some(1.0) }).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_is_not_ready_is_logged_once_and_not_as_an_error_of_each_session() {
+    let config = "[sessions]\nlisten = \"127.0.0.1:0\"\n\
+                  [[upstream]]\nname = \"gone\"\nkind = \"vllm\"\nurls = [\"http://127.0.0.1:9\"]\n";
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().join("forebay.toml");
+    std::fs::write(&path, config).expect("the folder can be written");
+    let arguments = ["--log", "json", "--config", path.to_str().expect("the path is text")];
+    let service = Service::start_with("sqlite::memory:", &arguments, &[]).await;
+    for _ in 0..3 {
+        let request = crate::support::http().post(format!("{}/sessions", service.url)).json(&json!({}));
+        let response = request.send().await.expect("the service answers");
+        assert_eq!(response.status(), 503);
+        assert!(response.headers().contains_key("retry-after"));
+    }
+    let log = service.terminate().await;
+    let events: Vec<Value> = log.iter().map(|line| serde_json::from_str(line).expect("an event")).collect();
+    let of_level = |level: &str| events.iter().filter(|event| event["level"] == level).collect::<Vec<_>>();
+    assert_eq!(of_level("ERROR"), Vec::<&Value>::new());
+    let told = |event: &&&Value| text(&event["message"]).contains("no session can use it");
+    assert_eq!(of_level("WARN").iter().filter(told).count(), 1, "{log:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,95 @@
+//! What an engine says of its model before it is called: which engine it is, how long its context is, and whether the
+//! model is an adapter.
+//!
+//! vLLM and SGLang list their models in the same shape, and each writes its own name into it.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{EngineKind, Upstream, UpstreamOptions};
+
+const MODELS: &str = "/v1/models";
+
+/// How long an engine has for its list. A paused engine has it, too.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The largest list that is read: thousands of adapters.
+const BYTES_MAX: usize = 1 << 20;
+
+#[derive(Debug, Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Model {
+    id: String,
+    owned_by: Option<String>,
+    /// The model that an adapter belongs to.
+    parent: Option<String>,
+    max_model_len: Option<u64>,
+}
+
+/// What a list says against the configuration.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Contradiction {
+    pub(super) problem: String,
+    pub(super) remedy: String,
+}
+
+impl Upstream {
+    /// Whether the engine lists the model as an adapter of another model. False if it has no list.
+    pub async fn serves_adapter(&self, model: &str) -> bool {
+        for worker in 0..self.options.urls.len() {
+            if let Some(models) = self.models(worker).await {
+                return models.find(model).is_some_and(|found| found.parent.is_some());
+            }
+        }
+        false
+    }
+
+    /// What a worker says against the configuration, if anything. Engines need not have a list.
+    pub(super) async fn contradiction(&self, model: &str, worker: usize) -> Option<Contradiction> {
+        self.models(worker).await?.contradiction(model, &self.options)
+    }
+
+    async fn models(&self, worker: usize) -> Option<Models> {
+        let reading = self.transport.get(worker, MODELS, BYTES_MAX);
+        let body = tokio::time::timeout(TIMEOUT, reading).await.ok()??;
+        serde_json::from_slice(&body).ok()
+    }
+}
+
+impl Models {
+    fn find(&self, model: &str) -> Option<&Model> {
+        self.data.iter().find(|found| found.id == model)
+    }
+
+    fn contradiction(&self, model: &str, options: &UpstreamOptions) -> Option<Contradiction> {
+        // SGLang answers to any name.
+        let found = self.find(model).or(self.data.first())?;
+        let says = match (options.kind, found.owned_by.as_deref()) {
+            (EngineKind::Sglang, Some("vllm")) => Some(("sglang", "vllm")),
+            (EngineKind::Vllm, Some("sglang")) => Some(("vllm", "sglang")),
+            _ => None,
+        };
+        if let Some((configured, name)) = says {
+            return Some(Contradiction {
+                problem: format!("`kind` is {configured:?}, but the engine says that it is {name}"),
+                remedy: format!("set kind = {name:?}"),
+            });
+        }
+        // An adapter has the context of its model.
+        let base = found.parent.as_deref().and_then(|parent| self.find(parent));
+        let context = found.max_model_len.or_else(|| base?.max_model_len)?;
+        let configured = options.context_tokens.filter(|configured| u64::from(*configured) > context)?;
+        Some(Contradiction {
+            problem: format!("`context_tokens` is {configured}, but the engine's context has {context} tokens"),
+            remedy: format!(
+                "set context_tokens = {context}, or start the engine with a longer context (vLLM: --max-model-len, \
+                 SGLang: --context-length)"
+            ),
+        })
+    }
+}
