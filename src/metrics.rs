@@ -43,6 +43,7 @@ const STALENESS_BUCKETS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.
 /// The reasons for which callers are rejected.
 const AUTH_FAILURES: [&str; 6] = ["missing", "invalid", "expired", "forbidden", "host", "origin"];
 
+const NATS_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0];
 const AGE_BUCKETS_S: &[f64] = &[0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0];
 
 /// Every metric of the service.
@@ -142,6 +143,10 @@ declare! {
         upstream_failures: IntCounterVec = "forebay_upstream_failures_total" ["upstream", "failure"],
         /// Calls that inference engines aborted, so that they were repeated.
         upstream_aborts: IntCounterVec = "forebay_upstream_aborts_total" ["upstream"],
+        /// Recorded calls that were chosen for an audit, by outcome: equal, different, or why they were not compared.
+        upstream_audits: IntCounterVec = "forebay_upstream_audits_total" ["upstream", "outcome"],
+        /// How far recorded log-probabilities were from the engine's scores of the same ids, in nats: mean and worst of a call.
+        upstream_audit_difference: HistogramVec = "forebay_upstream_audit_difference_nats" ["upstream", "of"] in NATS_BUCKETS,
         /// Rollouts of sessions that a teacher was asked to score, by outcome: scored, or why they were not.
         teacher_rollouts: IntCounterVec = "forebay_teacher_rollouts_total" ["policy", "outcome"],
         /// Seconds that teachers took to score all segments of a rollout, or to fail.
@@ -559,6 +564,18 @@ impl Metrics {
     /// An engine did not answer a call. The failure is one of a fixed set.
     pub fn engine_failed(&self, upstream: &str, failure: &str) {
         self.flow.upstream_failures.with_label_values(&[upstream, failure]).inc();
+    }
+
+    /// A recorded call was chosen for an audit. The outcome is one of a fixed set.
+    pub fn audited(&self, upstream: &str, outcome: &str) {
+        self.flow.upstream_audits.with_label_values(&[upstream, outcome]).inc();
+    }
+
+    /// The recorded log-probabilities of a call are so many nats from the engine's scores.
+    pub fn audit_differs(&self, upstream: &str, mean: f64, worst: f64) {
+        for (of, nats) in [("mean", mean), ("worst", worst)] {
+            self.flow.upstream_audit_difference.with_label_values(&[upstream, of]).observe(nats);
+        }
     }
 
     /// A teacher was asked to score a rollout of a session. The outcome is one of a fixed set.

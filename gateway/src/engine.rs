@@ -94,6 +94,8 @@ pub struct Switches {
     pub logprob_fault: LogprobFault,
     /// Reports log-probabilities at temperature 1, whatever the temperature is.
     pub raw_logprobs: bool,
+    /// Scores given ids at temperature 1, whatever the temperature is, as vLLM does.
+    pub raw_scores: bool,
     /// Logits are multiplied by this when given ids are scored, so that a teacher is another model than the engine that
     /// sampled the ids.
     pub sharpness: f64,
@@ -105,6 +107,8 @@ pub struct Switches {
     pub aborts: u32,
     /// Keeps calls waiting until it is off again.
     pub stall: bool,
+    /// The same for requests that score given ids.
+    pub stall_scores: bool,
     /// How many of the next connections are closed before the first byte of the answer.
     pub cuts_before_head: u32,
     /// How many of the next answers end in the middle of their body.
@@ -127,11 +131,13 @@ impl Default for Switches {
             id_fault: IdFault::None,
             logprob_fault: LogprobFault::None,
             raw_logprobs: false,
+            raw_scores: false,
             sharpness: 1.0,
             finish_reason: None,
             names_stops: true,
             aborts: 0,
             stall: false,
+            stall_scores: false,
             cuts_before_head: 0,
             cuts_in_body: 0,
             failures: None,
@@ -187,6 +193,8 @@ pub enum LogprobFault {
     Null,
     /// There are none.
     Missing,
+    /// All sampled ids are two nats too unlikely, as if they were those of another request of the batch.
+    Shifted,
 }
 
 /// A request that the engine has received.

@@ -7,7 +7,7 @@
 //! `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and continues it if the engine
 //! aborts it. [`probe`] makes such calls before any agent does, and compares what
 //! `models` reads with the configuration. `score` has an engine report the log-probabilities of given
-//! ids.
+//! ids, and `rescore` those of ids that it has sampled.
 
 mod allow;
 mod answer;
@@ -20,6 +20,7 @@ mod exact;
 mod models;
 mod options;
 pub mod probe;
+mod rescore;
 mod route;
 mod score;
 mod transport;
@@ -33,6 +34,7 @@ pub use check::Fault;
 pub use error::UpstreamError;
 pub use exact::ExactPrompt;
 pub use options::{EngineKind, Parsers, Secret, SpecialTokensInText, UpstreamOptions};
+pub use rescore::Range;
 pub use route::order;
 pub use score::Scoring;
 

@@ -12,8 +12,12 @@ use forebay_gateway::{
     upstream::{Answered, EngineCall, PublishedVersion, Sampling},
 };
 
-use super::{call::Call, refusal, upstreams::Route};
-use crate::buffer::{port::SessionPolicy, refusal::BufferError};
+use super::{Agents, call::Call, refusal, upstreams::Route};
+use crate::buffer::{
+    ids::{PolicyName, SessionId},
+    port::SessionPolicy,
+    refusal::BufferError,
+};
 
 /// A session that has room for fewer tokens than this bounds what the engine may sample. Engines refuse a bound that
 /// does not fit into their context together with the prompt, so it is not named without need.
@@ -176,10 +180,7 @@ impl Call {
 
     /// The policy's published version; none if it cannot be read.
     async fn current_version(&self, policy: Option<&SessionPolicy>) -> Option<i64> {
-        let policy = policy?;
-        let session = self.agents.buffer().session(self.permit.session_id()).await.ok()?;
-        let found = session.policies.iter().find(|found| found.policy == policy.policy)?;
-        Some(found.current_version.0)
+        published(&self.agents, self.permit.session_id(), &policy?.policy).await
     }
 
     /// How many tokens may be sampled, if the session is nearly full.
@@ -187,6 +188,13 @@ impl Call {
         let left = self.permit.tokens_left();
         (left < ROOM_NAMED_BELOW).then_some(left.max(1) as u32)
     }
+}
+
+/// The published version of a session's policy; none if it cannot be read.
+pub(super) async fn published(agents: &Agents, session: SessionId, policy: &PolicyName) -> Option<i64> {
+    let session = agents.buffer().session(session).await.ok()?;
+    let found = session.policies.iter().find(|found| found.policy == *policy)?;
+    Some(found.current_version.0)
 }
 
 /// The published version of a call's policy. Every read but the first one asks the store: an engine that aborts a call

@@ -28,6 +28,7 @@ use uuid::Uuid;
 use super::{
     Agents,
     asking::Asked,
+    audits::Audit,
     blocking,
     body::{self, ReadBody},
     exact::Exact,
@@ -233,12 +234,13 @@ impl Call {
     /// Stores the call. It goes on if the client disconnects: an answer is recorded wholly or not at all.
     async fn record(
         self: &Arc<Self>,
-        route: &Route,
+        route: &Arc<Route>,
         policy: &SessionPolicy,
         canonical: &Canonical,
         (answered, special_tokens): (Answered, u64),
     ) -> Result<Answer, DialectError> {
         let Answered { mut completion, .. } = answered;
+        let audit = self.audit(route, policy, &completion);
         let holds = if route.exact.is_some() { Holds::Ids } else { Holds::Messages };
         let session_id = self.permit.session_id();
         let history = self.agents.histories().of(session_id);
@@ -298,6 +300,7 @@ impl Call {
             let added = Recorded { seq: recorded.seq, policy, record: &record, prompt, ids, message: &message };
             work::run(bytes, || history.add(&added, holds)).await;
             call.agents.histories().note(session_id, history.size());
+            audit.into_iter().for_each(Audit::begin);
             Ok::<_, BufferError>(recorded)
         };
         let recorded = match tokio::spawn(recording.in_current_span()).await {

@@ -12,7 +12,7 @@
 //!    sent ids.
 //! 4. `answer`: the answer is written, at once or as events.
 //!
-//! `counting` tells agents how many tokens a prompt has, and `teachers` lets engines score the segments of finished
+//! `audits` has the engine score a sample of recorded calls again. `counting` tells agents how many tokens a prompt has, and `teachers` lets engines score the segments of finished
 //! sessions. `breaks` says why prompts do not continue earlier calls. `blocking` runs what grows with the bytes of an agent,
 //! and ends it if the agent leaves.
 //!
@@ -20,6 +20,7 @@
 
 mod answer;
 mod asking;
+mod audits;
 mod blocking;
 mod body;
 mod breaks;
@@ -39,6 +40,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 pub use self::{
+    audits::AuditOptions,
     listener::router,
     upstreams::{ExactConfig, FamilyConfig, NoUpstream, UpstreamConfig, UpstreamError, Upstreams},
     urls::AgentUrls,
@@ -58,6 +60,8 @@ pub struct AgentOptions {
     pub keep_alive: Duration,
     /// How long a call without events waits for its answer, if its client does not say how long it waits.
     pub hold: Duration,
+    /// Which recorded calls are scored again.
+    pub audit: AuditOptions,
 }
 
 /// What all calls share.

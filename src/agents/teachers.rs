@@ -20,7 +20,7 @@ use crate::buffer::{
 pub(super) const SCORES_AT_ONCE: usize = 16;
 
 /// How long an engine may take for one segment. A paused engine does not answer.
-const SCORE_TIMEOUT: Duration = Duration::from_mins(5);
+pub(super) const SCORE_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// How long it is believed what a probe found.
 const PROBE_EVERY: Duration = Duration::from_mins(1);
@@ -85,7 +85,7 @@ impl Route {
     }
 
     /// What a probe found, at most a minute ago. A failure is not remembered.
-    async fn scale_of_scores(&self) -> Result<LogprobScale, TeacherFault> {
+    pub(super) async fn scale_of_scores(&self) -> Result<LogprobScale, TeacherFault> {
         let mut found = self.scores.lock().await;
         if let Some((at, scale)) = &*found
             && at.elapsed() < PROBE_EVERY

@@ -19,7 +19,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{asking, exact::Exact, teachers::SCORES_AT_ONCE};
+use super::{asking, audits::Audits, exact::Exact, teachers::SCORES_AT_ONCE};
 use crate::{
     access::globs::PolicyGlobs,
     buffer::{
@@ -153,6 +153,7 @@ pub(super) struct Route {
     pub(super) scores: Mutex<Option<(Instant, LogprobScale)>>,
     /// Permits for segments that it scores at once.
     pub(super) scoring: Semaphore,
+    pub(super) audits: Audits,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,6 +212,7 @@ impl UpstreamConfig {
             wanted: Notify::new(),
             scores: Mutex::default(),
             scoring: Semaphore::new(SCORES_AT_ONCE),
+            audits: Audits::default(),
         })
     }
 }

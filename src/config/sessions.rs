@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::check_listen;
 use crate::{
-    agents::AgentOptions,
+    agents::{AgentOptions, AuditOptions},
     buffer::session::{SessionLimits, TTL_S_MAX},
 };
 
@@ -33,6 +33,9 @@ const HOLD_S_MAX: u64 = 86_400;
 /// The largest value of `keep_alive_s`: proxies close connections that are silent for longer.
 const KEEP_ALIVE_S_MAX: u64 = 300;
 
+/// The largest value of `audit_tokens`: more than any context.
+const AUDIT_TOKENS_MAX: u64 = 1 << 24;
+
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Sessions {
@@ -47,6 +50,8 @@ pub(super) struct Sessions {
     max_in_flight: u64,
     ttl_s: u64,
     idle_s: u64,
+    audit: f64,
+    audit_tokens: u64,
 }
 
 impl Default for Sessions {
@@ -63,6 +68,8 @@ impl Default for Sessions {
             max_in_flight: 32,
             ttl_s: 86_400,
             idle_s: 1_800,
+            audit: 0.001,
+            audit_tokens: 1_024,
         }
     }
 }
@@ -79,6 +86,7 @@ impl Sessions {
             ("inflight_answer_bytes", self.inflight_answer_bytes, 1 << 20, INFLIGHT_BYTES_MAX),
             ("hold_s", self.hold_s, 1, HOLD_S_MAX),
             ("keep_alive_s", self.keep_alive_s, 1, KEEP_ALIVE_S_MAX),
+            ("audit_tokens", self.audit_tokens, 1, AUDIT_TOKENS_MAX),
         ] {
             let detail = match value {
                 value if value < min => format!("must be at least {min}, but is {value}"),
@@ -86,6 +94,10 @@ impl Sessions {
                 _ => continue,
             };
             violations.push(Violation { pointer: format!("/sessions/{name}"), detail });
+        }
+        if !(0.0..=1.0).contains(&self.audit) {
+            let detail = format!("must be a share from 0 to 1, but is {}", self.audit);
+            violations.push(Violation { pointer: "/sessions/audit".to_owned(), detail });
         }
         if let Some(Err(detail)) = self.listen.as_deref().map(check_listen) {
             violations.push(Violation { pointer: "/sessions/listen".to_owned(), detail });
@@ -119,6 +131,7 @@ impl Sessions {
             read_timeout,
             keep_alive: Duration::from_secs(self.keep_alive_s),
             hold: Duration::from_secs(self.hold_s),
+            audit: AuditOptions { share: self.audit, tokens_max: self.audit_tokens as usize },
         }
     }
 

@@ -233,6 +233,17 @@ fn times_and_sizes_have_a_largest_value() {
 }
 
 #[test]
+fn the_share_of_audits_is_a_share() {
+    for audit in ["0", "0.0", "0.001", "1.0"] {
+        assert!(Config::parse(&format!("[sessions]\naudit = {audit}")).is_ok(), "{audit}");
+    }
+    for audit in ["-0.1", "1.5", "nan", "inf"] {
+        let error = Config::parse(&format!("[sessions]\naudit = {audit}")).expect_err("it is no share").to_string();
+        assert!(error.contains("/sessions/audit: must be a share from 0 to 1"), "{error}");
+    }
+}
+
+#[test]
 fn addresses_have_a_port() {
     for listen in ["127.0.0.1:0", "[::1]:8080", "localhost:8080", "my-host.example:80", "0.0.0.0:65535"] {
         assert_eq!(check_listen(listen), Ok(()));

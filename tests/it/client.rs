@@ -166,6 +166,7 @@ on_both_stores! {
         crate::sessions::traffic(app).await;
         crate::agents::traffic(app).await;
         app.metrics().await;
-        assert_eq!(crate::dashboards::complaints(&app.metrics().await), Vec::<String>::new());
+        let metrics = app.metrics().await + &crate::agents::audits::metrics().await;
+        assert_eq!(crate::dashboards::complaints(&metrics), Vec::<String>::new());
     }
 }

@@ -30,6 +30,14 @@ struct ScoreParams {
     temperature: Option<f64>,
 }
 
+/// A scored id.
+struct Entry {
+    id: i32,
+    value: Option<f32>,
+    /// The best ids in its place.
+    best: Vec<(i32, Option<f32>)>,
+}
+
 impl ScoreRequest {
     /// What an engine answers with status 400, if anything.
     pub(super) fn refusal(&self, kind: EngineKind, switches: &Switches) -> Option<String> {
@@ -59,26 +67,33 @@ impl ScoreRequest {
         match kind {
             EngineKind::Sglang => {
                 let from = self.logprob_start_len.unwrap_or(ids.len()).min(ids.len());
-                let mut entries = self.entries(kind, from, switches);
+                let mut entries = self.entries(kind, from, 0, switches);
                 if switches.logprob_fault == LogprobFault::Short {
                     entries.pop();
                 }
                 let mut info = json!({"id": self.rid, "prompt_tokens": ids.len(), "completion_tokens": 0});
                 if self.return_logprob && switches.logprob_fault != LogprobFault::Missing {
-                    info["input_token_logprobs"] = entries.iter().map(|(id, value)| json!([value, id, null])).collect();
+                    info["input_token_logprobs"] =
+                        entries.iter().map(|entry| json!([entry.value, entry.id, null])).collect();
                 }
                 json!({"text": "", "output_ids": [], "meta_info": info})
             }
             EngineKind::Vllm | EngineKind::Openai => {
                 let mut choice = json!({"index": 0, "text": "x", "finish_reason": "length"});
-                if self.prompt_logprobs.is_some() && switches.logprob_fault != LogprobFault::Missing {
-                    let mut entries = self.entries(kind, 0, switches);
+                if let Some(best) = self.prompt_logprobs
+                    && switches.logprob_fault != LogprobFault::Missing
+                {
+                    let mut entries = self.entries(kind, 0, best, switches);
                     if switches.logprob_fault == LogprobFault::Short {
                         entries.pop();
                     }
-                    let entry = |(place, (id, value)): (usize, &(i32, Option<f32>))| match place {
+                    let named = |(id, value): (i32, Option<f32>)| {
+                        (id.to_string(), json!({"logprob": value, "rank": 1, "decoded_token": "x"}))
+                    };
+                    let entry = |(place, entry): (usize, &Entry)| match place {
                         0 => Value::Null,
-                        _ => json!({id.to_string(): {"logprob": value, "rank": 1, "decoded_token": "x"}}),
+                        // The id itself is named whether it is among the best or not.
+                        _ => entry.best.iter().copied().chain([(entry.id, entry.value)]).map(named).collect(),
                     };
                     choice["prompt_logprobs"] = entries.iter().enumerate().map(entry).collect();
                 }
@@ -88,22 +103,29 @@ impl ScoreRequest {
     }
 
     /// The ids from a place on, with their log-probabilities, right or wrong. The first has none, as in both engines.
-    fn entries(&self, kind: EngineKind, from: usize, switches: &Switches) -> Vec<(i32, Option<f32>)> {
+    fn entries(&self, kind: EngineKind, from: usize, best: usize, switches: &Switches) -> Vec<Entry> {
         let ids = self.ids(kind);
-        let temperature = if switches.raw_logprobs { 1.0 } else { self.temperature(kind) };
+        let is_raw = switches.raw_logprobs || switches.raw_scores;
+        let temperature = (if is_raw { 1.0 } else { self.temperature(kind) }) / switches.sharpness;
         let mut context = Context::new(&ids[..from]);
         let mut entries = Vec::with_capacity(ids.len() - from);
         for &id in &ids[from..] {
-            let value = (!entries.is_empty()).then(|| context.logprob(id, temperature / switches.sharpness));
-            entries.push((id, value));
+            let value = (!entries.is_empty()).then(|| context.logprob(id, temperature));
+            let best = if entries.is_empty() { Vec::new() } else { context.best(best) };
+            let best = best.into_iter().map(|id| (id, Some(context.logprob(id, temperature)))).collect();
+            entries.push(Entry { id, value, best });
             context = context.with(id);
         }
-        if let Some((id, value)) = entries.last_mut() {
+        if let Some(Entry { id, value, .. }) = entries.last_mut() {
             match switches.logprob_fault {
                 LogprobFault::Sentinel => *value = Some(-9999.0),
                 LogprobFault::Positive => *value = Some(0.5),
                 LogprobFault::Null => *value = None,
-                LogprobFault::None | LogprobFault::Short | LogprobFault::ShortContent | LogprobFault::Missing => {}
+                LogprobFault::None
+                | LogprobFault::Short
+                | LogprobFault::ShortContent
+                | LogprobFault::Missing
+                | LogprobFault::Shifted => {}
             }
             if switches.id_fault == IdFault::Foreign {
                 *id = VOCABULARY + 7;

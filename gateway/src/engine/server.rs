@@ -225,7 +225,7 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
         return Ok(refusal(state.kind, &why));
     }
     let mut sampled = sample(state, &request, &switches);
-    let aborted = stall(state, request.rid.as_deref().unwrap_or_default()).await;
+    let aborted = stall(state, request.rid.as_deref().unwrap_or_default(), |switches| switches.stall).await;
     if aborted || take(state, |switches| &mut switches.aborts) {
         sampled = sampled.aborted();
     }
@@ -254,7 +254,7 @@ async fn score(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
     if let Some(why) = request.refusal(state.kind, &switches) {
         return Ok(refusal(state.kind, &why));
     }
-    if stall(state, request.rid()).await {
+    if stall(state, request.rid(), |switches| switches.stall || switches.stall_scores).await {
         return Ok(reply(400, &json!({"object": "error", "message": "Aborted", "code": 400})));
     }
     let text = request.answer(state.kind, &switches).to_string().into_bytes();
@@ -268,8 +268,8 @@ fn sample(state: &State, request: &ChatRequest, switches: &Switches) -> Sampled 
 }
 
 /// Waits as long as calls are kept waiting. True if the call was aborted meanwhile.
-async fn stall(state: &State, rid: &str) -> bool {
-    if !state.switches.borrow().stall {
+async fn stall(state: &State, rid: &str, holds: fn(&Switches) -> bool) -> bool {
+    if !holds(&state.switches.borrow()) {
         return false;
     }
     let mut log = state.log.subscribe();
@@ -277,7 +277,7 @@ async fn stall(state: &State, rid: &str) -> bool {
     let _stalled = Stalled::new(state);
     let mut switches = state.switches.subscribe();
     tokio::select! {
-        _ = switches.wait_for(|switches| !switches.stall) => false,
+        _ = switches.wait_for(|switches| !holds(switches)) => false,
         _ = log.wait_for(|log| log.aborts_of_all > before || log.aborted.iter().any(|id| rid.starts_with(id))) => true,
     }
 }

@@ -344,7 +344,8 @@ impl ChatRequest {
         let mut context = Context::new(&sampled.prompt);
         let mut values = Vec::new();
         for &id in &sampled.ids {
-            values.push(Some(context.logprob(id, temperature)));
+            let shift = if switches.logprob_fault == LogprobFault::Shifted { 2.0 } else { 0.0 };
+            values.push(Some(context.logprob(id, temperature) - shift));
             context = context.with(id);
         }
         if let Some(first) = values.first_mut() {
@@ -352,7 +353,11 @@ impl ChatRequest {
                 LogprobFault::Sentinel => *first = Some(-9999.0),
                 LogprobFault::Positive => *first = Some(0.5),
                 LogprobFault::Null => *first = None,
-                LogprobFault::None | LogprobFault::Short | LogprobFault::ShortContent | LogprobFault::Missing => {}
+                LogprobFault::None
+                | LogprobFault::Short
+                | LogprobFault::ShortContent
+                | LogprobFault::Missing
+                | LogprobFault::Shifted => {}
             }
         }
         values

@@ -50,7 +50,11 @@ impl Upstream {
     /// Has the engine score the ids behind the prompt, and checks the answer: one log-probability for each of exactly
     /// these ids. Dropping the future cancels the request.
     pub async fn score(&self, scoring: &Scoring<'_>) -> Result<Vec<f32>, UpstreamError> {
-        self.score_at(scoring, &route::order(scoring.session, &self.options.urls)).await
+        self.score_at(scoring, &self.workers_of(scoring)).await
+    }
+
+    pub(super) fn workers_of(&self, scoring: &Scoring<'_>) -> Vec<usize> {
+        route::order(scoring.session, &self.options.urls)
     }
 
     /// Finds out whether an engine's scores contain the temperature: if they do, the gap between two ids behind the same
@@ -91,12 +95,28 @@ impl Upstream {
     }
 
     async fn score_at(&self, scoring: &Scoring<'_>, workers: &[usize]) -> Result<Vec<f32>, UpstreamError> {
+        let read = |body: &[u8]| match self.options.kind {
+            EngineKind::Sglang => of_sglang(body, scoring),
+            EngineKind::Vllm | EngineKind::Openai => of_vllm(body, scoring),
+        };
+        self.scored(scoring, 0, workers, read).await
+    }
+
+    /// Has one of these workers score the ids, and reads its answer. vLLM also names so many of the best tokens in each
+    /// place.
+    pub(super) async fn scored<T: Send>(
+        &self,
+        scoring: &Scoring<'_>,
+        best: usize,
+        workers: &[usize],
+        read: impl FnOnce(&[u8]) -> Result<T, Fault> + Send,
+    ) -> Result<T, UpstreamError> {
         self.check_scoring(scoring)?;
         let path = match self.options.kind {
             EngineKind::Sglang => GENERATE,
             EngineKind::Vllm | EngineKind::Openai => COMPLETIONS,
         };
-        let body = |rid: &str| write(scoring, self.options.kind, rid);
+        let body = |rid: &str| write(scoring, self.options.kind, best, rid);
         let post = Post {
             path,
             workers,
@@ -106,11 +126,7 @@ impl Upstream {
             body: &body,
         };
         let bytes = self.transport.post(&post, &mut 0).await?;
-        let read = || match self.options.kind {
-            EngineKind::Sglang => of_sglang(&bytes, scoring),
-            EngineKind::Vllm | EngineKind::Openai => of_vllm(&bytes, scoring),
-        };
-        let scores = work::run(bytes.len(), read).await;
+        let scores = work::run(bytes.len(), || read(&bytes)).await;
         scores.map_err(|fault| UpstreamError::Untrusted { fault, remedy: remedy(self.options.kind) })
     }
 
@@ -146,7 +162,7 @@ fn remedy(kind: EngineKind) -> &'static str {
 }
 
 /// Every setting is written, because engines take the values that are missing from the model's folder.
-fn write(scoring: &Scoring<'_>, kind: EngineKind, rid: &str) -> Bytes {
+fn write(scoring: &Scoring<'_>, kind: EngineKind, best: usize, rid: &str) -> Bytes {
     let body = match kind {
         EngineKind::Sglang => json!({
             "model": scoring.model,
@@ -167,7 +183,7 @@ fn write(scoring: &Scoring<'_>, kind: EngineKind, rid: &str) -> Bytes {
             "temperature": scoring.temperature,
             "top_p": 1.0,
             "top_k": -1,
-            "prompt_logprobs": 0,
+            "prompt_logprobs": best,
             "stream": false,
         }),
     };
@@ -211,18 +227,28 @@ struct PromptLogprob {
 }
 
 fn of_vllm(body: &[u8], scoring: &Scoring<'_>) -> Result<Vec<f32>, Fault> {
+    let mut values = Vec::with_capacity(scoring.ids.len());
+    each_of_vllm(body, scoring, |value, _| values.push(value))?;
+    check::logprobs(&values)
+}
+
+/// Reads the log-probability of each scored id, of which NaN is one that is missing, and all those that are named in its
+/// place.
+pub(super) fn each_of_vllm(body: &[u8], scoring: &Scoring<'_>, mut take: impl FnMut(f64, &[f64])) -> Result<(), Fault> {
     let answer: Completed<'_> = read(body)?;
     let Choices { first: Some(choice), count: 1 } = answer.choices else {
         return Err(Fault::Choices { count: answer.choices.count });
     };
-    let (mut index, mut missing, mut values) = (0, None, Vec::with_capacity(scoring.ids.len()));
+    let (mut index, mut missing) = (0, None);
     let entries = Item::field("prompt_logprobs", choice.prompt_logprobs);
     let count = entries.each(|entry| {
         if let Some(id) = scoring.ids.get(index).filter(|_| index >= scoring.prompt_len) {
             let entry: Option<HashMap<i64, PromptLogprob>> =
                 serde_json::from_str(entry.verbatim()).map_err(|error| entry.invalid(error.to_string()))?;
-            match entry.and_then(|mut entry| entry.remove(&i64::from(*id))) {
-                Some(found) => values.push(found.logprob.unwrap_or(f64::NAN)),
+            let entry = entry.unwrap_or_default();
+            let named: Vec<f64> = entry.values().filter_map(|named| named.logprob).collect();
+            match entry.get(&i64::from(*id)) {
+                Some(found) => take(found.logprob.unwrap_or(f64::NAN), &named),
                 None => missing = missing.or(Some(index)),
             }
         }
@@ -233,7 +259,7 @@ fn of_vllm(body: &[u8], scoring: &Scoring<'_>) -> Result<Vec<f32>, Fault> {
     match missing {
         _ if count != scoring.ids.len() => Err(Fault::Lengths { logprobs: count, ids: scoring.ids.len() }),
         Some(index) => Err(Fault::Prompt { index }),
-        None => check::logprobs(&values),
+        None => Ok(()),
     }
 }
 
