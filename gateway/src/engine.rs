@@ -75,6 +75,7 @@ impl Answer {
 
 /// What the engine does, and does wrong. A test changes it at any time; it holds for calls that begin afterwards.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "a test switches each on by itself")]
 pub struct Switches {
     /// Which sampled answers belong together: the same seed samples the same answer to the same prompt.
     pub seed: u64,
