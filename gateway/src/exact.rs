@@ -19,6 +19,7 @@
 
 mod encode;
 mod family;
+mod fields;
 mod renderer;
 mod self_test;
 mod special;

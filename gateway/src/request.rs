@@ -61,6 +61,12 @@ impl Request {
         self.max_tokens.into_iter().chain(room).min()
     }
 
+    /// Whether a field that the gateway does not interpret is this switch.
+    pub(crate) fn switches(&self, name: &str, on: bool) -> bool {
+        let switch = if on { "true" } else { "false" };
+        self.other.iter().any(|(found, value)| found == name && value.get() == switch)
+    }
+
     /// Whether a grammar masks logits. The log-probabilities of such an answer are those under the mask, which a
     /// trainer does not have, so these calls should be counted.
     #[must_use]

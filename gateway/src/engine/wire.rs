@@ -27,6 +27,7 @@ pub(super) struct ChatRequest {
     return_token_ids: bool,
     return_prompt_token_ids: bool,
     return_meta_info: bool,
+    no_stop_trim: bool,
     /// The prompt in place of the messages.
     pub(super) input_ids: Option<Vec<i32>>,
     pub(super) rid: Option<String>,
@@ -177,7 +178,7 @@ impl ChatRequest {
     }
 
     pub(super) fn answer(&self, kind: EngineKind, mut sampled: Sampled, switches: &Switches) -> Value {
-        let text = Self::visible(&sampled);
+        let text = self.visible(&sampled);
         let values = self.logprobs(&sampled, switches);
         if switches.id_fault == IdFault::Foreign
             && let Some(first) = sampled.ids.first_mut()
@@ -287,7 +288,7 @@ impl ChatRequest {
         info.insert("prompt_tokens".to_owned(), json!(sampled.prompt.len() + more));
         info.insert("completion_tokens".to_owned(), json!(sampled.ids.len()));
         info.insert("cached_tokens".to_owned(), json!(0));
-        json!({"text": Self::visible(&sampled), "output_ids": sampled.ids, "meta_info": info})
+        json!({"text": self.visible(&sampled), "output_ids": sampled.ids, "meta_info": info})
     }
 
     /// The answer of vLLM's endpoint of ids.
@@ -407,13 +408,13 @@ impl ChatRequest {
         })
     }
 
-    /// The text that the agent sees: without the end token, and up to the stop text.
-    fn visible(sampled: &Sampled) -> String {
+    /// The text that the agent sees: without the end token, and up to the stop text, unless the agent wants that, too.
+    fn visible(&self, sampled: &Sampled) -> String {
         let ids = sampled.ids.strip_suffix(&[IM_END]).unwrap_or(&sampled.ids);
         let text = tokenizer::decode(ids);
         match sampled.matched.as_str().and_then(|stop| text.find(stop)) {
-            Some(place) => text[..place].to_owned(),
-            None => text,
+            Some(place) if !self.no_stop_trim => text[..place].to_owned(),
+            _ => text,
         }
     }
 }

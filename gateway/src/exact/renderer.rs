@@ -8,7 +8,7 @@ use super::{
     Family, SelfTest,
     encode::{Bounds, Encoder},
     family::FamilyIds,
-    self_test,
+    fields, self_test,
     special::{Marked, SpecialTokens},
 };
 use crate::{
@@ -82,6 +82,14 @@ pub enum ExactError {
     /// What is rendered alone is not the end of what is rendered as a whole.
     #[error("the template and the family do not fit each other: {0}")]
     SelfTest(String),
+    /// A field asks for another prompt than this mode makes.
+    #[error("{field}: {why}")]
+    Unsupported {
+        /// The field.
+        field: String,
+        /// What it must be, and why.
+        why: String,
+    },
     /// A text has a special token that it may not have.
     #[error("{0}")]
     SpecialToken(String),
@@ -127,6 +135,7 @@ impl From<&ExactError> for DialectError {
             | ExactError::SpecialToken(_)
             | ExactError::LongWord { .. }
             | ExactError::LongText { .. } => Self::Invalid { field: "messages".to_owned(), why: error.to_string() },
+            ExactError::Unsupported { field, why } => Self::invalid(field, why),
             ExactError::TooManyTokens { .. } => Self::ContextLength { detail: error.to_string() },
             ExactError::NoMemory => Self::Busy { why: error.to_string(), retry_after_s: RETRY_AFTER_S },
             _ => Self::Internal,
@@ -228,6 +237,7 @@ impl Renderer {
         continued: Option<&Continued>,
         bounds: Bounds<'_>,
     ) -> Result<Prompt, ExactError> {
+        fields::check(request)?;
         let setting = Setting { request, clock_s, texts: &self.special.marked(), bounds };
         if let Some(continued) = continued {
             let appended = request.messages.get(continued.messages..).unwrap_or_default();
@@ -310,7 +320,7 @@ impl Renderer {
         let conversation = Conversation {
             messages,
             tools,
-            variables: variables(request),
+            variables: fields::variables(request),
             clock_s,
             opens_answer: true,
             cancellation: bounds.cancellation.clone(),
@@ -369,23 +379,6 @@ pub(super) fn message(message: &Message) -> Value {
 }
 
 /// JSON with the order of its keys.
-fn value(json: &str) -> Value {
+pub(super) fn value(json: &str) -> Value {
     serde_json::from_str(json).unwrap_or_default()
-}
-
-/// What a request tells the template besides messages and tools.
-fn variables(request: &Request) -> Vec<(String, Value)> {
-    let mut variables = Vec::new();
-    for (name, sent) in &request.other {
-        let sent = value(sent.get());
-        match name.as_str() {
-            "documents" | "reasoning_effort" if !sent.is_none() => variables.push((name.clone(), sent)),
-            "chat_template_kwargs" => {
-                let keys = sent.try_iter().into_iter().flatten();
-                variables.extend(keys.map(|key| (key.to_string(), sent.get_item(&key).unwrap_or_default())));
-            }
-            _ => {}
-        }
-    }
-    variables
 }

@@ -250,10 +250,10 @@ impl Exchange<'_> {
         if self.way == Way::Vllm {
             match &stop_matched {
                 // It is the end of what was sampled, and the endpoint that parses ids does not know it.
-                Some(StopMatch::Text(stop)) => cut_at_last(&mut message, stop),
+                Some(StopMatch::Text(stop)) => cut_at_last(&mut message, stop, self.keeps_stop()),
                 // Older versions do not say what ended the answer.
                 Some(StopMatch::EndOfSequence) => {
-                    if let Some(text) = cut_at_first(&mut message, &self.call.request.stop) {
+                    if let Some(text) = cut_at_first(&mut message, &self.call.request.stop, self.keeps_stop()) {
                         stop_matched = Some(StopMatch::Text(text));
                     }
                 }
@@ -271,6 +271,14 @@ impl Exchange<'_> {
         let Sampled { tokens, logprobs, spans, version_assumed, .. } = sampled;
         let prompt_tokens = self.prompt.ids.to_vec();
         Ok(Completion { prompt_tokens, tokens, logprobs, spans, version_assumed, finish, stop_matched, message, usage })
+    }
+
+    /// Whether the agent wants the stop text that ended its answer.
+    fn keeps_stop(&self) -> bool {
+        match self.upstream.options.kind {
+            EngineKind::Vllm => self.call.request.switches("include_stop_str_in_output", true),
+            EngineKind::Sglang | EngineKind::Openai => self.call.request.switches("no_stop_trim", true),
+        }
     }
 
     /// The last id, if it only ended the answer. vLLM names the stop tokens of a request, but not the model's own.
@@ -312,12 +320,14 @@ impl Exchange<'_> {
         let parsers = self.upstream.options.parsers.clone().unwrap_or_default();
         let mut text = (self.prompt.text)(&sampled.tokens);
         if let Some(StopMatch::Text(stop)) = stop
+            && !self.keeps_stop()
             && let Some(place) = text.find(stop.as_str())
         {
             text.truncate(place);
         }
         let mut message = AssistantMessage::default();
-        if let Some(parser) = &parsers.reasoning {
+        let separates = !self.call.request.switches("separate_reasoning", false);
+        if let Some(parser) = parsers.reasoning.as_ref().filter(|_| separates) {
             let body = serde_json::json!({"text": text, "reasoning_parser": parser}).to_string();
             let write = |_: &str| body.clone().into();
             let separated: Separated = self.post(SEPARATE_REASONING, &write, reconnects).await?;
@@ -358,22 +368,22 @@ impl Exchange<'_> {
     }
 }
 
-/// Removes the first stop text and what follows, and returns it. A stop text in a thought would have ended it, so thoughts
-/// are searched only if there is no content.
-fn cut_at_first(message: &mut AssistantMessage, stops: &[String]) -> Option<String> {
+/// Removes what follows the first stop text, and the text itself unless it `keeps` it, and returns it. A stop text in a
+/// thought would have ended it, so thoughts are searched only if there is no content.
+fn cut_at_first(message: &mut AssistantMessage, stops: &[String], keeps: bool) -> Option<String> {
     let text = spoken_last(message)?;
     let found = stops.iter().filter_map(|stop| Some((text.as_ref()?.find(stop.as_str())?, stop)));
     let (place, stop) = found.min()?;
-    truncate(text, place);
+    truncate(text, place + if keeps { stop.len() } else { 0 });
     Some(stop.clone())
 }
 
-/// Removes the last place of a stop text and what follows.
-fn cut_at_last(message: &mut AssistantMessage, stop: &str) {
+/// Removes what follows the last place of a stop text, and the text itself unless it `keeps` it.
+fn cut_at_last(message: &mut AssistantMessage, stop: &str, keeps: bool) {
     if let Some(text) = spoken_last(message)
         && let Some(place) = text.as_ref().and_then(|text| text.rfind(stop))
     {
-        truncate(text, place);
+        truncate(text, place + if keeps { stop.len() } else { 0 });
     }
 }
 

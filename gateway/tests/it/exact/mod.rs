@@ -3,6 +3,7 @@
 mod aborts;
 mod calls;
 mod endpoints;
+mod fields;
 mod forged;
 mod habits;
 mod renderer;
