@@ -104,6 +104,8 @@ pub struct Switches {
     pub finish_reason: Option<String>,
     /// Whether vLLM's endpoint of ids names the stop text that ended an answer. Old versions do not.
     pub names_stops: bool,
+    /// The prompt that vLLM tells at its endpoint that renders, for any conversation. If absent, it has no such endpoint.
+    pub rendered: Option<String>,
     /// How many of the next calls are aborted after half of their ids.
     pub aborts: u32,
     /// Keeps calls waiting until it is off again.
@@ -136,6 +138,7 @@ impl Default for Switches {
             sharpness: 1.0,
             finish_reason: None,
             names_stops: true,
+            rendered: None,
             aborts: 0,
             stall: false,
             stall_scores: false,

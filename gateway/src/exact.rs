@@ -20,6 +20,7 @@
 mod encode;
 mod family;
 mod fields;
+mod messages;
 mod renderer;
 mod self_test;
 mod special;

@@ -4,6 +4,8 @@
 //! numbers as Python prints them.
 
 mod json;
+mod parts;
+mod sent;
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +19,7 @@ use minijinja_contrib::pycompat;
 pub use minijinja::Value;
 
 use self::json::{Dumps, python_str};
-use crate::cancel::Cancellation;
+use crate::{cancel::Cancellation, upstream::EngineKind};
 
 /// Names of the special tokens that templates use.
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
@@ -72,7 +74,7 @@ pub enum TemplateError {
 /// What a chat template is rendered with.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
-    /// The messages, as the client sent them.
+    /// The messages.
     pub messages: Vec<Value>,
     /// The tools, if there are any.
     pub tools: Option<Value>,
@@ -121,6 +123,8 @@ pub struct ChatTemplate {
     /// Whether there is a template of its own for conversations with tools.
     has_tool_use: bool,
     separates_reasoning: bool,
+    reads_parts_in_sglang: bool,
+    reads_parts_in_vllm: bool,
 }
 
 impl ChatTemplate {
@@ -146,14 +150,23 @@ impl ChatTemplate {
     fn new(sources: Vec<(String, String)>, special_tokens: Vec<(String, Value)>) -> Result<Self, Error> {
         let mut environment = environment();
         let has_tool_use = sources.iter().any(|(name, _)| name == "tool_use");
-        let separates_reasoning = sources.iter().any(|(_, source)| source.contains("reasoning_content"));
+        let any = |holds: fn(&str) -> bool| sources.iter().any(|(_, source)| holds(source));
+        let separates_reasoning = any(|source| source.contains("reasoning_content"));
+        let (reads_parts_in_sglang, reads_parts_in_vllm) = (any(parts::read_in_sglang), any(parts::read_in_vllm));
         for (name, source) in sources {
             // Jinja2 reads every line break as one character.
             let source = source.replace("\r\n", "\n");
             environment.add_template_owned(name, without_generation_marks(&source))?;
         }
         environment.get_template("default")?;
-        Ok(Self { environment, special_tokens, has_tool_use, separates_reasoning })
+        Ok(Self {
+            environment,
+            special_tokens,
+            has_tool_use,
+            separates_reasoning,
+            reads_parts_in_sglang,
+            reads_parts_in_vllm,
+        })
     }
 
     /// Whether the template has a place for reasoning.
@@ -162,30 +175,37 @@ impl ChatTemplate {
         self.separates_reasoning
     }
 
-    /// The prompt of a conversation.
-    pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
-        self.render_with(conversation, &Unchanged)
+    /// Whether an engine of this kind shows it lists of parts.
+    #[must_use]
+    pub fn reads_parts(&self, kind: EngineKind) -> bool {
+        if kind == EngineKind::Sglang { self.reads_parts_in_sglang } else { self.reads_parts_in_vllm }
     }
 
-    /// The same with other texts.
+    /// The prompt of a conversation, whose messages are as clients send them.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        let messages: Result<Vec<Value>, Error> = conversation.messages.iter().map(sent::message).collect();
+        let messages = messages.map_err(|error| TemplateError::Refused(shown(&error)))?;
+        self.render_with(&Conversation { messages, ..conversation.clone() }, &Unchanged)
+    }
+
+    /// The prompt of a conversation with other texts. Its messages are shown to the template as they are.
     pub fn render_with(&self, conversation: &Conversation, texts: &impl Texts) -> Result<String, TemplateError> {
         let is_cancelled = || conversation.cancellation.is_cancelled();
         let refused = |error: Error| {
             if is_cancelled() { TemplateError::Cancelled } else { TemplateError::Refused(shown(&error)) }
         };
         let changed = |author: Author, value: Value| changed(texts, author, &value).unwrap_or(value);
-        let messages = conversation.messages.iter().map(|sent| {
-            let is_assistant = sent.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"));
-            let author = if is_assistant { Author::Assistant } else { Author::Message };
-            message(sent).map(|message| changed(author, message))
+        let messages = conversation.messages.iter().map(|message| {
+            let is_assistant = message.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"));
+            changed(if is_assistant { Author::Assistant } else { Author::Message }, message.clone())
         });
-        let messages: Result<Vec<Value>, Error> = messages.collect();
+        let messages: Value = messages.collect();
         let tools = conversation.tools.clone().map(|tools| changed(Author::Other, tools));
         let variables = conversation.variables.iter();
         let variables: Vec<(String, Value)> =
             variables.map(|(name, value)| (name.clone(), changed(Author::Other, value.clone()))).collect();
         let own = [
-            ("messages".to_owned(), Value::from(messages.map_err(refused)?)),
+            ("messages".to_owned(), messages),
             ("tools".to_owned(), tools.unwrap_or(Value::from(()))),
             ("add_generation_prompt".to_owned(), Value::from(conversation.opens_answer)),
         ];
@@ -326,67 +346,6 @@ fn without_generation_marks(source: &str) -> String {
         rest = &rest[start + length + 2..];
     }
     text + rest
-}
-
-/// A message as templates expect it: its content is a text, and the arguments of tool calls are objects.
-fn message(sent: &Value) -> Result<Value, Error> {
-    if sent.kind() != ValueKind::Map {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a message is not an object"));
-    }
-    map(sent, |key, value| match key {
-        "content" => content(value),
-        "tool_calls" if value.kind() == ValueKind::Seq => {
-            let calls: Result<Vec<Value>, Error> = value.try_iter()?.map(|call| tool_call(&call)).collect();
-            Ok(Value::from(calls?))
-        }
-        _ => Ok(value.clone()),
-    })
-}
-
-fn content(value: &Value) -> Result<Value, Error> {
-    match value.kind() {
-        ValueKind::None => Ok(Value::from("")),
-        ValueKind::Seq => {
-            let mut texts = Vec::new();
-            for part in value.try_iter()? {
-                let (kind, text) = (part.get_attr("type")?, part.get_attr("text")?);
-                let Some(text) = text.as_str().filter(|_| kind.as_str() == Some("text")) else {
-                    let reason = format!("content of type {kind} is not supported, only text");
-                    return Err(Error::new(ErrorKind::InvalidOperation, reason));
-                };
-                texts.push(text.to_owned());
-            }
-            Ok(Value::from(texts.join(" ")))
-        }
-        _ => Ok(value.clone()),
-    }
-}
-
-/// Clients send the arguments of a call as JSON in a text.
-fn tool_call(call: &Value) -> Result<Value, Error> {
-    map(call, |key, value| match key {
-        "function" => map(value, |key, value| {
-            let text = value.as_str().filter(|_| key == "arguments");
-            let parsed: Option<Value> = text.and_then(|text| serde_json::from_str(text).ok());
-            let is_object = |value: &Value| value.kind() == ValueKind::Map;
-            Ok(parsed.filter(is_object).unwrap_or_else(|| value.clone()))
-        }),
-        _ => Ok(value.clone()),
-    })
-}
-
-/// Changes the entries of an object. Anything else stays as it is.
-fn map(value: &Value, change: impl Fn(&str, &Value) -> Result<Value, Error>) -> Result<Value, Error> {
-    if value.kind() != ValueKind::Map {
-        return Ok(value.clone());
-    }
-    let mut entries = Vec::new();
-    for key in value.try_iter()? {
-        let name = key.to_string();
-        let changed = change(&name, &value.get_item(&key)?)?;
-        entries.push((name, changed));
-    }
-    Ok(Value::from_pairs(entries))
 }
 
 /// A value with other texts; `None` if none of its texts changes.

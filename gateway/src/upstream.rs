@@ -5,9 +5,9 @@
 //! with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what
 //! came back, with its lists in `columns`, and `check` makes a [`Completion`] of it or says what is wrong with it, for which
 //! `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and continues it if the engine
-//! aborts it. [`probe`] makes such calls before any agent does, and compares what
-//! `models` reads with the configuration. `score` has an engine report the log-probabilities of given
-//! ids, and `rescore` those of ids that it has sampled.
+//! aborts it. [`probe`] makes such calls before any agent does, compares what `models` reads with the configuration, and
+//! has `render` ask for prompts to compare. `score` has an engine report the log-probabilities of given ids, and `rescore`
+//! those of ids that it has sampled.
 
 mod allow;
 mod answer;
@@ -20,6 +20,7 @@ mod exact;
 mod models;
 mod options;
 pub mod probe;
+mod render;
 mod rescore;
 mod route;
 mod score;
@@ -27,8 +28,6 @@ mod transport;
 mod versions;
 
 pub use allow::check_pass;
-#[cfg(feature = "exact")]
-pub(crate) use body::message as rendered_message;
 pub use budget::AnswerBudget;
 pub use check::Fault;
 pub use error::UpstreamError;

@@ -180,8 +180,14 @@ fn renderer() -> Renderer {
     let close = Some("<|im_end|>".to_owned());
     let family = Family { stops: vec!["<|im_end|>".to_owned()], close, trims: Vec::new() };
     let special_tokens_in_text = SpecialTokensInText::Allow;
-    Renderer::load(&RendererOptions { tokenizer, template: None, family, special_tokens_in_text })
-        .expect("the model can be rendered")
+    Renderer::load(&RendererOptions {
+        tokenizer,
+        template: None,
+        family,
+        special_tokens_in_text,
+        kind: EngineKind::Sglang,
+    })
+    .expect("the model can be rendered")
 }
 
 /// All that is done with the body of a call, in the order of the service. Returns whether the body was accepted. `memory`

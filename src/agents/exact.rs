@@ -1,11 +1,13 @@
 //! The mode exact: the service renders prompts and sends ids.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use forebay_gateway::{
-    DialectError, Request,
+    DialectError, Request, Upstream, UpstreamError,
     cancel::Cancellation,
     canonical::Continued,
-    exact::{Bounds, ExactError, Family, Renderer, RendererOptions},
-    upstream::{ExactPrompt, probe::probe_request},
+    exact::{Bounds, Difference, ExactError, Family, Renderer, RendererOptions},
+    upstream::{EngineKind, ExactPrompt, probe::probe_request},
 };
 
 use super::upstreams::{ExactConfig, FamilyConfig};
@@ -19,8 +21,8 @@ pub(super) struct Exact {
 }
 
 impl Exact {
-    /// Reads the files and tests them.
-    pub(super) fn load(name: &str, config: &ExactConfig) -> Result<Self, String> {
+    /// Reads the files and tests them. Prompts are those that an engine of this kind would render.
+    pub(super) fn load(name: &str, config: &ExactConfig, kind: EngineKind) -> Result<Self, String> {
         let family = match &config.family {
             FamilyConfig::Named(name) => Family::named(name)
                 .ok_or_else(|| format!("family {name:?} is not known: name `qwen`, or its tokens"))?,
@@ -33,6 +35,7 @@ impl Exact {
             template: config.template.clone(),
             family,
             special_tokens_in_text: config.special_tokens_in_text,
+            kind,
         };
         let renderer = Renderer::load(&options).map_err(|error| error.to_string())?;
         let found = renderer.self_test();
@@ -88,6 +91,27 @@ impl Exact {
     /// The request that an engine is probed with, and the ids of its prompt.
     pub(super) fn probe(&self) -> (&Request, &[i32]) {
         (&self.probe.0, &self.probe.1)
+    }
+
+    /// What is wrong if the engine does not render as this service does. Prompts that the engine does not tell are taken for
+    /// right.
+    pub(super) async fn compare(&self, upstream: &Upstream, model: &str) -> Result<Option<String>, UpstreamError> {
+        // Templates that print the date print today's.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        for request in self.renderer.odd_conversations() {
+            let own = self.renderer.prompt(&request, now.as_secs() as i64, None, &Cancellation::default());
+            let Ok(own) = own else { continue };
+            for ids in upstream.rendered(model, &request).await? {
+                if let Some(Difference { before, after }) = self.renderer.difference(&own.ids, &ids) {
+                    return Ok(Some(format!(
+                        "the engine renders {after:?} where the service renders {before:?}; name the files of the \
+                         engine's model in `tokenizer` and `template`, and start the engine without \
+                         --default-chat-template-kwargs and --chat-template-content-format"
+                    )));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// What an engine is sent in place of messages.

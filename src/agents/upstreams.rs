@@ -198,7 +198,7 @@ impl UpstreamConfig {
                 .map_err(|error| failed("ca_file", format!("cannot read {}: {error}", path.display())))?;
             options.tls.ca_pem = Some(text);
         }
-        let exact = self.exact.map(|config| Exact::load(&name, &config)).transpose();
+        let exact = self.exact.map(|config| Exact::load(&name, &config, options.kind)).transpose();
         let exact = exact.map_err(|why| failed("mode", why))?.map(Arc::new);
         let upstream = Upstream::new(options).map_err(|error| failed("urls", error.to_string()))?;
         let readiness = watch::Sender::new(Readiness::Unknown);
@@ -388,6 +388,13 @@ impl Route {
             Verdict::Ready => {}
             Verdict::Busy { why } => return Examined::Silent { why },
             verdict => return Examined::Known(Readiness::NotReady { why: describe(verdict) }),
+        }
+        if let Some(exact) = &self.exact {
+            match exact.compare(&self.upstream, &self.model).await {
+                Ok(None) => {}
+                Ok(Some(why)) => return Examined::Known(Readiness::NotReady { why }),
+                Err(error) => return Examined::Silent { why: error.to_string() },
+            }
         }
         match self.upstream.probe_temperature(&self.model).await {
             Ok(scale) => Examined::Known(Readiness::Ready(scale)),

@@ -22,6 +22,7 @@ use tokio::{net::TcpListener, task::JoinSet};
 use super::{
     EngineKind, IdFault, Received, State, Switches,
     score::ScoreRequest,
+    tokenizer,
     wire::{self, ChatRequest, Sampled},
 };
 
@@ -106,6 +107,13 @@ async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pie
         }
         (Method::POST, "/v1/chat/completions/derender") if state.kind == EngineKind::Vllm => {
             Ok(wire::derender(&value).map_or_else(|why| refusal(state.kind, why), |answer| reply(200, &answer)))
+        }
+        (Method::POST, "/v1/chat/completions/render") if state.kind == EngineKind::Vllm => {
+            let rendered = state.switches.borrow().rendered.clone();
+            Ok(match rendered {
+                Some(text) => reply(200, &json!({"token_ids": tokenizer::encode(&text)})),
+                None => reply(404, &json!({"error": {"message": "no such path"}})),
+            })
         }
         (Method::POST, "/separate_reasoning") if state.kind == EngineKind::Sglang => {
             Ok(reply(200, &wire::separate_reasoning(&value)))
@@ -215,6 +223,7 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
         Ok(request) => request,
         Err(error) => return Ok(refusal(state.kind, &error.to_string())),
     };
+    request.messages.iter_mut().for_each(|message| message.prepare(state.kind));
     let switches = state.switches.borrow().clone();
     // Only SGLang's chat endpoint takes ids.
     let renders = matches!(switches.id_fault, IdFault::Rendered | IdFault::NoneInChat);

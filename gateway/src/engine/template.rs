@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::{Answer, tokenizer};
+use super::{Answer, EngineKind, tokenizer};
 
 /// The template as Jinja. It writes JSON as Python does, so tools and arguments may have other spaces than those that
 /// [`render`] copies.
@@ -43,22 +43,38 @@ struct WireFunction {
 }
 
 impl WireMessage {
-    pub(super) fn text(&self) -> String {
-        match &self.content {
-            Value::String(text) => text.clone(),
-            Value::Array(parts) => {
-                let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-                // As SGLang does it.
-                texts.join(" ")
-            }
-            _ => String::new(),
+    /// Makes a text of parts, and objects of the arguments of tool calls, as the engine of this kind does before it renders.
+    pub(super) fn prepare(&mut self, kind: EngineKind) {
+        if let Value::Array(parts) = &self.content {
+            let texts = parts.iter().filter_map(|part| part["text"].as_str());
+            let text = match kind {
+                EngineKind::Sglang => texts.collect::<Vec<_>>().join(" "),
+                EngineKind::Vllm | EngineKind::Openai => {
+                    texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n")
+                }
+            };
+            self.content = text.into();
         }
+        for call in self.tool_calls.iter_mut().flatten() {
+            if !is_object(&call.function.arguments) && kind != EngineKind::Sglang {
+                "{}".clone_into(&mut call.function.arguments);
+            }
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        self.content.as_str().unwrap_or_default().to_owned()
     }
 
     /// The names and arguments of its tool calls.
     pub(super) fn calls(&self) -> impl Iterator<Item = (&str, &str)> {
         self.tool_calls.iter().flatten().map(|call| (call.function.name.as_str(), call.function.arguments.as_str()))
     }
+}
+
+/// Whether a text is that of a JSON object.
+pub(super) fn is_object(text: &str) -> bool {
+    serde_json::from_str(text).is_ok_and(|value: Value| value.is_object())
 }
 
 /// The prompt of a conversation, up to where the assistant begins.

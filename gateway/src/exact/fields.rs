@@ -10,6 +10,7 @@ use crate::{
     json::{Fields, Item},
     request::Request,
     template::Value,
+    upstream::EngineKind,
 };
 
 /// Fields whose other values are refused, each with the value that changes nothing, and why.
@@ -64,11 +65,30 @@ pub(super) fn check(request: &Request) -> Result<(), ExactError> {
 }
 
 /// The variables of the template besides messages and tools.
-pub(super) fn variables(request: &Request) -> Vec<(String, Value)> {
+pub(super) fn variables(request: &Request, kind: EngineKind) -> Vec<(String, Value)> {
     let is_variable = |name: &str| matches!(name, "documents" | "reasoning_effort");
     let named = request.other.iter().filter(|(name, sent)| is_variable(name) && sent.get() != "null").cloned();
-    // Of two values with one name the later counts, which is that of the field.
-    arguments(request).into_iter().chain(named).map(|(name, sent)| (name, value(sent.get()))).collect()
+    let named = named.map(|(name, sent)| (name, value(sent.get())));
+    let arguments = arguments(request).into_iter().map(|(name, sent)| (name, value(sent.get())));
+    if kind == EngineKind::Sglang {
+        // Of two values with one name the later counts.
+        return of_reasoning(request).into_iter().chain(named).chain(arguments).collect();
+    }
+    // vLLM switches reasoning with its effort. Some templates have only the switch.
+    let effort = request.other.iter().find(|(name, sent)| name == "reasoning_effort" && sent.get() != "null");
+    let thinks = effort.map(|(_, sent)| ("enable_thinking".to_owned(), Value::from(sent.get() != "\"none\"")));
+    thinks.into_iter().chain(arguments).chain(named).collect()
+}
+
+/// What SGLang makes of its field `reasoning`.
+fn of_reasoning(request: &Request) -> Vec<(String, Value)> {
+    let Some((name, sent)) = request.other.iter().find(|(name, _)| name == "reasoning") else { return Vec::new() };
+    let Ok(mut object) = Item::field(name, sent).object() else { return Vec::new() };
+    let effort =
+        object.take("effort").filter(|effort| matches!(effort.verbatim(), "\"low\"" | "\"medium\"" | "\"high\""));
+    let effort = effort.map(|effort| ("reasoning_effort".to_owned(), value(effort.verbatim())));
+    let thinks = object.take("enabled").filter(|enabled| enabled.verbatim() == "true");
+    effort.into_iter().chain(thinks.map(|_| ("thinking".to_owned(), Value::from(true)))).collect()
 }
 
 /// The entries of `chat_template_kwargs`.

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 
 use super::{
-    Family, SelfTest,
+    Difference, Family, SelfTest,
     encode::{Bounds, Encoder},
     family::FamilyIds,
-    fields, self_test,
+    fields,
+    messages::Manner,
+    self_test,
     special::{Marked, SpecialTokens},
 };
 use crate::{
@@ -16,13 +18,17 @@ use crate::{
     canonical::Continued,
     completion::ToolCall,
     dialect::DialectError,
-    request::{Message, Request},
+    request::{Message, Request, Role},
     template::{Author, ChatTemplate, Conversation, FileError, TemplateError, Texts as _, Value},
-    upstream::{SpecialTokensInText, rendered_message},
+    upstream::{EngineKind, SpecialTokensInText},
 };
 
 /// When an agent repeats a call for whose prompt there was no memory.
 const RETRY_AFTER_S: u32 = 1;
+
+/// How many ids are shown before and behind the place where two prompts differ.
+const SHOWN_IDS_BEFORE: usize = 8;
+const SHOWN_IDS: usize = 16;
 
 /// What a renderer is made of.
 #[derive(Clone, Debug)]
@@ -35,6 +41,8 @@ pub struct RendererOptions {
     pub family: Family,
     /// What becomes of special tokens in the texts of agents.
     pub special_tokens_in_text: SpecialTokensInText,
+    /// The engine. Prompts are those that it would render.
+    pub kind: EngineKind,
 }
 
 /// A tokenizer, a chat template, and the end of answers.
@@ -42,6 +50,7 @@ pub struct RendererOptions {
 pub struct Renderer {
     encoder: Encoder,
     template: ChatTemplate,
+    manner: Manner,
     family: FamilyIds,
     special: SpecialTokens,
     self_test: SelfTest,
@@ -164,7 +173,9 @@ impl Renderer {
         let family = FamilyIds::new(&options.family, &tokenizer)?;
         let special = SpecialTokens::new(options.special_tokens_in_text, &tokenizer, &options.family)?;
         let encoder = Encoder::new(tokenizer)?;
-        let mut renderer = Self { encoder, template: template?, family, special, self_test: SelfTest::default() };
+        let template = template?;
+        let manner = Manner { kind: options.kind, keeps_parts: template.reads_parts(options.kind) };
+        let mut renderer = Self { encoder, template, manner, family, special, self_test: SelfTest::default() };
         renderer.self_test = self_test::run(&renderer)?;
         if options.special_tokens_in_text != SpecialTokensInText::Allow {
             renderer.check_escapes()?;
@@ -191,6 +202,25 @@ impl Renderer {
     #[must_use]
     pub fn self_test(&self) -> &SelfTest {
         &self.self_test
+    }
+
+    /// Conversations whose prompts should be compared with those of the engine.
+    #[must_use]
+    pub fn odd_conversations(&self) -> Vec<Request> {
+        self_test::odd(self)
+    }
+
+    /// Where the prompt of an engine differs from one of this renderer.
+    #[must_use]
+    pub fn difference(&self, own: &[i32], of_engine: &[i32]) -> Option<Difference> {
+        let place = own.iter().zip(of_engine).take_while(|(own, other)| own == other).count();
+        if place == own.len() && place == of_engine.len() {
+            return None;
+        }
+        // A few ids before the place tell where it is.
+        let from = place.saturating_sub(SHOWN_IDS_BEFORE);
+        let shown = |ids: &[i32]| self.decode_whole(&ids[from..ids.len().min(place + SHOWN_IDS)]);
+        Some(Difference { before: shown(own), after: shown(of_engine) })
     }
 
     /// The tokens that end an answer.
@@ -255,7 +285,7 @@ impl Renderer {
         }
         // What was rendered above is not counted twice.
         let setting = Setting { texts: &self.special.marked(), ..setting };
-        let text = self.render(&setting, request.messages.iter().map(message).collect())?;
+        let text = self.render(&setting, &request.messages)?;
         let ids = self.encode_prompt(&[], &text, &setting)?;
         Ok(Prompt { ids, continues: None, special_tokens: setting.texts.in_all() })
     }
@@ -292,35 +322,29 @@ impl Renderer {
         // Two messages were once missing from prompts because an agent could write the mark in a spelling that a search
         // for it did not find. What is random needs no search, and no agent ever sees it.
         let mark = format!("forebay{:032x}", rand::random::<u128>());
-        let calls: Vec<_> = tool_calls
-            .iter()
-            .map(|call| {
-                let arguments = serde_json::json!({&mark: &mark});
-                let function = serde_json::json!({"name": call.name, "arguments": arguments});
-                serde_json::json!({"id": call.id, "type": "function", "function": function})
-            })
-            .collect();
-        let mut answer = serde_json::json!({"role": "assistant", "content": mark});
-        if !calls.is_empty() {
-            answer["tool_calls"] = calls.into();
-        }
-        let opening = serde_json::json!({"role": "user", "content": "A question."});
-        let stub = [value(&opening.to_string()), value(&answer.to_string())];
-        let text = self.render(setting, stub.into_iter().chain(appended.iter().map(message)).collect())?;
+        let arguments = serde_json::json!({&mark: &mark}).to_string();
+        let calls = tool_calls.iter().map(|call| ToolCall { arguments: arguments.clone(), ..call.clone() });
+        let answer = Message { tool_calls: calls.collect(), ..Message::text(Role::Assistant, mark.as_str()) };
+        let stub = [Message::text(Role::User, "A question."), answer];
+        let text = self.render(setting, stub.iter().chain(appended))?;
         let missing = |what: &str| ExactError::SelfTest(format!("{what} of an answer was not found in the prompt"));
         let content = text.rfind(&mark).ok_or_else(|| missing("the text"))? + mark.len();
         let end = self.family.end_of_message(&text[content..]).ok_or_else(|| missing("the end"))?;
         Ok(text[content + end..].to_owned())
     }
 
-    pub(super) fn render(&self, setting: &Setting<'_>, messages: Vec<Value>) -> Result<String, ExactError> {
+    pub(super) fn render<'a>(
+        &self,
+        setting: &Setting<'_>,
+        messages: impl IntoIterator<Item = &'a Message>,
+    ) -> Result<String, ExactError> {
         let Setting { request, clock_s, texts, bounds } = *setting;
-        let tools = request.tools.iter().map(|tool| value(tool.definition.get()));
-        let tools = (!request.tools.is_empty()).then(|| tools.collect());
+        let messages: Result<Vec<Value>, ExactError> =
+            messages.into_iter().map(|message| self.manner.message(message)).collect();
         let conversation = Conversation {
-            messages,
-            tools,
-            variables: fields::variables(request),
+            messages: messages?,
+            tools: self.manner.tools(request),
+            variables: fields::variables(request, self.manner.kind),
             clock_s,
             opens_answer: true,
             cancellation: bounds.cancellation.clone(),
@@ -371,11 +395,6 @@ pub(super) struct Setting<'a> {
     pub(super) clock_s: i64,
     pub(super) texts: &'a Marked<'a>,
     pub(super) bounds: Bounds<'a>,
-}
-
-/// A message as the template sees it.
-pub(super) fn message(message: &Message) -> Value {
-    value(&rendered_message(message))
 }
 
 /// JSON with the order of its keys.

@@ -1,15 +1,13 @@
 //! Whether a template can be continued: a short conversation is rendered in parts and as a whole.
 
-use super::{
-    ExactError, Renderer,
-    encode::Bounds,
-    renderer::{Setting, message},
-};
+use serde_json::value::RawValue;
+
+use super::{ExactError, Renderer, encode::Bounds, renderer::Setting};
 use crate::{
     cancel::Cancellation,
     completion::ToolCall,
     json,
-    request::{Message, Request, Role, Tool},
+    request::{Content, Message, Request, Role, Tool},
 };
 
 /// How much of both texts is shown where they differ.
@@ -28,9 +26,9 @@ pub struct SelfTest {
 /// Where two texts differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// What the shorter conversation has.
+    /// What the shorter conversation has, or the renderer.
     pub before: String,
-    /// What the longer one has in its place.
+    /// What the longer one has in its place, or the engine.
     pub after: String,
 }
 
@@ -46,14 +44,14 @@ pub(super) fn run(renderer: &Renderer) -> Result<SelfTest, ExactError> {
     Err(refusal.map_or_else(|| ExactError::SelfTest("no conversation was rendered".to_owned()), ExactError::Template))
 }
 
-/// Renders a conversation of six messages.
-fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfTest, ExactError> {
+/// A conversation of six messages, and the place of its first answer.
+fn conversation(renderer: &Renderer, has_system: bool, has_tools: bool) -> (Request, usize) {
     let reasoning = renderer.separates_reasoning().then(|| "I need the weather.".to_owned());
     let call =
         ToolCall { id: "call_1".to_owned(), name: "weather".to_owned(), arguments: r#"{"city": "Kyiv"}"#.to_owned() };
     let calls = if has_tools { vec![call] } else { Vec::new() };
     let tool = Tool::function("weather".to_owned(), vec![("parameters".to_owned(), json::raw(&serde_json::json!({})))]);
-    let asks = Message { reasoning, tool_calls: calls.clone(), ..Message::text(Role::Assistant, "I look.") };
+    let asks = Message { reasoning, tool_calls: calls, ..Message::text(Role::Assistant, "I look.") };
     let result = Message { tool_call_id: Some("call_1".to_owned()), ..Message::text(Role::Tool, "Rain.") };
     let result = if has_tools { result } else { Message::text(Role::User, "Rain.") };
     let mut messages: Vec<Message> = has_system.then(|| Message::text(Role::System, "You help.")).into_iter().collect();
@@ -74,10 +72,36 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
         warnings: Vec::new(),
         bytes: 0,
     };
+    (request, first)
+}
+
+/// Conversations whose prompts an engine is asked for, because engines differ there: a text in parts, results of tools, and
+/// arguments that are no object. An engine may refuse tools, so one has none.
+pub(super) fn odd(renderer: &Renderer) -> Vec<Request> {
+    let parts = r#"[{"type": "text", "text": "How is"}, {"type": "text", "text": "the weather? 天气"}]"#;
+    let has_tools = renderer.self_test().has_tools;
+    let odd = |has_tools: bool| {
+        let (mut request, first) = conversation(renderer, false, has_tools);
+        let question = &mut request.messages[first - 1];
+        question.content = Content::Parts(RawValue::from_string(parts.to_owned()).expect("it is JSON"));
+        (request, first)
+    };
+    let (whole, first) = odd(has_tools);
+    let mut begun = Request { messages: whole.messages[..first + 2].to_vec(), ..whole.clone() };
+    for call in begun.messages.iter_mut().flat_map(|message| &mut message.tool_calls) {
+        "Kyiv".clone_into(&mut call.arguments);
+    }
+    vec![whole, begun, odd(false).0]
+}
+
+/// Renders a conversation of six messages.
+fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfTest, ExactError> {
+    let (request, first) = conversation(renderer, has_system, has_tools);
+    let calls = request.messages[first].tool_calls.clone();
     let never = Cancellation::default();
     let texts = &renderer.special().marked();
     let setting = Setting { request: &request, clock_s: 0, texts, bounds: Bounds::none(&never) };
-    let whole = |count: usize| renderer.render(&setting, request.messages[..count].iter().map(message).collect());
+    let whole = |count: usize| renderer.render(&setting, &request.messages[..count]);
     let encode = |text: &str| renderer.encode(text, &never);
     let (second, third) = (first + 2, first + 4);
     for (answer, end, calls) in [(first, second, &calls[..]), (second, third, &[])] {

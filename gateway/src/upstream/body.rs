@@ -194,7 +194,7 @@ impl Serialize for EngineBody<'_> {
         let request = self.call.request;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("model", self.call.model)?;
-        let options = Some(self.options);
+        let options = self.options;
         let messages: Vec<_> = request.messages.iter().map(|message| EngineMessage { message, options }).collect();
         map.serialize_entry("messages", &messages)?;
         write_tools(&mut map, request)?;
@@ -258,16 +258,10 @@ impl EngineBody<'_> {
     }
 }
 
-/// A message in the shape of chat completions, as JSON. Templates see all of its fields.
-#[cfg(feature = "exact")]
-pub(crate) fn message(message: &Message) -> String {
-    json::text(&EngineMessage { message, options: None })
-}
-
-/// A message, with the names that an engine knows. Without options it is for a template.
+/// A message, with the names that an engine knows.
 struct EngineMessage<'a> {
     message: &'a Message,
-    options: Option<&'a UpstreamOptions>,
+    options: &'a UpstreamOptions,
 }
 
 impl Serialize for EngineMessage<'_> {
@@ -278,7 +272,7 @@ impl Serialize for EngineMessage<'_> {
         map.serialize_entry("content", &EngineContent(&message.content))?;
         if let (Role::Assistant, Some(reasoning)) = (message.role, &message.reasoning) {
             map.serialize_entry("reasoning_content", reasoning)?;
-            if options.is_some_and(|options| options.kind != EngineKind::Sglang) {
+            if options.kind != EngineKind::Sglang {
                 // The newer name, which vLLM reads. Older versions and templates read the other.
                 map.serialize_entry("reasoning", reasoning)?;
             }
@@ -290,8 +284,7 @@ impl Serialize for EngineMessage<'_> {
         if let Some(id) = &message.tool_call_id {
             map.serialize_entry("tool_call_id", id)?;
         }
-        let is_passed = |name: &str| options.is_none_or(|options| allow::in_message(options, name));
-        for (name, value) in message.other.iter().filter(|(name, _)| is_passed(name)) {
+        for (name, value) in message.other.iter().filter(|(name, _)| allow::in_message(options, name)) {
             map.serialize_entry(name, value)?;
         }
         map.end()

@@ -373,13 +373,13 @@ fn request(prompt: &str) -> Request {
 }
 
 /// An id that no other probe has, also of other replicas: engines abort calls by their ids.
-fn probe_id() -> String {
+pub(super) fn probe_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("probe-{}-{}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -> EngineCall<'a> {
+pub(super) fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -> EngineCall<'a> {
     EngineCall {
         request,
         model,

@@ -2,7 +2,7 @@
 
 use forebay_gateway::engine::{
     Answer, EngineKind, FakeEngine, IdFault,
-    tokenizer::{IM_END, IM_START},
+    tokenizer::{IM_END, IM_START, decode},
 };
 use serde_json::{Value, json};
 
@@ -115,6 +115,24 @@ async fn a_conversation_is_one_segment_also_after_a_restart() {
             let (rows, count) = trained(&app).await;
             assert_eq!((rows.len(), Some(count as u64)), (1, assembly["sampled_tokens"].as_u64()));
         }
+        app.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_is_the_one_that_its_engine_would_render() {
+    let part = |text: &str| json!({"type": "text", "text": text});
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": [part("One."), part("Two.")]}]});
+    for (kind, name, joined) in [(EngineKind::Sglang, "sglang", "One. Two."), (EngineKind::Vllm, "vllm", "One.\nTwo.")]
+    {
+        let engine = FakeEngine::start(kind).await;
+        let (app, _folder) = start(Backend::Sqlite, &engine, name).await;
+        let agent = Agent::open(&app, json!({})).await;
+        success(agent.call(Dialect::Chat, &body).await).await;
+        agent.finish(&app, 1.0).await;
+        let (rows, _) = trained(&app).await;
+        let tokens: Vec<i32> = serde_json::from_value(rows[0]["tokens"].clone()).expect("ids");
+        assert!(decode(&tokens).starts_with(&format!("<|im_start|>user\n{joined}<|im_end|>")), "{name}");
         app.finish().await;
     }
 }
@@ -284,6 +302,17 @@ async fn an_engine_that_takes_no_ids_is_not_ready() {
     let (app, _folder) = start(Backend::Sqlite, &engine, "vllm").await;
     let problem = app.post("/sessions", json!({})).await.refused(503, "upstream-not-ready");
     assert!(text(&problem["detail"]).contains("404"), "{problem}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_renders_another_prompt_is_not_ready() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    engine.switch(|switches| switches.rendered = Some("<|im_start|>user\nHow was the weather?".to_owned()));
+    let (app, _folder) = start(Backend::Sqlite, &engine, "vllm").await;
+    let problem = app.post("/sessions", json!({})).await.refused(503, "upstream-not-ready");
+    let detail = text(&problem["detail"]);
+    assert!(detail.contains("How was the weather?") && detail.contains("`template`"), "{problem}");
     app.finish().await;
 }
 

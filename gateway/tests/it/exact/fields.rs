@@ -4,11 +4,11 @@ use forebay_gateway::{
     Dialect, DialectError,
     cancel::Cancellation,
     completion::StopMatch,
-    engine::{Answer, tokenizer::decode},
+    engine::{Answer, EngineKind, tokenizer::decode},
 };
 use serde_json::{Value, json};
 
-use super::{ENDPOINTS, Endpoint, Session, family, renderer_with, user};
+use super::{ENDPOINTS, Endpoint, Session, family, renderer_for, renderer_with, user};
 use crate::support::{field_of, parsed};
 
 /// What becomes of a field in the mode exact.
@@ -89,16 +89,28 @@ fn a_field_is_rendered_or_refused_but_never_ignored() {
 }
 
 #[test]
-fn a_field_wins_over_the_argument_with_its_name() {
-    let renderer = renderer_with(Some(TEMPLATE), family()).expect("the template fits");
+fn of_a_field_and_an_argument_the_one_counts_that_counts_for_the_engine() {
     let arguments = json!({"reasoning_effort": "high", "other": 1});
     for body in [
         json!({"reasoning_effort": "low", "chat_template_kwargs": arguments, "messages": [user("Go.")], "model": "m"}),
         json!({"chat_template_kwargs": arguments, "reasoning_effort": "low", "messages": [user("Go.")], "model": "m"}),
     ] {
-        let prompt = renderer.prompt(&parsed(Dialect::Chat, &body), 0, None, &Cancellation::default());
-        assert!(decode(&prompt.expect("it can be rendered").ids).starts_with("null low  1<|im_start|>"));
+        for (kind, variables) in [(EngineKind::Vllm, "null low True 1<"), (EngineKind::Sglang, "null high  1<")] {
+            let renderer = renderer_for(kind, Some(TEMPLATE)).expect("the template fits");
+            let prompt = renderer.prompt(&parsed(Dialect::Chat, &body), 0, None, &Cancellation::default());
+            let text = decode(&prompt.expect("it can be rendered").ids);
+            assert!(text.starts_with(variables), "{kind:?}: {text}");
+        }
     }
+}
+
+#[test]
+fn sglang_reads_an_effort_and_a_switch_from_reasoning() {
+    let template = format!("{{{{ reasoning_effort }}}} {{{{ thinking }}}} {TEMPLATE}");
+    let renderer = renderer_for(EngineKind::Sglang, Some(&template)).expect("the template fits");
+    let body = json!({"model": "m", "messages": [user("Go.")], "reasoning": {"effort": "low", "enabled": true}});
+    let prompt = renderer.prompt(&parsed(Dialect::Chat, &body), 0, None, &Cancellation::default());
+    assert!(decode(&prompt.expect("it can be rendered").ids).starts_with("low True null"));
 }
 
 #[tokio::test]

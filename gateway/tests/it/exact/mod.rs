@@ -6,6 +6,7 @@ mod endpoints;
 mod fields;
 mod forged;
 mod habits;
+mod rendered;
 mod renderer;
 mod special;
 
@@ -36,11 +37,25 @@ fn renderer_with(template: Option<&str>, family: Family) -> Result<Renderer, Exa
     renderer_of(template, family, SpecialTokensInText::Allow, |_| {})
 }
 
+/// The same for another kind of engine than SGLang.
+fn renderer_for(kind: EngineKind, template: Option<&str>) -> Result<Renderer, ExactError> {
+    renderer_like(template, family(), |options| options.kind = kind, |_| {})
+}
+
 /// The same with another treatment of special tokens, and a tokenizer that was changed.
 fn renderer_of(
     template: Option<&str>,
     family: Family,
     special_tokens_in_text: SpecialTokensInText,
+    change: impl FnOnce(&mut Value),
+) -> Result<Renderer, ExactError> {
+    renderer_like(template, family, |options| options.special_tokens_in_text = special_tokens_in_text, change)
+}
+
+fn renderer_like(
+    template: Option<&str>,
+    family: Family,
+    set: impl FnOnce(&mut RendererOptions),
     change: impl FnOnce(&mut Value),
 ) -> Result<Renderer, ExactError> {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
@@ -51,12 +66,15 @@ fn renderer_of(
     let mut file = tokenizer::file();
     change(&mut file);
     std::fs::write(folder.path().join("tokenizer.json"), file.to_string()).expect("the folder can be written to");
-    Renderer::load(&RendererOptions {
-        special_tokens_in_text,
+    let mut options = RendererOptions {
         tokenizer: folder.path().join("tokenizer.json"),
         template: template.map(|_| folder.path().join("other.jinja")),
         family,
-    })
+        special_tokens_in_text: SpecialTokensInText::Allow,
+        kind: EngineKind::Sglang,
+    };
+    set(&mut options);
+    Renderer::load(&options)
 }
 
 fn renderer() -> Renderer {
@@ -94,7 +112,8 @@ fn parsers() -> Parsers {
 impl Session {
     async fn start(kind: EngineKind) -> (FakeEngine, Self) {
         let engine = FakeEngine::start(kind).await;
-        let session = Self::of(options(kind, &[&engine]), Arc::new(renderer()));
+        let renderer = renderer_for(kind, None).expect("the fake engine's model can be rendered");
+        let session = Self::of(options(kind, &[&engine]), Arc::new(renderer));
         (engine, session)
     }
 

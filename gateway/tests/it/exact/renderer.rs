@@ -5,7 +5,10 @@ use forebay_gateway::{
     cancel::Cancellation,
     canonical::{Canonical, Paths},
     completion::AssistantMessage,
-    engine::tokenizer::{decode, encode},
+    engine::{
+        EngineKind,
+        tokenizer::{decode, encode},
+    },
     exact::{Family, Renderer, RendererOptions},
     upstream::SpecialTokensInText,
 };
@@ -51,6 +54,7 @@ fn a_template_that_cannot_be_continued_is_refused() {
         template: None,
         family: family(),
         special_tokens_in_text: SpecialTokensInText::Allow,
+        kind: EngineKind::Sglang,
     });
     assert!(missing.expect_err("there is no file").to_string().contains("none.json"));
 }
