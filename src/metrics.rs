@@ -129,7 +129,7 @@ declare! {
         agent_calls_in_flight: IntGauge = "forebay_agent_calls_in_flight",
         /// Bytes held for the bodies of agents' calls in flight (bounded by `sessions.inflight_bytes`).
         agent_call_bytes_in_flight: IntGauge = "forebay_agent_call_bytes_in_flight",
-        /// Seconds that recording a call added to the time that its engine took.
+        /// Seconds that recording a call added to the time in which its engine sampled the answer. In the mode exact, they contain the request that parses the answer.
         agent_call_added_seconds: HistogramVec = "forebay_agent_call_added_seconds" ["dialect"] in LATENCY_BUCKETS_S,
         /// Recorded calls whose engine sampled under a grammar, so that their log-probabilities are not the policy's.
         agent_calls_constrained: IntCounterVec = "forebay_agent_calls_constrained_total" ["policy"],

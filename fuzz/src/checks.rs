@@ -540,7 +540,8 @@ fn answer() -> Completion {
                 arguments: "{\"a\":1}".to_owned(),
             }],
         },
-        usage: Usage { prompt_tokens: 2, completion_tokens: 1, cached_tokens: None },
+        usage: Usage { prompt_tokens: 2, completion_tokens: 1, ..Usage::default() },
+        system_fingerprint: None,
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Completion {
     pub message: AssistantMessage,
     /// Counts for the agent.
     pub usage: Usage,
+    /// What the engine calls its own configuration, if it says so.
+    pub system_fingerprint: Option<String>,
 }
 
 impl Completion {
@@ -115,4 +117,6 @@ pub struct Usage {
     pub completion_tokens: u64,
     /// Ids of the prompt that the engine had in its cache, if it says so.
     pub cached_tokens: Option<u64>,
+    /// Sampled ids that were reasoning, if the engine says so.
+    pub reasoning_tokens: Option<u64>,
 }

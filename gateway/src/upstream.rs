@@ -43,6 +43,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -137,6 +138,8 @@ pub struct Answered {
     pub aborts: u32,
     /// How often the call was sent again because a connection broke before the first byte of the answer.
     pub reconnects: u32,
+    /// How long it took to have the answer parsed after it was sampled, by requests of their own.
+    pub parsing: Duration,
 }
 
 /// An engine with one or more workers.
@@ -197,7 +200,7 @@ impl Upstream {
             if let Some(answer) = answer {
                 let completion = check::completion(&answer, &rid, version, &self.options);
                 let completion = completion.map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))?;
-                return Ok(Answered { completion, aborts, reconnects });
+                return Ok(Answered { completion, aborts, reconnects, parsing: Duration::ZERO });
             }
             aborts += 1;
             tracing::debug!(upstream.name = self.options.name, aborts, "the engine aborted a call");

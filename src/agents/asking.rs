@@ -29,7 +29,8 @@ const FAILURES_MAX: u32 = 2;
 /// How often a call that waits looks whether its session still exists. A session may end at another replica.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// An engine's answer, and the time that it took.
+/// An engine's answer, and the time that it took to sample it. In the mode `exact`, parsing an answer is a request of its
+/// own, which the time does not contain.
 pub(super) struct Asked {
     pub(super) answered: Answered,
     pub(super) engine_time: Duration,
@@ -98,7 +99,7 @@ impl Call {
             let version = Published { call: self, policy, first: next, reads: AtomicU32::new(0) };
             let error = match self.ask_once(route, prompt, max_tokens, attempt, &version).await {
                 Ok(answered) => {
-                    engine_time += asked.elapsed();
+                    engine_time += asked.elapsed().saturating_sub(answered.parsing);
                     metrics.engine_answered(route.name(), asked.elapsed(), answered.aborts);
                     return Ok(Asked { answered, engine_time });
                 }
@@ -141,7 +142,7 @@ impl Call {
             return route.upstream.complete(&call).await;
         }
         let completion = route.upstream.forward(&call).await?;
-        Ok(Answered { completion, aborts: 0, reconnects: 0 })
+        Ok(Answered { completion, aborts: 0, reconnects: 0, parsing: Duration::ZERO })
     }
 
     /// Waits before the engine is asked again, or fails if that would not help, if it would be too late, or if the service

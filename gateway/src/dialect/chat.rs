@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{DialectError, Envelope, SseEvent, fields, tools::Offer};
 use crate::{
-    completion::{Completion, Finish, ToolCall, Usage},
+    completion::{Completion, Finish, StopMatch, ToolCall, Usage},
     json::{Item, Object},
     request::{Content, Message, Request, Role, Tool, ToolChoice},
 };
@@ -72,7 +72,7 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
     if !message.tool_calls.is_empty() {
         body["tool_calls"] = message.tool_calls.iter().map(tool_call).collect();
     }
-    let answer = json!({
+    let mut answer = json!({
         "id": format!("chatcmpl-{}", envelope.id),
         "object": "chat.completion",
         "created": envelope.created_s,
@@ -82,9 +82,11 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
             "message": body,
             "logprobs": null,
             "finish_reason": finish_reason(completion.outcome()),
+            "stop_reason": stop_reason(completion),
         }],
         "usage": usage(&completion.usage),
     });
+    mark(&mut answer, completion);
     answer.to_string().into_bytes()
 }
 
@@ -110,7 +112,9 @@ pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEve
         events.push(SseEvent::unnamed(&calls).after_commit());
     }
     let reason = finish_reason(completion.outcome());
-    let last = chunk(envelope, json!([{"index": 0, "delta": {}, "finish_reason": reason}]));
+    let stop = stop_reason(completion);
+    let mut last = chunk(envelope, json!([{"index": 0, "delta": {}, "finish_reason": reason, "stop_reason": stop}]));
+    mark(&mut last, completion);
     events.push(SseEvent::unnamed(&last).after_commit());
     if envelope.stream_usage {
         let mut counts = chunk(envelope, json!([]));
@@ -294,11 +298,30 @@ fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
+/// The stop text that ended an answer, in the field of vLLM.
+fn stop_reason(completion: &Completion) -> Option<&str> {
+    match &completion.stop_matched {
+        Some(StopMatch::Text(text)) => Some(text),
+        Some(StopMatch::Token(_) | StopMatch::EndOfSequence) | None => None,
+    }
+}
+
+/// Adds what the engine calls its configuration. Engines put it into the last chunk of events.
+fn mark(answer: &mut Value, completion: &Completion) {
+    if let Some(fingerprint) = &completion.system_fingerprint {
+        answer["system_fingerprint"] = json!(fingerprint);
+    }
+}
+
 fn usage(usage: &Usage) -> Value {
-    json!({
+    let mut counts = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens.unwrap_or(0)},
-    })
+    });
+    if let Some(tokens) = usage.reasoning_tokens {
+        counts["completion_tokens_details"] = json!({"reasoning_tokens": tokens});
+    }
+    counts
 }

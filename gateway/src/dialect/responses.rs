@@ -373,7 +373,7 @@ fn finished(completion: &Completion, envelope: &Envelope) -> Value {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens.unwrap_or(0)},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens.unwrap_or(0)},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     });
     response

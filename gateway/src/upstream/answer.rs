@@ -11,6 +11,9 @@ use super::{
 };
 use crate::completion::{AssistantMessage, ToolCall};
 
+/// The longest fingerprint that is kept of an answer. It is stored with each call.
+const FINGERPRINT_BYTES_MAX: usize = 256;
+
 /// One answer of a chat endpoint: SGLang's, vLLM's, or another with their fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -20,6 +23,7 @@ pub(super) struct EngineAnswer {
     prompt_token_ids: Option<Ids>,
     usage: Option<WireUsage>,
     metadata: Option<Versions>,
+    system_fingerprint: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -143,12 +147,21 @@ struct WireUsage {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     prompt_tokens_details: Option<PromptDetails>,
+    completion_tokens_details: Option<CompletionDetails>,
+    /// SGLang has it here.
+    reasoning_tokens: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PromptDetails {
     cached_tokens: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct CompletionDetails {
+    reasoning_tokens: Option<u64>,
 }
 
 /// The answer of SGLang's endpoint of ids.
@@ -162,6 +175,7 @@ struct GeneratedInfo {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     cached_tokens: Option<u64>,
+    reasoning_tokens: Option<u64>,
     output_token_logprobs: Option<MetaLogprobs>,
     finish_reason: Option<MetaFinish>,
     weight_version: Option<Label>,
@@ -170,16 +184,18 @@ struct GeneratedInfo {
 
 impl From<Generated> for EngineAnswer {
     fn from(Generated { meta_info }: Generated) -> Self {
-        let GeneratedInfo { prompt_tokens, completion_tokens, cached_tokens, .. } = meta_info;
-        let prompt_tokens_details = Some(PromptDetails { cached_tokens });
+        let GeneratedInfo { prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, .. } = meta_info;
+        let usage = WireUsage {
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens_details: Some(PromptDetails { cached_tokens }),
+            reasoning_tokens,
+            ..WireUsage::default()
+        };
         let GeneratedInfo { output_token_logprobs, finish_reason, weight_version, weight_versions, .. } = meta_info;
         let info = MetaInfo { output_token_logprobs, finish_reason, weight_version, weight_versions };
         let choice = Choice { meta_info: Some(info), ..Choice::default() };
-        Self {
-            usage: Some(WireUsage { prompt_tokens, completion_tokens, prompt_tokens_details }),
-            choices: Some(Choices { first: Some(choice), count: 1 }),
-            ..Self::default()
-        }
+        Self { usage: Some(usage), choices: Some(Choices { first: Some(choice), count: 1 }), ..Self::default() }
     }
 }
 
@@ -219,6 +235,17 @@ impl EngineAnswer {
 
     pub(super) fn cached_tokens(&self) -> Option<u64> {
         self.usage.as_ref()?.prompt_tokens_details.as_ref()?.cached_tokens
+    }
+
+    /// How many of the sampled ids were reasoning.
+    pub(super) fn reasoning_tokens(&self) -> Option<u64> {
+        let usage = self.usage.as_ref()?;
+        let details = usage.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens);
+        details.or(usage.reasoning_tokens)
+    }
+
+    pub(super) fn system_fingerprint(&self) -> Option<String> {
+        self.system_fingerprint.clone().filter(|text| text.len() <= FINGERPRINT_BYTES_MAX)
     }
 
     /// What the engine says about the weights, from the place that says more.

@@ -165,10 +165,21 @@ pub(super) fn completion(
         prompt_tokens: prompt_tokens.len() as u64,
         completion_tokens: tokens.len() as u64,
         cached_tokens: answer.cached_tokens(),
+        reasoning_tokens: answer.reasoning_tokens(),
     };
     let message = choice.message.as_ref().map(|message| message.read(rid)).unwrap_or_default();
-    let stop_matched = stop_matched(choice, finish);
-    Ok(Completion { prompt_tokens, tokens, logprobs, spans, version_assumed, finish, stop_matched, message, usage })
+    Ok(Completion {
+        prompt_tokens,
+        tokens,
+        logprobs,
+        spans,
+        version_assumed,
+        finish,
+        stop_matched: stop_matched(choice, finish),
+        message,
+        usage,
+        system_fingerprint: answer.system_fingerprint(),
+    })
 }
 
 /// Makes a completion without ids of an answer that is not recorded.
@@ -188,7 +199,9 @@ pub(super) fn unrecorded(answer: &EngineAnswer, rid: &str) -> Result<Completion,
             prompt_tokens: answer.prompt_tokens().unwrap_or(0),
             completion_tokens: answer.completion_tokens().unwrap_or(0),
             cached_tokens: answer.cached_tokens(),
+            reasoning_tokens: answer.reasoning_tokens(),
         },
+        system_fingerprint: answer.system_fingerprint(),
     })
 }
 

@@ -7,6 +7,8 @@
 //! Parsers apply to a whole answer. So if an engine aborts a call, the call is continued behind what was sampled
 //! before, and what belongs together is parsed at the end.
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use serde::Deserialize;
 
@@ -129,8 +131,10 @@ pub(super) async fn complete_by(
     };
     let rid = format!("{}-parse", call.rid);
     let exchange = Exchange { upstream, way, call, prompt, workers, rid: &rid };
+    let (parses, began) = (exchange.parses(&sampled), Instant::now());
     let completion = exchange.completion(sampled, last.as_ref(), &mut reconnects).await?;
-    Ok(Answered { completion, aborts, reconnects })
+    let parsing = if parses { began.elapsed() } else { Duration::ZERO };
+    Ok(Answered { completion, aborts, reconnects, parsing })
 }
 
 /// How many tokens may be sampled, which vLLM must be told.
@@ -220,6 +224,11 @@ impl Exchange<'_> {
         }
     }
 
+    /// Whether an answer is parsed by a request of its own.
+    fn parses(&self, sampled: &Sampled) -> bool {
+        self.way != Way::Chat || sampled.parts > 1
+    }
+
     /// The whole answer. `last` is the engine's last part, unless that was aborted at the bound of tokens.
     async fn completion(
         &self,
@@ -242,7 +251,7 @@ impl Exchange<'_> {
                 }
                 self.derender(spoken, finish, reconnects).await?
             }
-            (Way::Chat, Some(choice)) if sampled.parts <= 1 => {
+            (Way::Chat, Some(choice)) if !self.parses(&sampled) => {
                 choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()
             }
             _ => self.parse(&sampled, stop_matched.as_ref(), reconnects).await?,
@@ -267,10 +276,24 @@ impl Exchange<'_> {
             prompt_tokens: self.prompt.ids.len() as u64,
             completion_tokens: sampled.tokens.len() as u64,
             cached_tokens: sampled.cached_tokens,
+            // What an engine says of one part does not count that a thought was continued.
+            reasoning_tokens: last.filter(|_| sampled.parts <= 1).and_then(EngineAnswer::reasoning_tokens),
         };
+        let system_fingerprint = last.and_then(EngineAnswer::system_fingerprint);
         let Sampled { tokens, logprobs, spans, version_assumed, .. } = sampled;
         let prompt_tokens = self.prompt.ids.to_vec();
-        Ok(Completion { prompt_tokens, tokens, logprobs, spans, version_assumed, finish, stop_matched, message, usage })
+        Ok(Completion {
+            prompt_tokens,
+            tokens,
+            logprobs,
+            spans,
+            version_assumed,
+            finish,
+            stop_matched,
+            message,
+            usage,
+            system_fingerprint,
+        })
     }
 
     /// Whether the agent wants the stop text that ended its answer.

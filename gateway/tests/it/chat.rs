@@ -2,7 +2,7 @@
 
 use forebay_gateway::{
     Dialect,
-    completion::{AssistantMessage, Finish},
+    completion::{AssistantMessage, Finish, StopMatch},
     dialect::Envelope,
     request::{Content, Role, ToolChoice},
 };
@@ -233,6 +233,32 @@ fn an_answer_has_both_names_of_reasoning_and_the_arguments_verbatim() {
     assert_eq!(choice["finish_reason"], "tool_calls");
     assert_eq!(answer["usage"]["total_tokens"], 7);
     assert_eq!(answer["id"], "chatcmpl-7f3c");
+}
+
+#[test]
+fn an_answer_has_what_engines_say_beside_its_text() {
+    let mut stopped = completion(AssistantMessage { content: Some("a".to_owned()), ..AssistantMessage::default() });
+    for (stop, reason) in [
+        (Some(StopMatch::Text("</end>".to_owned())), json!("</end>")),
+        // vLLM names only texts, and tokens that an agent asks for.
+        (Some(StopMatch::Token(9)), Value::Null),
+        (Some(StopMatch::EndOfSequence), Value::Null),
+        (None, Value::Null),
+    ] {
+        stopped.stop_matched = stop;
+        let answer = answer(CHAT, &stopped);
+        assert_eq!(answer["choices"][0].get("stop_reason"), Some(&reason));
+        assert_eq!(answer["system_fingerprint"], "engine-1");
+        assert_eq!(answer["usage"]["prompt_tokens_details"], json!({"cached_tokens": 2}));
+        assert_eq!(answer["usage"]["completion_tokens_details"], json!({"reasoning_tokens": 1}));
+        let seen = read_events(CHAT, &events(CHAT, &stopped));
+        let last = seen[seen.len() - 2].json();
+        assert_eq!(last["choices"][0].get("stop_reason"), Some(&reason));
+        assert_eq!(last["system_fingerprint"], "engine-1");
+    }
+    (stopped.system_fingerprint, stopped.usage.reasoning_tokens) = (None, None);
+    let answer = answer(CHAT, &stopped);
+    assert_eq!((answer.get("system_fingerprint"), answer["usage"].get("completion_tokens_details")), (None, None));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use forebay_gateway::{
     upstream::{Fault, UpstreamOptions, read_answer},
 };
 
-use crate::support::{KINDS, ask, options};
+use crate::support::{KINDS, ask, options, start};
 
 /// What the check says of an engine with a fault, and the remedy.
 async fn fault(kind: EngineKind, change: impl FnOnce(&mut Switches)) -> (Fault, &'static str) {
@@ -193,5 +193,33 @@ fn arguments_of_a_tool_call_may_be_an_object() {
             UpstreamOptions::new("test", EngineKind::Vllm, ["http://engine"]).expect("the options are usable");
         let completion = read_answer(answer.as_bytes(), 0, &options).expect("the answer passes");
         assert_eq!(completion.message.tool_calls[0].arguments, expected);
+    }
+}
+
+#[tokio::test]
+async fn what_an_engine_counts_and_calls_itself_is_told_to_the_agent() {
+    for (kind, usage) in [
+        (
+            EngineKind::Vllm,
+            r#"{"prompt_tokens_details": {"cached_tokens": 5}, "completion_tokens_details": {"reasoning_tokens": 1}}"#,
+        ),
+        (EngineKind::Sglang, r#"{"prompt_tokens_details": {"cached_tokens": 5}, "reasoning_tokens": 1}"#),
+    ] {
+        let (engine, upstream) = start(kind).await;
+        let answer = |fingerprint: &str| {
+            format!(
+                r#"{{"system_fingerprint": "{fingerprint}", "prompt_token_ids": [1], "usage": {usage}, "choices": [
+                    {{"finish_reason": "stop", "token_ids": [4], "logprobs": {{"content": [{{"logprob": -1}}]}}}}]}}"#
+            )
+        };
+        let ask = async |text: String| {
+            engine.switch(|switches| switches.failures = Some((1, 200, text)));
+            ask(&upstream, "Hi").await.expect("the answer passes").completion
+        };
+        let found = ask(answer("vllm-0.32.0-13e593bb")).await;
+        assert_eq!((found.usage.cached_tokens, found.usage.reasoning_tokens), (Some(5), Some(1)));
+        assert_eq!(found.system_fingerprint.as_deref(), Some("vllm-0.32.0-13e593bb"));
+        // It is stored with each call, so it is not kept if it is long.
+        assert_eq!(ask(answer(&"x".repeat(257))).await.system_fingerprint, None);
     }
 }

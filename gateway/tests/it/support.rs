@@ -55,7 +55,8 @@ pub(crate) fn completion(message: AssistantMessage) -> Completion {
         finish,
         stop_matched: Some(StopMatch::Token(9)),
         message,
-        usage: Usage { prompt_tokens: 4, completion_tokens: 3, cached_tokens: Some(2) },
+        usage: Usage { prompt_tokens: 4, completion_tokens: 3, cached_tokens: Some(2), reasoning_tokens: Some(1) },
+        system_fingerprint: Some("engine-1".to_owned()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What an engine is sent, and what of its answer is recorded.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use forebay_gateway::{
     Dialect, DialectError, Request, UpstreamError,
@@ -14,7 +14,7 @@ use forebay_gateway::{
 };
 use serde_json::{Value, json};
 
-use super::{ENDPOINTS, Session, path, received, renderer, tools, user, with_tools};
+use super::{ENDPOINTS, Endpoint, Session, path, received, renderer, tools, user, with_tools};
 use crate::support::{call, parsed, question};
 
 #[tokio::test]
@@ -57,7 +57,10 @@ async fn an_answer_is_recorded_with_its_parts() {
         let script = Answer::text("I look.").thinking("The user wants files.").call("bash", r#"{"b":1, "a": 2}"#);
         engine.script("Look", [script]);
         let request = with_tools(&json!([user("Look!")]));
-        let completion = session.call(&request).await.expect("the engine answers").0.completion;
+        let answered = session.call(&request).await.expect("the engine answers").0;
+        let parses = endpoint != Endpoint::Chat;
+        assert_eq!(answered.parsing > Duration::ZERO, parses, "{endpoint:?}: parsing takes requests of its own");
+        let completion = answered.completion;
         assert_eq!(completion.message.content.as_deref(), Some("I look."), "{endpoint:?}");
         assert_eq!(completion.message.reasoning.as_deref(), Some("The user wants files."), "{endpoint:?}");
         assert_eq!(completion.message.tool_calls[0].arguments, r#"{"b":1, "a": 2}"#);
