@@ -28,7 +28,7 @@ const RETRY_AFTER_S: u32 = 1;
 
 /// How many ids are shown before and behind the place where two prompts differ.
 const SHOWN_IDS_BEFORE: usize = 8;
-const SHOWN_IDS: usize = 16;
+const SHOWN_IDS: usize = 32;
 
 /// What a renderer is made of.
 #[derive(Clone, Debug)]
