@@ -123,8 +123,8 @@ pub struct ChatTemplate {
     /// Whether there is a template of its own for conversations with tools.
     has_tool_use: bool,
     separates_reasoning: bool,
-    reads_parts_in_sglang: bool,
-    reads_parts_in_vllm: bool,
+    /// The kinds of engines that show it lists of parts.
+    reads_parts: Vec<EngineKind>,
 }
 
 impl ChatTemplate {
@@ -152,21 +152,15 @@ impl ChatTemplate {
         let has_tool_use = sources.iter().any(|(name, _)| name == "tool_use");
         let any = |holds: fn(&str) -> bool| sources.iter().any(|(_, source)| holds(source));
         let separates_reasoning = any(|source| source.contains("reasoning_content"));
-        let (reads_parts_in_sglang, reads_parts_in_vllm) = (any(parts::read_in_sglang), any(parts::read_in_vllm));
+        let of_sglang = any(parts::read_in_sglang).then_some(EngineKind::Sglang);
+        let reads_parts = of_sglang.into_iter().chain(any(parts::read_in_vllm).then_some(EngineKind::Vllm)).collect();
         for (name, source) in sources {
             // Jinja2 reads every line break as one character.
             let source = source.replace("\r\n", "\n");
             environment.add_template_owned(name, without_generation_marks(&source))?;
         }
         environment.get_template("default")?;
-        Ok(Self {
-            environment,
-            special_tokens,
-            has_tool_use,
-            separates_reasoning,
-            reads_parts_in_sglang,
-            reads_parts_in_vllm,
-        })
+        Ok(Self { environment, special_tokens, has_tool_use, separates_reasoning, reads_parts })
     }
 
     /// Whether the template has a place for reasoning.
@@ -178,7 +172,7 @@ impl ChatTemplate {
     /// Whether an engine of this kind shows it lists of parts.
     #[must_use]
     pub fn reads_parts(&self, kind: EngineKind) -> bool {
-        if kind == EngineKind::Sglang { self.reads_parts_in_sglang } else { self.reads_parts_in_vllm }
+        self.reads_parts.contains(&kind)
     }
 
     /// The prompt of a conversation, whose messages are as clients send them.

@@ -38,6 +38,9 @@ const NEUTRAL: [(&str, &str, &str); 4] = [
     ),
 ];
 
+/// The effort with which engines switch reasoning off. Some templates have only a switch.
+const NO_EFFORT: &str = "\"none\"";
+
 /// Arguments of `chat_template_kwargs` that the gateway sets itself.
 const OWN: [&str; 3] = ["conversation", "messages", "tools"];
 
@@ -64,31 +67,26 @@ pub(super) fn check(request: &Request) -> Result<(), ExactError> {
     Ok(())
 }
 
-/// The variables of the template besides messages and tools.
+/// The variables of the template besides messages and tools. Of two values with one name the later counts.
 pub(super) fn variables(request: &Request, kind: EngineKind) -> Vec<(String, Value)> {
-    let is_variable = |name: &str| matches!(name, "documents" | "reasoning_effort");
-    let named = request.other.iter().filter(|(name, sent)| is_variable(name) && sent.get() != "null").cloned();
-    let named = named.map(|(name, sent)| (name, value(sent.get())));
+    let sent = |name: &str| request.other.iter().find(|(found, sent)| found == name && sent.get() != "null");
+    let effort = sent("reasoning_effort").map(|(_, effort)| effort.get());
+    let documents = sent("documents").map(|(_, documents)| ("documents".to_owned(), value(documents.get())));
     let arguments = arguments(request).into_iter().map(|(name, sent)| (name, value(sent.get())));
-    if kind == EngineKind::Sglang {
-        // Of two values with one name the later counts.
-        return of_reasoning(request).into_iter().chain(named).chain(arguments).collect();
+    let named = |effort: Option<&str>| effort.map(|effort| ("reasoning_effort".to_owned(), value(effort)));
+    let switch = |name: &str, is_on: bool| (name.to_owned(), Value::from(is_on));
+    if kind != EngineKind::Sglang {
+        let thinks = effort.map(|effort| switch("enable_thinking", effort != NO_EFFORT));
+        return thinks.into_iter().chain(arguments).chain(documents).chain(named(effort)).collect();
     }
-    // vLLM switches reasoning with its effort. Some templates have only the switch.
-    let effort = request.other.iter().find(|(name, sent)| name == "reasoning_effort" && sent.get() != "null");
-    let thinks = effort.map(|(_, sent)| ("enable_thinking".to_owned(), Value::from(sent.get() != "\"none\"")));
-    thinks.into_iter().chain(arguments).chain(named).collect()
-}
-
-/// What SGLang makes of its field `reasoning`.
-fn of_reasoning(request: &Request) -> Vec<(String, Value)> {
-    let Some((name, sent)) = request.other.iter().find(|(name, _)| name == "reasoning") else { return Vec::new() };
-    let Ok(mut object) = Item::field(name, sent).object() else { return Vec::new() };
-    let effort =
-        object.take("effort").filter(|effort| matches!(effort.verbatim(), "\"low\"" | "\"medium\"" | "\"high\""));
-    let effort = effort.map(|effort| ("reasoning_effort".to_owned(), value(effort.verbatim())));
-    let thinks = object.take("enabled").filter(|enabled| enabled.verbatim() == "true");
-    effort.into_iter().chain(thinks.map(|_| ("thinking".to_owned(), Value::from(true)))).collect()
+    // The field `reasoning` of SGLang has both.
+    let mut reasoning = sent("reasoning").and_then(|(name, sent)| Item::field(name, sent).object().ok());
+    let mut take = |name: &str| Some(reasoning.as_mut()?.take(name)?.verbatim());
+    let known = [NO_EFFORT, "\"low\"", "\"medium\"", "\"high\""];
+    let effort = take("effort").filter(|effort| known.contains(effort)).or(effort);
+    let is_on = if take("enabled") == Some("true") { Some(true) } else { (effort == Some(NO_EFFORT)).then_some(false) };
+    let switches = is_on.into_iter().flat_map(|is_on| ["thinking", "enable_thinking"].map(|name| switch(name, is_on)));
+    switches.chain(documents).chain(named(effort)).chain(arguments).collect()
 }
 
 /// The entries of `chat_template_kwargs`.

@@ -349,8 +349,8 @@ impl Exchange<'_> {
             text.truncate(place);
         }
         let mut message = AssistantMessage::default();
-        let separates = !self.call.request.switches("separate_reasoning", false);
-        if let Some(parser) = parsers.reasoning.as_ref().filter(|_| separates) {
+        let stays = self.call.request.switches("separate_reasoning", false);
+        if let Some(parser) = parsers.reasoning.as_ref().filter(|_| !stays) {
             let body = serde_json::json!({"text": text, "reasoning_parser": parser}).to_string();
             let write = |_: &str| body.clone().into();
             let separated: Separated = self.post(SEPARATE_REASONING, &write, reconnects).await?;

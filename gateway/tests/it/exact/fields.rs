@@ -105,12 +105,22 @@ fn of_a_field_and_an_argument_the_one_counts_that_counts_for_the_engine() {
 }
 
 #[test]
-fn sglang_reads_an_effort_and_a_switch_from_reasoning() {
-    let template = format!("{{{{ reasoning_effort }}}} {{{{ thinking }}}} {TEMPLATE}");
+fn sglang_switches_reasoning_with_an_effort_or_by_its_own_field() {
+    let template = format!("{{{{ reasoning_effort }}}} {{{{ thinking }}}} {{{{ enable_thinking }}}}{TEMPLATE}");
     let renderer = renderer_for(EngineKind::Sglang, Some(&template)).expect("the template fits");
-    let body = json!({"model": "m", "messages": [user("Go.")], "reasoning": {"effort": "low", "enabled": true}});
-    let prompt = renderer.prompt(&parsed(Dialect::Chat, &body), 0, None, &Cancellation::default());
-    assert!(decode(&prompt.expect("it can be rendered").ids).starts_with("low True null"));
+    for (fields, variables) in [
+        (json!({"reasoning": {"effort": "low", "enabled": true}}), "low True Truenull"),
+        (json!({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}), "low  null"),
+        (json!({"reasoning": {"effort": "most"}, "reasoning_effort": "high"}), "high  null"),
+        (json!({"reasoning_effort": "none"}), "none False Falsenull"),
+        (json!({"reasoning_effort": "none", "chat_template_kwargs": {"thinking": true}}), "none True Falsenull"),
+    ] {
+        let mut body = fields;
+        (body["model"], body["messages"]) = (json!("m"), json!([user("Go.")]));
+        let prompt = renderer.prompt(&parsed(Dialect::Chat, &body), 0, None, &Cancellation::default());
+        let text = decode(&prompt.expect("it can be rendered").ids);
+        assert!(text.starts_with(variables), "{variables}: {text}");
+    }
 }
 
 #[tokio::test]
