@@ -1,6 +1,9 @@
 //! The calls of sessions, and the segments that they become.
 
-use forebay::buffer::{refusal::Refusal, session::NewCall};
+use forebay::buffer::{
+    refusal::Refusal,
+    session::{CallPermit, NewCall},
+};
 use forebay_client::wire::VersionSpan;
 use serde_json::{Value, json};
 
@@ -156,7 +159,7 @@ on_both_stores! {
         for _ in 0..3 {
             answers.push(try_record(app, &opened, lost.clone()).await.expect("recorded"));
         }
-        let repeated = async |permit| {
+        let repeated = async |permit: &CallPermit| {
             let found = app.buffer.replay(permit, "chat", lost.body_digest, 1).await.expect("answered");
             found.map(|found| found.call)
         };
