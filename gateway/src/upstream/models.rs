@@ -93,3 +93,33 @@ impl Models {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What vLLM 0.32.0 answers, without the permissions, and an adapter as it lists it.
+    const VLLM: &str = r#"{"object":"list","data":[
+        {"id":"qwen","object":"model","created":1795804796,"owned_by":"vllm","root":"qwen","parent":null,
+         "max_model_len":4096,"permission":[{"id":"modelperm-9c2c","object":"model_permission","group":null}]},
+        {"id":"math","object":"model","created":1795804796,"owned_by":"vllm","root":"/adapters/math","parent":"qwen",
+         "max_model_len":null,"permission":[]}]}"#;
+
+    #[test]
+    fn the_list_of_vllm_is_read() {
+        let models: Models = serde_json::from_str(VLLM).expect("a list");
+        let options = |kind, context_tokens| {
+            let options = UpstreamOptions::new("x", kind, ["http://a"]).expect("a usable URL");
+            UpstreamOptions { context_tokens: Some(context_tokens), ..options }
+        };
+        for model in ["qwen", "math"] {
+            assert_eq!(models.contradiction(model, &options(EngineKind::Vllm, 4_096)), None);
+            let found = models.contradiction(model, &options(EngineKind::Vllm, 4_097)).expect("it is too large");
+            assert!(found.remedy.contains("context_tokens = 4096"), "{found:?}");
+            let found = models.contradiction(model, &options(EngineKind::Sglang, 1)).expect("it is no SGLang");
+            assert_eq!(found.remedy, "set kind = \"vllm\"");
+        }
+        assert!(models.find("math").is_some_and(|model| model.parent.is_some()));
+        assert!(models.find("qwen").is_some_and(|model| model.parent.is_none()));
+    }
+}

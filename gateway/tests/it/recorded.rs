@@ -22,7 +22,7 @@ use forebay_gateway::{
     Completion, Dialect, Request, Upstream,
     completion::{Finish, StopMatch},
     engine::EngineKind,
-    upstream::{EngineCall, ExactPrompt, UpstreamOptions, probe::LogprobScale},
+    upstream::{EngineCall, ExactPrompt, Sampling, Scoring, UpstreamOptions, probe::LogprobScale},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -149,11 +149,16 @@ fn request(thinks: bool, stop: &[&str]) -> Request {
 }
 
 async fn complete(upstream: &Upstream, thinks: bool, stop: &[&str]) -> Completion {
+    complete_at(upstream, 0.8, thinks, stop).await
+}
+
+async fn complete_at(upstream: &Upstream, temperature: f64, thinks: bool, stop: &[&str]) -> Completion {
     let request = request(thinks, stop);
     let text = |ids: &[i32]| if ids.iter().all(|&id| id >= 151_643) { String::new() } else { "text".to_owned() };
     let ids = if thinks { &PROMPT[..THINKS] } else { &PROMPT };
     let prompt = ExactPrompt { ids, stop_ids: &STOPS, text: &text };
-    let call = EngineCall { model: "qwen", exact: Some(prompt), ..call(&request) };
+    let sampling = Sampling { temperature, ..Sampling::default() };
+    let call = EngineCall { model: "qwen", exact: Some(prompt), sampling, ..call(&request) };
     upstream.complete(&call).await.expect("the engine answers").completion
 }
 
@@ -204,4 +209,32 @@ async fn the_scale_of_log_probabilities_does_not_depend_on_what_was_sampled() {
         }
         recorded.finish();
     }
+}
+
+#[tokio::test]
+async fn what_was_reported_fits_the_scores_of_the_same_ids_and_that_of_another_temperature_does_not() {
+    let (recorded, upstream) = Recorded::start("scores", "PROCESSED").await;
+    for (sampled, assumed) in [(1.0, 1.0), (0.7, 0.7), (1.5, 1.5), (1.0, 0.3)] {
+        let (mut sum, mut count, mut worst) = (0.0, 0, 0.0_f64);
+        for _ in 0..2 {
+            let completion = complete_at(&upstream, sampled, true, &[]).await;
+            let ids = [&completion.prompt_tokens[..], &completion.tokens].concat();
+            let scoring = Scoring {
+                ids: &ids,
+                prompt_len: completion.prompt_tokens.len(),
+                temperature: assumed,
+                model: "qwen",
+                session: "session",
+                rid: "rid",
+            };
+            // Its scores do not contain the temperature, although its log-probabilities do.
+            let ranges = upstream.rescore(&scoring, &LogprobScale::Raw).await.expect("the engine scores");
+            for (value, range) in completion.logprobs.iter().zip(ranges.expect("they bound the values")) {
+                (sum, count, worst) = (sum + range.distance(*value), count + 1, worst.max(range.distance(*value)));
+            }
+        }
+        let mean = sum / f64::from(count);
+        assert_eq!(mean < 0.05 && worst < 0.05, (sampled - assumed).abs() < f64::EPSILON, "{sampled} {assumed} {mean}");
+    }
+    recorded.finish();
 }
