@@ -199,6 +199,9 @@ fn an_answer_has_an_item_for_each_part() {
     let ids: std::collections::BTreeSet<_> =
         answer["output"].as_array().expect("items").iter().map(|item| item["id"].to_string()).collect();
     assert_eq!(ids.len(), 4, "ids of items are unique");
+    let usage = &answer["usage"];
+    assert_eq!(usage["input_tokens_details"]["cached_tokens"], 2);
+    assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 1);
 }
 
 #[test]
